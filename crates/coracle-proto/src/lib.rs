@@ -1,0 +1,28 @@
+//! Messages and stubs of coracle's wires. Generated from `proto/` by
+//! `cargo xtask codegen` and committed; nothing here is written by hand.
+//!
+//! One feature a wire, so that the guest agent carries its own alone.
+
+/// `firecracker.v1`: frozen, for existing clients.
+#[cfg(feature = "firecracker")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+pub mod firecracker {
+    include!("generated/firecracker.v1.rs");
+
+    /// The encoded `FileDescriptorSet`, for gRPC reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!("generated/firecracker.v1.bin");
+}
+
+/// `coracle.host.v1`: everything that a node does with VMs.
+#[cfg(feature = "host")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+pub mod host {
+    include!("generated/coracle.host.v1.rs");
+}
+
+/// `coracle.guest.v1`: what the agent inside a VM serves.
+#[cfg(feature = "guest")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+pub mod guest {
+    include!("generated/coracle.guest.v1.rs");
+}
