@@ -1,1 +1,31 @@
-//! Under construction.
+//! Custom resources, and every label, annotation and finalizer that coracle reads or writes on Kubernetes objects.
+//!
+//! Types and constants only: nothing here does I/O. Names that existing users type are byte for byte theirs.
+
+pub mod keys;
+mod mikromvm;
+
+pub use mikromvm::{
+    ImagePullPolicy, MikromVM, MikromVMSpec, MikromVMStatus, Phase, RestartPolicy, condition, reason,
+};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+
+/// Every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them to `deploy/`.
+#[must_use]
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    vec![MikromVM::crd()]
+}
+
+/// The definitions as files of `deploy/kustomize/crds`: file name and YAML.
+///
+/// # Errors
+/// When a definition cannot be written as YAML, which would be a defect here.
+pub fn crd_files() -> Result<Vec<(String, String)>, serde_saphyr::ser_error::Error> {
+    let file = |crd: &CustomResourceDefinition| {
+        let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
+        Ok((name, serde_saphyr::to_string(crd)?))
+    };
+    crds().iter().map(file).collect()
+}

@@ -1,1 +1,39 @@
-//! Under construction.
+//! The host core: the one owner of every VM on a node.
+//!
+//! Doors (the CLI's socket, FirecrackerAgent, later CRI and the virtual node)
+//! translate; what a VM is stands in its record, and one task per VM changes it.
+//!
+//! ```text
+//! door ─▶ Host ─▶ vm::Actor (queue, one per VM) ─▶ record.json, then the world
+//!                    │ jobs: boot · follow the guest · console · watch the VMM
+//!                    └─ Driver (VMM) · Network (tap) · Store (image) · guest session
+//! ```
+//! A VMM outlives this process. After a restart `adopt.rs` decides, from the
+//! record and the process table alone, what each VM needs.
+
+mod adopt;
+mod config;
+mod console;
+mod disks;
+mod error;
+mod events;
+mod files;
+mod guest;
+mod host;
+mod logs;
+mod recipe;
+mod record;
+mod ring;
+mod service;
+mod vm;
+
+pub use config::{HostConfig, run_dir_of};
+pub use console::ConsoleHandle;
+pub use error::{Fault, HostError};
+pub use events::{EventKind, HostEvent};
+pub use guest::GuestClient;
+pub use host::{Capacity, CreateSpec, Fence, Host, PullMode};
+pub use logs::{LogEntry, LogStream};
+pub use record::{Exit, Owner, Record, Workload};
+pub use service::HostService;
+pub use vm::View;

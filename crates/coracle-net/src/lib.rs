@@ -1,1 +1,204 @@
-//! Under construction.
+//! Networks of VMs behind one trait: a bridge with a tap per VM (root), a
+//! network inside each VMM (no privilege), and addresses only (tests).
+//!
+//! ```text
+//! guest ─ virtio ─ tap ct<12 hex> ─ bridge cor<6 hex> (gateway) ─ masquerade ─ outside
+//!                   └─ nft bridge table: only its own MAC and address may enter
+//! ```
+//! Addresses are given out by the node alone. What a VM holds is in its
+//! record; nothing here is remembered over a restart but the subnet.
+
+mod bridge;
+mod ipam;
+mod link;
+mod rules;
+mod subnet;
+
+use std::collections::HashSet;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use coracle_types::{MacAddr, VmId};
+
+pub use bridge::BridgeNetwork;
+pub use ipam::{AddressOnly, Ipam};
+pub use subnet::{InvalidSubnet, Subnet};
+
+/// What a VM was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The VM's address.
+    pub address: Ipv4Addr,
+    /// Length of the subnet's prefix.
+    pub prefix: u8,
+    /// The way out.
+    pub gateway: Ipv4Addr,
+}
+
+/// Where a VMM plugs in its NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plug {
+    /// A tap device that exists.
+    Tap(String),
+    /// A network inside the VMM.
+    User,
+}
+
+/// One network of one node. All calls are idempotent and cancel-safe in the
+/// sense that repeating them completes what was cut off.
+#[async_trait]
+pub trait Network: Send + Sync + std::fmt::Debug {
+    /// `bridge`, `user` or `none`.
+    fn mode(&self) -> &'static str;
+
+    /// The guests' subnet, where guests have addresses of the node's.
+    fn subnet(&self) -> Option<Subnet>;
+
+    /// Gives the VM an address, the same one again when it has one. `None`: this
+    /// network has no addresses that the host can reach.
+    ///
+    /// # Errors
+    /// [`NetError::Exhausted`]; [`NetError::Taken`] or [`NetError::Outside`] for a wanted address.
+    fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError>;
+
+    /// Gives the address back. Nothing happens when there is none.
+    fn release(&self, id: &VmId);
+
+    /// Makes the place where the VMM plugs in, filters included.
+    ///
+    /// # Errors
+    /// [`NetError::Link`], [`NetError::Rules`].
+    async fn attach(&self, id: &VmId, mac: MacAddr, lease: Option<Lease>) -> Result<Plug, NetError>;
+
+    /// Removes that place. `Ok` when it is not there.
+    ///
+    /// # Errors
+    /// As [`Network::attach`].
+    async fn detach(&self, id: &VmId) -> Result<(), NetError>;
+
+    /// Removes what belongs to none of `keep` and returns its names.
+    ///
+    /// # Errors
+    /// As [`Network::attach`].
+    async fn sweep(&self, keep: &HashSet<VmId>) -> Result<Vec<String>, NetError>;
+
+    /// Removes everything that this network made on the host.
+    ///
+    /// # Errors
+    /// As [`Network::attach`].
+    async fn teardown(&self) -> Result<(), NetError>;
+}
+
+/// The network inside each VMM: nothing on the host, no address that it can reach.
+#[derive(Debug, Default)]
+pub struct UserNetwork;
+
+#[async_trait]
+impl Network for UserNetwork {
+    fn mode(&self) -> &'static str {
+        "user"
+    }
+
+    fn subnet(&self) -> Option<Subnet> {
+        None
+    }
+
+    fn lease(&self, _: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
+        match wanted {
+            None => Ok(None),
+            Some(address) => Err(NetError::NoAddresses { address }),
+        }
+    }
+
+    fn release(&self, _: &VmId) {}
+
+    async fn attach(&self, _: &VmId, _: MacAddr, _: Option<Lease>) -> Result<Plug, NetError> {
+        Ok(Plug::User)
+    }
+
+    async fn detach(&self, _: &VmId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    async fn sweep(&self, _: &HashSet<VmId>) -> Result<Vec<String>, NetError> {
+        Ok(vec![])
+    }
+
+    async fn teardown(&self) -> Result<(), NetError> {
+        Ok(())
+    }
+}
+
+/// What can go wrong with a network.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetError {
+    /// Every address is in use.
+    #[error("no address is left in {subnet}")]
+    Exhausted {
+        /// The subnet.
+        subnet: Subnet,
+    },
+    /// A wanted address belongs to another VM.
+    #[error("address {address} is in use by VM {holder}")]
+    Taken {
+        /// The address.
+        address: Ipv4Addr,
+        /// Who has it.
+        holder: VmId,
+    },
+    /// A wanted address is not one of this node's guests.
+    #[error("address {address} is not a guest address of {subnet}")]
+    Outside {
+        /// The address.
+        address: Ipv4Addr,
+        /// The subnet.
+        subnet: Subnet,
+    },
+    /// An address was wanted where there are none.
+    #[error("address {address} cannot be given: without root guests have no address of the host's")]
+    NoAddresses {
+        /// The address.
+        address: Ipv4Addr,
+    },
+    /// Every /24 of the pool overlaps with a network of the host.
+    #[error("no free /24 in {pool}: all overlap with addresses of this host")]
+    NoFreeSubnet {
+        /// Where subnets come from.
+        pool: Subnet,
+    },
+    /// The kernel refused a change of a device.
+    #[error("{operation}")]
+    Link {
+        /// What was tried, with the device.
+        operation: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The firewall refused a change.
+    #[error("{operation}: is nft installed and allowed?")]
+    Rules {
+        /// What was tried.
+        operation: String,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The file with the chosen subnet cannot be used.
+    #[error("{}", .path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl NetError {
+    /// True when the caller's own wish was wrong, not the host.
+    #[must_use]
+    pub fn is_bad_request(&self) -> bool {
+        matches!(self, Self::Outside { .. } | Self::NoAddresses { .. })
+    }
+}

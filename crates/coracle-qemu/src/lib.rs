@@ -1,1 +1,19 @@
-//! Under construction.
+//! QEMU's `microvm` machine as a driver: one process a VM, found again by the
+//! folder that its arguments name, spoken to over QMP.
+//!
+//! `argv.rs` turns a recipe into arguments (pure), `qmp.rs` speaks the
+//! monitor's protocol, `accel.rs` proves an accelerator before it is used.
+//! No state is kept here: a driver made after a restart is as good as the first.
+
+mod accel;
+mod argv;
+mod driver;
+mod kvm;
+mod qmp;
+mod tsc;
+
+pub use accel::{KvmProbe, Verdict};
+pub use argv::argv;
+pub use driver::{QemuConfig, QemuDriver};
+pub use kvm::run_payload as run_kvm_payload;
+pub use qmp::{Qmp, QmpError};

@@ -1,1 +1,68 @@
-fn main() {}
+//! `coracle`: virtual machines for Kubernetes, and the command line for both.
+//!
+//! One binary for every daemon and every command. `cli.rs` is the whole
+//! grammar; `commands/` are short-lived and speak to a node over its socket;
+//! `daemon/` are long-lived and own their tasks.
+
+mod cli;
+mod client;
+mod commands;
+mod daemon;
+mod error;
+mod output;
+mod progress;
+mod tasks;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    // A pipe that closes ends the command, as for every Unix tool, instead of a panic.
+    let first = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    debug_assert!(first.is_ok(), "nothing installed a TLS provider before main");
+    error::install();
+    let mut args: Vec<_> = std::env::args_os().collect();
+    cli::drop_in(&mut args);
+    let cli = Cli::parse_from(args);
+    let threads = if cli.command.is_daemon() { None } else { Some(1) };
+    let runtime = match threads {
+        Some(_) => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        None => tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build(),
+    };
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(Box::pin(run(cli))),
+        Err(e) => Err(miette::miette!("start the runtime: {e}")),
+    };
+    error::exit_code(outcome)
+}
+
+/// Returns the exit code of the command: the guest's own for `run` and `exec`.
+async fn run(cli: Cli) -> miette::Result<u8> {
+    let global = cli.global;
+    match cli.command {
+        Command::Node(args) => daemon::node::run(&global, *args).await.map(|()| 0),
+        Command::Operator(args) => daemon::operator::run(*args).await.map(|()| 0),
+        Command::Up(args) => daemon::up::run(&global, args).await.map(|()| 0),
+        Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
+        Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
+        Command::Doctor(args) => commands::doctor::run(&global, args).await,
+        Command::Run(args) => commands::run::run(&global, *args).await,
+        Command::Exec(args) => commands::exec::run(&global, args).await,
+        Command::Ps(args) => commands::vm::ps(&global, args).await,
+        Command::Inspect(args) => commands::vm::inspect(&global, args).await,
+        Command::Start(args) => commands::vm::start(&global, args).await,
+        Command::Stop(args) => commands::vm::stop(&global, args).await,
+        Command::Rm(args) => commands::vm::rm(&global, args).await,
+        Command::Wait(args) => commands::vm::wait(&global, args).await,
+        Command::Logs(args) => commands::logs::run(&global, args).await,
+        Command::Console(args) => commands::console::run(&global, args).await,
+        Command::Cp(args) => commands::cp::run(&global, args).await,
+        Command::PortForward(args) => commands::port_forward::run(&global, args).await,
+        Command::Image(args) => commands::image::run(&global, args.command).await,
+        Command::Completion { shell } => commands::completion(shell),
+        Command::Manifests { dir } => commands::manifests(&dir),
+    }
+}

@@ -1,0 +1,222 @@
+//! Between the old wire and the host core. Pure.
+
+use std::collections::BTreeMap;
+
+use coracle_api::keys::{fence, vm as keys};
+use coracle_host::{CreateSpec, EventKind, Fault, Fence, HostError, Owner, PullMode, Record, View};
+use coracle_proto::firecracker as pb;
+use coracle_types::{MemoryMib, Vcpus, VmName, VmState};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+
+/// How failures reach the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorStyle {
+    /// As gRPC status: what the second generation of clients expects.
+    #[default]
+    Status,
+    /// As OK with a text in the reply: the first generation's way.
+    Inband,
+}
+
+/// Largest page of ListVMs.
+pub(crate) const PAGE_MAX: usize = 1000;
+
+/// The state of a record in the old vocabulary.
+pub(crate) fn state(record: &Record, style: ErrorStyle) -> pb::VmState {
+    match (record.state, style) {
+        (VmState::Creating | VmState::Created | VmState::Starting, _) => pb::VmState::Creating,
+        (VmState::Running, _) => pb::VmState::Running,
+        (VmState::Stopping, _) => pb::VmState::Stopping,
+        (VmState::Stopped, _) => pb::VmState::Stopped,
+        (VmState::Deleting, _) => pb::VmState::Deleting,
+        // A VM that ran and whose process died was STOPPED to the first generation.
+        (VmState::Failed, ErrorStyle::Inband) if record.started_at.is_some() => pb::VmState::Stopped,
+        (VmState::Failed, _) => pb::VmState::Error,
+    }
+}
+
+/// A VM as old clients see it.
+pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmInfo {
+    let record = &view.record;
+    let mut metadata: BTreeMap<_, _> = record.metadata.clone();
+    if !record.image_digest.is_empty() {
+        metadata.insert(keys::IMAGE_DIGEST.to_owned(), record.image_digest.clone());
+    }
+    pb::VmInfo {
+        vm_id: record.name.to_string(),
+        state: state(record, style).into(),
+        vcpu_count: u32::from(record.vcpus).cast_signed(),
+        memory_mb: record.memory.get().cast_signed(),
+        ip_address: record.reachable_address().map(|a| a.to_string()).unwrap_or_default(),
+        socket_path: socket_path(record, socket_dir),
+        created_at: record.created_at.seconds(),
+        metadata: metadata.into_iter().collect(),
+    }
+}
+
+/// The control socket of the VM's VMM.
+pub(crate) fn socket_path(record: &Record, socket_dir: &str) -> String {
+    format!("{socket_dir}/{}/qmp.sock", record.id.short())
+}
+
+/// Checks and translates a creation. The messages are those that old clients match on.
+pub(crate) fn create_spec(
+    request: pb::CreateVmRequest,
+    caller: &MetadataMap,
+    default_image: &str,
+    default_kernel: &str,
+) -> Result<CreateSpec, HostError> {
+    let invalid = |message: String| HostError::Invalid { message };
+    let name = vm_name(&request.vm_id)?;
+    let vcpus = u32::try_from(request.vcpu_count).unwrap_or(0);
+    let vcpus = Vcpus::try_from(vcpus).map_err(|e| invalid(e.to_string()))?;
+    let memory = u64::try_from(request.memory_mb).unwrap_or(0);
+    let memory = MemoryMib::try_from(memory).map_err(|e| invalid(e.to_string()))?;
+    let address = match request.ip_address.as_str() {
+        "" => None,
+        text => Some(text.parse().map_err(|_| invalid(format!("ip_address {text:?} is no IPv4 address")))?),
+    };
+    let metadata: BTreeMap<_, _> = request.metadata.into_iter().collect();
+    let said = |key: &str| metadata.get(key).cloned().unwrap_or_default();
+    let image = [request.image_ref, said("image_ref"), request.rootfs_path, default_image.to_owned()]
+        .into_iter()
+        .find(|image| !image.is_empty())
+        .ok_or_else(|| invalid("image_ref is required: the node has no default image".to_owned()))?;
+    let pull = match said(keys::IMAGE_PULL_POLICY).as_str() {
+        "Always" => PullMode::Always,
+        "Never" => PullMode::Never,
+        _ => PullMode::IfNotPresent,
+    };
+    let generation = fence_of(caller).map_or(0, |f| f.generation);
+    let owner = Owner {
+        cluster: String::new(),
+        namespace: said(keys::NAMESPACE),
+        name: said(keys::NAME),
+        uid: said(keys::UID),
+        generation,
+    };
+    let kernel_path =
+        if request.kernel_path.is_empty() { default_kernel.to_owned() } else { request.kernel_path };
+    Ok(CreateSpec {
+        name,
+        owner,
+        image,
+        pull,
+        vcpus,
+        memory,
+        kernel_path,
+        address,
+        hostname: String::new(),
+        command: vec![],
+        args: vec![],
+        env: vec![],
+        user: String::new(),
+        workdir: String::new(),
+        idempotent: said(keys::IDEMPOTENT) == "true",
+        metadata,
+        ports: vec![],
+        disk_mib: None,
+    })
+}
+
+pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
+    vm_id.parse().map_err(|e: coracle_types::InvalidVmName| HostError::Invalid { message: e.to_string() })
+}
+
+/// For whom the caller speaks; old clients say nothing.
+pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
+    let text = |key| metadata.get(key).and_then(|v| v.to_str().ok());
+    let uid = text(fence::UID)?.to_owned();
+    let generation = text(fence::GENERATION).and_then(|g| g.parse().ok()).unwrap_or(0);
+    Some(Fence { uid, generation })
+}
+
+/// The status of a failure, with the phrases that old clients look for.
+pub(crate) fn status(error: &HostError) -> Status {
+    let code = match error.fault() {
+        Fault::NotFound => Code::NotFound,
+        Fault::AlreadyExists => Code::AlreadyExists,
+        Fault::Invalid => Code::InvalidArgument,
+        Fault::Exhausted => Code::ResourceExhausted,
+        Fault::Precondition => Code::FailedPrecondition,
+        Fault::Unavailable => Code::Unavailable,
+        Fault::TimedOut => Code::DeadlineExceeded,
+        Fault::Denied => Code::PermissionDenied,
+        Fault::Internal => Code::Internal,
+    };
+    Status::new(code, text(error))
+}
+
+/// An error and its causes in one line.
+pub(crate) fn text(error: &HostError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let words =
+            error.downcast_ref::<Status>().map_or_else(|| error.to_string(), |s| s.message().to_owned());
+        if !text.ends_with(&words) {
+            text += ": ";
+            text += &words;
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// The old event of a change; `None` for changes that it has no word for.
+pub(crate) fn event_type(kind: EventKind) -> Option<pb::EventType> {
+    match kind {
+        EventKind::Created => Some(pb::EventType::Created),
+        EventKind::Started => Some(pb::EventType::Started),
+        EventKind::Stopped => Some(pb::EventType::Stopped),
+        EventKind::Deleted => Some(pb::EventType::Deleted),
+        EventKind::Failed => Some(pb::EventType::Error),
+        EventKind::Updated => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(change: impl FnOnce(&mut pb::CreateVmRequest)) -> pb::CreateVmRequest {
+        let mut request = pb::CreateVmRequest {
+            vm_id: "default-web".into(),
+            vcpu_count: 1,
+            memory_mb: 128,
+            ..Default::default()
+        };
+        change(&mut request);
+        request
+    }
+
+    fn refusal(change: impl FnOnce(&mut pb::CreateVmRequest)) -> String {
+        create_spec(request(change), &MetadataMap::new(), "default:1", "").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn bad_arguments_are_refused_in_the_old_words() {
+        assert_eq!(refusal(|r| r.vm_id.clear()), "vm_id is required");
+        assert_eq!(refusal(|r| r.vcpu_count = 0), "vcpu_count must be between 1 and 32");
+        assert_eq!(refusal(|r| r.vcpu_count = -1), "vcpu_count must be between 1 and 32");
+        assert_eq!(refusal(|r| r.vcpu_count = 64), "vcpu_count must be between 1 and 32");
+        assert_eq!(refusal(|r| r.memory_mb = 64), "memory_mb must be at least 128");
+        assert_eq!(refusal(|r| r.ip_address = "x".into()), "ip_address \"x\" is no IPv4 address");
+    }
+
+    #[test]
+    fn the_image_comes_from_the_first_place_that_names_one() {
+        let image = |change: fn(&mut pb::CreateVmRequest)| {
+            create_spec(request(change), &MetadataMap::new(), "default:1", "").unwrap().image
+        };
+        assert_eq!(image(|_| ()), "default:1");
+        assert_eq!(image(|r| r.rootfs_path = "root:2".into()), "root:2");
+        let both = |r: &mut pb::CreateVmRequest| {
+            r.rootfs_path = "root:2".into();
+            r.metadata.insert("image_ref".into(), "meta:3".into());
+        };
+        assert_eq!(image(both), "meta:3");
+        assert_eq!(image(|r| r.image_ref = "ref:4".into()), "ref:4");
+    }
+}

@@ -1,0 +1,259 @@
+//! The door over a real gRPC connection, in front of machines in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle};
+use coracle_host::{Host, HostConfig};
+use coracle_hypervisor::fake::{FakeDriver, FakeMachines};
+use coracle_image::{NoProgress, Source, Store, StoreOptions};
+use coracle_net::AddressOnly;
+use coracle_proto::firecracker as pb;
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_types::Clock;
+use pb::firecracker_agent_client::FirecrackerAgentClient;
+use pb::firecracker_agent_server::FirecrackerAgentServer;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Channel, Server};
+use tonic::{Code, Request};
+
+const IMAGE: &str = "localhost/test/empty:1";
+
+struct Door {
+    client: FirecrackerAgentClient<Channel>,
+    machines: Arc<FakeMachines>,
+    registry: Registry,
+    _server: JoinSet<()>,
+    _dir: tempfile::TempDir,
+}
+
+async fn door(error_style: ErrorStyle) -> Door {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    let images = Store::open(state.join("images"), StoreOptions::default()).unwrap();
+    let layout = dir.path().join("layout");
+    let layer = LayerTar::new().file("bin/true", 0o755, b"").finish();
+    let spec = ImageSpec { cmd: vec!["/bin/true".into()], ..ImageSpec::default() };
+    write_layout(&layout, &[layer], &spec, "1").unwrap();
+    let source: Source = format!("oci:{}:1", layout.display()).parse().unwrap();
+    images.import(&source, Some(&IMAGE.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
+    let mut config = HostConfig::new(state, "/nowhere".into(), "/nowhere".into());
+    config.run_dir = dir.path().join("run");
+    config.disk_mib = 16;
+    config.memory_overcommit = 100.0;
+    config.boots_at_once = 100;
+    let machines = FakeMachines::new();
+    let driver = Arc::new(FakeDriver::new(machines.clone()));
+    let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
+    let host = Host::open(config, driver, network, Arc::new(images), Clock::system()).await.unwrap();
+    let mut registry = Registry::default();
+    let metrics = AgentMetrics::new(&mut registry, &host);
+    let service = AgentService::new(host, AgentOptions { error_style, ..Default::default() }, metrics);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(async move {
+        let routes = Server::builder()
+            .add_service(FirecrackerAgentServer::new(service))
+            .add_service(coracle_agent::reflection().unwrap());
+        routes.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+    });
+    let client = FirecrackerAgentClient::connect(format!("http://{at}")).await.unwrap();
+    Door { client, machines, registry, _server: server, _dir: dir }
+}
+
+fn create(vm_id: &str) -> pb::CreateVmRequest {
+    pb::CreateVmRequest {
+        vm_id: vm_id.into(),
+        vcpu_count: 1,
+        memory_mb: 128,
+        image_ref: IMAGE.into(),
+        ..Default::default()
+    }
+}
+
+fn id(vm_id: &str) -> String {
+    vm_id.to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_second_generations_life_of_a_vm() {
+    let Door { mut client, machines, .. } = door(ErrorStyle::Status).await;
+    let mut events = client.watch_vm_events(pb::WatchVmEventsRequest::default()).await.unwrap().into_inner();
+
+    let created = client.create_vm(create("default-web")).await.unwrap().into_inner();
+    assert_eq!((created.vm_id.as_str(), created.state()), ("default-web", pb::VmState::Running));
+    assert!(created.created_at > 1_700_000_000 && created.socket_path.ends_with("/qmp.sock"));
+    let started = client.start_vm(pb::StartVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner();
+    assert_eq!((started.state(), machines.starts()), (pb::VmState::Running, 1), "starting again starts nothing");
+    let vm = client.get_vm(pb::GetVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner().vm.unwrap();
+    assert_eq!((vm.state(), vm.ip_address.as_str(), vm.vcpu_count, vm.memory_mb), (pb::VmState::Running, "10.100.0.2", 1, 128));
+
+    let again = client.create_vm(create("default-web")).await.unwrap_err();
+    assert_eq!((again.code(), again.message()), (Code::AlreadyExists, "VM default-web already exists"));
+    let mut idempotent = create("default-web");
+    idempotent.metadata.insert("coracle.dev/idempotent".into(), "true".into());
+    assert_eq!(client.create_vm(idempotent).await.unwrap().into_inner().state(), pb::VmState::Running);
+
+    let stop = |force| pb::StopVmRequest { vm_id: id("default-web"), force };
+    assert_eq!(client.stop_vm(stop(false)).await.unwrap().into_inner().state(), pb::VmState::Stopped);
+    assert_eq!(client.stop_vm(stop(true)).await.unwrap().into_inner().state(), pb::VmState::Stopped, "again");
+    client.start_vm(pb::StartVmRequest { vm_id: id("default-web") }).await.unwrap();
+    assert!(client.delete_vm(pb::DeleteVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner().success);
+    assert_eq!(machines.running(), 0);
+
+    let mut seen = Vec::new();
+    while seen.last() != Some(&pb::EventType::Deleted) {
+        seen.push(events.message().await.unwrap().unwrap().r#type());
+    }
+    use pb::EventType::{Created, Deleted, Started, Stopped};
+    assert_eq!(seen, [Created, Started, Stopped, Started, Deleted]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_vms_and_bad_arguments_in_both_styles() {
+    let mut status = door(ErrorStyle::Status).await.client;
+    let unknown = |s: tonic::Status| (s.code(), s.message().to_owned());
+    let not_found = (Code::NotFound, "VM nope not found".to_owned());
+    assert_eq!(unknown(status.get_vm(pb::GetVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
+    assert_eq!(unknown(status.start_vm(pb::StartVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
+    assert_eq!(unknown(status.stop_vm(pb::StopVmRequest { vm_id: id("nope"), force: true }).await.unwrap_err()), not_found);
+    assert_eq!(unknown(status.delete_vm(pb::DeleteVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
+
+    let mut inband = door(ErrorStyle::Inband).await.client;
+    let started = inband.start_vm(pb::StartVmRequest { vm_id: id("nope") }).await.unwrap().into_inner();
+    assert_eq!((started.state(), started.error_message.as_str()), (pb::VmState::Error, "VM nope not found"));
+    let deleted = inband.delete_vm(pb::DeleteVmRequest { vm_id: id("nope") }).await.unwrap().into_inner();
+    assert_eq!((deleted.success, deleted.error_message.as_str()), (false, "VM nope not found"));
+    let got = inband.get_vm(pb::GetVmRequest { vm_id: id("nope") }).await.unwrap_err();
+    assert_eq!(got.code(), Code::NotFound, "GetVM always used the status");
+    inband.create_vm(create("a")).await.unwrap();
+    let twice = inband.create_vm(create("a")).await.unwrap().into_inner();
+    assert_eq!((twice.state(), twice.error_message.as_str()), (pb::VmState::Error, "VM a already exists"));
+
+    for client in [&mut status, &mut inband] {
+        let mut bad = create("b");
+        bad.vcpu_count = 64;
+        let refused = client.create_vm(bad).await.unwrap_err();
+        assert_eq!(unknown(refused), (Code::InvalidArgument, "vcpu_count must be between 1 and 32".to_owned()));
+        let refused = client.get_vm(pb::GetVmRequest::default()).await.unwrap_err();
+        assert_eq!(unknown(refused), (Code::InvalidArgument, "vm_id is required".to_owned()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_image_or_a_vmm_that_dies_is_a_clear_error_and_leaves_nothing() {
+    let Door { mut client, machines, .. } = door(ErrorStyle::Status).await;
+    let mut missing = create("a");
+    missing.image_ref = "localhost:1/none:1".into();
+    missing.metadata.insert("coracle.dev/image-pull-policy".into(), "Never".into());
+    assert_eq!(client.create_vm(missing).await.unwrap_err().code(), Code::FailedPrecondition);
+    machines.fail_starts(Some("no such kernel"));
+    let failed = client.create_vm(create("a")).await.unwrap_err();
+    assert_eq!(failed.code(), Code::Internal);
+    assert!(failed.message().contains("no such kernel"), "{}", failed.message());
+    let list = client.list_vms(pb::ListVmsRequest::default()).await.unwrap().into_inner();
+    assert_eq!(list.total_count, 0, "a failed creation is undone");
+    machines.fail_starts(None);
+    client.create_vm(create("a")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_creations_at_once_do_not_keep_a_reader_waiting() {
+    let Door { client, machines, .. } = door(ErrorStyle::Status).await;
+    machines.set_boot_time(Duration::from_millis(500));
+    client.clone().create_vm(create("first")).await.unwrap();
+    let mut creations = JoinSet::new();
+    for n in 0..100 {
+        let mut client = client.clone();
+        creations.spawn(async move { client.create_vm(create(&format!("vm-{n}"))).await.unwrap() });
+    }
+    let mut reads = Vec::new();
+    let mut reader = client.clone();
+    while !creations.is_empty() {
+        let began = Instant::now();
+        reader.get_vm(pb::GetVmRequest { vm_id: id("first") }).await.unwrap();
+        reads.push(began.elapsed());
+        while creations.try_join_next().is_some() {}
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    reads.sort();
+    let median = reads[reads.len() / 2];
+    println!("{} reads, median {median:?}, slowest {:?}", reads.len(), reads.last().unwrap());
+    // A reader behind a lock waits for a boot; the machine's noise is no matter of ours.
+    assert!(median < Duration::from_millis(50), "median {median:?}");
+    assert_eq!(machines.running(), 101);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_sorted_and_paged() {
+    let mut client = door(ErrorStyle::Status).await.client;
+    for name in ["c", "a", "b"] {
+        client.create_vm(create(name)).await.unwrap();
+    }
+    let page = |page_size, page_token: &str| pb::ListVmsRequest { page_size, page_token: page_token.into() };
+    let names = |r: &pb::ListVmsResponse| r.vms.iter().map(|v| v.vm_id.clone()).collect::<Vec<_>>();
+    let all = client.list_vms(page(0, "")).await.unwrap().into_inner();
+    assert_eq!((names(&all), all.total_count, all.next_page_token.as_str()), (vec![id("a"), id("b"), id("c")], 3, ""));
+    let first = client.list_vms(page(2, "")).await.unwrap().into_inner();
+    assert_eq!((names(&first), first.next_page_token.as_str()), (vec![id("a"), id("b")], "b"));
+    let rest = client.list_vms(page(2, &first.next_page_token)).await.unwrap().into_inner();
+    assert_eq!((names(&rest), rest.next_page_token.as_str()), (vec![id("c")], ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_or_foreign_caller_is_refused() {
+    let mut client = door(ErrorStyle::Status).await.client;
+    let fenced = |generation: &'static str, uid: &'static str| {
+        let mut request = Request::new(pb::StopVmRequest { vm_id: id("default-web"), force: true });
+        request.metadata_mut().insert("coracle-uid", uid.parse().unwrap());
+        request.metadata_mut().insert("coracle-generation", generation.parse().unwrap());
+        request
+    };
+    let mut owned = create("default-web");
+    owned.metadata.insert("coracle.dev/uid".into(), "u1".into());
+    let mut request = Request::new(owned);
+    request.metadata_mut().insert("coracle-uid", "u1".parse().unwrap());
+    request.metadata_mut().insert("coracle-generation", "5".parse().unwrap());
+    client.create_vm(request).await.unwrap();
+    assert_eq!(client.stop_vm(fenced("4", "u1")).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(client.stop_vm(fenced("9", "u2")).await.unwrap_err().code(), Code::PermissionDenied);
+    client.stop_vm(fenced("5", "u1")).await.unwrap();
+    // A client that knows no fences is one of the old ones.
+    client.delete_vm(pb::DeleteVmRequest { vm_id: id("default-web") }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_old_metrics_have_their_names_and_the_gauge_is_true() {
+    let Door { mut client, machines, registry, .. } = door(ErrorStyle::Status).await;
+    let running = |registry: &Registry| {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        let line = text.lines().find(|l| l.starts_with("firecracker_vms_running ")).unwrap().to_owned();
+        (line, text)
+    };
+    for name in ["a", "b", "c"] {
+        client.create_vm(create(name)).await.unwrap();
+    }
+    client.stop_vm(pb::StopVmRequest { vm_id: id("a"), force: true }).await.unwrap();
+    client.delete_vm(pb::DeleteVmRequest { vm_id: id("a") }).await.unwrap();
+    client.get_vm(pb::GetVmRequest { vm_id: id("nope") }).await.unwrap_err();
+    let (gauge, text) = running(&registry);
+    assert_eq!(gauge, "firecracker_vms_running 2", "stop and delete of one VM count once");
+    assert_eq!(machines.running(), 2);
+    for wanted in [
+        "firecracker_vms_created_total 3",
+        "firecracker_grpc_requests_total{method=\"/firecracker.v1.FirecrackerAgent/CreateVM\",status=\"ok\"} 3",
+        "firecracker_grpc_requests_total{method=\"/firecracker.v1.FirecrackerAgent/GetVM\",status=\"error\"} 1",
+        "firecracker_vm_operation_duration_seconds_count{operation=\"/firecracker.v1.FirecrackerAgent/StopVM\"} 1",
+        "# TYPE firecracker_vm_operation_duration_seconds histogram",
+        "# TYPE firecracker_vms_running gauge",
+    ] {
+        assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
+    }
+}

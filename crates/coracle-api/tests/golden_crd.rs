@@ -1,0 +1,28 @@
+//! The custom resource definitions, as they are applied. A change here is a change of the public API.
+
+#[test]
+fn custom_resource_definitions() {
+    for (file, yaml) in coracle_api::crd_files().unwrap() {
+        insta::assert_snapshot!(file, yaml);
+    }
+}
+
+#[test]
+fn the_seed_manifest_is_read_and_written_unchanged() {
+    let vm: coracle_api::MikromVM = serde_saphyr::from_str(include_str!("seed_mikromvm.yaml")).unwrap();
+    assert_eq!((vm.spec.vcpu_count, vm.spec.memory_mib, vm.vm_id().as_str()), (2, 1024, "production-my-app"));
+    let json = serde_json::to_value(&vm.spec).unwrap();
+    for (field, want) in [("vcpuCount", "2"), ("memoryMB", "1024"), ("agentAddress", "\"10.0.0.5:50051\"")] {
+        assert_eq!(json[field].to_string(), want, "{field}");
+    }
+}
+
+#[test]
+fn the_seed_status_is_read_and_written_unchanged() {
+    let mut seed: serde_json::Value = serde_saphyr::from_str(include_str!("seed_status.yaml")).unwrap();
+    // The article leaves out what the API server requires of a condition.
+    seed["status"]["conditions"][0]["lastTransitionTime"] = "2026-04-09T10:00:00Z".into();
+    seed["status"]["conditions"][0]["message"] = "".into();
+    let status: coracle_api::MikromVMStatus = serde_json::from_value(seed["status"].clone()).unwrap();
+    assert_eq!(serde_json::to_value(&status).unwrap(), seed["status"]);
+}

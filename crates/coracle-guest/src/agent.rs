@@ -1,0 +1,167 @@
+//! The agent's state. It outlives sessions: what the host has set up and
+//! started is still there when it comes back.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_proto::guest::{
+    ConfigureRequest, ConfigureResponse, MetricsResponse, ShutdownRequest, StatusResponse, WorkloadState,
+};
+use tokio::sync::watch;
+
+use crate::configure::{self, Plan};
+use crate::error::Error;
+use crate::reap::{Reaper, Scope};
+use crate::root::Root;
+use crate::workload::{Progress, Workload};
+use crate::{metrics, mounts, sys};
+
+/// Optional abilities that this agent has.
+const FEATURES: [&str; 6] = ["copy", "exec", "logs", "metrics", "port-forward", "tty"];
+/// Limit for one Configure.
+const CONFIGURE: Duration = Duration::from_secs(20);
+
+/// The container's root, once mounted.
+type RootSlot = Arc<Mutex<Option<Arc<Root>>>>;
+
+/// Everything that requests read and change.
+#[derive(Debug)]
+pub struct Agent {
+    /// False on a host (tests): Configure and Shutdown would change the machine itself.
+    owns_machine: bool,
+    /// One Configure at a time, also when its caller has gone.
+    configured: Arc<tokio::sync::Mutex<Option<Plan>>>,
+    root: RootSlot,
+    pub(crate) reaper: Arc<Reaper>,
+    pub(crate) workload: Arc<Workload>,
+    pub(crate) shutdown: watch::Sender<Option<ShutdownRequest>>,
+    closed: watch::Sender<bool>,
+}
+
+impl Agent {
+    /// An agent that is PID 1 of its machine and waits to be configured.
+    #[must_use]
+    pub fn of_machine() -> Arc<Self> {
+        Self::new(true, None, Scope::Everything)
+    }
+
+    /// An agent for one folder of a machine that it does not own: it cannot be configured.
+    #[must_use]
+    pub fn of_folder(root: Root) -> Arc<Self> {
+        Self::new(false, Some(Arc::new(root)), Scope::Own)
+    }
+
+    fn new(owns_machine: bool, root: Option<Arc<Root>>, scope: Scope) -> Arc<Self> {
+        Arc::new(Self {
+            owns_machine,
+            configured: Arc::default(),
+            root: Arc::new(Mutex::new(root)),
+            reaper: Reaper::new(scope),
+            workload: Workload::new(),
+            shutdown: watch::Sender::new(None),
+            closed: watch::Sender::new(false),
+        })
+    }
+
+    /// Collects the exit statuses of children; runs beside the sessions, for ever.
+    ///
+    /// # Errors
+    /// When SIGCHLD cannot be listened to.
+    pub async fn reap(&self) -> std::io::Result<()> {
+        self.reaper.run().await
+    }
+
+    pub(crate) fn status(&self) -> StatusResponse {
+        let (workload, exit) = match self.workload.progress() {
+            Progress::NotStarted => (WorkloadState::NotStarted, None),
+            Progress::Running(_) => (WorkloadState::Running, None),
+            Progress::Exited(exit) => (WorkloadState::Exited, Some(exit.into())),
+        };
+        StatusResponse {
+            agent_version: env!("CARGO_PKG_VERSION").into(),
+            features: FEATURES.iter().map(|f| (*f).to_owned()).collect(),
+            // Locked: a Configure is under way, and so not done.
+            configured: self.configured.try_lock().is_ok_and(|c| c.is_some()),
+            workload: workload.into(),
+            exit,
+            uptime_ms: sys::uptime_ms(),
+        }
+    }
+
+    pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {
+        let plan = Plan::parse(request)?;
+        if !self.owns_machine {
+            return Err(Error::State("this agent does not own its machine".into()));
+        }
+        let work = async {
+            let mut before = Arc::clone(&self.configured).lock_owned().await;
+            let root = Arc::clone(&self.root);
+            let started = self.workload.progress() != Progress::NotStarted;
+            // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
+            tokio::task::spawn_blocking(move || apply(&mut before, plan, &root, started)).await
+        };
+        let done = tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("configuring the machine"))?;
+        done.map_err(|_| Error::TimedOut("configuring the machine"))?
+    }
+
+    /// The container's root.
+    ///
+    /// # Errors
+    /// Before a Configure has mounted it.
+    pub(crate) fn root(&self) -> Result<Arc<Root>, Error> {
+        self.root_slot().clone().ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
+    }
+
+    pub(crate) fn metrics(&self) -> MetricsResponse {
+        metrics::collect(Path::new(if self.owns_machine { mounts::OVERLAY } else { "/" }))
+    }
+
+    /// Lets go of the root, so that it can be unmounted.
+    pub(crate) fn forget_root(&self) {
+        self.root_slot().take();
+    }
+
+    /// No session may go on: the machine goes off.
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+    }
+
+    pub(crate) fn closing(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    pub(crate) async fn closed(&self) {
+        let mut closed = self.closed.subscribe();
+        if closed.wait_for(|closed| *closed).await.is_err() {
+            std::future::pending::<()>().await; // the sender lives in `self`
+        }
+    }
+
+    fn root_slot(&self) -> MutexGuard<'_, Option<Arc<Root>>> {
+        lock(&self.root)
+    }
+}
+
+/// Brings the machine from `before` to `plan`; blocking.
+fn apply(before: &mut Option<Plan>, plan: Plan, root: &RootSlot, started: bool) -> Result<ConfigureResponse, Error> {
+    if started && before.as_ref() != Some(&plan) {
+        return Err(Error::State("the workload has started: its machine can no longer be configured differently".into()));
+    }
+    let mounted = lock(root).is_some();
+    let kept = before.as_ref().and_then(|b| b.root.as_ref());
+    if mounted && plan.root.is_some() && plan.root.as_ref() != kept {
+        return Err(Error::State("the root is mounted from other disks already".into()));
+    }
+    let applied = configure::apply(&plan, mounted)?;
+    if let Some(mounted) = applied.root {
+        *lock(root) = Some(Arc::new(mounted));
+    }
+    let kept = kept.cloned();
+    *before = Some(plan.or_root(kept));
+    Ok(ConfigureResponse { addresses: applied.addresses })
+}
+
+fn lock(root: &RootSlot) -> MutexGuard<'_, Option<Arc<Root>>> {
+    root.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,219 @@
+//! Configure: who this machine is, where its network and its disks are.
+//! `Plan::parse` is pure; `apply` makes it so, step by step, each repeatable.
+
+use std::io;
+use std::path::Path;
+
+use coracle_proto::guest::ConfigureRequest;
+use rustix::fs::Mode;
+use rustix::time::{ClockId, Timespec};
+
+use crate::console::say;
+use crate::error::Error;
+use crate::root::Root;
+use crate::{mounts, net, sys};
+
+/// Longest host name, bytes (HOST_NAME_MAX).
+const HOSTNAME_MAX: usize = 64;
+/// Where the machine's own boot id is laid over the template's.
+const BOOT_ID: &str = "/run/coracle/boot_id";
+
+/// A checked request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    hostname: String,
+    machine_id: String,
+    network: Option<net::Plan>,
+    pub(crate) root: Option<mounts::Plan>,
+    /// Not part of what makes two requests the same.
+    moment: Moment,
+}
+
+/// What differs each time the same request is made.
+#[derive(Clone, Debug)]
+struct Moment {
+    entropy: Vec<u8>,
+    clock_unix_ns: i64,
+}
+
+impl PartialEq for Moment {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+impl Eq for Moment {}
+
+impl Plan {
+    pub(crate) fn parse(request: ConfigureRequest) -> Result<Self, Error> {
+        if !request.hostname.is_empty() && !net::is_name(&request.hostname, HOSTNAME_MAX) {
+            return Err(Error::invalid(format!("host name {:?}", request.hostname)));
+        }
+        let id = &request.machine_id;
+        let is_id = id.len() == 32 && id.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        if !id.is_empty() && !is_id {
+            return Err(Error::invalid("machine id is not 32 lower-case hex digits"));
+        }
+        if request.entropy.len() > sys::ENTROPY_MAX {
+            return Err(Error::invalid(format!("more than {} bytes of entropy", sys::ENTROPY_MAX)));
+        }
+        Ok(Self {
+            network: request.network.as_ref().map(net::Plan::parse).transpose()?,
+            root: request.root.as_ref().map(mounts::Plan::parse).transpose()?,
+            hostname: request.hostname,
+            machine_id: request.machine_id,
+            moment: Moment { entropy: request.entropy, clock_unix_ns: request.clock_unix_ns },
+        })
+    }
+
+    /// This plan with the root that an earlier one has mounted, where it names none itself.
+    pub(crate) fn or_root(mut self, mounted: Option<mounts::Plan>) -> Self {
+        self.root = self.root.or(mounted);
+        self
+    }
+
+    fn hosts(&self) -> String {
+        let mut text = String::from("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
+        let address = self.network.as_ref().and_then(|n| n.link.as_ref()).map(|l| l.address);
+        if !self.hostname.is_empty() {
+            let address = address.unwrap_or(std::net::Ipv4Addr::new(127, 0, 1, 1));
+            text.push_str(&format!("{address}\t{}\n", self.hostname));
+        }
+        text
+    }
+}
+
+/// What a Configure has brought about.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) addresses: Vec<String>,
+    /// The container's root, when this call mounted it.
+    pub(crate) root: Option<Root>,
+}
+
+/// Makes the machine as planned; blocking. `mounted` tells that the root is in place already. Entropy comes first:
+/// nothing may draw a random number that a clone's twin draws too.
+pub(crate) fn apply(plan: &Plan, mounted: bool) -> Result<Applied, Error> {
+    identity(plan)?;
+    let addresses = plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default();
+    let root = match &plan.root {
+        Some(wanted) if !mounted => {
+            let root = mounts::root(wanted)?;
+            if let Err(error) = files(&root, plan) {
+                drop(root);
+                mounts::leave();
+                return Err(error);
+            }
+            Some(root)
+        }
+        _ => None,
+    };
+    Ok(Applied { addresses, root })
+}
+
+/// The part that costs nothing and is right to repeat: entropy, clock, name.
+pub(crate) fn identity(plan: &Plan) -> Result<(), Error> {
+    if !plan.moment.entropy.is_empty() {
+        sys::add_entropy(&plan.moment.entropy).map_err(Error::io("add entropy"))?;
+    }
+    let ns = plan.moment.clock_unix_ns;
+    if ns > 0 {
+        let time = Timespec { tv_sec: ns / 1_000_000_000, tv_nsec: ns % 1_000_000_000 };
+        rustix::time::clock_settime(ClockId::Realtime, time).map_err(Error::io("set the clock"))?;
+    }
+    if !plan.hostname.is_empty() {
+        rustix::system::sethostname(plan.hostname.as_bytes()).map_err(Error::io("set the host name"))?;
+    }
+    Ok(())
+}
+
+/// Files that the machine's identity puts into the container.
+fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
+    let put = |path: &str, text: &str, mode: u32| {
+        root.replace(Path::new(path), text.as_bytes(), Mode::from_raw_mode(mode)).map_err(Error::io(format!("write {path} in the image")))
+    };
+    put("/etc/hosts", &plan.hosts(), 0o644)?;
+    if !plan.hostname.is_empty() {
+        put("/etc/hostname", &format!("{}\n", plan.hostname), 0o644)?;
+    }
+    if let Some(network) = plan.network.as_ref().filter(|n| !n.nameservers.is_empty()) {
+        put("/etc/resolv.conf", &network.resolv_conf(), 0o644)?;
+    }
+    if !plan.machine_id.is_empty() {
+        let text = format!("{}\n", plan.machine_id);
+        put("/etc/machine-id", &text, 0o444)?;
+        if root.dir(Path::new("/var/lib/dbus")).is_ok() {
+            put("/var/lib/dbus/machine-id", &text, 0o444)?;
+        }
+    }
+    if let Err(e) = boot_id(root) {
+        say!("boot id: {e}"); // a twin's boot id is a nuisance, not a reason to refuse the machine
+    }
+    Ok(())
+}
+
+/// A boot id of the machine's own: the kernel's is that of the template.
+fn boot_id(root: &Root) -> io::Result<()> {
+    let mut id = [0u8; 16];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+    std::fs::write(BOOT_ID, uuid(u128::from_be_bytes(id)))?;
+    mounts::cover(root, Path::new("/proc/sys/kernel/random/boot_id"), Path::new(BOOT_ID))
+}
+
+/// A version 4 UUID and a line feed.
+fn uuid(bits: u128) -> String {
+    let version = bits & !(0xf << 76) | (4 << 76);
+    let hex = format!("{:032x}", version & !(0b11 << 62) | (0b10 << 62));
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    format!("{}-{}-{}-{}-{}\n", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coracle_proto::guest::Network;
+
+    fn request() -> ConfigureRequest {
+        let network = Network { mac: "02:00:00:00:00:01".into(), address: "10.0.0.2/24".into(), ..Network::default() };
+        ConfigureRequest { hostname: "web-0".into(), machine_id: "0".repeat(32), network: Some(network), ..ConfigureRequest::default() }
+    }
+
+    #[test]
+    fn the_same_request_is_the_same_at_any_time() {
+        let plan = |r| Plan::parse(r).unwrap();
+        let later = ConfigureRequest { entropy: vec![1; 64], clock_unix_ns: 5, ..request() };
+        assert_eq!(plan(request()), plan(later));
+        assert_ne!(plan(request()), plan(ConfigureRequest { hostname: "web-1".into(), ..request() }));
+    }
+
+    #[test]
+    fn bad_requests_are_refused() {
+        for (why, bad) in [
+            ("host name with a line feed", ConfigureRequest { hostname: "a\nb".into(), ..request() }),
+            ("long host name", ConfigureRequest { hostname: "a".repeat(65), ..request() }),
+            ("short machine id", ConfigureRequest { machine_id: "0".into(), ..request() }),
+            ("upper-case machine id", ConfigureRequest { machine_id: "A".repeat(32), ..request() }),
+            ("too much entropy", ConfigureRequest { entropy: vec![0; 513], ..request() }),
+        ] {
+            assert!(matches!(Plan::parse(bad), Err(Error::Invalid(_))), "{why}");
+        }
+        assert!(Plan::parse(ConfigureRequest::default()).is_ok(), "everything is optional");
+    }
+
+    #[test]
+    fn files_stay_inside_a_hostile_image() {
+        let outer = tempfile::tempdir().unwrap();
+        let inner = outer.path().join("root");
+        std::fs::create_dir(&inner).unwrap();
+        std::os::unix::fs::symlink("../..", inner.join("etc")).unwrap();
+        let root = Root::open(&inner).unwrap();
+        let _ = files(&root, &Plan::parse(request()).unwrap());
+        assert!(!outer.path().join("hosts").exists());
+        assert_eq!(std::fs::read_to_string(inner.join("hosts")).unwrap().lines().last(), Some("10.0.0.2\tweb-0"));
+    }
+
+    #[test]
+    fn uuids_are_version_4() {
+        assert_eq!(uuid(0), "00000000-0000-4000-8000-000000000000\n");
+        assert_eq!(uuid(u128::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff\n");
+    }
+}

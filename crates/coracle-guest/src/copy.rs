@@ -1,0 +1,125 @@
+//! Files in and out of the container's root, as tar streams. The tar work is
+//! blocking and has a thread of its own per copy; a short queue of chunks lies
+//! between it and the client, so memory is bounded in both directions.
+
+mod pack;
+mod unpack;
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use coracle_proto::guest::copy_in_request::Message as In;
+use coracle_proto::guest::{CopyInRequest, CopyInResponse, CopyOutChunk};
+use futures_util::{Stream, StreamExt};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::error::Error;
+use crate::pipe::CHUNK;
+use crate::pumped::{Outbox, Pumped};
+use crate::root::{PATH_MAX, Root};
+
+/// Chunks of the client that wait for the disk.
+const QUEUED: usize = 2;
+
+/// Unpacks the tar stream of `input` below the folder `path`, which is made where missing. Entries keep mode, owner and
+/// modification time; an existing file is replaced, an existing folder is kept.
+pub(crate) async fn unpack<S>(root: Arc<Root>, path: &str, mut input: S) -> Result<CopyInResponse, Error>
+where
+    S: Stream<Item = Result<CopyInRequest, Status>> + Send + Unpin,
+{
+    check(path)?;
+    let (chunks, inbox) = mpsc::channel(QUEUED);
+    let path = path.to_owned();
+    let work = tokio::task::spawn_blocking(move || {
+        let mut source = Source { inbox, chunk: Vec::new(), at: 0 };
+        let done = unpack::unpack(&root, Path::new(&path), &mut source);
+        if done.is_ok() {
+            // Some writers pad the end: a client that is still sending must not see its call reset.
+            let _ = io::copy(&mut source, &mut io::sink());
+        }
+        done
+    });
+    loop {
+        let chunk = match input.next().await {
+            Some(Ok(CopyInRequest { message: Some(In::Data(data)) })) => Ok(data),
+            Some(Ok(_)) => continue,
+            Some(Err(_)) => Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
+            None => break,
+        };
+        let last = chunk.is_err();
+        if chunks.send(chunk).await.is_err() || last {
+            break; // it has failed, or the client has: the result below says which
+        }
+    }
+    drop(chunks);
+    work.await.map_err(|_| Error::TimedOut("unpacking"))?
+}
+
+/// A tar stream of `path`; a link is sent as a link, and folders of other file systems (proc, sys) are sent empty.
+pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<Pumped<CopyOutChunk>, Error> {
+    check(&path)?;
+    let top = pack::open(&root, Path::new(&path))?;
+    Ok(Pumped::new(|outbox, tasks| {
+        tasks.spawn_blocking(move || {
+            let mut sink = Sink { outbox: outbox.clone(), chunk: Vec::with_capacity(CHUNK) };
+            let done = pack::pack(&top, &mut sink).and_then(|()| sink.flush());
+            if let Err(e) = done {
+                let error = Error::io(format!("copy {path} out of the guest"))(e);
+                let _ = outbox.blocking_send(Err(error.into())); // no use when the client has gone
+            }
+        });
+    }))
+}
+
+fn check(path: &str) -> Result<(), Error> {
+    let plain = path.starts_with('/') && path.len() <= PATH_MAX && !path.contains('\0');
+    if plain { Ok(()) } else { Err(Error::invalid(format!("{path:?} is no absolute path"))) }
+}
+
+/// The client's chunks as a blocking reader.
+struct Source {
+    inbox: mpsc::Receiver<io::Result<Vec<u8>>>,
+    chunk: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.at >= self.chunk.len() {
+            match self.inbox.blocking_recv() {
+                Some(chunk) => (self.chunk, self.at) = (chunk?, 0),
+                None => return Ok(0),
+            }
+        }
+        let n = self.chunk.get(self.at..).unwrap_or_default().read(buffer)?;
+        self.at = self.at.saturating_add(n);
+        Ok(n)
+    }
+}
+
+/// A blocking writer of chunks for the client; waits while it does not read.
+struct Sink {
+    outbox: Outbox<CopyOutChunk>,
+    chunk: Vec<u8>,
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let part = bytes.get(..bytes.len().min(CHUNK.saturating_sub(self.chunk.len()))).unwrap_or_default();
+        self.chunk.extend_from_slice(part);
+        if self.chunk.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.chunk.is_empty() {
+            return Ok(());
+        }
+        let data = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK));
+        self.outbox.blocking_send(Ok(CopyOutChunk { data })).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}

@@ -1,0 +1,189 @@
+//! One command beside the workload, for as long as its client listens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_proto::guest::exec_request::Message as In;
+use coracle_proto::guest::exec_response::Message as Out;
+use coracle_proto::guest::{ExecRequest, ExecResponse, ExitStatus, Process, Started};
+use futures_util::{Stream, StreamExt};
+use rustix::process::{Pid, Signal};
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::error::Error;
+use crate::pipe::{CHUNK, Pipe};
+use crate::process::{self, Io, Refusal, Running};
+use crate::pumped::{Outbox, Pumped};
+use crate::reap::Reaper;
+use crate::root::Root;
+use crate::workload::{number, quiet};
+
+/// After the command's exit its children may hold the pipes open; so long a silence ends the stream.
+const QUIET: Duration = Duration::from_millis(100);
+/// What a terminal reads as the end of input.
+const END_OF_INPUT: &[u8] = &[4];
+
+/// Starts `process` and gives the stream of its output; `input` holds the client's further messages.
+pub(crate) fn exec<S>(reaper: &Arc<Reaper>, root: &Root, process: &Process, input: S) -> Result<Pumped<ExecResponse>, Error>
+where
+    S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin + 'static,
+{
+    let running = match process::start(reaper, root, process, false) {
+        Ok(running) => running,
+        Err(Refusal::Request(error)) => return Err(error),
+        Err(Refusal::Cannot(exit)) => {
+            return Ok(Pumped::new(|outbox, tasks| {
+                tasks.spawn(async move {
+                    let _ = send(&outbox, Out::Exit(exit.into())).await;
+                });
+            }));
+        }
+    };
+    let group = Group { reaper: Arc::clone(reaper), pid: running.pid };
+    Ok(Pumped::new(|outbox, tasks| {
+        tasks.spawn(attend(running, group, input, outbox));
+    }))
+}
+
+/// The process group of one exec: hung up on when its client goes. Harmless once it has ended.
+struct Group {
+    reaper: Arc<Reaper>,
+    pid: Pid,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.reaper.hang_up(self.pid);
+    }
+}
+
+async fn attend<S>(running: Running, group: Group, input: S, outbox: Outbox<ExecResponse>)
+where
+    S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin,
+{
+    if send(&outbox, Out::Started(Started { pid: number(running.pid) })).await.is_err() {
+        return;
+    }
+    let (gone, over) = watch::channel(false);
+    let exit = async {
+        let exit = running.exit.await.unwrap_or_default();
+        gone.send_replace(true);
+        exit
+    };
+    let exit = match running.io {
+        Io::Terminal { master, stdin } => {
+            let keys = Keys { target: stdin.then_some(&master), terminal: Some(&master), group: &group };
+            let output = pump(&master, Out::Stdout, &outbox, over);
+            beside(keys.forward(input), async { tokio::join!(exit, output).0 }).await
+        }
+        Io::Pipes { stdin, stdout, stderr } => {
+            let (out, err) = (pump(&stdout, Out::Stdout, &outbox, over.clone()), pump(&stderr, Out::Stderr, &outbox, over));
+            let input = async {
+                let keys = Keys { target: stdin.as_ref(), terminal: None, group: &group };
+                let rest = keys.until_closed(input).await;
+                drop(stdin); // the command reads the end of its input
+                if let Some(rest) = rest {
+                    Keys { target: None, terminal: None, group: &group }.forward(rest).await;
+                }
+            };
+            beside(input, async { tokio::join!(exit, out, err).0 }).await
+        }
+    };
+    let _ = send(&outbox, Out::Exit(exit.into())).await;
+}
+
+/// Runs `input` for as long as `work` runs.
+async fn beside<T>(input: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
+    tokio::pin!(input, work);
+    tokio::select! {
+        done = &mut work => return done,
+        () = input => {}
+    }
+    work.await
+}
+
+/// Sends what the command writes. Waits while the client does not read, and so does the command.
+async fn pump(pipe: &Pipe, wrap: fn(Vec<u8>) -> Out, outbox: &Outbox<ExecResponse>, mut over: watch::Receiver<bool>) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let read = tokio::select! {
+            biased;
+            read = pipe.read(&mut buffer) => read,
+            () = quiet(&mut over, QUIET) => return,
+        };
+        match read {
+            Ok(n) if n > 0 => {
+                let data = buffer.get(..n).unwrap_or_default().to_vec();
+                if send(outbox, wrap(data)).await.is_err() {
+                    return;
+                }
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Where the client's messages go.
+struct Keys<'a> {
+    target: Option<&'a Pipe>,
+    terminal: Option<&'a Pipe>,
+    group: &'a Group,
+}
+
+impl Keys<'_> {
+    /// Serves the client's messages to the last.
+    async fn forward<S>(&self, input: S)
+    where
+        S: Stream<Item = Result<ExecRequest, Status>> + Unpin,
+    {
+        let mut input = input;
+        while let Some(rest) = self.until_closed(input).await {
+            if let Some(terminal) = self.target {
+                let _ = terminal.write_all(END_OF_INPUT).await;
+            }
+            input = rest;
+        }
+    }
+
+    /// Serves the client's messages until it closes stdin; then gives back the rest of them, which may still resize
+    /// and signal. None when there are no more.
+    async fn until_closed<S>(&self, mut input: S) -> Option<S>
+    where
+        S: Stream<Item = Result<ExecRequest, Status>> + Unpin,
+    {
+        while let Some(Ok(request)) = input.next().await {
+            match request.message {
+                Some(In::Stdin(bytes)) => {
+                    if let Some(target) = self.target {
+                        let _ = target.write_all(&bytes).await; // closed its stdin: as with a shell's pipe, the rest is lost
+                    }
+                }
+                Some(In::CloseStdin(true)) => return Some(input),
+                Some(In::Resize(to)) => {
+                    if let Some(terminal) = self.terminal {
+                        let (rows, cols) = process::dimensions(to.rows, to.cols);
+                        let _ = terminal.resize(rows, cols);
+                    }
+                }
+                Some(In::Signal(number)) => {
+                    if let Some(signal) = Signal::from_named_raw(number) {
+                        self.group.reaper.signal(self.group.pid, signal);
+                    }
+                }
+                Some(In::Start(_) | In::CloseStdin(false)) | None => {}
+            }
+        }
+        None
+    }
+}
+
+async fn send(outbox: &Outbox<ExecResponse>, message: Out) -> Result<(), ()> {
+    outbox.send(Ok(ExecResponse { message: Some(message) })).await.map_err(drop)
+}
+
+impl From<crate::reap::Exit> for ExitStatus {
+    fn from(exit: crate::reap::Exit) -> Self {
+        Self { code: exit.code, signal: exit.signal, error: exit.error }
+    }
+}

@@ -1,0 +1,292 @@
+//! The guest's one network interface, by the old interface ioctls: they do
+//! all that a VM with one IPv4 address needs.
+
+use std::ffi::{CString, c_ulong};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::error::Error;
+use crate::sys::{self, IfValue, Route};
+
+const SIOCADDRT: c_ulong = 0x890b;
+const SIOCDELRT: c_ulong = 0x890c;
+const SIOCGIFFLAGS: c_ulong = 0x8913;
+const SIOCSIFFLAGS: c_ulong = 0x8914;
+const SIOCGIFADDR: c_ulong = 0x8915;
+const SIOCSIFADDR: c_ulong = 0x8916;
+const SIOCGIFNETMASK: c_ulong = 0x891b;
+const SIOCSIFNETMASK: c_ulong = 0x891c;
+const SIOCSIFHWADDR: c_ulong = 0x8924;
+const SIOCGIFHWADDR: c_ulong = 0x8927;
+
+const IFF_UP: u16 = 1;
+const ARPHRD_ETHER: u16 = 1;
+const RTF_UP: u16 = 1;
+const RTF_GATEWAY: u16 = 2;
+const RTF_HOST: u16 = 4;
+/// More default routes than this are not removed.
+const ROUTES_MAX: usize = 16;
+
+/// A checked network; every field parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// None: loopback only.
+    pub(crate) link: Option<Link>,
+    pub(crate) nameservers: Vec<IpAddr>,
+    pub(crate) search: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) mac: [u8; 6],
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix: u8,
+    pub(crate) gateway: Option<Ipv4Addr>,
+}
+
+impl Plan {
+    /// Parses the wire's network.
+    pub(crate) fn parse(wire: &coracle_proto::guest::Network) -> Result<Self, Error> {
+        let link = if wire.mac.is_empty() { None } else { Some(Link::parse(&wire.mac, &wire.address, &wire.gateway)?) };
+        if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 {
+            return Err(Error::invalid("more than 8 nameservers or 32 search domains"));
+        }
+        let server = |s: &String| s.parse().map_err(|_| Error::invalid(format!("nameserver {s:?} is no IP address")));
+        let nameservers = wire.nameservers.iter().map(server).collect::<Result<_, _>>()?;
+        for domain in &wire.search_domains {
+            if !is_name(domain, 253) {
+                return Err(Error::invalid(format!("search domain {domain:?}")));
+            }
+        }
+        Ok(Self { link, nameservers, search: wire.search_domains.clone() })
+    }
+
+    /// The text of `/etc/resolv.conf`.
+    pub(crate) fn resolv_conf(&self) -> String {
+        let mut text: String = self.nameservers.iter().map(|n| format!("nameserver {n}\n")).collect();
+        if !self.search.is_empty() {
+            text.push_str(&format!("search {}\n", self.search.join(" ")));
+        }
+        text
+    }
+}
+
+impl Link {
+    fn parse(mac: &str, address: &str, gateway: &str) -> Result<Self, Error> {
+        let bad = |what: &str, text: &str| Error::invalid(format!("{what} {text:?}"));
+        let octets: Vec<u8> = mac.split(':').filter(|o| o.len() == 2).filter_map(|o| u8::from_str_radix(o, 16).ok()).collect();
+        let mac: [u8; 6] = octets.try_into().map_err(|_| bad("MAC address", mac))?;
+        let [first, ..] = mac;
+        if first & 1 == 1 || mac == [0; 6] {
+            return Err(Error::invalid("MAC address is no unicast address"));
+        }
+        let (ip, prefix) = address.split_once('/').ok_or_else(|| bad("address without a prefix", address))?;
+        let prefix: u8 = prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(|| bad("prefix of", address))?;
+        let ip = ip.parse().map_err(|_| bad("IPv4 address", address))?;
+        let gateway = match gateway {
+            "" => None,
+            g => Some(g.parse().map_err(|_| bad("gateway", g))?),
+        };
+        Ok(Self { mac, address: ip, prefix, gateway })
+    }
+
+    fn mask(&self) -> Ipv4Addr {
+        Ipv4Addr::from(u32::MAX.checked_shl(32u32.saturating_sub(self.prefix.into())).unwrap_or(0))
+    }
+
+    fn holds(&self, other: Ipv4Addr) -> bool {
+        self.address & self.mask() == other & self.mask()
+    }
+}
+
+/// True for host names and domains: nothing that could add a line or an option to a file.
+pub(crate) fn is_name(text: &str, max: usize) -> bool {
+    (1..=max).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+        && !text.starts_with(['-', '.'])
+}
+
+/// Loopback up and the one Ethernet link as planned. Idempotent; the new address is announced by the kernel (ARP).
+pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(Error::io("open a socket for interface requests"))?;
+    let net = Net { socket };
+    net.up("lo", true).map_err(Error::io("bring up loopback"))?;
+    let Some(link) = &plan.link else {
+        if let Ok(name) = net.ethernet() {
+            net.up(&name, false).map_err(Error::io(format!("take down {name}")))?;
+        }
+        return Ok(Vec::new());
+    };
+    let name = net.ethernet()?;
+    net.configure(&name, link).map_err(Error::io(format!("configure {name}")))?;
+    net.default_route(&name, link).map_err(Error::io(format!("route by {name}")))?;
+    let address = net.address(&name).map_err(Error::io(format!("read the address of {name}")))?;
+    Ok(vec![address])
+}
+
+struct Net {
+    socket: OwnedFd,
+}
+
+impl Net {
+    fn request(&self, request: c_ulong, name: &str, value: IfValue) -> io::Result<IfValue> {
+        sys::interface(self.socket.as_fd(), request, name, value)
+    }
+
+    /// The only link but loopback. More than one is a machine that this agent was not made for.
+    fn ethernet(&self) -> Result<String, Error> {
+        let links = std::fs::read_dir("/sys/class/net").map_err(Error::io("list links"))?;
+        let mut found = links.flatten().filter_map(|l| l.file_name().into_string().ok()).filter(|name| {
+            let hardware = self.request(SIOCGIFHWADDR, name, [0; 24]);
+            name != "lo" && hardware.is_ok_and(|[a, b, ..]| u16::from_ne_bytes([a, b]) == ARPHRD_ETHER)
+        });
+        match (found.next(), found.next()) {
+            (Some(name), None) => Ok(name),
+            (None, _) => Err(Error::State("this machine has no Ethernet link".into())),
+            (Some(a), Some(b)) => Err(Error::State(format!("this machine has more than one Ethernet link: {a}, {b}"))),
+        }
+    }
+
+    fn up(&self, name: &str, up: bool) -> io::Result<()> {
+        let mut value = self.request(SIOCGIFFLAGS, name, [0; 24])?;
+        let [a, b, ..] = &mut value;
+        let flags = u16::from_ne_bytes([*a, *b]);
+        [*a, *b] = (if up { flags | IFF_UP } else { flags & !IFF_UP }).to_ne_bytes();
+        self.request(SIOCSIFFLAGS, name, value).map(drop)
+    }
+
+    fn configure(&self, name: &str, link: &Link) -> io::Result<()> {
+        let hardware = self.request(SIOCGIFHWADDR, name, [0; 24])?;
+        let same_mac = hardware.get(2..8) == Some(link.mac.as_slice());
+        if same_mac && self.address(name).is_ok_and(|a| a == format!("{}/{}", link.address, link.prefix)) {
+            return self.up(name, true);
+        }
+        // Down first: a MAC may only change then, and the neighbours of the old address are forgotten.
+        self.up(name, false)?;
+        if !same_mac {
+            let mut value = hardware;
+            value.iter_mut().skip(2).zip(link.mac).for_each(|(to, from)| *to = from);
+            self.request(SIOCSIFHWADDR, name, value)?;
+        }
+        self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
+        self.request(SIOCSIFNETMASK, name, padded(socket_address(link.mask())))?;
+        // With this set, the kernel sends a gratuitous ARP when the link comes up.
+        let notify = Path::new("/proc/sys/net/ipv4/conf").join(name).join("arp_notify");
+        let _ = std::fs::write(notify, "1");
+        self.up(name, true)
+    }
+
+    /// Replaces every default route by the planned one.
+    fn default_route(&self, name: &str, link: &Link) -> io::Result<()> {
+        let device = CString::new(name)?;
+        let any = socket_address(Ipv4Addr::UNSPECIFIED);
+        let old = Route { destination: any, gateway: any, mask: any, flags: RTF_UP };
+        for _ in 0..ROUTES_MAX {
+            if sys::route(self.socket.as_fd(), SIOCDELRT, &old, None).is_err() {
+                break;
+            }
+        }
+        let Some(gateway) = link.gateway else { return Ok(()) };
+        if !link.holds(gateway) {
+            let on_link = Route {
+                destination: socket_address(gateway),
+                gateway: any,
+                mask: socket_address(Ipv4Addr::BROADCAST),
+                flags: RTF_UP | RTF_HOST,
+            };
+            exists_is_fine(sys::route(self.socket.as_fd(), SIOCADDRT, &on_link, Some(&device)))?;
+        }
+        let new = Route { destination: any, gateway: socket_address(gateway), mask: any, flags: RTF_UP | RTF_GATEWAY };
+        exists_is_fine(sys::route(self.socket.as_fd(), SIOCADDRT, &new, Some(&device)))
+    }
+
+    /// Address and prefix as the kernel has them.
+    fn address(&self, name: &str) -> io::Result<String> {
+        let address = ipv4(self.request(SIOCGIFADDR, name, [0; 24])?);
+        let mask = ipv4(self.request(SIOCGIFNETMASK, name, [0; 24])?);
+        Ok(format!("{address}/{}", u32::from(mask).leading_ones()))
+    }
+}
+
+fn exists_is_fine(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// A `sockaddr_in` without a port.
+fn socket_address(ip: Ipv4Addr) -> [u8; 16] {
+    let [f0, f1] = AddressFamily::INET.as_raw().to_ne_bytes();
+    let [a, b, c, d] = ip.octets();
+    [f0, f1, 0, 0, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]
+}
+
+fn padded(address: [u8; 16]) -> IfValue {
+    let mut value = [0; 24];
+    value.iter_mut().zip(address).for_each(|(to, from)| *to = from);
+    value
+}
+
+fn ipv4(value: IfValue) -> Ipv4Addr {
+    let [_, _, _, _, a, b, c, d, ..] = value;
+    Ipv4Addr::new(a, b, c, d)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use coracle_proto::guest::Network;
+
+    fn wire(mac: &str, address: &str, gateway: &str) -> Network {
+        Network { mac: mac.into(), address: address.into(), gateway: gateway.into(), ..Network::default() }
+    }
+
+    #[test]
+    fn parse_table() {
+        for (why, mac, address, gateway, good) in [
+            ("usual", "02:00:00:00:00:0a", "10.100.0.2/24", "10.100.0.1", true),
+            ("no gateway", "02:00:00:00:00:0a", "10.100.0.2/32", "", true),
+            ("loopback only", "", "", "", true),
+            ("short MAC", "02:00:00:00:0a", "10.0.0.2/24", "", false),
+            ("long octet", "002:0:00:00:00:0a", "10.0.0.2/24", "", false),
+            ("multicast MAC", "03:00:00:00:00:0a", "10.0.0.2/24", "", false),
+            ("zero MAC", "00:00:00:00:00:00", "10.0.0.2/24", "", false),
+            ("no prefix", "02:00:00:00:00:0a", "10.0.0.2", "", false),
+            ("prefix 0", "02:00:00:00:00:0a", "10.0.0.2/0", "", false),
+            ("prefix 33", "02:00:00:00:00:0a", "10.0.0.2/33", "", false),
+            ("gateway a name", "02:00:00:00:00:0a", "10.0.0.2/24", "gw", false),
+        ] {
+            assert_eq!(Plan::parse(&wire(mac, address, gateway)).is_ok(), good, "{why}");
+        }
+    }
+
+    #[test]
+    fn masks() {
+        let link = |a: &str| Plan::parse(&wire("02:00:00:00:00:01", a, "")).unwrap().link.unwrap();
+        assert_eq!(link("10.1.2.3/24").mask(), Ipv4Addr::new(255, 255, 255, 0));
+        assert_eq!(link("10.1.2.3/32").mask(), Ipv4Addr::BROADCAST);
+        assert!(link("10.1.2.3/24").holds("10.1.2.1".parse().unwrap()) && !link("10.1.2.3/32").holds("10.1.2.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_name_cannot_add_a_line() {
+        assert!(is_name("web-0.default.svc", 64));
+        for bad in ["", "a b", "a\nb", "-x", ".x", "ü", &"x".repeat(65)] {
+            assert!(!is_name(bad, 64), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn resolv_conf_is_plain() {
+        let net = Network { nameservers: vec!["10.0.2.3".into()], search_domains: vec!["a.b".into(), "c".into()], ..Network::default() };
+        assert_eq!(Plan::parse(&net).unwrap().resolv_conf(), "nameserver 10.0.2.3\nsearch a.b c\n");
+        let evil = Network { search_domains: vec!["x\nnameserver 6.6.6.6".into()], ..Network::default() };
+        assert!(Plan::parse(&evil).is_err());
+    }
+}

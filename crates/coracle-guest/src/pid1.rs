@@ -1,0 +1,82 @@
+//! The agent as `/init`: the machine's first process, and its last.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit};
+
+use crate::agent::Agent;
+use crate::console::{self, say};
+use crate::{channel, modules, mounts, session, shutdown};
+
+/// Threads for file work beside the one that serves; each costs its stack only where touched.
+const FILE_THREADS: usize = 8;
+const STACK_BYTES: usize = 256 * 1024;
+/// Descriptors that a process may open: what container engines grant.
+const FILES: Rlimit = Rlimit { current: Some(1024), maximum: Some(524_288) };
+/// After an opening of the port that went wrong.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Boots the machine, serves until it shall go off, and switches it off.
+pub fn run() {
+    mounts::at_boot();
+    console::open();
+    modules::load();
+    let _ = rustix::process::setrlimit(Resource::Nofile, FILES);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    say!("version {} up after {} ms", env!("CARGO_PKG_VERSION"), crate::sys::uptime_ms());
+    if let Err(e) = serve() {
+        say!("cannot serve: {e}");
+    }
+    shutdown::power_off();
+}
+
+fn serve() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_stack_size(STACK_BYTES)
+        .max_blocking_threads(FILE_THREADS)
+        .build()?;
+    let agent = Agent::of_machine();
+    runtime.block_on(async {
+        let off = async {
+            shutdown::requested(&agent).await;
+            agent.close();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            result = agent.reap() => result,
+            () = sessions(&agent) => Ok(()),
+            () = off => Ok(()),
+        }
+    })?;
+    agent.forget_root();
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+/// One session after the other, until the machine goes off.
+async fn sessions(agent: &Arc<Agent>) {
+    let mut number = 0u64;
+    while !agent.closing() {
+        number = number.saturating_add(1);
+        let session = async {
+            let fd = channel::open(Path::new("/sys"), Path::new("/dev")).await;
+            session::serve_port(fd, number, agent).await
+        };
+        let waiting = async {
+            agent.closed().await;
+            tokio::time::sleep(Duration::from_secs(1)).await; // a session under way closes itself, sooner
+        };
+        let result = tokio::select! {
+            result = session => result,
+            () = waiting => return,
+        };
+        if let Err(e) = result {
+            say!("session {number}: {e}");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}

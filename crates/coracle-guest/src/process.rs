@@ -1,0 +1,331 @@
+//! From a `Process` of the wire to a running process: checks, user, program,
+//! descriptors, and what happens between fork and exec.
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use coracle_proto::guest::Process;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::process::Pid;
+use rustix::pty::OpenptFlags;
+use rustix::thread::{Gid, Uid};
+use tokio::io::Interest;
+use tokio::sync::oneshot;
+
+use crate::error::Error;
+use crate::pipe::{Pipe, size};
+use crate::reap::{Exit, Reaper};
+use crate::root::{PATH_MAX, Root};
+use crate::user::{self, Identity};
+
+/// Most arguments, and most environment entries, of one process.
+const STRINGS_MAX: usize = 4096;
+/// Largest /etc/passwd or /etc/group that is read, bytes.
+const ACCOUNTS_MAX: usize = 1024 * 1024;
+/// What a shell would assume.
+const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+const NOT_FOUND: i32 = 127;
+const NOT_EXECUTABLE: i32 = 126;
+
+/// Why a process was not started.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The request is wrong, or the agent cannot serve it now.
+    Request(Error),
+    /// The image cannot run it: the answer is an exit status.
+    Cannot(Exit),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Request(error)
+    }
+}
+
+/// A started process with our ends of its descriptors.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) pid: Pid,
+    pub(crate) exit: oneshot::Receiver<Exit>,
+    pub(crate) io: Io,
+}
+
+#[derive(Debug)]
+pub(crate) enum Io {
+    Pipes { stdin: Option<Pipe>, stdout: Pipe, stderr: Pipe },
+    Terminal { master: Pipe, stdin: bool },
+}
+
+/// Starts `process` inside `root`, in a session of its own. A missing working folder is made when `make_cwd`.
+pub(crate) fn start(reaper: &Reaper, root: &Root, process: &Process, make_cwd: bool) -> Result<Running, Refusal> {
+    let launch = Launch::prepare(root, process, make_cwd)?;
+    let mut command = Command::new(&launch.program);
+    command.arg0(&launch.argv0).args(&launch.args).env_clear().envs(launch.env.iter().map(|(k, v)| (k, v)));
+
+    let terminal = if process.tty { Some(Terminal::open(root, process).map_err(Error::io("open a terminal"))?) } else { None };
+    match &terminal {
+        Some(t) => {
+            let slave = || t.slave.try_clone().map(Stdio::from).map_err(Error::io("copy a terminal handle"));
+            command.stdin(slave()?).stdout(slave()?).stderr(slave()?);
+        }
+        None => {
+            let stdin = if process.stdin { Stdio::piped() } else { Stdio::null() };
+            command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+    }
+    let chroot = root.chroot_dir().map_err(Error::io("copy the root's handle"))?;
+    launch.enter(&mut command, chroot, process.tty);
+
+    let spawned = reaper.spawn(&mut command).map_err(|e| cannot(&launch.argv0, &e))?;
+    drop(command); // holds our copies of the terminal's slave end
+    let mut child = spawned.child;
+    let io = match terminal {
+        Some(t) => Io::Terminal { master: pipe(Some(t.master), Interest::READABLE | Interest::WRITABLE)?, stdin: process.stdin },
+        None => Io::Pipes {
+            stdin: child.stdin.take().map(|s| pipe(Some(s), Interest::WRITABLE)).transpose()?,
+            stdout: pipe(child.stdout.take(), Interest::READABLE)?,
+            stderr: pipe(child.stderr.take(), Interest::READABLE)?,
+        },
+    };
+    Ok(Running { pid: spawned.pid, exit: spawned.exit, io })
+}
+
+fn pipe(fd: Option<impl Into<OwnedFd>>, interest: Interest) -> Result<Pipe, Error> {
+    let fd = fd.ok_or(Error::State("a process without its pipes".into()))?;
+    Pipe::new(fd.into(), interest).map_err(Error::io("watch a process"))
+}
+
+fn cannot(program: &str, e: &io::Error) -> Refusal {
+    let code = if e.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+    refused(code, format!("{program}: {e}"))
+}
+
+fn refused(code: i32, error: String) -> Refusal {
+    Refusal::Cannot(Exit { code, signal: 0, error })
+}
+
+/// A pty of the container's own devpts, so that `tty` inside names it.
+struct Terminal {
+    master: OwnedFd,
+    slave: OwnedFd,
+}
+
+impl Terminal {
+    fn open(root: &Root, process: &Process) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let master = root.resolve(Path::new("/dev/pts/ptmx"), flags).or_else(|_| {
+            rustix::fs::open("/dev/ptmx", flags | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)
+        })?;
+        rustix::pty::unlockpt(&master)?;
+        let slave = rustix::pty::ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        let (rows, cols) = dimensions(process.rows, process.cols);
+        rustix::termios::tcsetwinsize(&master, size(rows, cols))?;
+        Ok(Self { master, slave })
+    }
+}
+
+/// Rows and columns as the kernel wants them; 0 means the usual 24 × 80.
+pub(crate) fn dimensions(rows: u32, cols: u32) -> (u16, u16) {
+    let clamp = |n: u32, usual: u16| if n == 0 { usual } else { u16::try_from(n).unwrap_or(u16::MAX) };
+    (clamp(rows, 24), clamp(cols, 80))
+}
+
+/// A checked process: every choice made, nothing started.
+#[derive(Debug)]
+struct Launch {
+    program: PathBuf,
+    argv0: String,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    cwd: CString,
+    identity: Identity,
+}
+
+impl Launch {
+    fn prepare(root: &Root, process: &Process, make_cwd: bool) -> Result<Self, Refusal> {
+        let identity = identity(root, &process.user)?;
+        let env = environment(process, &identity)?;
+        let (argv0, args) = arguments(process)?;
+        let cwd = if process.cwd.is_empty() { "/" } else { process.cwd.as_str() };
+        if !cwd.starts_with('/') || cwd.len() > PATH_MAX {
+            return Err(Error::invalid(format!("working folder {cwd:?} is no absolute path")).into());
+        }
+        let opened = if make_cwd { root.ensure_dir(Path::new(cwd), Mode::from_raw_mode(0o755)) } else { root.dir(Path::new(cwd)) };
+        opened.map_err(|e| refused(NOT_EXECUTABLE, format!("working folder {cwd}: {e}")))?;
+        let program = find(root, &argv0, cwd, search_path(&env))?;
+        let cwd = CString::new(cwd).map_err(|_| Error::invalid("working folder contains a NUL byte"))?;
+        Ok(Self { program, argv0, args, env, cwd, identity })
+    }
+
+    /// Installs what the child does between fork and exec: system calls only.
+    fn enter(&self, command: &mut Command, chroot: Option<OwnedFd>, tty: bool) {
+        let cwd = self.cwd.clone();
+        let (uid, gid) = (Uid::from_raw(self.identity.uid), Gid::from_raw(self.identity.gid));
+        let groups: Vec<Gid> = self.identity.groups.iter().copied().map(Gid::from_raw).collect();
+        crate::sys::before_exec(command, move || {
+            rustix::process::setsid()?;
+            if tty {
+                rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+            }
+            crate::sys::unblock_signals()?;
+            // The agent is exempt from the OOM killer; what it starts is not. Best effort: hosts may forbid it.
+            let _ = crate::sys::write_file(c"/proc/self/oom_score_adj", b"0");
+            if let Some(dir) = &chroot {
+                rustix::process::fchdir(dir.as_fd())?;
+                rustix::process::chroot(c".")?;
+            }
+            rustix::process::chdir(cwd.as_c_str())?;
+            rustix::process::umask(Mode::from_raw_mode(0o022));
+            rustix::thread::set_thread_groups(&groups)?;
+            rustix::thread::set_thread_gid(gid)?;
+            rustix::thread::set_thread_uid(uid)?;
+            Ok(())
+        });
+    }
+}
+
+fn identity(root: &Root, user: &str) -> Result<Identity, Refusal> {
+    let text = |path: &str| root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned());
+    let (passwd, group) = (text("/etc/passwd").unwrap_or_default(), text("/etc/group").unwrap_or_default());
+    user::resolve(user, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
+}
+
+fn arguments(process: &Process) -> Result<(String, Vec<String>), Error> {
+    if process.argv.len() > STRINGS_MAX || process.argv.iter().any(|a| a.contains('\0')) {
+        return Err(Error::invalid(format!("more than {STRINGS_MAX} arguments, or a NUL byte in one")));
+    }
+    match process.argv.split_first() {
+        Some((first, rest)) if !first.is_empty() => Ok((first.clone(), rest.to_vec())),
+        _ => Err(Error::invalid("no command")),
+    }
+}
+
+/// The given environment as it is, with HOME, PATH and (on a terminal) TERM where absent. The last of equal names wins.
+fn environment(process: &Process, identity: &Identity) -> Result<Vec<(String, String)>, Error> {
+    if process.env.len() > STRINGS_MAX {
+        return Err(Error::invalid(format!("more than {STRINGS_MAX} environment entries")));
+    }
+    let mut env = Vec::with_capacity(process.env.len().saturating_add(3));
+    for entry in &process.env {
+        match entry.split_once('=') {
+            Some((name, value)) if !name.is_empty() && !entry.contains('\0') => env.push((name.to_owned(), value.to_owned())),
+            _ => return Err(Error::invalid(format!("environment entry {entry:?} is not NAME=value"))),
+        }
+    }
+    let term = if process.tty { Some(("TERM", "xterm")) } else { None };
+    for (name, value) in [("HOME", identity.home.as_str()), ("PATH", PATH_DEFAULT)].into_iter().chain(term) {
+        if !env.iter().any(|(n, _)| n == name) {
+            env.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    Ok(env)
+}
+
+fn search_path(env: &[(String, String)]) -> &str {
+    env.iter().rev().find(|(n, _)| n == "PATH").map_or(PATH_DEFAULT, |(_, v)| v.as_str())
+}
+
+/// What `execvp` would run, looked up inside the root.
+fn find(root: &Root, argv0: &str, cwd: &str, search: &str) -> Result<PathBuf, Refusal> {
+    let candidates: Vec<PathBuf> = if argv0.contains('/') {
+        vec![Path::new(cwd).join(argv0)]
+    } else {
+        search.split(':').take(STRINGS_MAX).map(|dir| Path::new(cwd).join(dir).join(argv0)).collect()
+    };
+    let mut forbidden = false;
+    for path in candidates {
+        match root.resolve(&path, OFlags::PATH).and_then(|fd| Ok(rustix::fs::fstat(&fd)?)) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_mode & 0o111 != 0 => return Ok(path),
+            Ok(_) => forbidden = true,
+            Err(e) => forbidden |= e.kind() == io::ErrorKind::PermissionDenied,
+        }
+    }
+    let shown = OsString::from(argv0);
+    Err(if forbidden {
+        refused(NOT_EXECUTABLE, format!("{}: not executable", shown.display()))
+    } else {
+        refused(NOT_FOUND, format!("{}: not found", shown.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(argv: &[&str], env: &[&str]) -> Process {
+        let own = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+        Process { argv: own(argv), env: own(env), ..Process::default() }
+    }
+
+    fn image() -> (tempfile::TempDir, Root) {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        for (path, mode) in [("bin/tool", 0o755), ("bin/data", 0o644), ("opt/tool", 0o755)] {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        symlink("/bin/tool", dir.path().join("bin/link")).unwrap();
+        symlink("/etc/hostname", dir.path().join("bin/dangling")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        (dir, root)
+    }
+
+    #[test]
+    fn lookup_table() {
+        let (_dir, root) = image();
+        for (why, argv0, cwd, search, want) in [
+            ("in PATH", "tool", "/", "/sbin:/bin", Ok("/bin/tool")),
+            ("first of two", "tool", "/", "/opt:/bin", Ok("/opt/tool")),
+            ("absolute", "/bin/tool", "/", "", Ok("/bin/tool")),
+            ("relative to the working folder", "./tool", "/opt", "", Ok("/opt/./tool")),
+            ("relative PATH entry", "tool", "/", "opt", Ok("/opt/tool")),
+            ("a link is followed inside", "link", "/", "/bin", Ok("/bin/link")),
+            ("not there", "nope", "/", "/bin", Err(127)),
+            ("a link that would lead out", "dangling", "/", "/bin", Err(127)),
+            ("not executable", "data", "/", "/bin", Err(126)),
+            ("a folder", "/bin", "/", "", Err(126)),
+        ] {
+            let got = find(&root, argv0, cwd, search);
+            match (got, want) {
+                (Ok(path), Ok(want)) => assert_eq!(path.as_os_str(), want, "{why}"),
+                (Err(Refusal::Cannot(exit)), Err(code)) => assert_eq!(exit.code, code, "{why}"),
+                (got, want) => panic!("{why}: {got:?}, want {want:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn environment_has_defaults_only_where_absent() {
+        let identity = user::resolve("", "", "").unwrap();
+        let names = |p: &Process| environment(p, &identity).unwrap().into_iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>();
+        assert_eq!(names(&process(&[], &[])), ["HOME=/".to_owned(), format!("PATH={PATH_DEFAULT}")]);
+        assert_eq!(names(&process(&[], &["PATH=", "HOME=/x", "A=b=c"])), ["PATH=", "HOME=/x", "A=b=c"]);
+        let tty = Process { tty: true, ..process(&[], &["HOME=/", "PATH=/"]) };
+        assert_eq!(names(&tty), ["HOME=/", "PATH=/", "TERM=xterm"]);
+        for bad in ["novalue", "=x", "A=\0"] {
+            assert!(environment(&process(&[], &[bad]), &identity).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_bounded() {
+        assert!(arguments(&process(&[], &[])).is_err());
+        assert!(arguments(&process(&[""], &[])).is_err());
+        assert!(arguments(&process(&["a\0"], &[])).is_err());
+        assert!(arguments(&process(&["x"; STRINGS_MAX + 1], &[])).is_err());
+        assert!(arguments(&process(&["x"; STRINGS_MAX], &[])).is_ok());
+    }
+
+    #[test]
+    fn sizes_are_clamped() {
+        assert_eq!(dimensions(0, 0), (24, 80));
+        assert_eq!(dimensions(50, 70_000), (50, u16::MAX));
+    }
+}

@@ -1,0 +1,42 @@
+//! A response stream with the tasks that feed it. When the client goes, the
+//! stream is dropped, and its tasks with it: nothing works for nobody.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_util::Stream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tonic::Status;
+
+/// Messages that wait for the client; with at most 32 KiB each, the memory of one stream.
+const QUEUED: usize = 2;
+
+/// Where the tasks of a [`Pumped`] put their messages. A full queue makes them wait.
+pub(crate) type Outbox<T> = mpsc::Sender<Result<T, Status>>;
+
+/// Owns the tasks of one request and yields what they send; ends when all of them have.
+#[derive(Debug)]
+pub struct Pumped<T> {
+    inbox: mpsc::Receiver<Result<T, Status>>,
+    tasks: JoinSet<()>,
+}
+
+impl<T> Pumped<T> {
+    /// A stream and the sender for its tasks, which `start` spawns.
+    pub(crate) fn new(start: impl FnOnce(Outbox<T>, &mut JoinSet<()>)) -> Self {
+        let (outbox, inbox) = mpsc::channel(QUEUED);
+        let mut tasks = JoinSet::new();
+        start(outbox, &mut tasks);
+        Self { inbox, tasks }
+    }
+}
+
+impl<T> Stream for Pumped<T> {
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        while self.tasks.try_join_next().is_some() {}
+        self.inbox.poll_recv(cx)
+    }
+}

@@ -1,0 +1,221 @@
+//! The one place that forks and the one place that waits. As PID 1 the agent
+//! inherits every orphan, and `waitpid(-1)` takes any child's status, so both
+//! happen under one lock: a child is known before its status can be taken.
+
+use std::collections::HashMap;
+use std::io;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use tokio::signal::unix::SignalKind;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+/// Between SIGHUP and SIGKILL for a process whose client has gone.
+const HANG_UP_GRACE: Duration = Duration::from_secs(1);
+
+/// How a process ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Exit {
+    /// 0 to 255; 128 + signal when killed by one.
+    pub(crate) code: i32,
+    pub(crate) signal: i32,
+    /// Why it never ran; empty otherwise.
+    pub(crate) error: String,
+}
+
+/// Whose statuses to collect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Every child, adopted ones included: for PID 1.
+    Everything,
+    /// Only what this reaper spawned: for a process with other children.
+    Own,
+}
+
+/// Spawns processes and hands out their exit statuses.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    scope: Scope,
+    waiting: Mutex<HashMap<Pid, Entry>>,
+    doomed: Notify,
+}
+
+#[derive(Debug)]
+struct Entry {
+    exit: oneshot::Sender<Exit>,
+    kill_at: Option<Instant>,
+}
+
+/// A spawned process, leader of its own session and process group.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    pub(crate) pid: Pid,
+    pub(crate) child: Child,
+    pub(crate) exit: oneshot::Receiver<Exit>,
+}
+
+impl Reaper {
+    pub(crate) fn new(scope: Scope) -> Arc<Self> {
+        Arc::new(Self { scope, waiting: Mutex::default(), doomed: Notify::new() })
+    }
+
+    /// Forks and registers in one step, so that no status can be lost.
+    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Spawned> {
+        let mut waiting = self.lock();
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        let (sender, exit) = oneshot::channel();
+        waiting.insert(pid, Entry { exit: sender, kill_at: None });
+        Ok(Spawned { pid, child, exit })
+    }
+
+    /// Signals the process group that `pid` leads, as long as the leader was not collected: after that the number
+    /// may belong to someone else. False when it is gone.
+    pub(crate) fn signal(&self, pid: Pid, signal: Signal) -> bool {
+        let waiting = self.lock();
+        waiting.contains_key(&pid) && rustix::process::kill_process_group(pid, signal).is_ok()
+    }
+
+    /// The client of `pid` has gone: SIGHUP now, SIGKILL when that does not help. `Ok` when it is gone already.
+    pub(crate) fn hang_up(&self, pid: Pid) {
+        if let Some(entry) = self.lock().get_mut(&pid) {
+            entry.kill_at = Some(Instant::now() + HANG_UP_GRACE);
+            let _ = rustix::process::kill_process_group(pid, Signal::HUP);
+            let _ = rustix::process::kill_process_group(pid, Signal::CONT);
+        }
+        self.doomed.notify_one();
+    }
+
+    /// Collects statuses for ever. Cancel-safe.
+    ///
+    /// # Errors
+    /// When SIGCHLD cannot be listened to.
+    pub(crate) async fn run(&self) -> io::Result<()> {
+        let mut changed = tokio::signal::unix::signal(SignalKind::child())?;
+        loop {
+            self.collect();
+            let next = self.kill_overdue();
+            let overdue = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = changed.recv() => {}
+                () = self.doomed.notified() => {}
+                () = overdue => {}
+            }
+        }
+    }
+
+    fn collect(&self) {
+        match self.scope {
+            Scope::Everything => {
+                let mut waiting = self.lock();
+                while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+                    if let Some(entry) = waiting.remove(&pid) {
+                        let _ = entry.exit.send(Exit::from(status));
+                    }
+                }
+            }
+            Scope::Own => {
+                let mut waiting = self.lock();
+                let ended: Vec<_> = waiting
+                    .keys()
+                    .filter_map(|pid| rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG).ok().flatten())
+                    .collect();
+                for (pid, status) in ended {
+                    if let Some(entry) = waiting.remove(&pid) {
+                        let _ = entry.exit.send(Exit::from(status));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Kills what did not heed SIGHUP; gives the time of the next one due.
+    fn kill_overdue(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        for (pid, entry) in self.lock().iter_mut() {
+            match entry.kill_at {
+                Some(at) if at <= now => {
+                    entry.kill_at = None;
+                    let _ = rustix::process::kill_process_group(*pid, Signal::KILL);
+                }
+                Some(at) => next = Some(next.map_or(at, |n| n.min(at))),
+                None => {}
+            }
+        }
+        next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Pid, Entry>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<WaitStatus> for Exit {
+    fn from(status: WaitStatus) -> Self {
+        match status.terminating_signal() {
+            Some(signal) => Self { code: signal.saturating_add(128), signal, error: String::new() },
+            None => Self { code: status.exit_status().unwrap_or(255), ..Self::default() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+
+    async fn exits(commands: &[&str]) -> Vec<Exit> {
+        let reaper = Reaper::new(Scope::Own);
+        let mut waiters = Vec::new();
+        for c in commands {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", c]).process_group(0);
+            waiters.push(reaper.spawn(&mut command).unwrap().exit);
+        }
+        let all = futures_util::future::join_all(waiters);
+        tokio::select! {
+            ended = all => ended.into_iter().map(Result::unwrap).collect(),
+            r = reaper.run() => panic!("reaper ended: {r:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn statuses_reach_their_waiters() {
+        let got = exits(&["exit 0", "exit 7", "kill -9 $$", "kill -15 $$", "exit 255"]).await;
+        assert_eq!(got.iter().map(|e| (e.code, e.signal)).collect::<Vec<_>>(), [(0, 0), (7, 0), (137, 9), (143, 15), (255, 0)]);
+    }
+
+    #[tokio::test]
+    async fn fifty_quick_children_are_all_seen() {
+        assert_eq!(exits(&["exit 3"; 50]).await.iter().filter(|e| e.code == 3).count(), 50);
+    }
+
+    #[tokio::test]
+    async fn hang_up_ends_in_a_kill() {
+        let reaper = Reaper::new(Scope::Own);
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "trap '' HUP; sleep 60 & wait; wait; sleep 60"]).process_group(0);
+        let spawned = reaper.spawn(&mut command).unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        reaper.hang_up(spawned.pid);
+        let exit = tokio::select! { e = spawned.exit => e.unwrap(), r = reaper.run() => panic!("{r:?}") };
+        assert_eq!((exit.code, exit.signal), (137, 9));
+        assert!(!reaper.signal(spawned.pid, Signal::TERM), "collected: no longer ours to signal");
+    }
+
+    #[tokio::test]
+    async fn a_command_that_cannot_run_leaves_nothing_behind() {
+        let reaper = Reaper::new(Scope::Own);
+        assert!(reaper.spawn(&mut Command::new("/no/such")).is_err());
+        assert!(reaper.lock().is_empty());
+    }
+}

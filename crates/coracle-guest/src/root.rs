@@ -1,0 +1,191 @@
+//! The container's root folder. Everything in it was chosen by an image or by
+//! the workload, so every path is resolved by the kernel inside that root:
+//! no symlink, `..` or mount trick leads out of it.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// Longest path taken from a request, bytes (PATH_MAX).
+pub(crate) const PATH_MAX: usize = 4096;
+
+/// `openat2` answers EAGAIN when a rename raced with the walk; so many tries.
+const RACE_TRIES: usize = 32;
+
+/// An open root folder.
+#[derive(Debug)]
+pub struct Root {
+    dir: OwnedFd,
+    chroot: bool,
+}
+
+impl Root {
+    /// Opens `path` as the root that workloads see.
+    ///
+    /// # Errors
+    /// When it is no folder or may not be opened.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let dir = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { dir, chroot: path != Path::new("/") })
+    }
+
+    /// The folder's handle, for `fchdir` + `chroot`; none when it is the machine's own root.
+    pub(crate) fn chroot_dir(&self) -> io::Result<Option<OwnedFd>> {
+        if self.chroot { self.dir.try_clone().map(Some) } else { Ok(None) }
+    }
+
+    /// Opens `path`, resolved inside the root. Close-on-exec is added.
+    pub(crate) fn resolve(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        if path.as_os_str().len() > PATH_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        for _ in 0..RACE_TRIES {
+            match rustix::fs::openat2(&self.dir, path, flags | OFlags::CLOEXEC, Mode::empty(), inside) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+        Err(Errno::AGAIN.into())
+    }
+
+    /// Opens the folder `path` as a handle.
+    pub(crate) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)
+    }
+
+    /// Opens the folder that `path` lies in, and gives the last component.
+    pub(crate) fn parent(&self, path: &Path) -> io::Result<(OwnedFd, OsString)> {
+        let name = leaf(path)?.to_owned();
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let parent = if parent.as_os_str().is_empty() { Path::new("/") } else { parent };
+        Ok((self.dir(parent)?, name))
+    }
+
+    /// Opens the folder `path`, made with its parents where missing. Idempotent.
+    pub(crate) fn ensure_dir(&self, path: &Path, mode: Mode) -> io::Result<OwnedFd> {
+        match self.dir(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        let mut so_far = PathBuf::from("/");
+        let mut dir = self.dir(&so_far)?;
+        for component in path.components() {
+            let name = match component {
+                Component::RootDir | Component::CurDir => continue,
+                Component::Normal(name) => name,
+                Component::ParentDir | Component::Prefix(_) => return Err(io::ErrorKind::InvalidInput.into()),
+            };
+            so_far.push(name);
+            dir = match self.dir(&so_far) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    match rustix::fs::mkdirat(&dir, name, mode) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                    self.dir(&so_far)?
+                }
+                other => other?,
+            };
+        }
+        Ok(dir)
+    }
+
+    /// Reads a regular file of at most `max` bytes.
+    pub(crate) fn read(&self, path: &Path, max: usize) -> io::Result<Vec<u8>> {
+        let fd = self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        if !is(&fd, FileType::RegularFile)? {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut text = Vec::new();
+        let limit = u64::try_from(max).unwrap_or(u64::MAX);
+        io::Read::read_to_end(&mut io::Read::take(std::fs::File::from(fd), limit.saturating_add(1)), &mut text)?;
+        if text.len() > max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
+    }
+
+    /// Replaces `path` by a fresh regular file; a symlink there is replaced, not followed. Idempotent.
+    pub(crate) fn replace(&self, path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
+        let name = leaf(path)?;
+        let parent = self.ensure_dir(path.parent().unwrap_or(Path::new("/")), Mode::from_raw_mode(0o755))?;
+        let file = create(parent.as_fd(), name)?;
+        io::Write::write_all(&mut &file, text)?;
+        rustix::fs::fchmod(&file, mode)?;
+        Ok(())
+    }
+}
+
+/// Creates an empty file for writing; what was there (but a folder) is removed, never followed or written into.
+pub(crate) fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File> {
+    remove(parent, name)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?.into())
+}
+
+/// Removes a name that is no folder. `Ok` when there is none.
+pub(crate) fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+pub(crate) fn is(fd: &OwnedFd, wanted: FileType) -> io::Result<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == wanted)
+}
+
+fn leaf(path: &Path) -> io::Result<&OsStr> {
+    path.file_name().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn hostile() -> (tempfile::TempDir, Root) {
+        let outer = tempfile::tempdir().unwrap();
+        let inner = outer.path().join("root");
+        std::fs::create_dir_all(inner.join("etc")).unwrap();
+        std::fs::write(outer.path().join("secret"), "host").unwrap();
+        symlink("/", inner.join("loop")).unwrap();
+        symlink("../../../secret", inner.join("etc/hosts")).unwrap();
+        symlink(outer.path(), inner.join("out")).unwrap();
+        let root = Root::open(&inner).unwrap();
+        (outer, root)
+    }
+
+    #[test]
+    fn no_path_leads_out() {
+        let (outer, root) = hostile();
+        for path in ["../secret", "/../secret", "etc/hosts", "out/secret", "loop/../secret", "/proc/self/root/secret"] {
+            assert!(root.read(Path::new(path), 100).is_err(), "{path}");
+        }
+        assert!(root.read(Path::new("etc/hosts"), 100).is_err());
+        root.replace(Path::new("/etc/hosts"), b"mine", Mode::from_raw_mode(0o644)).unwrap();
+        assert_eq!(root.read(Path::new("loop/etc/hosts"), 100).unwrap(), b"mine");
+        assert_eq!(std::fs::read(outer.path().join("secret")).unwrap(), b"host");
+    }
+
+    #[test]
+    fn folders_are_made_inside() {
+        let (outer, root) = hostile();
+        root.ensure_dir(Path::new("/a/b/c"), Mode::from_raw_mode(0o755)).unwrap();
+        root.ensure_dir(Path::new("/a/b/c"), Mode::from_raw_mode(0o755)).unwrap();
+        assert!(outer.path().join("root/a/b/c").is_dir());
+        assert!(root.ensure_dir(Path::new("/a/../../x/y"), Mode::from_raw_mode(0o755)).is_err());
+    }
+
+    #[test]
+    fn reads_are_bounded_and_regular() {
+        let (outer, root) = hostile();
+        std::fs::write(outer.path().join("root/big"), vec![b'x'; 101]).unwrap();
+        assert_eq!(root.read(Path::new("big"), 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(root.read(Path::new("big"), 101).unwrap().len(), 101);
+        rustix::fs::mknodat(CWD, outer.path().join("root/fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        assert!(root.read(Path::new("fifo"), 100).is_err(), "must not block on a fifo");
+    }
+}

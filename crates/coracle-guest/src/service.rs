@@ -1,0 +1,118 @@
+//! The wire's calls: unpack, call the module that does it, pack the answer.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use coracle_proto::guest::copy_in_request::Message as CopyIn;
+use coracle_proto::guest::exec_request::Message as Exec;
+use coracle_proto::guest::guest_server::Guest;
+use coracle_proto::guest::port_forward_request::Message as PortForward;
+use coracle_proto::guest::*;
+use futures_util::Stream;
+use rustix::process::Signal;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::agent::Agent;
+use crate::error::Error;
+use crate::pumped::Pumped;
+use crate::workload::Progress;
+use crate::{copy, exec, forward};
+
+/// Limit for the first message of a stream.
+const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Guest for Agent {
+    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusResponse> {
+        Ok(Response::new(Self::status(self)))
+    }
+
+    async fn configure(&self, request: Request<ConfigureRequest>) -> Answer<ConfigureResponse> {
+        Ok(Response::new(Self::configure(self, request.into_inner()).await?))
+    }
+
+    async fn start_workload(&self, request: Request<StartWorkloadRequest>) -> Answer<StartWorkloadResponse> {
+        let process = request.into_inner().process.ok_or_else(|| Error::invalid("no process"))?;
+        let pid = self.workload.start(&self.reaper, self.root()?.as_ref(), &process)?;
+        Ok(Response::new(StartWorkloadResponse { pid }))
+    }
+
+    async fn signal_workload(&self, request: Request<SignalWorkloadRequest>) -> Answer<SignalWorkloadResponse> {
+        let number = request.into_inner().signal;
+        let signal = Signal::from_named_raw(number).ok_or_else(|| Error::invalid(format!("{number} is no signal")))?;
+        if !self.workload.signal(&self.reaper, signal) {
+            return Err(Error::State("the workload is not running".into()).into());
+        }
+        Ok(Response::new(SignalWorkloadResponse {}))
+    }
+
+    async fn wait_workload(&self, _: Request<WaitWorkloadRequest>) -> Answer<WaitWorkloadResponse> {
+        if self.workload.progress() == Progress::NotStarted {
+            return Err(Error::State("the workload was not started".into()).into());
+        }
+        Ok(Response::new(WaitWorkloadResponse { exit: Some(self.workload.exited().await.into()) }))
+    }
+
+    type LogsStream = Pin<Box<dyn Stream<Item = Result<LogChunk, Status>> + Send>>;
+
+    async fn logs(&self, request: Request<LogsRequest>) -> Answer<Self::LogsStream> {
+        let follower = self.workload.logs().follow(request.into_inner().from_offset)?;
+        Ok(Response::new(Box::pin(follower)))
+    }
+
+    type ExecStream = Pumped<ExecResponse>;
+
+    async fn exec(&self, request: Request<Streaming<ExecRequest>>) -> Answer<Self::ExecStream> {
+        let mut input = request.into_inner();
+        let Some(Exec::Start(process)) = first(&mut input).await?.message else {
+            return Err(Status::invalid_argument("the first message is not `start`"));
+        };
+        Ok(Response::new(exec::exec(&self.reaper, self.root()?.as_ref(), &process, input)?))
+    }
+
+    async fn copy_in(&self, request: Request<Streaming<CopyInRequest>>) -> Answer<CopyInResponse> {
+        let mut input = request.into_inner();
+        let Some(CopyIn::Header(header)) = first(&mut input).await?.message else {
+            return Err(Status::invalid_argument("the first message is not `header`"));
+        };
+        Ok(Response::new(copy::unpack(self.root()?, &header.path, input).await?))
+    }
+
+    type CopyOutStream = Pumped<CopyOutChunk>;
+
+    async fn copy_out(&self, request: Request<CopyOutRequest>) -> Answer<Self::CopyOutStream> {
+        Ok(Response::new(copy::pack(self.root()?, request.into_inner().path)?))
+    }
+
+    type PortForwardStream = Pumped<PortForwardChunk>;
+
+    async fn port_forward(&self, request: Request<Streaming<PortForwardRequest>>) -> Answer<Self::PortForwardStream> {
+        let mut input = request.into_inner();
+        let Some(PortForward::Header(header)) = first(&mut input).await?.message else {
+            return Err(Status::invalid_argument("the first message is not `header`"));
+        };
+        Ok(Response::new(forward::forward(&header, input).await?))
+    }
+
+    async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsResponse> {
+        Ok(Response::new(Self::metrics(self)))
+    }
+
+    async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
+        let request = request.into_inner();
+        // The first one counts: a second cannot lengthen the grace.
+        self.shutdown.send_if_modified(|wanted| {
+            let first = wanted.is_none();
+            wanted.get_or_insert(request);
+            first
+        });
+        Ok(Response::new(ShutdownResponse {}))
+    }
+}
+
+async fn first<T>(input: &mut Streaming<T>) -> Result<T, Status> {
+    let message = tokio::time::timeout(FIRST_MESSAGE, input.message()).await;
+    message.map_err(|_| Error::TimedOut("the first message"))??.ok_or_else(|| Status::invalid_argument("no first message"))
+}

@@ -1,0 +1,90 @@
+//! One session: HTTP/2 on one opening of the channel, from the hello to the
+//! end. Nothing of it outlives the session but the agent's own state.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use coracle_proto::guest::guest_server::GuestServer;
+use hyper::rt::Executor;
+use hyper::server::conn::http2;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::task::JoinSet;
+
+use crate::agent::Agent;
+use crate::channel::{self, Port};
+
+/// Largest message taken or given, bytes.
+pub const MESSAGE_MAX: usize = 1024 * 1024;
+const STREAMS_MAX: u32 = 64;
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+const FRAME_MAX: u32 = 32 * 1024;
+const HEADERS_MAX: u32 = 16 * 1024;
+/// Unsent bytes that one stream may hold.
+const SEND_BUFFER: usize = 64 * 1024;
+/// For the host to take what is left when the machine goes off.
+const CLOSING: Duration = Duration::from_millis(300);
+
+/// Serves one opening of the port, from waiting for a host until it has gone.
+///
+/// # Errors
+/// When the port cannot be watched.
+pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Result<()> {
+    channel::host_present(&fd).await?;
+    let mut port = Port::new(fd)?;
+    if port.write_all(&channel::hello(number)).await.is_ok() {
+        serve(port.clone(), agent).await;
+    }
+    if !agent.closing() {
+        port.discard_until_hang_up().await;
+    }
+    Ok(())
+}
+
+/// Serves the agent's calls on `io` until its end, an error, or the machine's. All calls in flight end with it.
+pub async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, agent: &Arc<Agent>) {
+    let service = GuestServer::from_arc(Arc::clone(agent)).max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX);
+    let calls = Calls::default();
+    let mut http2 = http2::Builder::new(calls.clone());
+    http2
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_frame_size(FRAME_MAX)
+        .max_header_list_size(HEADERS_MAX)
+        .max_send_buf_size(SEND_BUFFER)
+        .keep_alive_interval(None);
+    let connection = http2.serve_connection(TokioIo::new(io), TowerToHyperService::new(service));
+    tokio::pin!(connection);
+    tokio::select! {
+        _ = &mut connection => {}
+        () = agent.closed() => {
+            connection.as_mut().graceful_shutdown();
+            let _ = tokio::time::timeout(CLOSING, connection).await;
+        }
+    }
+    calls.end().await;
+}
+
+/// Owns the tasks that hyper makes, one a call.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<JoinSet<()>>>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
+    fn execute(&self, call: F) {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while calls.try_join_next().is_some() {}
+        calls.spawn(call);
+    }
+}
+
+impl Calls {
+    async fn end(&self) {
+        let mut calls = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        calls.shutdown().await;
+    }
+}

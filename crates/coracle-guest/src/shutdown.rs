@@ -1,0 +1,53 @@
+//! The machine goes off: the workload ends, the disks are clean, the host has
+//! the last of the logs.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, WaitOptions};
+use rustix::system::RebootCommand;
+
+use crate::agent::Agent;
+use crate::console::say;
+use crate::mounts;
+use crate::workload::Progress;
+
+/// Longest grace that a request can ask for.
+const GRACE_MAX: Duration = Duration::from_secs(600);
+/// For the answer to a Shutdown to reach the host before anything ends.
+const ANSWER: Duration = Duration::from_millis(20);
+/// For killed processes to be collected.
+const REAP: Duration = Duration::from_secs(1);
+
+/// Waits for a Shutdown, then ends the workload: SIGTERM, the grace, SIGKILL.
+pub(crate) async fn requested(agent: &Agent) {
+    let mut wanted = agent.shutdown.subscribe();
+    let grace = match wanted.wait_for(Option::is_some).await.map(|r| r.map_or(0, |r| r.grace_ms)) {
+        Ok(grace_ms) => Duration::from_millis(grace_ms.into()).min(GRACE_MAX),
+        Err(_) => return,
+    };
+    tokio::time::sleep(ANSWER).await;
+    if matches!(agent.workload.progress(), Progress::Running(_)) {
+        agent.workload.signal(&agent.reaper, Signal::TERM);
+        if tokio::time::timeout(grace, agent.workload.exited()).await.is_err() {
+            agent.workload.signal(&agent.reaper, Signal::KILL);
+            let _ = tokio::time::timeout(REAP, agent.workload.exited()).await;
+        }
+    }
+}
+
+/// Ends everything else and the machine. Call without a runtime: nothing of it may still use the root.
+pub(crate) fn power_off() {
+    crate::sys::kill_everything();
+    let since = Instant::now();
+    while since.elapsed() < REAP {
+        match rustix::process::wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) => {}
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) => break, // no child is left
+        }
+    }
+    mounts::leave();
+    rustix::fs::sync();
+    say!("going off");
+    let _ = rustix::system::reboot(RebootCommand::Restart);
+}

@@ -1,0 +1,220 @@
+//! The system calls that safe libraries do not wrap. All `unsafe` of the crate
+//! is here; callers see plain values and `io::Result`.
+#![expect(unsafe_code, reason = "ioctls, fork hooks and poll registration have no safe wrapper")]
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Most entropy taken from one request, bytes.
+pub(crate) const ENTROPY_MAX: usize = 512;
+
+const RNDADDENTROPY: c_ulong = 0x4008_5203;
+const RNDRESEEDCRNG: c_ulong = 0x5207;
+const BLKFLSBUF: c_ulong = 0x1261;
+
+/// Registers `fd` with the runtime. The registration owns the descriptor.
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the `AsyncFd` owns the `OwnedFd`, which neither closes nor changes its number before it is dropped.
+    unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
+}
+
+/// Runs `setup` in the child between fork and exec.
+///
+/// `setup` must only make system calls: no allocation, no locks.
+pub(crate) fn before_exec(command: &mut Command, setup: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
+    // SAFETY: both callers' closures only make async-signal-safe system calls on values prepared before the fork.
+    unsafe {
+        command.pre_exec(setup);
+    }
+}
+
+/// Every signal back to unblocked; the runtime's own mask must not leak. For use between fork and exec.
+pub(crate) fn unblock_signals() -> io::Result<()> {
+    // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to fill; both calls are async-signal-safe.
+    let result = unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut())
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Writes `text` to the file `path`; no allocation, for use between fork and exec.
+pub(crate) fn write_file(path: &CStr, text: &[u8]) -> io::Result<()> {
+    use rustix::fs::{Mode, OFlags};
+    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, text)?;
+    Ok(())
+}
+
+/// SIGKILL to every process but this one. Does nothing unless this is PID 1.
+pub(crate) fn kill_everything() {
+    if std::process::id() == 1 {
+        // SAFETY: no memory is involved; the check above keeps it to machines that are ours.
+        unsafe {
+            libc::kill(-1, libc::SIGKILL);
+        }
+    }
+}
+
+/// Mixes host bytes into the pool, counts them as entropy and reseeds at once, so that the next draw depends on them.
+pub(crate) fn add_entropy(bytes: &[u8]) -> io::Result<()> {
+    #[repr(C)]
+    struct PoolInfo {
+        bits: c_int,
+        size: c_int,
+        bytes: [u8; ENTROPY_MAX],
+    }
+    let size = bytes.len().min(ENTROPY_MAX);
+    let count = c_int::try_from(size).unwrap_or(0);
+    let mut info = PoolInfo { bits: count.saturating_mul(8), size: count, bytes: [0; ENTROPY_MAX] };
+    for (to, from) in info.bytes.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    let random = std::fs::OpenOptions::new().write(true).open("/dev/urandom")?;
+    ioctl(random.as_fd(), RNDADDENTROPY, (&raw mut info).cast())?;
+    ioctl(random.as_fd(), RNDRESEEDCRNG, std::ptr::null_mut())
+}
+
+/// Drops what the kernel has cached of a block device: a slot's disk may have been swapped since.
+pub(crate) fn flush_block_cache(device: BorrowedFd<'_>) -> io::Result<()> {
+    ioctl(device, BLKFLSBUF, std::ptr::null_mut())
+}
+
+fn ioctl(fd: BorrowedFd<'_>, request: c_ulong, argument: *mut c_void) -> io::Result<()> {
+    // SAFETY: every caller in this file passes the structure that the request's manual names, alive for the call.
+    // The request is cast because its C type differs between musl (int) and glibc (unsigned long).
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, argument) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Payload of an interface request: the union of `struct ifreq`.
+pub(crate) type IfValue = [u8; 24];
+
+/// One `SIOC?IF*` request for the interface `name`; returns the union as the kernel left it.
+pub(crate) fn interface(socket: BorrowedFd<'_>, request: c_ulong, name: &str, value: IfValue) -> io::Result<IfValue> {
+    #[repr(C)]
+    struct IfReq {
+        name: [u8; 16],
+        value: IfValue,
+    }
+    let mut ifreq = IfReq { name: [0; 16], value };
+    if name.len() >= ifreq.name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in ifreq.name.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    ioctl(socket, request, (&raw mut ifreq).cast())?;
+    Ok(ifreq.value)
+}
+
+/// An IPv4 route as `SIOCADDRT` wants it; each address is a `sockaddr_in`.
+pub(crate) struct Route {
+    pub(crate) destination: [u8; 16],
+    pub(crate) gateway: [u8; 16],
+    pub(crate) mask: [u8; 16],
+    pub(crate) flags: u16,
+}
+
+/// `SIOCADDRT` or `SIOCDELRT` for `route` on `device`.
+pub(crate) fn route(socket: BorrowedFd<'_>, request: c_ulong, route: &Route, device: Option<&CStr>) -> io::Result<()> {
+    #[repr(C)]
+    struct RtEntry {
+        pad1: c_ulong,
+        destination: [u8; 16],
+        gateway: [u8; 16],
+        mask: [u8; 16],
+        flags: u16,
+        pad2: i16,
+        pad3: c_ulong,
+        pad4: *mut c_void,
+        metric: i16,
+        device: *const c_char,
+        mtu: c_ulong,
+        window: c_ulong,
+        irtt: u16,
+    }
+    let mut entry = RtEntry {
+        pad1: 0,
+        destination: route.destination,
+        gateway: route.gateway,
+        mask: route.mask,
+        flags: route.flags,
+        pad2: 0,
+        pad3: 0,
+        pad4: std::ptr::null_mut(),
+        metric: 0,
+        device: device.map_or(std::ptr::null(), CStr::as_ptr),
+        mtu: 0,
+        window: 0,
+        irtt: 0,
+    };
+    ioctl(socket, request, (&raw mut entry).cast())
+}
+
+/// Guest wall clock, nanoseconds since 1970.
+pub(crate) fn wall_clock_ns() -> i64 {
+    nanoseconds(clock_gettime(ClockId::Realtime))
+}
+
+/// Milliseconds since the kernel started, sleep included.
+pub(crate) fn uptime_ms() -> u64 {
+    u64::try_from(nanoseconds(clock_gettime(ClockId::Boottime)) / 1_000_000).unwrap_or(0)
+}
+
+fn nanoseconds(time: Timespec) -> i64 {
+    time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn loopback_has_its_address() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let value = interface(socket.as_fd(), 0x8915, "lo", [0; 24]).unwrap(); // SIOCGIFADDR
+        assert_eq!(value[4..8], [127, 0, 0, 1]);
+        assert!(interface(socket.as_fd(), 0x8915, "a-name-that-is-too-long", [0; 24]).is_err());
+        assert!(interface(socket.as_fd(), 0x8915, "nosuch0", [0; 24]).is_err());
+    }
+
+    #[test]
+    fn a_bad_route_is_an_error_and_not_a_crash() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let bad = Route { destination: [0xff; 16], gateway: [0; 16], mask: [0; 16], flags: 1 };
+        assert!(route(socket.as_fd(), 0x890b, &bad, None).is_err());
+    }
+
+    #[test]
+    fn a_file_is_no_block_device() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(flush_block_cache(file.as_fd()).is_err());
+    }
+
+    #[test]
+    fn child_hook_runs_with_signals_unblocked() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "grep SigBlk /proc/self/status"]);
+        before_exec(&mut command, unblock_signals);
+        let out = command.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "SigBlk:\t0000000000000000");
+    }
+
+    #[tokio::test]
+    async fn watch_sees_a_pipe() {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let read = watch(read, Interest::READABLE).unwrap();
+        rustix::io::write(&write, b"x").unwrap();
+        read.readable().await.unwrap().retain_ready();
+    }
+}

@@ -1,0 +1,92 @@
+//! Who a process runs as: an OCI user string against the image's own
+//! `/etc/passwd` and `/etc/group`. Pure. The rules are those of runc.
+
+/// Most supplementary groups given to a process.
+const GROUPS_MAX: usize = 256;
+
+/// A resolved user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) home: String,
+}
+
+/// Resolves `""`, `"0"`, `"name"`, `"uid:gid"`, `"name:group"`. A number needs no entry; a name does.
+pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Identity, String> {
+    let (name, group_name) = match user.split_once(':') {
+        Some((name, group)) => (name, Some(group).filter(|g| !g.is_empty())),
+        None => (user, None),
+    };
+    let name = if name.is_empty() { "0" } else { name };
+    let number = name.parse::<u32>().ok();
+    let entry = entries(passwd).find(|e| match number {
+        Some(uid) => e.get(2).is_some_and(|f| f.parse() == Ok(uid)),
+        None => e.first() == Some(&name),
+    });
+    let field = |n: usize| entry.as_ref().and_then(|e| e.get(n)).copied();
+    let Some(uid) = number.or_else(|| field(2)?.parse().ok()) else {
+        return Err(format!("no user {name:?} in /etc/passwd"));
+    };
+    let login = field(0).unwrap_or("").to_owned();
+    let home = field(5).filter(|h| h.starts_with('/')).unwrap_or("/").to_owned();
+    let own_gid = field(3).and_then(|g| g.parse().ok()).unwrap_or(0);
+
+    let Some(group_name) = group_name else {
+        let groups = entries(group)
+            .filter(|e| !login.is_empty() && e.get(3).is_some_and(|members| members.split(',').any(|m| m == login)))
+            .filter_map(|e| e.get(2)?.parse().ok())
+            .take(GROUPS_MAX)
+            .collect();
+        return Ok(Identity { uid, gid: own_gid, groups, home });
+    };
+    let gid = match group_name.parse() {
+        Ok(gid) => gid,
+        Err(_) => entries(group)
+            .find(|e| e.first() == Some(&group_name))
+            .and_then(|e| e.get(2)?.parse().ok())
+            .ok_or_else(|| format!("no group {group_name:?} in /etc/group"))?,
+    };
+    Ok(Identity { uid, gid, groups: Vec::new(), home })
+}
+
+fn entries(text: &str) -> impl Iterator<Item = Vec<&str>> {
+    text.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).map(|l| l.splitn(8, ':').collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "# c\nroot:x:0:0:root:/root:/bin/sh\nweb:x:33:34:w:/srv:/bin/false\nbad\nodd:x:nine:9::/:\n";
+    const GROUP: &str = "root:x:0:\nwww:x:34:\nlogs:x:40:web,root\nmail:x:41:postfix,web\nshort\n";
+
+    #[test]
+    fn table() {
+        for (why, user, want) in [
+            ("empty is root, with root's groups", "", Ok((0, 0, vec![40], "/root"))),
+            ("number with an entry", "33", Ok((33, 34, vec![40, 41], "/srv"))),
+            ("name", "web", Ok((33, 34, vec![40, 41], "/srv"))),
+            ("number without an entry", "1000", Ok((1000, 0, vec![], "/"))),
+            ("numbers need no files", "1000:1001", Ok((1000, 1001, vec![], "/"))),
+            ("a given group ends membership", "web:logs", Ok((33, 40, vec![], "/srv"))),
+            ("empty group", "web:", Ok((33, 34, vec![40, 41], "/srv"))),
+            ("group alone", ":40", Ok((0, 40, vec![], "/root"))),
+            ("unknown name", "nobody", Err("no user \"nobody\" in /etc/passwd")),
+            ("unknown group", "web:nope", Err("no group \"nope\" in /etc/group")),
+            ("entry without a number", "odd", Err("no user \"odd\" in /etc/passwd")),
+            ("negative is a name", "-1", Err("no user \"-1\" in /etc/passwd")),
+            ("too large is a name", "4294967296", Err("no user \"4294967296\" in /etc/passwd")),
+        ] {
+            let got = resolve(user, PASSWD, GROUP);
+            let got = got.as_ref().map(|i| (i.uid, i.gid, i.groups.clone(), i.home.as_str())).map_err(String::as_str);
+            assert_eq!(got, want, "{why}");
+        }
+    }
+
+    #[test]
+    fn empty_files_do_for_numbers() {
+        assert_eq!(resolve("", "", "").map(|i| (i.uid, i.home)), Ok((0, "/".to_owned())));
+    }
+}

@@ -1,0 +1,157 @@
+//! The image's command: started once, waited for by anyone, its output kept.
+//!
+//! ```text
+//! NotStarted ──start──▶ Running ──exit──▶ Exited
+//!      └──────────start, cannot run─────────▲
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_proto::guest::{Process, Stream};
+use rustix::process::{Pid, Signal};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+use crate::error::Error;
+use crate::logs::Logs;
+use crate::pipe::Pipe;
+use crate::process::{self, Io, Refusal};
+use crate::reap::{Exit, Reaper};
+use crate::root::Root;
+
+/// Bytes read from the workload at once.
+const READ: usize = 16 * 1024;
+/// After the workload's exit its descendants may hold the pipes open; so long a silence ends the log.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// How far it has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    NotStarted,
+    Running(Pid),
+    Exited(Exit),
+}
+
+#[derive(Debug)]
+pub(crate) struct Workload {
+    progress: watch::Sender<Progress>,
+    logs: Arc<Logs>,
+    /// The task that reads the output and waits for the exit; ends by itself.
+    keeper: Mutex<JoinSet<()>>,
+}
+
+impl Workload {
+    pub(crate) fn new() -> Arc<Self> {
+        let progress = watch::Sender::new(Progress::NotStarted);
+        Arc::new(Self { progress, logs: Logs::new(), keeper: Mutex::default() })
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.borrow().clone()
+    }
+
+    pub(crate) fn logs(&self) -> &Arc<Logs> {
+        &self.logs
+    }
+
+    /// Starts the command, once; later calls answer how the first one went. Gives the process id, 0 when it is over.
+    ///
+    /// # Errors
+    /// A request that makes no sense. A command that cannot run is no error but an exit.
+    pub(crate) fn start(self: &Arc<Self>, reaper: &Reaper, root: &Root, wanted: &Process) -> Result<u32, Error> {
+        let mut keeper = self.keeper();
+        match self.progress() {
+            Progress::Running(pid) => return Ok(number(pid)),
+            Progress::Exited(_) => return Ok(0),
+            Progress::NotStarted => {}
+        }
+        match process::start(reaper, root, wanted, true) {
+            Ok(running) => {
+                self.progress.send_replace(Progress::Running(running.pid));
+                let this = Arc::clone(self);
+                keeper.spawn(async move { this.keep(running.io, running.exit).await });
+                Ok(number(running.pid))
+            }
+            Err(Refusal::Cannot(exit)) => {
+                self.progress.send_replace(Progress::Exited(exit));
+                self.logs.complete();
+                Ok(0)
+            }
+            Err(Refusal::Request(error)) => Err(error),
+        }
+    }
+
+    /// Signals the workload's process group. False when there is none.
+    pub(crate) fn signal(&self, reaper: &Reaper, signal: Signal) -> bool {
+        match self.progress() {
+            Progress::Running(pid) => reaper.signal(pid, signal),
+            Progress::NotStarted | Progress::Exited(_) => false,
+        }
+    }
+
+    /// Waits for the exit. Cancel-safe.
+    pub(crate) async fn exited(&self) -> Exit {
+        let mut progress = self.progress.subscribe();
+        loop {
+            if let Progress::Exited(exit) = &*progress.borrow_and_update() {
+                return exit.clone();
+            }
+            if progress.changed().await.is_err() {
+                std::future::pending::<()>().await; // the sender lives in `self`
+            }
+        }
+    }
+
+    /// Takes the output until the end, whether or not anyone reads the logs.
+    async fn keep(&self, io: Io, exit: oneshot::Receiver<Exit>) {
+        let (gone, over) = watch::channel(false);
+        let exit = async {
+            let exit = exit.await.unwrap_or(Exit { code: 255, signal: 0, error: "its status was lost".into() });
+            self.progress.send_replace(Progress::Exited(exit));
+            gone.send_replace(true);
+        };
+        match io {
+            // Nobody can type, but a workload that asked for an open stdin must not read its end.
+            Io::Pipes { stdin: _open, stdout, stderr } => {
+                tokio::join!(exit, self.record(&stdout, Stream::Stdout, over.clone()), self.record(&stderr, Stream::Stderr, over));
+            }
+            Io::Terminal { master, .. } => {
+                tokio::join!(exit, self.record(&master, Stream::Stdout, over));
+            }
+        }
+        self.logs.complete();
+    }
+
+    async fn record(&self, pipe: &Pipe, stream: Stream, mut over: watch::Receiver<bool>) {
+        let mut buffer = vec![0; READ];
+        loop {
+            let read = tokio::select! {
+                biased;
+                read = pipe.read(&mut buffer) => read,
+                () = quiet(&mut over, QUIET) => return,
+            };
+            match read {
+                Ok(n) if n > 0 => self.logs.push(stream, buffer.get(..n).unwrap_or_default(), crate::sys::wall_clock_ns()),
+                _ => return,
+            }
+            tokio::task::yield_now().await; // a flood must not starve the other requests
+        }
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends when the process is over and `silence` has passed since this was called.
+pub(crate) async fn quiet(over: &mut watch::Receiver<bool>, silence: Duration) {
+    if over.wait_for(|over| *over).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(silence).await;
+}
+
+pub(crate) fn number(pid: Pid) -> u32 {
+    u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0)
+}

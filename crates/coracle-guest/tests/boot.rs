@@ -1,0 +1,407 @@
+//! Boots a real machine and talks to its agent as the host does: one boot,
+//! all the calls.
+//!
+//! Needs QEMU, mkfs.erofs, mke2fs, a static busybox and the guest image
+//! (`cargo xtask guest-image`). What is missing fails in CI and skips elsewhere.
+
+#[path = "support/client.rs"]
+mod client;
+#[path = "support/machine.rs"]
+mod machine;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use client::{Session, exec, process, sh};
+use coracle_proto::guest::exec_request::Message as In;
+use coracle_proto::guest::guest_client::GuestClient;
+use coracle_proto::guest::*;
+use machine::Machine;
+use tonic::Code;
+use tonic::transport::Channel;
+
+type Client = GuestClient<Channel>;
+
+/// What the specification promises of the agent.
+const RSS_MAX: u64 = 4 << 20;
+const BINARY_MAX: u64 = 2 << 20;
+/// Limit for a boot under emulation on a busy machine.
+const BOOT: Duration = Duration::from_secs(40);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_from_boot_to_shutdown() -> Result<()> {
+    let Some(mut machine) = Machine::boot()? else { return Ok(()) };
+    let told = scenario(&mut machine).await;
+    told.with_context(|| machine.story())
+}
+
+async fn scenario(machine: &mut Machine) -> Result<()> {
+    let session = Session::open(&machine.socket(), BOOT).await?;
+    let hello = machine.started.elapsed();
+    let mut c = session.client.clone();
+    configure(&mut c).await.context("configure")?;
+    eprintln!("cold boot to hello {} ms, to configured {} ms", hello.as_millis(), machine.started.elapsed().as_millis());
+    workload(&mut c).await.context("workload")?;
+    identity(&mut c).await.context("identity")?;
+    execs(&mut c).await.context("exec")?;
+    terminal(&mut c).await.context("terminal")?;
+    copies(&mut c).await.context("copy")?;
+    forwards(&mut c).await.context("port-forward")?;
+    let metrics = metrics(&mut c).await.context("metrics")?;
+    eprintln!("agent RSS {} KiB", metrics.agent_rss_bytes / 1024);
+    let session = reconnects(machine, session).await.context("reconnects")?;
+    let session = garbage(machine, session).await.context("garbage")?;
+    end(machine, session).await.context("end")
+}
+
+async fn unconfigured(c: &mut Client) -> Result<()> {
+    let status = c.status(StatusRequest {}).await?.into_inner();
+    ensure!(!status.configured && status.workload == WorkloadState::NotStarted as i32 && status.uptime_ms > 0, "{status:?}");
+    let refused = c.start_workload(StartWorkloadRequest { process: Some(process(&["true"])) }).await;
+    ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "no root yet");
+    let refused = c.wait_workload(WaitWorkloadRequest {}).await;
+    ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "nothing to wait for");
+    Ok(())
+}
+
+fn request() -> ConfigureRequest {
+    ConfigureRequest {
+        hostname: "web-0".into(),
+        entropy: vec![7; 64],
+        clock_unix_ns: 1_800_000_000_000_000_000,
+        machine_id: "0123456789abcdef0123456789abcdef".into(),
+        network: Some(Network {
+            mac: "02:00:00:00:00:2a".into(),
+            address: "10.0.2.15/24".into(),
+            gateway: "10.0.2.2".into(),
+            nameservers: vec!["10.0.2.3".into()],
+            search_domains: vec!["default.svc".into()],
+        }),
+        root: Some(RootMount { image_device: "/dev/vda".into(), image_fs: "erofs".into(), overlay_device: "/dev/vdb".into() }),
+    }
+}
+
+async fn configure(c: &mut Client) -> Result<()> {
+    for _ in 0..2 {
+        let since = Instant::now();
+        let answer = c.configure(request()).await?.into_inner();
+        ensure!(answer.addresses == ["10.0.2.15/24"], "{answer:?}");
+        eprintln!("configure took {} ms", since.elapsed().as_millis());
+    }
+    ensure!(c.status(StatusRequest {}).await?.into_inner().configured);
+    Ok(())
+}
+
+/// A failed Configure leaves a machine that can still be configured.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_without_a_disk() -> Result<()> {
+    let Some(mut machine) = Machine::boot()? else { return Ok(()) };
+    let told = diskless(&mut machine).await;
+    told.with_context(|| machine.story())
+}
+
+async fn diskless(machine: &mut Machine) -> Result<()> {
+    let session = Session::open(&machine.socket(), BOOT).await?;
+    let mut c = session.client.clone();
+    unconfigured(&mut c).await.context("unconfigured")?;
+    let bad = ConfigureRequest { root: Some(RootMount { image_device: "/dev/vdz".into(), image_fs: "erofs".into(), ..RootMount::default() }), ..request() };
+    ensure!(c.configure(bad).await.is_err_and(|e| e.code() == Code::NotFound), "a disk that is not there");
+    unconfigured(&mut c).await.context("still unconfigured")?;
+    let root = RootMount { overlay_device: String::new(), ..request().root.unwrap_or_default() };
+    let loopback = Network { mac: String::new(), ..request().network.unwrap_or_default() };
+    let memory = ConfigureRequest { root: Some(root), network: Some(loopback), ..request() };
+    let answer = c.configure(memory.clone()).await?.into_inner();
+    ensure!(answer.addresses.is_empty(), "{answer:?}");
+    let other = ConfigureRequest { root: request().root, ..memory };
+    ensure!(c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition), "the root is in use");
+    let got = exec(&mut c, sh("grep ' / ' /proc/mounts | cut -d' ' -f1,3; touch /x && cat /sys/class/net/eth0/flags"), vec![]).await?;
+    ensure!(got.text() == "overlay overlay\n0x1002\n", "the link stays down: {}", got.text());
+    let nothing = c.start_workload(StartWorkloadRequest { process: Some(process(&["nope"])) }).await?.into_inner();
+    ensure!(nothing.pid == 0);
+    let exit = c.wait_workload(WaitWorkloadRequest {}).await?.into_inner().exit.context("no exit")?;
+    ensure!(exit.code == 127 && exit.error == "nope: not found", "{exit:?}");
+    ensure!(c.logs(LogsRequest { from_offset: 0 }).await?.into_inner().message().await?.is_none(), "it had nothing to say");
+    c.shutdown(ShutdownRequest { grace_ms: 60_000 }).await?;
+    ensure!(machine.ended(Duration::from_secs(10))?.success(), "nobody to wait for");
+    Ok(())
+}
+
+async fn workload(c: &mut Client) -> Result<()> {
+    let script = "echo out-$GREETING; echo err >&2; trap 'echo bye; exit 42' TERM; while :; do sleep 0.1; done";
+    let start = StartWorkloadRequest { process: Some(Process { env: vec!["GREETING=hello".into()], ..sh(script) }) };
+    let pid = c.start_workload(start.clone()).await?.into_inner().pid;
+    ensure!(pid > 1 && c.start_workload(start).await?.into_inner().pid == pid, "started once");
+    let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
+    let mut seen = Vec::new();
+    while seen.len() < b"out-hello\nerr\n".len() {
+        let chunk = logs.message().await?.context("end of logs")?;
+        ensure!(chunk.time_unix_ns >= request().clock_unix_ns, "the clock was set");
+        seen.extend(chunk.data);
+    }
+    seen.sort_unstable();
+    let mut want = b"out-hello\nerr\n".to_vec();
+    want.sort_unstable();
+    ensure!(seen == want, "{seen:?}");
+    let other = ConfigureRequest { hostname: "other".into(), ..request() };
+    ensure!(c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition), "too late for another name");
+    ensure!(c.configure(request()).await.is_ok(), "the same is fine");
+    Ok(())
+}
+
+/// Read by a process of the container, not reported by the agent.
+async fn identity(c: &mut Client) -> Result<()> {
+    let script = "hostname; cat /etc/hostname /etc/machine-id; cat /etc/resolv.conf; grep web-0 /etc/hosts; \
+        cat /sys/class/net/eth0/address; ip -4 -o addr show eth0 | awk '{print $4}'; ip route | head -1 | cut -d' ' -f1-5; \
+        date +%Y; cat /proc/sys/kernel/random/boot_id | wc -c; ls /run/coracle 2>&1 | wc -l; ls -l /proc/self/fd | grep -c /; \
+        cat /proc/1/comm; cat /proc/self/oom_score_adj; umask; touch /written && echo rw; ls /dev | sort | tr '\\n' ' '";
+    let got = exec(c, sh(script), vec![]).await?;
+    let want = "web-0\nweb-0\n0123456789abcdef0123456789abcdef\nnameserver 10.0.2.3\nsearch default.svc\n10.0.2.15\tweb-0\n\
+        02:00:00:00:00:2a\n10.0.2.15/24\ndefault via 10.0.2.2 dev eth0\n2027\n37\n1\n";
+    ensure!(got.text().starts_with(want), "{}\n{}", got.text(), String::from_utf8_lossy(&got.stderr));
+    let rest = got.text();
+    let rest: Vec<_> = rest.strip_prefix(want).unwrap_or_default().lines().collect();
+    ensure!(rest.get(1..5) == Some(&["init", "0", "0022", "rw"]), "{rest:?}");
+    ensure!(rest.last().is_some_and(|dev| dev.contains("null") && dev.contains("ptmx") && !dev.contains("vda")), "{rest:?}");
+    Ok(())
+}
+
+async fn execs(c: &mut Client) -> Result<()> {
+    for (why, process, code, signal) in [
+        ("exit code", sh("exit 7"), 7, 0),
+        ("killed", sh("kill -9 $$"), 137, 9),
+        ("not found", process(&["nope"]), 127, 0),
+        ("not executable", process(&["/etc/noexec"]), 126, 0),
+        ("unknown user", Process { user: "nobody".into(), ..process(&["true"]) }, 126, 0),
+        ("missing working folder", Process { cwd: "/nope".into(), ..process(&["true"]) }, 126, 0),
+    ] {
+        let got = exec(c, process, vec![]).await?;
+        ensure!((got.exit.code, got.exit.signal) == (code, signal), "{why}: {got:?}");
+    }
+    let user = Process { user: "web".into(), cwd: "/tmp".into(), ..sh("id; pwd; echo $HOME; echo e >&2") };
+    let got = exec(c, user, vec![]).await?;
+    ensure!(got.text() == "uid=1000(web) gid=1000(web) groups=40(logs)\n/tmp\n/home/web\n", "{}", got.text());
+    ensure!(got.stderr == b"e\n");
+
+    let cat = Process { stdin: true, ..process(&["cat"]) };
+    let input = vec![In::Stdin(b"one ".to_vec()), In::Stdin(b"two".to_vec()), In::CloseStdin(true)];
+    ensure!(exec(c, cat.clone(), input).await?.text() == "one two");
+    ensure!(exec(c, cat, vec![In::Stdin(b"the end of the call closes too".to_vec())]).await?.text().ends_with("too"));
+    let got = exec(c, sh("sleep 60"), vec![In::Signal(15)]).await?;
+    ensure!((got.exit.code, got.exit.signal) == (143, 15), "{got:?}");
+
+    let since = Instant::now();
+    let got = exec(c, process(&["dd", "if=/dev/zero", "bs=64k", "count=256"]), vec![]).await?;
+    ensure!(got.stdout.len() == 16 << 20 && got.exit.code == 0, "{} bytes", got.stdout.len());
+    eprintln!("exec of 16 MiB took {} ms", since.elapsed().as_millis());
+
+    // A client that does not read: the command waits, and others are served.
+    let requests = tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["yes"]))) }]);
+    let unread = c.exec(requests).await?.into_inner();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    ensure!(c.metrics(MetricsRequest {}).await?.into_inner().agent_rss_bytes < RSS_MAX, "memory stays bounded");
+    drop(unread);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    ensure!(exec(c, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n", "its client has gone: so has the command");
+    Ok(())
+}
+
+async fn terminal(c: &mut Client) -> Result<()> {
+    let tty = Process { tty: true, stdin: true, rows: 30, cols: 90, ..sh("tty; stty size; read x; stty size; echo got-$x; exit 3") };
+    let input = vec![In::Resize(Resize { rows: 50, cols: 132 }), In::Stdin(b"line\n".to_vec())];
+    let got = exec(c, tty, input).await?;
+    let text = got.text();
+    ensure!(text.contains("/dev/pts/0") && text.contains("50 132") && text.contains("got-line"), "{text}");
+    ensure!(got.exit.code == 3 && got.stderr.is_empty(), "{got:?}");
+    let got = exec(c, Process { tty: true, stdin: true, ..process(&["cat"]) }, vec![In::Stdin(b"x\n".to_vec()), In::CloseStdin(true)]).await?;
+    ensure!(got.exit.code == 0, "closing stdin ends a terminal's input: {got:?}");
+    let got = exec(c, Process { tty: true, stdin: true, ..process(&["sleep", "60"]) }, vec![In::Stdin(vec![3])]).await?;
+    ensure!(got.exit.signal == 2, "control-C reaches it: {got:?}");
+    Ok(())
+}
+
+async fn copies(c: &mut Client) -> Result<()> {
+    let mut builder = tar::Builder::new(Vec::new());
+    let big = vec![b'z'; 3 << 20];
+    for (name, mode, data) in [("d/big", 0o640, &big[..]), ("d/small", 0o4755, b"hello")] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(data.len() as u64);
+        header.set_mode(mode);
+        header.set_uid(1000);
+        header.set_gid(40);
+        header.set_mtime(1_000_000_000);
+        builder.append_data(&mut header, name, data)?;
+    }
+    let mut link = tar::Header::new_gnu();
+    link.set_entry_type(tar::EntryType::Symlink);
+    link.set_size(0);
+    builder.append_link(&mut link, "d/link", "/etc/passwd")?;
+    let bytes = builder.into_inner()?;
+
+    let header = CopyInRequest { message: Some(copy_in_request::Message::Header(CopyInHeader { path: "/srv/in".into() })) };
+    let chunks: Vec<_> = bytes.chunks(64 << 10).map(|d| CopyInRequest { message: Some(copy_in_request::Message::Data(d.to_vec())) }).collect();
+    let done = c.copy_in(tokio_stream::iter(std::iter::once(header.clone()).chain(chunks))).await?.into_inner();
+    ensure!((done.entries, done.bytes) == (3, big.len() as u64 + 5), "{done:?}");
+    let got = exec(c, sh("cd /srv/in/d && stat -c '%a %u %g %Y %s' big small && readlink link && cat small"), vec![]).await?;
+    ensure!(got.text() == format!("640 1000 40 1000000000 {}\n4755 1000 40 1000000000 5\n/etc/passwd\nhello", big.len()), "{}", got.text());
+
+    let mut out = c.copy_out(CopyOutRequest { path: "/srv/in".into() }).await?.into_inner();
+    let mut back = Vec::new();
+    while let Some(chunk) = out.message().await? {
+        back.extend(chunk.data);
+    }
+    let mut archive = tar::Archive::new(&back[..]);
+    let mut names = Vec::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let name = entry.path()?.display().to_string();
+        if name == "in/d/big" {
+            let mut data = Vec::new();
+            std::io::Read::read_to_end(&mut entry, &mut data)?;
+            ensure!(data == big, "contents survive");
+        }
+        names.push(name);
+    }
+    names.sort();
+    ensure!(names == ["in", "in/d", "in/d/big", "in/d/link", "in/d/small"], "{names:?}");
+
+    ensure!(c.copy_out(CopyOutRequest { path: "/nope".into() }).await.is_err_and(|e| e.code() == Code::NotFound));
+    let rubbish = CopyInRequest { message: Some(copy_in_request::Message::Data(vec![9; 4096])) };
+    ensure!(c.copy_in(tokio_stream::iter([header, rubbish])).await.is_err_and(|e| e.code() == Code::InvalidArgument));
+    Ok(())
+}
+
+async fn forwards(c: &mut Client) -> Result<()> {
+    let header = |port| PortForwardRequest {
+        message: Some(port_forward_request::Message::Header(PortForwardHeader { port, host: String::new() })),
+    };
+    let refused = c.port_forward(tokio_stream::iter([header(81)])).await;
+    ensure!(refused.is_err_and(|e| e.code() == Code::Unavailable && e.message().contains("81")), "names the port");
+
+    exec(c, sh("echo page > /srv/index.html; httpd -p 127.0.0.1:80 -h /srv; nc -l -p 7 -e cat >/dev/null 2>&1 </dev/null &"), vec![]).await?;
+    for (port, text, want) in [(80, "GET /index.html HTTP/1.0\r\n\r\n", "page\n"), (7, "echo", "echo")] {
+        let data = PortForwardRequest { message: Some(port_forward_request::Message::Data(text.into())) };
+        let close = PortForwardRequest { message: Some(port_forward_request::Message::CloseWrite(true)) };
+        // httpd takes a half-closed client for a gone one; the echo server ends by it.
+        let messages = if port == 7 { vec![header(port), data, close] } else { vec![header(port), data] };
+        let requests = tokio_stream::StreamExt::chain(tokio_stream::iter(messages), tokio_stream::pending());
+        let mut back = c.port_forward(requests).await?.into_inner();
+        let mut got = Vec::new();
+        while let Some(chunk) = back.message().await? {
+            got.extend(chunk.data);
+        }
+        ensure!(got.ends_with(want.as_bytes()), "port {port}: {:?}", String::from_utf8_lossy(&got));
+    }
+    Ok(())
+}
+
+async fn metrics(c: &mut Client) -> Result<MetricsResponse> {
+    let m = c.metrics(MetricsRequest {}).await?.into_inner();
+    ensure!(m.memory_total_bytes > 64 << 20 && m.memory_available_bytes < m.memory_total_bytes, "{m:?}");
+    ensure!(m.cpu_user_ns > 0 && m.cpu_system_ns > 0 && m.processes > 2, "{m:?}");
+    ensure!(m.overlay_total_bytes > 32 << 20 && m.overlay_total_bytes < 64 << 20, "{m:?}");
+    ensure!(m.agent_rss_bytes > 0 && m.agent_rss_bytes <= RSS_MAX, "agent RSS {} KiB", m.agent_rss_bytes / 1024);
+    Ok(m)
+}
+
+/// Every second time in the middle of a stream.
+async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> {
+    let mut took = Vec::new();
+    for n in 0..10u64 {
+        let number = session.number;
+        let mut stream = None;
+        if n % 2 == 1 {
+            let requests = tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["yes"]))) }]);
+            let mut flood = session.client.exec(requests).await?.into_inner();
+            for _ in 0..20 {
+                flood.message().await?;
+            }
+            stream = Some(flood);
+        }
+        session.close();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let since = Instant::now();
+        session = Session::reopen(&machine.socket()).await?;
+        took.push(since.elapsed().as_millis());
+        drop(stream);
+        ensure!(session.number > number, "a new session has a new number");
+        let status = session.client.status(StatusRequest {}).await?.into_inner();
+        ensure!(status.configured && status.workload == WorkloadState::Running as i32, "state outlives sessions: {status:?}");
+    }
+    eprintln!("reconnects took {took:?} ms");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    ensure!(exec(&mut session.client, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n", "execs end with their session");
+    Ok(session)
+}
+
+/// 5 KB of nonsense where the agent expects a preface; and a host that comes back too fast.
+async fn garbage(machine: &Machine, session: Session) -> Result<Session> {
+    session.close();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut rude = std::os::unix::net::UnixStream::connect(machine.socket())?;
+    rude.write_all(&[b'!'; 5000])?;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(rude);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let session = Session::reopen(&machine.socket()).await?;
+    session.close();
+    let mut session = Session::reopen(&machine.socket()).await.context("without the pause")?;
+    session.client.status(StatusRequest {}).await?;
+    Ok(session)
+}
+
+async fn end(machine: &mut Machine, session: Session) -> Result<()> {
+    let mut c = session.client.clone();
+    let mut waiting = c.clone();
+    let waiter = async move { waiting.wait_workload(WaitWorkloadRequest {}).await };
+    let mut following = c.clone();
+    let follower = async move {
+        let mut logs = following.logs(LogsRequest { from_offset: 14 }).await?.into_inner();
+        let mut seen = Vec::new();
+        while let Some(chunk) = logs.message().await? {
+            seen.extend(chunk.data);
+        }
+        Ok::<_, tonic::Status>(seen)
+    };
+    let signal = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        c.signal_workload(SignalWorkloadRequest { signal: 15 }).await
+    };
+    let (exit, logs, signalled) = tokio::join!(waiter, follower, signal);
+    signalled?;
+    let exit = exit?.into_inner().exit.context("no exit")?;
+    ensure!(exit.code == 42 && exit.signal == 0, "{exit:?}");
+    let logs = String::from_utf8(logs?)?; // the group was signalled, so the shell may mention its sleep
+    ensure!(logs.lines().any(|l| l == "bye"), "the log holds the last word: {logs:?}");
+    let gone = c.signal_workload(SignalWorkloadRequest { signal: 15 }).await;
+    ensure!(gone.is_err_and(|e| e.code() == Code::FailedPrecondition));
+
+    exec(&mut c, sh("echo kept > /kept; (setsid sleep 1000 &)"), vec![]).await?;
+    let since = Instant::now();
+    c.shutdown(ShutdownRequest { grace_ms: 1000 }).await?;
+    let status = machine.ended(Duration::from_secs(10))?;
+    eprintln!("shutdown took {} ms", since.elapsed().as_millis());
+    ensure!(status.success(), "{status}");
+    let found = std::process::Command::new("/sbin/debugfs").args(["-R", "cat /upper/kept"]).arg(machine.overlay()).output()?;
+    ensure!(found.stdout == b"kept\n", "what was written is on the disk: {found:?}");
+    let check = std::process::Command::new("/sbin/e2fsck").args(["-n", "-f"]).arg(machine.overlay()).output()?;
+    ensure!(check.status.success(), "the disk is clean: {}", String::from_utf8_lossy(&check.stdout));
+    Ok(())
+}
+
+#[test]
+fn the_agent_is_small() -> Result<()> {
+    let initrd = machine::guest_image()?.join("initrd");
+    let Ok(bytes) = std::fs::read(&initrd) else {
+        ensure!(std::env::var("CI").as_deref() != Ok("true"), "{} is not there", initrd.display());
+        eprintln!("skipped: {} is not there: run `cargo xtask guest-image`", initrd.display());
+        return Ok(());
+    };
+    // newc: 110 bytes of header, the name, both padded to 4; the file's size is the seventh field.
+    let at = bytes.windows(5).position(|w| w == b"init\0").context("no /init")?;
+    let size = std::str::from_utf8(bytes.get(at - 110 + 54..at - 110 + 62).context("no header")?)?;
+    let size = u64::from_str_radix(size, 16)?;
+    eprintln!("agent binary {} KiB", size / 1024);
+    ensure!(size <= BINARY_MAX, "{size} bytes");
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! The host's side of the guest channel, as small as the rules allow
+//! (`guest-channel.md` §3).
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use coracle_proto::guest::exec_request::Message as In;
+use coracle_proto::guest::exec_response::Message as Out;
+use coracle_proto::guest::guest_client::GuestClient;
+use coracle_proto::guest::{ExecRequest, ExitStatus, Process};
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint};
+
+/// One connection, from hello to close.
+pub(crate) struct Session {
+    pub(crate) client: GuestClient<Channel>,
+    pub(crate) number: u64,
+    closer: UnixStream,
+}
+
+impl Session {
+    /// Connects, waits for the hello and only then speaks. Tries again as the rules say.
+    pub(crate) async fn open(socket: &Path, limit: Duration) -> Result<Self> {
+        let deadline = Instant::now() + limit;
+        let mut wait = limit; // the first hello may be a whole boot away
+        loop {
+            match Self::attempt(socket, wait).await {
+                Ok(session) => return Ok(session),
+                Err(e) if Instant::now() > deadline => return Err(e),
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+            wait = Duration::from_millis(300);
+        }
+    }
+
+    /// The same for an agent that is known to be up.
+    pub(crate) async fn reopen(socket: &Path) -> Result<Self> {
+        for _ in 0..5 {
+            if let Ok(session) = Self::attempt(socket, Duration::from_millis(if cfg!(debug_assertions) { 600 } else { 300 })).await {
+                return Ok(session);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        bail!("no hello in five tries")
+    }
+
+    async fn attempt(socket: &Path, wait: Duration) -> Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        let closer = stream.try_clone()?;
+        let hello = tokio::task::spawn_blocking(move || hello(stream, wait)).await?;
+        let (stream, number) = match hello {
+            Ok(found) => found,
+            Err(e) => {
+                let _ = closer.shutdown(std::net::Shutdown::Both);
+                return Err(e);
+            }
+        };
+        Ok(Self { client: client(stream).await?, number, closer })
+    }
+
+    /// Closes the way that works: by shutdown(2), whatever the channel still does.
+    pub(crate) fn close(self) {
+        let _ = self.closer.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// Reads and discards up to the magic, then the number.
+fn hello(mut stream: UnixStream, wait: Duration) -> Result<(UnixStream, u64)> {
+    let deadline = Instant::now() + wait;
+    let mut seen = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        ensure!(!left.is_zero(), "no hello in {wait:?}");
+        stream.set_read_timeout(Some(left))?;
+        let mut byte = [0; 1];
+        match stream.read(&mut byte) {
+            Ok(0) => bail!("closed before the hello"),
+            Ok(_) => seen.extend(byte),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => bail!("no hello in {wait:?}"),
+            Err(e) => return Err(e.into()),
+        }
+        if seen.ends_with(&coracle_guest::channel::MAGIC) {
+            let mut number = [0; 8];
+            stream.read_exact(&mut number)?;
+            return Ok((stream, u64::from_be_bytes(number)));
+        }
+        if seen.len() > 4096 {
+            seen.drain(..seen.len() - 7);
+        }
+    }
+}
+
+/// A client whose channel has this one connection and makes no other.
+pub(crate) async fn client(stream: UnixStream) -> Result<GuestClient<Channel>> {
+    stream.set_nonblocking(true)?;
+    let mut once = Some(tokio::net::UnixStream::from_std(stream)?);
+    let connector = tower::service_fn(move |_| {
+        let stream = once.take();
+        async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::from(ErrorKind::NotConnected)) }
+    });
+    let endpoint = Endpoint::from_static("http://guest").initial_stream_window_size(256 * 1024).initial_connection_window_size(1024 * 1024);
+    Ok(GuestClient::new(endpoint.connect_with_connector(connector).await?))
+}
+
+/// What an exec brought.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) exit: ExitStatus,
+}
+
+impl Outcome {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+pub(crate) fn process(argv: &[&str]) -> Process {
+    Process { argv: argv.iter().map(|s| (*s).to_owned()).collect(), ..Process::default() }
+}
+
+/// A process that runs `script` by the shell.
+pub(crate) fn sh(script: &str) -> Process {
+    process(&["/bin/sh", "-c", script])
+}
+
+/// Runs `process` with `messages` after its start, to its end.
+pub(crate) async fn exec(client: &mut GuestClient<Channel>, process: Process, messages: Vec<In>) -> Result<Outcome> {
+    let requests: Vec<_> =
+        std::iter::once(In::Start(process)).chain(messages).map(|m| ExecRequest { message: Some(m) }).collect();
+    let mut output = client.exec(tokio_stream::iter(requests)).await?.into_inner();
+    let mut outcome = Outcome::default();
+    while let Some(message) = output.message().await? {
+        match message.message.context("empty message")? {
+            Out::Started(started) => ensure!(started.pid > 0),
+            Out::Stdout(data) => outcome.stdout.extend(data),
+            Out::Stderr(data) => outcome.stderr.extend(data),
+            Out::Exit(exit) => {
+                outcome.exit = exit;
+                ensure!(output.message().await?.is_none(), "something came after the exit");
+                return Ok(outcome);
+            }
+        }
+    }
+    bail!("no exit; stdout {:?}", outcome.text())
+}

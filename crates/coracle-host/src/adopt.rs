@@ -1,0 +1,66 @@
+//! After a restart: what each VM needs, from its record and the process table. Pure.
+
+use coracle_types::VmState;
+
+/// What to do with a VM that was found on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Adoption {
+    /// It was never acknowledged: remove every trace.
+    Discard,
+    /// Removal was under way: finish it.
+    FinishDelete,
+    /// Take it as it is; no VMM is expected.
+    Rest,
+    /// Connect to the VMM that runs.
+    Attach,
+    /// Its start was promised and cut off: start again.
+    Start,
+    /// Its stop was promised and cut off: finish it.
+    FinishStop,
+    /// The VMM went away while nobody watched.
+    Lost,
+    /// A VMM runs that no record asks for: end it.
+    KillStray,
+}
+
+/// The whole table; `running` is whether a VMM of this VM was found.
+pub(crate) fn adopt(state: VmState, running: bool) -> Adoption {
+    use VmState::{Created, Creating, Deleting, Failed, Running, Starting, Stopped, Stopping};
+    match (state, running) {
+        (Creating, _) => Adoption::Discard,
+        (Deleting, _) => Adoption::FinishDelete,
+        (Created | Stopped | Failed, false) => Adoption::Rest,
+        (Created | Stopped | Failed, true) => Adoption::KillStray,
+        (Starting | Running, true) => Adoption::Attach,
+        (Starting, false) => Adoption::Start,
+        (Running, false) => Adoption::Lost,
+        (Stopping, _) => Adoption::FinishStop,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use VmState::{Created, Creating, Deleting, Failed, Running, Starting, Stopped, Stopping};
+
+    use super::*;
+
+    #[test]
+    fn adoption_table() {
+        for (why, state, running, want) in [
+            ("the caller never heard of it", Creating, false, Adoption::Discard),
+            ("nothing was started", Created, false, Adoption::Rest),
+            ("cut off between spawn and record", Starting, true, Adoption::Attach),
+            ("cut off before spawn", Starting, false, Adoption::Start),
+            ("the usual case", Running, true, Adoption::Attach),
+            ("it died while nobody watched", Running, false, Adoption::Lost),
+            ("a stop is a promise", Stopping, true, Adoption::FinishStop),
+            ("the guest went while we were away", Stopping, false, Adoption::FinishStop),
+            ("nothing to do", Stopped, false, Adoption::Rest),
+            ("two VMMs must never meet", Stopped, true, Adoption::KillStray),
+            ("a failed VM has no VMM", Failed, true, Adoption::KillStray),
+            ("a delete is a promise", Deleting, true, Adoption::FinishDelete),
+        ] {
+            assert_eq!(adopt(state, running), want, "{why}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a host is told at start.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+/// Plain settings of one host core; parsed and checked at the edge.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Records, images, disks. Made when it is not there.
+    pub state_dir: PathBuf,
+    /// Sockets. Short: a socket path has 107 bytes at most.
+    pub run_dir: PathBuf,
+    /// Default guest kernel.
+    pub kernel: PathBuf,
+    /// Initramfs with the guest agent.
+    pub initrd: PathBuf,
+    /// Folders that a kernel named by a caller may lie in.
+    pub kernel_dirs: Vec<PathBuf>,
+    /// Size of a VM's writable disk unless the caller says otherwise, in MiB. Sparse.
+    pub disk_mib: u64,
+    /// From start to acknowledged configuration.
+    pub boot_limit: Duration,
+    /// How many guests may boot at once.
+    pub boots_at_once: usize,
+    /// Memory that VMs may declare together, as a share of the host's.
+    pub memory_overcommit: f64,
+    /// DNS servers for guests.
+    pub nameservers: Vec<String>,
+}
+
+impl HostConfig {
+    /// Sensible settings for a state folder.
+    #[must_use]
+    pub fn new(state_dir: PathBuf, kernel: PathBuf, initrd: PathBuf) -> Self {
+        Self {
+            run_dir: run_dir_of(&state_dir),
+            state_dir,
+            kernel,
+            initrd,
+            kernel_dirs: vec![],
+            disk_mib: 10 * 1024,
+            boot_limit: Duration::from_secs(120),
+            boots_at_once: 4,
+            memory_overcommit: 1.0,
+            nameservers: nameservers(),
+        }
+    }
+}
+
+/// Where sockets of this state folder live: `/run/coracle/<8 hex of the path>` for
+/// root, below `$XDG_RUNTIME_DIR` or the temporary folder otherwise.
+#[must_use]
+pub fn run_dir_of(state_dir: &Path) -> PathBuf {
+    let mut hash = hex(&Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));
+    hash.truncate(8);
+    if rustix::process::geteuid().is_root() {
+        return Path::new("/run/coracle").join(hash);
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) => Path::new(&dir).join("coracle").join(hash),
+        None => {
+            let user = rustix::process::geteuid().as_raw();
+            std::env::temp_dir().join(format!("coracle-{user}")).join(hash)
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The host's own DNS servers, but those on its loopback, which no guest reaches.
+fn nameservers() -> Vec<String> {
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let servers = text.lines().filter_map(|line| line.strip_prefix("nameserver "));
+    servers.map(str::trim).filter(|s| !s.starts_with("127.") && !s.contains(':')).take(3).map(str::to_owned).collect()
+}

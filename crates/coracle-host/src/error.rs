@@ -1,0 +1,278 @@
+//! What can go wrong in the host core, and what a caller may do about it.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use coracle_hypervisor::DriverError;
+use coracle_image::ImageError;
+use coracle_net::NetError;
+use coracle_types::{Refused, VmId};
+
+/// An operation on a VM that did not happen.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// Nothing of that name is here.
+    #[error("VM {name} not found")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+    },
+    /// A prefix that fits several VMs.
+    #[error("{name} is ambiguous: {}", .matches.join(", "))]
+    Ambiguous {
+        /// What was asked for.
+        name: String,
+        /// The names that fit.
+        matches: Vec<String>,
+    },
+    /// The name is taken.
+    #[error("VM {name} already exists")]
+    AlreadyExists {
+        /// The name.
+        name: String,
+        /// Uid of the object that has it; empty for a local VM.
+        uid: String,
+    },
+    /// A value that cannot be used.
+    #[error("{message}")]
+    Invalid {
+        /// What and why.
+        message: String,
+    },
+    /// The state of the VM does not allow it.
+    #[error("VM {name}")]
+    Refused {
+        /// Which VM.
+        name: String,
+        /// Its state, and what to do.
+        source: Refused,
+    },
+    /// A caller that knows an older generation, or another object, than the record.
+    #[error("VM {name} belongs to {holder}, and the caller speaks for {caller}")]
+    Fenced {
+        /// Which VM.
+        name: String,
+        /// Uid and generation on record.
+        holder: String,
+        /// Uid and generation of the caller.
+        caller: String,
+    },
+    /// The host has no room.
+    #[error("no capacity for {wanted} MiB: {declared} of {total} MiB are declared by other VMs")]
+    NoCapacity {
+        /// Memory that was asked for.
+        wanted: u64,
+        /// Memory that is declared already.
+        declared: u64,
+        /// What may be declared in all.
+        total: u64,
+    },
+    /// More CPUs than the host has.
+    #[error("vcpu_count {wanted} exceeds the {total} CPUs of this host")]
+    TooManyVcpus {
+        /// What was asked for.
+        wanted: u8,
+        /// What there is.
+        total: usize,
+    },
+    /// The kernel named by the caller cannot be used.
+    #[error("kernel {path}: {why}")]
+    Kernel {
+        /// What was asked for.
+        path: String,
+        /// Why not.
+        why: String,
+    },
+    /// The image cannot be had or used.
+    #[error("image {reference}")]
+    Image {
+        /// As written by the caller.
+        reference: String,
+        /// Why not.
+        source: ImageError,
+    },
+    /// The network refused.
+    #[error("network of VM {name}")]
+    Network {
+        /// Which VM.
+        name: String,
+        /// Why.
+        source: NetError,
+    },
+    /// The VMM refused.
+    #[error("VM {name}")]
+    Driver {
+        /// Which VM.
+        name: String,
+        /// Why.
+        source: DriverError,
+    },
+    /// The guest did not do what it should.
+    #[error("VM {name}: guest {operation}")]
+    Guest {
+        /// Which VM.
+        name: String,
+        /// What was asked.
+        operation: &'static str,
+        /// Its answer, or why there is none.
+        source: Box<tonic::Status>,
+    },
+    /// The guest did not come up in time, or the VMM went away before.
+    #[error("VM {name} did not boot: {why}")]
+    Boot {
+        /// Which VM.
+        name: String,
+        /// What happened, with the last console lines.
+        why: String,
+    },
+    /// A guest acknowledged another address than it was given.
+    #[error("VM {name}: the guest has no address {address} after its configuration")]
+    Address {
+        /// Which VM.
+        name: String,
+        /// What it was given.
+        address: Ipv4Addr,
+    },
+    /// The host is going down.
+    #[error("the node is stopping")]
+    Stopping,
+    /// A file of the VM cannot be read or written.
+    #[error("{operation} of VM {id}")]
+    Files {
+        /// What was tried.
+        operation: &'static str,
+        /// Which VM.
+        id: VmId,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The state folder cannot be used.
+    #[error("{operation}")]
+    State {
+        /// What was tried, with the path.
+        operation: String,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// The kinds of failure that doors tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// No such VM or image.
+    NotFound,
+    /// The name is taken.
+    AlreadyExists,
+    /// The request itself is wrong.
+    Invalid,
+    /// The host has no room.
+    Exhausted,
+    /// The state of the VM, the image or the host forbids it.
+    Precondition,
+    /// The same request may succeed soon.
+    Unavailable,
+    /// It took too long.
+    TimedOut,
+    /// The caller may not.
+    Denied,
+    /// Anything else.
+    Internal,
+}
+
+impl HostError {
+    /// What kind of failure this is. Pure.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::NotFound { .. } => Fault::NotFound,
+            Self::AlreadyExists { .. } => Fault::AlreadyExists,
+            Self::Ambiguous { .. } | Self::Invalid { .. } | Self::TooManyVcpus { .. } => Fault::Invalid,
+            Self::NoCapacity { .. } => Fault::Exhausted,
+            Self::Refused { source, .. } if source.transient => Fault::Unavailable,
+            Self::Refused { .. } | Self::Kernel { .. } => Fault::Precondition,
+            Self::Fenced { .. } => Fault::Denied,
+            Self::Image { source, .. } => image_fault(source),
+            Self::Network { source, .. } => match source {
+                NetError::Exhausted { .. } => Fault::Exhausted,
+                NetError::Taken { .. } => Fault::Precondition,
+                source if source.is_bad_request() => Fault::Invalid,
+                _ => Fault::Internal,
+            },
+            Self::Driver { source: DriverError::Unavailable { .. }, .. } => Fault::Precondition,
+            Self::Driver { source, .. } if source.is_transient() => Fault::Unavailable,
+            Self::Driver { .. } | Self::Boot { .. } | Self::Address { .. } => Fault::Internal,
+            Self::Guest { source, .. } => guest_fault(source.code()),
+            Self::Stopping => Fault::Unavailable,
+            Self::Files { source, .. } | Self::State { source, .. }
+                if source.kind() == io::ErrorKind::StorageFull =>
+            {
+                Fault::Exhausted
+            }
+            Self::Files { .. } | Self::State { .. } => Fault::Internal,
+        }
+    }
+
+    /// A stable code for people and their search engines.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "COR-VM-001",
+            Self::Ambiguous { .. } => "COR-VM-002",
+            Self::AlreadyExists { .. } => "COR-VM-003",
+            Self::Invalid { .. } => "COR-VM-004",
+            Self::Refused { .. } => "COR-VM-005",
+            Self::Fenced { .. } => "COR-VM-006",
+            Self::NoCapacity { .. } => "COR-VM-007",
+            Self::TooManyVcpus { .. } => "COR-VM-008",
+            Self::Kernel { .. } => "COR-VM-009",
+            Self::Image { source, .. } => source.code(),
+            Self::Network { .. } => "COR-NET-001",
+            Self::Driver { .. } => "COR-DRV-001",
+            Self::Guest { .. } => "COR-GST-001",
+            Self::Boot { .. } => "COR-GST-002",
+            Self::Address { .. } => "COR-GST-003",
+            Self::Stopping => "COR-VM-010",
+            Self::Files { .. } => "COR-VM-011",
+            Self::State { .. } => "COR-VM-012",
+        }
+    }
+
+    /// What the person at the terminal can do; `None` when nothing is known.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::NotFound { .. } => Some("list what there is: coracle ps -a".to_owned()),
+            Self::AlreadyExists { name, .. } => {
+                Some(format!("choose another --name, or remove it: coracle rm {name}"))
+            }
+            Self::Refused { source, .. } => Some(source.why.to_owned()),
+            Self::NoCapacity { .. } => Some("remove VMs, ask for less memory, or raise --memory-overcommit".to_owned()),
+            Self::Kernel { .. } => Some("leave kernelPath empty to use the node's default kernel".to_owned()),
+            Self::Image { source, .. } => source.help(),
+            Self::Boot { name, .. } => Some(format!("look at its console: coracle console {name} --no-follow")),
+            _ => None,
+        }
+    }
+}
+
+fn image_fault(error: &ImageError) -> Fault {
+    match error {
+        ImageError::InvalidReference { .. } => Fault::Invalid,
+        ImageError::StorageFull { .. } => Fault::Exhausted,
+        error if error.is_transient() => Fault::Unavailable,
+        _ => Fault::Precondition,
+    }
+}
+
+fn guest_fault(code: tonic::Code) -> Fault {
+    match code {
+        tonic::Code::NotFound => Fault::NotFound,
+        tonic::Code::InvalidArgument => Fault::Invalid,
+        tonic::Code::DeadlineExceeded => Fault::TimedOut,
+        tonic::Code::Unavailable | tonic::Code::Cancelled => Fault::Unavailable,
+        tonic::Code::FailedPrecondition => Fault::Precondition,
+        tonic::Code::ResourceExhausted => Fault::Exhausted,
+        _ => Fault::Internal,
+    }
+}

@@ -1,0 +1,47 @@
+//! What watchers are told.
+
+use coracle_types::{UnixMillis, VmState};
+
+use crate::Record;
+
+/// One change of one VM.
+#[derive(Clone, Debug)]
+pub struct HostEvent {
+    /// What happened.
+    pub kind: EventKind,
+    /// The VM after it.
+    pub record: Record,
+    /// When.
+    pub time: UnixMillis,
+}
+
+/// What happened to a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// It exists.
+    Created,
+    /// Its guest runs.
+    Started,
+    /// Its guest is off, as wanted.
+    Stopped,
+    /// It is gone.
+    Deleted,
+    /// It ended as it should not.
+    Failed,
+    /// Anything else.
+    Updated,
+}
+
+impl EventKind {
+    /// The event that a change of state means.
+    pub(crate) fn of_change(from: VmState, to: VmState) -> Self {
+        match to {
+            _ if from == to => Self::Updated,
+            VmState::Created => Self::Created,
+            VmState::Running => Self::Started,
+            VmState::Stopped => Self::Stopped,
+            VmState::Failed => Self::Failed,
+            VmState::Creating | VmState::Starting | VmState::Stopping | VmState::Deleting => Self::Updated,
+        }
+    }
+}

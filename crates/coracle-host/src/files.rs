@@ -1,0 +1,115 @@
+//! File operations that survive a crash at any instant.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::SeekFrom;
+
+/// Replaces a file: temporary, fsync, rename, fsync of the folder. A reader sees
+/// the old bytes or the new ones. Readable by the owner only.
+pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    sync_parent(path)
+}
+
+/// Makes a rename or removal in the folder of `path` last.
+pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Removes a folder and all below. `Ok` when it is not there.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Copies a file and keeps its holes; returns the bytes that were written. A
+/// file system with reflinks shares the blocks instead, and nothing is written.
+pub(crate) fn copy_sparse(from: &Path, to: &Path) -> io::Result<u64> {
+    let source = File::open(from)?;
+    let length = source.metadata()?.len();
+    let target = File::options().write(true).create(true).truncate(true).mode(0o600).open(to)?;
+    if rustix::fs::ioctl_ficlone(&target, &source).is_ok() {
+        return Ok(0);
+    }
+    target.set_len(length)?;
+    let mut copied = 0;
+    let mut at = 0;
+    while at < length {
+        let start = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break, // only a hole is left
+            Err(e) => return Err(e.into()),
+        };
+        let end = rustix::fs::seek(&source, SeekFrom::Hole(start))?;
+        copied += copy_range(&source, &target, start, end)?;
+        at = end;
+    }
+    Ok(copied)
+}
+
+fn copy_range(source: &File, target: &File, start: u64, end: u64) -> io::Result<u64> {
+    use std::os::unix::fs::FileExt;
+    let mut buffer = vec![0; 128 * 1024];
+    let mut at = start;
+    while at < end {
+        let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+        let Some(part) = buffer.get_mut(..want) else { break };
+        let read = source.read_at(part, at)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        target.write_all_at(&part[..read], at)?;
+        at += read as u64;
+    }
+    Ok(end - start)
+}
+
+/// Bytes that a file occupies on disk.
+pub(crate) fn allocated_bytes(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).map(|m| m.blocks() * 512).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_sparse_copy_is_equal_and_sparse() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("a"), dir.path().join("b"));
+        let file = File::create(&from).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(b"start", 0).unwrap();
+        file.write_all_at(b"middle", 32 << 20).unwrap();
+        let copied = copy_sparse(&from, &to).unwrap();
+        assert!(copied < 1 << 20, "copied {copied} bytes of 64 MiB");
+        assert_eq!(fs::read(&from).unwrap(), fs::read(&to).unwrap());
+        assert!(allocated_bytes(&to) < 1 << 20);
+    }
+
+    #[test]
+    fn an_atomic_write_replaces_the_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        write_atomic(&path, b"a long first version").unwrap();
+        write_atomic(&path, b"short").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"short");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary is left");
+    }
+}

@@ -1,0 +1,187 @@
+//! From record to VMM recipe and guest configuration. Pure but for the values passed in.
+
+use std::path::{Path, PathBuf};
+
+use coracle_hypervisor::{Accelerator, Disk, Nic, NicBackend, VmRecipe};
+use coracle_net::{Plug, Subnet};
+use coracle_proto::guest as pb;
+use coracle_types::{UnixMillis, VmId};
+
+use crate::{HostConfig, Record};
+
+/// Where things of a VM lie.
+#[derive(Clone, Debug)]
+pub(crate) struct VmPaths {
+    pub(crate) state: PathBuf,
+    pub(crate) run: PathBuf,
+}
+
+impl VmPaths {
+    pub(crate) fn of(config: &HostConfig, id: &VmId) -> Self {
+        Self { state: config.state_dir.join("vms").join(id.as_str()), run: config.run_dir.join(id.short()) }
+    }
+
+    pub(crate) fn record(&self) -> PathBuf {
+        self.state.join("record.json")
+    }
+
+    pub(crate) fn overlay(&self) -> PathBuf {
+        self.state.join("disks").join("overlay.ext4")
+    }
+
+    pub(crate) fn console(&self) -> PathBuf {
+        self.state.join("console.ring")
+    }
+}
+
+/// The VMM of a record. Without `plug` it serves to find a VMM, not to start one.
+pub(crate) fn recipe(
+    config: &HostConfig,
+    record: &Record,
+    accelerator: Accelerator,
+    plug: Option<&Plug>,
+) -> VmRecipe {
+    let paths = VmPaths::of(config, &record.id);
+    let backend = plug.map(|plug| match plug {
+        Plug::Tap(name) => NicBackend::Tap { name: name.clone() },
+        Plug::User => NicBackend::User { forwards: record.ports.clone() },
+    });
+    VmRecipe {
+        id: record.id.clone(),
+        vcpus: record.vcpus,
+        memory: record.memory,
+        kernel: record.kernel.clone().unwrap_or_else(|| config.kernel.clone()),
+        initrd: config.initrd.clone(),
+        disks: vec![
+            Disk { path: record.rootfs.clone(), read_only: true },
+            Disk { path: paths.overlay(), read_only: false },
+        ],
+        nic: backend.map(|backend| Nic { mac: record.mac, backend }),
+        state_dir: paths.state,
+        run_dir: paths.run,
+        accelerator,
+    }
+}
+
+/// Address, gateway and name server of the network inside QEMU (QEMU manual, "Using the user mode network stack").
+const USER_NETWORK: (&str, &str, &str) = ("10.0.2.15/24", "10.0.2.2", "10.0.2.3");
+
+/// What the guest is told when it comes up.
+pub(crate) fn configuration(
+    config: &HostConfig,
+    record: &Record,
+    subnet: Option<Subnet>,
+    entropy: Vec<u8>,
+    now: UnixMillis,
+) -> pb::ConfigureRequest {
+    let network = match (record.address, subnet) {
+        (Some(address), Some(subnet)) => pb::Network {
+            mac: record.mac.to_string(),
+            address: format!("{address}/{}", subnet.prefix()),
+            gateway: subnet.gateway().to_string(),
+            nameservers: config.nameservers.clone(),
+            search_domains: vec![],
+        },
+        _ => {
+            let (address, gateway, nameserver) = USER_NETWORK;
+            pb::Network {
+                mac: record.mac.to_string(),
+                address: address.to_owned(),
+                gateway: gateway.to_owned(),
+                nameservers: vec![nameserver.to_owned()],
+                search_domains: vec![],
+            }
+        }
+    };
+    pb::ConfigureRequest {
+        hostname: record.hostname.clone(),
+        entropy,
+        clock_unix_ns: now.0.saturating_mul(1_000_000),
+        machine_id: machine_id(&record.id),
+        network: Some(network),
+        root: Some(pb::RootMount {
+            image_device: "/dev/vda".to_owned(),
+            image_fs: "erofs".to_owned(),
+            overlay_device: "/dev/vdb".to_owned(),
+        }),
+    }
+}
+
+/// 32 hex digits that are the VM's for life.
+fn machine_id(id: &VmId) -> String {
+    use sha2::{Digest, Sha256};
+    let hash = Sha256::digest(format!("machine-id {id}"));
+    hash.iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+/// The process that the guest starts.
+pub(crate) fn process(record: &Record) -> pb::Process {
+    pb::Process {
+        argv: record.workload.argv.clone(),
+        env: record.workload.env.clone(),
+        user: record.workload.user.clone(),
+        cwd: record.workload.cwd.clone(),
+        ..Default::default()
+    }
+}
+
+/// A kernel that a caller named: inside an allowed folder, and a kernel at all.
+pub(crate) fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, String> {
+    let real = Path::new(path).canonicalize().map_err(|e| e.to_string())?;
+    if !allowed.iter().filter_map(|dir| dir.canonicalize().ok()).any(|dir| real.starts_with(dir)) {
+        return Err("it lies in none of this node's kernel folders".to_owned());
+    }
+    let mut head = vec![0; 0x206];
+    let file = std::fs::File::open(&real).map_err(|e| e.to_string())?;
+    let read = std::os::unix::fs::FileExt::read_at(&file, &mut head, 0).map_err(|e| e.to_string())?;
+    head.truncate(read);
+    if is_kernel(&head) { Ok(real) } else { Err("it is no kernel image (neither bzImage nor ELF)".to_owned()) }
+}
+
+/// `HdrS` at 0x202 (Linux Documentation/arch/x86/boot.rst), or an ELF header.
+fn is_kernel(head: &[u8]) -> bool {
+    head.get(0x202..0x206) == Some(b"HdrS") || head.starts_with(b"\x7fELF")
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_types::VmState;
+
+    use super::*;
+    use crate::record::tests::example;
+
+    fn config() -> HostConfig {
+        HostConfig::new("/state".into(), "/boot/vmlinuz".into(), "/boot/initrd".into())
+    }
+
+    #[test]
+    fn user_mode_uses_the_address_of_the_vmm_and_bridge_mode_the_nodes() {
+        let mut record = example("web", VmState::Starting);
+        let subnet = "10.100.0.0/24".parse().unwrap();
+        let bridge = configuration(&config(), &record, Some(subnet), vec![], UnixMillis(5));
+        assert_eq!(bridge.network.unwrap().address, "10.100.0.2/24");
+        assert_eq!(bridge.clock_unix_ns, 5_000_000);
+        record.address = None;
+        let user = configuration(&config(), &record, None, vec![], UnixMillis(5));
+        assert_eq!(user.network.unwrap().address, "10.0.2.15/24");
+    }
+
+    #[test]
+    fn a_kernel_is_checked_before_it_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let allowed = dir.path().join("kernels");
+        std::fs::create_dir(&allowed).unwrap();
+        let good = allowed.join("good");
+        let mut image = vec![0; 0x300];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        std::fs::write(&good, &image).unwrap();
+        std::fs::write(allowed.join("text"), b"hello").unwrap();
+        std::fs::write(dir.path().join("outside"), &image).unwrap();
+        let escape = allowed.join("../outside");
+        let check = |path: &Path| check_kernel(std::slice::from_ref(&allowed), path.to_str().unwrap());
+        assert_eq!(check(&good), Ok(good.canonicalize().unwrap()));
+        assert!(check(&allowed.join("text")).unwrap_err().contains("no kernel image"));
+        assert!(check(&escape).unwrap_err().contains("kernel folders"));
+        assert!(check(&allowed.join("absent")).is_err());
+    }
+}

@@ -1,0 +1,239 @@
+//! The record of one VM: the only truth about it, written before the world changes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use coracle_hypervisor::{Accelerator, Forward, ProcessId};
+use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+
+/// Version of the format. A newer one is refused, an older one migrated on read.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// Everything that is known about a VM, `vms/<id>/record.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// [`SCHEMA`] of the writer.
+    pub schema: u32,
+    /// Internal id.
+    pub id: VmId,
+    /// What callers call it.
+    pub name: VmName,
+    /// The object that it belongs to, when a cluster owns it.
+    #[serde(default)]
+    pub owner: Owner,
+    /// Where it is in its life.
+    pub state: VmState,
+    /// Why the state is what it is, one line; empty when there is nothing to say.
+    #[serde(default)]
+    pub message: String,
+    /// Image reference as written by the caller.
+    pub image: String,
+    /// Manifest digest that the reference stood for at creation.
+    pub image_digest: String,
+    /// The read-only root file system.
+    pub rootfs: PathBuf,
+    /// What to run in it.
+    pub workload: Workload,
+    /// Number of CPUs.
+    pub vcpus: Vcpus,
+    /// Guest memory.
+    pub memory: MemoryMib,
+    /// Kernel; `None` is the node's default.
+    #[serde(default)]
+    pub kernel: Option<PathBuf>,
+    /// Size of the writable disk.
+    pub disk_mib: u64,
+    /// Host name of the guest.
+    pub hostname: String,
+    /// Address of the NIC.
+    pub mac: MacAddr,
+    /// Address that the node gave; `None` where guests have none.
+    #[serde(default)]
+    pub address: Option<Ipv4Addr>,
+    /// Has the guest acknowledged its address in the present run?
+    #[serde(default)]
+    pub address_acknowledged: bool,
+    /// Host ports that lead in.
+    #[serde(default)]
+    pub ports: Vec<Forward>,
+    /// Whatever the caller wants to find again.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// The accelerator of the present or last run.
+    #[serde(default)]
+    pub accelerator: Option<Accelerator>,
+    /// The VMM, while there is one.
+    #[serde(default)]
+    pub process: Option<ProcessId>,
+    /// How the workload ended in the last run.
+    #[serde(default)]
+    pub exit: Option<Exit>,
+    /// When the record was made.
+    pub created_at: UnixMillis,
+    /// When the present or last run began to run.
+    #[serde(default)]
+    pub started_at: Option<UnixMillis>,
+    /// When the last run ended.
+    #[serde(default)]
+    pub finished_at: Option<UnixMillis>,
+    /// Starts so far.
+    #[serde(default)]
+    pub boots: u32,
+    /// Milliseconds from start to acknowledged configuration.
+    #[serde(default)]
+    pub boot_ms: u64,
+}
+
+/// The cluster object that a VM belongs to; all empty for a local VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Owner {
+    /// Which cluster.
+    #[serde(default)]
+    pub cluster: String,
+    /// Namespace of the object.
+    #[serde(default)]
+    pub namespace: String,
+    /// Name of the object.
+    #[serde(default)]
+    pub name: String,
+    /// Its uid; empty: not fenced.
+    #[serde(default)]
+    pub uid: String,
+    /// The latest generation that asked for something.
+    #[serde(default)]
+    pub generation: i64,
+}
+
+/// What runs in the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Workload {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// `NAME=value`.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// OCI user; empty is root.
+    #[serde(default)]
+    pub user: String,
+    /// Working directory; empty is `/`.
+    #[serde(default)]
+    pub cwd: String,
+}
+
+/// How a workload ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Exit {
+    /// 0 to 255; 128 + signal when a signal killed it.
+    pub code: i32,
+    /// 0 when it was none.
+    pub signal: i32,
+    /// Why it never ran; else empty.
+    #[serde(default)]
+    pub error: String,
+}
+
+impl Record {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// When the file is missing, is no record, or was written by a newer version.
+    pub(crate) fn load(path: &Path) -> io::Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let bytes = std::fs::read(path)?;
+        let Version { schema } = serde_json::from_slice(&bytes)?;
+        if schema > SCHEMA {
+            let why = format!("written by a newer version (schema {schema}, this one knows {SCHEMA})");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        Ok(serde_json::from_slice(&bytes)?)
+    }
+
+    /// Writes the record so that a crash leaves the old or the new one. Blocking.
+    pub(crate) fn save(&self, path: &Path) -> io::Result<()> {
+        files::write_atomic(path, &serde_json::to_vec_pretty(self)?)
+    }
+
+    /// The address for callers: only what the guest has acknowledged.
+    #[must_use]
+    pub fn reachable_address(&self) -> Option<Ipv4Addr> {
+        self.address.filter(|_| self.address_acknowledged)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn example(name: &str, state: VmState) -> Record {
+        let name: VmName = name.parse().unwrap();
+        let id = VmId::of_name(&name);
+        Record {
+            schema: SCHEMA,
+            mac: MacAddr::of(&id),
+            id,
+            hostname: name.to_string(),
+            name,
+            owner: Owner::default(),
+            state,
+            message: String::new(),
+            image: "localhost/demo:1".to_owned(),
+            image_digest: String::new(),
+            rootfs: "/images/rootfs/x.erofs".into(),
+            workload: Workload { argv: vec!["/bin/true".to_owned()], ..Workload::default() },
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            kernel: None,
+            disk_mib: 64,
+            address: Some("10.100.0.2".parse().unwrap()),
+            address_acknowledged: false,
+            ports: vec![],
+            metadata: BTreeMap::new(),
+            accelerator: None,
+            process: None,
+            exit: None,
+            created_at: UnixMillis(0),
+            started_at: None,
+            finished_at: None,
+            boots: 0,
+            boot_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_record_survives_a_round_trip() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        let record = example("web", VmState::Running);
+        record.save(&path).unwrap();
+        assert_eq!(Record::load(&path).unwrap(), record);
+    }
+
+    #[test]
+    fn a_newer_schema_is_refused_with_a_sentence() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        std::fs::write(&path, br#"{"schema": 99, "future": true}"#).unwrap();
+        let error = Record::load(&path).unwrap_err();
+        assert!(error.to_string().contains("newer version (schema 99"), "{error}");
+    }
+
+    #[test]
+    fn an_address_is_told_only_after_the_guest_acknowledged_it() {
+        let mut record = example("web", VmState::Running);
+        assert_eq!(record.reachable_address(), None);
+        record.address_acknowledged = true;
+        assert_eq!(record.reachable_address(), record.address);
+    }
+}

@@ -1,0 +1,241 @@
+//! `coracle.host.v1` over a [`Host`]: translation, nothing else.
+
+mod convert;
+mod images;
+mod streams;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_image::NoProgress;
+use coracle_proto::host as pb;
+use coracle_proto::host::host_server::Host as HostRpc;
+use futures_util::stream::BoxStream;
+use tokio::sync::broadcast::error::RecvError;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{EventKind, Fence, Host};
+
+pub(crate) use convert::status_of;
+
+/// How long a guest may take to power off unless the caller says otherwise.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+/// What this version can do beyond the first release of the wire.
+const FEATURES: [&str; 1] = ["images"];
+
+type Reply<T> = Result<Response<T>, Status>;
+type Replies<T> = Result<Response<BoxStream<'static, Result<T, Status>>>, Status>;
+
+/// The service; clones share the host.
+#[derive(Clone, Debug)]
+pub struct HostService {
+    host: Host,
+    started: tokio::time::Instant,
+}
+
+impl HostService {
+    /// Serves `host`.
+    #[must_use]
+    pub fn new(host: Host) -> Self {
+        Self { host, started: tokio::time::Instant::now() }
+    }
+}
+
+/// For whom the caller speaks, from the call's metadata. None: an old client, not fenced.
+fn fence<T>(request: &Request<T>) -> Option<Fence> {
+    let text = |key| request.metadata().get(key).and_then(|v| v.to_str().ok());
+    let uid = text("coracle-uid")?.to_owned();
+    let generation = text("coracle-generation").and_then(|g| g.parse().ok()).unwrap_or(0);
+    Some(Fence { uid, generation })
+}
+
+#[tonic::async_trait]
+impl HostRpc for HostService {
+    async fn info(&self, _: Request<pb::InfoRequest>) -> Reply<pb::InfoResponse> {
+        let host = &self.host;
+        let capacity = host.capacity();
+        let probe = host.probe();
+        Ok(Response::new(pb::InfoResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            features: FEATURES.map(str::to_owned).to_vec(),
+            hostname: hostname(),
+            drivers: vec![pb::DriverInfo {
+                name: host.driver_name().to_owned(),
+                version: probe.version.clone(),
+                available: probe.accelerator.is_some(),
+                accelerator: probe.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
+                reason: probe.reason.clone(),
+            }],
+            cpus: u32::try_from(capacity.cpus).unwrap_or(u32::MAX),
+            memory_mib: capacity.memory_mib,
+            memory_available_mib: capacity.memory_available_mib,
+            vcpus_declared: capacity.vcpus_declared,
+            memory_declared_mib: capacity.memory_declared_mib,
+            vms: u32::try_from(capacity.vms).unwrap_or(u32::MAX),
+            vms_running: u32::try_from(capacity.vms_running).unwrap_or(u32::MAX),
+            state_dir: host.config().state_dir.display().to_string(),
+            network_mode: host.network().mode().to_owned(),
+            subnet: host.network().subnet().map(|s| s.to_string()).unwrap_or_default(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+        }))
+    }
+
+    async fn create_vm(&self, request: Request<pb::CreateVmRequest>) -> Reply<pb::Vm> {
+        let spec = convert::create_spec(request.into_inner())?;
+        let record = self.host.create(spec, Arc::new(NoProgress)).await.map_err(|e| status_of(&e))?;
+        self.vm(record.name.as_str())
+    }
+
+    async fn start_vm(&self, request: Request<pb::StartVmRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let record = self.host.start(&request.into_inner().vm, fence).await.map_err(|e| status_of(&e))?;
+        self.vm(record.id.as_str())
+    }
+
+    async fn stop_vm(&self, request: Request<pb::StopVmRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let pb::StopVmRequest { vm, grace_ms } = request.into_inner();
+        let grace = grace_ms.map_or(DEFAULT_GRACE, |ms| Duration::from_millis(ms.into()));
+        let record = self.host.stop(&vm, grace, fence).await.map_err(|e| status_of(&e))?;
+        self.vm(record.id.as_str())
+    }
+
+    async fn delete_vm(&self, request: Request<pb::DeleteVmRequest>) -> Reply<pb::DeleteVmResponse> {
+        let fence = fence(&request);
+        let pb::DeleteVmRequest { vm, force } = request.into_inner();
+        self.host.delete(&vm, force, fence).await.map_err(|e| status_of(&e))?;
+        Ok(Response::new(pb::DeleteVmResponse {}))
+    }
+
+    async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::Vm> {
+        self.vm(&request.into_inner().vm)
+    }
+
+    async fn list_vms(&self, _: Request<pb::ListVmsRequest>) -> Reply<pb::ListVmsResponse> {
+        let vms = self.host.list().iter().map(|view| convert::vm(&self.host, view)).collect();
+        Ok(Response::new(pb::ListVmsResponse { vms }))
+    }
+
+    type WatchVmsStream = BoxStream<'static, Result<pb::VmEvent, Status>>;
+
+    async fn watch_vms(&self, request: Request<pb::WatchVmsRequest>) -> Replies<pb::VmEvent> {
+        let wanted = request.into_inner().vm;
+        let (host, stop) = (self.host.clone(), self.host.stopping());
+        let events = futures_util::stream::unfold(host.events(), move |mut events| {
+            let (host, stop, wanted) = (host.clone(), stop.clone(), wanted.clone());
+            async move {
+                loop {
+                    let event = stop.run_until_cancelled(events.recv()).await?;
+                    match event {
+                        Ok(e) if wanted.is_empty() || e.record.name.as_str() == wanted => {
+                            return Some((Ok(convert::event(&host, &e)), events));
+                        }
+                        Ok(_) => {}
+                        Err(RecvError::Lagged(n)) => {
+                            let lost = Status::data_loss(format!("{n} events lost: list again"));
+                            return Some((Err(lost), events));
+                        }
+                        Err(RecvError::Closed) => return None,
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    type ExecStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;
+
+    async fn exec(&self, request: Request<Streaming<pb::ExecRequest>>) -> Replies<pb::ExecResponse> {
+        streams::exec(&self.host, request.into_inner()).await
+    }
+
+    async fn wait_vm(&self, request: Request<pb::WaitVmRequest>) -> Reply<pb::Vm> {
+        let view = self.host.wait(&request.into_inner().vm).await.map_err(|e| status_of(&e))?;
+        Ok(Response::new(convert::vm(&self.host, &view)))
+    }
+
+    type LogsStream = BoxStream<'static, Result<pb::LogsResponse, Status>>;
+
+    async fn logs(&self, request: Request<pb::LogsRequest>) -> Replies<pb::LogsResponse> {
+        streams::logs(&self.host, request.into_inner()).await
+    }
+
+    type ConsoleStream = BoxStream<'static, Result<pb::ConsoleResponse, Status>>;
+
+    async fn console(&self, request: Request<Streaming<pb::ConsoleRequest>>) -> Replies<pb::ConsoleResponse> {
+        streams::console(&self.host, request.into_inner()).await
+    }
+
+    type PortForwardStream = BoxStream<'static, Result<pb::PortForwardResponse, Status>>;
+
+    async fn port_forward(
+        &self,
+        request: Request<Streaming<pb::PortForwardRequest>>,
+    ) -> Replies<pb::PortForwardResponse> {
+        streams::port_forward(&self.host, request.into_inner()).await
+    }
+
+    async fn copy_in(&self, request: Request<Streaming<pb::CopyInRequest>>) -> Reply<pb::CopyInResponse> {
+        streams::copy_in(&self.host, request.into_inner()).await
+    }
+
+    type CopyOutStream = BoxStream<'static, Result<pb::CopyOutResponse, Status>>;
+
+    async fn copy_out(&self, request: Request<pb::CopyOutRequest>) -> Replies<pb::CopyOutResponse> {
+        streams::copy_out(&self.host, request.into_inner()).await
+    }
+
+    type PullImageStream = BoxStream<'static, Result<pb::PullImageResponse, Status>>;
+
+    async fn pull_image(&self, request: Request<pb::PullImageRequest>) -> Replies<pb::PullImageResponse> {
+        images::pull(&self.host, request.into_inner())
+    }
+
+    type ImportImageStream = BoxStream<'static, Result<pb::PullImageResponse, Status>>;
+
+    async fn import_image(&self, request: Request<pb::ImportImageRequest>) -> Replies<pb::PullImageResponse> {
+        images::import(&self.host, request.into_inner())
+    }
+
+    async fn list_images(&self, _: Request<pb::ListImagesRequest>) -> Reply<pb::ListImagesResponse> {
+        images::list(&self.host).await
+    }
+
+    async fn get_image(&self, request: Request<pb::GetImageRequest>) -> Reply<pb::Image> {
+        images::get(&self.host, &request.into_inner().reference).await
+    }
+
+    async fn remove_image(&self, request: Request<pb::RemoveImageRequest>) -> Reply<pb::RemoveImageResponse> {
+        images::remove(&self.host, request.into_inner()).await
+    }
+
+    async fn prune_images(&self, request: Request<pb::PruneImagesRequest>) -> Reply<pb::PruneImagesResponse> {
+        images::prune(&self.host, request.into_inner().dry_run).await
+    }
+}
+
+impl HostService {
+    fn vm(&self, name: &str) -> Reply<pb::Vm> {
+        let view = self.host.get(name).map_err(|e| status_of(&e))?;
+        Ok(Response::new(convert::vm(&self.host, &view)))
+    }
+}
+
+impl EventKind {
+    fn to_wire(self) -> pb::vm_event::Type {
+        match self {
+            Self::Created => pb::vm_event::Type::Created,
+            Self::Started => pb::vm_event::Type::Started,
+            Self::Stopped => pb::vm_event::Type::Stopped,
+            Self::Deleted => pb::vm_event::Type::Deleted,
+            Self::Failed => pb::vm_event::Type::Failed,
+            Self::Updated => pb::vm_event::Type::Updated,
+        }
+    }
+}
+
+fn hostname() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}

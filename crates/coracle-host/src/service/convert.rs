@@ -1,0 +1,176 @@
+//! Between the wire's types and the host's.
+
+use std::net::Ipv4Addr;
+
+use coracle_hypervisor::Forward;
+use coracle_proto::host as pb;
+use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Status};
+
+use crate::recipe::VmPaths;
+use crate::{CreateSpec, Exit, Fault, Host, HostError, HostEvent, Owner, PullMode, View, files};
+
+/// An error with its causes, its code and its help, as metadata that our CLI reads.
+pub(crate) fn status_of(error: &HostError) -> Status {
+    let code = match error.fault() {
+        Fault::NotFound => Code::NotFound,
+        Fault::AlreadyExists => Code::AlreadyExists,
+        Fault::Invalid => Code::InvalidArgument,
+        Fault::Exhausted => Code::ResourceExhausted,
+        Fault::Precondition => Code::FailedPrecondition,
+        Fault::Unavailable => Code::Unavailable,
+        Fault::TimedOut => Code::DeadlineExceeded,
+        Fault::Denied => Code::PermissionDenied,
+        Fault::Internal => Code::Internal,
+    };
+    let mut metadata = MetadataMap::new();
+    metadata.insert("coracle-code", MetadataValue::from_static(error.code()));
+    if let Some(help) = error.help() {
+        metadata.insert_bin("coracle-help-bin", MetadataValue::from_bytes(help.as_bytes()));
+    }
+    Status::with_metadata(code, chain(error), metadata)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // A guest's status prints its own envelope; its message is what matters.
+        let words = error.downcast_ref::<Status>().map_or_else(|| error.to_string(), |s| s.message().to_owned());
+        if !text.ends_with(&words) {
+            text += ": ";
+            text += &words;
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Checks a request where it enters.
+pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, Status> {
+    let invalid = |message: String| status_of(&HostError::Invalid { message });
+    let pull = match request.pull_policy() {
+        pb::PullPolicy::Unspecified | pb::PullPolicy::IfNotPresent => PullMode::IfNotPresent,
+        pb::PullPolicy::Always => PullMode::Always,
+        pb::PullPolicy::Never => PullMode::Never,
+    };
+    let address = match request.ip_address.as_str() {
+        "" => None,
+        text => Some(text.parse::<Ipv4Addr>().map_err(|_| invalid(format!("{text:?} is no IPv4 address")))?),
+    };
+    let owner = request.owner.unwrap_or_default();
+    Ok(CreateSpec {
+        name: request.name.parse().map_err(|e: coracle_types::InvalidVmName| invalid(e.to_string()))?,
+        owner: Owner {
+            cluster: owner.cluster,
+            namespace: owner.namespace,
+            name: owner.name,
+            uid: owner.uid,
+            generation: owner.generation,
+        },
+        image: request.image,
+        pull,
+        vcpus: Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?,
+        memory: MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?,
+        kernel_path: request.kernel_path,
+        address,
+        hostname: request.hostname,
+        command: request.command,
+        args: request.args,
+        env: request.env,
+        user: request.user,
+        workdir: request.workdir,
+        metadata: request.metadata.into_iter().collect(),
+        ports: request.ports.iter().map(forward).collect::<Result<_, _>>().map_err(invalid)?,
+        disk_mib: Some(request.disk_mib).filter(|mib| *mib > 0),
+        idempotent: request.idempotent,
+    })
+}
+
+fn forward(port: &pb::PortMapping) -> Result<Forward, String> {
+    let number = |port: u32| {
+        u16::try_from(port).ok().filter(|p| *p > 0).ok_or_else(|| format!("{port} is no TCP port"))
+    };
+    let host_address = match port.host_address.as_str() {
+        "" => Ipv4Addr::LOCALHOST,
+        text => text.parse().map_err(|_| format!("{text:?} is no IPv4 address"))?,
+    };
+    Ok(Forward { host_address, host_port: number(port.host_port)?, guest_port: number(port.guest_port)? })
+}
+
+/// A VM as callers see it.
+pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
+    let record = &view.record;
+    let millis = |time: Option<UnixMillis>| time.map_or(0, |t| t.0);
+    pb::Vm {
+        id: record.id.to_string(),
+        name: record.name.to_string(),
+        state: state(record.state).into(),
+        image: record.image.clone(),
+        image_digest: record.image_digest.clone(),
+        vcpus: record.vcpus.into(),
+        memory_mib: record.memory.into(),
+        ip_address: record.reachable_address().map(|a| a.to_string()).unwrap_or_default(),
+        mac: record.mac.to_string(),
+        driver: host.driver_name().to_owned(),
+        accelerator: record.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
+        vmm_pid: record.process.map_or(0, |p| p.pid),
+        created_at_ms: record.created_at.0,
+        started_at_ms: millis(record.started_at),
+        finished_at_ms: millis(record.finished_at),
+        exit: record.exit.as_ref().map(exit),
+        message: record.message.clone(),
+        metadata: record.metadata.clone().into_iter().collect(),
+        owner: Some(owner(&record.owner)).filter(|o| !o.uid.is_empty() || !o.name.is_empty()),
+        ports: record
+            .ports
+            .iter()
+            .map(|f| pb::PortMapping {
+                host_address: f.host_address.to_string(),
+                host_port: f.host_port.into(),
+                guest_port: f.guest_port.into(),
+            })
+            .collect(),
+        boots: record.boots,
+        agent_connected: view.guest.is_some(),
+        boot_ms: record.boot_ms,
+        disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).overlay()),
+        command: record.workload.argv.clone(),
+    }
+}
+
+fn owner(owner: &Owner) -> pb::Owner {
+    pb::Owner {
+        cluster: owner.cluster.clone(),
+        namespace: owner.namespace.clone(),
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+        generation: owner.generation,
+    }
+}
+
+fn exit(exit: &Exit) -> pb::ExitStatus {
+    pb::ExitStatus { code: exit.code, signal: exit.signal, error: exit.error.clone() }
+}
+
+fn state(state: VmState) -> pb::VmState {
+    match state {
+        VmState::Creating | VmState::Created => pb::VmState::Created,
+        VmState::Starting => pb::VmState::Starting,
+        VmState::Running => pb::VmState::Running,
+        VmState::Stopping => pb::VmState::Stopping,
+        VmState::Stopped => pb::VmState::Stopped,
+        VmState::Failed => pb::VmState::Failed,
+        VmState::Deleting => pb::VmState::Deleting,
+    }
+}
+
+pub(super) fn event(host: &Host, event: &HostEvent) -> pb::VmEvent {
+    let view = View { record: event.record.clone(), guest: None };
+    pb::VmEvent {
+        r#type: event.kind.to_wire().into(),
+        vm: Some(vm(host, &view)),
+        time_unix_ms: event.time.0,
+    }
+}

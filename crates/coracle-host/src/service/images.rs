@@ -1,0 +1,153 @@
+//! Calls about images.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use coracle_image::{Digest, Image, ImageError, Progress, ProgressEvent, Reference, Source, Step};
+use coracle_proto::host as pb;
+use tokio::sync::mpsc;
+use tonic::{Response, Status};
+
+use super::streams::driven;
+use super::{Replies, Reply, status_of};
+use crate::{Host, HostError, PullMode};
+
+/// Progress events that may wait for a slow caller; later ones replace none, they are dropped.
+const PROGRESS_QUEUE: usize = 64;
+
+fn failed(reference: &str) -> impl FnOnce(ImageError) -> Status + '_ {
+    move |source| status_of(&HostError::Image { reference: reference.to_owned(), source })
+}
+
+/// Sends progress to a caller; never waits for it.
+struct Wire(mpsc::Sender<Result<pb::PullImageResponse, Status>>);
+
+impl Progress for Wire {
+    fn event(&self, event: ProgressEvent) {
+        let step = match event.step {
+            Step::Resolve => "resolve",
+            Step::Download => "download",
+            Step::Unpack => "unpack",
+        };
+        let progress = pb::PullProgress {
+            step: step.to_owned(),
+            item: event.item.map(|d| d.to_string()).unwrap_or_default(),
+            done_bytes: event.done_bytes,
+            total_bytes: event.total_bytes,
+        };
+        let message = pb::pull_image_response::Message::Progress(progress);
+        let _slow_caller = self.0.try_send(Ok(pb::PullImageResponse { message: Some(message) }));
+    }
+}
+
+pub(super) fn pull(host: &Host, request: pb::PullImageRequest) -> Replies<pb::PullImageResponse> {
+    let mode = match request.policy() {
+        pb::PullPolicy::Unspecified | pb::PullPolicy::Always => PullMode::Always,
+        pb::PullPolicy::IfNotPresent => PullMode::IfNotPresent,
+        pb::PullPolicy::Never => PullMode::Never,
+    };
+    let name = request.reference;
+    let reference: Reference = name.parse().map_err(failed(&name))?;
+    let host = host.clone();
+    with_progress(host.clone(), move |progress| async move {
+        let image = host.pull(&reference, mode, progress.clone()).await.map_err(|e| status_of(&e))?;
+        host.images().rootfs(&image).await.map_err(failed(&name))?;
+        Ok(image)
+    })
+}
+
+pub(super) fn import(host: &Host, request: pb::ImportImageRequest) -> Replies<pb::PullImageResponse> {
+    let text = request.source;
+    let source: Source = text.parse().map_err(failed(&text))?;
+    let name = match request.reference.as_str() {
+        "" => None,
+        text => Some(text.parse::<Reference>().map_err(failed(text))?),
+    };
+    let host = host.clone();
+    with_progress(host.clone(), move |progress| async move {
+        let image = host.images().import(&source, name.as_ref(), progress).await.map_err(failed(&text))?;
+        host.images().rootfs(&image).await.map_err(failed(&text))?;
+        Ok(image)
+    })
+}
+
+fn with_progress<F>(
+    host: Host,
+    work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
+) -> Replies<pb::PullImageResponse>
+where
+    F: Future<Output = Result<Image, Status>> + Send,
+{
+    let (to_caller, replies) = mpsc::channel(PROGRESS_QUEUE);
+    let run = async move {
+        let outcome = work(Arc::new(Wire(to_caller.clone()))).await.map(|image| {
+            let message = pb::pull_image_response::Message::Image(wire(&host, &image));
+            pb::PullImageResponse { message: Some(message) }
+        });
+        let _caller_gone = to_caller.send(outcome).await;
+    };
+    Ok(Response::new(Box::pin(driven(run, replies))))
+}
+
+pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {
+    let images = host.images().list().await.map_err(failed("list"))?;
+    Ok(Response::new(pb::ListImagesResponse { images: images.iter().map(|i| wire(host, i)).collect() }))
+}
+
+pub(super) async fn get(host: &Host, name: &str) -> Reply<pb::Image> {
+    Ok(Response::new(wire(host, &find(host, name).await?)))
+}
+
+async fn find(host: &Host, name: &str) -> Result<Image, Status> {
+    let reference: Reference = name.parse().map_err(failed(name))?;
+    match host.images().get(&reference).await.map_err(failed(name))? {
+        Some(image) => Ok(image),
+        None => Err(Status::not_found(format!("image {name} is not on this node"))),
+    }
+}
+
+pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Reply<pb::RemoveImageResponse> {
+    let image = find(host, &request.reference).await?;
+    let users = users(host, &image);
+    if !users.is_empty() && !request.force {
+        let why = format!("image {} is used by {}; remove them first, or force", request.reference, users.join(", "));
+        return Err(Status::failed_precondition(why));
+    }
+    let reference: Reference = request.reference.parse().map_err(failed(&request.reference))?;
+    host.images().remove(&reference).await.map_err(failed(&request.reference))?;
+    Ok(Response::new(pb::RemoveImageResponse { digest: image.digest.to_string() }))
+}
+
+pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesResponse> {
+    let in_use: HashSet<Digest> = host.list().iter().filter_map(|v| v.record.image_digest.parse().ok()).collect();
+    let report = host.images().prune(&in_use, dry_run).await.map_err(failed("prune"))?;
+    Ok(Response::new(pb::PruneImagesResponse {
+        removed: report.removed.iter().map(|r| r.path.display().to_string()).collect(),
+        freed_bytes: report.freed_bytes,
+    }))
+}
+
+fn users(host: &Host, image: &Image) -> Vec<String> {
+    let digest = image.digest.to_string();
+    let users = host.list().into_iter().filter(|v| v.record.image_digest == digest);
+    users.map(|v| v.record.name.to_string()).collect()
+}
+
+fn wire(host: &Host, image: &Image) -> pb::Image {
+    pb::Image {
+        digest: image.digest.to_string(),
+        references: image.references.iter().map(Reference::familiar).collect(),
+        architecture: image.architecture.clone(),
+        os: image.os.clone(),
+        size_bytes: image.size_bytes,
+        rootfs_bytes: 0,
+        created_at_ms: image.created.map_or(0, |t| t.as_millisecond()),
+        entrypoint: image.config.entrypoint.clone(),
+        cmd: image.config.cmd.clone(),
+        env: image.config.env.clone(),
+        user: image.config.user.clone(),
+        workdir: image.config.workdir.clone(),
+        layers: u32::try_from(image.layers.len()).unwrap_or(u32::MAX),
+        used_by: users(host, image),
+    }
+}

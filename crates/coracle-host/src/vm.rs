@@ -1,0 +1,89 @@
+//! One task per VM. It alone changes the record; everybody else reads a copy.
+
+mod actor;
+mod boot;
+mod follow;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_hypervisor::{Accelerator, Driver, ProcessId};
+use coracle_net::Network;
+use coracle_types::{Clock, VmId};
+use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use actor::spawn;
+
+use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record};
+
+/// What all VMs of a host share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: HostConfig,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) clock: Clock,
+    pub(crate) events: broadcast::Sender<HostEvent>,
+    /// Limits how many guests boot at once.
+    pub(crate) boots: Semaphore,
+    /// The daemon is going down; guests stay.
+    pub(crate) stop: CancellationToken,
+}
+
+/// A VM as readers see it.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Its record.
+    pub record: Record,
+    /// The session with its guest, while there is one.
+    pub guest: Option<GuestClient>,
+}
+
+/// How the rest of the host reaches a VM's task.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    pub(crate) id: VmId,
+    pub(crate) requests: mpsc::Sender<Request>,
+    pub(crate) view: watch::Receiver<Arc<View>>,
+    pub(crate) console: ConsoleHandle,
+    /// Changes when the workload printed something.
+    pub(crate) printed: watch::Receiver<u64>,
+}
+
+pub(crate) type Reply = oneshot::Sender<Result<Record, HostError>>;
+
+/// What can be asked of a VM's task.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Answers when the guest runs.
+    Start { fence: Option<Fence>, reply: Reply },
+    /// Answers when the guest is off.
+    Stop { grace: Duration, fence: Option<Fence>, reply: Reply },
+    /// Answers when nothing is left.
+    Delete { force: bool, fence: Option<Fence>, reply: Reply },
+}
+
+/// What a VM's jobs report to its task. Each carries the boot that it belongs to.
+#[derive(Debug)]
+pub(crate) struct Note {
+    boot: u32,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A VMM runs.
+    Spawned(ProcessId),
+    /// The guest acknowledged its configuration and started the workload, or not.
+    Booted(Result<GuestClient, HostError>),
+    /// There is a session, or none any more.
+    Session(Option<GuestClient>),
+    /// The workload ended; some output may still be on its way.
+    Exited(Exit),
+    /// All of its output has been read.
+    Drained,
+    /// The VMM is gone.
+    VmmGone,
+}

@@ -1,0 +1,524 @@
+//! The task that owns a VM: requests from a queue, reports from jobs, one at a time.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coracle_hypervisor::ProcessId;
+use coracle_proto::guest as pb;
+use coracle_types::{Op, VmState};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Handle, Note, Reply, Request, Shared, View, What, boot, follow};
+use crate::adopt::{Adoption, adopt};
+use crate::console::{self, ConsoleInput};
+use crate::events::EventKind;
+use crate::guest::within;
+use crate::logs::LogWriter;
+use crate::recipe::{VmPaths, recipe};
+use crate::{ConsoleHandle, Fence, GuestClient, HostError, HostEvent, Record, files};
+
+/// Requests that may wait for one VM.
+const QUEUE: usize = 32;
+
+/// A guest whose workload ended by itself is off within this, or is killed.
+const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
+
+/// What the guest gets beyond its workload's grace, to sync and unmount.
+const SYNC_GRACE: Duration = Duration::from_secs(3);
+
+struct Actor {
+    shared: Arc<Shared>,
+    record: Record,
+    paths: VmPaths,
+    view: watch::Sender<Arc<View>>,
+    guest: Option<GuestClient>,
+    console: ConsoleHandle,
+    keys: Arc<tokio::sync::Mutex<ConsoleInput>>,
+    log: Arc<Mutex<LogWriter>>,
+    requests: mpsc::Receiver<Request>,
+    notes: mpsc::Receiver<Note>,
+    tell: mpsc::Sender<Note>,
+    /// Everything that runs for the present boot; ends with it.
+    jobs: JoinSet<()>,
+    starters: Vec<Reply>,
+    stoppers: Vec<Reply>,
+    /// When patience with a guest that was asked to stop is over.
+    kill_at: Option<Instant>,
+    boot_began: Instant,
+}
+
+/// Starts the task of a VM whose record is on disk. It first does what a restart
+/// of the daemon asks for, then serves requests until the VM is deleted or the
+/// daemon stops.
+pub(crate) fn spawn(
+    shared: Arc<Shared>,
+    record: Record,
+    tasks: &mut JoinSet<()>,
+    gone: impl FnOnce() + Send + 'static,
+) -> io::Result<Handle> {
+    let paths = VmPaths::of(&shared.config, &record.id);
+    let (console, keys) = ConsoleHandle::open(&paths.console())?;
+    let log = LogWriter::open(&paths.state)?;
+    let printed = log.changed();
+    let (requests, queue) = mpsc::channel(QUEUE);
+    let (tell, notes) = mpsc::channel(QUEUE);
+    let (view, reader) = watch::channel(Arc::new(View { record: record.clone(), guest: None }));
+    let handle = Handle { id: record.id.clone(), requests, view: reader, console: console.clone(), printed };
+    let actor = Actor {
+        shared,
+        record,
+        paths,
+        view,
+        guest: None,
+        console,
+        keys: Arc::new(tokio::sync::Mutex::new(keys)),
+        log: Arc::new(Mutex::new(log)),
+        requests: queue,
+        notes,
+        tell,
+        jobs: JoinSet::new(),
+        starters: vec![],
+        stoppers: vec![],
+        kill_at: None,
+        boot_began: Instant::now(),
+    };
+    tasks.spawn(async move {
+        if actor.run().await {
+            gone();
+        }
+    });
+    Ok(handle)
+}
+
+impl Actor {
+    /// True when the VM is gone, false when the daemon stops.
+    async fn run(mut self) -> bool {
+        if self.adopt().await {
+            return true;
+        }
+        let stop = self.shared.stop.clone();
+        loop {
+            let kill_at = self.kill_at;
+            tokio::select! {
+                () = stop.cancelled() => return false,
+                Some(note) = self.notes.recv() => self.note(note).await,
+                Some(request) = self.requests.recv() => {
+                    if self.request(request).await {
+                        return true;
+                    }
+                }
+                () = async { sleep_until(kill_at.unwrap_or_else(Instant::now)).await }, if kill_at.is_some() => {
+                    self.end_run(VmState::Stopped, "killed: the guest did not power off in time".to_owned()).await;
+                }
+            }
+        }
+    }
+
+    /// What a restart asks for. True when nothing is left of the VM.
+    async fn adopt(&mut self) -> bool {
+        let found = self.find().await;
+        let adoption = adopt(self.record.state, found.is_some());
+        if adoption != Adoption::Rest {
+            tracing::info!(vm = %self.record.id, ?adoption, "adopt");
+        }
+        match (adoption, found) {
+            (Adoption::Rest, _) => {}
+            (Adoption::Discard | Adoption::FinishDelete, _) => return self.remove().await.is_ok(),
+            (Adoption::KillStray, _) => {
+                let (state, message) = (self.record.state, self.record.message.clone());
+                self.end_run(state, message).await;
+            }
+            (Adoption::Start, _) => self.begin_boot().await,
+            (Adoption::FinishStop, _) => self.end_run(VmState::Stopped, String::new()).await,
+            (Adoption::Lost, _) | (Adoption::Attach, None) => {
+                let why = "the VMM went away while the node was down".to_owned();
+                self.end_run(VmState::Failed, why).await;
+            }
+            (Adoption::Attach, Some(vmm)) => {
+                self.record.process = Some(vmm);
+                self.watch(vmm);
+                if self.record.state == VmState::Starting {
+                    self.boot_began = Instant::now();
+                    self.spawn_boot();
+                } else {
+                    let lease = self.shared.network.lease(&self.record.id, self.record.address);
+                    if let Ok(lease) = lease {
+                        let attached =
+                            self.shared.network.attach(&self.record.id, self.record.mac, lease).await;
+                        if let Err(error) = attached {
+                            tracing::warn!(vm = %self.record.id, %error, "network not restored");
+                        }
+                    }
+                    self.follow(None);
+                }
+            }
+        }
+        false
+    }
+
+    /// True when the VM is gone.
+    async fn request(&mut self, request: Request) -> bool {
+        let (op, fence) = match &request {
+            Request::Start { fence, .. } => (Op::Start, fence),
+            Request::Stop { fence, .. } => (Op::Stop, fence),
+            Request::Delete { fence, force, .. } => (Op::Delete { force: *force }, fence),
+        };
+        let allowed = self.check_fence(fence.as_ref()).and_then(|()| {
+            let refused = |source| HostError::Refused { name: self.record.name.to_string(), source };
+            self.record.state.admit(op).map_err(refused)
+        });
+        match (request, allowed) {
+            (Request::Start { reply, .. } | Request::Stop { reply, .. } | Request::Delete { reply, .. }, Err(e)) => {
+                let _caller_gone = reply.send(Err(e));
+            }
+            (Request::Start { reply, .. }, Ok(())) => self.start(reply).await,
+            (Request::Stop { grace, reply, .. }, Ok(())) => self.stop(grace, reply).await,
+            (Request::Delete { reply, .. }, Ok(())) => {
+                let result = self.remove().await;
+                let gone = result.is_ok();
+                let _caller_gone = reply.send(result.map(|()| self.record.clone()));
+                return gone;
+            }
+        }
+        false
+    }
+
+    /// A caller that speaks for another object, or for an older generation, is refused.
+    fn check_fence(&mut self, fence: Option<&Fence>) -> Result<(), HostError> {
+        let owner = &mut self.record.owner;
+        match fence {
+            Some(fence) if !owner.uid.is_empty() => {
+                if fence.uid != owner.uid || fence.generation < owner.generation {
+                    return Err(HostError::Fenced {
+                        name: self.record.name.to_string(),
+                        holder: format!("uid {} generation {}", owner.uid, owner.generation),
+                        caller: format!("uid {} generation {}", fence.uid, fence.generation),
+                    });
+                }
+                owner.generation = fence.generation;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn start(&mut self, reply: Reply) {
+        if self.record.state == VmState::Running {
+            let _caller_gone = reply.send(Ok(self.record.clone()));
+            return;
+        }
+        self.starters.push(reply);
+        if self.record.state != VmState::Starting {
+            self.begin_boot().await;
+        }
+    }
+
+    async fn begin_boot(&mut self) {
+        self.record.boots += 1;
+        self.record.exit = None;
+        self.record.finished_at = None;
+        self.record.address_acknowledged = false;
+        if let Err(error) = self.change(VmState::Starting, String::new()).await {
+            self.answer_starters(Err(error));
+            return;
+        }
+        self.boot_began = Instant::now();
+        self.spawn_boot();
+    }
+
+    fn spawn_boot(&mut self) {
+        let job = boot::run(self.shared.clone(), self.record.clone(), self.console.clone(), self.tell.clone());
+        self.jobs.spawn(job);
+    }
+
+    async fn stop(&mut self, grace: Duration, reply: Reply) {
+        match self.record.state {
+            VmState::Starting | VmState::Running | VmState::Stopping => {}
+            _ => {
+                let _caller_gone = reply.send(Ok(self.record.clone()));
+                return;
+            }
+        }
+        self.stoppers.push(reply);
+        if grace.is_zero() || self.record.state == VmState::Starting {
+            self.end_run(VmState::Stopped, String::new()).await;
+        } else {
+            self.ask_to_power_off(grace).await;
+        }
+    }
+
+    /// Asks the guest and sets a limit; a second request can only shorten it.
+    async fn ask_to_power_off(&mut self, grace: Duration) {
+        let limit = Instant::now() + grace + SYNC_GRACE;
+        self.kill_at = Some(self.kill_at.map_or(limit, |earlier| earlier.min(limit)));
+        if self.record.state == VmState::Stopping {
+            return;
+        }
+        let message = self.record.message.clone();
+        if let Err(error) = self.change(VmState::Stopping, message).await {
+            tracing::warn!(vm = %self.record.id, %error, "stop not recorded");
+        }
+        if let Some(guest) = self.guest.clone() {
+            let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+            self.jobs.spawn(async move {
+                let request = pb::ShutdownRequest { grace_ms };
+                let asked = within(Duration::from_secs(5), guest.rpc().shutdown(request)).await;
+                if let Err(error) = asked {
+                    tracing::debug!(%error, "guest did not acknowledge its shutdown");
+                }
+            });
+        }
+    }
+
+    async fn note(&mut self, note: Note) {
+        if note.boot != self.record.boots || !self.record.state.has_vmm() {
+            return; // of an earlier run
+        }
+        match note.what {
+            What::Spawned(vmm) => {
+                self.record.process = Some(vmm);
+                self.record.accelerator = Some(self.shared.accelerator);
+                self.save_quietly().await;
+                self.watch(vmm);
+            }
+            What::Booted(Ok(guest)) if self.record.state == VmState::Starting => self.booted(guest).await,
+            What::Booted(Ok(_)) => {}
+            What::Booted(Err(error)) => {
+                let message = chain(&error);
+                tracing::warn!(vm = %self.record.id, error = message, "VM did not start");
+                self.answer_starters(Err(error));
+                self.end_run(VmState::Failed, message).await;
+            }
+            What::Session(guest) => {
+                self.guest = guest;
+                self.publish(EventKind::Updated);
+            }
+            What::Exited(exit) => {
+                self.record.message = match (exit.signal, exit.code) {
+                    (0, code) => format!("the workload exited with code {code}"),
+                    (signal, _) => format!("the workload was killed by signal {signal}"),
+                };
+                self.record.exit = Some(exit);
+                self.save_quietly().await;
+            }
+            What::Drained => self.ask_to_power_off(POWER_OFF_GRACE).await,
+            What::VmmGone => self.vmm_gone().await,
+        }
+    }
+
+    async fn booted(&mut self, guest: GuestClient) {
+        self.record.started_at = Some(self.shared.clock.now());
+        self.record.boot_ms = u64::try_from(self.boot_began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.record.address_acknowledged = self.record.address.is_some();
+        self.guest = Some(guest.clone());
+        if let Err(error) = self.change(VmState::Running, String::new()).await {
+            self.answer_starters(Err(error));
+            return;
+        }
+        let record = self.record.clone();
+        self.answer_starters(Ok(record));
+        self.follow(Some(guest));
+    }
+
+    async fn vmm_gone(&mut self) {
+        match self.record.state {
+            // The job that boots sees it too, and knows more.
+            VmState::Starting => {}
+            VmState::Stopping => {
+                let message = self.record.message.clone();
+                self.end_run(VmState::Stopped, message).await;
+            }
+            _ if self.record.exit.is_some() => {
+                let message = self.record.message.clone();
+                self.end_run(VmState::Stopped, message).await;
+            }
+            _ => {
+                let why = format!("the VMM exited{}", boot::last_words(&self.console));
+                self.end_run(VmState::Failed, why).await;
+            }
+        }
+    }
+
+    /// Ends whatever runs, gives back what only a running VM needs, and records it.
+    async fn end_run(&mut self, state: VmState, message: String) {
+        self.jobs.shutdown().await;
+        self.guest = None;
+        self.kill_at = None;
+        if let Err(error) = self.end_vmm().await {
+            tracing::error!(vm = %self.record.id, %error, "VMM not ended");
+        }
+        self.record.process = None;
+        self.record.address_acknowledged = false;
+        self.record.finished_at = Some(self.shared.clock.now());
+        let saved = self.change(state, message).await;
+        let result = saved.map(|()| self.record.clone());
+        let failed = |_| HostError::Boot {
+            name: self.record.name.to_string(),
+            why: "it was stopped before it ran".to_owned(),
+        };
+        let stopped = self.record.clone();
+        for reply in self.starters.drain(..) {
+            let _caller_gone = reply.send(Err(failed(())));
+        }
+        match result {
+            Ok(_) => {
+                for reply in self.stoppers.drain(..) {
+                    let _caller_gone = reply.send(Ok(stopped.clone()));
+                }
+            }
+            // What was not recorded is not acknowledged; dropping the replies says so.
+            Err(error) => {
+                tracing::error!(vm = %self.record.id, %error, "state not recorded");
+                self.stoppers.clear();
+            }
+        }
+    }
+
+    /// No VMM, no tap. Both are read from the world, not from memory.
+    async fn end_vmm(&mut self) -> Result<(), HostError> {
+        let name = || self.record.name.to_string();
+        let driver = |source| HostError::Driver { name: name(), source };
+        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        while let Some(vmm) = self.shared.driver.find(&recipe).await.map_err(driver)? {
+            self.shared.driver.kill(vmm).await.map_err(driver)?;
+        }
+        self.shared
+            .network
+            .detach(&self.record.id)
+            .await
+            .map_err(|source| HostError::Network { name: name(), source })
+    }
+
+    /// Removes every trace; may be repeated after a crash at any point.
+    async fn remove(&mut self) -> Result<(), HostError> {
+        self.change(VmState::Deleting, String::new()).await?;
+        self.jobs.shutdown().await;
+        self.guest = None;
+        for reply in self.starters.drain(..).chain(self.stoppers.drain(..)) {
+            let _caller_gone = reply.send(Err(HostError::NotFound { name: self.record.name.to_string() }));
+        }
+        self.end_vmm().await?;
+        let (paths, id) = (self.paths.clone(), self.record.id.clone());
+        let erase = move || -> io::Result<()> {
+            files::remove_tree(&paths.run)?;
+            // Renamed first: a half-removed folder is never taken for a VM.
+            let doomed = paths.state.with_file_name(format!(".deleting-{id}"));
+            files::remove_tree(&doomed)?;
+            std::fs::rename(&paths.state, &doomed)?;
+            files::sync_parent(&doomed)?;
+            files::remove_tree(&doomed)
+        };
+        let erased = tokio::task::spawn_blocking(erase).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+        erased.map_err(|source| HostError::Files {
+            operation: "remove the files",
+            id: self.record.id.clone(),
+            source,
+        })?;
+        self.shared.network.release(&self.record.id);
+        self.publish(EventKind::Deleted);
+        Ok(())
+    }
+
+    async fn find(&self) -> Option<ProcessId> {
+        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        match self.shared.driver.find(&recipe).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(vm = %self.record.id, %error, "process table not read");
+                None
+            }
+        }
+    }
+
+    /// Jobs that last as long as the VMM: its end, and its console.
+    fn watch(&mut self, vmm: ProcessId) {
+        let (shared, tell, boot) = (self.shared.clone(), self.tell.clone(), self.record.boots);
+        self.jobs.spawn(async move {
+            if shared.driver.exited(vmm).await.is_ok() {
+                let _task_gone = tell.send(Note { boot, what: What::VmmGone }).await;
+            }
+        });
+        let shared = self.shared.clone();
+        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let (console, keys) = (self.console.clone(), self.keys.clone());
+        self.jobs.spawn(async move {
+            let mut keys = keys.lock().await;
+            loop {
+                if let Ok(socket) = shared.driver.console(&recipe).await {
+                    console::pump(socket, &console, &mut keys).await;
+                }
+                sleep(Duration::from_millis(100)).await;
+            }
+        });
+    }
+
+    fn follow(&mut self, guest: Option<GuestClient>) {
+        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let (boot, log, tell) = (self.record.boots, self.log.clone(), self.tell.clone());
+        self.jobs.spawn(follow::run(self.shared.clone(), recipe, boot, log, guest, tell));
+    }
+
+    /// Records a new state, then tells everybody.
+    async fn change(&mut self, state: VmState, message: String) -> Result<(), HostError> {
+        let before = self.record.state;
+        self.record.state = state;
+        self.record.message = message;
+        self.save().await?;
+        self.publish(EventKind::of_change(before, state));
+        Ok(())
+    }
+
+    async fn save(&self) -> Result<(), HostError> {
+        let (record, path) = (self.record.clone(), self.paths.record());
+        let saved = tokio::task::spawn_blocking(move || record.save(&path)).await;
+        saved.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|source| HostError::Files {
+            operation: "write the record",
+            id: self.record.id.clone(),
+            source,
+        })
+    }
+
+    /// For what the world knows better than the record: a miss is repaired at adoption.
+    async fn save_quietly(&mut self) {
+        if let Err(error) = self.save().await {
+            tracing::warn!(vm = %self.record.id, %error, "record not written");
+        }
+        self.publish(EventKind::Updated);
+    }
+
+    fn publish(&self, kind: EventKind) {
+        self.view.send_replace(Arc::new(View { record: self.record.clone(), guest: self.guest.clone() }));
+        let event = HostEvent { kind, record: self.record.clone(), time: self.shared.clock.now() };
+        let _nobody_watches = self.shared.events.send(event);
+    }
+
+    /// The first hears the reason itself, the others its text.
+    fn answer_starters(&mut self, result: Result<Record, HostError>) {
+        let name = self.record.name.to_string();
+        let copy = |result: &Result<Record, HostError>| match result {
+            Ok(record) => Ok(record.clone()),
+            Err(error) => Err(HostError::Boot { name: name.clone(), why: chain(error) }),
+        };
+        let mut starters = self.starters.drain(..);
+        if let Some(first) = starters.next() {
+            for other in starters {
+                let _caller_gone = other.send(copy(&result));
+            }
+            let _caller_gone = first.send(result);
+        }
+    }
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,135 @@
+//! From "start" to a guest that runs its workload. Runs as a job of the VM's
+//! task; safe to run again after being cut anywhere.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_hypervisor::{ProcessId, VmRecipe};
+use coracle_proto::guest as pb;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Note, Shared, What};
+use crate::guest::{ASK_LIMIT, within};
+use crate::recipe::{VmPaths, configuration, process, recipe};
+use crate::{ConsoleHandle, GuestClient, HostError, Record, disks};
+
+/// The configuration includes mounts and the first use of a fresh disk.
+const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Last console bytes that go into an error.
+const LAST_WORDS: usize = 600;
+
+/// Boots the VM and reports once. A VMM that is found running is taken as it is.
+pub(super) async fn run(shared: Arc<Shared>, record: Record, console: ConsoleHandle, notes: mpsc::Sender<Note>) {
+    let boot = record.boots;
+    let result = try_boot(&shared, &record, &console, &notes).await;
+    let _task_gone = notes.send(Note { boot, what: What::Booted(result) }).await;
+}
+
+async fn try_boot(
+    shared: &Arc<Shared>,
+    record: &Record,
+    console: &ConsoleHandle,
+    notes: &mpsc::Sender<Note>,
+) -> Result<GuestClient, HostError> {
+    let permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+    let deadline = Instant::now() + shared.config.boot_limit;
+    let (recipe, vmm) = launch(shared, record).await?;
+    let _task_gone = notes.send(Note { boot: record.boots, what: What::Spawned(vmm) }).await;
+    let ready = bring_up(shared, record, &recipe);
+    let failed = |why: String| HostError::Boot {
+        name: record.name.to_string(),
+        why: format!("{why}{}", last_words(console)),
+    };
+    let outcome = tokio::select! {
+        outcome = timeout_at(deadline, ready) => outcome,
+        _ = shared.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
+    };
+    drop(permit);
+    match outcome {
+        Ok(result) => result,
+        Err(_) => {
+            let limit = shared.config.boot_limit.as_secs();
+            Err(failed(format!("the guest was not ready within {limit} s")))
+        }
+    }
+}
+
+/// Network, disk, VMM: each is kept when it is already there.
+async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<(VmRecipe, ProcessId), HostError> {
+    let name = || record.name.to_string();
+    let network = |source| HostError::Network { name: name(), source };
+    let driver = |source| HostError::Driver { name: name(), source };
+    let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
+    let plug = shared.network.attach(&record.id, record.mac, lease).await.map_err(network)?;
+    let accelerator = shared.accelerator;
+    let recipe = recipe(&shared.config, record, accelerator, Some(&plug));
+    prepare_files(shared, record).await?;
+    let vmm = match shared.driver.find(&recipe).await.map_err(driver)? {
+        Some(vmm) => vmm,
+        None => shared.driver.start(&recipe).await.map_err(driver)?,
+    };
+    Ok((recipe, vmm))
+}
+
+async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), HostError> {
+    let paths = VmPaths::of(&shared.config, &record.id);
+    let cache = shared.config.state_dir.join("cache");
+    let (size, id) = (record.disk_mib, record.id.clone());
+    let make = move || -> io::Result<()> {
+        std::fs::create_dir_all(&paths.run)?;
+        let overlay = paths.overlay();
+        if let Some(dir) = overlay.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        disks::ensure_overlay(&cache, &overlay, size)
+    };
+    let made = tokio::task::spawn_blocking(make).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    made.map_err(|source| HostError::Files { operation: "make the disk", id, source })
+}
+
+/// Session, configuration, workload. Each call is idempotent in the guest.
+async fn bring_up(
+    shared: &Arc<Shared>,
+    record: &Record,
+    recipe: &VmRecipe,
+) -> Result<GuestClient, HostError> {
+    let guest = |operation| {
+        let name = record.name.to_string();
+        move |status: tonic::Status| HostError::Guest { name, operation, source: Box::new(status) }
+    };
+    let unanswered = |e: io::Error| tonic::Status::unavailable(e.to_string());
+    let client = GuestClient::open(shared.driver.as_ref(), recipe, shared.config.boot_limit)
+        .await
+        .map_err(|e| guest("answers")(unanswered(e)))?;
+    let entropy: [u8; 64] = rand::random();
+    let request =
+        configuration(&shared.config, record, shared.network.subnet(), entropy.to_vec(), shared.clock.now());
+    let reply = within(CONFIGURE_LIMIT, client.rpc().configure(request)).await.map_err(guest("configure"))?;
+    if let Some(address) = record.address {
+        let told = address.to_string();
+        if !reply.addresses.iter().any(|a| a.split('/').next() == Some(told.as_str())) {
+            return Err(HostError::Address { name: record.name.to_string(), address });
+        }
+    }
+    let request = pb::StartWorkloadRequest { process: Some(process(record)) };
+    within(ASK_LIMIT, client.rpc().start_workload(request)).await.map_err(guest("start the workload"))?;
+    Ok(client)
+}
+
+/// The end of the console, one line, without control characters.
+pub(super) fn last_words(console: &ConsoleHandle) -> String {
+    let history = console.attach().map(|(history, _)| history).unwrap_or_default();
+    let tail = history.get(history.len().saturating_sub(LAST_WORDS)..).unwrap_or_default();
+    let text: String = String::from_utf8_lossy(tail)
+        .chars()
+        .map(|c| if c == '\n' { '|' } else { c })
+        .filter(|c| !c.is_control())
+        .collect();
+    match text.trim_matches(['|', ' ']) {
+        "" => String::new(),
+        words => format!("; last console output: {words}"),
+    }
+}

@@ -1,0 +1,128 @@
+//! Staying in touch with a guest that runs: its output, its end, its pulse.
+//! A lost session is opened again for as long as the VMM lives.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use coracle_hypervisor::VmRecipe;
+use coracle_proto::guest as pb;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use super::{Note, Shared, What};
+use crate::logs::LogWriter;
+use crate::{Exit, GuestClient, LogEntry, LogStream};
+
+/// Between two pulses. A guest that answers none of two is without a session.
+const PULSE: Duration = Duration::from_secs(15);
+
+/// How long one try for a session may take before the next.
+const OPEN_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long output may trickle in after the workload has ended.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Follows one boot until its workload has ended.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    recipe: VmRecipe,
+    boot: u32,
+    log: Arc<Mutex<LogWriter>>,
+    first: Option<GuestClient>,
+    notes: mpsc::Sender<Note>,
+) {
+    let tell = async |what| {
+        let _task_gone = notes.send(Note { boot, what }).await;
+    };
+    let mut session = first;
+    loop {
+        let client = match session.take() {
+            Some(client) => client,
+            None => match GuestClient::open(shared.driver.as_ref(), &recipe, OPEN_LIMIT).await {
+                Ok(client) => client,
+                Err(error) => {
+                    tracing::debug!(vm = %recipe.id, %error, "guest does not answer");
+                    continue;
+                }
+            },
+        };
+        tell(What::Session(Some(client.clone()))).await;
+        if let Some(exit) = follow_session(&client, boot, &log, &tell).await {
+            tell(What::Exited(exit)).await;
+            let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log)).await;
+            tell(What::Drained).await;
+            return;
+        }
+        tell(What::Session(None)).await;
+        drop(client);
+        sleep(Duration::from_millis(50)).await; // the guest sees a host that went only after a moment
+    }
+}
+
+/// Returns how the workload ended, or `None` when the session is lost.
+async fn follow_session(
+    client: &GuestClient,
+    boot: u32,
+    log: &Arc<Mutex<LogWriter>>,
+    _tell: &impl AsyncFn(What),
+) -> Option<Exit> {
+    let wait = async {
+        let reply = client.rpc().wait_workload(pb::WaitWorkloadRequest {}).await;
+        reply.ok().and_then(|r| r.into_inner().exit)
+    };
+    let output = async {
+        if pump_logs(client, boot, log).await {
+            std::future::pending::<()>().await; // all read; the exit follows
+        }
+    };
+    tokio::select! {
+        exit = wait => exit.map(|e| Exit { code: e.code, signal: e.signal, error: bounded(e.error) }),
+        () = output => None,
+        () = pulse(client) => None,
+    }
+}
+
+/// Resolves when the guest stopped answering.
+async fn pulse(client: &GuestClient) {
+    let mut missed = 0;
+    while missed < 2 {
+        sleep(PULSE).await;
+        missed = if client.status().await.is_ok() { 0 } else { missed + 1 };
+    }
+}
+
+/// Copies output into the log from where it ends. True when the guest said that
+/// this was all, false when the session broke.
+async fn pump_logs(client: &GuestClient, boot: u32, log: &Arc<Mutex<LogWriter>>) -> bool {
+    let from_offset = log.lock().unwrap_or_else(PoisonError::into_inner).resume_offset(boot);
+    let Ok(reply) = client.rpc().logs(pb::LogsRequest { from_offset }).await else { return false };
+    let mut chunks = reply.into_inner();
+    loop {
+        match chunks.message().await {
+            Ok(Some(chunk)) => {
+                let stream = match chunk.stream() {
+                    pb::Stream::Stderr => LogStream::Stderr,
+                    pb::Stream::Stdout | pb::Stream::Unspecified => LogStream::Stdout,
+                };
+                let entry = LogEntry {
+                    boot,
+                    offset: chunk.offset,
+                    time_ns: chunk.time_unix_ns,
+                    stream,
+                    data: chunk.data,
+                };
+                let written = log.lock().unwrap_or_else(PoisonError::into_inner).append(&entry);
+                if let Err(error) = written {
+                    tracing::warn!(%error, "workload output not kept");
+                }
+            }
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Guests are hostile: a text of theirs is cut and cleaned before it is kept.
+fn bounded(text: String) -> String {
+    text.chars().filter(|c| !c.is_control()).take(500).collect()
+}

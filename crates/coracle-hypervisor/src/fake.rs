@@ -1,0 +1,207 @@
+//! VMMs without processes: machines in memory, each with a small guest that
+//! speaks the real wire. They outlive the driver, as real VMMs outlive the daemon.
+
+mod guest;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use coracle_types::VmId;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{Accelerator, Driver, DriverError, Probe, ProcessId, VmRecipe};
+
+/// The machines of a pretended host. Share one between drivers to play a restart.
+#[derive(Debug, Default)]
+pub struct FakeMachines {
+    running: Mutex<HashMap<VmId, Machine>>,
+    starts: AtomicU64,
+    boot_time: Mutex<Duration>,
+    failing_start: Mutex<Option<String>>,
+}
+
+#[derive(Debug)]
+struct Machine {
+    process: ProcessId,
+    gone: watch::Sender<bool>,
+    guest: guest::Handle,
+    /// Ends the guest's tasks with the machine.
+    _stop: DropGuard,
+}
+
+/// Pids of pretended processes are beyond what Linux can give out (2^22).
+const FIRST_FAKE_PID: u32 = 1 << 23;
+
+impl FakeMachines {
+    /// No machines yet; guests answer at once.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// How long a guest takes from start to its hello.
+    pub fn set_boot_time(&self, time: Duration) {
+        *lock(&self.boot_time) = time;
+    }
+
+    /// Makes every start fail with these last words, until `None`.
+    pub fn fail_starts(&self, last_words: Option<&str>) {
+        *lock(&self.failing_start) = last_words.map(str::to_owned);
+    }
+
+    /// How many machines run now.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        lock(&self.running).len()
+    }
+
+    /// How many VMMs were started in all.
+    #[must_use]
+    pub fn starts(&self) -> u64 {
+        self.starts.load(Ordering::Relaxed)
+    }
+
+    /// The VMM dies, as from SIGKILL. False when there is none.
+    pub fn crash(&self, id: &VmId) -> bool {
+        let machine = lock(&self.running).remove(id);
+        machine.map(|m| m.gone.send_replace(true)).is_some()
+    }
+
+    /// The guest's workload ends. False when there is no such machine.
+    pub fn exit_workload(&self, id: &VmId, code: i32) -> bool {
+        match lock(&self.running).get(id) {
+            Some(machine) => {
+                machine.guest.exit_workload(code);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// A driver over [`FakeMachines`].
+#[derive(Clone, Debug)]
+pub struct FakeDriver {
+    machines: Arc<FakeMachines>,
+}
+
+impl FakeDriver {
+    /// A driver for these machines.
+    #[must_use]
+    pub fn new(machines: Arc<FakeMachines>) -> Self {
+        Self { machines }
+    }
+}
+
+#[async_trait]
+impl Driver for FakeDriver {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    async fn probe(&self) -> Probe {
+        Probe {
+            version: "1".to_owned(),
+            accelerator: Some(Accelerator::Tcg),
+            reason: "machines in memory, for tests".to_owned(),
+        }
+    }
+
+    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
+        let machines = &self.machines;
+        if let Some(last_words) = lock(&machines.failing_start).clone() {
+            return Err(DriverError::Exited { id: recipe.id.clone(), last_words });
+        }
+        let serial = machines.starts.fetch_add(1, Ordering::Relaxed);
+        let pid = FIRST_FAKE_PID.wrapping_add(u32::try_from(serial % (1 << 20)).unwrap_or(0));
+        let process = ProcessId { pid, start_ticks: serial };
+        let stop = CancellationToken::new();
+        let boot_time = *lock(&machines.boot_time);
+        let weak = Arc::downgrade(machines);
+        let id = recipe.id.clone();
+        let power_off = move || {
+            if let Some(machines) = weak.upgrade() {
+                machines.crash(&id);
+            }
+        };
+        let guest = guest::start(boot_time, stop.clone(), power_off);
+        let machine = Machine { process, gone: watch::Sender::new(false), guest, _stop: stop.drop_guard() };
+        lock(&machines.running).insert(recipe.id.clone(), machine);
+        Ok(process)
+    }
+
+    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
+        Ok(lock(&self.machines.running).get(&recipe.id).map(|m| m.process))
+    }
+
+    async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
+        let gone = lock(&self.machines.running)
+            .values()
+            .find(|m| m.process == process)
+            .map(|m| m.gone.subscribe());
+        if let Some(mut gone) = gone {
+            // The sender is dropped with the machine, which is also an end.
+            let _end = gone.wait_for(|gone| *gone).await;
+        }
+        Ok(())
+    }
+
+    async fn kill(&self, process: ProcessId) -> Result<(), DriverError> {
+        let id = lock(&self.machines.running)
+            .iter()
+            .find(|(_, m)| m.process == process)
+            .map(|(id, _)| id.clone());
+        if let Some(id) = id {
+            self.machines.crash(&id);
+        }
+        Ok(())
+    }
+
+    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
+        let running = lock(&self.machines.running);
+        let machine = running.get(&recipe.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
+        machine.guest.connect().map_err(refused)
+    }
+
+    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "console", source };
+        let running = lock(&self.machines.running);
+        let machine = running.get(&recipe.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
+        machine.guest.console().map_err(refused)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_fake_conforms() {
+        let machines = FakeMachines::new();
+        let recipe = VmRecipe {
+            id: VmId::of_name(&"fake".parse().unwrap()),
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            kernel: "/nowhere".into(),
+            initrd: "/nowhere".into(),
+            disks: vec![],
+            nic: None,
+            state_dir: "/nowhere".into(),
+            run_dir: "/nowhere".into(),
+            accelerator: Accelerator::Tcg,
+        };
+        crate::conformance::check(|| FakeDriver::new(machines.clone()), &recipe).await;
+        assert_eq!((machines.running(), machines.starts()), (0, 2));
+    }
+}

@@ -1,0 +1,235 @@
+//! A guest that never boots anything: the real wire with pretended answers.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_proto::guest as pb;
+use coracle_proto::guest::guest_server::{Guest, GuestServer};
+use futures_util::stream::BoxStream;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// The outside of a pretended guest.
+#[derive(Debug)]
+pub(super) struct Handle {
+    sessions: mpsc::Sender<UnixStream>,
+    state: watch::Sender<Progress>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Progress {
+    configured: Option<String>,
+    started: bool,
+    exit: Option<pb::ExitStatus>,
+}
+
+impl Handle {
+    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+        let (host, guest) = UnixStream::pair()?;
+        self.sessions.try_send(guest).map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
+        Ok(host)
+    }
+
+    /// A console on which nothing is ever said.
+    pub(super) fn console(&self) -> io::Result<UnixStream> {
+        let (host, _guest) = UnixStream::pair()?;
+        Ok(host)
+    }
+
+    pub(super) fn exit_workload(&self, code: i32) {
+        self.state.send_modify(|s| s.exit = Some(pb::ExitStatus { code, ..Default::default() }));
+    }
+}
+
+/// Starts the guest's task; it ends with `stop`. `power_off` is the machine's off switch.
+pub(super) fn start(
+    boot_time: Duration,
+    stop: CancellationToken,
+    power_off: impl Fn() + Send + Sync + 'static,
+) -> Handle {
+    let (sessions, mut incoming) = mpsc::channel::<UnixStream>(4);
+    let state = watch::Sender::new(Progress::default());
+    let guest = FakeGuest { state: state.clone(), power_off: Arc::new(power_off) };
+    let serve = async move {
+        tokio::time::sleep(boot_time).await;
+        let mut tasks = JoinSet::new();
+        let mut session = 0_u64;
+        while let Some(stream) = incoming.recv().await {
+            session += 1;
+            tasks.spawn(serve_session(stream, session, guest.clone()));
+            while tasks.try_join_next().is_some() {}
+        }
+    };
+    #[expect(clippy::disallowed_methods, reason = "owned by the machine's stop token, as a guest by its VMM")]
+    tokio::spawn(async move { stop.run_until_cancelled(serve).await });
+    Handle { sessions, state }
+}
+
+async fn serve_session(mut stream: UnixStream, session: u64, guest: FakeGuest) {
+    let mut hello = b"CORACLE1".to_vec();
+    hello.extend_from_slice(&session.to_be_bytes());
+    if stream.write_all(&hello).await.is_ok() {
+        let service = TowerToHyperService::new(GuestServer::new(guest));
+        let _ended = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    }
+}
+
+#[derive(Clone)]
+struct FakeGuest {
+    state: watch::Sender<Progress>,
+    power_off: Arc<dyn Fn() + Send + Sync>,
+}
+
+type Reply<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Guest for FakeGuest {
+    async fn status(&self, _: Request<pb::StatusRequest>) -> Reply<pb::StatusResponse> {
+        let state = self.state.borrow().clone();
+        let workload = match (&state.exit, state.started) {
+            (Some(_), _) => pb::WorkloadState::Exited,
+            (None, true) => pb::WorkloadState::Running,
+            (None, false) => pb::WorkloadState::NotStarted,
+        };
+        Ok(Response::new(pb::StatusResponse {
+            agent_version: "fake".to_owned(),
+            configured: state.configured.is_some(),
+            workload: workload.into(),
+            exit: state.exit,
+            ..Default::default()
+        }))
+    }
+
+    async fn configure(&self, request: Request<pb::ConfigureRequest>) -> Reply<pb::ConfigureResponse> {
+        let address = request.into_inner().network.unwrap_or_default().address;
+        self.state.send_modify(|s| s.configured = Some(address.clone()));
+        let addresses = if address.is_empty() { vec![] } else { vec![address] };
+        Ok(Response::new(pb::ConfigureResponse { addresses }))
+    }
+
+    async fn start_workload(
+        &self,
+        request: Request<pb::StartWorkloadRequest>,
+    ) -> Reply<pb::StartWorkloadResponse> {
+        if request.into_inner().process.is_none_or(|p| p.argv.is_empty()) {
+            return Err(Status::invalid_argument("a process needs an argv"));
+        }
+        self.state.send_modify(|s| s.started = true);
+        Ok(Response::new(pb::StartWorkloadResponse { pid: 2 }))
+    }
+
+    async fn signal_workload(
+        &self,
+        request: Request<pb::SignalWorkloadRequest>,
+    ) -> Reply<pb::SignalWorkloadResponse> {
+        let signal = request.into_inner().signal;
+        let exit = pb::ExitStatus { code: 128_i32.saturating_add(signal), signal, ..Default::default() };
+        self.state.send_modify(|s| s.exit = Some(exit));
+        Ok(Response::new(pb::SignalWorkloadResponse {}))
+    }
+
+    async fn wait_workload(
+        &self,
+        _: Request<pb::WaitWorkloadRequest>,
+    ) -> Reply<pb::WaitWorkloadResponse> {
+        let mut state = self.state.subscribe();
+        let state =
+            state.wait_for(|s| s.exit.is_some()).await.map_err(|_| Status::unavailable("powered off"))?;
+        Ok(Response::new(pb::WaitWorkloadResponse { exit: state.exit.clone() }))
+    }
+
+    type LogsStream = BoxStream<'static, Result<pb::LogChunk, Status>>;
+
+    /// Never says anything; ends with the workload.
+    async fn logs(&self, _: Request<pb::LogsRequest>) -> Reply<Self::LogsStream> {
+        let mut state = self.state.subscribe();
+        let end = async move {
+            let _end = state.wait_for(|s| s.exit.is_some()).await;
+            None
+        };
+        Ok(Response::new(Box::pin(futures_util::stream::once(end).filter_map(|chunk| chunk))))
+    }
+
+    type ExecStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;
+
+    /// Prints its arguments, as `echo` would, and exits with 0.
+    async fn exec(&self, request: Request<Streaming<pb::ExecRequest>>) -> Reply<Self::ExecStream> {
+        let first = request.into_inner().message().await?.and_then(|m| m.message);
+        let Some(pb::exec_request::Message::Start(process)) = first else {
+            return Err(Status::invalid_argument("the first message starts a process"));
+        };
+        use pb::exec_response::Message;
+        let line = format!("{}\n", process.argv.join(" "));
+        let replies = [
+            Message::Started(pb::Started { pid: 3 }),
+            Message::Stdout(line.into_bytes()),
+            Message::Exit(pb::ExitStatus::default()),
+        ];
+        let replies = replies.map(|message| Ok(pb::ExecResponse { message: Some(message) }));
+        Ok(Response::new(Box::pin(futures_util::stream::iter(replies))))
+    }
+
+    async fn copy_in(&self, request: Request<Streaming<pb::CopyInRequest>>) -> Reply<pb::CopyInResponse> {
+        let mut request = request.into_inner();
+        let mut bytes = 0;
+        while let Some(message) = request.message().await? {
+            if let Some(pb::copy_in_request::Message::Data(data)) = message.message {
+                bytes += data.len() as u64;
+            }
+        }
+        Ok(Response::new(pb::CopyInResponse { entries: 0, bytes }))
+    }
+
+    type CopyOutStream = BoxStream<'static, Result<pb::CopyOutChunk, Status>>;
+
+    async fn copy_out(&self, request: Request<pb::CopyOutRequest>) -> Reply<Self::CopyOutStream> {
+        Err(Status::not_found(format!("{}: no such file", request.into_inner().path)))
+    }
+
+    type PortForwardStream = BoxStream<'static, Result<pb::PortForwardChunk, Status>>;
+
+    /// Sends back what it is sent.
+    async fn port_forward(
+        &self,
+        request: Request<Streaming<pb::PortForwardRequest>>,
+    ) -> Reply<Self::PortForwardStream> {
+        let (replies, stream) = mpsc::channel(8);
+        let mut request = request.into_inner();
+        let echo = async move {
+            while let Ok(Some(message)) = request.message().await {
+                let Some(pb::port_forward_request::Message::Data(data)) = message.message else { continue };
+                if replies.send(Ok(pb::PortForwardChunk { data })).await.is_err() {
+                    break;
+                }
+            }
+        };
+        #[expect(clippy::disallowed_methods, reason = "ends with the stream that it serves")]
+        tokio::spawn(echo);
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn metrics(&self, _: Request<pb::MetricsRequest>) -> Reply<pb::MetricsResponse> {
+        Ok(Response::new(pb::MetricsResponse::default()))
+    }
+
+    async fn shutdown(&self, _: Request<pb::ShutdownRequest>) -> Reply<pb::ShutdownResponse> {
+        let power_off = self.power_off.clone();
+        #[expect(clippy::disallowed_methods, reason = "one timer, so that the answer leaves before the power")]
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            power_off();
+        });
+        Ok(Response::new(pb::ShutdownResponse {}))
+    }
+}

@@ -1,0 +1,178 @@
+//! Processes by pid and start time, children or not.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A process, told apart from a later one with the same pid by its start
+/// time in clock ticks since boot (`/proc/PID/stat`, field 22).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessId {
+    /// Process id.
+    pub pid: u32,
+    /// Ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// The process that has this pid now; `None` when there is none or it is a zombie.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn of_pid(pid: u32) -> io::Result<Option<Self>> {
+        let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(stat) => stat,
+            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        Ok(parse_stat(&stat).filter(|s| s.state != 'Z').map(|s| Self { pid, start_ticks: s.start_ticks }))
+    }
+
+    /// Is it still there?
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn is_alive(self) -> io::Result<bool> {
+        Ok(Self::of_pid(self.pid)? == Some(self))
+    }
+
+    /// Resolves when it is gone, and reaps it when it was a child. Cancel-safe.
+    ///
+    /// # Errors
+    /// When the kernel refuses a pidfd.
+    pub async fn exited(self) -> io::Result<()> {
+        let Some(fd) = self.open()? else { return Ok(()) };
+        let fd = AsyncFd::with_interest_compat(fd)?;
+        let _ready = fd.readable().await?;
+        reap(self.pid);
+        Ok(())
+    }
+
+    /// Kills it and waits until it is gone. Idempotent, cancel-safe.
+    ///
+    /// # Errors
+    /// When the signal may not be sent.
+    pub async fn kill(self) -> io::Result<()> {
+        let Some(fd) = self.open()? else {
+            reap(self.pid);
+            return Ok(());
+        };
+        match rustix::process::pidfd_send_signal(&fd, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => self.exited().await,
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// A handle that cannot point to a later process of the same pid.
+    fn open(self) -> io::Result<Option<OwnedFd>> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            // The pid may have been taken over before the handle existed, not after.
+            Ok(fd) => Ok(self.is_alive()?.then_some(fd)),
+            Err(rustix::io::Errno::SRCH) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// Collects the exit status of a child; nothing when it is not ours.
+fn reap(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _not_ours_or_alive = rustix::process::waitid(
+            WaitId::Pid(pid),
+            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+        );
+    }
+}
+
+trait AsyncFdCompat: Sized {
+    fn with_interest_compat(fd: OwnedFd) -> io::Result<Self>;
+}
+
+impl AsyncFdCompat for AsyncFd<OwnedFd> {
+    #[allow(deprecated, reason = "the successor is unsafe; the fd is owned here and outlives the registration")]
+    fn with_interest_compat(fd: OwnedFd) -> io::Result<Self> {
+        Self::with_interest(fd, Interest::READABLE)
+    }
+}
+
+struct Stat {
+    state: char,
+    start_ticks: u64,
+}
+
+/// The command name may contain spaces and parentheses: fields count from the last `)`.
+fn parse_stat(stat: &str) -> Option<Stat> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let start_ticks = fields.nth(18)?.parse().ok()?;
+    Some(Stat { state, start_ticks })
+}
+
+/// Every living process one of whose arguments contains `needle` as a path prefix
+/// of a comma- or equals-separated word, so `/run/x/ab` does not match `/run/x/abc`.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn find_by_argument(needle: &Path) -> io::Result<Vec<ProcessId>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        // A process that ends while we look is not there.
+        let Ok(cmdline) = std::fs::read(format!("/proc/{pid}/cmdline")) else { continue };
+        if mentions(&cmdline, needle) {
+            found.extend(ProcessId::of_pid(pid)?);
+        }
+    }
+    Ok(found)
+}
+
+fn mentions(cmdline: &[u8], needle: &Path) -> bool {
+    let Some(needle) = needle.to_str() else { return false };
+    cmdline
+        .split(|b| *b == 0)
+        .filter_map(|arg| std::str::from_utf8(arg).ok())
+        .flat_map(|arg| arg.split([',', '=', ':']))
+        .any(|word| word.strip_prefix(needle).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_is_parsed_behind_a_name_with_parentheses() {
+        let line = "12 (a) b) c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1000 20";
+        let stat = parse_stat(line).unwrap();
+        assert_eq!((stat.state, stat.start_ticks), ('S', 987_654));
+        assert!(parse_stat("garbage").is_none());
+    }
+
+    #[test]
+    fn an_argument_matches_whole_path_components_only() {
+        let cmdline = b"qemu\0-qmp\0unix:/run/c/abc/qmp.sock,server=on\0";
+        assert!(mentions(cmdline, Path::new("/run/c/abc")));
+        assert!(!mentions(cmdline, Path::new("/run/c/ab")));
+        assert!(!mentions(cmdline, Path::new("/run/c/abcd")));
+    }
+
+    #[tokio::test]
+    async fn a_child_is_seen_killed_and_reaped() {
+        let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
+        assert!(id.is_alive().unwrap());
+        id.kill().await.unwrap();
+        assert!(!id.is_alive().unwrap());
+        assert!(!Path::new(&format!("/proc/{}", id.pid)).exists(), "no zombie is left");
+        id.kill().await.unwrap();
+        id.exited().await.unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! The complete description of one VMM process. A driver has no choices left.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use coracle_types::{MacAddr, MemoryMib, Vcpus, VmId};
+use serde::{Deserialize, Serialize};
+
+/// How guest instructions are executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// Hardware virtualisation, proven to run a guest in long mode.
+    Kvm,
+    /// QEMU's translator; works everywhere.
+    Tcg,
+}
+
+impl Accelerator {
+    /// The word used on command lines and in labels.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// A file that the guest sees as a block device; the n-th is `/dev/vd<n-th letter>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Raw file on the host.
+    pub path: PathBuf,
+    /// Refuse writes; the file may be shared by any number of VMs.
+    pub read_only: bool,
+}
+
+/// One TCP port of the host that leads into the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Forward {
+    /// Address of the host that listens.
+    pub host_address: Ipv4Addr,
+    /// Port of the host.
+    pub host_port: u16,
+    /// Port of the guest.
+    pub guest_port: u16,
+}
+
+/// Where the packets of a NIC go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NicBackend {
+    /// An existing tap device that the VMM may open.
+    Tap {
+        /// Interface name.
+        name: String,
+    },
+    /// A network inside the VMM; no privilege, no address that the host can reach.
+    User {
+        /// Ports that lead in.
+        forwards: Vec<Forward>,
+    },
+}
+
+/// The one network interface of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Address of the interface.
+    pub mac: MacAddr,
+    /// Its other end.
+    pub backend: NicBackend,
+}
+
+/// Everything that a driver needs to start one VMM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmRecipe {
+    /// Which VM.
+    pub id: VmId,
+    /// Number of CPUs.
+    pub vcpus: Vcpus,
+    /// Guest memory.
+    pub memory: MemoryMib,
+    /// Kernel image on the host.
+    pub kernel: PathBuf,
+    /// Initramfs with the guest agent.
+    pub initrd: PathBuf,
+    /// In order of their device names.
+    pub disks: Vec<Disk>,
+    /// None: the guest has only a loopback interface.
+    pub nic: Option<Nic>,
+    /// Exists, belongs to this VM, outlives a stop: logs of the VMM go here.
+    pub state_dir: PathBuf,
+    /// Exists, belongs to this VM, short enough for sockets. Every VMM of
+    /// this VM carries it in its arguments, which is how one is found again.
+    pub run_dir: PathBuf,
+    /// How to execute guest code.
+    pub accelerator: Accelerator,
+}

@@ -1,0 +1,65 @@
+//! Writes uncompressed EROFS images (Linux 5.4 and later), the same bytes for the same content.
+//!
+//! Layout: block 0 holds the superblock, then the file data as it came out of the archives, then the inodes (small files, links and
+//! directories live behind their inode), then the large directories.
+//! Format: Linux `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts only.
+
+mod data;
+mod dir;
+mod layout;
+mod superblock;
+mod xattr;
+
+pub(crate) use data::{CopyError, DataWriter};
+pub(crate) use layout::write;
+pub(crate) use superblock::identity;
+pub(crate) use xattr::encode as encode_xattrs;
+
+pub(crate) const BLOCK: u64 = 4096;
+
+/// Content up to this size is stored behind its inode instead of in a block of its own.
+pub(crate) const INLINE_MAX: usize = 2048;
+
+/// File type bits of `st_mode`.
+pub(crate) mod mode {
+    pub(crate) const FIFO: u16 = 0o010_000;
+    pub(crate) const CHAR: u16 = 0o020_000;
+    pub(crate) const DIR: u16 = 0o040_000;
+    pub(crate) const BLOCK: u16 = 0o060_000;
+    pub(crate) const FILE: u16 = 0o100_000;
+    pub(crate) const SYMLINK: u16 = 0o120_000;
+    pub(crate) const KIND: u16 = 0o170_000;
+}
+
+/// What every inode has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Meta {
+    /// Type and permission bits.
+    pub(crate) mode: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: (i64, u32),
+    /// As [`encode_xattrs`] made them.
+    pub(crate) xattrs: Vec<u8>,
+}
+
+/// One inode to write. Others refer to it by its place in the list; the root directory is the first.
+pub(crate) struct Object<'t> {
+    pub(crate) meta: &'t Meta,
+    pub(crate) links: u32,
+    pub(crate) body: Body<'t>,
+}
+
+/// Content of an inode.
+pub(crate) enum Body<'t> {
+    /// Children sorted by name, without `.` and `..`.
+    Dir { parent: u32, children: Vec<(&'t [u8], u32)> },
+    /// A small file or a link's target.
+    Bytes(&'t [u8]),
+    /// A file that [`DataWriter`] has written.
+    Blocks { block: u32, size: u64 },
+    /// A device node.
+    Device { major: u32, minor: u32 },
+    /// A fifo.
+    Empty,
+}

@@ -1,0 +1,217 @@
+//! Gives every inode its place, then writes them in order.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter, Seek, SeekFrom, Write},
+};
+
+use super::{BLOCK, Body, DataWriter, INLINE_MAX, Object, dir, superblock::Superblock, xattr};
+
+const INODE: u64 = 64;
+const SLOT: u64 = 32;
+
+/// The first inode's place in the metadata area. Not 0: a node id of 0 looks like a deleted entry to `readdir`.
+const FIRST: u64 = 64;
+
+/// Where an inode and its content are.
+struct Place {
+    /// Bytes from the start of the metadata area.
+    offset: u64,
+    size: u64,
+    /// First block of content that is not behind the inode.
+    block: u32,
+    inline: bool,
+}
+
+/// Writes all metadata behind the data and the superblock last, cuts the file to whole blocks and returns it unsynced.
+pub(crate) fn write(data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) -> io::Result<File> {
+    let (file, meta_start) = data.into_parts();
+    let (places, blocks) = plan(objects, meta_start)?;
+    let mut out = BufWriter::with_capacity(1 << 20, &file);
+    write_inodes(&mut out, objects, &places, meta_start)?;
+    write_large(&mut out, objects, &places)?;
+    out.flush()?;
+    drop(out);
+    file.set_len(u64::from(blocks) * BLOCK)?;
+    let root_nid = u16::try_from(FIRST / SLOT).map_err(io::Error::other)?;
+    let meta_block = block_number(meta_start)?;
+    Superblock { root_nid, inodes: objects.len() as u64, blocks, meta_block, uuid }.write(&file)?;
+    Ok(file)
+}
+
+/// Decides all places and the number of blocks of the file.
+fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)> {
+    let mut places = Vec::with_capacity(objects.len());
+    let mut next = FIRST;
+    for object in objects {
+        let (size, inline) = content(object);
+        let head = INODE + object.meta.xattrs.len() as u64;
+        let tail = if inline { size } else { 0 };
+        let offset = find_slot(next, head, tail);
+        next = (offset + head + tail).next_multiple_of(SLOT);
+        let block = match object.body {
+            Body::Blocks { block, .. } => block,
+            _ => 0,
+        };
+        places.push(Place { offset, size, block, inline });
+    }
+    let mut free = (meta_start + next).next_multiple_of(BLOCK);
+    for (place, object) in places.iter_mut().zip(objects) {
+        if place.size > 0 && !place.inline && !matches!(object.body, Body::Blocks { .. }) {
+            place.block = block_number(free)?;
+            free += place.size.next_multiple_of(BLOCK);
+        }
+    }
+    Ok((places, block_number(free)?))
+}
+
+/// The next place where the inode proper and the content behind it each stay within one block, as the kernel requires.
+fn find_slot(from: u64, head: u64, tail: u64) -> u64 {
+    let fits = |offset: &u64| {
+        let start = (offset + head) % BLOCK;
+        offset % BLOCK + INODE <= BLOCK && (tail == 0 || start + tail <= BLOCK)
+    };
+    (from..).step_by(SLOT as usize).find(fits).unwrap_or(from)
+}
+
+/// Size of the content and whether it goes behind the inode.
+fn content(object: &Object<'_>) -> (u64, bool) {
+    let size = match &object.body {
+        Body::Dir { children, .. } => dir::size(with_dots(children).map(|(name, _)| name)),
+        Body::Bytes(bytes) => bytes.len() as u64,
+        Body::Blocks { size, .. } => return (*size, false),
+        Body::Device { .. } | Body::Empty => 0,
+    };
+    (size, size > 0 && size <= INLINE_MAX as u64)
+}
+
+/// What `.` and `..` stand for, until the numbers are known.
+#[derive(Clone, Copy)]
+enum Target {
+    Own,
+    Parent,
+    Child(u32),
+}
+
+/// Children with `.` and `..` at their sorted places.
+fn with_dots<'c>(children: &'c [(&'c [u8], u32)]) -> impl Iterator<Item = (&'c [u8], Target)> {
+    let first = children.partition_point(|(name, _)| *name < b".".as_slice());
+    let second = children.partition_point(|(name, _)| *name < b"..".as_slice());
+    let child = |(name, index): &(&'c [u8], u32)| (*name, Target::Child(*index));
+    let dot = std::iter::once((b".".as_slice(), Target::Own));
+    let dots = std::iter::once((b"..".as_slice(), Target::Parent));
+    let (head, middle, tail) = (&children[..first], &children[first..second], &children[second..]);
+    head.iter().map(child).chain(dot).chain(middle.iter().map(child)).chain(dots).chain(tail.iter().map(child))
+}
+
+fn write_inodes(out: &mut (impl Write + Seek), objects: &[Object<'_>], places: &[Place], meta_start: u64) -> io::Result<()> {
+    out.seek(SeekFrom::Start(meta_start))?;
+    let mut at = 0;
+    for (number, (object, place)) in objects.iter().zip(places).enumerate() {
+        pad(out, place.offset - at)?;
+        out.write_all(&inode(object, place, number))?;
+        out.write_all(&object.meta.xattrs)?;
+        at = place.offset + INODE + object.meta.xattrs.len() as u64;
+        if place.inline {
+            out.write_all(&bytes(object, number, objects, places))?;
+            at += place.size;
+        }
+    }
+    Ok(())
+}
+
+fn write_large(out: &mut (impl Write + Seek), objects: &[Object<'_>], places: &[Place]) -> io::Result<()> {
+    for (number, (object, place)) in objects.iter().zip(places).enumerate() {
+        if place.size > 0 && !place.inline && !matches!(object.body, Body::Blocks { .. }) {
+            out.seek(SeekFrom::Start(u64::from(place.block) * BLOCK))?;
+            out.write_all(&bytes(object, number, objects, places))?;
+        }
+    }
+    Ok(())
+}
+
+/// Content that is written with the metadata.
+fn bytes<'o>(object: &'o Object<'_>, number: usize, objects: &[Object<'_>], places: &[Place]) -> std::borrow::Cow<'o, [u8]> {
+    match &object.body {
+        Body::Dir { parent, children } => {
+            let entry = |(name, target)| {
+                let index = match target {
+                    Target::Own => number,
+                    Target::Parent => *parent as usize,
+                    Target::Child(index) => index as usize,
+                };
+                (name, places[index].offset / SLOT, objects[index].meta.mode)
+            };
+            let entries: Vec<_> = with_dots(children).map(entry).collect();
+            dir::encode(&entries).into()
+        }
+        Body::Bytes(bytes) => (*bytes).into(),
+        Body::Blocks { .. } | Body::Device { .. } | Body::Empty => [].as_slice().into(),
+    }
+}
+
+/// `struct erofs_inode_extended`.
+fn inode(object: &Object<'_>, place: &Place, number: usize) -> [u8; INODE as usize] {
+    let mut raw = [0; INODE as usize];
+    let mut put = |at: usize, value: &[u8]| raw[at..at + value.len()].copy_from_slice(value);
+    let layout: u16 = if place.inline { 2 } else { 0 }; // FLAT_INLINE, FLAT_PLAIN
+    let union = match object.body {
+        Body::Device { major, minor } => device(major, minor),
+        _ => place.block,
+    };
+    put(0, &(1 | layout << 1).to_le_bytes());
+    put(2, &xattr::count(object.meta.xattrs.len()).to_le_bytes());
+    put(4, &object.meta.mode.to_le_bytes());
+    put(8, &place.size.to_le_bytes());
+    put(16, &union.to_le_bytes());
+    put(20, &u32::try_from(number + 1).unwrap_or(u32::MAX).to_le_bytes());
+    put(24, &object.meta.uid.to_le_bytes());
+    put(28, &object.meta.gid.to_le_bytes());
+    put(32, &object.meta.mtime.0.to_le_bytes());
+    put(40, &object.meta.mtime.1.to_le_bytes());
+    put(44, &object.links.to_le_bytes());
+    raw
+}
+
+/// The kernel's `new_encode_dev`.
+fn device(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+fn pad(out: &mut impl Write, mut bytes: u64) -> io::Result<()> {
+    const ZEROS: [u8; 512] = [0; 512];
+    while bytes > 0 {
+        let now = bytes.min(ZEROS.len() as u64);
+        out.write_all(&ZEROS[..usize::try_from(now).unwrap_or(0)])?;
+        bytes -= now;
+    }
+    Ok(())
+}
+
+fn block_number(offset: u64) -> io::Result<u32> {
+    u32::try_from(offset / BLOCK).map_err(|_| io::ErrorKind::FileTooLarge.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_never_straddle() {
+        for (from, head, tail) in [(64, 64, 0), (4064, 64, 0), (4000, 64, 100), (64, 64, 2048), (2112, 64, 2048), (64, 70_000, 2048)] {
+            let at = find_slot(from, head, tail);
+            assert!(at >= from && at % SLOT == 0);
+            assert!(at % BLOCK + INODE <= BLOCK, "inode at {at}");
+            assert!(tail == 0 || (at + head) / BLOCK == (at + head + tail - 1) / BLOCK, "tail of {from} {head} {tail}");
+        }
+    }
+
+    #[test]
+    fn dots_are_sorted_in() {
+        let children: Vec<(&[u8], u32)> = vec![(b"!", 1), (b"-", 2), (b".a", 3), (b"...", 4), (b"a", 5)];
+        let mut sorted = children.clone();
+        sorted.sort_unstable();
+        let names: Vec<_> = with_dots(&sorted).map(|(name, _)| name).collect();
+        assert!(names.is_sorted() && names.len() == 7, "{names:?}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Bounds on what an image may make this host do.
+
+/// Bounds on one image. Whatever exceeds one is refused as [`crate::ImageError::Hostile`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one manifest or index. Default 4 MiB.
+    pub manifest_bytes: u64,
+    /// Bytes of one image configuration. Default 4 MiB.
+    pub config_bytes: u64,
+    /// Layers. Default 127, what container runtimes agree on.
+    pub layers: usize,
+    /// Bytes of all compressed layers together. Default 64 GiB.
+    pub download_bytes: u64,
+    /// Bytes of all decompressed layers together, and of one file. Default 64 GiB.
+    pub unpacked_bytes: u64,
+    /// Archive entries of all layers together. Default 4 million.
+    pub entries: u64,
+    /// Bytes of one path. Default 4096, the kernel's.
+    pub path_bytes: usize,
+    /// Directories above one entry. Default 256.
+    pub depth: usize,
+    /// Bytes of all extended attributes of one file, names included. Default 64 KiB.
+    pub xattr_bytes: usize,
+    /// Bytes of one extended tar header (long names, PAX records). Default 1 MiB.
+    pub header_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            manifest_bytes: 4 << 20,
+            config_bytes: 4 << 20,
+            layers: 127,
+            download_bytes: 64 << 30,
+            unpacked_bytes: 64 << 30,
+            entries: 4_000_000,
+            path_bytes: 4096,
+            depth: 256,
+            xattr_bytes: 64 << 10,
+            header_bytes: 1 << 20,
+        }
+    }
+}
+
+/// Bytes of one path component, in every Linux file system.
+pub(crate) const NAME_BYTES_MAX: usize = 255;

@@ -1,0 +1,196 @@
+//! The tree of names while layers are laid over each other. Metadata only.
+
+use std::collections::BTreeMap;
+
+use crate::{ImageError, erofs::Meta, tarball::shown};
+
+/// Place of a directory in [`Tree::dirs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirId(pub(super) u32);
+
+/// Place of an inode in [`Tree::inodes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InodeId(pub(super) u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Child {
+    Dir(DirId),
+    Leaf(InodeId),
+    /// Hides what lower layers have under this name.
+    Whiteout,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Dir {
+    /// `None` while only members below it were seen.
+    pub(super) meta: Option<Meta>,
+    pub(super) children: BTreeMap<Box<[u8]>, Child>,
+    /// Hides what lower layers have in this directory.
+    pub(super) opaque: bool,
+}
+
+/// Anything that is no directory.
+#[derive(Debug)]
+pub(super) struct Inode {
+    pub(super) meta: Meta,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    /// A small file.
+    Inline(Box<[u8]>),
+    Blocks { block: u32, size: u64 },
+    /// A hidden file whose bytes were passed over; the number of its member in the archive.
+    Skipped(u64),
+    Symlink(Box<[u8]>),
+    Device { major: u32, minor: u32 },
+    Fifo,
+    /// A hard link to another inode.
+    Alias(InodeId),
+    /// A hard link to a path not seen yet: later in this layer, or in a lower one.
+    Pending(Box<[u8]>),
+}
+
+/// All layers read so far, and the one being read, in one arena: laying one over the other moves no names.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    pub(super) dirs: Vec<Dir>,
+    pub(super) inodes: Vec<Inode>,
+}
+
+/// A mark to which [`Tree::rewind`] returns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark(usize, usize);
+
+/// What a path means within one layer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Leaf(InodeId),
+    Dir,
+    /// This layer hides whatever lower layers have there.
+    Hidden,
+    /// This layer says nothing about it.
+    Nothing,
+}
+
+impl Tree {
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.dirs.len(), self.inodes.len())
+    }
+
+    /// Drops what was added since `mark`. Nothing older may point to it.
+    pub(super) fn rewind(&mut self, mark: Mark) {
+        self.dirs.truncate(mark.0);
+        self.inodes.truncate(mark.1);
+    }
+
+    pub(super) fn dir(&self, id: DirId) -> &Dir {
+        &self.dirs[id.0 as usize]
+    }
+
+    pub(super) fn dir_mut(&mut self, id: DirId) -> &mut Dir {
+        &mut self.dirs[id.0 as usize]
+    }
+
+    pub(super) fn inode(&self, id: InodeId) -> &Inode {
+        &self.inodes[id.0 as usize]
+    }
+
+    pub(super) fn new_dir(&mut self, dir: Dir) -> Result<DirId, ImageError> {
+        let id = u32::try_from(self.dirs.len()).map_err(|_| ImageError::hostile("more directories than can be counted"))?;
+        self.dirs.push(dir);
+        Ok(DirId(id))
+    }
+
+    pub(super) fn new_inode(&mut self, inode: Inode) -> Result<InodeId, ImageError> {
+        let id = u32::try_from(self.inodes.len()).map_err(|_| ImageError::hostile("more files than can be counted"))?;
+        self.inodes.push(inode);
+        Ok(InodeId(id))
+    }
+
+    /// The directory at `path`, made where it is missing. A way through something else is refused: this layer put it there itself.
+    pub(super) fn ensure_dir(&mut self, root: DirId, path: &[&[u8]]) -> Result<DirId, ImageError> {
+        let mut at = root;
+        for name in path {
+            at = match self.dir(at).children.get(*name) {
+                Some(Child::Dir(dir)) => *dir,
+                Some(Child::Leaf(_)) => {
+                    let path = path.join(&b'/');
+                    return Err(ImageError::hostile(format!("path {} leads through {}, which is no directory", shown(&path), shown(name))));
+                }
+                found => {
+                    // A whiteout of the same name speaks of lower layers only; the new directory keeps hiding them.
+                    let opaque = found.is_some();
+                    let dir = self.new_dir(Dir { opaque, ..Dir::default() })?;
+                    self.dir_mut(at).children.insert((*name).into(), Child::Dir(dir));
+                    dir
+                }
+            };
+        }
+        Ok(at)
+    }
+
+    /// True when a file at `path` of a lower layer cannot be seen through the layers below `root`.
+    pub(super) fn hides(&self, root: DirId, path: &[&[u8]], name: &[u8]) -> bool {
+        let mut at = self.dir(root);
+        for part in path {
+            match at.children.get(*part) {
+                Some(Child::Dir(dir)) => at = self.dir(*dir),
+                Some(Child::Leaf(_) | Child::Whiteout) => return true,
+                None => return at.opaque,
+            }
+        }
+        at.opaque || at.children.contains_key(name)
+    }
+
+    /// What one layer says about `path`.
+    pub(super) fn find(&self, root: DirId, path: &[&[u8]]) -> Found {
+        let mut at = self.dir(root);
+        for (place, part) in path.iter().enumerate() {
+            let last = place + 1 == path.len();
+            match at.children.get(*part) {
+                Some(Child::Dir(dir)) => at = self.dir(*dir),
+                Some(Child::Leaf(inode)) if last => return Found::Leaf(*inode),
+                Some(Child::Leaf(_) | Child::Whiteout) => return Found::Hidden,
+                None if at.opaque => return Found::Hidden,
+                None => return Found::Nothing,
+            }
+        }
+        Found::Dir
+    }
+
+    /// The inode behind a chain of links.
+    pub(super) fn follow(&self, mut id: InodeId) -> InodeId {
+        // No chain is a circle: an alias is only ever made to an inode that does not lead back (see `layer::bind`).
+        while let Content::Alias(to) = self.inode(id).content {
+            id = to;
+        }
+        id
+    }
+
+    /// Lays the layer at `lower` under everything at `upper`.
+    pub(super) fn lay_under(&mut self, upper: DirId, lower: DirId) {
+        let mut pairs = vec![(upper, lower)];
+        while let Some((upper, lower)) = pairs.pop() {
+            let below = std::mem::take(self.dir_mut(lower));
+            let here = self.dir_mut(upper);
+            if here.opaque {
+                here.meta = here.meta.take().or(below.meta);
+                continue;
+            }
+            here.opaque = below.opaque;
+            here.meta = here.meta.take().or(below.meta);
+            for (name, child) in below.children {
+                let above = self.dir(upper).children.get(&name).copied();
+                match (above, child) {
+                    (None, _) => drop(self.dir_mut(upper).children.insert(name, child)),
+                    (Some(Child::Dir(a)), Child::Dir(b)) => pairs.push((a, b)),
+                    // A file or a whiteout ends what still lower layers could add to this directory.
+                    (Some(Child::Dir(a)), Child::Leaf(_) | Child::Whiteout) => self.dir_mut(a).opaque = true,
+                    (Some(Child::Leaf(_) | Child::Whiteout), _) => {}
+                }
+            }
+        }
+    }
+}

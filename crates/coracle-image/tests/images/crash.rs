@@ -1,0 +1,87 @@
+//! Killed at any instant: the next open works, and so does everything after it.
+
+use std::{
+    io::{BufRead, BufReader},
+    os::unix::process::ExitStatusExt,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use coracle_image::{Credentials, PullOptions, PullPolicy, Reference, Store, StoreOptions};
+
+use crate::{
+    common::{Layer, Parts, Stored, have, options, progress},
+    registry::Registry,
+};
+
+const DIR: &str = "CORACLE_IMAGE_CRASH_DIR";
+const NAME: &str = "CORACLE_IMAGE_CRASH_NAME";
+const KILLS: u64 = 12;
+
+fn store_options() -> StoreOptions {
+    StoreOptions { retries: 0, ..options() }
+}
+
+fn pull_options() -> PullOptions {
+    PullOptions { policy: PullPolicy::Always, credentials: Credentials::Anonymous, ..PullOptions::default() }
+}
+
+/// The child: pulls, builds, untags, prunes, from the beginning, until it is killed. Does nothing when the parent is not there.
+#[tokio::test]
+async fn child_pulls_until_killed() {
+    let (Some(dir), Some(name)) = (std::env::var_os(DIR), std::env::var(NAME).ok()) else { return };
+    let store = Store::open(dir, store_options()).unwrap();
+    let reference: Reference = name.parse().unwrap();
+    println!("ready");
+    loop {
+        let image = store.pull(&reference, &pull_options(), progress()).await.unwrap();
+        store.rootfs(&image).await.unwrap();
+        store.remove(&reference).await.unwrap();
+        store.prune(&Default::default(), false).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn killed_at_random_points() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(false);
+    let noise = |seed: u32| (0..1_500_000u32).map(|n| (n.wrapping_mul(seed) >> 13) as u8).collect::<Vec<u8>>();
+    let layer = |seed| Stored::gzip(&Layer::new().file(&format!("f{seed}"), noise(seed)).tar());
+    let reference = registry.push(&Parts::new([2_654_435_761, 40_503, 97].map(layer).into()), "crash:1", None);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("images");
+    for kill in 0..KILLS {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "crash::child_pulls_until_killed", "--nocapture"])
+            .env(DIR, &path)
+            .env(NAME, reference.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|l| l.unwrap().contains("ready")), "the child did not begin");
+        // Spread over one round of the loop; not random, so that a failure can be repeated.
+        std::thread::sleep(Duration::from_millis(kill * 37 % 331));
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9), "kill {kill}: the child ended by itself");
+
+        let store = Store::open(&path, store_options()).unwrap();
+        for image in store.list().await.unwrap() {
+            if !image.references.is_empty() {
+                store.rootfs(&image).await.unwrap();
+            }
+        }
+        store.get(&reference).await.unwrap();
+        if kill % 3 == 2 {
+            let image = store.pull(&reference, &pull_options(), progress()).await.unwrap();
+            let rootfs = store.rootfs(&image).await.unwrap();
+            if have(&["fsck.erofs"]) {
+                crate::common::run("fsck.erofs", &[rootfs.path.to_str().unwrap()]);
+            }
+            assert_eq!(std::fs::read_dir(path.join("tmp")).unwrap().count(), 0, "kill {kill}");
+        }
+    }
+}

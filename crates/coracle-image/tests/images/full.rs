@@ -1,0 +1,112 @@
+//! A full disk: told clearly, nothing half-made is left, and the store goes on.
+
+use std::process::Command;
+
+use coracle_image::{ImageError, Store};
+
+use crate::common::{Bench, Layer, Parts, Stored, options, progress};
+
+/// A small file system of its own, if we may mount.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new() -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(dir.path()).status();
+        if mounted.is_ok_and(|s| s.success()) {
+            return Some(Self(dir));
+        }
+        assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "CI cannot mount a tmpfs");
+        eprintln!("skipped: cannot mount a tmpfs here");
+        None
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+fn noise(bytes: usize) -> Parts {
+    let noise: Vec<u8> = (0..bytes as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    Parts::new(vec![Stored::plain(&Layer::new().file("noise", noise).tar())])
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_survived() {
+    let Some(small) = Small::new() else { return };
+    let store = Store::open(small.0.path().join("images"), options()).unwrap();
+    let bench = Bench { dir: tempfile::tempdir().unwrap(), store: store.clone() };
+    let files = || walk(small.0.path());
+    let before = files();
+    let import = bench.import(&noise(9 << 20)).await.unwrap_err();
+    assert!(matches!(import, ImageError::StorageFull { .. }), "{import}");
+    assert_eq!(files(), before);
+
+    let image = bench.import(&noise(5 << 20)).await.unwrap();
+    let before = files();
+    let rootfs = store.rootfs(&image).await.unwrap_err();
+    assert!(matches!(rootfs, ImageError::StorageFull { .. }), "{rootfs}");
+    assert_eq!(files(), before);
+
+    assert_eq!(store.list().await.unwrap(), [image]);
+    let little = bench.import(&noise(1 << 10)).await.unwrap();
+    store.rootfs(&little).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pull_that_does_not_fit() {
+    let programs = ["docker-registry", "skopeo"];
+    let (Some(small), true) = (Small::new(), crate::common::have(&programs)) else { return };
+    let registry = crate::registry::Registry::start(false);
+    let large = registry.push(&noise(7 << 20), "large:1", None);
+    let little = registry.push(&noise(1 << 20), "little:1", None);
+    let store = Store::open(small.0.path().join("images"), options()).unwrap();
+    // Room by the numbers for the layer, until somebody else takes it.
+    let pull = async |reference| {
+        let options = coracle_image::PullOptions { credentials: coracle_image::Credentials::Anonymous, ..Default::default() };
+        store.pull(reference, &options, progress()).await
+    };
+    let before = walk(small.0.path());
+    let ballast = small.0.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 2 << 20]).unwrap();
+    let error = pull(&large).await.unwrap_err();
+    assert!(matches!(error, ImageError::StorageFull { source: None, .. }), "seen beforehand: {error}");
+    std::fs::remove_file(&ballast).unwrap();
+    // Tmpfs counts pages, not bytes: metadata of the partial file is enough to run over with a quota filled while it downloads.
+    let filler = Filler { path: ballast.clone() };
+    let options = coracle_image::PullOptions { credentials: coracle_image::Credentials::Anonymous, ..Default::default() };
+    let error = store.pull(&large, &options, std::sync::Arc::new(filler)).await.unwrap_err();
+    assert!(matches!(error, ImageError::StorageFull { source: Some(_), .. }), "met while writing: {error}");
+    std::fs::remove_file(&ballast).unwrap();
+    assert_eq!(walk(small.0.path()), before, "nothing half-made");
+    let image = pull(&little).await.unwrap();
+    store.rootfs(&image).await.unwrap();
+}
+
+/// Takes the space away once the first bytes have arrived.
+struct Filler {
+    path: std::path::PathBuf,
+}
+
+impl coracle_image::Progress for Filler {
+    fn event(&self, event: coracle_image::ProgressEvent) {
+        if event.step == coracle_image::Step::Download && event.done_bytes < event.total_bytes && !self.path.exists() {
+            std::fs::write(&self.path, vec![1; 3 << 20]).unwrap();
+        }
+    }
+}
+
+fn walk(dir: &std::path::Path) -> Vec<(std::path::PathBuf, u64)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(walk(&entry.path())),
+            false => found.push((entry.path(), entry.metadata().unwrap().len())),
+        }
+    }
+    found.sort();
+    found
+}

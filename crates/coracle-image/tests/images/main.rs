@@ -1,0 +1,12 @@
+//! Images against real peers: fsck.erofs and the kernel for root file systems, docker-registry and skopeo for pulls, a hostile server
+//! and hostile archives for everything else. One binary, because linking is what takes the time.
+
+mod common;
+mod crash;
+mod full;
+mod hostile;
+mod import;
+mod misbehaving;
+mod registry;
+mod rootfs;
+mod store;

@@ -1,0 +1,215 @@
+//! Pulls from a real registry, filled by a real client.
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use coracle_image::{Credentials, ImageError, Progress, ProgressEvent, PullOptions, PullPolicy, Reference, RegistryConfig, Secret, Step};
+
+use crate::common::{Bench, Layer, Parts, Stored, have, options, progress, run};
+
+/// bcrypt of "secret".
+const HTPASSWD: &str = "user:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+
+/// Debian's docker-registry on a free loopback port; killed when dropped.
+pub(crate) struct Registry {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    dir: tempfile::TempDir,
+}
+
+impl Registry {
+    pub(crate) fn start(auth: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let root = dir.path().display();
+        let mut config = format!("version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\nhttp:\n  addr: {address}\n");
+        if auth {
+            std::fs::write(dir.path().join("htpasswd"), HTPASSWD).unwrap();
+            config += &format!("auth:\n  htpasswd:\n    realm: test\n    path: {root}/htpasswd\n");
+        }
+        let path = dir.path().join("config.yml");
+        std::fs::write(&path, config).unwrap();
+        let child = Command::new("docker-registry").arg("serve").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let registry = Self { child, address, dir };
+        for _ in 0..200 {
+            if TcpStream::connect(address).is_ok() {
+                return registry;
+            }
+            std::thread::sleep(Duration::from_millis(25));
+        }
+        panic!("docker-registry does not listen on {address}");
+    }
+
+    /// Pushes with skopeo.
+    pub(crate) fn push(&self, parts: &Parts, name: &str, creds: Option<&str>) -> Reference {
+        let layout = self.dir.path().join("layout");
+        let _ = std::fs::remove_dir_all(&layout);
+        parts.write(&layout, "t");
+        let target = format!("docker://{}/{name}", self.address);
+        let mut args = vec!["copy".to_owned(), "--preserve-digests".to_owned(), "--dest-tls-verify=false".to_owned()];
+        args.extend(creds.map(|c| format!("--dest-creds={c}")));
+        args.extend([format!("oci:{}:t", layout.display()), target]);
+        run("skopeo", &args.iter().map(String::as_str).collect::<Vec<_>>());
+        format!("{}/{name}", self.address).parse().unwrap()
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn parts(content: &str) -> Parts {
+    let low = Layer::new().file("base", vec![b'b'; 300_000]).tar();
+    Parts::new(vec![Stored::gzip(&low), Stored::gzip(&Layer::new().file("f", content).tar()), Stored::gzip(&low)])
+}
+
+fn anonymous() -> PullOptions {
+    PullOptions { credentials: Credentials::Anonymous, ..PullOptions::default() }
+}
+
+fn docker_config(dir: &Path, registry: &Registry, login: &str) -> PullOptions {
+    let config = serde_json::json!({"auths": {registry.address.to_string(): {"auth": STANDARD.encode(login)}}});
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    PullOptions { credentials: Credentials::Docker { dir: Some(dir.to_owned()) }, ..PullOptions::default() }
+}
+
+#[derive(Default)]
+struct Recorder(Mutex<Vec<ProgressEvent>>);
+
+impl Progress for Recorder {
+    fn event(&self, event: ProgressEvent) {
+        self.0.lock().unwrap().push(event);
+    }
+}
+
+#[tokio::test]
+async fn anonymous_pull() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(false);
+    let parts = parts("one");
+    let reference = registry.push(&parts, "a/b:1", None);
+    let bench = Bench::new();
+    let seen = Arc::new(Recorder::default());
+    let image = bench.store.pull(&reference, &anonymous(), seen.clone()).await.unwrap();
+    assert_eq!(image.digest, coracle_image::Digest::of(&parts.manifest));
+    assert_eq!(image.references, [reference.clone()]);
+    for layer in &image.layers {
+        let events = seen.0.lock().unwrap().clone();
+        let last = events.iter().rev().find(|e| e.step == Step::Download && e.item == Some(layer.digest)).unwrap().clone();
+        assert_eq!((last.done_bytes, last.total_bytes), (layer.size_bytes, layer.size_bytes));
+    }
+    bench.store.rootfs_with(&image, seen.clone()).await.unwrap();
+    assert!(seen.0.lock().unwrap().iter().any(|e| e.step == Step::Unpack));
+
+    let missing: Reference = format!("{}/a/b:2", registry.address).parse().unwrap();
+    let error = bench.store.pull(&missing, &anonymous(), progress()).await.unwrap_err();
+    assert!(matches!(error, ImageError::NotFound { .. }), "{error}");
+    assert_eq!(error.code(), "COR-IMG-004");
+
+    let pinned = reference.with_digest(image.digest);
+    assert_eq!(bench.store.pull(&pinned, &anonymous(), progress()).await.unwrap().digest, image.digest);
+
+    let arm = Parts::for_architecture(vec![], "arm64");
+    let arm = registry.push(&arm, "a/arm:1", None);
+    let before = bench.listing();
+    let error = bench.store.pull(&arm, &anonymous(), progress()).await.unwrap_err();
+    assert!(matches!(error, ImageError::WrongArchitecture { .. }), "{error}");
+    assert_eq!(bench.listing(), before);
+}
+
+#[tokio::test]
+async fn policies_and_moving_tags() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(false);
+    let bench = Bench::with(coracle_image::StoreOptions { retries: 1, ..options() });
+    let fixed = registry.push(&parts("one"), "a:1", None);
+    let latest = registry.push(&parts("one"), "a:latest", None);
+    let pull = async |reference: &Reference, policy| {
+        let options = PullOptions { policy, ..anonymous() };
+        bench.store.pull(reference, &options, progress()).await.map(|image| image.digest)
+    };
+    let first = pull(&fixed, PullPolicy::IfNotPresent).await.unwrap();
+    assert_eq!(pull(&latest, PullPolicy::IfNotPresent).await.unwrap(), first);
+    registry.push(&parts("two"), "a:1", None);
+    registry.push(&parts("two"), "a:latest", None);
+    assert_eq!(pull(&fixed, PullPolicy::IfNotPresent).await.unwrap(), first, "a fixed tag is trusted");
+    let second = pull(&latest, PullPolicy::IfNotPresent).await.unwrap();
+    assert_ne!(second, first, "latest has moved");
+    assert_eq!(pull(&fixed, PullPolicy::Always).await.unwrap(), second);
+    drop(registry);
+    assert_eq!(pull(&latest, PullPolicy::IfNotPresent).await.unwrap(), second, "offline");
+    let error = pull(&latest, PullPolicy::Always).await.unwrap_err();
+    assert!(matches!(error, ImageError::Network { .. }) && error.is_transient(), "{error}");
+}
+
+#[tokio::test]
+async fn passwords() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(true);
+    let reference = registry.push(&parts("x"), "private:1", Some("user:secret"));
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new();
+    let before = bench.listing();
+    for (why, options) in [
+        ("nobody", anonymous()),
+        ("wrong password", docker_config(dir.path(), &registry, "user:wrong")),
+        ("wrong, given", PullOptions { credentials: Credentials::Basic { user: "user".into(), password: Secret::new("no") }, ..anonymous() }),
+    ] {
+        let error = bench.store.pull(&reference, &options, progress()).await.expect_err(why);
+        assert!(matches!(error, ImageError::Unauthorized { .. }), "{why}: {error}");
+        assert!(error.help().unwrap().contains(&format!("docker login {}", registry.address)));
+        assert_eq!(bench.listing(), before, "{why}");
+    }
+    let image = bench.store.pull(&reference, &docker_config(dir.path(), &registry, "user:secret"), progress()).await.unwrap();
+    bench.store.rootfs(&image).await.unwrap();
+}
+
+#[tokio::test]
+async fn mirrors_come_first_and_may_fail() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(false);
+    registry.push(&parts("x"), "library/thing:1", None);
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mirrors = vec![format!("http://{dead}"), format!("http://{}", registry.address)];
+    let registries = [("docker.io".to_owned(), RegistryConfig { mirrors, plain_http: None })].into();
+    let bench = Bench::with(coracle_image::StoreOptions { registries, retries: 0, ..options() });
+    let image = bench.store.pull(&"thing:1".parse().unwrap(), &anonymous(), progress()).await.unwrap();
+    assert_eq!(image.references[0].to_string(), "docker.io/library/thing:1");
+}
+
+#[tokio::test]
+async fn pulls_at_the_same_time_share_the_work() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(false);
+    let reference = registry.push(&parts("x"), "a:1", None);
+    let bench = Bench::new();
+    let seen = Arc::new(Recorder::default());
+    let options = anonymous();
+    let pull = || bench.store.pull(&reference, &options, seen.clone());
+    let (a, b, c) = tokio::join!(pull(), pull(), pull());
+    let image = a.unwrap();
+    assert_eq!((&image, &image), (&b.unwrap(), &c.unwrap()));
+    let whole = |e: &&ProgressEvent| e.step == Step::Download && e.done_bytes == e.total_bytes;
+    let ends = seen.0.lock().unwrap().iter().filter(whole).count();
+    assert_eq!(ends, 2, "each of the two different layers was fetched once");
+    std::fs::read_dir(bench.path().join("partial")).unwrap().for_each(|e| panic!("left: {e:?}"));
+}

@@ -1,0 +1,270 @@
+//! Root file systems: layers in, a tree out, judged by fsck.erofs and, where possible, by the kernel.
+
+use std::os::unix::fs::MetadataExt;
+
+use coracle_image::Rootfs;
+
+use crate::common::{Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, have, read_tree, run};
+
+/// Builds the layers and returns what the tree is, after the real fsck accepted it.
+async fn tree_of(layers: Vec<Vec<u8>>) -> Option<Tree> {
+    if !have(&["fsck.erofs"]) {
+        return None;
+    }
+    let bench = Bench::new();
+    let rootfs = bench.rootfs(layers).await.unwrap();
+    let tree = read_tree(&extract(&rootfs).path().join("root"));
+    let Some(mounted) = Mounted::new(&rootfs) else { return Some(tree) };
+    let seen = read_tree(mounted.path());
+    assert_eq!(without_set_id(&seen), without_set_id(&tree), "the kernel sees what fsck sees");
+    Some(seen)
+}
+
+/// fsck.erofs 1.5 sets the mode before the owner, and setting the owner clears setuid and setgid of what it extracts.
+fn without_set_id(tree: &Tree) -> Tree {
+    let masked = |what: &String| what.replace(" 4755 ", " 755 ").replace(" 2755 ", " 755 ");
+    tree.iter().map(|(path, what)| (path.clone(), masked(what))).collect()
+}
+
+fn names(tree: &Tree) -> String {
+    tree.keys().filter(|k| !k.is_empty()).cloned().collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn every_kind_with_its_attributes() {
+    let big: Vec<u8> = (0..3_000_000u32).flat_map(|n| if n % 70_000 < 20_000 { [0] } else { [(n % 251) as u8] }).collect();
+    let layer = Layer::new()
+        .dir(".", 0o711)
+        .dir("etc", 0o750)
+        .file_as("etc/small", b"hello", 0o640, 7, 8)
+        .file_as("bin/su", b"#!", 0o4755, 0, 0)
+        .file_as("bin/wall", b"#!", 0o2755, 0, 5)
+        .dir("tmp", 0o1777)
+        .file("big", &big)
+        .file("zeros", vec![0; 100_000])
+        .file("empty", b"")
+        .file("edge2048", vec![1; 2048])
+        .file("edge2049", vec![2; 2049])
+        .file("edge4096", vec![3; 4096])
+        .symlink("lib", "usr/lib")
+        .symlink("away", "../../../../etc/passwd")
+        .device(b'3', "dev/null", 1, 3)
+        .device(b'4', "dev/sda", 8, 1_000_000)
+        .device(b'3', "dev/max", 4095, 1_048_575)
+        .raw(b"run/pipe", Layer::header(b'6', 0, 0o600), b"")
+        .file_as("far", b"x", 0o600, 1_000_000, u64::from(u32::MAX - 1));
+    let tar = layer.tar();
+    let Some(tree) = tree_of(vec![tar.clone()]).await else { return };
+    for (path, want) in [
+        ("", "dir 711 0:0".to_owned()),
+        ("etc", "dir 750 0:0".to_owned()),
+        ("etc/small", describe("hello", 0o640, "7:8")),
+        ("bin", "dir 755 0:0".to_owned()),
+        ("tmp", "dir 1777 0:0".to_owned()),
+        ("big", describe(&big, 0o644, "0:0")),
+        ("zeros", describe(vec![0; 100_000], 0o644, "0:0")),
+        ("empty", describe("", 0o644, "0:0")),
+        ("edge2048", describe([1; 2048], 0o644, "0:0")),
+        ("edge2049", describe([2; 2049], 0o644, "0:0")),
+        ("edge4096", describe([3; 4096], 0o644, "0:0")),
+        ("lib", "-> usr/lib 777 0:0".to_owned()),
+        ("away", "-> ../../../../etc/passwd 777 0:0".to_owned()),
+        ("dev/null", "char 1:3 640 0:0".to_owned()),
+        ("dev/sda", "block 8:1000000 640 0:0".to_owned()),
+        ("dev/max", "char 4095:1048575 640 0:0".to_owned()),
+        ("run/pipe", "fifo 600 0:0".to_owned()),
+        ("far", describe("x", 0o600, "1000000:4294967294")),
+    ] {
+        assert_eq!(tree.get(path), Some(&want), "{path}");
+    }
+    assert_eq!(tree.len(), 22, "{}", names(&tree));
+    let bench = Bench::new();
+    let rootfs = bench.rootfs(vec![tar]).await.unwrap();
+    for (path, want) in [("/bin/su", "Access: 4755"), ("/bin/wall", "Access: 2755")] {
+        let shown = run("dump.erofs", &[&format!("--path={path}"), rootfs.path.to_str().unwrap()]);
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains(want), "{path}: {shown}");
+    }
+}
+
+#[tokio::test]
+async fn layers_hide_what_is_below() {
+    let base = || {
+        Layer::new().dir("a", 0o700).file("a/x", "base").file("a/y", "base").file("a/sub/z", "base").file("b", "base").dir("c", 0o755).file("c/1", "base")
+    };
+    for (why, upper, want) in [
+        ("nothing", Layer::new(), "a a/sub a/sub/z a/x a/y b c c/1"),
+        ("a file over a file", Layer::new().file("b", "new"), "a a/sub a/sub/z a/x a/y b c c/1"),
+        ("whiteout of a file", Layer::new().whiteout("a/.wh.x"), "a a/sub a/sub/z a/y b c c/1"),
+        ("whiteout of a directory", Layer::new().whiteout(".wh.a"), "b c c/1"),
+        ("whiteout of nothing", Layer::new().whiteout(".wh.q"), "a a/sub a/sub/z a/x a/y b c c/1"),
+        ("whiteout, then the same name again", Layer::new().whiteout(".wh.a").file("a/n", "new"), "a a/n b c c/1"),
+        ("the same name, then its whiteout", Layer::new().file("a/n", "new").whiteout(".wh.a"), "a a/n b c c/1"),
+        ("opaque", Layer::new().dir("a", 0o755).whiteout("a/.wh..wh..opq").file("a/n", "new"), "a a/n b c c/1"),
+        ("opaque, said last", Layer::new().file("a/n", "new").whiteout("a/.wh..wh..opq"), "a a/n b c c/1"),
+        ("opaque root", Layer::new().whiteout(".wh..wh..opq").file("n", "new"), "n"),
+        ("a file over a directory", Layer::new().file("a", "new"), "a b c c/1"),
+        ("a link over a directory", Layer::new().symlink("a", "c"), "a b c c/1"),
+        ("a directory over a file", Layer::new().dir("b", 0o755).file("b/n", "new"), "a a/sub a/sub/z a/x a/y b b/n c c/1"),
+        ("members alone over a file", Layer::new().file("b/n", "new"), "a a/sub a/sub/z a/x a/y b b/n c c/1"),
+        ("aufs' own files", Layer::new().file(".wh..wh.plnk/q", "").file(".wh..wh.aufs", ""), "refused"),
+    ] {
+        let bench = Bench::new();
+        let built = bench.rootfs(vec![base().tar(), upper.tar()]).await;
+        if want == "refused" {
+            assert!(built.is_err(), "{why}");
+            continue;
+        }
+        if !have(&["fsck.erofs"]) {
+            return;
+        }
+        let tree = read_tree(&extract(&built.unwrap()).path().join("root"));
+        assert_eq!(names(&tree), want, "{why}");
+    }
+}
+
+#[tokio::test]
+async fn three_layers_and_attributes_of_hidden_parents() {
+    let low = Layer::new().dir("a", 0o700).file("a/low", "1").file("b/low", "1");
+    let middle = Layer::new().file("a", "a file now").whiteout(".wh.b");
+    let top = Layer::new().file("a/top", "3").file("b/top", "3");
+    let Some(tree) = tree_of(vec![low.tar(), middle.tar(), top.tar()]).await else { return };
+    assert_eq!(names(&tree), "a a/top b b/top", "what the middle hid stays hidden");
+    let low = Layer::new().dir("a", 0o700);
+    let top = Layer::new().file("a/top", "3");
+    let tree = tree_of(vec![low.tar(), top.tar()]).await.unwrap();
+    assert_eq!(tree["a"], "dir 700 0:0", "a directory that the top only passes through keeps its attributes");
+}
+
+#[tokio::test]
+async fn hard_links_share_an_inode_across_layers() {
+    if !have(&["fsck.erofs"]) {
+        return;
+    }
+    let payload = "p".repeat(9000);
+    let low = Layer::new().file("orig", &payload).file("hidden", "small").file("deep/first", &payload).hard_link("deep/second", "deep/first");
+    let top = Layer::new()
+        .hard_link("early", "late")
+        .file("late", "late content")
+        .hard_link("to-lower", "./orig")
+        .whiteout("deep/.wh.first")
+        .file("hidden", "new")
+        .hard_link("abs", "/late");
+    let bench = Bench::new();
+    let rootfs = bench.rootfs(vec![low.tar(), top.tar()]).await.unwrap();
+    let tree = read_tree(&extract(&rootfs).path().join("root"));
+    assert_eq!(names(&tree), "abs deep deep/second early hidden late orig to-lower");
+    assert_eq!(tree["to-lower"], describe(&payload, 0o644, "0:0"));
+    assert_eq!(tree["deep/second"], describe(&payload, 0o644, "0:0"), "its only other name is hidden");
+    assert_eq!(tree["early"], describe("late content", 0o644, "0:0"));
+    let Some(mounted) = Mounted::new(&rootfs) else { return };
+    let stat = |name: &str| std::fs::metadata(mounted.path().join(name)).unwrap();
+    assert_eq!((stat("late").ino(), stat("late").nlink()), (stat("early").ino(), 3));
+    assert_eq!((stat("orig").ino(), stat("orig").nlink()), (stat("to-lower").ino(), 2));
+    assert_eq!(stat("deep/second").nlink(), 1);
+    assert_eq!(std::fs::metadata(mounted.path()).unwrap().nlink(), 3);
+}
+
+#[tokio::test]
+async fn attributes_and_times_reach_the_kernel() {
+    let capability = b"\x01\x00\x00\x02\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
+    let large = vec![b'v'; 6000];
+    let layer = Layer::new()
+        .pax(&[("SCHILY.xattr.security.capability", capability), ("SCHILY.xattr.user.a\u{e9}", b"1\n2"), ("mtime", b"1700000000.123456789")])
+        .file_as("ping", "#!", 0o755, 0, 0)
+        .pax(&[("SCHILY.xattr.user.large", &large), ("SCHILY.xattr.trusted.overlay.opaque", b"y"), ("SCHILY.xattr.user.none", b"")])
+        .dir("d", 0o755)
+        .pax(&[("mtime", b"-5.25")])
+        .file("old", "before 1970");
+    let bench = Bench::new();
+    let rootfs = bench.rootfs(vec![layer.tar()]).await.unwrap();
+    if have(&["fsck.erofs"]) {
+        extract(&rootfs);
+    }
+    let Some(mounted) = Mounted::new(&rootfs) else { return };
+    assert_eq!(mounted.xattr("ping", "security.capability").as_deref(), Some(&capability[..]));
+    assert_eq!(mounted.xattr("ping", "user.a\u{e9}").as_deref(), Some(&b"1\n2"[..]));
+    assert_eq!(mounted.xattr("d", "user.large"), Some(large));
+    assert_eq!(mounted.xattr("d", "user.none"), Some(vec![]));
+    assert_eq!(mounted.xattr("d", "trusted.overlay.opaque"), None);
+    let time = |name: &str| std::fs::metadata(mounted.path().join(name)).map(|m| (m.mtime(), m.mtime_nsec())).unwrap();
+    assert_eq!(time("ping"), (1_700_000_000, 123_456_789));
+    assert_eq!(time("old"), (-6, 750_000_000));
+}
+
+#[tokio::test]
+async fn ten_thousand_files_in_a_directory() {
+    let mut layer = Layer::new();
+    for n in (0..10_000).rev() {
+        let width = 5 + n % 90;
+        layer = layer.file(&format!("many/{n:0>width$}"), n.to_string());
+    }
+    let Some(tree) = tree_of(vec![layer.file("many/.first", "").file("many/!", "").file("many/-", "").tar()]).await else { return };
+    assert_eq!(tree.len(), 10_003 + 2);
+    assert_eq!(tree[&format!("many/{:0>47}", 42)], describe("42", 0o644, "0:0"));
+}
+
+#[tokio::test]
+async fn the_last_of_duplicates_wins() {
+    let layer = Layer::new()
+        .file("f", "first, and a bit longer")
+        .file("f", "second")
+        .file("d/x", "x")
+        .symlink("d", "elsewhere")
+        .file("t", "file")
+        .dir("t", 0o755)
+        .file("t/in", "in")
+        .dir("m", 0o700)
+        .dir("m", 0o755);
+    let Some(tree) = tree_of(vec![layer.tar()]).await else { return };
+    assert_eq!(names(&tree), "d f m t t/in");
+    assert_eq!(tree["f"], describe("second", 0o644, "0:0"));
+    assert_eq!(tree["d"], "-> elsewhere 777 0:0");
+    assert_eq!(tree["m"], "dir 755 0:0");
+}
+
+#[tokio::test]
+async fn the_same_layers_give_the_same_bytes() {
+    let tar = Layer::new().file("a", vec![7; 5000]).file("b", "x").dir("c", 0o755).tar();
+    let upper = Layer::new().file("d", "y").whiteout(".wh.b").tar();
+    let mut seen = Vec::new();
+    for pack in [Stored::gzip, Stored::plain, Stored::zstd] {
+        let bench = Bench::new();
+        let image = bench.import(&Parts::new(vec![pack(&tar), pack(&upper)])).await.unwrap();
+        let Rootfs { path, bytes } = bench.store.rootfs(&image).await.unwrap();
+        let content = std::fs::read(&path).unwrap();
+        assert_eq!(content.len() as u64, bytes);
+        assert!(path.ends_with(format!("rootfs/{}.erofs", image.chain_id.hex())));
+        seen.push(content);
+    }
+    assert!(seen.windows(2).all(|w| w[0] == w[1]), "however the layers are packed");
+}
+
+#[tokio::test]
+async fn an_existing_file_is_used_and_a_damaged_one_is_made_again() {
+    let bench = Bench::new();
+    let image = bench.import(&Parts::new(vec![Stored::gzip(&Layer::new().file("a", "x").tar())])).await.unwrap();
+    let (one, two) = tokio::join!(bench.store.rootfs(&image), bench.store.rootfs(&image));
+    let rootfs = one.unwrap();
+    assert_eq!(rootfs, two.unwrap());
+    let before = std::fs::metadata(&rootfs.path).unwrap();
+    assert_eq!(before.mode() & 0o777, 0o444);
+    bench.store.rootfs(&image).await.unwrap();
+    assert_eq!(std::fs::metadata(&rootfs.path).unwrap().ino(), before.ino(), "not built again");
+    std::fs::write(&rootfs.path, b"junk").unwrap();
+    assert_eq!(bench.store.rootfs(&image).await.unwrap().bytes, before.size());
+}
+
+#[tokio::test]
+async fn an_image_without_layers_is_an_empty_directory() {
+    let Some(tree) = tree_of(vec![]).await else { return };
+    assert_eq!(tree.len(), 1);
+}
+
+#[tokio::test]
+async fn holes_take_no_space() {
+    let bench = Bench::new();
+    let rootfs = bench.rootfs(vec![Layer::new().file("zeros", vec![0; 20 << 20]).tar()]).await.unwrap();
+    let meta = std::fs::metadata(&rootfs.path).unwrap();
+    assert!(meta.len() > 20 << 20 && meta.blocks() * 512 < 1 << 20, "{} bytes in {} sectors", meta.len(), meta.blocks());
+}

@@ -1,0 +1,126 @@
+//! Writes: one function a step, without choices.
+
+use std::collections::BTreeMap;
+
+use coracle_api::{
+    MikromVM, MikromVMStatus,
+    keys::{MIKROMVM_FINALIZER, MIKROMVM_MANAGER, vm as meta},
+};
+use coracle_proto::firecracker::CreateVmRequest;
+use coracle_reconcile::{add_finalizer, apply_status, remove_finalizer};
+use kube::{Resource as _, ResourceExt as _};
+
+use crate::{
+    Context, Error,
+    agent::{AgentAddress, Fence},
+    observe::Wire,
+    plan::{Progress, Step},
+    status,
+};
+
+/// What a step left of the object.
+#[derive(Debug)]
+pub(crate) enum After {
+    /// It is as it was.
+    Same,
+    /// It was written and is now this.
+    Written(Box<MikromVM>),
+    /// It is gone, or no longer ours.
+    Gone,
+}
+
+/// Does one step. Safe to repeat; safe to be cut off at any point.
+pub(crate) async fn execute(
+    cx: &Context,
+    vm: &MikromVM,
+    wire: &mut Wire,
+    agent: Option<&AgentAddress>,
+    step: &Step,
+) -> Result<After, Error> {
+    match step {
+        Step::Hold => Ok(written(add_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?)),
+        Step::Bind(place) => {
+            let status = status::bound(vm, place, cx.clock.now());
+            report(cx, vm, &status, Progress::default()).await
+        }
+        Step::Release(why) => {
+            remove_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
+            if let Some(why) = why {
+                let note = format!("let go without seeing that VM {} is gone: {why}", vm.vm_id());
+                cx.warn(vm, "Released", "Delete", note).await;
+            }
+            Ok(After::Gone)
+        }
+        Step::Create | Step::Start | Step::Stop | Step::Delete => {
+            let Some(agent) = agent else { return Ok(After::Same) };
+            call(cx, vm, wire, agent, step).await?;
+            Ok(After::Same)
+        }
+    }
+}
+
+async fn call(cx: &Context, vm: &MikromVM, wire: &mut Wire, to: &AgentAddress, step: &Step) -> Result<(), Error> {
+    let (id, fence) = (vm.vm_id(), fence(vm));
+    let boots = cx.boots(&to.address);
+    let agent = wire.to(cx, to).await?;
+    match step {
+        Step::Create => {
+            let _slot = boots.acquire().await;
+            agent.create(create_request(vm), &fence).await?;
+        }
+        Step::Start => {
+            let _slot = boots.acquire().await;
+            agent.start(&id, &fence).await?;
+        }
+        Step::Stop => agent.stop(&id, &fence).await?,
+        Step::Delete => agent.delete(&id, &fence).await?,
+        Step::Hold | Step::Bind(_) | Step::Release(_) => {}
+    }
+    Ok(())
+}
+
+/// Writes `status` when it differs, and tells people what changed.
+pub(crate) async fn report(
+    cx: &Context,
+    vm: &MikromVM,
+    status: &MikromVMStatus,
+    progress: Progress,
+) -> Result<After, Error> {
+    if vm.status.as_ref() == Some(status) {
+        return Ok(After::Same);
+    }
+    let after = apply_status(&cx.api(vm), vm, vm.status.as_ref(), status, MIKROMVM_MANAGER).await?;
+    for event in status::events(vm.status.as_ref(), status, progress) {
+        cx.events.publish(&event, &vm.object_ref(&())).await;
+    }
+    Ok(written(after))
+}
+
+fn written(object: Option<MikromVM>) -> After {
+    object.map_or(After::Gone, |vm| After::Written(Box::new(vm)))
+}
+
+pub(crate) fn fence(vm: &MikromVM) -> Fence {
+    Fence { uid: vm.uid().unwrap_or_default(), generation: vm.metadata.generation.unwrap_or(0) }
+}
+
+fn create_request(vm: &MikromVM) -> CreateVmRequest {
+    let mut metadata = BTreeMap::from([
+        (meta::UID.to_owned(), vm.uid().unwrap_or_default()),
+        (meta::IDEMPOTENT.to_owned(), "true".to_owned()),
+        (meta::NAMESPACE.to_owned(), vm.namespace().unwrap_or_default()),
+        (meta::NAME.to_owned(), vm.name_any()),
+    ]);
+    if let Some(policy) = vm.spec.image_pull_policy {
+        metadata.insert(meta::IMAGE_PULL_POLICY.to_owned(), policy.as_str().to_owned());
+    }
+    CreateVmRequest {
+        vm_id: vm.vm_id(),
+        vcpu_count: vm.spec.vcpu_count,
+        memory_mb: vm.spec.memory_mib,
+        kernel_path: vm.spec.kernel_path.clone(),
+        image_ref: vm.spec.image.clone(),
+        metadata,
+        ..CreateVmRequest::default()
+    }
+}

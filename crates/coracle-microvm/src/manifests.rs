@@ -1,0 +1,4 @@
+//! x
+/// x
+#[must_use]
+pub fn manifests() -> Vec<(String, String)> { vec![] }

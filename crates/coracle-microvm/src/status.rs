@@ -1,0 +1,211 @@
+//! What the status says. Pure: it takes what was seen and gives the whole status, times of conditions included.
+
+use coracle_api::{MikromVM, MikromVMStatus, Phase, condition, reason};
+use coracle_reconcile::{Desired, Event, Kind, find, is_true, merge};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::{
+    agent::{AgentError, Machine, State},
+    plan::{Place, Progress},
+};
+
+/// What there is to say about a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// Bound, being created.
+    Creating,
+    /// No node; why.
+    Unschedulable(String),
+    /// The agent knows this machine.
+    Machine(Machine),
+    /// The agent knows none, and there was one.
+    Vanished,
+    /// The agent refused, for good until something changes.
+    Refused(AgentError),
+    /// The id is taken by a VM of the object with this UID.
+    Conflict(Option<String>),
+    /// Nobody has answered for a while.
+    Unreachable(AgentError),
+    /// INTERNAL again and again.
+    Internal(AgentError),
+    /// The node is gone for good; why the VM does not move.
+    NodeLost(String),
+}
+
+/// What one report means for the parts of the status.
+struct Words {
+    /// `None`: the phase stays.
+    phase: Option<Phase>,
+    /// Available and Ready: True, False, or Unknown (`None`).
+    up: Option<bool>,
+    reason: &'static str,
+    message: String,
+}
+
+fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
+    let down = |phase, reason, message: String| Words { phase: Some(phase), up: Some(false), reason, message };
+    match report {
+        Report::Creating => down(Phase::Creating, reason::CREATING, format!("being created by agent {}", at.address)),
+        Report::Unschedulable(why) => down(Phase::Pending, reason::UNSCHEDULABLE, why.clone()),
+        Report::Machine(machine) => machine_words(machine),
+        Report::Vanished => {
+            let message = format!("agent {} no longer knows VM {}", at.address, vm.vm_id());
+            down(Phase::Failed, reason::VM_VANISHED, message)
+        }
+        Report::Refused(error) => down(Phase::Failed, reason::AGENT_ERROR, error.to_string()),
+        Report::Conflict(uid) => {
+            let (id, uid) = (vm.vm_id(), uid.as_deref().unwrap_or("unknown"));
+            let message = format!("VM {id} at agent {} belongs to the object with uid {uid}: rename this one", at.address);
+            down(Phase::Failed, reason::VM_ID_CONFLICT, message)
+        }
+        Report::Unreachable(error) => Words {
+            phase: vm.meta_deleted().then_some(Phase::Deleting),
+            up: if vm.is_provisioned() { None } else { Some(false) },
+            reason: reason::AGENT_UNREACHABLE,
+            message: error.to_string(),
+        },
+        Report::Internal(error) => {
+            Words { phase: None, up: Some(false), reason: reason::AGENT_INTERNAL_ERROR, message: error.to_string() }
+        }
+        Report::NodeLost(why) => {
+            let node = if at.node.is_empty() { &at.address } else { &at.node };
+            down(Phase::Failed, reason::NODE_LOST, format!("node {node} is gone and the VM was not moved: {why}"))
+        }
+    }
+}
+
+/// The contract's table of states (`microvm.md` §2.1).
+fn machine_words(machine: &Machine) -> Words {
+    let (phase, up, reason, message) = match machine.state {
+        State::Unspecified => (Phase::Pending, false, reason::IN_TRANSITION, "the agent does not say its state"),
+        State::Creating => (Phase::Creating, false, reason::IN_TRANSITION, "the VM is being created"),
+        State::Running => (Phase::Running, true, reason::VM_RUNNING, "the VM runs"),
+        State::Stopping => (Phase::Stopping, false, reason::IN_TRANSITION, "the VM is stopping"),
+        State::Stopped => (Phase::Stopped, false, reason::VM_STOPPED, "the VM has ended"),
+        State::Deleting => (Phase::Deleting, false, reason::IN_TRANSITION, "the VM is being deleted"),
+        State::Error => (Phase::Failed, false, reason::VM_FAILED, "the VM has failed"),
+    };
+    Words { phase: Some(phase), up: Some(up), reason, message: message.into() }
+}
+
+/// The whole status.
+#[must_use]
+pub fn derive(vm: &MikromVM, report: &Report, at: &Place, progress: Progress, now: Timestamp) -> MikromVMStatus {
+    let mut status = vm.status.clone().unwrap_or_default();
+    let said = words(vm, report, at);
+    if matches!(report, Report::Unreachable(_)) && has_reason(&status, reason::AGENT_UNREACHABLE) {
+        return status; // said already; the error's wording may vary, and would be written again and again
+    }
+    status.phase = said.phase.or(status.phase);
+    status.observed_generation = vm.metadata.generation;
+    status.conditions = conditions(&status, &said, vm.metadata.generation, now);
+    match report {
+        Report::Machine(machine) => {
+            status.vm_id = vm.vm_id();
+            status.ip_address.clone_from(&machine.ip);
+            status.node_name.clone_from(&at.node);
+            status.agent_address.clone_from(&at.address);
+            status.image_digest.clone_from(&machine.image_digest);
+            status.created_at = status.created_at.or_else(|| Some(created_at(machine, now)));
+            status.restarts = status.restarts.saturating_add(i32::from(progress.restarted));
+        }
+        Report::Vanished | Report::NodeLost(_) | Report::Conflict(_) => status.ip_address.clear(),
+        Report::Creating | Report::Unschedulable(_) | Report::Refused(_) | Report::Unreachable(_) | Report::Internal(_) => {}
+    }
+    status
+}
+
+/// The status of an object that is bound to `place` from now on: whatever was elsewhere is no longer it.
+#[must_use]
+pub fn bound(vm: &MikromVM, place: &Place, now: Timestamp) -> MikromVMStatus {
+    let old = vm.status.clone().unwrap_or_default();
+    let said = words(vm, &Report::Creating, place);
+    MikromVMStatus {
+        phase: said.phase,
+        node_name: place.node.clone(),
+        agent_address: place.address.clone(),
+        created_at: old.created_at.clone(),
+        restarts: old.restarts.saturating_add(i32::from(!old.vm_id.is_empty())),
+        observed_generation: vm.metadata.generation,
+        conditions: conditions(&old, &said, vm.metadata.generation, now),
+        ..MikromVMStatus::default()
+    }
+}
+
+fn conditions(
+    status: &MikromVMStatus,
+    said: &Words,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    let one = |kind| Desired { kind, status: said.up, reason: said.reason, message: said.message.clone() };
+    merge(&status.conditions, &[one(condition::AVAILABLE), one(condition::READY)], generation, now)
+}
+
+fn created_at(machine: &Machine, now: Timestamp) -> Time {
+    let seconds = if machine.created_at > 0 { machine.created_at } else { now.as_second() };
+    Time(Timestamp::from_second(seconds).unwrap_or(now))
+}
+
+fn has_reason(status: &MikromVMStatus, reason: &str) -> bool {
+    find(&status.conditions, condition::READY).is_some_and(|c| c.reason == reason)
+}
+
+/// Since when the VM is Ready, by its status.
+#[must_use]
+pub fn ready_since(vm: &MikromVM) -> Option<Timestamp> {
+    let ready = find(&vm.status.as_ref()?.conditions, condition::READY)?;
+    (ready.status == "True").then_some(ready.last_transition_time.0)
+}
+
+/// What people are told when the status changes from `old` to `new`.
+#[must_use]
+pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Progress) -> Vec<Event> {
+    let none = MikromVMStatus::default();
+    let old = old.unwrap_or(&none);
+    let Some(ready) = find(&new.conditions, condition::READY) else { return vec![] };
+    let before = find(&old.conditions, condition::READY);
+    if before.is_some_and(|c| (&c.status, &c.reason) == (&ready.status, &ready.reason)) {
+        return vec![];
+    }
+    let place = if new.node_name.is_empty() { &new.agent_address } else { &new.node_name };
+    let normal = |reason, action, note| Event { kind: Kind::Normal, reason, action, note };
+    let warning = |reason| Event { kind: Kind::Warning, reason, action: "Reconcile", note: ready.message.clone() };
+    match ready.reason.as_str() {
+        reason::CREATING if old.agent_address != new.agent_address => {
+            let note = if old.vm_id.is_empty() { format!("bound to {place}") } else { format!("moved to {place}: its node is gone") };
+            vec![normal("Scheduled", "Bind", note)]
+        }
+        reason::VM_RUNNING if progress.restarted => {
+            vec![normal("Restarted", "Start", format!("started again on {place}, for the {}. time", new.restarts))]
+        }
+        reason::VM_RUNNING if old.vm_id.is_empty() => vec![
+            normal("Created", "Create", format!("VM {} created on {place}", new.vm_id)),
+            normal("Started", "Start", format!("VM {} runs on {place}", new.vm_id)),
+        ],
+        reason::VM_RUNNING if is_true(&new.conditions, condition::READY) => {
+            vec![normal("Started", "Start", format!("VM {} runs on {place}", new.vm_id))]
+        }
+        reason::AGENT_ERROR => vec![warning("Failed")],
+        reason::UNSCHEDULABLE => vec![warning(reason::UNSCHEDULABLE)],
+        reason::VM_STOPPED => vec![warning(reason::VM_STOPPED)],
+        reason::VM_FAILED => vec![warning(reason::VM_FAILED)],
+        reason::VM_VANISHED => vec![warning(reason::VM_VANISHED)],
+        reason::VM_ID_CONFLICT => vec![warning(reason::VM_ID_CONFLICT)],
+        reason::AGENT_UNREACHABLE => vec![warning(reason::AGENT_UNREACHABLE)],
+        reason::AGENT_INTERNAL_ERROR => vec![warning(reason::AGENT_INTERNAL_ERROR)],
+        reason::NODE_LOST => vec![warning(reason::NODE_LOST)],
+        _ => vec![], // on the way to another state
+    }
+}
+
+trait Deleted {
+    fn meta_deleted(&self) -> bool;
+}
+
+impl Deleted for MikromVM {
+    fn meta_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+}

@@ -1,0 +1,386 @@
+//! A FirecrackerAgent that keeps its VMs in memory, records its calls, and fails as it is told.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use coracle_proto::firecracker::{
+    firecracker_agent_server::{FirecrackerAgent, FirecrackerAgentServer},
+    *,
+};
+use futures_util::{Stream, StreamExt as _};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::broadcast,
+    task::JoinSet,
+};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{
+    Code, Request, Response, Status,
+    transport::{Server, server::Connected},
+};
+
+/// How one call goes wrong.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    Status(Code, &'static str),
+    /// OK on the wire, and an error in the message: the first generation's way.
+    InBand(&'static str),
+    /// The work is done and no answer comes.
+    HangAfter,
+    /// Neither.
+    HangBefore,
+}
+
+/// Cuts the client off after the n-th call of all that it makes, wherever they go.
+#[derive(Debug, Default)]
+pub struct Fuse {
+    calls: AtomicUsize,
+    at: Option<usize>,
+    pub blown: tokio::sync::Notify,
+}
+
+impl Fuse {
+    pub fn new(at: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { at, ..Self::default() })
+    }
+
+    /// Counts a call whose work is done; never returns when the client is to die now.
+    pub async fn after_call(&self) {
+        if Some(self.calls.fetch_add(1, Ordering::SeqCst)) == self.at {
+            self.blown.notify_one();
+            future::pending::<()>().await;
+        }
+    }
+
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Vm {
+    pub state: VmState,
+    pub request: CreateVmRequest,
+}
+
+#[derive(Default)]
+pub struct Shared {
+    pub vms: Mutex<BTreeMap<String, Vec<Vm>>>,
+    pub calls: Mutex<Vec<String>>,
+    /// `coracle-uid` and `coracle-generation` of mutating calls.
+    pub fences: Mutex<Vec<(String, String)>>,
+    faults: Mutex<HashMap<&'static str, VecDeque<Fault>>>,
+    always: Mutex<HashMap<&'static str, Fault>>,
+    pub open: Arc<AtomicUsize>,
+    pub fuse: Mutex<Option<Arc<Fuse>>>,
+    events: Mutex<Option<broadcast::Sender<VmEvent>>>,
+    /// GetVM says "not found" whatever there is, and CreateVM makes another one: a mutation of the rules.
+    pub blind: AtomicBool,
+    /// Creates that made a VM.
+    pub created: AtomicUsize,
+    /// StartVM of a stopped VM is refused, as the first generation does.
+    pub cannot_restart: AtomicBool,
+    /// No events are sent, as when the first generation's VM crashes.
+    pub mute: AtomicBool,
+}
+
+/// The agent; it stops when dropped.
+pub struct FakeAgent {
+    pub shared: Arc<Shared>,
+    pub address: String,
+    tasks: JoinSet<()>,
+}
+
+impl FakeAgent {
+    pub async fn start() -> Self {
+        Self::start_with(Arc::default(), "127.0.0.1:0").await
+    }
+
+    pub async fn start_with(shared: Arc<Shared>, address: &str) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        shared.events.lock().unwrap().get_or_insert_with(|| broadcast::channel(100).0);
+        let open = shared.open.clone();
+        let incoming = TcpListenerStream::new(listener).map(move |stream| stream.map(|s| Counted::new(s, open.clone())));
+        let service = FirecrackerAgentServer::new(Service(shared.clone()));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap() });
+        Self { shared, address, tasks }
+    }
+
+    /// Dies with its connections; its VMs stay in the returned state.
+    pub async fn kill(mut self) -> (Arc<Shared>, String) {
+        self.tasks.shutdown().await;
+        (self.shared, self.address)
+    }
+
+    pub fn fail(&self, rpc: &'static str, fault: Fault) {
+        self.shared.faults.lock().unwrap().entry(rpc).or_default().push_back(fault);
+    }
+
+    pub fn fail_always(&self, rpc: &'static str, fault: Option<Fault>) {
+        let mut always = self.shared.always.lock().unwrap();
+        match fault {
+            Some(fault) => always.insert(rpc, fault),
+            None => always.remove(rpc),
+        };
+    }
+
+    /// The mutating calls so far, in order, as `Rpc vm-id`.
+    pub fn mutations(&self) -> Vec<String> {
+        let calls = self.shared.calls.lock().unwrap();
+        calls.iter().filter(|c| !c.starts_with("Get") && !c.starts_with("List") && !c.starts_with("Watch")).cloned().collect()
+    }
+
+    pub fn count(&self, rpc: &str) -> usize {
+        self.shared.calls.lock().unwrap().iter().filter(|c| c.split(' ').next() == Some(rpc)).count()
+    }
+
+    /// Ids with the states of all machines by that id: more than one is the defect that tests look for.
+    pub fn machines(&self) -> Vec<String> {
+        let vms = self.shared.vms.lock().unwrap();
+        vms.iter().flat_map(|(id, all)| all.iter().map(move |vm| format!("{id} {}", vm.state.as_str_name()))).collect()
+    }
+
+    pub fn request(&self, id: &str) -> CreateVmRequest {
+        self.shared.vms.lock().unwrap()[id][0].request.clone()
+    }
+
+    /// A VM changes its state by itself.
+    pub fn set_state(&self, id: &str, state: VmState) {
+        self.shared.vms.lock().unwrap().get_mut(id).unwrap().iter_mut().for_each(|vm| vm.state = state);
+        self.shared.emit(id, state);
+    }
+
+    /// A VM is gone without a trace.
+    pub fn lose(&self, id: &str) {
+        self.shared.vms.lock().unwrap().remove(id);
+        self.shared.emit(id, VmState::Unspecified);
+    }
+
+    /// A VM that somebody else has made.
+    pub fn plant(&self, id: &str, uid: Option<&str>, state: VmState) {
+        let metadata = uid.map(|uid| ("coracle.dev/uid".to_owned(), uid.to_owned())).into_iter().collect();
+        let request = CreateVmRequest { vm_id: id.into(), metadata, ..Default::default() };
+        self.shared.vms.lock().unwrap().insert(id.into(), vec![Vm { state, request }]);
+    }
+}
+
+impl Shared {
+    fn emit(&self, id: &str, state: VmState) {
+        if self.mute.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Some(events) = self.events.lock().unwrap().as_ref() {
+            let _ = events.send(VmEvent { vm_id: id.into(), state: state.into(), ..Default::default() });
+        }
+    }
+
+    fn record(&self, rpc: &'static str, id: &str) -> Option<Fault> {
+        self.calls.lock().unwrap().push(format!("{rpc} {id}").trim().to_owned());
+        let queued = self.faults.lock().unwrap().get_mut(rpc).and_then(VecDeque::pop_front);
+        queued.or_else(|| self.always.lock().unwrap().get(rpc).cloned())
+    }
+
+    /// Records the call, fails it as told, does `work`, and blows the fuse when its turn has come.
+    async fn answer<T: Default>(
+        &self,
+        rpc: &'static str,
+        id: &str,
+        in_band: impl FnOnce(String) -> T,
+        work: impl FnOnce() -> Result<T, Status>,
+    ) -> Result<Response<T>, Status> {
+        let fault = self.record(rpc, id);
+        let result = match fault {
+            Some(Fault::Status(code, message)) => Err(Status::new(code, message)),
+            Some(Fault::InBand(message)) => Ok(in_band(message.to_owned())),
+            Some(Fault::HangBefore) => future::pending().await,
+            Some(Fault::HangAfter) => {
+                let _ = work();
+                future::pending().await
+            }
+            None => work(),
+        };
+        let fuse = self.fuse.lock().unwrap().clone();
+        if let Some(fuse) = fuse {
+            fuse.after_call().await;
+        }
+        result.map(Response::new)
+    }
+
+    fn fence<T>(&self, request: &Request<T>) {
+        let text = |key| request.metadata().get(key).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+        self.fences.lock().unwrap().push((text("coracle-uid"), text("coracle-generation")));
+    }
+
+    fn missing(id: &str) -> Status {
+        Status::not_found(format!("VM {id} not found"))
+    }
+}
+
+struct Service(Arc<Shared>);
+
+#[tonic::async_trait]
+impl FirecrackerAgent for Service {
+    async fn create_vm(&self, request: Request<CreateVmRequest>) -> Result<Response<CreateVmResponse>, Status> {
+        self.0.fence(&request);
+        let request = request.into_inner();
+        let id = request.vm_id.clone();
+        let in_band = |m| CreateVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
+        let work = || {
+            let mut vms = self.0.vms.lock().unwrap();
+            let all = vms.entry(id.clone()).or_default();
+            if !all.is_empty() && !self.0.blind.load(Ordering::SeqCst) {
+                return Err(Status::already_exists(format!("VM {id} already exists")));
+            }
+            all.push(Vm { state: VmState::Running, request: request.clone() });
+            self.0.created.fetch_add(1, Ordering::SeqCst);
+            Ok(CreateVmResponse { vm_id: id.clone(), state: VmState::Running.into(), ..Default::default() })
+        };
+        self.0.answer("CreateVM", &id, in_band, work).await
+    }
+
+    async fn start_vm(&self, request: Request<StartVmRequest>) -> Result<Response<StartVmResponse>, Status> {
+        self.0.fence(&request);
+        let id = request.into_inner().vm_id;
+        let in_band = |m| StartVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
+        let work = || {
+            let mut vms = self.0.vms.lock().unwrap();
+            let vm = vms.get_mut(&id).and_then(|all| all.last_mut()).ok_or_else(|| Shared::missing(&id))?;
+            if vm.state != VmState::Running && self.0.cannot_restart.load(Ordering::SeqCst) {
+                return Ok(in_band_start(&id));
+            }
+            vm.state = VmState::Running;
+            Ok(StartVmResponse { vm_id: id.clone(), state: VmState::Running.into(), ..Default::default() })
+        };
+        self.0.answer("StartVM", &id, in_band, work).await
+    }
+
+    async fn stop_vm(&self, request: Request<StopVmRequest>) -> Result<Response<StopVmResponse>, Status> {
+        self.0.fence(&request);
+        let request = request.into_inner();
+        assert!(request.force, "deletion stops by force");
+        let id = request.vm_id;
+        let in_band = |m| StopVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
+        let work = || {
+            let mut vms = self.0.vms.lock().unwrap();
+            let all = vms.get_mut(&id).ok_or_else(|| Shared::missing(&id))?;
+            all.iter_mut().for_each(|vm| vm.state = VmState::Stopped);
+            Ok(StopVmResponse { vm_id: id.clone(), state: VmState::Stopped.into(), ..Default::default() })
+        };
+        self.0.answer("StopVM", &id, in_band, work).await
+    }
+
+    async fn delete_vm(&self, request: Request<DeleteVmRequest>) -> Result<Response<DeleteVmResponse>, Status> {
+        self.0.fence(&request);
+        let id = request.into_inner().vm_id;
+        let in_band = |m| DeleteVmResponse { success: false, error_message: m, ..Default::default() };
+        let work = || match self.0.vms.lock().unwrap().remove(&id) {
+            Some(_) => Ok(DeleteVmResponse { vm_id: id.clone(), success: true, ..Default::default() }),
+            None => Err(Shared::missing(&id)),
+        };
+        self.0.answer("DeleteVM", &id, in_band, work).await
+    }
+
+    async fn get_vm(&self, request: Request<GetVmRequest>) -> Result<Response<GetVmResponse>, Status> {
+        let id = request.into_inner().vm_id;
+        let work = || {
+            let vms = self.0.vms.lock().unwrap();
+            let vm = vms.get(&id).and_then(|all| all.last()).filter(|_| !self.0.blind.load(Ordering::SeqCst));
+            let vm = vm.ok_or_else(|| Shared::missing(&id))?;
+            let ip_address = if vm.state == VmState::Running { "10.100.0.42".into() } else { String::new() };
+            let metadata = vm.request.metadata.clone();
+            let info = VmInfo { vm_id: id.clone(), state: vm.state.into(), ip_address, metadata, ..Default::default() };
+            Ok(GetVmResponse { vm: Some(info) })
+        };
+        self.0.answer("GetVM", &id, |_| GetVmResponse::default(), work).await
+    }
+
+    async fn list_v_ms(&self, _: Request<ListVMsRequest>) -> Result<Response<ListVMsResponse>, Status> {
+        self.0.calls.lock().unwrap().push("ListVMs".into());
+        let vms = self.0.vms.lock().unwrap();
+        let info = |vm: &Vm| VmInfo {
+            vm_id: vm.request.vm_id.clone(),
+            state: vm.state.into(),
+            metadata: vm.request.metadata.clone(),
+            ..Default::default()
+        };
+        Ok(Response::new(ListVMsResponse { vms: vms.values().flatten().map(info).collect(), ..Default::default() }))
+    }
+
+    type WatchVMEventsStream = Pin<Box<dyn Stream<Item = Result<VmEvent, Status>> + Send>>;
+
+    async fn watch_vm_events(
+        &self,
+        _: Request<WatchVmEventsRequest>,
+    ) -> Result<Response<Self::WatchVMEventsStream>, Status> {
+        self.0.calls.lock().unwrap().push("WatchVMEvents".into());
+        let events = self.0.events.lock().unwrap().as_ref().unwrap().subscribe();
+        let events = tokio_stream::wrappers::BroadcastStream::new(events);
+        Ok(Response::new(Box::pin(events.map(|e| e.map_err(|_| Status::data_loss("too slow"))))))
+    }
+
+    async fn get_host_info(&self, _: Request<GetHostInfoRequest>) -> Result<Response<GetHostInfoResponse>, Status> {
+        let work = || Ok(GetHostInfoResponse { total_cpus: 4, total_memory_mb: 4096, ..Default::default() });
+        self.0.answer("GetHostInfo", "", |_| GetHostInfoResponse::default(), work).await
+    }
+
+    async fn health_check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        Ok(Response::new(HealthCheckResponse { healthy: true, ..Default::default() }))
+    }
+}
+
+fn in_band_start(id: &str) -> StartVmResponse {
+    let error_message = format!("VM {id} is stopped and must be recreated");
+    StartVmResponse { vm_id: id.into(), state: VmState::Error.into(), error_message }
+}
+
+/// A connection that is counted while it is open.
+struct Counted(TcpStream, Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(stream: TcpStream, open: Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::SeqCst);
+        Self(stream, open)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Connected for Counted {
+    type ConnectInfo = ();
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

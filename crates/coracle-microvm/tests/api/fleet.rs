@@ -1,0 +1,109 @@
+//! R4: agents are found, VMs are placed, and a refusal explains itself. And one leader at a time.
+
+use std::time::Duration;
+
+use coracle_api::{MikromVMSpec, Phase};
+use coracle_microvm::Config;
+use coracle_reconcile::Election;
+use coracle_testkit::cluster;
+
+use crate::{
+    fake_agent::FakeAgent,
+    world::{Operator, World, message},
+};
+
+#[test]
+fn an_agent_is_found_when_it_announces_itself() {
+    cluster::run(|cluster| async move {
+        let w = World::new(cluster).await?;
+        let _operator = w.operator();
+        let spec = MikromVMSpec { agent_address: String::new(), ..w.spec() };
+        w.create("web", spec.clone()).await?;
+        let vm = w.until_reason("web", "Unschedulable").await?;
+        assert_eq!(vm.status.as_ref().unwrap().phase, Some(Phase::Pending));
+        assert_eq!(message(&vm), "no node with an agent is known");
+        w.until_event("web", "Unschedulable").await?;
+        w.announce("small", "127.0.0.1:1", 1, 512, 600).await?;
+        let refused = |vm: Option<&coracle_api::MikromVM>| message(vm.unwrap()).contains("node small has 1 vCPUs, 2 are asked for");
+        w.until("web", "refused by the small node", refused).await?;
+        w.announce("large", &w.agent.address, 8, 8192, 600).await?;
+        let vm = w.until_running("web").await?;
+        let status = vm.status.unwrap();
+        assert_eq!((status.node_name.as_str(), &status.agent_address), ("large", &w.agent.address));
+        w.until_event("web", "Scheduled").await?;
+        Ok::<_, anyhow::Error>(())
+    });
+}
+
+#[test]
+fn vms_placed_at_once_share_the_room() {
+    cluster::run(|cluster| async move {
+        let w = World::new(cluster).await?;
+        let other = FakeAgent::start().await;
+        w.announce("a", &w.agent.address, 8, 2048, 600).await?;
+        w.announce("b", &other.address, 8, 2048, 600).await?;
+        let _operator = w.operator();
+        for n in 0..4 {
+            w.create(&format!("vm-{n}"), MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+        }
+        for n in 0..4 {
+            w.until_running(&format!("vm-{n}")).await?;
+        }
+        assert_eq!((w.agent.machines().len(), other.machines().len()), (2, 2));
+        w.create("fifth", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+        let vm = w.until_reason("fifth", "Unschedulable").await?;
+        assert!(message(&vm).contains("node a has 0 MiB left to promise"), "{}", message(&vm));
+        w.delete("vm-0").await?;
+        w.until_running("fifth").await?;
+        Ok::<_, anyhow::Error>(())
+    });
+}
+
+#[test]
+fn a_node_that_comes_back_elsewhere_is_followed() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        w.announce("n", &w.agent.address, 8, 8192, 600).await?;
+        let _operator = w.operator();
+        w.create("web", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+        w.until_running("web").await?;
+        let spare = FakeAgent::start().await;
+        let (shared, old) = std::mem::replace(&mut w.agent, spare).kill().await;
+        w.agent = FakeAgent::start_with(shared, "127.0.0.1:0").await;
+        assert_ne!(old, w.agent.address);
+        w.announce("n", &w.agent.address, 8, 8192, 600).await?;
+        let address = w.agent.address.clone();
+        w.until("web", "at the new address", move |vm| vm.unwrap().status.as_ref().unwrap().agent_address == address).await?;
+        assert_eq!(w.agent.count("CreateVM"), 1, "it is the same VM");
+        Ok::<_, anyhow::Error>(())
+    });
+}
+
+#[test]
+fn one_of_two_operators_works_and_the_other_takes_over() {
+    cluster::run(|cluster| async move {
+        let w = World::new(cluster).await?;
+        let config = |who: &str| {
+            let ms = Duration::from_millis;
+            let election = Election {
+                lease: ms(1000),
+                renew_deadline: ms(600),
+                retry: ms(100),
+                ..Election::new(w.ns.clone(), "coracle-mikromvm", who)
+            };
+            Config { election: Some(election), ..w.config() }
+        };
+        let first = Operator::start(w.client.clone(), config("first"));
+        w.create("one", w.spec()).await?;
+        w.until_running("one").await?;
+        let second = Operator::start(w.client.clone(), config("second"));
+        w.create("two", w.spec()).await?;
+        w.until_running("two").await?;
+        assert_eq!(w.agent.mutations().len(), 4, "two creates and two starts, by one of them");
+        first.kill().await;
+        w.create("three", w.spec()).await?;
+        w.until_running("three").await?;
+        assert_eq!(w.agent.mutations().len(), 6);
+        second.stop().await
+    });
+}

@@ -1,0 +1,175 @@
+//! Bridges and taps: netlink, and the two ioctls that make a tap last.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+
+use futures_util::{StreamExt, TryStreamExt};
+use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::link::LinkAttribute;
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, RouteMessageBuilder};
+
+use crate::{NetError, Subnet};
+
+/// A netlink connection, driven by the runtime until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Links {
+    handle: Handle,
+    _driver: tokio::task::JoinSet<()>,
+}
+
+fn failed(operation: String) -> impl FnOnce(rtnetlink::Error) -> NetError {
+    move |error| {
+        let source = match error {
+            rtnetlink::Error::NetlinkError(message) => message.to_io(),
+            other => io::Error::other(other.to_string()),
+        };
+        NetError::Link { operation, source }
+    }
+}
+
+impl Links {
+    pub(crate) fn open() -> Result<Self, NetError> {
+        let (connection, handle, _) = rtnetlink::new_connection()
+            .map_err(|source| NetError::Link { operation: "open a netlink socket".to_owned(), source })?;
+        let mut driver = tokio::task::JoinSet::new();
+        driver.spawn(connection);
+        Ok(Self { handle, _driver: driver })
+    }
+
+    /// The index of an interface; `None` when there is no such one.
+    pub(crate) async fn index(&self, name: &str) -> Result<Option<u32>, NetError> {
+        match self.handle.link().get().match_name(name).execute().try_next().await {
+            Ok(link) => Ok(link.map(|l| l.header.index)),
+            Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -libc::ENODEV => Ok(None),
+            Err(e) => Err(failed(format!("look up interface {name}"))(e)),
+        }
+    }
+
+    /// Names of all interfaces.
+    pub(crate) async fn names(&self) -> Result<Vec<String>, NetError> {
+        let links: Vec<_> = self
+            .handle
+            .link()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .map_err(failed("list interfaces".to_owned()))?;
+        let name = |attribute: &LinkAttribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
+        };
+        Ok(links.iter().filter_map(|l| l.attributes.iter().find_map(name)).collect())
+    }
+
+    /// Makes the bridge, gives it the gateway's address and brings it up.
+    pub(crate) async fn ensure_bridge(&self, name: &str, subnet: Subnet) -> Result<u32, NetError> {
+        let index = match self.index(name).await? {
+            Some(index) => index,
+            None => {
+                let add = self.handle.link().add(LinkBridge::new(name).build()).execute().await;
+                add.map_err(failed(format!("make bridge {name}")))?;
+                self.index(name).await?.ok_or_else(|| vanished(name))?
+            }
+        };
+        let address = self.handle.address().add(index, subnet.gateway().into(), subnet.prefix());
+        match address.replace().execute().await {
+            Ok(()) => {}
+            Err(e) => return Err(failed(format!("give {} to bridge {name}", subnet.gateway()))(e)),
+        }
+        self.up(name, index, None).await?;
+        Ok(index)
+    }
+
+    /// Makes a tap that stays without a user, and puts it on the bridge.
+    pub(crate) async fn ensure_tap(&self, name: &str, bridge: u32) -> Result<(), NetError> {
+        if self.index(name).await?.is_none() {
+            make_tap(name)
+                .map_err(|source| NetError::Link { operation: format!("make tap {name}"), source })?;
+        }
+        let index = self.index(name).await?.ok_or_else(|| vanished(name))?;
+        self.up(name, index, Some(bridge)).await
+    }
+
+    async fn up(&self, name: &str, index: u32, bridge: Option<u32>) -> Result<(), NetError> {
+        let mut message = LinkUnspec::new_with_index(index).up();
+        if let Some(bridge) = bridge {
+            message = message.controller(bridge);
+        }
+        let set = self.handle.link().set(message.build()).execute().await;
+        set.map_err(failed(format!("bring up {name}")))
+    }
+
+    /// Removes an interface. `Ok` when it is not there.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), NetError> {
+        let Some(index) = self.index(name).await? else { return Ok(()) };
+        match self.handle.link().del(index).execute().await {
+            Ok(()) => Ok(()),
+            Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -libc::ENODEV => Ok(()),
+            Err(e) => Err(failed(format!("remove interface {name}"))(e)),
+        }
+    }
+
+    /// The networks that this host has addresses in or routes to, default routes apart.
+    pub(crate) async fn networks(&self) -> Result<Vec<Subnet>, NetError> {
+        let mut networks = Vec::new();
+        let mut addresses = self.handle.address().get().execute();
+        while let Some(address) = addresses.next().await {
+            let address = address.map_err(failed("list addresses".to_owned()))?;
+            networks.extend(address.attributes.iter().filter_map(|attribute| match attribute {
+                AddressAttribute::Address(std::net::IpAddr::V4(ip)) => {
+                    Some(Subnet::around(*ip, address.header.prefix_len))
+                }
+                _ => None,
+            }));
+        }
+        let mut routes = self.handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
+        while let Some(route) = routes.next().await {
+            let route = route.map_err(failed("list routes".to_owned()))?;
+            let prefix = route.header.destination_prefix_length;
+            networks.extend(route.attributes.iter().filter_map(|attribute| match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet(ip)) if prefix > 0 => {
+                    Some(Subnet::around(*ip, prefix))
+                }
+                _ => None,
+            }));
+        }
+        Ok(networks)
+    }
+}
+
+fn vanished(name: &str) -> NetError {
+    NetError::Link { operation: format!("look up interface {name}"), source: io::ErrorKind::NotFound.into() }
+}
+
+/// `TUNSETIFF` then `TUNSETPERSIST` (Linux Documentation/networking/tuntap.rst).
+fn make_tap(name: &str) -> io::Result<()> {
+    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let name = CString::new(name)?;
+    let bytes = name.as_bytes_with_nul();
+    if bytes.len() > libc::IFNAMSIZ {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: all-zero bytes are a valid ifreq.
+    #[allow(unsafe_code, reason = "the kernel's own structure, without a safe constructor")]
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open and `request` lives over the call.
+    #[allow(unsafe_code, reason = "ioctl")]
+    let made = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if made < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is attached to the interface just made; the argument is a plain number.
+    #[allow(unsafe_code, reason = "ioctl")]
+    let kept = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETPERSIST, 1) };
+    if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

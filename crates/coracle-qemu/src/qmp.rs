@@ -1,0 +1,148 @@
+//! QEMU's monitor protocol: one JSON object a line over a Unix socket.
+//!
+//! Replies are matched by id; events in between are kept for whoever asks and
+//! otherwise dropped. Unknown events and fields are tolerated (QMP reference).
+
+use std::io;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+/// Longest line accepted from a VMM; the guest has a hand in what it says.
+const LINE_MAX: usize = 1 << 20;
+
+/// What can go wrong on a monitor.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QmpError {
+    /// The socket failed or was closed.
+    #[error("talk to the monitor")]
+    Io(#[from] io::Error),
+    /// The VMM refused a command.
+    #[error("{command}: {class}: {description}")]
+    Refused {
+        /// The command.
+        command: &'static str,
+        /// QMP's error class.
+        class: String,
+        /// The VMM's words.
+        description: String,
+    },
+    /// A line that is not QMP.
+    #[error("the monitor said something that is not QMP")]
+    Protocol,
+}
+
+/// An open monitor, capabilities negotiated.
+#[derive(Debug)]
+pub struct Qmp {
+    lines: Lines<BufReader<tokio::io::Take<OwnedReadHalf>>>,
+    write: OwnedWriteHalf,
+    next_id: u64,
+    version: String,
+}
+
+impl Qmp {
+    /// Connects and negotiates. Not cancel-safe: drop the socket with the future.
+    ///
+    /// # Errors
+    /// [`QmpError::Io`] while the VMM does not listen; [`QmpError::Protocol`].
+    pub async fn connect(path: &Path) -> Result<Self, QmpError> {
+        use tokio::io::AsyncReadExt;
+        let (read, write) = UnixStream::connect(path).await?.into_split();
+        let lines = BufReader::new(read.take(LINE_MAX as u64)).lines();
+        let mut qmp = Self { lines, write, next_id: 0, version: String::new() };
+        let greeting = qmp.line().await?;
+        let version = greeting.pointer("/QMP/version/qemu").ok_or(QmpError::Protocol)?;
+        let part = |name| version.get(name).and_then(Value::as_u64).unwrap_or(0);
+        qmp.version = format!("{}.{}.{}", part("major"), part("minor"), part("micro"));
+        qmp.execute("qmp_capabilities", json!({})).await?;
+        Ok(qmp)
+    }
+
+    /// The VMM's version, `7.2.22`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Runs one command and returns its result. Not cancel-safe.
+    ///
+    /// # Errors
+    /// [`QmpError::Refused`] with the VMM's own words.
+    pub async fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
+        self.next_id += 1;
+        let id = self.next_id;
+        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
+        line.push('\n');
+        self.write.write_all(line.as_bytes()).await?;
+        loop {
+            let mut reply = self.line().await?;
+            if reply.get("id").and_then(Value::as_u64) != Some(id) {
+                continue; // an event, or the answer to a command that was given up
+            }
+            if let Some(error) = reply.get("error") {
+                let text = |name| error.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+                return Err(QmpError::Refused { command, class: text("class"), description: text("desc") });
+            }
+            return reply.get_mut("return").map(Value::take).ok_or(QmpError::Protocol);
+        }
+    }
+
+    async fn line(&mut self) -> Result<Value, QmpError> {
+        self.lines.get_mut().get_mut().set_limit(LINE_MAX as u64);
+        let line = self.lines.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        serde_json::from_str(&line).map_err(|_| QmpError::Protocol)
+    }
+}
+
+impl From<io::ErrorKind> for QmpError {
+    fn from(kind: io::ErrorKind) -> Self {
+        Self::Io(kind.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    /// A monitor that says these lines, the first before anything is asked.
+    async fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, Result<Qmp, QmpError>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let serve = async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (read, mut write) = stream.into_split();
+            let mut asked = BufReader::new(read).lines();
+            for line in lines {
+                write.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+                if line.contains("QMP") || line.contains("return") {
+                    let _ = asked.next_line().await;
+                }
+            }
+        };
+        let (_, qmp) = tokio::join!(serve, Qmp::connect(&path));
+        (dir, qmp)
+    }
+
+    #[tokio::test]
+    async fn events_between_question_and_answer_are_passed_over() {
+        let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
+        let event = r#"{"event":"NEW_THING","data":{},"timestamp":{"seconds":1,"microseconds":2}}"#;
+        let lines: &'static [_] = Box::leak(Box::new([greeting, event, r#"{"return":{},"id":1}"#]));
+        let (_dir, qmp) = monitor(lines).await;
+        assert_eq!(qmp.unwrap().version(), "7.2.22");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_qmp_is_refused() {
+        let (_dir, qmp) = monitor(&["hello QMP"]).await;
+        assert!(matches!(qmp, Err(QmpError::Protocol)));
+    }
+}

@@ -1,0 +1,52 @@
+//! The suite that the fake passes, on real QEMU with our guest.
+
+use coracle_hypervisor::{Accelerator, VmRecipe, conformance};
+use coracle_qemu::{QemuConfig, QemuDriver};
+use coracle_testkit::tools;
+use coracle_types::VmId;
+
+fn recipe(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmRecipe {
+    VmRecipe {
+        id: VmId::of_name(&"conformance".parse().unwrap()),
+        vcpus: 1.try_into().unwrap(),
+        memory: 128.try_into().unwrap(),
+        kernel: boot.kernel.clone(),
+        initrd: boot.initrd.clone(),
+        disks: vec![],
+        nic: None,
+        state_dir: dir.to_owned(),
+        run_dir: dir.to_owned(),
+        accelerator: Accelerator::Tcg,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn qemu_conforms() {
+    let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
+    let Some(boot) = tools::guest_kernel() else {
+        tools::skip("no guest kernel; `cargo xtask setup` makes it");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let driver = || QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
+    conformance::check(driver, &recipe(dir.path(), &boot)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
+    use coracle_hypervisor::{Driver, DriverError};
+    let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
+    let Some(boot) = tools::guest_kernel() else {
+        tools::skip("no guest kernel; `cargo xtask setup` makes it");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut recipe = recipe(dir.path(), &boot);
+    recipe.kernel = dir.path().join("absent");
+    let driver = QemuDriver::new(QemuConfig { program, kvm: None });
+    match driver.start(&recipe).await {
+        Err(DriverError::Exited { last_words, .. }) => assert!(last_words.contains("absent"), "{last_words}"),
+        other => panic!("the VMM should have exited: {other:?}"),
+    }
+    assert_eq!(driver.find(&recipe).await.unwrap(), None);
+}

@@ -1,0 +1,266 @@
+//! Leader election on a Lease: one leader a controller group, which stops before it can be replaced.
+//!
+//! ```text
+//!  renewed (time the request was SENT)                       another may take it
+//!     ├───────────────────── lease ────────────────────────────────▶│
+//!     ├──────────── renew deadline ──────────▶│ work is told to stop │
+//!                                             ├── work is dropped ──▶│ at the latest here
+//! ```
+//! A follower measures the lease from when it *saw* the record change, by its own monotonic clock, so the clocks of two
+//! machines need not agree. Taking and renewing are compare-and-swap on the resource version.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{Api, Client, ResourceExt as _, api::PostParams};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::Clock;
+
+/// Why an election came to an end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ElectionError {
+    /// The times do not leave room for stopping in time.
+    #[error("lease {name}: need retry {retry:?} < renew deadline {renew:?} < lease {lease:?}")]
+    Times {
+        /// The Lease.
+        name: String,
+        /// Between two tries.
+        retry: Duration,
+        /// Longest time without a renewal.
+        renew: Duration,
+        /// The lease itself.
+        lease: Duration,
+    },
+}
+
+/// Leadership was lost, and the work with it; the caller may stand again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost;
+
+/// One candidate for one Lease.
+#[derive(Clone, Debug)]
+pub struct Election {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease: one a controller group.
+    pub name: String,
+    /// Who we are; must differ between two processes that ever lived.
+    pub identity: String,
+    /// How long others wait after the last renewal that they saw.
+    pub lease: Duration,
+    /// How long we go on without a renewal.
+    pub renew_deadline: Duration,
+    /// Between two tries to renew or to take it.
+    pub retry: Duration,
+}
+
+impl Election {
+    /// The times that Kubernetes' own components use: 15 s, 10 s, 2 s.
+    #[must_use]
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+            lease: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry: Duration::from_secs(2),
+        }
+    }
+
+    fn check(&self) -> Result<(), ElectionError> {
+        if self.retry < self.renew_deadline && self.renew_deadline < self.lease {
+            return Ok(());
+        }
+        let (retry, renew, lease) = (self.retry, self.renew_deadline, self.lease);
+        Err(ElectionError::Times { name: self.name.clone(), retry, renew, lease })
+    }
+
+    /// Waits to be leader, runs `work` while it is, and stands again when the lease is lost; `Ok` when `stop` is
+    /// cancelled. `work` gets a token that is cancelled at the renew deadline, and is dropped before the lease ends.
+    ///
+    /// # Errors
+    /// [`ElectionError::Times`]; the error of `work`, after the lease is given back.
+    pub async fn run<F, Fut, E>(
+        &self,
+        client: &Client,
+        clock: &Arc<dyn Clock>,
+        stop: &CancellationToken,
+        mut work: F,
+    ) -> Result<(), E>
+    where
+        F: FnMut(CancellationToken) -> Fut,
+        Fut: Future<Output = Result<(), E>>,
+        E: From<ElectionError>,
+    {
+        self.check()?;
+        let mut seat = Seat { election: self, api: Api::namespaced(client.clone(), &self.namespace), clock, seen: None };
+        while !stop.is_cancelled() {
+            let Some(renewed) = seat.acquire(stop).await else { break };
+            info!(lease = self.name, identity = self.identity, "leading");
+            let token = stop.child_token();
+            match seat.hold(renewed, &token, work(token.clone())).await {
+                Ok(result) => {
+                    seat.release().await;
+                    result?;
+                    if stop.is_cancelled() {
+                        break;
+                    }
+                }
+                Err(Lost) => warn!(lease = self.name, identity = self.identity, "leadership lost"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The record that we saw last, and when it changed.
+struct Seen {
+    lease: Lease,
+    changed: Instant,
+}
+
+struct Seat<'a> {
+    election: &'a Election,
+    api: Api<Lease>,
+    clock: &'a Arc<dyn Clock>,
+    seen: Option<Seen>,
+}
+
+impl Seat<'_> {
+    /// Tries until the lease is ours; the time at which that request was sent. `None`: stopped.
+    async fn acquire(&mut self, stop: &CancellationToken) -> Option<Instant> {
+        loop {
+            let sent = Instant::now();
+            match timeout(self.election.renew_deadline, self.try_take()).await {
+                Ok(Ok(true)) => return Some(sent),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) if is_conflict(&error) => {}
+                Ok(Err(error)) => warn!(lease = self.election.name, %error, "lease not taken"),
+                Err(_) => warn!(lease = self.election.name, "lease request timed out"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return None,
+                () = sleep(self.election.retry) => {}
+            }
+        }
+    }
+
+    /// Runs `work`, renewing. `Err(Lost)`: the renew deadline passed, and `work` has ended or was dropped since.
+    async fn hold<T>(&mut self, sent: Instant, token: &CancellationToken, work: impl Future<Output = T>) -> Result<T, Lost> {
+        let mut work = pin!(work);
+        let mut renewed = sent;
+        loop {
+            let deadline = renewed + self.election.renew_deadline;
+            let next = tokio::select! {
+                result = &mut work => return Ok(result),
+                next = self.renew_until(deadline) => next,
+            };
+            match next {
+                Some(sent) => renewed = sent,
+                None => break,
+            }
+        }
+        token.cancel();
+        // Past the end of the lease another may lead: what has not stopped by itself is stopped here.
+        let _ = timeout_at(renewed + self.election.lease, work).await;
+        self.seen = None;
+        Err(Lost)
+    }
+
+    /// Waits one retry period and renews, again and again until it works: the time sent. `None`: not before `deadline`,
+    /// or someone else has it.
+    async fn renew_until(&mut self, deadline: Instant) -> Option<Instant> {
+        loop {
+            if timeout_at(deadline, sleep(self.election.retry)).await.is_err() {
+                return None;
+            }
+            let sent = Instant::now();
+            match timeout_at(deadline, self.try_take()).await {
+                Ok(Ok(true)) => return Some(sent),
+                Ok(Ok(false)) | Err(_) => return None,
+                Ok(Err(error)) => warn!(lease = self.election.name, %error, "lease not renewed"),
+            }
+        }
+    }
+
+    /// One try: reads the record and, when it is ours or free, writes it. `Ok(false)`: someone else has it.
+    async fn try_take(&mut self) -> Result<bool, kube::Error> {
+        let Some(current) = self.api.get_opt(&self.election.name).await? else {
+            let lease = Lease { metadata: kube::core::ObjectMeta { name: Some(self.election.name.clone()), ..Default::default() }, spec: Some(self.record(None)) };
+            let lease = self.api.create(&PostParams::default(), &lease).await?;
+            self.note(lease);
+            return Ok(true);
+        };
+        let spec = current.spec.clone().unwrap_or_default();
+        let holder = spec.holder_identity.clone().unwrap_or_default();
+        let changed = self.note(current.clone());
+        if !holder.is_empty() && holder != self.election.identity {
+            let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+            // The record carries whole seconds, so the holder's own finer time is rounded up, never down.
+            if changed.elapsed() < Duration::from_secs(seconds) {
+                return Ok(false);
+            }
+        }
+        let lease = Lease { spec: Some(self.record(Some(&spec))), ..current };
+        let lease = self.api.replace(&self.election.name, &PostParams::default(), &lease).await?;
+        self.note(lease);
+        Ok(true)
+    }
+
+    /// Remembers the record; when it was first seen like this.
+    fn note(&mut self, lease: Lease) -> Instant {
+        match &self.seen {
+            Some(seen) if seen.lease.resource_version() == lease.resource_version() => seen.changed,
+            _ => {
+                let changed = Instant::now();
+                self.seen = Some(Seen { lease, changed });
+                changed
+            }
+        }
+    }
+
+    fn record(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(self.clock.now());
+        let held = old.filter(|o| o.holder_identity.as_deref() == Some(&self.election.identity));
+        let seconds = self.election.lease.as_millis().div_ceil(1000);
+        LeaseSpec {
+            holder_identity: Some(self.election.identity.clone()),
+            lease_duration_seconds: Some(i32::try_from(seconds).unwrap_or(i32::MAX)),
+            acquire_time: held.and_then(|o| o.acquire_time.clone()).or_else(|| Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: match (held, old) {
+                (Some(o), _) => o.lease_transitions,
+                (None, Some(o)) => Some(o.lease_transitions.unwrap_or(0).saturating_add(1)),
+                (None, None) => Some(0),
+            },
+            ..LeaseSpec::default()
+        }
+    }
+
+    /// Gives the lease back, best effort, so that the next leader need not wait for its end.
+    async fn release(&mut self) {
+        let Some(Seen { lease, .. }) = self.seen.take() else { return };
+        let mut lease = lease;
+        if let Some(spec) = lease.spec.as_mut() {
+            spec.holder_identity = None;
+            spec.lease_duration_seconds = Some(1);
+        }
+        let params = PostParams::default();
+        let given = self.api.replace(&self.election.name, &params, &lease);
+        if !matches!(timeout(self.election.retry, given).await, Ok(Ok(_))) {
+            warn!(lease = self.election.name, "lease not given back; it ends by itself");
+        }
+    }
+}
+
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
+}

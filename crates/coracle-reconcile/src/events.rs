@@ -1,0 +1,130 @@
+//! Events for people: `events.k8s.io/v1`, one for a state change and not one a retry.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Client,
+    runtime::events::{self, EventType, Recorder, Reporter},
+};
+use tokio::time::Instant;
+use tracing::warn;
+
+/// The same event about the same object is not sent again within this time.
+const REPEAT: Duration = Duration::from_secs(300);
+/// Most remembered events; past it the oldest are forgotten, and might be sent again.
+const REMEMBERED_MAX: usize = 4096;
+/// The API server refuses a longer note.
+const NOTE_BYTES_MAX: usize = 1000;
+
+/// Whether someone should act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// It went as wanted.
+    Normal,
+    /// Someone should look.
+    Warning,
+}
+
+/// Something that happened to an object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Whether someone should act.
+    pub kind: Kind,
+    /// A CamelCase constant.
+    pub reason: &'static str,
+    /// What the controller did or tried: a verb.
+    pub action: &'static str,
+    /// For people.
+    pub note: String,
+}
+
+/// Sends events, best effort: one that cannot be sent is a log line, never a failed reconcile.
+pub struct EventRecorder {
+    recorder: Recorder,
+    sent: Mutex<HashMap<u64, Instant>>,
+}
+
+impl fmt::Debug for EventRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventRecorder").finish_non_exhaustive()
+    }
+}
+
+impl EventRecorder {
+    /// Reports as `coracle.dev/<component>`.
+    #[must_use]
+    pub fn new(client: Client, component: &str, instance: &str) -> Self {
+        let reporter = Reporter { controller: format!("coracle.dev/{component}"), instance: Some(instance.to_owned()) };
+        Self { recorder: Recorder::new(client, reporter), sent: Mutex::default() }
+    }
+
+    /// Sends `event` about `object`, unless the same was sent a short while ago.
+    pub async fn publish(&self, event: &Event, object: &ObjectReference) {
+        if !self.is_news(event, object) {
+            return;
+        }
+        let kind = match event.kind {
+            Kind::Normal => EventType::Normal,
+            Kind::Warning => EventType::Warning,
+        };
+        let event = events::Event {
+            type_: kind,
+            reason: event.reason.to_owned(),
+            action: event.action.to_owned(),
+            note: Some(truncated(&event.note)),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, object).await {
+            let error: &dyn std::error::Error = &error;
+            warn!(reason = event.reason, error, "event not sent");
+        }
+    }
+
+    fn is_news(&self, event: &Event, object: &ObjectReference) -> bool {
+        let key = key(event, object);
+        let now = Instant::now();
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        if sent.len() >= REMEMBERED_MAX {
+            sent.retain(|_, at| now.duration_since(*at) < REPEAT);
+            if sent.len() >= REMEMBERED_MAX {
+                sent.clear();
+            }
+        }
+        match sent.get(&key) {
+            Some(at) if now.duration_since(*at) < REPEAT => false,
+            _ => sent.insert(key, now).is_none_or(|_| true),
+        }
+    }
+}
+
+fn key(event: &Event, object: &ObjectReference) -> u64 {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    (event.kind, event.reason, &event.note, &object.uid, &object.namespace, &object.name).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn truncated(note: &str) -> String {
+    match note.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= NOTE_BYTES_MAX).last() {
+        Some(end) if end < note.len() => format!("{}…", &note[..end]),
+        _ => note.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_cut_at_a_character() {
+        assert_eq!(truncated("short"), "short");
+        let cut = truncated(&"é".repeat(600));
+        assert!(cut.len() <= 1003 && cut.ends_with('…'));
+    }
+}

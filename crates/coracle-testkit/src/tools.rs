@@ -1,0 +1,91 @@
+//! Where the programs are that tests talk to: `$CORACLE_TOOLS`, then `PATH`.
+
+use std::{
+    env,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+/// The tool cache: `$CORACLE_TOOLS`, else `~/.cache/coracle/tools`.
+#[must_use]
+pub fn tools_dir() -> PathBuf {
+    match env::var_os("CORACLE_TOOLS") {
+        Some(dir) if !dir.is_empty() => dir.into(),
+        _ => PathBuf::from(env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache/coracle/tools"),
+    }
+}
+
+/// The program `name`: `<tools>/bin/NAME`, then the folders of `PATH`, then the administrator's folders.
+#[must_use]
+pub fn tool(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    std::iter::once(tools_dir().join("bin"))
+        .chain(env::split_paths(&path).collect::<Vec<_>>())
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| is_program(file))
+}
+
+fn is_program(file: &Path) -> bool {
+    file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// A guest kernel and initramfs made by `cargo xtask setup`.
+#[derive(Clone, Debug)]
+pub struct GuestKernel {
+    /// `<tools>/guest/current/vmlinuz`.
+    pub kernel: PathBuf,
+    /// `<tools>/guest/current/initrd`.
+    pub initrd: PathBuf,
+}
+
+/// The guest kernel in `<tools>/guest/current`, when setup has made one.
+#[must_use]
+pub fn guest_kernel() -> Option<GuestKernel> {
+    let dir = tools_dir().join("guest/current");
+    let found = GuestKernel { kernel: dir.join("vmlinuz"), initrd: dir.join("initrd") };
+    (found.kernel.is_file() && found.initrd.is_file()).then_some(found)
+}
+
+/// True on a CI machine (`CI=true`), where nothing may be skipped.
+#[must_use]
+pub fn is_ci() -> bool {
+    env::var("CI").is_ok_and(|v| v == "true")
+}
+
+/// Skips the calling test: prints `reason`, or panics in CI. Write `let Some(x) = … else { return skip("…") };`.
+///
+/// # Panics
+/// When `CI=true`.
+#[expect(clippy::print_stdout, reason = "a skipped test says so in the test's own output")]
+pub fn skip(reason: &str) {
+    assert!(!is_ci(), "CI must not skip: {reason}");
+    println!("skipped: {reason}");
+}
+
+/// The paths of `names`, in order. `None`, with the reason printed, when one is missing: the test returns then.
+///
+/// # Panics
+/// When one is missing and `CI=true`.
+#[must_use]
+pub fn require<const N: usize>(names: [&str; N]) -> Option<[PathBuf; N]> {
+    let found: Vec<_> = names.iter().filter_map(|name| tool(name)).collect();
+    if found.len() < N {
+        let missing: Vec<_> = names.iter().filter(|name| tool(name).is_none()).collect();
+        skip(&format!("missing {missing:?} in {} and PATH; `cargo xtask setup` gets them", tools_dir().display()));
+        return None;
+    }
+    found.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_a_program_on_the_path() {
+        assert!(tool("sh").is_some());
+        assert!(tool("no-such-program-at-all").is_none());
+        assert!(require(["sh", "cat"]).is_some());
+    }
+}

@@ -1,0 +1,49 @@
+//! One control plane for the binary, one namespace for each test.
+#![cfg(feature = "cluster")]
+
+use coracle_testkit::{cluster, cluster::Cluster, netns, tools};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{Api, api::PostParams};
+
+async fn writes_and_reads(cluster: &'static Cluster) -> anyhow::Result<()> {
+    let namespace = cluster.namespace().await?;
+    let mut map = ConfigMap::default();
+    map.metadata.name = Some("same-name".into());
+    Api::namespaced(cluster.client(), &namespace).create(&PostParams::default(), &map).await?;
+    Ok(())
+}
+
+#[test]
+fn a_test_has_its_own_namespace() {
+    cluster::run(writes_and_reads);
+}
+
+#[test]
+fn and_so_has_another() {
+    cluster::run(writes_and_reads);
+}
+
+#[test]
+fn kubectl_reads_the_kubeconfig() {
+    let Some([kubectl]) = tools::require(["kubectl"]) else { return };
+    cluster::run(|cluster| async move {
+        let mut command = tokio::process::Command::new(kubectl);
+        let output = command.arg("--kubeconfig").arg(cluster.kubeconfig()).args(["get", "ns", "-o", "name"]).output().await?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("namespace/kube-system"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn one_of_its_own_leaves_nothing() {
+    netns::run(|| async {
+        if tools::require(["etcd", "kube-apiserver"]).is_none() {
+            return Ok(());
+        }
+        let cluster = Cluster::start().await?;
+        let namespaces: Api<Namespace> = Api::all(cluster.client());
+        namespaces.get("kube-system").await?;
+        anyhow::Ok(())
+    });
+}

@@ -1,0 +1,263 @@
+//! Names that callers choose, and the internal id made from them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// What a caller calls a VM: 1 to 253 bytes of printable ASCII without `/` and spaces.
+///
+/// Any such name maps to one [`VmId`]; only the id reaches paths and devices.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VmName(String);
+
+/// A VM name that cannot be used, and why.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum InvalidVmName {
+    /// Nothing was given.
+    #[error("vm_id is required")]
+    Empty,
+    /// More than 253 bytes.
+    #[error("VM name has {0} bytes; at most 253 are allowed")]
+    TooLong(usize),
+    /// A byte outside the printable range, a space or a slash.
+    #[error("VM name contains {0:?}; printable ASCII without spaces and slashes is allowed")]
+    Character(char),
+}
+
+impl VmName {
+    /// The name as written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for VmName {
+    type Err = InvalidVmName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() {
+            return Err(InvalidVmName::Empty);
+        }
+        if text.len() > 253 {
+            return Err(InvalidVmName::TooLong(text.len()));
+        }
+        match text.chars().find(|c| !c.is_ascii_graphic() || *c == '/') {
+            Some(bad) => Err(InvalidVmName::Character(bad)),
+            None => Ok(Self(text.to_owned())),
+        }
+    }
+}
+
+impl TryFrom<String> for VmName {
+    type Error = InvalidVmName;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<VmName> for String {
+    fn from(name: VmName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for VmName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whose VM it is. A cluster's object is known by its uid, so that a second
+/// object of the same name is never taken for the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity<'a> {
+    /// Name of the cluster, empty when there is only one.
+    pub cluster: &'a str,
+    /// Namespace of the object.
+    pub namespace: &'a str,
+    /// Name of the object.
+    pub name: &'a str,
+    /// Uid of the object.
+    pub uid: &'a str,
+}
+
+/// Internal id of a VM: `<slug>-<12 hex>`, at most 53 bytes of `[a-z0-9-]`.
+///
+/// Safe as a file name, a host name and a process argument. Two names that
+/// differ anywhere have different ids.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VmId(String);
+
+const SLUG_LEN_MAX: usize = 40;
+const HASH_LEN: usize = 12;
+
+impl VmId {
+    /// The id of a VM that belongs to no cluster object.
+    #[must_use]
+    pub fn of_name(name: &VmName) -> Self {
+        Self::hashed(name.as_str(), &[name.as_str()])
+    }
+
+    /// The id of a cluster object's VM; falls back to the name without a uid.
+    #[must_use]
+    pub fn of_object(name: &VmName, identity: Identity<'_>) -> Self {
+        if identity.uid.is_empty() {
+            return Self::of_name(name);
+        }
+        let Identity { cluster, namespace, name: object, uid } = identity;
+        Self::hashed(name.as_str(), &[cluster, namespace, object, uid])
+    }
+
+    /// Each part is preceded by its length, so `("a-b", "c")` is not `("a", "b-c")`.
+    fn hashed(name: &str, parts: &[&str]) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update(part.len().to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        let mut hex = hex::encode(hash.finalize());
+        hex.truncate(HASH_LEN);
+        Self(format!("{}-{hex}", slug(name)))
+    }
+
+    /// The id as written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The twelve hex digits at the end: unique on a host, short enough for
+    /// socket paths (107 bytes) and, cut further, for interface names (15).
+    #[must_use]
+    pub fn short(&self) -> &str {
+        self.0.rsplit('-').next().unwrap_or_default()
+    }
+
+    /// Name of the tap device, 14 bytes. Made from the whole id by its hash.
+    #[must_use]
+    pub fn tap_name(&self) -> String {
+        format!("ct{}", self.short())
+    }
+}
+
+fn slug(name: &str) -> String {
+    let mut slug: String = name
+        .chars()
+        .take(SLUG_LEN_MAX)
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+        .collect();
+    if slug.starts_with('-') {
+        slug.replace_range(..1, "v");
+    }
+    slug
+}
+
+/// An id that was not made by this crate.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is no VM id: <slug>-<12 hex digits> is expected")]
+pub struct InvalidVmId(String);
+
+impl FromStr for VmId {
+    type Err = InvalidVmId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = || InvalidVmId(text.chars().take(80).collect());
+        let (slug, hash) = text.rsplit_once('-').ok_or_else(bad)?;
+        let slug_ok = !slug.is_empty()
+            && slug.len() <= SLUG_LEN_MAX
+            && !slug.starts_with('-')
+            && slug.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        let hash_ok =
+            hash.len() == HASH_LEN && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        if slug_ok && hash_ok { Ok(Self(text.to_owned())) } else { Err(bad()) }
+    }
+}
+
+impl TryFrom<String> for VmId {
+    type Error = InvalidVmId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<VmId> for String {
+    fn from(id: VmId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for VmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn name(text: &str) -> VmName {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn names_are_checked_where_they_enter() {
+        for (text, want) in [
+            ("web", None),
+            ("default-a", None),
+            ("srv_0.1:x", None),
+            ("", Some(InvalidVmName::Empty)),
+            ("a/b", Some(InvalidVmName::Character('/'))),
+            ("a b", Some(InvalidVmName::Character(' '))),
+            ("ü", Some(InvalidVmName::Character('ü'))),
+        ] {
+            assert_eq!(text.parse::<VmName>().err(), want, "{text}");
+        }
+        assert_eq!("x".repeat(254).parse::<VmName>(), Err(InvalidVmName::TooLong(254)));
+    }
+
+    #[test]
+    fn ids_of_one_namespace_differ_in_device_names() {
+        let (a, b) = (VmId::of_name(&name("default-a")), VmId::of_name(&name("default-b")));
+        assert_ne!(a.tap_name(), b.tap_name());
+        assert!(a.tap_name().len() <= 15);
+    }
+
+    #[test]
+    fn the_same_name_under_another_uid_is_another_vm() {
+        let object = |uid| Identity { namespace: "default", name: "web", uid, ..Identity::default() };
+        let first = VmId::of_object(&name("default-web"), object("1"));
+        assert_ne!(first, VmId::of_object(&name("default-web"), object("2")));
+        assert_eq!(first, VmId::of_object(&name("default-web"), object("1")));
+    }
+
+    #[test]
+    fn a_dash_between_namespace_and_name_is_not_ambiguous() {
+        let object = |namespace, name| Identity { namespace, name, uid: "u", ..Identity::default() };
+        let vm = name("a-b-c");
+        assert_ne!(VmId::of_object(&vm, object("a-b", "c")), VmId::of_object(&vm, object("a", "b-c")));
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_makes_an_id_that_parses(text in "[!-.0-~]{1,253}") {
+            let id = VmId::of_name(&name(&text));
+            prop_assert_eq!(id.as_str().parse::<VmId>(), Ok(id.clone()));
+            prop_assert!(id.as_str().len() <= 53);
+        }
+
+        #[test]
+        fn arbitrary_text_never_panics(text in ".*") {
+            let _ = text.parse::<VmId>();
+        }
+    }
+}

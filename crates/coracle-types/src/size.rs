@@ -1,0 +1,101 @@
+//! Sizes of machines.
+
+use serde::{Deserialize, Serialize};
+
+/// Guest memory in MiB, 128 to 1 TiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct MemoryMib(u32);
+
+/// A memory size outside the allowed range.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum InvalidMemory {
+    /// Below 128 MiB no guest of ours boots.
+    #[error("memory_mb must be at least 128")]
+    TooSmall,
+    /// Above 1 TiB.
+    #[error("memory_mb must be at most 1048576")]
+    TooLarge,
+}
+
+impl MemoryMib {
+    /// The number of MiB.
+    #[must_use]
+    pub fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The number of bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        u64::from(self.0) << 20
+    }
+}
+
+impl TryFrom<u64> for MemoryMib {
+    type Error = InvalidMemory;
+
+    fn try_from(mib: u64) -> Result<Self, Self::Error> {
+        match u32::try_from(mib) {
+            Ok(mib) if mib < 128 => Err(InvalidMemory::TooSmall),
+            Ok(mib) if mib <= 1 << 20 => Ok(Self(mib)),
+            _ => Err(InvalidMemory::TooLarge),
+        }
+    }
+}
+
+impl From<MemoryMib> for u64 {
+    fn from(memory: MemoryMib) -> Self {
+        memory.0.into()
+    }
+}
+
+/// Number of virtual CPUs, 1 to 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Vcpus(u8);
+
+/// A number of CPUs outside the allowed range.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("vcpu_count must be between 1 and 32")]
+pub struct InvalidVcpus;
+
+impl Vcpus {
+    /// The number of CPUs.
+    #[must_use]
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for Vcpus {
+    type Error = InvalidVcpus;
+
+    fn try_from(count: u32) -> Result<Self, Self::Error> {
+        match u8::try_from(count) {
+            Ok(count @ 1..=32) => Ok(Self(count)),
+            _ => Err(InvalidVcpus),
+        }
+    }
+}
+
+impl From<Vcpus> for u32 {
+    fn from(vcpus: Vcpus) -> Self {
+        vcpus.0.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_wire() {
+        assert_eq!(MemoryMib::try_from(127), Err(InvalidMemory::TooSmall));
+        assert_eq!(MemoryMib::try_from(128).unwrap().bytes(), 128 << 20);
+        assert_eq!(MemoryMib::try_from(u64::MAX), Err(InvalidMemory::TooLarge));
+        assert_eq!(Vcpus::try_from(0), Err(InvalidVcpus));
+        assert_eq!(Vcpus::try_from(33), Err(InvalidVcpus));
+        assert_eq!(Vcpus::try_from(32).unwrap().get(), 32);
+    }
+}

@@ -1,0 +1,80 @@
+//! Wall-clock time as a value that comes in from outside.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds since 1970, UTC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct UnixMillis(pub i64);
+
+impl UnixMillis {
+    /// Time from `earlier` to `self`; zero when it is not earlier.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
+    /// Whole seconds since 1970.
+    #[must_use]
+    pub fn seconds(self) -> i64 {
+        self.0.div_euclid(1000)
+    }
+}
+
+/// Where a process reads the wall clock: the system's, or a test's own.
+#[derive(Clone)]
+pub struct Clock(Source);
+
+#[derive(Clone)]
+enum Source {
+    System,
+    Fixed(Arc<AtomicI64>),
+}
+
+impl Clock {
+    /// The clock of the machine.
+    #[must_use]
+    pub fn system() -> Self {
+        Self(Source::System)
+    }
+
+    /// A clock that stands still until [`Clock::advance`] moves it.
+    #[must_use]
+    pub fn fixed(at: UnixMillis) -> Self {
+        Self(Source::Fixed(Arc::new(AtomicI64::new(at.0))))
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> UnixMillis {
+        match &self.0 {
+            #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
+            Source::System => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                UnixMillis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+            }
+            Source::Fixed(at) => UnixMillis(at.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Moves a fixed clock; the system's goes its own way.
+    pub fn advance(&self, by: Duration) {
+        if let Source::Fixed(at) = &self.0 {
+            at.fetch_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX), Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Source::System => "Clock(system)",
+            Source::Fixed(_) => "Clock(fixed)",
+        })
+    }
+}

@@ -1,0 +1,184 @@
+//! `coracle run`.
+
+use std::io::Write;
+
+use coracle_proto::host as pb;
+use pb::host_client::HostClient;
+use tonic::transport::Channel;
+
+use crate::cli::{Global, Pull, RunArgs};
+use crate::client::connect;
+use crate::commands::{image, vm};
+use crate::error::{Failure, exit};
+use crate::output::{self, write_bytes};
+use crate::progress::Progress;
+use crate::tasks::stop_signal;
+
+/// Runs an image. Attached, it shows the output and returns the workload's exit
+/// code; ^C stops the VM. Detached, it returns once the workload runs.
+pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
+    let ours = |failure: Failure| if failure.exit == exit::USAGE { failure } else { failure.exit(exit::OURS) };
+    let mut client = connect(global).await.map_err(ours)?;
+    let reference = fetch(&mut client, &args).await.map_err(ours)?;
+    let request = request(&args, reference)?;
+    let mut progress = Progress::new(args.progress);
+    progress.step(&format!("starting {}", request.name));
+    let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
+    let started = tokio::select! {
+        started = client.clone().start_vm(pb::StartVmRequest { vm: created.id.clone() }) => started,
+        () = stop_signal() => Err(tonic::Status::cancelled("interrupted")),
+    };
+    progress.done();
+    let started = match started {
+        Ok(vm) => vm.into_inner(),
+        Err(status) => {
+            // What does not start is not left behind for the user to find.
+            let request = pb::DeleteVmRequest { vm: created.id, force: true };
+            let _already_gone = client.delete_vm(request).await;
+            return Err(ours(status.into()).into());
+        }
+    };
+    if args.detach {
+        output::write(&format!("{}\n", started.name))?;
+        return Ok(0);
+    }
+    let code = attach(&mut client, &started.id).await.map_err(ours)?;
+    if args.rm {
+        let request = pb::DeleteVmRequest { vm: started.id, force: true };
+        client.delete_vm(request).await.map_err(|s| ours(s.into()))?;
+    }
+    Ok(code)
+}
+
+/// Brings the image to the node and returns the name to create from.
+async fn fetch(client: &mut HostClient<Channel>, args: &RunArgs) -> Result<String, Failure> {
+    if args.image.starts_with("oci:") || args.image.starts_with("docker-archive:") {
+        let found = image::import(client, &args.image, None, args.progress).await?;
+        return found.references.into_iter().next().ok_or_else(|| {
+            Failure::new("COR-IMG-002", "the source gives the image no name")
+                .help("import it under a name first: coracle image import SOURCE NAME")
+        });
+    }
+    if args.pull != Pull::Never {
+        image::pull(client, &args.image, args.pull, args.progress).await?;
+    }
+    Ok(args.image.clone())
+}
+
+fn request(args: &RunArgs, image: String) -> Result<pb::CreateVmRequest, Failure> {
+    Ok(pb::CreateVmRequest {
+        name: args.name.clone().unwrap_or_else(|| default_name(&image)),
+        image,
+        vcpus: args.cpus,
+        memory_mib: args.memory,
+        kernel_path: args.kernel.clone(),
+        ip_address: args.ip.clone(),
+        hostname: args.hostname.clone(),
+        command: args.entrypoint.iter().cloned().collect(),
+        args: args.args.clone(),
+        env: args.env.iter().map(|e| variable(e)).collect(),
+        user: args.user.clone(),
+        workdir: args.workdir.clone(),
+        ports: args.publish.iter().map(|p| publish(p)).collect::<Result<_, _>>()?,
+        disk_mib: args.disk.unwrap_or(0),
+        pull_policy: pb::PullPolicy::IfNotPresent.into(),
+        ..Default::default()
+    })
+}
+
+/// `registry/team/web:1` → `web-3f2a`: short, and not the name of the last one.
+fn default_name(image: &str) -> String {
+    let path = image.split('@').next().unwrap_or_default();
+    let last = path.rsplit('/').next().unwrap_or_default();
+    let stem = last.split(':').next().unwrap_or_default();
+    let stem: String = stem.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(20).collect();
+    let stem = if stem.is_empty() { "vm".to_owned() } else { stem };
+    format!("{stem}-{:04x}", rand::random::<u16>())
+}
+
+/// `NAME` alone takes the value from here.
+fn variable(text: &str) -> String {
+    match text.contains('=') {
+        true => text.to_owned(),
+        false => format!("{text}={}", std::env::var(text).unwrap_or_default()),
+    }
+}
+
+/// `8080:80`, `127.0.0.1:8080:80`.
+fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
+    let bad = || Failure::usage(format!("{text:?} is no [ADDRESS:]HOSTPORT:GUESTPORT"));
+    let parts: Vec<_> = text.split(':').collect();
+    let (address, host, guest) = match parts.as_slice() {
+        [host, guest] => ("", host, guest),
+        [address, host, guest] => (*address, host, guest),
+        _ => return Err(bad()),
+    };
+    let port = |text: &str| text.parse::<u16>().map(u32::from).map_err(|_| bad());
+    Ok(pb::PortMapping { host_address: address.to_owned(), host_port: port(host)?, guest_port: port(guest)? })
+}
+
+/// Output until the VM is off; then its exit code.
+async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<u8, Failure> {
+    let request = pb::LogsRequest { vm: id.to_owned(), follow: true, ..Default::default() };
+    let mut output = client.logs(request).await?.into_inner();
+    let mut interrupted = false;
+    loop {
+        tokio::select! {
+            chunk = output.message() => match chunk? {
+                Some(chunk) if chunk.stream() == pb::logs_response::Stream::Stderr => {
+                    let _stderr_gone = std::io::stderr().write_all(&chunk.data);
+                }
+                Some(chunk) => write_bytes(&chunk.data)?,
+                None => break,
+            },
+            () = stop_signal() => {
+                // The second ^C does not wait for the guest.
+                let grace_ms = Some(if interrupted { 0 } else { 10_000 });
+                interrupted = true;
+                eprintln!("stopping the VM; ^C again kills it");
+                let mut client = client.clone();
+                let request = pb::StopVmRequest { vm: id.to_owned(), grace_ms };
+                tokio::select! {
+                    stopped = client.stop_vm(request) => { stopped?; }
+                    () = stop_signal() => {
+                        client.stop_vm(pb::StopVmRequest { vm: id.to_owned(), grace_ms: Some(0) }).await?;
+                    }
+                }
+            }
+        }
+    }
+    let vm = client.wait_vm(pb::WaitVmRequest { vm: id.to_owned() }).await?.into_inner();
+    if vm.state() == pb::VmState::Failed {
+        return Err(Failure::new("COR-GST-002", crate::error::printable(&vm.message)).exit(exit::OURS));
+    }
+    if let Some(status) = vm.exit.as_ref().filter(|s| !s.error.is_empty()) {
+        eprintln!("error: {}", crate::error::printable(&status.error));
+    }
+    Ok(if interrupted { 130 } else { vm::exit_of(&vm) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_name_is_short_and_valid() {
+        for (image, stem) in [
+            ("nginx", "nginx-"),
+            ("localhost:5000/team/web-app:1.2", "web-app-"),
+            ("a/b@sha256:00", "b-"),
+            ("???", "vm-"),
+        ] {
+            assert!(default_name(image).starts_with(stem), "{image} → {}", default_name(image));
+        }
+    }
+
+    #[test]
+    fn published_ports_are_parsed_or_refused() {
+        let port = publish("127.0.0.1:8080:80").unwrap();
+        assert_eq!((port.host_address.as_str(), port.host_port, port.guest_port), ("127.0.0.1", 8080, 80));
+        for bad in ["80", "a:b", "1:2:3:4", "70000:80"] {
+            assert!(publish(bad).is_err(), "{bad}");
+        }
+    }
+}

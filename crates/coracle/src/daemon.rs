@@ -1,0 +1,56 @@
+//! Long-lived processes. Each parses its flags into plain settings, builds its
+//! parts and hands every task to one owner.
+
+pub(crate) mod announce;
+pub(crate) mod down;
+pub(crate) mod node;
+pub(crate) mod operator;
+pub(crate) mod pki;
+pub(crate) mod plane;
+pub(crate) mod up;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use coracle_qemu::KvmProbe;
+use miette::{IntoDiagnostic, WrapErr};
+
+/// Proves KVM by running ourselves in a child process.
+pub(crate) fn kvm_probe_of() -> KvmProbe {
+    let own = std::env::current_exe().unwrap_or_else(|_| "coracle".into());
+    KvmProbe { device: "/dev/kvm".into(), command: vec![own, "kvm-probe".into()] }
+}
+
+/// A program: in `tools` or its `bin`, next to this binary, on the PATH, or where
+/// administrators' programs are.
+pub(crate) fn find_tool(name: &str, tools: Option<&Path>) -> Option<PathBuf> {
+    let named = tools.into_iter().flat_map(|dir| [dir.join("bin"), dir.to_owned()]);
+    let cache = default_tools().into_iter().map(|dir| dir.join("bin"));
+    let own = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    named
+        .chain(cache)
+        .chain(own)
+        .chain(std::env::split_paths(&path))
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0))
+}
+
+/// `$CORACLE_TOOLS`, else the tool cache of `cargo xtask setup`.
+pub(crate) fn default_tools() -> Option<PathBuf> {
+    match std::env::var_os("CORACLE_TOOLS") {
+        Some(dir) => Some(dir.into()),
+        None => Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/coracle/tools")),
+    }
+}
+
+/// Makes a folder and says which one when it cannot.
+pub(crate) fn make_dir(dir: &Path) -> miette::Result<()> {
+    std::fs::create_dir_all(dir).into_diagnostic().wrap_err_with(|| format!("make {}", dir.display()))
+}
+
+/// The name of this host.
+pub(crate) fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

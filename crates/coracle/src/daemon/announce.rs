@@ -1,0 +1,93 @@
+//! A node tells the cluster that it lives and what it has: a Lease in
+//! `coracle-system`, renewed every third of its duration.
+
+use std::path::Path;
+use std::time::Duration;
+
+use coracle_api::keys::{SYSTEM_NAMESPACE, node as keys};
+use coracle_host::Host;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use miette::{IntoDiagnostic, WrapErr};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+/// How long the node counts as alive after its last word.
+const LEASE: Duration = Duration::from_secs(40);
+
+/// Between two renewals.
+const RENEW: Duration = Duration::from_secs(10);
+
+/// A client for a cluster; `None` when none is named.
+pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Client>> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path).into_diagnostic().wrap_err("read the kubeconfig")?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.into_diagnostic()?
+        }
+        None if in_cluster => Config::incluster().into_diagnostic()?,
+        None => return Ok(None),
+    };
+    Client::try_from(config).map(Some).into_diagnostic()
+}
+
+/// Renews until `stop`. The API server may come and go; the node goes on.
+pub(crate) async fn run(
+    client: Client,
+    node: String,
+    address: String,
+    host: Host,
+    stop: CancellationToken,
+) -> miette::Result<()> {
+    let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let params = PatchParams::apply("coracle-node").force();
+    let mut announced = false;
+    loop {
+        let lease = lease(&node, &address, &host);
+        match leases.patch(&node, &params, &Patch::Apply(&lease)).await {
+            Ok(_) if !announced => {
+                tracing::info!(node, address, "node announced");
+                announced = true;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(node, %error, "node not announced"),
+        }
+        let pause = if announced { RENEW } else { Duration::from_secs(1) };
+        if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+fn lease(node: &str, address: &str, host: &Host) -> serde_json::Value {
+    let capacity = host.capacity();
+    let now = jiff::Timestamp::from_millisecond(host.clock().now().0).unwrap_or_default();
+    let accelerator = host.probe().accelerator.map_or("", coracle_hypervisor::Accelerator::as_str);
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": node,
+            "labels": {
+                keys::AGENT_LABEL: "true",
+                "app.kubernetes.io/name": "coracle",
+                "app.kubernetes.io/component": "node",
+            },
+            "annotations": {
+                keys::NODE: node,
+                keys::AGENT_ADDRESS: address,
+                keys::CAPACITY_VCPUS: capacity.cpus.to_string(),
+                keys::CAPACITY_MEMORY_MIB: capacity.memory_allowed_mib.to_string(),
+                keys::DRIVER: host.driver_name(),
+                keys::ACCELERATOR: accelerator,
+            },
+        },
+        "spec": {
+            "holderIdentity": node,
+            "leaseDurationSeconds": LEASE.as_secs(),
+            "renewTime": format!("{now:.6}"),
+        },
+    })
+}

@@ -1,0 +1,120 @@
+//! `coracle down`: takes a local system away, also one whose parts were killed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use coracle_hypervisor::{ProcessId, find_by_argument};
+use coracle_net::{BridgeNetwork, Network};
+use coracle_proto::host as pb;
+use miette::{IntoDiagnostic, WrapErr};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::cli::{DownArgs, Global};
+use crate::client;
+
+/// A system with many guests needs a while to power them off.
+const SUPERVISOR_LIMIT: Duration = Duration::from_secs(90);
+
+/// Where a supervisor leaves its process id and start time.
+pub(crate) const SUPERVISOR_FILE: &str = "up.pid";
+
+/// What a guest gets to power off.
+const GUEST_GRACE_MS: u32 = 5_000;
+
+/// Programs of a system, as their processes name themselves.
+const PROGRAMS: [&str; 2] = ["etcd", "kube-apiserver"];
+const OWN_PROGRAMS: [&str; 2] = ["node", "operator"];
+
+/// Stops everything of this state folder. Idempotent: with nothing up it says so.
+pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
+    let state = global.state();
+    let supervisor = supervisor(&state);
+    if let Some(process) = supervisor {
+        signal(process, Signal::TERM);
+        if timeout(SUPERVISOR_LIMIT, process.exited()).await.is_err() {
+            eprintln!("the system does not stop, killing it");
+            process.kill().await.into_diagnostic()?;
+        }
+    }
+    // Whatever the supervisor could not do, because it was killed, is done here.
+    stop_vms(global).await;
+    end_leftovers(&state).await;
+    remove_traces(&state).await?;
+    let _absent = std::fs::remove_file(state.join("up.ready"));
+    if args.purge && state.exists() {
+        std::fs::remove_dir_all(&state).into_diagnostic().wrap_err_with(|| format!("remove {}", state.display()))?;
+    }
+    eprintln!("{}", if supervisor.is_some() { "down" } else { "nothing was up" });
+    Ok(())
+}
+
+/// The `coracle up` of this folder, when one lives. It left its id when it began.
+fn supervisor(state: &Path) -> Option<ProcessId> {
+    let bytes = std::fs::read(state.join(SUPERVISOR_FILE)).ok()?;
+    let process: ProcessId = serde_json::from_slice(&bytes).ok()?;
+    process.is_alive().unwrap_or(false).then_some(process)
+}
+
+fn words(process: ProcessId) -> Vec<String> {
+    let cmdline = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+    cmdline.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect()
+}
+
+fn signal(process: ProcessId, signal: Signal) {
+    if let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) {
+        let _already_gone = kill_process(pid, signal);
+    }
+}
+
+/// Powers every VM off through its node, all at once. Without a node, nothing.
+pub(crate) async fn stop_vms(global: &Global) {
+    let Ok(mut client) = client::open(&global.socket()).await else { return };
+    let Ok(vms) = client.list_vms(pb::ListVmsRequest {}).await else { return };
+    let mut stops = JoinSet::new();
+    for vm in vms.into_inner().vms {
+        let mut client = client.clone();
+        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(GUEST_GRACE_MS) };
+        stops.spawn(async move { client.stop_vm(request).await.is_ok() });
+    }
+    stops.join_all().await;
+}
+
+/// Ends children of a supervisor that was killed. Only programs of ours that name
+/// this state folder: a `tail` of its logs is a person's, not ours.
+pub(crate) async fn end_leftovers(state: &Path) {
+    for process in find_by_argument(state).unwrap_or_default() {
+        let words = words(process);
+        let program = words.first().map(|w| w.rsplit('/').next().unwrap_or_default().to_owned()).unwrap_or_default();
+        let own = program == "coracle" && words.get(1).is_some_and(|w| OWN_PROGRAMS.contains(&w.as_str()));
+        if !own && !PROGRAMS.contains(&program.as_str()) {
+            continue;
+        }
+        signal(process, Signal::TERM);
+        if timeout(Duration::from_secs(10), process.exited()).await.is_err() {
+            let _already_gone = process.kill().await;
+        }
+    }
+}
+
+/// VMMs, network and sockets.
+pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
+    let run_dir = coracle_host::run_dir_of(state);
+    for vmm in find_by_argument(&run_dir).unwrap_or_default() {
+        let program = words(vmm).first().cloned().unwrap_or_default();
+        if program.rsplit('/').next().is_some_and(|name| name.starts_with("qemu-system")) {
+            vmm.kill().await.into_diagnostic().wrap_err("end a VMM")?;
+        }
+    }
+    if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
+        let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;
+        network.teardown().await.into_diagnostic().wrap_err("remove the network")?;
+    }
+    match std::fs::remove_dir_all(&run_dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).into_diagnostic().wrap_err_with(|| format!("remove {}", run_dir.display()))
+        }
+        _ => Ok(()),
+    }
+}

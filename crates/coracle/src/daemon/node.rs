@@ -1,0 +1,250 @@
+//! `coracle node`: the host core and its doors.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, LegacyConfig};
+use coracle_host::{Host, HostConfig, HostService};
+use coracle_image::{Store, StoreOptions};
+use coracle_net::{BridgeNetwork, Network, Subnet, UserNetwork};
+use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
+use coracle_proto::host::host_server::HostServer;
+use coracle_qemu::{QemuConfig, QemuDriver};
+use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
+use coracle_types::Clock;
+use miette::{IntoDiagnostic, WrapErr, bail};
+use prometheus_client::registry::Registry;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Server;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+
+use super::{announce, default_tools, kvm_probe_of, make_dir};
+use crate::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs};
+use crate::error::Failure;
+use crate::tasks::{Tasks, stop_signal};
+
+/// How long running calls get when the daemon stops.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Runs until a signal. Guests outlive it.
+pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<()> {
+    let legacy = legacy(&mut args)?;
+    let format = match legacy.as_ref().map(|l| l.log.format.as_str()) {
+        Some("json") => LogFormat::Json,
+        Some(_) => LogFormat::Text,
+        None => LogFormat::Auto,
+    };
+    init_logs(&args.log, format);
+    let state = match &legacy {
+        Some(config) if global.state.is_none() => config.storage.vms_dir.clone(),
+        _ => global.state(),
+    };
+    let host = open_host(&state, &args).await?;
+    let mut registry = Registry::default();
+    let readiness = Readiness::default();
+    let mut tasks = Tasks::new();
+    serve_socket(&mut tasks, &host, &global.socket(), &state).await?;
+    if let Some(at) = args.agent_listen {
+        let mut options = legacy.as_ref().map(AgentOptions::from).unwrap_or_default();
+        if args.agent_inband_errors {
+            options.error_style = ErrorStyle::Inband;
+        }
+        let metrics = AgentMetrics::new(&mut registry, &host);
+        let service = AgentService::new(host.clone(), options, metrics);
+        let bound = serve_agent(&mut tasks, &args, at, service).await?;
+        announce_node(&mut tasks, &args, &host, bound).await?;
+    }
+    if let Some(at) = args.admin_listen {
+        let listener = listen(at).await?;
+        let admin = Admin::new(registry, readiness.clone());
+        tasks.spawn("admin", |stop| async move { admin.serve(listener, stop).await.into_diagnostic() });
+    }
+    readiness.set("host", true);
+    tracing::info!(state = %state.display(), vms = host.list().len(), "node ready");
+    let outcome = tasks.run(stop_signal(), GRACE).await;
+    host.shutdown().await;
+    outcome
+}
+
+/// Under the old agent's name its configuration file and its defaults hold.
+fn legacy(args: &mut NodeArgs) -> miette::Result<Option<LegacyConfig>> {
+    if !args.legacy {
+        return Ok(None);
+    }
+    let text = match &args.config {
+        Some(path) => std::fs::read_to_string(path)
+            .into_diagnostic()
+            .wrap_err_with(|| format!("read {}", path.display()))?,
+        None => String::new(),
+    };
+    let config = LegacyConfig::parse(&text).into_diagnostic()?;
+    args.agent_listen.get_or_insert(SocketAddr::new(config.server.host.into(), config.server.port));
+    args.agent_plaintext = true;
+    if config.monitoring.enabled {
+        args.admin_listen.get_or_insert(SocketAddr::from(([0, 0, 0, 0], config.monitoring.metrics_port)));
+    }
+    args.log.clone_from(&config.log.level);
+    if args.subnet.is_none() {
+        args.subnet = Some(subnet_of(&config.network.bridge_ip)?);
+    }
+    if let Some(dir) = Path::new(&config.firecracker.kernel_path).parent().filter(|d| d.is_absolute()) {
+        args.kernel_dir.push(dir.to_owned());
+    }
+    Ok(Some(config))
+}
+
+/// `172.16.0.1/24` is the bridge's address; guests get the network around it.
+fn subnet_of(bridge_ip: &str) -> miette::Result<Subnet> {
+    let (address, prefix) = bridge_ip.split_once('/').unwrap_or((bridge_ip, "24"));
+    match (address.parse(), prefix.parse()) {
+        (Ok(address), Ok(prefix @ 8..=30)) => Ok(Subnet::around(address, prefix)),
+        _ => bail!("network.bridge_ip {bridge_ip:?} is no address with a prefix"),
+    }
+}
+
+async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
+    make_dir(state)?;
+    let (kernel, initrd) = boot_files(args.boot.as_deref())?;
+    let mut config = HostConfig::new(state.to_owned(), kernel, initrd);
+    config.kernel_dirs.clone_from(&args.kernel_dir);
+    config.memory_overcommit = args.memory_overcommit;
+    let kvm = (args.accelerator == AcceleratorChoice::Auto).then(kvm_probe_of);
+    let driver = QemuDriver::new(QemuConfig { program: args.qemu.clone(), kvm });
+    let images = Store::open(state.join("images"), StoreOptions::default())
+        .map_err(|e| Failure::new(e.code(), e.to_string()))?;
+    let network = network(state, args).await?;
+    let host = Host::open(config, Arc::new(driver), network, Arc::new(images), Clock::system())
+        .await
+        .into_diagnostic()?;
+    let probe = host.probe();
+    match probe.accelerator {
+        Some(accelerator) => {
+            tracing::info!(driver = host.driver_name(), version = probe.version, accelerator = accelerator.as_str(), reason = probe.reason, "driver");
+        }
+        None => tracing::warn!(driver = host.driver_name(), reason = probe.reason, "driver not available"),
+    }
+    Ok(host)
+}
+
+/// Kernel and initramfs of guests: named, or from the tool cache.
+fn boot_files(dir: Option<&Path>) -> miette::Result<(PathBuf, PathBuf)> {
+    let dir = match dir {
+        Some(dir) => dir.to_owned(),
+        None => default_tools().unwrap_or_default().join("guest/current"),
+    };
+    let (kernel, initrd) = (dir.join("vmlinuz"), dir.join("initrd"));
+    for file in [&kernel, &initrd] {
+        if !file.is_file() {
+            let message = format!("no guest {} in {}", file.file_name().unwrap_or_default().display(), dir.display());
+            let help = "name the folder with --boot DIR; in a checkout `cargo xtask setup` makes it";
+            return Err(Failure::new("COR-CFG-001", message).help(help).into());
+        }
+    }
+    Ok((kernel, initrd))
+}
+
+async fn network(state: &Path, args: &NodeArgs) -> miette::Result<Arc<dyn Network>> {
+    let root = rustix::process::geteuid().is_root();
+    let mode = args.network.unwrap_or(if root { NetworkMode::Bridge } else { NetworkMode::User });
+    match mode {
+        NetworkMode::Bridge => {
+            let network = BridgeNetwork::open(state, args.subnet)
+                .await
+                .into_diagnostic()
+                .wrap_err("open the bridge network (--network user needs no privilege)")?;
+            Ok(Arc::new(network))
+        }
+        NetworkMode::User => Ok(Arc::new(UserNetwork)),
+    }
+}
+
+async fn listen(at: SocketAddr) -> miette::Result<TcpListener> {
+    TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))
+}
+
+/// The local control socket: only its owner may use it.
+async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Path) -> miette::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(dir) = socket.parent() {
+        make_dir(dir)?;
+    }
+    // The host's lock is ours, so whatever lies there is stale.
+    let _absent = std::fs::remove_file(socket);
+    let listener =
+        UnixListener::bind(socket).into_diagnostic().wrap_err_with(|| format!("listen on {}", socket.display()))?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).into_diagnostic()?;
+    let link = state.join("host.sock");
+    let _absent = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink(socket, &link).into_diagnostic()?;
+    let service = HostServer::new(HostService::new(host.clone())).max_encoding_message_size(16 << 20);
+    let stopping = host.stopping();
+    tasks.spawn("host socket", move |stop| async move {
+        Server::builder()
+            .add_service(service)
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), end(stop, stopping))
+            .await
+            .into_diagnostic()
+    });
+    Ok(())
+}
+
+/// Ends a server, and with it the long answers of the host.
+async fn end(stop: CancellationToken, host: CancellationToken) {
+    stop.cancelled().await;
+    host.cancel();
+}
+
+async fn serve_agent(
+    tasks: &mut Tasks,
+    args: &NodeArgs,
+    at: SocketAddr,
+    service: AgentService,
+) -> miette::Result<SocketAddr> {
+    let mut server = Server::builder();
+    match tls(args)? {
+        Some(tls) => server = server.tls_config(tls).into_diagnostic()?,
+        None => tracing::warn!(%at, "FirecrackerAgent is served without TLS and without authentication"),
+    }
+    let listener = listen(at).await?;
+    let bound = listener.local_addr().into_diagnostic()?;
+    let reflection = coracle_agent::reflection().into_diagnostic()?;
+    tasks.spawn("agent", move |stop| async move {
+        server
+            .add_service(FirecrackerAgentServer::new(service))
+            .add_service(reflection)
+            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+            .await
+            .into_diagnostic()
+    });
+    Ok(bound)
+}
+
+fn tls(args: &NodeArgs) -> miette::Result<Option<ServerTlsConfig>> {
+    if args.agent_plaintext {
+        return Ok(None);
+    }
+    let (Some(cert), Some(key), Some(ca)) = (&args.tls_cert, &args.tls_key, &args.tls_client_ca) else {
+        let message = "--agent-listen needs --tls-cert, --tls-key and --tls-client-ca";
+        return Err(Failure::usage(message).help("old clients without TLS need --agent-plaintext").into());
+    };
+    let read = |path: &PathBuf| {
+        std::fs::read(path).into_diagnostic().wrap_err_with(|| format!("read {}", path.display()))
+    };
+    let identity = Identity::from_pem(read(cert)?, read(key)?);
+    Ok(Some(ServerTlsConfig::new().identity(identity).client_ca_root(Certificate::from_pem(read(ca)?))))
+}
+
+async fn announce_node(tasks: &mut Tasks, args: &NodeArgs, host: &Host, bound: SocketAddr) -> miette::Result<()> {
+    let Some(client) = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await? else {
+        return Ok(());
+    };
+    let node = args.node_name.clone().unwrap_or_else(super::hostname);
+    let address = args.advertise.clone().unwrap_or_else(|| bound.to_string());
+    let host = host.clone();
+    tasks.spawn("announce", move |stop| announce::run(client, node, address, host, stop));
+    Ok(())
+}

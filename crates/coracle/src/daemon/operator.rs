@@ -1,0 +1,83 @@
+//! `coracle operator`: controllers and admission webhooks.
+
+use std::time::Duration;
+
+use coracle_microvm::{AgentTls, Config, Fleet};
+use coracle_reconcile::Election;
+use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
+use kube::Client;
+use miette::{IntoDiagnostic, WrapErr, bail};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+use super::announce;
+use crate::cli::OperatorArgs;
+use crate::tasks::{Tasks, stop_signal};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Runs until a signal.
+pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
+    init_logs(&args.log, LogFormat::Auto);
+    if let Some(unknown) = args.controllers.iter().find(|c| *c != "mikromvm") {
+        bail!("no controller {unknown}; there is: mikromvm");
+    }
+    let client = match announce::client(args.kubeconfig.as_deref(), args.kubeconfig.is_none()).await? {
+        Some(client) => client,
+        None => bail!("name a cluster with --kubeconfig"),
+    };
+    let mut registry = Registry::default();
+    let config = config(&args, &mut registry)?;
+    let readiness = Readiness::default();
+    let mut tasks = Tasks::new();
+    let (fleet, keep) =
+        Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
+    tasks.spawn("fleet", |stop| async move {
+        stop.run_until_cancelled(keep).await;
+        Ok(())
+    });
+    if let Some(at) = args.webhook_listen {
+        webhook(&mut tasks, &client, &fleet, at).await?;
+    }
+    if let Some(at) = args.admin_listen {
+        let listener = TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
+        let admin = Admin::new(registry, readiness.clone());
+        tasks.spawn("admin", |stop| async move { admin.serve(listener, stop).await.into_diagnostic() });
+    }
+    tasks.spawn("mikromvm", |stop| async move {
+        Box::pin(coracle_microvm::run_with(client, config, fleet, stop)).await.into_diagnostic()
+    });
+    readiness.set("operator", true);
+    tracing::info!("operator ready");
+    tasks.run(stop_signal(), GRACE).await
+}
+
+fn config(args: &OperatorArgs, registry: &mut Registry) -> miette::Result<Config> {
+    let mut config = Config::default();
+    config.metrics.register(registry);
+    config.identity = format!("{}-{}", super::hostname(), std::process::id());
+    config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
+    config.tls = match (&args.agent_ca, args.agent_plaintext) {
+        (_, true) => None,
+        (Some(ca), false) => {
+            let identity = args.agent_cert.clone().zip(args.agent_key.clone());
+            Some(AgentTls { ca: ca.clone(), identity })
+        }
+        (None, false) => bail!("nodes speak TLS: name their authority with --agent-ca, or use --agent-plaintext"),
+    };
+    if !args.no_election {
+        let identity = config.identity.clone();
+        config.election =
+            Some(Election::new(coracle_api::keys::SYSTEM_NAMESPACE, "coracle-mikromvm", identity));
+    }
+    Ok(config)
+}
+
+async fn webhook(
+    _tasks: &mut Tasks,
+    _client: &Client,
+    _fleet: &Fleet,
+    at: std::net::SocketAddr,
+) -> miette::Result<()> {
+    bail!("webhook at {at}")
+}

@@ -1,0 +1,135 @@
+//! Errors at the edge: what happened, why, what to do, and an exit code.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+use miette::{Diagnostic, ReportHandler};
+use tonic::Code;
+
+/// An error with a stable code, for people.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: String,
+    pub(crate) message: String,
+    pub(crate) help: Option<String>,
+    pub(crate) exit: u8,
+}
+
+/// Exit codes that scripts rely on.
+pub(crate) mod exit {
+    pub(crate) const FAILED: u8 = 1;
+    pub(crate) const USAGE: u8 = 2;
+    pub(crate) const NOT_FOUND: u8 = 3;
+    pub(crate) const CONFLICT: u8 = 4;
+    pub(crate) const UNSUPPORTED: u8 = 5;
+    pub(crate) const TIMED_OUT: u8 = 6;
+    pub(crate) const FORBIDDEN: u8 = 7;
+    /// Ours, where the guest's own code is the result.
+    pub(crate) const OURS: u8 = 125;
+}
+
+impl Failure {
+    pub(crate) fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into(), help: None, exit: exit::FAILED }
+    }
+
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    pub(crate) fn exit(mut self, exit: u8) -> Self {
+        self.exit = exit;
+        self
+    }
+
+    /// A wrong argument.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new("COR-CLI-001", message).exit(exit::USAGE)
+    }
+}
+
+impl From<tonic::Status> for Failure {
+    fn from(status: tonic::Status) -> Self {
+        let text = |key| status.metadata().get(key).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let help = status.metadata().get_bin("coracle-help-bin").and_then(|v| v.to_bytes().ok());
+        let exit = match status.code() {
+            Code::NotFound => exit::NOT_FOUND,
+            Code::AlreadyExists | Code::Aborted => exit::CONFLICT,
+            Code::InvalidArgument => exit::USAGE,
+            Code::Unimplemented => exit::UNSUPPORTED,
+            Code::DeadlineExceeded => exit::TIMED_OUT,
+            Code::PermissionDenied | Code::Unauthenticated => exit::FORBIDDEN,
+            _ => exit::FAILED,
+        };
+        Self {
+            code: text("coracle-code").unwrap_or_else(|| format!("COR-RPC-{:03}", status.code() as i32)),
+            message: printable(status.message()),
+            help: help.map(|h| printable(&String::from_utf8_lossy(&h))),
+            exit,
+        }
+    }
+}
+
+/// Text from elsewhere cannot move the cursor.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Failure {}
+
+impl Diagnostic for Failure {
+    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(Box::new(&self.code))
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.help.as_ref().map(|h| Box::new(h) as Box<dyn fmt::Display>)
+    }
+}
+
+/// `error[CODE]: message`, causes indented, then `help:`.
+struct Plain;
+
+impl ReportHandler for Plain {
+    fn debug(&self, error: &dyn Diagnostic, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match error.code() {
+            Some(code) => write!(f, "error[{code}]: {error}")?,
+            None => write!(f, "error: {error}")?,
+        }
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            write!(f, "\n  {error}")?;
+            cause = error.source();
+        }
+        if let Some(help) = error.help() {
+            for (n, line) in help.to_string().lines().enumerate() {
+                write!(f, "\n  {:5} {line}", if n == 0 { "help:" } else { "" })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes reports look as ours do.
+pub(crate) fn install() {
+    let _only_the_first_counts = miette::set_hook(Box::new(|_| Box::new(Plain)));
+}
+
+/// Prints a failure to stderr and gives the process its exit code.
+pub(crate) fn exit_code(outcome: miette::Result<u8>) -> ExitCode {
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(report) => {
+            eprintln!("{report:?}");
+            ExitCode::from(report.downcast_ref::<Failure>().map_or(exit::FAILED, |f| f.exit))
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The node daemon is killed with SIGKILL in the middle of operations on real
+//! VMs, again and again: no guest dies, no second VMM appears, nothing leaks.
+//!
+//! `CORACLE_CRASHES` is the number of kills, `CORACLE_SEED` the seed.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use coracle_hypervisor::find_by_argument;
+use coracle_proto::host as pb;
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_testkit::{netns, tools};
+use hyper_util::rt::TokioIo;
+use pb::host_client::HostClient;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use support::{CORACLE, coracle_ok, eventually, node_tools};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// What the daemon has acknowledged of a VM: its VMM when it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Known {
+    Absent,
+    Running(u32),
+    Off,
+    /// The last operation was cut off: either outcome is right.
+    Open,
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+fn start_node(state: &Path) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(state.with_extension("log")).unwrap();
+    Command::new(CORACLE)
+        .args(["node", "--accelerator", "tcg", "--state"])
+        .arg(state)
+        .arg("--boot")
+        .arg(tools::tools_dir().join("guest/current"))
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+async fn connect(state: &Path) -> HostClient<Channel> {
+    eventually("the node's socket", Duration::from_secs(30), || async {
+        let path = state.join("host.sock");
+        UnixStream::connect(&path).await.map_err(|e| e.to_string())?;
+        let connector = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://node").connect_with_connector(connector).await;
+        channel.map(HostClient::new).map_err(|e| e.to_string())
+    })
+    .await
+}
+
+async fn import(state: &Path, dir: &Path) {
+    let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
+    let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
+    let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
+    write_layout(dir, &[layer], &spec, "1").unwrap();
+    coracle_ok(state, &["image", "import", &format!("oci:{}:1", dir.display()), "localhost/idle:1"]).await;
+}
+
+/// One operation of a user; returns what is known after it was acknowledged.
+async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, stop: bool) -> Option<Known> {
+    let vm = name.to_owned();
+    let after = match known {
+        Known::Absent => {
+            let request = pb::CreateVmRequest {
+                name: vm.clone(),
+                image: "localhost/idle:1".to_owned(),
+                vcpus: 1,
+                memory_mib: 128,
+                disk_mib: 64,
+                idempotent: true,
+                ..Default::default()
+            };
+            client.create_vm(request).await.ok()?;
+            Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
+        }
+        Known::Off if !stop => Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid),
+        Known::Running(_) if stop => {
+            client.stop_vm(pb::StopVmRequest { vm, grace_ms: Some(0) }).await.ok()?;
+            Known::Off
+        }
+        Known::Running(_) | Known::Off | Known::Open => {
+            client.delete_vm(pb::DeleteVmRequest { vm, force: true }).await.ok()?;
+            Known::Absent
+        }
+    };
+    Some(after)
+}
+
+/// What the daemon says now must agree with what it acknowledged before it was killed.
+async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Known>, round: u64) {
+    for (name, known) in world.iter_mut() {
+        let found = client.get_vm(pb::GetVmRequest { vm: (*name).to_owned() }).await;
+        match (&known, found) {
+            (Known::Absent, found) => assert!(found.is_err(), "kill {round}: {name} was deleted and is back"),
+            (Known::Running(pid), found) => {
+                let vm = found.unwrap_or_else(|e| panic!("kill {round}: {name} ran and is gone: {e}")).into_inner();
+                assert_eq!(vm.vmm_pid, *pid, "kill {round}: the VMM of {name} is another one: {}", vm.message);
+                assert_eq!(vm.state(), pb::VmState::Running, "kill {round}: {name}: {}", vm.message);
+            }
+            (Known::Off, found) => {
+                let vm = found.unwrap_or_else(|e| panic!("kill {round}: {name} was off and is gone: {e}")).into_inner();
+                assert_eq!(vm.vmm_pid, 0, "kill {round}: {name} was stopped and runs");
+            }
+            (Known::Open, Err(_)) => *known = Known::Absent,
+            (Known::Open, Ok(_)) => {
+                // An operation that was promised goes on by itself; removing it settles the matter.
+                client.delete_vm(pb::DeleteVmRequest { vm: (*name).to_owned(), force: true }).await.unwrap();
+                *known = Known::Absent;
+            }
+        }
+    }
+}
+
+fn vmms(run: &Path) -> Vec<String> {
+    let found = find_by_argument(run).unwrap();
+    let line = |p: &coracle_hypervisor::ProcessId| {
+        std::fs::read_to_string(format!("/proc/{}/cmdline", p.pid)).unwrap_or_default().replace('\0', " ")
+    };
+    found.iter().map(line).filter(|l| l.contains("qemu-system")).collect()
+}
+
+#[test]
+fn the_daemon_is_killed_at_random_and_no_guest_notices() {
+    netns::run_within(Duration::from_secs(1800), || async {
+        if node_tools().is_none() {
+            return;
+        }
+        let kills = number("CORACLE_CRASHES", 10);
+        let seed = number("CORACLE_SEED", 7);
+        let mut random = StdRng::seed_from_u64(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let mut node = start_node(&state);
+        let mut client = connect(&state).await;
+        let run = std::fs::read_link(state.join("host.sock")).unwrap().parent().unwrap().to_owned();
+        import(&state, &dir.path().join("layout")).await;
+        let mut world: BTreeMap<_, _> = NAMES.map(|name| (name, Known::Absent)).into();
+        for round in 0..kills {
+            // Something is under way at the moment of the kill, wherever that falls.
+            let name = NAMES[random.random_range(0..NAMES.len())];
+            let before = world[name].clone();
+            let moment = Duration::from_millis(random.random_range(0..4000));
+            let outcome = timeout(moment, operate(&mut client, name, &before, random.random())).await;
+            world.insert(name, outcome.ok().flatten().unwrap_or(Known::Open));
+            node.kill().await.unwrap(); // SIGKILL, and waits
+            node = start_node(&state);
+            client = connect(&state).await;
+            check(&mut client, &mut world, round).await;
+            let processes = vmms(&run);
+            let running = world.values().filter(|k| matches!(k, Known::Running(_))).count();
+            assert_eq!(processes.len(), running, "kill {round}: {processes:?} for {world:?}");
+        }
+        for name in NAMES {
+            let _absent = client.delete_vm(pb::DeleteVmRequest { vm: name.to_owned(), force: true }).await;
+        }
+        assert!(vmms(&run).is_empty());
+        assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
+        let taps: Vec<_> = coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
+        assert!(taps.is_empty(), "taps are left: {taps:?}");
+        node.kill().await.unwrap();
+        coracle_ok(&state, &["down"]).await;
+        println!("{{\"scenario\":\"crash_node\",\"seed\":{seed},\"kills\":{kills},\"ok\":true}}");
+    });
+}

