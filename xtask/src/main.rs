@@ -1,9 +1,11 @@
 //! Developer entry points: `cargo xtask {setup,up,test,soak,lint,bench,codegen,tidy}`.
 
+mod bench;
 mod codegen;
 mod guest_image;
 mod lint;
 mod setup;
+mod soak;
 mod test;
 mod tidy;
 
@@ -44,6 +46,16 @@ enum Command {
         /// Only these crates.
         crates: Vec<String>,
     },
+    /// Run scenarios with the counts that promises name.
+    Soak {
+        /// Only these scenarios.
+        names: Vec<String>,
+    },
+    /// Run benchmarks; figures on stdout.
+    Bench {
+        /// Only these benchmarks.
+        names: Vec<String>,
+    },
     /// Format, clippy, layers, generated files, links, licences.
     Lint,
     /// Check the layers of the crates and the length of files.
@@ -57,6 +69,8 @@ fn main() -> Result<()> {
         Command::Setup => setup::ensure(),
         Command::Up { args } => up(&args),
         Command::Test { crates } => setup::ensure().and_then(|()| test::run_all(&crates)),
+        Command::Soak { names } => soak::run_all(&names),
+        Command::Bench { names } => bench::run_all(&names),
         Command::Lint => lint::run_all(),
         Command::Tidy => tidy::check(),
     }

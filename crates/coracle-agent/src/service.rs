@@ -231,7 +231,7 @@ impl FirecrackerAgent for AgentService {
         self.counted("/firecracker.v1.FirecrackerAgent/GetVM", call, |_| true).await
     }
 
-    async fn list_vms(&self, request: Request<pb::ListVmsRequest>) -> Reply<pb::ListVmsResponse> {
+    async fn list_v_ms(&self, request: Request<pb::ListVMsRequest>) -> Reply<pb::ListVMsResponse> {
         let request = request.into_inner();
         let call = async {
             let all = self.host.list(); // sorted by name
@@ -245,7 +245,7 @@ impl FirecrackerAgent for AgentService {
                 _ => String::new(),
             };
             let total_count = i32::try_from(total).unwrap_or(i32::MAX);
-            Ok(pb::ListVmsResponse { vms, next_page_token, total_count })
+            Ok(pb::ListVMsResponse { vms, next_page_token, total_count })
         };
         self.counted("/firecracker.v1.FirecrackerAgent/ListVMs", call, |_| true).await
     }

@@ -63,7 +63,8 @@ async fn door(error_style: ErrorStyle) -> Door {
             .add_service(coracle_agent::reflection().unwrap());
         routes.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
     });
-    let client = FirecrackerAgentClient::connect(format!("http://{at}")).await.unwrap();
+    let channel = tonic::transport::Endpoint::new(format!("http://{at}")).unwrap().connect().await.unwrap();
+    let client = FirecrackerAgentClient::new(channel);
     Door { client, machines, registry, _server: server, _dir: dir }
 }
 
@@ -157,7 +158,7 @@ async fn a_missing_image_or_a_vmm_that_dies_is_a_clear_error_and_leaves_nothing(
     let failed = client.create_vm(create("a")).await.unwrap_err();
     assert_eq!(failed.code(), Code::Internal);
     assert!(failed.message().contains("no such kernel"), "{}", failed.message());
-    let list = client.list_vms(pb::ListVmsRequest::default()).await.unwrap().into_inner();
+    let list = client.list_v_ms(pb::ListVMsRequest::default()).await.unwrap().into_inner();
     assert_eq!(list.total_count, 0, "a failed creation is undone");
     machines.fail_starts(None);
     client.create_vm(create("a")).await.unwrap();
@@ -196,13 +197,13 @@ async fn lists_are_sorted_and_paged() {
     for name in ["c", "a", "b"] {
         client.create_vm(create(name)).await.unwrap();
     }
-    let page = |page_size, page_token: &str| pb::ListVmsRequest { page_size, page_token: page_token.into() };
-    let names = |r: &pb::ListVmsResponse| r.vms.iter().map(|v| v.vm_id.clone()).collect::<Vec<_>>();
-    let all = client.list_vms(page(0, "")).await.unwrap().into_inner();
+    let page = |page_size, page_token: &str| pb::ListVMsRequest { page_size, page_token: page_token.into() };
+    let names = |r: &pb::ListVMsResponse| r.vms.iter().map(|v| v.vm_id.clone()).collect::<Vec<_>>();
+    let all = client.list_v_ms(page(0, "")).await.unwrap().into_inner();
     assert_eq!((names(&all), all.total_count, all.next_page_token.as_str()), (vec![id("a"), id("b"), id("c")], 3, ""));
-    let first = client.list_vms(page(2, "")).await.unwrap().into_inner();
+    let first = client.list_v_ms(page(2, "")).await.unwrap().into_inner();
     assert_eq!((names(&first), first.next_page_token.as_str()), (vec![id("a"), id("b")], "b"));
-    let rest = client.list_vms(page(2, &first.next_page_token)).await.unwrap().into_inner();
+    let rest = client.list_v_ms(page(2, &first.next_page_token)).await.unwrap().into_inner();
     assert_eq!((names(&rest), rest.next_page_token.as_str()), (vec![id("c")], ""));
 }
 

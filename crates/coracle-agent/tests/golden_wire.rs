@@ -4,7 +4,7 @@ use coracle_proto::firecracker as pb;
 use prost::Message;
 
 /// Encodes, decodes again, and decodes with an unknown field 100 behind it.
-fn wire<M: Message + Default + PartialEq>(name: &str, message: &M) -> String {
+fn wire<M: Message + Default + PartialEq + std::fmt::Debug>(name: &str, message: &M) -> String {
     let bytes = message.encode_to_vec();
     assert_eq!(&M::decode(&bytes[..]).unwrap(), message, "{name} round trip");
     let mut newer = bytes.clone();
@@ -58,8 +58,8 @@ fn every_message_has_the_bytes_of_the_contract() {
         wire("DeleteVMResponse", &pb::DeleteVmResponse { vm_id: id(), success: true, error_message: error_message() }),
         wire("GetVMRequest", &pb::GetVmRequest { vm_id: id() }),
         wire("GetVMResponse", &pb::GetVmResponse { vm: Some(info()) }),
-        wire("ListVMsRequest", &pb::ListVmsRequest { page_size: 5, page_token: "t".into() }),
-        wire("ListVMsResponse", &pb::ListVmsResponse { vms: vec![info()], next_page_token: "t".into(), total_count: 1 }),
+        wire("ListVMsRequest", &pb::ListVMsRequest { page_size: 5, page_token: "t".into() }),
+        wire("ListVMsResponse", &pb::ListVMsResponse { vms: vec![info()], next_page_token: "t".into(), total_count: 1 }),
         wire("WatchVMEventsRequest", &pb::WatchVmEventsRequest { vm_id: id() }),
         wire("VMEvent", &pb::VmEvent {
             vm_id: id(),

@@ -1,4 +1,10 @@
 //! The custom resource definitions, as they are applied. A change here is a change of the public API.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail like tests"
+)]
 
 #[test]
 fn custom_resource_definitions() {

@@ -101,7 +101,9 @@ impl Agent {
             // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
             tokio::task::spawn_blocking(move || apply(&mut before, plan, &root, started)).await
         };
-        let done = tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("configuring the machine"))?;
+        let done = tokio::time::timeout(CONFIGURE, work)
+            .await
+            .map_err(|_| Error::TimedOut("configuring the machine"))?;
         done.map_err(|_| Error::TimedOut("configuring the machine"))?
     }
 
@@ -110,7 +112,9 @@ impl Agent {
     /// # Errors
     /// Before a Configure has mounted it.
     pub(crate) fn root(&self) -> Result<Arc<Root>, Error> {
-        self.root_slot().clone().ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
+        self.root_slot()
+            .clone()
+            .ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
     }
 
     pub(crate) fn metrics(&self) -> MetricsResponse {
@@ -144,9 +148,16 @@ impl Agent {
 }
 
 /// Brings the machine from `before` to `plan`; blocking.
-fn apply(before: &mut Option<Plan>, plan: Plan, root: &RootSlot, started: bool) -> Result<ConfigureResponse, Error> {
+fn apply(
+    before: &mut Option<Plan>,
+    plan: Plan,
+    root: &RootSlot,
+    started: bool,
+) -> Result<ConfigureResponse, Error> {
     if started && before.as_ref() != Some(&plan) {
-        return Err(Error::State("the workload has started: its machine can no longer be configured differently".into()));
+        return Err(Error::State(
+            "the workload has started: its machine can no longer be configured differently".into(),
+        ));
     }
     let mounted = lock(root).is_some();
     let kept = before.as_ref().and_then(|b| b.root.as_ref());

@@ -57,7 +57,9 @@ pub(crate) async fn open(sys: &Path, dev: &Path) -> OwnedFd {
 /// The device of the port with our name.
 fn find(sys: &Path, dev: &Path) -> Option<PathBuf> {
     let ports = std::fs::read_dir(sys.join("class/virtio-ports")).ok()?;
-    let ours = |path: &Path| std::fs::read_to_string(path.join("name")).is_ok_and(|name| name.trim_end() == PORT_NAME);
+    let ours = |path: &Path| {
+        std::fs::read_to_string(path.join("name")).is_ok_and(|name| name.trim_end() == PORT_NAME)
+    };
     ports.flatten().find(|port| ours(&port.path())).map(|port| dev.join(port.file_name()))
 }
 
@@ -65,7 +67,8 @@ fn find(sys: &Path, dev: &Path) -> Option<PathBuf> {
 fn hung_up(fd: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0) && fds.iter().any(|f| f.revents().contains(PollFlags::HUP))
+    matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+        && fds.iter().any(|f| f.revents().contains(PollFlags::HUP))
 }
 
 /// Waits until a host holds the other end. Sleeps on an edge: poll reports a missing host for ever.
@@ -79,7 +82,8 @@ pub async fn host_present(fd: &OwnedFd) -> io::Result<()> {
     let edges = crate::sys::watch(edges, Interest::READABLE)?;
     while hung_up(fd) {
         let mut guard = edges.readable().await?;
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 4];
+        let mut events =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 4];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let _ = epoll::wait(edges.get_ref(), &mut events[..], Some(&now));
         guard.clear_ready();
@@ -122,11 +126,17 @@ impl Port {
 }
 
 impl AsyncRead for Port {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.0.fd.poll_read_ready(cx))?;
             let closed = guard.ready().is_read_closed();
-            let read = guard.try_io(|fd| rustix::io::read(fd.get_ref(), buffer.initialize_unfilled()).map_err(io::Error::from));
+            let read = guard.try_io(|fd| {
+                rustix::io::read(fd.get_ref(), buffer.initialize_unfilled()).map_err(io::Error::from)
+            });
             let n = match read {
                 Ok(Ok(n)) => n,
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -153,7 +163,9 @@ impl AsyncWrite for Port {
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Ok(result) => return Poll::Ready(result),
                 // Without a host a write would block for ever, and the flag never clears: this would spin.
-                Err(_) if closed || hung_up(self.0.fd.get_ref()) => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+                Err(_) if closed || hung_up(self.0.fd.get_ref()) => {
+                    return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+                }
                 Err(_) => {}
             }
         }
@@ -190,7 +202,8 @@ mod tests {
     #[test]
     fn the_port_is_found_by_name() {
         let sys = tempfile::tempdir().unwrap();
-        for (port, name) in [("vport0p1", "org.qemu.guest_agent.0\n"), ("vport1p3", "dev.coracle.guest.0\n")] {
+        for (port, name) in [("vport0p1", "org.qemu.guest_agent.0\n"), ("vport1p3", "dev.coracle.guest.0\n")]
+        {
             let dir = sys.path().join("class/virtio-ports").join(port);
             std::fs::create_dir_all(&dir).unwrap();
             std::fs::write(dir.join("name"), name).unwrap();
@@ -231,7 +244,8 @@ mod tests {
         let (ours, theirs) = pair();
         let mut port = Port::new(ours).unwrap();
         drop(theirs);
-        let write = tokio::time::timeout(Duration::from_secs(1), port.write_all(&[0; 1 << 20])).await.unwrap();
+        let write =
+            tokio::time::timeout(Duration::from_secs(1), port.write_all(&[0; 1 << 20])).await.unwrap();
         assert_eq!(write.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

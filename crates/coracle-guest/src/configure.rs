@@ -129,7 +129,8 @@ pub(crate) fn identity(plan: &Plan) -> Result<(), Error> {
 /// Files that the machine's identity puts into the container.
 fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
     let put = |path: &str, text: &str, mode: u32| {
-        root.replace(Path::new(path), text.as_bytes(), Mode::from_raw_mode(mode)).map_err(Error::io(format!("write {path} in the image")))
+        root.replace(Path::new(path), text.as_bytes(), Mode::from_raw_mode(mode))
+            .map_err(Error::io(format!("write {path} in the image")))
     };
     put("/etc/hosts", &plan.hosts(), 0o644)?;
     if !plan.hostname.is_empty() {
@@ -173,8 +174,14 @@ mod tests {
     use coracle_proto::guest::Network;
 
     fn request() -> ConfigureRequest {
-        let network = Network { mac: "02:00:00:00:00:01".into(), address: "10.0.0.2/24".into(), ..Network::default() };
-        ConfigureRequest { hostname: "web-0".into(), machine_id: "0".repeat(32), network: Some(network), ..ConfigureRequest::default() }
+        let network =
+            Network { mac: "02:00:00:00:00:01".into(), address: "10.0.0.2/24".into(), ..Network::default() };
+        ConfigureRequest {
+            hostname: "web-0".into(),
+            machine_id: "0".repeat(32),
+            network: Some(network),
+            ..ConfigureRequest::default()
+        }
     }
 
     #[test]
@@ -208,7 +215,10 @@ mod tests {
         let root = Root::open(&inner).unwrap();
         let _ = files(&root, &Plan::parse(request()).unwrap());
         assert!(!outer.path().join("hosts").exists());
-        assert_eq!(std::fs::read_to_string(inner.join("hosts")).unwrap().lines().last(), Some("10.0.0.2\tweb-0"));
+        assert_eq!(
+            std::fs::read_to_string(inner.join("hosts")).unwrap().lines().last(),
+            Some("10.0.0.2\tweb-0")
+        );
     }
 
     #[test]

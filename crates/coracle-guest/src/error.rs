@@ -56,7 +56,9 @@ impl From<Error> for Status {
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Code::NotFound,
                 io::ErrorKind::PermissionDenied => Code::PermissionDenied,
-                io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::NotADirectory => Code::InvalidArgument,
+                io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::NotADirectory => {
+                    Code::InvalidArgument
+                }
                 io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => Code::ResourceExhausted,
                 _ => Code::Internal,
             },

@@ -25,7 +25,12 @@ const QUIET: Duration = Duration::from_millis(100);
 const END_OF_INPUT: &[u8] = &[4];
 
 /// Starts `process` and gives the stream of its output; `input` holds the client's further messages.
-pub(crate) fn exec<S>(reaper: &Arc<Reaper>, root: &Root, process: &Process, input: S) -> Result<Pumped<ExecResponse>, Error>
+pub(crate) fn exec<S>(
+    reaper: &Arc<Reaper>,
+    root: &Root,
+    process: &Process,
+    input: S,
+) -> Result<Pumped<ExecResponse>, Error>
 where
     S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin + 'static,
 {
@@ -78,7 +83,10 @@ where
             beside(keys.forward(input), async { tokio::join!(exit, output).0 }).await
         }
         Io::Pipes { stdin, stdout, stderr } => {
-            let (out, err) = (pump(&stdout, Out::Stdout, &outbox, over.clone()), pump(&stderr, Out::Stderr, &outbox, over));
+            let (out, err) = (
+                pump(&stdout, Out::Stdout, &outbox, over.clone()),
+                pump(&stderr, Out::Stderr, &outbox, over),
+            );
             let input = async {
                 let keys = Keys { target: stdin.as_ref(), terminal: None, group: &group };
                 let rest = keys.until_closed(input).await;
@@ -104,7 +112,12 @@ async fn beside<T>(input: impl Future<Output = ()>, work: impl Future<Output = T
 }
 
 /// Sends what the command writes. Waits while the client does not read, and so does the command.
-async fn pump(pipe: &Pipe, wrap: fn(Vec<u8>) -> Out, outbox: &Outbox<ExecResponse>, mut over: watch::Receiver<bool>) {
+async fn pump(
+    pipe: &Pipe,
+    wrap: fn(Vec<u8>) -> Out,
+    outbox: &Outbox<ExecResponse>,
+    mut over: watch::Receiver<bool>,
+) {
     let mut buffer = vec![0; CHUNK];
     loop {
         let read = tokio::select! {

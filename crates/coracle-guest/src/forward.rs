@@ -24,7 +24,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// UNAVAILABLE, naming the port, when nothing listens there.
-pub(crate) async fn forward<S>(header: &PortForwardHeader, input: S) -> Result<Pumped<PortForwardChunk>, Error>
+pub(crate) async fn forward<S>(
+    header: &PortForwardHeader,
+    input: S,
+) -> Result<Pumped<PortForwardChunk>, Error>
 where
     S: Stream<Item = Result<PortForwardRequest, Status>> + Send + Unpin + 'static,
 {
@@ -61,7 +64,9 @@ async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Error> {
                 let _ = socket.set_nodelay(true);
                 return Ok(socket);
             }
-            Ok(Err(e)) if e.kind() == io::ErrorKind::ConnectionRefused => format!("nothing listens on port {} of the guest ({target})", target.port()),
+            Ok(Err(e)) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                format!("nothing listens on port {} of the guest ({target})", target.port())
+            }
             Ok(Err(e)) => format!("port {} of the guest ({target}): {e}", target.port()),
             Err(_) => format!("port {} of the guest ({target}) does not answer", target.port()),
         };

@@ -27,7 +27,12 @@ impl Ring {
     pub(crate) fn push(&mut self, stream: Stream, data: &[u8], time_unix_ns: i64) {
         for part in data.chunks(RING_BYTES / 4) {
             self.bytes = self.bytes.saturating_add(part.len());
-            self.chunks.push_back(LogChunk { offset: self.next, stream: stream.into(), data: part.to_vec(), time_unix_ns });
+            self.chunks.push_back(LogChunk {
+                offset: self.next,
+                stream: stream.into(),
+                data: part.to_vec(),
+                time_unix_ns,
+            });
             self.next = self.next.saturating_add(len(part));
         }
         while self.bytes > RING_BYTES || self.chunks.len() > RING_CHUNKS {
@@ -85,7 +90,10 @@ impl Logs {
     ///
     /// # Errors
     /// OUT_OF_RANGE when `offset` lies in the future: it stems from another life of this VM.
-    pub(crate) fn follow(self: &Arc<Self>, offset: u64) -> Result<impl Flow<Item = Result<LogChunk, Status>> + Send + use<>, Status> {
+    pub(crate) fn follow(
+        self: &Arc<Self>,
+        offset: u64,
+    ) -> Result<impl Flow<Item = Result<LogChunk, Status>> + Send + use<>, Status> {
         let end = self.ring().end();
         if offset > end {
             return Err(Status::out_of_range(format!("offset {offset} of logs that end at {end}")));
@@ -123,7 +131,8 @@ mod tests {
         assert!(ring.read(0).is_none());
         ring.push(Stream::Stdout, b"hello", 1);
         ring.push(Stream::Stderr, b"world", 2);
-        let at = |o: u64| ring.read(o).map(|c| (c.offset, String::from_utf8(c.data).unwrap(), c.time_unix_ns));
+        let at =
+            |o: u64| ring.read(o).map(|c| (c.offset, String::from_utf8(c.data).unwrap(), c.time_unix_ns));
         assert_eq!(at(0), Some((0, "hello".into(), 1)));
         assert_eq!(at(3), Some((3, "lo".into(), 1)));
         assert_eq!(at(5), Some((5, "world".into(), 2)));

@@ -46,7 +46,10 @@ fn read(path: &str) -> String {
 fn memory(text: &str) -> (u64, u64) {
     let field = |name: &str| {
         let line = text.lines().find_map(|l| l.strip_prefix(name));
-        line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0).saturating_mul(1024)
+        line.and_then(|l| l.split_whitespace().next())
+            .and_then(|n| n.parse::<u64>().ok())
+            .unwrap_or(0)
+            .saturating_mul(1024)
     };
     (field("MemTotal:"), field("MemAvailable:"))
 }
@@ -62,7 +65,12 @@ struct Cpu {
 fn cpu(text: &str) -> Cpu {
     let line = text.lines().find_map(|l| l.strip_prefix("cpu ")).unwrap_or("");
     let ticks: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap_or(0)).collect();
-    let sum = |at: &[usize]| at.iter().filter_map(|i| ticks.get(*i)).fold(0u64, |a, b| a.saturating_add(*b)).saturating_mul(TICK_NS);
+    let sum = |at: &[usize]| {
+        at.iter()
+            .filter_map(|i| ticks.get(*i))
+            .fold(0u64, |a, b| a.saturating_add(*b))
+            .saturating_mul(TICK_NS)
+    };
     Cpu { user: sum(&[0, 1]), system: sum(&[2, 5, 6]), steal: sum(&[7]) }
 }
 
@@ -83,7 +91,8 @@ fn resident_pages(text: &str) -> u64 {
 
 fn processes() -> u32 {
     let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
-    let numbers = entries.flatten().filter(|e| e.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    let numbers =
+        entries.flatten().filter(|e| e.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
     u32::try_from(numbers.count()).unwrap_or(u32::MAX)
 }
 
@@ -93,7 +102,10 @@ mod tests {
 
     #[test]
     fn parsers_read_what_the_kernel_writes() {
-        assert_eq!(memory("MemTotal:  24105 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n"), (24_683_520, 524_288));
+        assert_eq!(
+            memory("MemTotal:  24105 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n"),
+            (24_683_520, 524_288)
+        );
         let stat = "cpu  100 5 30 900 7 2 3 11 0 0\ncpu0 1 1 1 1\n";
         assert_eq!(cpu(stat), Cpu { user: 1_050_000_000, system: 350_000_000, steal: 110_000_000 });
         let dev = "Inter-|   Receive\n face |bytes packets\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0:700 3 0 0 0 0 0 0 800 4 0 0 0 0 0 0\n";
@@ -104,7 +116,11 @@ mod tests {
     #[test]
     fn nonsense_is_zero() {
         for text in ["", "cpu ", "MemTotal:", "eth0:", "a:b:c\ncpu x y z\nMemTotal: -1", "\u{fffd}"] {
-            assert_eq!((memory(text), cpu(text), network(text), resident_pages(text)), ((0, 0), Cpu::default(), (0, 0), 0), "{text:?}");
+            assert_eq!(
+                (memory(text), cpu(text), network(text), resident_pages(text)),
+                ((0, 0), Cpu::default(), (0, 0), 0),
+                "{text:?}"
+            );
         }
         assert_eq!(memory(&format!("MemTotal: {} kB", u64::MAX)).0, u64::MAX);
     }
@@ -112,7 +128,13 @@ mod tests {
     #[test]
     fn the_host_has_some_of_everything() {
         let m = collect(Path::new("/"));
-        assert!(m.memory_total_bytes > m.memory_available_bytes && m.cpu_user_ns > 0 && m.processes > 1 && m.agent_rss_bytes > 0, "{m:?}");
+        assert!(
+            m.memory_total_bytes > m.memory_available_bytes
+                && m.cpu_user_ns > 0
+                && m.processes > 1
+                && m.agent_rss_bytes > 0,
+            "{m:?}"
+        );
         assert!(m.overlay_total_bytes >= m.overlay_available_bytes);
     }
 }

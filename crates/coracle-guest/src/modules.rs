@@ -15,7 +15,8 @@ const DIR: &str = "/modules";
 pub(crate) fn load() {
     let list = std::fs::read_to_string(LIST).unwrap_or_default();
     for name in list.lines().map(str::trim).filter(|l| !l.is_empty()) {
-        let loaded = File::open(Path::new(DIR).join(name)).and_then(|file| Ok(rustix::system::finit_module(file, c"", 0)?));
+        let loaded = File::open(Path::new(DIR).join(name))
+            .and_then(|file| Ok(rustix::system::finit_module(file, c"", 0)?));
         match loaded {
             Err(e) if e.raw_os_error() != Some(Errno::EXIST.raw_os_error()) => say!("module {name}: {e}"),
             _ => {}

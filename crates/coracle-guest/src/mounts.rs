@@ -34,7 +34,12 @@ pub(crate) fn at_boot() {
         ("devtmpfs", "/dev", MountFlags::NOSUID, c"mode=0755"),
         ("proc", "/proc", PLAIN, c""),
         ("sysfs", "/sys", PLAIN, c""),
-        ("devpts", "/dev/pts", MountFlags::NOSUID.union(MountFlags::NOEXEC), c"mode=0620,gid=5,ptmxmode=0666"),
+        (
+            "devpts",
+            "/dev/pts",
+            MountFlags::NOSUID.union(MountFlags::NOEXEC),
+            c"mode=0620,gid=5,ptmxmode=0666",
+        ),
         ("tmpfs", "/dev/shm", MountFlags::NOSUID.union(MountFlags::NODEV), c"mode=1777"),
         ("tmpfs", "/run", MountFlags::NOSUID.union(MountFlags::NODEV), c"mode=0755"),
         ("tmpfs", "/tmp", MountFlags::NOSUID.union(MountFlags::NODEV), c"mode=1777"),
@@ -61,7 +66,9 @@ impl Plan {
         let filesystem = match wire.image_fs.as_str() {
             "erofs" => "erofs",
             "ext4" => "ext4",
-            other => return Err(Error::invalid(format!("image file system {other:?} is neither erofs nor ext4"))),
+            other => {
+                return Err(Error::invalid(format!("image file system {other:?} is neither erofs nor ext4")));
+            }
         };
         let overlay = if wire.overlay_device.is_empty() { None } else { Some(device(&wire.overlay_device)?) };
         Ok(Self { image: device(&wire.image_device)?, filesystem, overlay })
@@ -70,7 +77,9 @@ impl Plan {
 
 fn device(path: &str) -> Result<PathBuf, Error> {
     match path.strip_prefix("/dev/") {
-        Some(name) if (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric()) => Ok(path.into()),
+        Some(name) if (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric()) => {
+            Ok(path.into())
+        }
         _ => Err(Error::invalid(format!("{path:?} is no block device path"))),
     }
 }
@@ -96,7 +105,8 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         let dir = overlay.join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
-    let layers = c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work";
+    let layers =
+        c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work";
     mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)?;
     let root = Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))?;
     furnish(&root)?;
@@ -108,7 +118,14 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
 struct Undo(Vec<PathBuf>);
 
 impl Undo {
-    fn mount(&mut self, source: &Path, target: &Path, kind: &str, flags: MountFlags, data: &std::ffi::CStr) -> Result<(), Error> {
+    fn mount(
+        &mut self,
+        source: &Path,
+        target: &Path,
+        kind: &str,
+        flags: MountFlags,
+        data: &std::ffi::CStr,
+    ) -> Result<(), Error> {
         let what = || format!("mount {} ({kind}) on {}", source.display(), target.display());
         rustix::mount::mount(source, target, kind, flags, data).map_err(|e| Error::io(what())(e))?;
         self.0.push(target.to_owned());
@@ -130,7 +147,9 @@ fn ready(device: &Path) -> Result<(), Error> {
     let file = loop {
         match File::open(device) {
             Ok(file) => break file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound && since.elapsed() < DEVICE_WAIT => std::thread::sleep(DEVICE_POLL),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && since.elapsed() < DEVICE_WAIT => {
+                std::thread::sleep(DEVICE_POLL)
+            }
             Err(e) => return Err(Error::io(format!("open {}", device.display()))(e)),
         }
     };
@@ -154,10 +173,14 @@ fn furnish(root: &Root) -> Result<(), Error> {
         ("tmpfs", "/dev/shm", PLAIN, c"mode=1777", 0o1777),
         ("mqueue", "/dev/mqueue", PLAIN, c"", 0o755),
     ] {
-        let dir = root.ensure_dir(Path::new(target), Mode::from_raw_mode(mode)).map_err(Error::io(format!("make {target} in the image")))?;
+        let dir = root
+            .ensure_dir(Path::new(target), Mode::from_raw_mode(mode))
+            .map_err(Error::io(format!("make {target} in the image")))?;
         let by_handle = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
         match rustix::mount::mount(kind, &by_handle, kind, flags, data) {
-            Ok(()) if kind == "tmpfs" && target == "/dev" => nodes(root).map_err(Error::io("make device nodes"))?,
+            Ok(()) if kind == "tmpfs" && target == "/dev" => {
+                nodes(root).map_err(Error::io("make device nodes"))?
+            }
             Ok(()) => {}
             Err(Errno::NODEV) if kind == "mqueue" => {} // not in every kernel
             Err(e) => return Err(Error::io(format!("mount {target} in the image"))(e)),
@@ -169,16 +192,26 @@ fn furnish(root: &Root) -> Result<(), Error> {
 /// The device nodes that every container has.
 fn nodes(root: &Root) -> io::Result<()> {
     let dev = root.dir(Path::new("/dev"))?;
-    for (name, major, minor) in
-        [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0), ("fuse", 10, 229)]
-    {
+    for (name, major, minor) in [
+        ("null", 1, 3),
+        ("zero", 1, 5),
+        ("full", 1, 7),
+        ("random", 1, 8),
+        ("urandom", 1, 9),
+        ("tty", 5, 0),
+        ("fuse", 10, 229),
+    ] {
         let mode = Mode::from_raw_mode(0o666);
         rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
         rustix::fs::chmodat(&dev, name, mode, rustix::fs::AtFlags::empty())?; // the umask does not apply
     }
-    for (name, to) in
-        [("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")]
-    {
+    for (name, to) in [
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
         rustix::fs::symlinkat(to, &dev, name)?;
     }
     Ok(())
@@ -207,10 +240,19 @@ mod tests {
     #[test]
     fn devices_are_devices() {
         let plan = |image: &str, fs: &str, overlay: &str| {
-            Plan::parse(&RootMount { image_device: image.into(), image_fs: fs.into(), overlay_device: overlay.into() }).is_ok()
+            Plan::parse(&RootMount {
+                image_device: image.into(),
+                image_fs: fs.into(),
+                overlay_device: overlay.into(),
+            })
+            .is_ok()
         };
         assert!(plan("/dev/vda", "erofs", "/dev/vdb") && plan("/dev/vda", "ext4", ""));
-        assert!(!plan("", "erofs", "") && !plan("/dev/vda", "btrfs", "") && !plan("/dev/../etc/passwd", "erofs", ""));
+        assert!(
+            !plan("", "erofs", "")
+                && !plan("/dev/vda", "btrfs", "")
+                && !plan("/dev/../etc/passwd", "erofs", "")
+        );
         assert!(!plan("/dev/vda", "erofs", "/tmp/x") && !plan("/dev/a,b", "erofs", ""));
     }
 

@@ -51,11 +51,16 @@ pub(crate) struct Link {
 impl Plan {
     /// Parses the wire's network.
     pub(crate) fn parse(wire: &coracle_proto::guest::Network) -> Result<Self, Error> {
-        let link = if wire.mac.is_empty() { None } else { Some(Link::parse(&wire.mac, &wire.address, &wire.gateway)?) };
+        let link = if wire.mac.is_empty() {
+            None
+        } else {
+            Some(Link::parse(&wire.mac, &wire.address, &wire.gateway)?)
+        };
         if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 {
             return Err(Error::invalid("more than 8 nameservers or 32 search domains"));
         }
-        let server = |s: &String| s.parse().map_err(|_| Error::invalid(format!("nameserver {s:?} is no IP address")));
+        let server =
+            |s: &String| s.parse().map_err(|_| Error::invalid(format!("nameserver {s:?} is no IP address")));
         let nameservers = wire.nameservers.iter().map(server).collect::<Result<_, _>>()?;
         for domain in &wire.search_domains {
             if !is_name(domain, 253) {
@@ -78,14 +83,16 @@ impl Plan {
 impl Link {
     fn parse(mac: &str, address: &str, gateway: &str) -> Result<Self, Error> {
         let bad = |what: &str, text: &str| Error::invalid(format!("{what} {text:?}"));
-        let octets: Vec<u8> = mac.split(':').filter(|o| o.len() == 2).filter_map(|o| u8::from_str_radix(o, 16).ok()).collect();
+        let octets: Vec<u8> =
+            mac.split(':').filter(|o| o.len() == 2).filter_map(|o| u8::from_str_radix(o, 16).ok()).collect();
         let mac: [u8; 6] = octets.try_into().map_err(|_| bad("MAC address", mac))?;
         let [first, ..] = mac;
         if first & 1 == 1 || mac == [0; 6] {
             return Err(Error::invalid("MAC address is no unicast address"));
         }
         let (ip, prefix) = address.split_once('/').ok_or_else(|| bad("address without a prefix", address))?;
-        let prefix: u8 = prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(|| bad("prefix of", address))?;
+        let prefix: u8 =
+            prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(|| bad("prefix of", address))?;
         let ip = ip.parse().map_err(|_| bad("IPv4 address", address))?;
         let gateway = match gateway {
             "" => None,
@@ -148,7 +155,9 @@ impl Net {
         match (found.next(), found.next()) {
             (Some(name), None) => Ok(name),
             (None, _) => Err(Error::State("this machine has no Ethernet link".into())),
-            (Some(a), Some(b)) => Err(Error::State(format!("this machine has more than one Ethernet link: {a}, {b}"))),
+            (Some(a), Some(b)) => {
+                Err(Error::State(format!("this machine has more than one Ethernet link: {a}, {b}")))
+            }
         }
     }
 
@@ -201,7 +210,12 @@ impl Net {
             };
             exists_is_fine(sys::route(self.socket.as_fd(), SIOCADDRT, &on_link, Some(&device)))?;
         }
-        let new = Route { destination: any, gateway: socket_address(gateway), mask: any, flags: RTF_UP | RTF_GATEWAY };
+        let new = Route {
+            destination: any,
+            gateway: socket_address(gateway),
+            mask: any,
+            flags: RTF_UP | RTF_GATEWAY,
+        };
         exists_is_fine(sys::route(self.socket.as_fd(), SIOCADDRT, &new, Some(&device)))
     }
 
@@ -271,7 +285,10 @@ mod tests {
         let link = |a: &str| Plan::parse(&wire("02:00:00:00:00:01", a, "")).unwrap().link.unwrap();
         assert_eq!(link("10.1.2.3/24").mask(), Ipv4Addr::new(255, 255, 255, 0));
         assert_eq!(link("10.1.2.3/32").mask(), Ipv4Addr::BROADCAST);
-        assert!(link("10.1.2.3/24").holds("10.1.2.1".parse().unwrap()) && !link("10.1.2.3/32").holds("10.1.2.1".parse().unwrap()));
+        assert!(
+            link("10.1.2.3/24").holds("10.1.2.1".parse().unwrap())
+                && !link("10.1.2.3/32").holds("10.1.2.1".parse().unwrap())
+        );
     }
 
     #[test]
@@ -284,7 +301,11 @@ mod tests {
 
     #[test]
     fn resolv_conf_is_plain() {
-        let net = Network { nameservers: vec!["10.0.2.3".into()], search_domains: vec!["a.b".into(), "c".into()], ..Network::default() };
+        let net = Network {
+            nameservers: vec!["10.0.2.3".into()],
+            search_domains: vec!["a.b".into(), "c".into()],
+            ..Network::default()
+        };
         assert_eq!(Plan::parse(&net).unwrap().resolv_conf(), "nameserver 10.0.2.3\nsearch a.b c\n");
         let evil = Network { search_domains: vec!["x\nnameserver 6.6.6.6".into()], ..Network::default() };
         assert!(Plan::parse(&evil).is_err());

@@ -16,6 +16,8 @@ const FILE_THREADS: usize = 8;
 const STACK_BYTES: usize = 256 * 1024;
 /// Descriptors that a process may open: what container engines grant.
 const FILES: Rlimit = Rlimit { current: Some(1024), maximum: Some(524_288) };
+/// Idle threads stay: as good as for ever, without an overflow.
+const KEEP: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// After an opening of the port that went wrong.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -38,9 +40,12 @@ fn serve() -> io::Result<()> {
         .enable_all()
         .thread_stack_size(STACK_BYTES)
         .max_blocking_threads(FILE_THREADS)
+        .thread_keep_alive(KEEP)
         .build()?;
     let agent = Agent::of_machine();
     runtime.block_on(async {
+        // One thread from the start: when a fork bomb has taken all others, file work waits for it instead of panicking.
+        let _ = tokio::task::spawn_blocking(|| ()).await;
         let off = async {
             shutdown::requested(&agent).await;
             agent.close();

@@ -62,12 +62,21 @@ pub(crate) enum Io {
 }
 
 /// Starts `process` inside `root`, in a session of its own. A missing working folder is made when `make_cwd`.
-pub(crate) fn start(reaper: &Reaper, root: &Root, process: &Process, make_cwd: bool) -> Result<Running, Refusal> {
+pub(crate) fn start(
+    reaper: &Reaper,
+    root: &Root,
+    process: &Process,
+    make_cwd: bool,
+) -> Result<Running, Refusal> {
     let launch = Launch::prepare(root, process, make_cwd)?;
     let mut command = Command::new(&launch.program);
     command.arg0(&launch.argv0).args(&launch.args).env_clear().envs(launch.env.iter().map(|(k, v)| (k, v)));
 
-    let terminal = if process.tty { Some(Terminal::open(root, process).map_err(Error::io("open a terminal"))?) } else { None };
+    let terminal = if process.tty {
+        Some(Terminal::open(root, process).map_err(Error::io("open a terminal"))?)
+    } else {
+        None
+    };
     match &terminal {
         Some(t) => {
             let slave = || t.slave.try_clone().map(Stdio::from).map_err(Error::io("copy a terminal handle"));
@@ -85,7 +94,10 @@ pub(crate) fn start(reaper: &Reaper, root: &Root, process: &Process, make_cwd: b
     drop(command); // holds our copies of the terminal's slave end
     let mut child = spawned.child;
     let io = match terminal {
-        Some(t) => Io::Terminal { master: pipe(Some(t.master), Interest::READABLE | Interest::WRITABLE)?, stdin: process.stdin },
+        Some(t) => Io::Terminal {
+            master: pipe(Some(t.master), Interest::READABLE | Interest::WRITABLE)?,
+            stdin: process.stdin,
+        },
         None => Io::Pipes {
             stdin: child.stdin.take().map(|s| pipe(Some(s), Interest::WRITABLE)).transpose()?,
             stdout: pipe(child.stdout.take(), Interest::READABLE)?,
@@ -122,7 +134,10 @@ impl Terminal {
             rustix::fs::open("/dev/ptmx", flags | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)
         })?;
         rustix::pty::unlockpt(&master)?;
-        let slave = rustix::pty::ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        let slave = rustix::pty::ioctl_tiocgptpeer(
+            &master,
+            OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC,
+        )?;
         let (rows, cols) = dimensions(process.rows, process.cols);
         rustix::termios::tcsetwinsize(&master, size(rows, cols))?;
         Ok(Self { master, slave })
@@ -155,7 +170,11 @@ impl Launch {
         if !cwd.starts_with('/') || cwd.len() > PATH_MAX {
             return Err(Error::invalid(format!("working folder {cwd:?} is no absolute path")).into());
         }
-        let opened = if make_cwd { root.ensure_dir(Path::new(cwd), Mode::from_raw_mode(0o755)) } else { root.dir(Path::new(cwd)) };
+        let opened = if make_cwd {
+            root.ensure_dir(Path::new(cwd), Mode::from_raw_mode(0o755))
+        } else {
+            root.dir(Path::new(cwd))
+        };
         opened.map_err(|e| refused(NOT_EXECUTABLE, format!("working folder {cwd}: {e}")))?;
         let program = find(root, &argv0, cwd, search_path(&env))?;
         let cwd = CString::new(cwd).map_err(|_| Error::invalid("working folder contains a NUL byte"))?;
@@ -190,7 +209,9 @@ impl Launch {
 }
 
 fn identity(root: &Root, user: &str) -> Result<Identity, Refusal> {
-    let text = |path: &str| root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned());
+    let text = |path: &str| {
+        root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned())
+    };
     let (passwd, group) = (text("/etc/passwd").unwrap_or_default(), text("/etc/group").unwrap_or_default());
     user::resolve(user, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
 }
@@ -213,7 +234,9 @@ fn environment(process: &Process, identity: &Identity) -> Result<Vec<(String, St
     let mut env = Vec::with_capacity(process.env.len().saturating_add(3));
     for entry in &process.env {
         match entry.split_once('=') {
-            Some((name, value)) if !name.is_empty() && !entry.contains('\0') => env.push((name.to_owned(), value.to_owned())),
+            Some((name, value)) if !name.is_empty() && !entry.contains('\0') => {
+                env.push((name.to_owned(), value.to_owned()))
+            }
             _ => return Err(Error::invalid(format!("environment entry {entry:?} is not NAME=value"))),
         }
     }
@@ -240,7 +263,12 @@ fn find(root: &Root, argv0: &str, cwd: &str, search: &str) -> Result<PathBuf, Re
     let mut forbidden = false;
     for path in candidates {
         match root.resolve(&path, OFlags::PATH).and_then(|fd| Ok(rustix::fs::fstat(&fd)?)) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_mode & 0o111 != 0 => return Ok(path),
+            Ok(stat)
+                if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                    && stat.st_mode & 0o111 != 0 =>
+            {
+                return Ok(path);
+            }
             Ok(_) => forbidden = true,
             Err(e) => forbidden |= e.kind() == io::ErrorKind::PermissionDenied,
         }
@@ -304,7 +332,13 @@ mod tests {
     #[test]
     fn environment_has_defaults_only_where_absent() {
         let identity = user::resolve("", "", "").unwrap();
-        let names = |p: &Process| environment(p, &identity).unwrap().into_iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>();
+        let names = |p: &Process| {
+            environment(p, &identity)
+                .unwrap()
+                .into_iter()
+                .map(|(k, v)| format!("{k}={v}"))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(&process(&[], &[])), ["HOME=/".to_owned(), format!("PATH={PATH_DEFAULT}")]);
         assert_eq!(names(&process(&[], &["PATH=", "HOME=/x", "A=b=c"])), ["PATH=", "HOME=/x", "A=b=c"]);
         let tty = Process { tty: true, ..process(&[], &["HOME=/", "PATH=/"]) };

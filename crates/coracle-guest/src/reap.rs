@@ -126,7 +126,9 @@ impl Reaper {
                 let mut waiting = self.lock();
                 let ended: Vec<_> = waiting
                     .keys()
-                    .filter_map(|pid| rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG).ok().flatten())
+                    .filter_map(|pid| {
+                        rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG).ok().flatten()
+                    })
                     .collect();
                 for (pid, status) in ended {
                     if let Some(entry) = waiting.remove(&pid) {
@@ -191,7 +193,10 @@ mod tests {
     #[tokio::test]
     async fn statuses_reach_their_waiters() {
         let got = exits(&["exit 0", "exit 7", "kill -9 $$", "kill -15 $$", "exit 255"]).await;
-        assert_eq!(got.iter().map(|e| (e.code, e.signal)).collect::<Vec<_>>(), [(0, 0), (7, 0), (137, 9), (143, 15), (255, 0)]);
+        assert_eq!(
+            got.iter().map(|e| (e.code, e.signal)).collect::<Vec<_>>(),
+            [(0, 0), (7, 0), (137, 9), (143, 15), (255, 0)]
+        );
     }
 
     #[tokio::test]

@@ -29,7 +29,8 @@ impl Root {
     /// # Errors
     /// When it is no folder or may not be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let dir = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let dir =
+            rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self { dir, chroot: path != Path::new("/") })
     }
 
@@ -103,7 +104,10 @@ impl Root {
         }
         let mut text = Vec::new();
         let limit = u64::try_from(max).unwrap_or(u64::MAX);
-        io::Read::read_to_end(&mut io::Read::take(std::fs::File::from(fd), limit.saturating_add(1)), &mut text)?;
+        io::Read::read_to_end(
+            &mut io::Read::take(std::fs::File::from(fd), limit.saturating_add(1)),
+            &mut text,
+        )?;
         if text.len() > max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
     }
 
@@ -161,7 +165,9 @@ mod tests {
     #[test]
     fn no_path_leads_out() {
         let (outer, root) = hostile();
-        for path in ["../secret", "/../secret", "etc/hosts", "out/secret", "loop/../secret", "/proc/self/root/secret"] {
+        for path in
+            ["../secret", "/../secret", "etc/hosts", "out/secret", "loop/../secret", "/proc/self/root/secret"]
+        {
             assert!(root.read(Path::new(path), 100).is_err(), "{path}");
         }
         assert!(root.read(Path::new("etc/hosts"), 100).is_err());
@@ -185,7 +191,14 @@ mod tests {
         std::fs::write(outer.path().join("root/big"), vec![b'x'; 101]).unwrap();
         assert_eq!(root.read(Path::new("big"), 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         assert_eq!(root.read(Path::new("big"), 101).unwrap().len(), 101);
-        rustix::fs::mknodat(CWD, outer.path().join("root/fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        rustix::fs::mknodat(
+            CWD,
+            outer.path().join("root/fifo"),
+            FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
         assert!(root.read(Path::new("fifo"), 100).is_err(), "must not block on a fifo");
     }
 }

@@ -39,9 +39,13 @@ impl Guest for Agent {
         Ok(Response::new(StartWorkloadResponse { pid }))
     }
 
-    async fn signal_workload(&self, request: Request<SignalWorkloadRequest>) -> Answer<SignalWorkloadResponse> {
+    async fn signal_workload(
+        &self,
+        request: Request<SignalWorkloadRequest>,
+    ) -> Answer<SignalWorkloadResponse> {
         let number = request.into_inner().signal;
-        let signal = Signal::from_named_raw(number).ok_or_else(|| Error::invalid(format!("{number} is no signal")))?;
+        let signal =
+            Signal::from_named_raw(number).ok_or_else(|| Error::invalid(format!("{number} is no signal")))?;
         if !self.workload.signal(&self.reaper, signal) {
             return Err(Error::State("the workload is not running".into()).into());
         }
@@ -88,7 +92,10 @@ impl Guest for Agent {
 
     type PortForwardStream = Pumped<PortForwardChunk>;
 
-    async fn port_forward(&self, request: Request<Streaming<PortForwardRequest>>) -> Answer<Self::PortForwardStream> {
+    async fn port_forward(
+        &self,
+        request: Request<Streaming<PortForwardRequest>>,
+    ) -> Answer<Self::PortForwardStream> {
         let mut input = request.into_inner();
         let Some(PortForward::Header(header)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `header`"));
@@ -114,5 +121,7 @@ impl Guest for Agent {
 
 async fn first<T>(input: &mut Streaming<T>) -> Result<T, Status> {
     let message = tokio::time::timeout(FIRST_MESSAGE, input.message()).await;
-    message.map_err(|_| Error::TimedOut("the first message"))??.ok_or_else(|| Status::invalid_argument("no first message"))
+    message
+        .map_err(|_| Error::TimedOut("the first message"))??
+        .ok_or_else(|| Status::invalid_argument("no first message"))
 }

@@ -47,7 +47,9 @@ pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Res
 
 /// Serves the agent's calls on `io` until its end, an error, or the machine's. All calls in flight end with it.
 pub async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, agent: &Arc<Agent>) {
-    let service = GuestServer::from_arc(Arc::clone(agent)).max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX);
+    let service = GuestServer::from_arc(Arc::clone(agent))
+        .max_decoding_message_size(MESSAGE_MAX)
+        .max_encoding_message_size(MESSAGE_MAX);
     let calls = Calls::default();
     let mut http2 = http2::Builder::new(calls.clone());
     http2

@@ -28,7 +28,10 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
 /// Runs `setup` in the child between fork and exec.
 ///
 /// `setup` must only make system calls: no allocation, no locks.
-pub(crate) fn before_exec(command: &mut Command, setup: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
+pub(crate) fn before_exec(
+    command: &mut Command,
+    setup: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+) {
     // SAFETY: both callers' closures only make async-signal-safe system calls on values prepared before the fork.
     unsafe {
         command.pre_exec(setup);
@@ -99,7 +102,12 @@ fn ioctl(fd: BorrowedFd<'_>, request: c_ulong, argument: *mut c_void) -> io::Res
 pub(crate) type IfValue = [u8; 24];
 
 /// One `SIOC?IF*` request for the interface `name`; returns the union as the kernel left it.
-pub(crate) fn interface(socket: BorrowedFd<'_>, request: c_ulong, name: &str, value: IfValue) -> io::Result<IfValue> {
+pub(crate) fn interface(
+    socket: BorrowedFd<'_>,
+    request: c_ulong,
+    name: &str,
+    value: IfValue,
+) -> io::Result<IfValue> {
     #[repr(C)]
     struct IfReq {
         name: [u8; 16],
@@ -125,7 +133,12 @@ pub(crate) struct Route {
 }
 
 /// `SIOCADDRT` or `SIOCDELRT` for `route` on `device`.
-pub(crate) fn route(socket: BorrowedFd<'_>, request: c_ulong, route: &Route, device: Option<&CStr>) -> io::Result<()> {
+pub(crate) fn route(
+    socket: BorrowedFd<'_>,
+    request: c_ulong,
+    route: &Route,
+    device: Option<&CStr>,
+) -> io::Result<()> {
     #[repr(C)]
     struct RtEntry {
         pad1: c_ulong,

@@ -35,7 +35,9 @@ pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Identity,
 
     let Some(group_name) = group_name else {
         let groups = entries(group)
-            .filter(|e| !login.is_empty() && e.get(3).is_some_and(|members| members.split(',').any(|m| m == login)))
+            .filter(|e| {
+                !login.is_empty() && e.get(3).is_some_and(|members| members.split(',').any(|m| m == login))
+            })
             .filter_map(|e| e.get(2)?.parse().ok())
             .take(GROUPS_MAX)
             .collect();
@@ -59,7 +61,8 @@ fn entries(text: &str) -> impl Iterator<Item = Vec<&str>> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "# c\nroot:x:0:0:root:/root:/bin/sh\nweb:x:33:34:w:/srv:/bin/false\nbad\nodd:x:nine:9::/:\n";
+    const PASSWD: &str =
+        "# c\nroot:x:0:0:root:/root:/bin/sh\nweb:x:33:34:w:/srv:/bin/false\nbad\nodd:x:nine:9::/:\n";
     const GROUP: &str = "root:x:0:\nwww:x:34:\nlogs:x:40:web,root\nmail:x:41:postfix,web\nshort\n";
 
     #[test]
@@ -80,7 +83,10 @@ mod tests {
             ("too large is a name", "4294967296", Err("no user \"4294967296\" in /etc/passwd")),
         ] {
             let got = resolve(user, PASSWD, GROUP);
-            let got = got.as_ref().map(|i| (i.uid, i.gid, i.groups.clone(), i.home.as_str())).map_err(String::as_str);
+            let got = got
+                .as_ref()
+                .map(|i| (i.uid, i.gid, i.groups.clone(), i.home.as_str()))
+                .map_err(String::as_str);
             assert_eq!(got, want, "{why}");
         }
     }

@@ -24,6 +24,8 @@ use crate::root::Root;
 const READ: usize = 16 * 1024;
 /// After the workload's exit its descendants may hold the pipes open; so long a silence ends the log.
 const QUIET: Duration = Duration::from_millis(200);
+/// And so long at most, however much they have to say.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// How far it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +61,12 @@ impl Workload {
     ///
     /// # Errors
     /// A request that makes no sense. A command that cannot run is no error but an exit.
-    pub(crate) fn start(self: &Arc<Self>, reaper: &Reaper, root: &Root, wanted: &Process) -> Result<u32, Error> {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        reaper: &Reaper,
+        root: &Root,
+        wanted: &Process,
+    ) -> Result<u32, Error> {
         let mut keeper = self.keeper();
         match self.progress() {
             Progress::Running(pid) => return Ok(number(pid)),
@@ -107,14 +114,19 @@ impl Workload {
     async fn keep(&self, io: Io, exit: oneshot::Receiver<Exit>) {
         let (gone, over) = watch::channel(false);
         let exit = async {
-            let exit = exit.await.unwrap_or(Exit { code: 255, signal: 0, error: "its status was lost".into() });
+            let exit =
+                exit.await.unwrap_or(Exit { code: 255, signal: 0, error: "its status was lost".into() });
             self.progress.send_replace(Progress::Exited(exit));
             gone.send_replace(true);
         };
         match io {
             // Nobody can type, but a workload that asked for an open stdin must not read its end.
             Io::Pipes { stdin: _open, stdout, stderr } => {
-                tokio::join!(exit, self.record(&stdout, Stream::Stdout, over.clone()), self.record(&stderr, Stream::Stderr, over));
+                tokio::join!(
+                    exit,
+                    self.record(&stdout, Stream::Stdout, over.clone()),
+                    self.record(&stderr, Stream::Stderr, over)
+                );
             }
             Io::Terminal { master, .. } => {
                 tokio::join!(exit, self.record(&master, Stream::Stdout, over));
@@ -125,14 +137,20 @@ impl Workload {
 
     async fn record(&self, pipe: &Pipe, stream: Stream, mut over: watch::Receiver<bool>) {
         let mut buffer = vec![0; READ];
+        let mut also_over = over.clone();
+        let limit = quiet(&mut also_over, LINGER);
+        tokio::pin!(limit);
         loop {
             let read = tokio::select! {
                 biased;
+                () = &mut limit => return,
                 read = pipe.read(&mut buffer) => read,
                 () = quiet(&mut over, QUIET) => return,
             };
             match read {
-                Ok(n) if n > 0 => self.logs.push(stream, buffer.get(..n).unwrap_or_default(), crate::sys::wall_clock_ns()),
+                Ok(n) if n > 0 => {
+                    self.logs.push(stream, buffer.get(..n).unwrap_or_default(), crate::sys::wall_clock_ns())
+                }
                 _ => return,
             }
             tokio::task::yield_now().await; // a flood must not starve the other requests

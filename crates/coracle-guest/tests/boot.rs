@@ -41,7 +41,11 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     let hello = machine.started.elapsed();
     let mut c = session.client.clone();
     configure(&mut c).await.context("configure")?;
-    eprintln!("cold boot to hello {} ms, to configured {} ms", hello.as_millis(), machine.started.elapsed().as_millis());
+    eprintln!(
+        "cold boot to hello {} ms, to configured {} ms",
+        hello.as_millis(),
+        machine.started.elapsed().as_millis()
+    );
     workload(&mut c).await.context("workload")?;
     identity(&mut c).await.context("identity")?;
     execs(&mut c).await.context("exec")?;
@@ -57,7 +61,10 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
 
 async fn unconfigured(c: &mut Client) -> Result<()> {
     let status = c.status(StatusRequest {}).await?.into_inner();
-    ensure!(!status.configured && status.workload == WorkloadState::NotStarted as i32 && status.uptime_ms > 0, "{status:?}");
+    ensure!(
+        !status.configured && status.workload == WorkloadState::NotStarted as i32 && status.uptime_ms > 0,
+        "{status:?}"
+    );
     let refused = c.start_workload(StartWorkloadRequest { process: Some(process(&["true"])) }).await;
     ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "no root yet");
     let refused = c.wait_workload(WaitWorkloadRequest {}).await;
@@ -78,7 +85,11 @@ fn request() -> ConfigureRequest {
             nameservers: vec!["10.0.2.3".into()],
             search_domains: vec!["default.svc".into()],
         }),
-        root: Some(RootMount { image_device: "/dev/vda".into(), image_fs: "erofs".into(), overlay_device: "/dev/vdb".into() }),
+        root: Some(RootMount {
+            image_device: "/dev/vda".into(),
+            image_fs: "erofs".into(),
+            overlay_device: "/dev/vdb".into(),
+        }),
     }
 }
 
@@ -105,7 +116,14 @@ async fn diskless(machine: &mut Machine) -> Result<()> {
     let session = Session::open(&machine.socket(), BOOT).await?;
     let mut c = session.client.clone();
     unconfigured(&mut c).await.context("unconfigured")?;
-    let bad = ConfigureRequest { root: Some(RootMount { image_device: "/dev/vdz".into(), image_fs: "erofs".into(), ..RootMount::default() }), ..request() };
+    let bad = ConfigureRequest {
+        root: Some(RootMount {
+            image_device: "/dev/vdz".into(),
+            image_fs: "erofs".into(),
+            ..RootMount::default()
+        }),
+        ..request()
+    };
     ensure!(c.configure(bad).await.is_err_and(|e| e.code() == Code::NotFound), "a disk that is not there");
     unconfigured(&mut c).await.context("still unconfigured")?;
     let root = RootMount { overlay_device: String::new(), ..request().root.unwrap_or_default() };
@@ -114,22 +132,36 @@ async fn diskless(machine: &mut Machine) -> Result<()> {
     let answer = c.configure(memory.clone()).await?.into_inner();
     ensure!(answer.addresses.is_empty(), "{answer:?}");
     let other = ConfigureRequest { root: request().root, ..memory };
-    ensure!(c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition), "the root is in use");
-    let got = exec(&mut c, sh("grep ' / ' /proc/mounts | cut -d' ' -f1,3; touch /x && cat /sys/class/net/eth0/flags"), vec![]).await?;
+    ensure!(
+        c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition),
+        "the root is in use"
+    );
+    let got = exec(
+        &mut c,
+        sh("grep ' / ' /proc/mounts | cut -d' ' -f1,3; touch /x && cat /sys/class/net/eth0/flags"),
+        vec![],
+    )
+    .await?;
     ensure!(got.text() == "overlay overlay\n0x1002\n", "the link stays down: {}", got.text());
-    let nothing = c.start_workload(StartWorkloadRequest { process: Some(process(&["nope"])) }).await?.into_inner();
+    let nothing =
+        c.start_workload(StartWorkloadRequest { process: Some(process(&["nope"])) }).await?.into_inner();
     ensure!(nothing.pid == 0);
     let exit = c.wait_workload(WaitWorkloadRequest {}).await?.into_inner().exit.context("no exit")?;
     ensure!(exit.code == 127 && exit.error == "nope: not found", "{exit:?}");
-    ensure!(c.logs(LogsRequest { from_offset: 0 }).await?.into_inner().message().await?.is_none(), "it had nothing to say");
+    ensure!(
+        c.logs(LogsRequest { from_offset: 0 }).await?.into_inner().message().await?.is_none(),
+        "it had nothing to say"
+    );
     c.shutdown(ShutdownRequest { grace_ms: 60_000 }).await?;
     ensure!(machine.ended(Duration::from_secs(10))?.success(), "nobody to wait for");
     Ok(())
 }
 
 async fn workload(c: &mut Client) -> Result<()> {
-    let script = "echo out-$GREETING; echo err >&2; trap 'echo bye; exit 42' TERM; while :; do sleep 0.1; done";
-    let start = StartWorkloadRequest { process: Some(Process { env: vec!["GREETING=hello".into()], ..sh(script) }) };
+    let script =
+        "echo out-$GREETING; echo err >&2; trap 'echo bye; exit 42' TERM; while :; do sleep 0.1; done";
+    let start =
+        StartWorkloadRequest { process: Some(Process { env: vec!["GREETING=hello".into()], ..sh(script) }) };
     let pid = c.start_workload(start.clone()).await?.into_inner().pid;
     ensure!(pid > 1 && c.start_workload(start).await?.into_inner().pid == pid, "started once");
     let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
@@ -144,7 +176,10 @@ async fn workload(c: &mut Client) -> Result<()> {
     want.sort_unstable();
     ensure!(seen == want, "{seen:?}");
     let other = ConfigureRequest { hostname: "other".into(), ..request() };
-    ensure!(c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition), "too late for another name");
+    ensure!(
+        c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition),
+        "too late for another name"
+    );
     ensure!(c.configure(request()).await.is_ok(), "the same is fine");
     Ok(())
 }
@@ -162,7 +197,10 @@ async fn identity(c: &mut Client) -> Result<()> {
     let rest = got.text();
     let rest: Vec<_> = rest.strip_prefix(want).unwrap_or_default().lines().collect();
     ensure!(rest.get(1..5) == Some(&["init", "0", "0022", "rw"]), "{rest:?}");
-    ensure!(rest.last().is_some_and(|dev| dev.contains("null") && dev.contains("ptmx") && !dev.contains("vda")), "{rest:?}");
+    ensure!(
+        rest.last().is_some_and(|dev| dev.contains("null") && dev.contains("ptmx") && !dev.contains("vda")),
+        "{rest:?}"
+    );
     Ok(())
 }
 
@@ -186,7 +224,12 @@ async fn execs(c: &mut Client) -> Result<()> {
     let cat = Process { stdin: true, ..process(&["cat"]) };
     let input = vec![In::Stdin(b"one ".to_vec()), In::Stdin(b"two".to_vec()), In::CloseStdin(true)];
     ensure!(exec(c, cat.clone(), input).await?.text() == "one two");
-    ensure!(exec(c, cat, vec![In::Stdin(b"the end of the call closes too".to_vec())]).await?.text().ends_with("too"));
+    ensure!(
+        exec(c, cat, vec![In::Stdin(b"the end of the call closes too".to_vec())])
+            .await?
+            .text()
+            .ends_with("too")
+    );
     let got = exec(c, sh("sleep 60"), vec![In::Signal(15)]).await?;
     ensure!((got.exit.code, got.exit.signal) == (143, 15), "{got:?}");
 
@@ -199,23 +242,42 @@ async fn execs(c: &mut Client) -> Result<()> {
     let requests = tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["yes"]))) }]);
     let unread = c.exec(requests).await?.into_inner();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    ensure!(c.metrics(MetricsRequest {}).await?.into_inner().agent_rss_bytes < RSS_MAX, "memory stays bounded");
+    ensure!(
+        c.metrics(MetricsRequest {}).await?.into_inner().agent_rss_bytes < RSS_MAX,
+        "memory stays bounded"
+    );
     drop(unread);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    ensure!(exec(c, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n", "its client has gone: so has the command");
+    ensure!(
+        exec(c, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n",
+        "its client has gone: so has the command"
+    );
     Ok(())
 }
 
 async fn terminal(c: &mut Client) -> Result<()> {
-    let tty = Process { tty: true, stdin: true, rows: 30, cols: 90, ..sh("tty; stty size; read x; stty size; echo got-$x; exit 3") };
+    let tty = Process {
+        tty: true,
+        stdin: true,
+        rows: 30,
+        cols: 90,
+        ..sh("tty; stty size; read x; stty size; echo got-$x; exit 3")
+    };
     let input = vec![In::Resize(Resize { rows: 50, cols: 132 }), In::Stdin(b"line\n".to_vec())];
     let got = exec(c, tty, input).await?;
     let text = got.text();
     ensure!(text.contains("/dev/pts/0") && text.contains("50 132") && text.contains("got-line"), "{text}");
     ensure!(got.exit.code == 3 && got.stderr.is_empty(), "{got:?}");
-    let got = exec(c, Process { tty: true, stdin: true, ..process(&["cat"]) }, vec![In::Stdin(b"x\n".to_vec()), In::CloseStdin(true)]).await?;
+    let got = exec(
+        c,
+        Process { tty: true, stdin: true, ..process(&["cat"]) },
+        vec![In::Stdin(b"x\n".to_vec()), In::CloseStdin(true)],
+    )
+    .await?;
     ensure!(got.exit.code == 0, "closing stdin ends a terminal's input: {got:?}");
-    let got = exec(c, Process { tty: true, stdin: true, ..process(&["sleep", "60"]) }, vec![In::Stdin(vec![3])]).await?;
+    let got =
+        exec(c, Process { tty: true, stdin: true, ..process(&["sleep", "60"]) }, vec![In::Stdin(vec![3])])
+            .await?;
     ensure!(got.exit.signal == 2, "control-C reaches it: {got:?}");
     Ok(())
 }
@@ -238,12 +300,28 @@ async fn copies(c: &mut Client) -> Result<()> {
     builder.append_link(&mut link, "d/link", "/etc/passwd")?;
     let bytes = builder.into_inner()?;
 
-    let header = CopyInRequest { message: Some(copy_in_request::Message::Header(CopyInHeader { path: "/srv/in".into() })) };
-    let chunks: Vec<_> = bytes.chunks(64 << 10).map(|d| CopyInRequest { message: Some(copy_in_request::Message::Data(d.to_vec())) }).collect();
-    let done = c.copy_in(tokio_stream::iter(std::iter::once(header.clone()).chain(chunks))).await?.into_inner();
+    let header = CopyInRequest {
+        message: Some(copy_in_request::Message::Header(CopyInHeader { path: "/srv/in".into() })),
+    };
+    let chunks: Vec<_> = bytes
+        .chunks(64 << 10)
+        .map(|d| CopyInRequest { message: Some(copy_in_request::Message::Data(d.to_vec())) })
+        .collect();
+    let done =
+        c.copy_in(tokio_stream::iter(std::iter::once(header.clone()).chain(chunks))).await?.into_inner();
     ensure!((done.entries, done.bytes) == (3, big.len() as u64 + 5), "{done:?}");
-    let got = exec(c, sh("cd /srv/in/d && stat -c '%a %u %g %Y %s' big small && readlink link && cat small"), vec![]).await?;
-    ensure!(got.text() == format!("640 1000 40 1000000000 {}\n4755 1000 40 1000000000 5\n/etc/passwd\nhello", big.len()), "{}", got.text());
+    let got = exec(
+        c,
+        sh("cd /srv/in/d && stat -c '%a %u %g %Y %s' big small && readlink link && cat small"),
+        vec![],
+    )
+    .await?;
+    ensure!(
+        got.text()
+            == format!("640 1000 40 1000000000 {}\n4755 1000 40 1000000000 5\n/etc/passwd\nhello", big.len()),
+        "{}",
+        got.text()
+    );
 
     let mut out = c.copy_out(CopyOutRequest { path: "/srv/in".into() }).await?.into_inner();
     let mut back = Vec::new();
@@ -265,9 +343,15 @@ async fn copies(c: &mut Client) -> Result<()> {
     names.sort();
     ensure!(names == ["in", "in/d", "in/d/big", "in/d/link", "in/d/small"], "{names:?}");
 
-    ensure!(c.copy_out(CopyOutRequest { path: "/nope".into() }).await.is_err_and(|e| e.code() == Code::NotFound));
+    ensure!(
+        c.copy_out(CopyOutRequest { path: "/nope".into() }).await.is_err_and(|e| e.code() == Code::NotFound)
+    );
     let rubbish = CopyInRequest { message: Some(copy_in_request::Message::Data(vec![9; 4096])) };
-    ensure!(c.copy_in(tokio_stream::iter([header, rubbish])).await.is_err_and(|e| e.code() == Code::InvalidArgument));
+    ensure!(
+        c.copy_in(tokio_stream::iter([header, rubbish]))
+            .await
+            .is_err_and(|e| e.code() == Code::InvalidArgument)
+    );
     Ok(())
 }
 
@@ -276,7 +360,10 @@ async fn forwards(c: &mut Client) -> Result<()> {
         message: Some(port_forward_request::Message::Header(PortForwardHeader { port, host: String::new() })),
     };
     let refused = c.port_forward(tokio_stream::iter([header(81)])).await;
-    ensure!(refused.is_err_and(|e| e.code() == Code::Unavailable && e.message().contains("81")), "names the port");
+    ensure!(
+        refused.is_err_and(|e| e.code() == Code::Unavailable && e.message().contains("81")),
+        "names the port"
+    );
 
     exec(c, sh("echo page > /srv/index.html; httpd -p 127.0.0.1:80 -h /srv; nc -l -p 7 -e cat >/dev/null 2>&1 </dev/null &"), vec![]).await?;
     for (port, text, want) in [(80, "GET /index.html HTTP/1.0\r\n\r\n", "page\n"), (7, "echo", "echo")] {
@@ -300,7 +387,11 @@ async fn metrics(c: &mut Client) -> Result<MetricsResponse> {
     ensure!(m.memory_total_bytes > 64 << 20 && m.memory_available_bytes < m.memory_total_bytes, "{m:?}");
     ensure!(m.cpu_user_ns > 0 && m.cpu_system_ns > 0 && m.processes > 2, "{m:?}");
     ensure!(m.overlay_total_bytes > 32 << 20 && m.overlay_total_bytes < 64 << 20, "{m:?}");
-    ensure!(m.agent_rss_bytes > 0 && m.agent_rss_bytes <= RSS_MAX, "agent RSS {} KiB", m.agent_rss_bytes / 1024);
+    ensure!(
+        m.agent_rss_bytes > 0 && m.agent_rss_bytes <= RSS_MAX,
+        "agent RSS {} KiB",
+        m.agent_rss_bytes / 1024
+    );
     Ok(m)
 }
 
@@ -326,11 +417,17 @@ async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> 
         drop(stream);
         ensure!(session.number > number, "a new session has a new number");
         let status = session.client.status(StatusRequest {}).await?.into_inner();
-        ensure!(status.configured && status.workload == WorkloadState::Running as i32, "state outlives sessions: {status:?}");
+        ensure!(
+            status.configured && status.workload == WorkloadState::Running as i32,
+            "state outlives sessions: {status:?}"
+        );
     }
     eprintln!("reconnects took {took:?} ms");
     tokio::time::sleep(Duration::from_millis(100)).await;
-    ensure!(exec(&mut session.client, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n", "execs end with their session");
+    ensure!(
+        exec(&mut session.client, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n",
+        "execs end with their session"
+    );
     Ok(session)
 }
 
@@ -382,9 +479,13 @@ async fn end(machine: &mut Machine, session: Session) -> Result<()> {
     let status = machine.ended(Duration::from_secs(10))?;
     eprintln!("shutdown took {} ms", since.elapsed().as_millis());
     ensure!(status.success(), "{status}");
-    let found = std::process::Command::new("/sbin/debugfs").args(["-R", "cat /upper/kept"]).arg(machine.overlay()).output()?;
+    let found = std::process::Command::new("/sbin/debugfs")
+        .args(["-R", "cat /upper/kept"])
+        .arg(machine.overlay())
+        .output()?;
     ensure!(found.stdout == b"kept\n", "what was written is on the disk: {found:?}");
-    let check = std::process::Command::new("/sbin/e2fsck").args(["-n", "-f"]).arg(machine.overlay()).output()?;
+    let check =
+        std::process::Command::new("/sbin/e2fsck").args(["-n", "-f"]).arg(machine.overlay()).output()?;
     ensure!(check.status.success(), "the disk is clean: {}", String::from_utf8_lossy(&check.stdout));
     Ok(())
 }

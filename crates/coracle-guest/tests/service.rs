@@ -85,7 +85,11 @@ async fn the_workload_runs_once_and_is_remembered() -> Result<()> {
         seen.push((chunk.stream(), String::from_utf8(chunk.data)?));
     }
     seen.sort();
-    ensure!(seen == [(Stream::Stdout, "one\nnever\n".into()), (Stream::Stderr, "two\n".into())] || seen.len() == 3, "{seen:?}");
+    ensure!(
+        seen == [(Stream::Stdout, "one\nnever\n".into()), (Stream::Stderr, "two\n".into())]
+            || seen.len() == 3,
+        "{seen:?}"
+    );
     let future = another.logs(LogsRequest { from_offset: 1000 }).await;
     ensure!(future.is_err_and(|e| e.code() == Code::OutOfRange));
     Ok(())
@@ -117,6 +121,10 @@ async fn descendants_cannot_hold_the_end_back() -> Result<()> {
     let mut logs = b.client.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
     while logs.message().await?.is_some() {}
     ensure!(since.elapsed() < Duration::from_secs(3));
+    let chatty =
+        exec(&mut b.client, sh("(for i in 1 2 3 4 5 6; do sleep 0.02; echo $i; done) & echo y"), vec![])
+            .await?;
+    ensure!(chatty.text() == "y\n1\n2\n3\n4\n5\n6\n", "{}", chatty.text());
     let got = exec(&mut b.client, sh("sleep 5 & echo y"), vec![]).await?;
     ensure!(got.text() == "y\n" && since.elapsed() < Duration::from_secs(4));
     Ok(())
@@ -127,12 +135,16 @@ async fn an_exec_ends_with_its_client() -> Result<()> {
     let mut b = bench!();
     let mark = format!("86{}", std::process::id());
     let alive = || -> bool {
-        let commands = std::fs::read_dir("/proc").unwrap().flatten().map(|p| std::fs::read(p.path().join("cmdline")).unwrap_or_default());
+        let commands = std::fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .map(|p| std::fs::read(p.path().join("cmdline")).unwrap_or_default());
         commands.into_iter().any(|c| String::from_utf8_lossy(&c) == format!("sleep\0{mark}\0"))
     };
     for whole_session in [false, true] {
         let mut own = session(&b.agent, &mut b.tasks).await?;
-        let requests = tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["sleep", &mark]))) }]);
+        let requests =
+            tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["sleep", &mark]))) }]);
         let mut output = own.exec(requests).await?.into_inner();
         ensure!(matches!(output.message().await?.and_then(|m| m.message), Some(Out::Started(_))));
         ensure!(alive(), "it runs");
@@ -147,6 +159,8 @@ async fn an_exec_ends_with_its_client() -> Result<()> {
         }
     }
     ensure!(exec(&mut b.client, process(&["true"]), vec![]).await?.exit.code == 0, "others go on");
+    let piped = exec(&mut b.client, sh("yes | head -1"), vec![]).await?;
+    ensure!(piped.text() == "y\n" && piped.stderr.is_empty(), "SIGPIPE is what a process expects: {piped:?}");
     Ok(())
 }
 
@@ -165,7 +179,11 @@ async fn thirty_execs_at_once() -> Result<()> {
     while let Some(ended) = all.join_next().await {
         let (n, got) = ended?;
         let got = got?;
-        ensure!(got.exit.code == n && got.stdout.len() == 100_000 && got.stderr == format!("e{n}\n").as_bytes(), "{n}: {:?}", got.exit);
+        ensure!(
+            got.exit.code == n && got.stdout.len() == 100_000 && got.stderr == format!("e{n}\n").as_bytes(),
+            "{n}: {:?}",
+            got.exit
+        );
     }
     Ok(())
 }
@@ -173,8 +191,19 @@ async fn thirty_execs_at_once() -> Result<()> {
 #[tokio::test]
 async fn a_terminal_has_a_size_and_an_end() -> Result<()> {
     let mut b = bench!();
-    let tty = Process { tty: true, stdin: true, rows: 11, cols: 77, ..sh("stty size; read x; stty size; echo $TERM $x") };
-    let got = exec(&mut b.client, tty, vec![In::Resize(Resize { rows: 22, cols: 99 }), In::Stdin(b"in\n".to_vec())]).await?;
+    let tty = Process {
+        tty: true,
+        stdin: true,
+        rows: 11,
+        cols: 77,
+        ..sh("stty size; read x; stty size; echo $TERM $x")
+    };
+    let got = exec(
+        &mut b.client,
+        tty,
+        vec![In::Resize(Resize { rows: 22, cols: 99 }), In::Stdin(b"in\n".to_vec())],
+    )
+    .await?;
     ensure!(got.text().contains("22 99") && got.text().contains("xterm in"), "{}", got.text());
     Ok(())
 }
@@ -213,8 +242,13 @@ async fn a_port_is_carried_both_ways_with_half_close() -> Result<()> {
     use port_forward_request::Message::{CloseWrite, Data, Header};
     let request = |m| PortForwardRequest { message: Some(m) };
     let header = Header(PortForwardHeader { port, host: "127.0.0.1".into() });
-    let sent = tokio_stream::iter([request(header), request(Data(b"abc".to_vec())), request(CloseWrite(true))]);
-    let mut back = b.client.port_forward(tokio_stream::StreamExt::chain(sent, tokio_stream::pending())).await?.into_inner();
+    let sent =
+        tokio_stream::iter([request(header), request(Data(b"abc".to_vec())), request(CloseWrite(true))]);
+    let mut back = b
+        .client
+        .port_forward(tokio_stream::StreamExt::chain(sent, tokio_stream::pending()))
+        .await?
+        .into_inner();
     let mut got = Vec::new();
     while let Some(chunk) = back.message().await? {
         got.extend(chunk.data);
@@ -246,16 +280,42 @@ async fn what_makes_no_sense_is_refused_and_harms_nothing() -> Result<()> {
     ensure!(b.client.exec(first_is_wrong).await.is_err_and(|e| e.code() == Code::InvalidArgument));
     ensure!(b.client.exec(tokio_stream::empty()).await.is_err_and(|e| e.code() == Code::InvalidArgument));
     let huge = Process { argv: vec!["true".into(), "x".repeat(2 << 20)], ..Process::default() };
-    ensure!(b.client.start_workload(StartWorkloadRequest { process: Some(huge) }).await.is_err_and(|e| e.code() == Code::OutOfRange));
+    ensure!(
+        b.client
+            .start_workload(StartWorkloadRequest { process: Some(huge) })
+            .await
+            .is_err_and(|e| e.code() == Code::OutOfRange)
+    );
     for signal in [0, -1, 99, i32::MAX, i32::MIN] {
-        ensure!(b.client.signal_workload(SignalWorkloadRequest { signal }).await.is_err_and(|e| e.code() == Code::InvalidArgument));
+        ensure!(
+            b.client
+                .signal_workload(SignalWorkloadRequest { signal })
+                .await
+                .is_err_and(|e| e.code() == Code::InvalidArgument)
+        );
     }
     for path in ["", "relative", "/a\0b"] {
-        ensure!(b.client.copy_out(CopyOutRequest { path: path.into() }).await.is_err_and(|e| e.code() == Code::InvalidArgument));
+        ensure!(
+            b.client
+                .copy_out(CopyOutRequest { path: path.into() })
+                .await
+                .is_err_and(|e| e.code() == Code::InvalidArgument)
+        );
     }
-    ensure!(b.client.copy_out(CopyOutRequest { path: "/no/such".into() }).await.is_err_and(|e| e.code() == Code::NotFound));
-    let configure = b.client.configure(ConfigureRequest { hostname: "never".into(), ..ConfigureRequest::default() }).await;
-    ensure!(configure.is_err_and(|e| e.code() == Code::FailedPrecondition), "this machine is not the agent's");
+    ensure!(
+        b.client
+            .copy_out(CopyOutRequest { path: "/no/such".into() })
+            .await
+            .is_err_and(|e| e.code() == Code::NotFound)
+    );
+    let configure = b
+        .client
+        .configure(ConfigureRequest { hostname: "never".into(), ..ConfigureRequest::default() })
+        .await;
+    ensure!(
+        configure.is_err_and(|e| e.code() == Code::FailedPrecondition),
+        "this machine is not the agent's"
+    );
     ensure!(b.client.status(StatusRequest {}).await.is_ok());
     Ok(())
 }

@@ -209,8 +209,7 @@ impl Host {
             Err(error) => tracing::warn!(%error, "taps not swept"),
         }
         for record in records {
-            let handle = self.spawn(record)?;
-            handle.requests.is_closed(); // the task lives on its own
+            self.spawn(record)?;
         }
         Ok(())
     }

@@ -24,8 +24,9 @@ impl Secret {
 /// Where the credentials for a pull come from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// From docker's configuration: `dir/config.json`, by default `$DOCKER_CONFIG` or `~/.docker`. Anonymous when it has none for the
-    /// registry. Credential helpers named there (`docker-credential-…` in `PATH`) are run.
+    /// From docker's configuration: `dir/config.json`, by default `$DOCKER_CONFIG` or `~/.docker`. Anonymous
+    /// when it has none for the registry. Credential helpers named there (`docker-credential-…` in `PATH`)
+    /// are run.
     Docker {
         /// Directory of `config.json`; `None` for docker's default.
         dir: Option<PathBuf>,

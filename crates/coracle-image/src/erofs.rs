@@ -1,8 +1,9 @@
 //! Writes uncompressed EROFS images (Linux 5.4 and later), the same bytes for the same content.
 //!
-//! Layout: block 0 holds the superblock, then the file data as it came out of the archives, then the inodes (small files, links and
-//! directories live behind their inode), then the large directories.
-//! Format: Linux `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts only.
+//! Layout: block 0 holds the superblock, then the file data as it came out of the archives, then the inodes
+//! (small files, links and directories live behind their inode), then the large directories. Format: Linux
+//! `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts
+//! only.
 
 mod data;
 mod dir;
@@ -15,7 +16,9 @@ pub(crate) use layout::write;
 pub(crate) use superblock::identity;
 pub(crate) use xattr::encode as encode_xattrs;
 
-pub(crate) const BLOCK: u64 = 4096;
+/// Bytes of a block, as a length and as an offset.
+pub(crate) const BLOCK_LEN: usize = 4096;
+pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
 
 /// Content up to this size is stored behind its inode instead of in a block of its own.
 pub(crate) const INLINE_MAX: usize = 2048;

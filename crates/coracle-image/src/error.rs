@@ -39,7 +39,7 @@ pub enum ImageError {
         /// Host that answered.
         registry: String,
         /// The image asked for.
-        image: Reference,
+        image: Box<Reference>,
         /// `manifest` or a blob's digest.
         what: String,
     },
@@ -49,7 +49,7 @@ pub enum ImageError {
         /// Host that answered.
         registry: String,
         /// The image asked for.
-        image: Reference,
+        image: Box<Reference>,
         /// What the token server said, if it said something.
         source: Option<Cause>,
     },
@@ -185,22 +185,41 @@ impl ImageError {
     pub fn help(&self) -> Option<String> {
         Some(match self {
             Self::InvalidReference { .. } => {
-                "write it like nginx:1.27, ghcr.io/org/app@sha256:…, oci:DIR[:TAG] or docker-archive:FILE".to_owned()
+                "write it like nginx:1.27, ghcr.io/org/app@sha256:…, oci:DIR[:TAG] or docker-archive:FILE"
+                    .to_owned()
             }
             Self::NotPresent { .. } => "pull it first, or use the pull policy IfNotPresent".to_owned(),
-            Self::NotFound { image, .. } => format!("check the name and the tag of {image}; a private image may hide behind this answer"),
+            Self::NotFound { image, .. } => {
+                format!("check the name and the tag of {image}; a private image may hide behind this answer")
+            }
             Self::Unauthorized { registry, .. } => format!(
                 "give credentials with `docker login {registry}` (they are read from $DOCKER_CONFIG/config.json or ~/.docker/config.json); \
                  some registries answer so for an image that does not exist"
             ),
-            Self::WrongArchitecture { need, .. } => format!("use a tag or digest of this image that is built for {need}"),
-            Self::DigestMismatch { .. } => "the registry, a mirror or a proxy delivers wrong bytes; nothing was kept".to_owned(),
-            Self::Hostile { .. } => "do not run this image; if you trust its maker, ask for a rebuild".to_owned(),
-            Self::StorageFull { .. } => "free space with an image prune, or move the state directory to a larger disk".to_owned(),
-            Self::Network { registry, .. } => format!("check that {registry} can be reached from this host, then try again"),
-            Self::Registry { status: 429, .. } => "the registry limits requests: log in, use a mirror, or wait".to_owned(),
-            Self::StoreBusy { .. } => "stop the other coracle process, or use another state directory".to_owned(),
-            Self::Corrupt { path, .. } => format!("remove {} and pull the images again; the blobs are kept and reused", path.display()),
+            Self::WrongArchitecture { need, .. } => {
+                format!("use a tag or digest of this image that is built for {need}")
+            }
+            Self::DigestMismatch { .. } => {
+                "the registry, a mirror or a proxy delivers wrong bytes; nothing was kept".to_owned()
+            }
+            Self::Hostile { .. } => {
+                "do not run this image; if you trust its maker, ask for a rebuild".to_owned()
+            }
+            Self::StorageFull { .. } => {
+                "free space with an image prune, or move the state directory to a larger disk".to_owned()
+            }
+            Self::Network { registry, .. } => {
+                format!("check that {registry} can be reached from this host, then try again")
+            }
+            Self::Registry { status: 429, .. } => {
+                "the registry limits requests: log in, use a mirror, or wait".to_owned()
+            }
+            Self::StoreBusy { .. } => {
+                "stop the other coracle process, or use another state directory".to_owned()
+            }
+            Self::Corrupt { path, .. } => {
+                format!("remove {} and pull the images again; the blobs are kept and reused", path.display())
+            }
             Self::InvalidSource { .. }
             | Self::Unsupported { .. }
             | Self::Registry { .. }
@@ -213,7 +232,10 @@ impl ImageError {
     pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
         if is_full(&source) {
-            return Self::StorageFull { operation: format!("{operation} {}", path.display()), source: Some(source) };
+            return Self::StorageFull {
+                operation: format!("{operation} {}", path.display()),
+                source: Some(source),
+            };
         }
         Self::Io { operation, path, source }
     }

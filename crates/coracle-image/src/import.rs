@@ -1,4 +1,5 @@
-//! Images from local files. Nothing is taken over unverified: blobs by their digest, layers by the configuration's diff ids.
+//! Images from local files. Nothing is taken over unverified: blobs by their digest, layers by the
+//! configuration's diff ids.
 
 mod archive;
 mod layout_dir;
@@ -10,12 +11,7 @@ use crate::{
     manifest::{Blob, Config, Manifest, Packing},
     progress::Meter,
     rootfs::{Budget, Unpacked},
-    store::{
-        Inner,
-        index::Entry,
-        layout,
-        prune,
-    },
+    store::{Inner, index::Entry, layout, prune},
     tarball::read_error,
 };
 
@@ -60,7 +56,14 @@ fn take_over(
     let limits = &inner.options.limits;
     let config = Config::parse(&brought.config_bytes, limits)?;
     config.check(brought.manifest.layers.len(), &inner.options.platform, &source.to_string())?;
-    let pinned = inner.pins.pin(brought.manifest.layers.iter().map(|l| l.digest).chain([brought.manifest.digest, brought.manifest.config.digest]));
+    let pinned = inner.pins.pin(
+        brought
+            .manifest
+            .layers
+            .iter()
+            .map(|l| l.digest)
+            .chain([brought.manifest.digest, brought.manifest.config.digest]),
+    );
     let mut new = Vec::new();
     let copied = brought.manifest.layers.iter().zip(config.diff_ids()).try_for_each(|(layer, diff_id)| {
         if inner.layout.has(layer) {
@@ -114,11 +117,18 @@ fn copy_layer(
     let mut bounded = from.take(layer.size_bytes.saturating_add(1));
     let blob = layout::copy_blob(&inner.layout, &mut bounded, |actual| match *actual == layer.digest {
         true => Ok(()),
-        false => Err(ImageError::DigestMismatch { what: "layer".to_owned(), expected: layer.digest, actual: *actual }),
+        false => Err(ImageError::DigestMismatch {
+            what: "layer".to_owned(),
+            expected: layer.digest,
+            actual: *actual,
+        }),
     })?;
     if blob.size_bytes != layer.size_bytes {
         let (digest, said) = (layer.digest, layer.size_bytes);
-        return Err(ImageError::hostile(format!("layer {digest} has {} bytes, but was announced with {said}", blob.size_bytes)));
+        return Err(ImageError::hostile(format!(
+            "layer {digest} has {} bytes, but was announced with {said}",
+            blob.size_bytes
+        )));
     }
     meter.at(blob.size_bytes);
     check_diff_id(inner, &inner.layout.blob(&layer.digest), layer, diff_id)
@@ -138,5 +148,9 @@ fn check_diff_id(inner: &Inner, path: &Path, layer: &Blob, diff_id: &Digest) -> 
     if actual == *diff_id {
         return Ok(());
     }
-    Err(ImageError::DigestMismatch { what: format!("unpacked layer {}", layer.digest), expected: *diff_id, actual })
+    Err(ImageError::DigestMismatch {
+        what: format!("unpacked layer {}", layer.digest),
+        expected: *diff_id,
+        actual,
+    })
 }

@@ -1,14 +1,16 @@
 //! OCI images on one host: references, pull, a content-addressed store, and read-only root file systems.
 //!
-//! A VM never gets layers. It gets one EROFS file per image, made once from all layers and shared by every VM that runs it.
+//! A VM never gets layers. It gets one EROFS file per image, made once from all layers and shared by every VM
+//! that runs it.
 //!
 //! ```text
 //! Reference ─resolve─▶ manifest ─▶ config + layers ─verify─▶ blobs/sha256/… ─flatten─▶ rootfs/<chain-id>.erofs ─▶ VMs (read-only)
 //!     oci:DIR, docker-archive:FILE ──────────────────────────────▲
 //! ```
 //!
-//! What this crate never does: unpack an archive onto the host's file system (a hostile layer has no path to escape to), hold a
-//! layer in memory, show a blob before its digest was verified, or change a file once it is visible in the store.
+//! What this crate never does: unpack an archive onto the host's file system (a hostile layer has no path to
+//! escape to), hold a layer in memory, show a blob before its digest was verified, or change a file once it
+//! is visible in the store.
 //!
 //! # Error codes
 //!

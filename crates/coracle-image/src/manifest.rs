@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
 use serde::Deserialize;
 
-use crate::{
-    Digest, Image, ImageConfig, ImageError, Layer, Limits, Platform, Reference,
-    digest::Hasher,
-};
+use crate::{Digest, Image, ImageConfig, ImageError, Layer, Limits, Platform, Reference, digest::Hasher};
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -34,9 +31,13 @@ impl Packing {
     pub(crate) fn of_media_type(media_type: &str) -> Result<Self, ImageError> {
         let encrypted = media_type.contains("+encrypted");
         match media_type {
-            "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => Ok(Self::Plain),
-            "application/vnd.oci.image.layer.v1.tar+gzip" | "application/vnd.docker.image.rootfs.diff.tar.gzip" => Ok(Self::Gzip),
-            "application/vnd.oci.image.layer.v1.tar+zstd" | "application/vnd.docker.image.rootfs.diff.tar.zstd" => Ok(Self::Zstd),
+            "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
+                Ok(Self::Plain)
+            }
+            "application/vnd.oci.image.layer.v1.tar+gzip"
+            | "application/vnd.docker.image.rootfs.diff.tar.gzip" => Ok(Self::Gzip),
+            "application/vnd.oci.image.layer.v1.tar+zstd"
+            | "application/vnd.docker.image.rootfs.diff.tar.zstd" => Ok(Self::Zstd),
             _ if encrypted => Err(ImageError::unsupported(format!("layer is encrypted ({media_type})"))),
             _ if media_type.contains("foreign") || media_type.contains("nondistributable") => {
                 Err(ImageError::unsupported(format!("layer is not distributable ({media_type})")))
@@ -74,7 +75,8 @@ pub(crate) struct Blob {
 impl Blob {
     pub(crate) fn of(descriptor: &Descriptor) -> Result<Self, ImageError> {
         let text = descriptor.digest().to_string();
-        let digest = text.parse().map_err(|e| ImageError::unsupported(format!("descriptor {text:?}: {e}")))?;
+        let digest =
+            text.parse().map_err(|e| ImageError::unsupported(format!("descriptor {text:?}: {e}")))?;
         Ok(Self { media_type: descriptor.media_type().to_string(), digest, size_bytes: descriptor.size() })
     }
 }
@@ -112,7 +114,11 @@ struct Head {
 }
 
 /// Reads a manifest or an index. `content_type` is what the transport said; the document's own word wins.
-pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>, limits: &Limits) -> Result<Document, ImageError> {
+pub(crate) fn parse(
+    bytes: &[u8],
+    content_type: Option<&str>,
+    limits: &Limits,
+) -> Result<Document, ImageError> {
     within(bytes.len(), limits.manifest_bytes, "manifest")?;
     let head: Head = json("manifest", bytes)?;
     if head.schema_version == 1 {
@@ -128,7 +134,9 @@ pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>, limits: &Limits) -
         (Some(OCI_INDEX | DOCKER_LIST), _) | (None, true) => parse_index(bytes).map(Document::Index),
         (Some(OCI_MANIFEST) | None, _) => parse_manifest(bytes, OCI_MANIFEST, limits).map(Document::Manifest),
         (Some(DOCKER_MANIFEST), _) => parse_manifest(bytes, DOCKER_MANIFEST, limits).map(Document::Manifest),
-        (Some(other), _) => Err(ImageError::unsupported(format!("manifest has the unknown media type {other:?}"))),
+        (Some(other), _) => {
+            Err(ImageError::unsupported(format!("manifest has the unknown media type {other:?}")))
+        }
     }
 }
 
@@ -143,7 +151,10 @@ fn entry(descriptor: &Descriptor) -> Result<Entry, ImageError> {
         blob: Blob::of(descriptor)?,
         os: platform.map(|p| p.os().to_string()).unwrap_or_default(),
         architecture: platform.map(|p| p.architecture().to_string()).unwrap_or_default(),
-        name: descriptor.annotations().as_ref().and_then(|a| a.get("org.opencontainers.image.ref.name").cloned()),
+        name: descriptor
+            .annotations()
+            .as_ref()
+            .and_then(|a| a.get("org.opencontainers.image.ref.name").cloned()),
     })
 }
 
@@ -151,36 +162,54 @@ fn parse_manifest(bytes: &[u8], media_type: &'static str, limits: &Limits) -> Re
     let manifest: ImageManifest = json("manifest", bytes)?;
     let config = Blob::of(manifest.config())?;
     if !matches!(config.media_type.as_str(), OCI_CONFIG | DOCKER_CONFIG) {
-        return Err(ImageError::unsupported(format!("it is no container image: its configuration is {:?}", config.media_type)));
+        return Err(ImageError::unsupported(format!(
+            "it is no container image: its configuration is {:?}",
+            config.media_type
+        )));
     }
     within(usize::try_from(config.size_bytes).unwrap_or(usize::MAX), limits.config_bytes, "configuration")?;
     let layers = manifest.layers().iter().map(Blob::of).collect::<Result<Vec<_>, _>>()?;
     if layers.len() > limits.layers {
-        return Err(ImageError::hostile(format!("{} layers, at most {} are allowed", layers.len(), limits.layers)));
+        return Err(ImageError::hostile(format!(
+            "{} layers, at most {} are allowed",
+            layers.len(),
+            limits.layers
+        )));
     }
     for layer in &layers {
         Packing::of_media_type(&layer.media_type)?;
     }
     let total = layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size_bytes));
     if total > limits.download_bytes {
-        return Err(ImageError::hostile(format!("layers of {total} bytes, at most {} are allowed", limits.download_bytes)));
+        return Err(ImageError::hostile(format!(
+            "layers of {total} bytes, at most {} are allowed",
+            limits.download_bytes
+        )));
     }
     Ok(Manifest { digest: Digest::of(bytes), media_type, size_bytes: bytes.len() as u64, config, layers })
 }
 
-/// Chooses the manifest for `platform`. Attestations and other things without a platform word of their own are passed over.
-pub(crate) fn select<'a>(entries: &'a [Entry], platform: &Platform, image: &str) -> Result<&'a Entry, ImageError> {
+/// Chooses the manifest for `platform`. Attestations and other things without a platform word of their own
+/// are passed over.
+pub(crate) fn select<'a>(
+    entries: &'a [Entry],
+    platform: &Platform,
+    image: &str,
+) -> Result<&'a Entry, ImageError> {
     let stated = |e: &&Entry| e.os == platform.os && e.architecture == platform.architecture;
     let silent = |e: &&Entry| e.os.is_empty() && e.architecture.is_empty();
-    entries.iter().find(stated).or_else(|| entries.iter().find(silent)).ok_or_else(|| ImageError::WrongArchitecture {
-        image: image.to_owned(),
-        have: have(entries),
-        need: platform.to_string(),
+    entries.iter().find(stated).or_else(|| entries.iter().find(silent)).ok_or_else(|| {
+        ImageError::WrongArchitecture {
+            image: image.to_owned(),
+            have: have(entries),
+            need: platform.to_string(),
+        }
     })
 }
 
 fn have(entries: &[Entry]) -> Vec<String> {
-    let words = entries.iter().map(|e| format!("{}/{}", e.os, e.architecture)).filter(|w| !w.contains("unknown"));
+    let words =
+        entries.iter().map(|e| format!("{}/{}", e.os, e.architecture)).filter(|w| !w.contains("unknown"));
     let mut words: Vec<_> = words.collect();
     words.sort();
     words.dedup();
@@ -234,14 +263,21 @@ impl Config {
 
     /// Refuses a configuration that does not belong to `layers` layers or to `platform`.
     pub(crate) fn check(&self, layers: usize, platform: &Platform, image: &str) -> Result<(), ImageError> {
-        let (os, architecture) = (self.os.as_deref().unwrap_or_default(), self.architecture.as_deref().unwrap_or_default());
+        let (os, architecture) =
+            (self.os.as_deref().unwrap_or_default(), self.architecture.as_deref().unwrap_or_default());
         if !platform.accepts(os, architecture) {
             let have = vec![format!("{os}/{architecture}")];
-            return Err(ImageError::WrongArchitecture { image: image.to_owned(), have, need: platform.to_string() });
+            return Err(ImageError::WrongArchitecture {
+                image: image.to_owned(),
+                have,
+                need: platform.to_string(),
+            });
         }
         let diff_ids = self.diff_ids().len();
         if diff_ids != layers {
-            return Err(ImageError::hostile(format!("the manifest has {layers} layers, the configuration {diff_ids}")));
+            return Err(ImageError::hostile(format!(
+                "the manifest has {layers} layers, the configuration {diff_ids}"
+            )));
         }
         Ok(())
     }
@@ -278,7 +314,9 @@ pub(crate) fn image(manifest: &Manifest, config: Config, references: Vec<Referen
         references,
         architecture: config.architecture.clone().unwrap_or_default(),
         os: config.os.clone().unwrap_or_default(),
-        size_bytes: layers.iter().map(|l| l.size_bytes).sum::<u64>() + manifest.size_bytes + manifest.config.size_bytes,
+        size_bytes: layers.iter().map(|l| l.size_bytes).sum::<u64>()
+            + manifest.size_bytes
+            + manifest.config.size_bytes,
         layers,
         chain_id: chain_id(&diff_ids),
         created: config.created.as_deref().and_then(|t| t.parse().ok()),
@@ -286,7 +324,8 @@ pub(crate) fn image(manifest: &Manifest, config: Config, references: Vec<Referen
     }
 }
 
-/// Chain id of the OCI image specification ("Layer ChainID"); the digest of nothing for an image without layers.
+/// Chain id of the OCI image specification ("Layer ChainID"); the digest of nothing for an image without
+/// layers.
 pub(crate) fn chain_id(diff_ids: &[Digest]) -> Digest {
     let join = |below: Digest, top: &Digest| Digest::of(format!("{below} {top}").as_bytes());
     match diff_ids {
@@ -335,8 +374,16 @@ mod tests {
         for (why, bytes, want) in [
             ("a good one", manifest_with(gzip, 127), "accepted"),
             ("too many layers", manifest_with(gzip, 128), "COR-IMG-008 refuse image content: 128 layers"),
-            ("foreign", manifest_with("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", 1), "not distributable"),
-            ("encrypted", manifest_with("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", 1), "is encrypted"),
+            (
+                "foreign",
+                manifest_with("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", 1),
+                "not distributable",
+            ),
+            (
+                "encrypted",
+                manifest_with("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", 1),
+                "is encrypted",
+            ),
             ("unknown", manifest_with("text/html", 1), "\"text/html\""),
             ("schema 1", br#"{"schemaVersion":1,"name":"x","fsLayers":[]}"#.to_vec(), "retired in 2017"),
             ("not json", b"<html>".to_vec(), "COR-IMG-008"),
@@ -361,7 +408,11 @@ mod tests {
     #[test]
     fn selection_names_what_there_is() {
         let entry = |os: &str, architecture: &str| Entry {
-            blob: Blob { media_type: OCI_MANIFEST.into(), digest: Digest::of(architecture.as_bytes()), size_bytes: 1 },
+            blob: Blob {
+                media_type: OCI_MANIFEST.into(),
+                digest: Digest::of(architecture.as_bytes()),
+                size_bytes: 1,
+            },
             os: os.into(),
             architecture: architecture.into(),
             name: None,
@@ -369,7 +420,10 @@ mod tests {
         let entries = [entry("linux", "arm64"), entry("unknown", "unknown"), entry("windows", "amd64")];
         let need = Platform { os: "linux".into(), architecture: "amd64".into() };
         let error = select(&entries, &need, "x").err().unwrap();
-        assert_eq!(error.to_string(), "image x is for linux/arm64, windows/amd64, this host needs linux/amd64");
+        assert_eq!(
+            error.to_string(),
+            "image x is for linux/arm64, windows/amd64, this host needs linux/amd64"
+        );
         let arm = Platform { os: "linux".into(), architecture: "arm64".into() };
         assert_eq!(select(&entries, &arm, "x").unwrap().blob.digest, Digest::of(b"arm64"));
     }

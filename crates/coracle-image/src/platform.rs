@@ -25,7 +25,8 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned() }
     }
 
-    /// True when an image with these words runs here. Empty words are taken as "does not say", which old builders write.
+    /// True when an image with these words runs here. Empty words are taken as "does not say", which old
+    /// builders write.
     pub(crate) fn accepts(&self, os: &str, architecture: &str) -> bool {
         (os.is_empty() || os == self.os) && (architecture.is_empty() || architecture == self.architecture)
     }

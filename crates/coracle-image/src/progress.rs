@@ -77,6 +77,11 @@ impl Meter {
             *last = Some(now);
         }
         let done_bytes = done_bytes.min(self.total_bytes);
-        self.to.event(ProgressEvent { step: self.step, item: self.item, done_bytes, total_bytes: self.total_bytes });
+        self.to.event(ProgressEvent {
+            step: self.step,
+            item: self.item,
+            done_bytes,
+            total_bytes: self.total_bytes,
+        });
     }
 }

@@ -13,8 +13,9 @@ use crate::{
 /// When a registry is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// When the image is not here. The tag `latest` (or none) asks each time what it means now, and uses what is here when the
-    /// registry cannot be reached. Names given on this host (import, tag) are never asked for.
+    /// When the image is not here. The tag `latest` (or none) asks each time what it means now, and uses what
+    /// is here when the registry cannot be reached. Names given on this host (import, tag) are never asked
+    /// for.
     #[default]
     IfNotPresent,
     /// Each time. Blobs that are here are not fetched again.
@@ -54,7 +55,8 @@ struct Local {
 enum Decision {
     /// Take what is here.
     Use,
-    /// Ask what the reference means now; fetch when that is not here. `offline_ok`: what is here will do if nobody answers.
+    /// Ask what the reference means now; fetch when that is not here. `offline_ok`: what is here will do if
+    /// nobody answers.
     Check { offline_ok: bool },
     /// Fetch.
     Fetch,
@@ -82,21 +84,32 @@ pub(crate) async fn pull(
     progress: Arc<dyn Progress>,
 ) -> Result<Image, ImageError> {
     let local = look(inner, reference).await?;
-    let decision = decide(options.policy, reference.is_floating(), local.is_some(), local.as_ref().is_some_and(|l| l.local));
+    let decision = decide(
+        options.policy,
+        reference.is_floating(),
+        local.is_some(),
+        local.as_ref().is_some_and(|l| l.local),
+    );
     progress.event(ProgressEvent { step: Step::Resolve, item: None, done_bytes: 0, total_bytes: 0 });
     match (decision, local) {
         (Decision::Use, Some(local)) => Ok(local.image),
-        (Decision::Check { offline_ok }, Some(local)) => match check(inner, reference, options, &local).await {
+        (Decision::Check { offline_ok }, Some(local)) => match check(inner, reference, options, &local).await
+        {
             Ok(true) => Ok(local.image),
             Ok(false) => fetch(inner, reference, options, &progress).await,
             Err(error) if offline_ok && error.is_transient() => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "registry does not answer, the stored image is used");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "registry does not answer, the stored image is used"
+                );
                 Ok(local.image)
             }
             Err(error) => Err(error),
         },
         (Decision::Refuse, _) => Err(ImageError::NotPresent { image: reference.to_string() }),
-        (Decision::Fetch, _) | (Decision::Use | Decision::Check { .. }, None) => fetch(inner, reference, options, &progress).await,
+        (Decision::Fetch, _) | (Decision::Use | Decision::Check { .. }, None) => {
+            fetch(inner, reference, options, &progress).await
+        }
     }
 }
 
@@ -113,8 +126,14 @@ async fn look(inner: &Arc<Inner>, reference: &Reference) -> Result<Option<Local>
     .await
 }
 
-/// True when the reference still means the stored image. False when it does not, or the registry does not say without a download.
-async fn check(inner: &Arc<Inner>, reference: &Reference, options: &PullOptions, local: &Local) -> Result<bool, ImageError> {
+/// True when the reference still means the stored image. False when it does not, or the registry does not say
+/// without a download.
+async fn check(
+    inner: &Arc<Inner>,
+    reference: &Reference,
+    options: &PullOptions,
+    local: &Local,
+) -> Result<bool, ImageError> {
     let mut last = None;
     for session in sessions(inner, reference, options).await? {
         let resolved = match session.await {
@@ -146,7 +165,10 @@ async fn fetch(
             // No other server can help there.
             Err(error @ ImageError::StorageFull { .. }) => return Err(error),
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "server does not deliver the image");
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "server does not deliver the image"
+                );
                 last = Some(error);
             }
             done => return done,
@@ -155,7 +177,8 @@ async fn fetch(
     Err(last.unwrap_or_else(|| ImageError::NotPresent { image: reference.to_string() }))
 }
 
-/// Conversations with all servers that may have the image, each begun when it is its turn. A mirror gets its own credentials only.
+/// Conversations with all servers that may have the image, each begun when it is its turn. A mirror gets its
+/// own credentials only.
 async fn sessions(
     inner: &Arc<Inner>,
     reference: &Reference,
@@ -180,7 +203,9 @@ async fn sessions(
         async move {
             let own = endpoint.host == reference.registry();
             let login = match &options.credentials {
-                auth::Credentials::Basic { .. } | auth::Credentials::Bearer(_) if !own => auth::Login::Anonymous,
+                auth::Credentials::Basic { .. } | auth::Credentials::Bearer(_) if !own => {
+                    auth::Login::Anonymous
+                }
                 credentials => auth::lookup(credentials, &endpoint.host).await?,
             };
             Session::open(http, endpoint, reference, login, timeouts, retries).await

@@ -12,7 +12,8 @@ const DOCKER_HUB: &str = "docker.io";
 const TAG_BYTES_MAX: usize = 128;
 const NAME_BYTES_MAX: usize = 255;
 
-/// `registry/repository[:tag][@digest]`, complete: defaults are filled in when it is parsed. Without a digest there is a tag.
+/// `registry/repository[:tag][@digest]`, complete: defaults are filled in when it is parsed. Without a digest
+/// there is a tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Reference {
@@ -78,7 +79,8 @@ impl FromStr for Reference {
     /// # Errors
     /// [`ImageError::InvalidReference`], naming the rule.
     fn from_str(text: &str) -> Result<Self, ImageError> {
-        parse(text).map_err(|reason| ImageError::InvalidReference { text: text.chars().take(300).collect(), reason })
+        parse(text)
+            .map_err(|reason| ImageError::InvalidReference { text: text.chars().take(300).collect(), reason })
     }
 }
 
@@ -113,10 +115,15 @@ fn parse(text: &str) -> Result<Reference, String> {
     Ok(Reference { registry, repository, tag, digest })
 }
 
-/// The first component is a registry when it cannot be part of a path: it has a dot, a port, an upper-case letter, or is localhost.
+/// The first component is a registry when it cannot be part of a path: it has a dot, a port, an upper-case
+/// letter, or is localhost.
 fn split_registry(name: &str) -> (&str, &str) {
     match name.split_once('/') {
-        Some((first, rest)) if first == "localhost" || first.contains(['.', ':']) || first.contains(|c: char| c.is_ascii_uppercase()) => {
+        Some((first, rest))
+            if first == "localhost"
+                || first.contains(['.', ':'])
+                || first.contains(|c: char| c.is_ascii_uppercase()) =>
+        {
             (first, rest)
         }
         _ => (DOCKER_HUB, name),
@@ -124,7 +131,11 @@ fn split_registry(name: &str) -> (&str, &str) {
 }
 
 fn complete(registry: &str, path: &str) -> (String, String) {
-    let registry = if registry == "index.docker.io" || registry == "registry-1.docker.io" { DOCKER_HUB } else { registry };
+    let registry = if registry == "index.docker.io" || registry == "registry-1.docker.io" {
+        DOCKER_HUB
+    } else {
+        registry
+    };
     let official = registry == DOCKER_HUB && !path.contains('/');
     let repository = if official { format!("library/{path}") } else { path.to_owned() };
     (registry.to_owned(), repository)
@@ -181,7 +192,9 @@ fn is_path_component(part: &str) -> bool {
     if !bytes.first().is_some_and(|b| word(*b)) || !bytes.last().is_some_and(|b| word(*b)) {
         return false;
     }
-    bytes.split(|b| word(*b)).all(|separator| matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|b| *b == b'-'))
+    bytes.split(|b| word(*b)).all(|separator| {
+        matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|b| *b == b'-')
+    })
 }
 
 fn check_tag(tag: &str) -> Result<(), String> {
@@ -285,7 +298,11 @@ mod tests {
 
     #[test]
     fn familiar_is_short_and_parses_to_the_same() {
-        for (text, want) in [("nginx", "nginx:latest"), ("user/app:1", "user/app:1"), ("ghcr.io/library/a:1", "ghcr.io/library/a:1")] {
+        for (text, want) in [
+            ("nginx", "nginx:latest"),
+            ("user/app:1", "user/app:1"),
+            ("ghcr.io/library/a:1", "ghcr.io/library/a:1"),
+        ] {
             let reference: Reference = text.parse().unwrap();
             assert_eq!(reference.familiar(), want);
             assert_eq!(reference.familiar().parse::<Reference>().unwrap(), reference);

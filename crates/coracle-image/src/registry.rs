@@ -1,7 +1,7 @@
 //! Speaking with registries: where to go, and with what.
 //!
-//! Credentials are exchanged for tokens by `oci-client`. Manifests and blobs are fetched here: that client reads a manifest whatever
-//! its size, and does not tell where a resumed blob begins.
+//! Credentials are exchanged for tokens by `oci-client`. Manifests and blobs are fetched here: that client
+//! reads a manifest whatever its size, and does not tell where a resumed blob begins.
 
 mod blob;
 mod session;
@@ -16,9 +16,11 @@ use crate::Reference;
 /// How one registry is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Hosts with optional port, asked in order before the registry itself. `http://` in front allows plain HTTP for that mirror.
+    /// Hosts with optional port, asked in order before the registry itself. `http://` in front allows plain
+    /// HTTP for that mirror.
     pub mirrors: Vec<String>,
-    /// Speak plain HTTP with the registry. Loopback registries need no such word; `Some(false)` makes them speak TLS.
+    /// Speak plain HTTP with the registry. Loopback registries need no such word; `Some(false)` makes them
+    /// speak TLS.
     pub plain_http: Option<bool>,
 }
 
@@ -35,7 +37,11 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { connect: Duration::from_secs(10), read_idle: Duration::from_secs(30), request: Duration::from_secs(60) }
+        Self {
+            connect: Duration::from_secs(10),
+            read_idle: Duration::from_secs(30),
+            request: Duration::from_secs(60),
+        }
     }
 }
 
@@ -48,7 +54,10 @@ pub(crate) struct Endpoint {
 }
 
 /// Servers that may have the image, in the order to ask them: mirrors, then the registry. Pure.
-pub(crate) fn endpoints(reference: &Reference, registries: &BTreeMap<String, RegistryConfig>) -> Vec<Endpoint> {
+pub(crate) fn endpoints(
+    reference: &Reference,
+    registries: &BTreeMap<String, RegistryConfig>,
+) -> Vec<Endpoint> {
     let config = registries.get(reference.registry()).cloned().unwrap_or_default();
     let mut all: Vec<_> = config.mirrors.iter().map(|text| mirror(text)).collect();
     let plain_http = config.plain_http.unwrap_or_else(|| is_loopback(reference.registry()));
@@ -65,7 +74,8 @@ fn mirror(text: &str) -> Endpoint {
     }
 }
 
-/// True for `localhost` and loopback addresses, with or without a port. A name that merely resolves to loopback is not meant.
+/// True for `localhost` and loopback addresses, with or without a port. A name that merely resolves to
+/// loopback is not meant.
 fn is_loopback(host: &str) -> bool {
     let bare = match host.strip_prefix('[') {
         Some(v6) => v6.split(']').next().unwrap_or_default(),
@@ -80,10 +90,17 @@ mod tests {
 
     #[test]
     fn endpoint_table() {
-        let listed = RegistryConfig { mirrors: vec!["http://m:1".into(), "n.io/".into(), "127.0.0.1:2".into()], plain_http: None };
+        let listed = RegistryConfig {
+            mirrors: vec!["http://m:1".into(), "n.io/".into(), "127.0.0.1:2".into()],
+            plain_http: None,
+        };
         let lan = RegistryConfig { mirrors: vec![], plain_http: Some(true) };
         let tls = RegistryConfig { mirrors: vec![], plain_http: Some(false) };
-        let map = BTreeMap::from([("docker.io".to_owned(), listed), ("lan:5000".to_owned(), lan), ("localhost:5001".to_owned(), tls)]);
+        let map = BTreeMap::from([
+            ("docker.io".to_owned(), listed),
+            ("lan:5000".to_owned(), lan),
+            ("localhost:5001".to_owned(), tls),
+        ]);
         for (reference, want) in [
             ("nginx", "http m:1, https n.io, http 127.0.0.1:2, https docker.io"),
             ("ghcr.io/a/b", "https ghcr.io"),

@@ -4,7 +4,8 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use crate::{ImageError, Reference};
 
-/// A source of images, in the notation that skopeo made common. The prefixes `oci:` and `docker-archive:` win over a reference.
+/// A source of images, in the notation that skopeo made common. The prefixes `oci:` and `docker-archive:` win
+/// over a reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A registry's image; `docker://` in front is accepted.
@@ -28,7 +29,10 @@ impl FromStr for Source {
     /// # Errors
     /// [`ImageError::InvalidSource`] for an empty path, [`ImageError::InvalidReference`].
     fn from_str(text: &str) -> Result<Self, ImageError> {
-        let invalid = |reason: &str| ImageError::InvalidSource { source_text: text.to_owned(), reason: reason.to_owned() };
+        let invalid = |reason: &str| ImageError::InvalidSource {
+            source_text: text.to_owned(),
+            reason: reason.to_owned(),
+        };
         if let Some(rest) = text.strip_prefix("oci:") {
             let (dir, tag) = match rest.split_once(':') {
                 Some((_, "")) => return Err(invalid("the tag is empty")),

@@ -6,7 +6,8 @@
 //! partial/<digest>                          downloads to be resumed
 //! tmp/                                      unfinished files, removed at the next open
 //! ```
-//! Everything gets its name by a rename after it was verified and synced, so a process killed at any instant leaves a store that works.
+//! Everything gets its name by a rename after it was verified and synced, so a process killed at any instant
+//! leaves a store that works.
 
 pub(crate) mod index;
 pub(crate) mod layout;
@@ -23,8 +24,8 @@ use std::{
 };
 
 use crate::{
-    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, Reference, RegistryConfig, Rootfs, Source,
-    Timeouts, import,
+    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, Reference,
+    RegistryConfig, Rootfs, Source, Timeouts, import,
     manifest::{self, Config, Document, Manifest, Packing},
     pull, rootfs,
 };
@@ -86,10 +87,12 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, which is made if it is missing, and clears what a crash left. Blocking, for a few milliseconds.
+    /// Opens the store in `dir`, which is made if it is missing, and clears what a crash left. Blocking, for
+    /// a few milliseconds.
     ///
     /// # Errors
-    /// [`ImageError::StoreBusy`] when another `Store` has it open, [`ImageError::Corrupt`], [`ImageError::Io`].
+    /// [`ImageError::StoreBusy`] when another `Store` has it open, [`ImageError::Corrupt`],
+    /// [`ImageError::Io`].
     pub fn open(dir: impl AsRef<Path>, options: StoreOptions) -> Result<Self, ImageError> {
         let (layout, lock) = Layout::open(dir.as_ref())?;
         layout.sweep(&lock, options.partial_age_max)?;
@@ -97,28 +100,41 @@ impl Store {
         if index.entries.is_empty() {
             index::save(&layout, &index)?;
         }
-        let (locks, pins, http, index) = (KeyedLocks::default(), Pins::default(), OnceLock::new(), Mutex::new(index));
+        let (locks, pins, http, index) =
+            (KeyedLocks::default(), Pins::default(), OnceLock::new(), Mutex::new(index));
         Ok(Self(Arc::new(Inner { layout, options, locks, pins, http, index, _lock: lock })))
     }
 
-    /// Brings an image into the store, as the policy in `options` says, and returns it. Idempotent. Cancel-safe: what was downloaded
-    /// is kept and resumed by the next call.
+    /// Brings an image into the store, as the policy in `options` says, and returns it. Idempotent.
+    /// Cancel-safe: what was downloaded is kept and resumed by the next call.
     ///
     /// # Errors
-    /// Every kind but [`ImageError::InvalidReference`], [`ImageError::InvalidSource`] and [`ImageError::StoreBusy`]. Transient ones
-    /// were retried already, as often as [`StoreOptions::retries`] says.
-    pub async fn pull(&self, reference: &Reference, options: &PullOptions, progress: Arc<dyn Progress>) -> Result<Image, ImageError> {
+    /// Every kind but [`ImageError::InvalidReference`], [`ImageError::InvalidSource`] and
+    /// [`ImageError::StoreBusy`]. Transient ones were retried already, as often as [`StoreOptions::retries`]
+    /// says.
+    pub async fn pull(
+        &self,
+        reference: &Reference,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image, ImageError> {
         Box::pin(pull::pull(&self.0, reference, options, progress)).await
     }
 
-    /// Brings an image from a local source into the store and names it `name`; without one, by the names the source has. An image
-    /// without any name is kept until the next prune. Idempotent. When cancelled, the copy ends in the background and may finish.
+    /// Brings an image from a local source into the store and names it `name`; without one, by the names the
+    /// source has. An image without any name is kept until the next prune. Idempotent. When cancelled, the
+    /// copy ends in the background and may finish.
     ///
     /// # Errors
-    /// [`ImageError::InvalidSource`] (also for [`Source::Registry`], which is pulled, not imported), [`ImageError::DigestMismatch`],
-    /// [`ImageError::Hostile`], [`ImageError::Unsupported`], [`ImageError::WrongArchitecture`], [`ImageError::StorageFull`],
-    /// [`ImageError::Io`].
-    pub async fn import(&self, source: &Source, name: Option<&Reference>, progress: Arc<dyn Progress>) -> Result<Image, ImageError> {
+    /// [`ImageError::InvalidSource`] (also for [`Source::Registry`], which is pulled, not imported),
+    /// [`ImageError::DigestMismatch`], [`ImageError::Hostile`], [`ImageError::Unsupported`],
+    /// [`ImageError::WrongArchitecture`], [`ImageError::StorageFull`], [`ImageError::Io`].
+    pub async fn import(
+        &self,
+        source: &Source,
+        name: Option<&Reference>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image, ImageError> {
         let (inner, source, name) = (Arc::clone(&self.0), source.clone(), name.cloned());
         blocking(move || import::import(&inner, &source, name, &progress)).await
     }
@@ -137,8 +153,8 @@ impl Store {
         .await
     }
 
-    /// The image a reference means here; `None` when it is not in the store. A pinned reference also finds an image that was pulled
-    /// from the same repository by tag. Cancel-safe.
+    /// The image a reference means here; `None` when it is not in the store. A pinned reference also finds an
+    /// image that was pulled from the same repository by tag. Cancel-safe.
     ///
     /// # Errors
     /// [`ImageError::Io`]
@@ -164,7 +180,8 @@ impl Store {
         .await
     }
 
-    /// Gives the image with manifest digest `digest` one more name; the name leaves whatever image had it. Idempotent.
+    /// Gives the image with manifest digest `digest` one more name; the name leaves whatever image had it.
+    /// Idempotent.
     ///
     /// # Errors
     /// [`ImageError::NotPresent`], [`ImageError::StorageFull`], [`ImageError::Io`].
@@ -191,8 +208,9 @@ impl Store {
         blocking(move || inner.change(|index| Ok(index.untag(&reference)))).await
     }
 
-    /// Removes images without a name, and every blob, root file system and unfinished download that nothing needs. What `in_use`
-    /// names (image digests of VMs that exist) and what a running operation needs stays. With `dry_run` it only reports. Idempotent.
+    /// Removes images without a name, and every blob, root file system and unfinished download that nothing
+    /// needs. What `in_use` names (image digests of VMs that exist) and what a running operation needs stays.
+    /// With `dry_run` it only reports. Idempotent.
     ///
     /// # Errors
     /// [`ImageError::Io`]; what was removed until then stays removed.
@@ -201,12 +219,14 @@ impl Store {
         blocking(move || prune::prune(&inner, &in_use, dry_run)).await
     }
 
-    /// The image's root file system, built if it is not there yet. Idempotent; callers that ask at the same time share the work.
-    /// When cancelled, the building ends in the background and its result is kept. Nothing is copied for a file that exists.
+    /// The image's root file system, built if it is not there yet. Idempotent; callers that ask at the same
+    /// time share the work. When cancelled, the building ends in the background and its result is kept.
+    /// Nothing is copied for a file that exists.
     ///
     /// # Errors
-    /// [`ImageError::Hostile`], [`ImageError::DigestMismatch`], [`ImageError::Unsupported`], [`ImageError::NotPresent`] when layers are
-    /// missing, [`ImageError::StorageFull`], [`ImageError::Io`]. Nothing is left behind.
+    /// [`ImageError::Hostile`], [`ImageError::DigestMismatch`], [`ImageError::Unsupported`],
+    /// [`ImageError::NotPresent`] when layers are missing, [`ImageError::StorageFull`], [`ImageError::Io`].
+    /// Nothing is left behind.
     pub async fn rootfs(&self, image: &Image) -> Result<Rootfs, ImageError> {
         self.rootfs_with(image, Arc::new(NoProgress)).await
     }
@@ -215,9 +235,14 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::rootfs`].
-    pub async fn rootfs_with(&self, image: &Image, progress: Arc<dyn Progress>) -> Result<Rootfs, ImageError> {
+    pub async fn rootfs_with(
+        &self,
+        image: &Image,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Rootfs, ImageError> {
         let inner = Arc::clone(&self.0);
-        let pinned = inner.pins.pin(image.layers.iter().map(|l| l.digest).chain([image.digest, image.chain_id]));
+        let pinned =
+            inner.pins.pin(image.layers.iter().map(|l| l.digest).chain([image.digest, image.chain_id]));
         let guard = inner.locks.lock(rootfs_key(&image.chain_id)).await;
         let image = image.clone();
         blocking(move || {
@@ -229,7 +254,8 @@ impl Store {
     }
 }
 
-/// The lock of a root file system: a digest of its own, because a single layer's chain id may be a blob's digest.
+/// The lock of a root file system: a digest of its own, because a single layer's chain id may be a blob's
+/// digest.
 fn rootfs_key(chain_id: &Digest) -> Digest {
     Digest::of(format!("rootfs {chain_id}").as_bytes())
 }
@@ -240,7 +266,10 @@ impl Inner {
     }
 
     /// Changes the index on disk, then in memory. Blocking.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Index) -> Result<T, ImageError>) -> Result<T, ImageError> {
+    pub(crate) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Index) -> Result<T, ImageError>,
+    ) -> Result<T, ImageError> {
         let mut index = self.index();
         let mut next = index.clone();
         let result = change(&mut next)?;
@@ -256,7 +285,9 @@ impl Inner {
         let limits = &self.options.limits;
         let Some(bytes) = self.layout.read(digest, limits.manifest_bytes)? else { return Ok(None) };
         let Ok(Document::Manifest(manifest)) = manifest::parse(&bytes, None, limits) else { return Ok(None) };
-        let Some(config) = self.layout.read(&manifest.config.digest, limits.config_bytes)? else { return Ok(None) };
+        let Some(config) = self.layout.read(&manifest.config.digest, limits.config_bytes)? else {
+            return Ok(None);
+        };
         Ok(Config::parse(&config, limits).ok().map(|config| (manifest, config)))
     }
 
@@ -272,7 +303,9 @@ impl Inner {
     /// The image, if all of its blobs are there.
     pub(crate) fn complete_image(&self, digest: &Digest) -> Result<Option<Image>, ImageError> {
         match self.manifest(digest)? {
-            Some((manifest, _)) if manifest.layers.iter().all(|layer| self.layout.has(layer)) => self.image(digest),
+            Some((manifest, _)) if manifest.layers.iter().all(|layer| self.layout.has(layer)) => {
+                self.image(digest)
+            }
             _ => Ok(None),
         }
     }
@@ -284,7 +317,8 @@ impl Inner {
             Ok(meta) => Ok(Rootfs { bytes: meta.len(), path }),
             Err(e) => Err(ImageError::io("look at", path, e)),
         };
-        let ours = File::open(&path).and_then(|file| crate::erofs::identity(&file, &rootfs::uuid(&image.chain_id)));
+        let ours =
+            File::open(&path).and_then(|file| crate::erofs::identity(&file, &rootfs::uuid(&image.chain_id)));
         if ours.unwrap_or(false) {
             return rootfs(path);
         }
@@ -300,13 +334,26 @@ impl Inner {
         let layer = |layer: &crate::Layer| {
             let path = self.layout.blob(&layer.digest);
             if !path.exists() {
-                return Err(ImageError::NotPresent { image: format!("{} (its layer {} is missing)", image.digest, layer.digest) });
+                return Err(ImageError::NotPresent {
+                    image: format!("{} (its layer {} is missing)", image.digest, layer.digest),
+                });
             }
             let packing = Packing::of_media_type(&layer.media_type)?;
-            Ok(rootfs::LayerFile { path, packing, digest: layer.digest, diff_id: layer.diff_id, size_bytes: layer.size_bytes })
+            Ok(rootfs::LayerFile {
+                path,
+                packing,
+                digest: layer.digest,
+                diff_id: layer.diff_id,
+                size_bytes: layer.size_bytes,
+            })
         };
-        let layers = image.layers.iter().map(layer).collect::<Result<_, _>>()?;
-        Ok(rootfs::Job { layers, chain_id: image.chain_id, limits: self.options.limits.clone(), progress })
+        let layers = image.layers.iter().map(layer).collect::<Result<Vec<_>, _>>()?;
+        let chain_id = manifest::chain_id(&layers.iter().map(|l| l.diff_id).collect::<Vec<_>>());
+        if chain_id != image.chain_id {
+            let what = format!("layers of image {}", image.digest);
+            return Err(ImageError::DigestMismatch { what, expected: image.chain_id, actual: chain_id });
+        }
+        Ok(rootfs::Job { layers, chain_id, limits: self.options.limits.clone(), progress })
     }
 }
 

@@ -1,12 +1,11 @@
 //! A tar reader for hostile archives: ustar, GNU long names, PAX records.
 //!
-//! Ours, and not the `tar` crate (0.4.46), for two reasons: that one cuts PAX records at line ends, which destroys binary extended
-//! attributes, and it reads extended headers into memory without a bound.
-//! Format: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
+//! Ours, and not the `tar` crate (0.4.46), for two reasons: that one cuts PAX records at line ends, which
+//! destroys binary extended attributes, and it reads extended headers into memory without a bound. Format:
+//! POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 
 mod header;
 mod pax;
-
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +48,8 @@ pub(crate) struct Member {
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Reads members one after the other. Between two calls of [`Reader::next_member`] it is a [`Read`] of the member's data.
+/// Reads members one after the other. Between two calls of [`Reader::next_member`] it is a [`Read`] of the
+/// member's data.
 pub(crate) struct Reader<'l, R> {
     input: R,
     limits: &'l Limits,
@@ -101,7 +101,8 @@ impl<'l, R: Read> Reader<'l, R> {
         io::copy(&mut self.input, &mut io::sink()).map(drop).map_err(read_error)
     }
 
-    /// `None` at the end: a block of zeros, or the end of the stream at a block's border, which many writers leave.
+    /// `None` at the end: a block of zeros, or the end of the stream at a block's border, which many writers
+    /// leave.
     fn read_header(&mut self) -> Result<Option<Header>, ImageError> {
         let mut block = [0u8; 512];
         let mut have = 0;
@@ -124,7 +125,9 @@ impl<'l, R: Read> Reader<'l, R> {
         let size = header.size()?;
         if size > self.limits.header_bytes {
             let max = self.limits.header_bytes;
-            return Err(ImageError::hostile(format!("extended tar header of {size} bytes, at most {max} are allowed")));
+            return Err(ImageError::hostile(format!(
+                "extended tar header of {size} bytes, at most {max} are allowed"
+            )));
         }
         self.begin_data(size)?;
         let mut bytes = Vec::new();
@@ -135,7 +138,9 @@ impl<'l, R: Read> Reader<'l, R> {
     fn begin_data(&mut self, size: u64) -> Result<(), ImageError> {
         let max = self.limits.unpacked_bytes;
         if size > max {
-            return Err(ImageError::hostile(format!("archive entry of {size} bytes, at most {max} are allowed")));
+            return Err(ImageError::hostile(format!(
+                "archive entry of {size} bytes, at most {max} are allowed"
+            )));
         }
         self.left = size;
         self.padding = (BLOCK - size % BLOCK) % BLOCK;
@@ -209,6 +214,8 @@ impl Refusal {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn gnu(path: &str, kind: u8, size: u64) -> tar::Header {
@@ -237,7 +244,12 @@ mod tests {
     fn long_names_and_binary_records_survive() {
         let mut builder = tar::Builder::new(Vec::new());
         let value = b"\x01\n0 \n=\x00\xff\n";
-        builder.append_pax_extensions([("SCHILY.xattr.security.capability", &value[..]), ("mtime", b"-1.5".as_slice())]).unwrap();
+        builder
+            .append_pax_extensions([
+                ("SCHILY.xattr.security.capability", &value[..]),
+                ("mtime", b"-1.5".as_slice()),
+            ])
+            .unwrap();
         builder.append(&gnu("f", b'0', 3), &b"abc"[..]).unwrap();
         let long = "d/".repeat(120) + "name";
         let mut header = gnu("x", b'2', 0);
@@ -267,6 +279,41 @@ mod tests {
         ] {
             let error = read(bytes).unwrap_err().to_string();
             assert!(error.contains(want), "{why}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_it_panic(
+            spoiled in proptest::collection::vec((0usize..512, any::<u8>()), 0..12),
+            kind in prop::sample::select(b"0123456xgLKS".to_vec()),
+            data in proptest::collection::vec(any::<u8>(), 0..700),
+            sum in any::<bool>(),
+        ) {
+            let mut block = *gnu("some/name", kind, data.len() as u64).as_bytes();
+            for (place, byte) in spoiled {
+                block[place] = byte;
+            }
+            if sum {
+                block[148..156].fill(b' ');
+                let total: u32 = block.iter().map(|b| u32::from(*b)).sum();
+                block[148..155].copy_from_slice(format!("{total:06o}\0").as_bytes());
+            }
+            let mut bytes = block.to_vec();
+            bytes.extend(data);
+            bytes.resize(bytes.len().next_multiple_of(512) + 1024, 0);
+            let _ = read(&bytes);
+        }
+
+        #[test]
+        fn no_records_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in "([0-9]{1,3} [a-z]{0,6}=?[-.0-9]{0,9}\n){0,3}") {
+            let _ = pax::parse(&bytes);
+            let _ = pax::time(&bytes);
+            if let Ok(records) = pax::parse(text.as_bytes()) {
+                for value in records.values() {
+                    let _ = (pax::time(value), pax::number(value, "x"));
+                }
+            }
         }
     }
 }

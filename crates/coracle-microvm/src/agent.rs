@@ -22,6 +22,8 @@ pub use wire::VmState as State;
 
 /// Certificates are read again after this time, so that rotated ones are taken up.
 const RELOAD: Duration = Duration::from_secs(10);
+/// Between two signs of life on a connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Most of an agent's error text that goes into conditions and events.
 const MESSAGE_CHARS_MAX: usize = 512;
 
@@ -142,7 +144,10 @@ pub struct Dialer {
 
 impl fmt::Debug for Dialer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dialer").field("tls", &self.tls).field("deadlines", &self.deadlines).finish_non_exhaustive()
+        f.debug_struct("Dialer")
+            .field("tls", &self.tls)
+            .field("deadlines", &self.deadlines)
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,24 +163,40 @@ impl Dialer {
     /// # Errors
     /// UNAVAILABLE when nobody listens, FAILED_PRECONDITION when our own certificates cannot be used.
     pub async fn dial(&self, to: &AgentAddress) -> Result<Agent, AgentError> {
-        let error = |code, message: String| AgentError { operation: "connect", address: to.address.clone(), code, message };
+        let error = |code, message: String| AgentError {
+            operation: "connect",
+            address: to.address.clone(),
+            code,
+            message,
+        };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{}", to.address))
             .map_err(|_| error(Code::InvalidArgument, "the address is not host:port".into()))?
-            .connect_timeout(self.deadlines.connect);
+            .connect_timeout(self.deadlines.connect)
+            // A host that lost power closes nothing: an event stream would wait for ever.
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(self.deadlines.call)
+            .keep_alive_while_idle(true);
         let endpoint = match self.tls_config().await.map_err(|e| error(Code::FailedPrecondition, e))? {
             None => endpoint,
             Some(tls) => {
                 let host = to.address.rsplit_once(':').map_or(to.address.as_str(), |(host, _)| host);
                 let name = to.server_name.as_deref().unwrap_or(host).trim_matches(['[', ']']).to_owned();
-                endpoint.tls_config(tls.domain_name(name)).map_err(|e| error(Code::FailedPrecondition, chain(&e)))?
+                endpoint
+                    .tls_config(tls.domain_name(name))
+                    .map_err(|e| error(Code::FailedPrecondition, chain(&e)))?
             }
         };
         let connected = tokio::time::timeout(self.deadlines.connect, endpoint.connect()).await;
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(e)) => return Err(error(Code::Unavailable, chain(&e))),
-            Err(_) => return Err(error(Code::Unavailable, format!("no connection within {:?}", self.deadlines.connect))),
+            Err(_) => {
+                return Err(error(
+                    Code::Unavailable,
+                    format!("no connection within {:?}", self.deadlines.connect),
+                ));
+            }
         };
         let (address, deadlines, metrics) = (to.address.clone(), self.deadlines, self.metrics.clone());
         Ok(Agent { client: FirecrackerAgentClient::new(channel), address, deadlines, metrics })
@@ -183,7 +204,8 @@ impl Dialer {
 
     async fn tls_config(&self) -> Result<Option<ClientTlsConfig>, String> {
         let Some(tls) = &self.tls else { return Ok(None) };
-        let fresh = |(at, config): &(Instant, ClientTlsConfig)| (at.elapsed() < RELOAD).then(|| config.clone());
+        let fresh =
+            |(at, config): &(Instant, ClientTlsConfig)| (at.elapsed() < RELOAD).then(|| config.clone());
         let cached = self.loaded.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(fresh);
         if cached.is_some() {
             return Ok(cached);
@@ -250,7 +272,9 @@ impl Agent {
     pub async fn stop(&mut self, id: &str, fence: &Fence) -> Result<(), AgentError> {
         let request = fenced(wire::StopVmRequest { vm_id: id.to_owned(), force: true }, fence);
         let called = self.call("StopVM", self.deadlines.call, async |c| c.stop_vm(request).await).await;
-        absent_is_ok(called.and_then(|r| self.in_band("StopVM", &r.error_message, r.state == State::Error as i32)))
+        absent_is_ok(
+            called.and_then(|r| self.in_band("StopVM", &r.error_message, r.state == State::Error as i32)),
+        )
     }
 
     /// Deletes the VM. An unknown one is `Ok`.
@@ -280,8 +304,10 @@ impl Agent {
         let mut all = Vec::new();
         let mut page_token = String::new();
         loop {
-            let request = Request::new(wire::ListVMsRequest { page_size: 500, page_token: page_token.clone() });
-            let page = self.call("ListVMs", self.deadlines.call, async |c| c.list_v_ms(request).await).await?;
+            let request =
+                Request::new(wire::ListVMsRequest { page_size: 500, page_token: page_token.clone() });
+            let page =
+                self.call("ListVMs", self.deadlines.call, async |c| c.list_v_ms(request).await).await?;
             all.extend(page.vms.into_iter().map(|vm| (vm.vm_id.clone(), Machine::from(vm))));
             // An agent that repeats its token would keep us here.
             if page.next_page_token.is_empty() || page.next_page_token == page_token {
@@ -412,7 +438,8 @@ mod tests {
 
     #[test]
     fn errors_that_pass_by_themselves() {
-        let error = |code| AgentError { operation: "CreateVM", address: "a:1".into(), code, message: "x".into() };
+        let error =
+            |code| AgentError { operation: "CreateVM", address: "a:1".into(), code, message: "x".into() };
         for (code, want) in [
             (Code::Unavailable, true),
             (Code::Internal, true),

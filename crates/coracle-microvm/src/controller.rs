@@ -31,7 +31,10 @@ const DEBOUNCE: Duration = Duration::from_millis(5);
 
 /// Reconciles until `stop`; what runs then is finished, or cut off by the caller.
 pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
-    cx.fleet.enqueue_all();
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = cx.fleet.ready() => cx.fleet.enqueue_all(),
+    }
     let queue = cx.fleet.queue().take_until(stop.clone().cancelled_owned()).map(|object| {
         cx.metrics.queue_depth(CONTROLLER, cx.fleet.queued());
         Ok::<_, watcher::Error>(ReconcileRequest::from(object))
@@ -64,7 +67,8 @@ fn retry_later(vm: &MikromVM, error: &Error, cx: &Context) -> Action {
 async fn timed(vm: Arc<MikromVM>, cx: Arc<Context>) -> Result<Action, Error> {
     let running = cx.metrics.begin(CONTROLLER);
     let began = Instant::now();
-    let span = info_span!("reconcile", kind = "MikromVM", ns = vm.namespace(), name = vm.name_any(), uid = vm.uid());
+    let span =
+        info_span!("reconcile", kind = "MikromVM", ns = vm.namespace(), name = vm.name_any(), uid = vm.uid());
     let uid = vm.uid().unwrap_or_default();
     let result = reconcile(&vm, &cx).instrument(span).await;
     drop(running);

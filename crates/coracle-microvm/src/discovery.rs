@@ -36,7 +36,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use crate::{
@@ -50,6 +50,12 @@ const LEASE_DEFAULT: Duration = Duration::from_secs(40);
 const ASSUMED_FOR: Duration = Duration::from_secs(300);
 /// Most objects fetched in one page when a watch starts.
 const PAGE: u32 = 250;
+
+const LEASES: u8 = 1;
+const PODS: u8 = 2;
+const NODES: u8 = 4;
+const OBJECTS: u8 = 8;
+const ALL: u8 = LEASES | PODS | NODES | OBJECTS;
 
 /// Whether a node is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,11 +84,61 @@ struct NodeReady {
     since: Timestamp,
 }
 
+/// One kind's objects. A new list replaces the old one only when it is whole: in between nothing seems to be gone.
+#[derive(Debug)]
+struct Table<V> {
+    rows: BTreeMap<String, V>,
+    listing: Option<HashSet<String>>,
+}
+
+impl<V> Default for Table<V> {
+    fn default() -> Self {
+        Self { rows: BTreeMap::new(), listing: None }
+    }
+}
+
+impl<V: Comparable> Table<V> {
+    /// Takes one event; true when something changed that matters.
+    fn take<K: Resource<DynamicType = ()>>(
+        &mut self,
+        event: &watcher::Event<K>,
+        read: impl Fn(&K) -> Option<V>,
+    ) -> bool {
+        let key = |k: &K| format!("{}/{}", k.namespace().unwrap_or_default(), k.name_any());
+        match event {
+            watcher::Event::Init => {
+                self.listing = Some(HashSet::new());
+                false
+            }
+            watcher::Event::InitDone => {
+                let listed = self.listing.take().unwrap_or_default();
+                let before = self.rows.len();
+                self.rows.retain(|key, _| listed.contains(key));
+                self.rows.len() != before
+            }
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                if let Some(listing) = &mut self.listing {
+                    listing.insert(key(object));
+                }
+                match (self.rows.get(&key(object)), read(object)) {
+                    (old, Some(new)) => {
+                        let changed = old.is_none_or(|old| !old.same(&new));
+                        self.rows.insert(key(object), new);
+                        changed
+                    }
+                    (_, None) => self.rows.remove(&key(object)).is_some(),
+                }
+            }
+            watcher::Event::Delete(object) => self.rows.remove(&key(object)).is_some(),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Tables {
-    leases: BTreeMap<String, Announcement>,
-    pods: BTreeMap<String, Announcement>,
-    nodes: BTreeMap<String, NodeReady>,
+    leases: Table<Announcement>,
+    pods: Table<Announcement>,
+    nodes: Table<NodeReady>,
     /// Names that nothing announces: since when we know.
     missing: HashMap<String, Timestamp>,
     /// Sizes that agents told us when asked, by address.
@@ -129,6 +185,8 @@ pub struct Fleet {
     vms: Store<MikromVM>,
     queue: Arc<Queue>,
     agents_changed: Arc<Notify>,
+    /// Which kinds were listed once.
+    listed: watch::Sender<u8>,
     clock: Arc<dyn Clock>,
     overcommit: Overcommit,
 }
@@ -149,21 +207,42 @@ impl Fleet {
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (vms, writer) = reflector::store();
         let (tables, queue) = (Arc::default(), Arc::default());
-        let fleet = Self { tables, vms, queue, agents_changed: Arc::default(), clock, overcommit };
+        let fleet = Self {
+            tables,
+            vms,
+            queue,
+            agents_changed: Arc::default(),
+            listed: watch::Sender::new(0),
+            clock,
+            overcommit,
+        };
         let work = fleet.clone().keep(client.clone(), scope.clone(), writer);
         (fleet, work)
     }
 
     async fn keep(self, client: Client, scope: Scope, mut vms: reflector::store::Writer<MikromVM>) {
-        let labelled = watcher::Config::default().labels(&format!("{}=true", keys::node::AGENT_LABEL)).page_size(PAGE);
+        let labelled =
+            watcher::Config::default().labels(&format!("{}=true", keys::node::AGENT_LABEL)).page_size(PAGE);
         let leases = system::<Lease>(&client, &scope, labelled.clone());
         let pods = system::<Pod>(&client, &scope, labelled);
-        let nodes = watch(Api::<Node>::all(client.clone()), watcher::Config::default().page_size(PAGE));
-        let api = scope.namespace.as_ref().map_or_else(|| Api::all(client.clone()), |ns| Api::namespaced(client.clone(), ns));
-        let objects = watch::<MikromVM>(api, watcher::Config::default().page_size(PAGE));
-        let leases = leases.for_each(|event| ready(self.table(event, |t| &mut t.leases, |l| self.lease(l))));
-        let pods = pods.for_each(|event| ready(self.table(event, |t| &mut t.pods, pod)));
-        let nodes = nodes.for_each(|event| ready(self.table(event, |t| &mut t.nodes, node)));
+        let nodes = follow(Api::<Node>::all(client.clone()), watcher::Config::default().page_size(PAGE));
+        let api = scope
+            .namespace
+            .as_ref()
+            .map_or_else(|| Api::all(client.clone()), |ns| Api::namespaced(client.clone(), ns));
+        let objects = follow::<MikromVM>(api, watcher::Config::default().page_size(PAGE));
+        let leases = leases.for_each(|event| {
+            self.table(LEASES, &event, |t| &mut t.leases, |l| self.lease(l));
+            ready(())
+        });
+        let pods = pods.for_each(|event| {
+            self.table(PODS, &event, |t| &mut t.pods, pod);
+            ready(())
+        });
+        let nodes = nodes.for_each(|event| {
+            self.table(NODES, &event, |t| &mut t.nodes, node);
+            ready(())
+        });
         let objects = async {
             let mut objects = std::pin::pin!(objects);
             while let Some(event) = objects.next().await {
@@ -174,7 +253,10 @@ impl Fleet {
                         self.enqueue(ObjectRef::from_obj(vm));
                     }
                     watcher::Event::Delete(vm) => self.forget(vm),
-                    watcher::Event::InitDone => self.enqueue_all(),
+                    watcher::Event::InitDone => {
+                        self.known(OBJECTS);
+                        self.enqueue_all();
+                    }
                     watcher::Event::Init => {}
                 }
             }
@@ -187,42 +269,41 @@ impl Fleet {
     }
 
     /// Takes one watch event into a table, and wakes those whose node changed in more than its renewal.
-    fn table<K, V: Clone + Comparable>(
+    fn table<K, V: Comparable>(
         &self,
-        event: watcher::Event<K>,
-        table: impl Fn(&mut Tables) -> &mut BTreeMap<String, V>,
+        part: u8,
+        event: &watcher::Event<K>,
+        table: impl Fn(&mut Tables) -> &mut Table<V>,
         read: impl Fn(&K) -> Option<V>,
     ) where
         K: Resource<DynamicType = ()>,
     {
-        let key = |k: &K| format!("{}/{}", k.namespace().unwrap_or_default(), k.name_any());
-        let changed = {
-            let mut tables = self.lock();
-            let table = table(&mut tables);
-            match event {
-                watcher::Event::Init => {
-                    // What the list does not name again is gone; what it names is laid over at once.
-                    table.clear();
-                    false
-                }
-                watcher::Event::InitDone => true,
-                watcher::Event::Apply(object) | watcher::Event::InitApply(object) => match read(&object) {
-                    Some(new) => table.insert(key(&object), new.clone()).is_none_or(|old| !old.same(&new)),
-                    None => table.remove(&key(&object)).is_some(),
-                },
-                watcher::Event::Delete(object) => table.remove(&key(&object)).is_some(),
-            }
-        };
+        let changed = table(&mut self.lock()).take(event, read);
+        if matches!(event, watcher::Event::InitDone) {
+            self.known(part);
+        }
         if changed {
             self.agents_changed.notify_one();
             self.enqueue_all();
         }
     }
 
+    fn known(&self, part: u8) {
+        self.listed.send_modify(|known| *known |= part);
+    }
+
+    /// Waits until everything was listed once: before that an empty fleet means nothing.
+    pub async fn ready(&self) {
+        let mut listed = self.listed.subscribe();
+        // An error would be the sender gone, and we hold it.
+        let _ = listed.wait_for(|known| *known == ALL).await;
+    }
+
     fn lease(&self, lease: &Lease) -> Option<Announcement> {
         let address = lease.annotations().get(keys::node::AGENT_ADDRESS)?.clone();
         let said = |key: &str| lease.annotations().get(key).filter(|v| !v.is_empty()).cloned();
-        let duration = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).and_then(|s| u64::try_from(s).ok());
+        let duration =
+            lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).and_then(|s| u64::try_from(s).ok());
         let duration = duration.map_or(LEASE_DEFAULT, Duration::from_secs);
         Some(Announcement {
             node: said(keys::node::NODE).unwrap_or_else(|| lease.name_any()),
@@ -252,11 +333,12 @@ impl Fleet {
     pub fn standing(&self, node: &str) -> Standing {
         let now = self.clock.now();
         let mut tables = self.lock();
-        if let Some(known) = tables.nodes.get(&format!("/{node}")).copied() {
+        if let Some(known) = tables.nodes.rows.get(&format!("/{node}")).copied() {
             tables.missing.remove(node);
             return if known.ready { Standing::Alive } else { Standing::Gone { since: known.since } };
         }
-        let until = tables.announced().filter(|a| a.node == node).map(|a| a.until.unwrap_or(Timestamp::MAX)).max();
+        let until =
+            tables.announced().filter(|a| a.node == node).map(|a| a.until.unwrap_or(Timestamp::MAX)).max();
         match until {
             Some(until) => {
                 tables.missing.remove(node);
@@ -276,11 +358,12 @@ impl Fleet {
         let mut nodes: BTreeMap<&str, Candidate> = BTreeMap::new();
         for a in tables.announced() {
             let lives = a.until.is_none_or(|until| now < until)
-                && tables.nodes.get(&format!("/{}", a.node)).is_none_or(|n| n.ready);
+                && tables.nodes.rows.get(&format!("/{}", a.node)).is_none_or(|n| n.ready);
             if lives {
                 let capacity = a.capacity.or_else(|| tables.told.get(&a.agent.address).copied());
                 let (node, agent) = (a.node.clone(), a.agent.clone());
-                let empty = Candidate { node, agent, capacity, promised: Capacity::default(), namespace_vms: 0 };
+                let empty =
+                    Candidate { node, agent, capacity, promised: Capacity::default(), namespace_vms: 0 };
                 nodes.entry(&a.node).or_insert(empty);
             }
         }
@@ -322,7 +405,9 @@ impl Fleet {
         let mut tables = self.lock();
         tables.assumed.retain(|_, a| now < a.until);
         let (node, namespace) = (chosen.node.clone(), request.namespace);
-        tables.assumed.insert(vm.uid().unwrap_or_default(), Assumed { node, size: size(vm), namespace, until });
+        tables
+            .assumed
+            .insert(vm.uid().unwrap_or_default(), Assumed { node, size: size(vm), namespace, until });
         Ok(chosen)
     }
 
@@ -340,7 +425,12 @@ impl Fleet {
 
     /// Every address that an agent is expected at: announced, or written on an object.
     pub(crate) fn agents(&self) -> HashSet<AgentAddress> {
-        let on_objects: HashSet<String> = self.vms.state().iter().filter_map(|vm| Some(vm.status.as_ref()?.agent_address.clone())).collect();
+        let on_objects: HashSet<String> = self
+            .vms
+            .state()
+            .iter()
+            .filter_map(|vm| Some(vm.status.as_ref()?.agent_address.clone()))
+            .collect();
         let mut tables = self.lock();
         let mut all: HashSet<_> = tables.announced().map(|a| a.agent.clone()).collect();
         for address in on_objects.iter().filter(|address| !address.is_empty()) {
@@ -354,7 +444,8 @@ impl Fleet {
 
     pub(crate) fn has_capacity(&self, address: &str) -> bool {
         let tables = self.lock();
-        tables.told.contains_key(address) || tables.announced().any(|a| a.agent.address == address && a.capacity.is_some())
+        tables.told.contains_key(address)
+            || tables.announced().any(|a| a.agent.address == address && a.capacity.is_some())
     }
 
     pub(crate) fn tell_capacity(&self, address: &str, capacity: Capacity) {
@@ -416,7 +507,7 @@ impl Fleet {
 
 impl Tables {
     fn announced(&self) -> impl Iterator<Item = &Announcement> {
-        self.leases.values().chain(self.pods.values())
+        self.leases.rows.values().chain(self.pods.rows.values())
     }
 }
 
@@ -485,15 +576,24 @@ fn node(node: &Node) -> Option<NodeReady> {
     Some(NodeReady { ready: ready.status == "True", since })
 }
 
-fn system<K>(client: &Client, scope: &Scope, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
+fn system<K>(
+    client: &Client,
+    scope: &Scope,
+    config: watcher::Config,
+) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + fmt::Debug
+        + Send
+        + 'static,
 {
-    watch(Api::namespaced(client.clone(), &scope.system_namespace), config)
+    follow(Api::namespaced(client.clone(), &scope.system_namespace), config)
 }
 
 /// A watch that goes on after every error, with backoff, and keeps only what is read.
-fn watch<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
+fn follow<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {

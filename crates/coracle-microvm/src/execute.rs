@@ -9,6 +9,7 @@ use coracle_api::{
 use coracle_proto::firecracker::CreateVmRequest;
 use coracle_reconcile::{add_finalizer, apply_status, remove_finalizer};
 use kube::{Resource as _, ResourceExt as _};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     Context, Error,
@@ -38,7 +39,9 @@ pub(crate) async fn execute(
     step: &Step,
 ) -> Result<After, Error> {
     match step {
-        Step::Hold => Ok(written(add_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?)),
+        Step::Hold => {
+            Ok(written(add_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?))
+        }
         Step::Bind(place) => {
             let status = status::bound(vm, place, cx.clock.now());
             report(cx, vm, &status, Progress::default()).await
@@ -59,24 +62,39 @@ pub(crate) async fn execute(
     }
 }
 
-async fn call(cx: &Context, vm: &MikromVM, wire: &mut Wire, to: &AgentAddress, step: &Step) -> Result<(), Error> {
+async fn call(
+    cx: &Context,
+    vm: &MikromVM,
+    wire: &mut Wire,
+    to: &AgentAddress,
+    step: &Step,
+) -> Result<(), Error> {
     let (id, fence) = (vm.vm_id(), fence(vm));
-    let boots = cx.boots(&to.address);
+    let _slot = match step {
+        Step::Create | Step::Start => Some(boot_slot(cx, wire, to).await),
+        Step::Stop | Step::Delete | Step::Hold | Step::Bind(_) | Step::Release(_) => None,
+    };
     let agent = wire.to(cx, to).await?;
     match step {
-        Step::Create => {
-            let _slot = boots.acquire().await;
-            agent.create(create_request(vm), &fence).await?;
-        }
-        Step::Start => {
-            let _slot = boots.acquire().await;
-            agent.start(&id, &fence).await?;
-        }
+        Step::Create => agent.create(create_request(vm), &fence).await?,
+        Step::Start => agent.start(&id, &fence).await?,
         Step::Stop => agent.stop(&id, &fence).await?,
         Step::Delete => agent.delete(&id, &fence).await?,
         Step::Hold | Step::Bind(_) | Step::Release(_) => {}
     }
     Ok(())
+}
+
+/// A place among the boots of that agent. While it is waited for the connection is closed: looks and deletions of
+/// other objects go on behind boots that hang.
+async fn boot_slot(cx: &Context, wire: &mut Wire, to: &AgentAddress) -> OwnedSemaphorePermit {
+    match cx.boots.try_of(&to.address) {
+        Some(slot) => slot,
+        None => {
+            wire.hang_up();
+            cx.boots.of(&to.address).await
+        }
+    }
 }
 
 /// Writes `status` when it differs, and tells people what changed.

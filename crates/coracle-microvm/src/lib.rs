@@ -30,10 +30,11 @@ use std::{
 
 use coracle_api::MikromVM;
 use coracle_reconcile::{
-    ApplyError, Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Event, EventRecorder, Kind, SystemClock,
+    ApplyError, Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Event, EventRecorder,
+    Kind, SystemClock,
 };
 use kube::{Api, Client, Resource as _, ResourceExt as _};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 pub use agent::{AgentTls, Deadlines};
@@ -63,8 +64,10 @@ pub struct Config {
     pub backoff: Backoff,
     /// How much nodes may promise.
     pub overcommit: Overcommit,
-    /// Creates and starts at once for one agent.
+    /// Creates and starts at once for one agent. Fewer than the connections, so that looks and deletions get through.
     pub boots_per_agent: usize,
+    /// Connections at once to one agent, its event stream apart.
+    pub connections_per_agent: usize,
     /// Leader election. `None`: this process is the only one.
     pub election: Option<Election>,
     /// Who we are, in events.
@@ -85,6 +88,7 @@ impl Default for Config {
             backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) },
             overcommit: Overcommit::default(),
             boots_per_agent: 16,
+            connections_per_agent: 32,
             election: None,
             identity: "coracle-operator".into(),
             metrics: ControllerMetrics::default(),
@@ -143,7 +147,12 @@ pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Res
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_with(client: Client, config: Config, fleet: Fleet, stop: CancellationToken) -> Result<(), Error> {
+pub async fn run_with(
+    client: Client,
+    config: Config,
+    fleet: Fleet,
+    stop: CancellationToken,
+) -> Result<(), Error> {
     let cx = Context::new(&client, &config, fleet);
     let lead = |token: CancellationToken| {
         let cx = cx.clone();
@@ -172,8 +181,38 @@ pub(crate) struct Context {
     pub(crate) policy: Arc<Policy>,
     pub(crate) backoffs: Arc<Backoffs<String>>,
     memos: Arc<Mutex<HashMap<String, Memo>>>,
-    boots: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
-    boots_max: usize,
+    /// Connections to each agent.
+    pub(crate) lines: Places,
+    /// Creates and starts at each agent.
+    pub(crate) boots: Places,
+}
+
+/// So many places at each agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    max: usize,
+    by_agent: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
+}
+
+impl Places {
+    fn new(max: usize) -> Self {
+        Self { max: max.max(1), by_agent: Arc::default() }
+    }
+
+    fn at(&self, agent: &str) -> Arc<Semaphore> {
+        let mut all = self.by_agent.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(agent.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(self.max))).clone()
+    }
+
+    /// A place, once there is one. Cancel-safe.
+    pub(crate) async fn of(&self, agent: &str) -> OwnedSemaphorePermit {
+        self.at(agent).acquire_owned().await.expect("our semaphores are never closed")
+    }
+
+    /// A place, if there is one now.
+    pub(crate) fn try_of(&self, agent: &str) -> Option<OwnedSemaphorePermit> {
+        self.at(agent).try_acquire_owned().ok()
+    }
 }
 
 impl fmt::Debug for Context {
@@ -194,20 +233,14 @@ impl Context {
             policy: Arc::new(config.policy),
             backoffs: Arc::new(Backoffs::new(config.backoff)),
             memos: Arc::default(),
-            boots: Arc::default(),
-            boots_max: config.boots_per_agent.max(1),
+            lines: Places::new(config.connections_per_agent),
+            boots: Places::new(config.boots_per_agent),
         }
     }
 
     /// The objects of the namespace that `vm` is in.
     pub(crate) fn api(&self, vm: &MikromVM) -> Api<MikromVM> {
         Api::namespaced(self.client.clone(), &vm.namespace().unwrap_or_default())
-    }
-
-    /// The places for creates and starts at that agent.
-    pub(crate) fn boots(&self, address: &str) -> Arc<Semaphore> {
-        let mut boots = self.boots.lock().unwrap_or_else(PoisonError::into_inner);
-        boots.entry(address.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(self.boots_max))).clone()
     }
 
     pub(crate) fn memo(&self, uid: &str) -> Memo {

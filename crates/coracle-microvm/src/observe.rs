@@ -2,6 +2,7 @@
 
 use coracle_api::{MikromVM, keys};
 use kube::ResourceExt as _;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     Context,
@@ -12,16 +13,22 @@ use crate::{
 
 /// The one connection of a reconcile. It closes when this is dropped, on every path.
 #[derive(Debug, Default)]
-pub(crate) struct Wire(Option<(AgentAddress, Agent)>);
+pub(crate) struct Wire(Option<(AgentAddress, Agent, OwnedSemaphorePermit)>);
 
 impl Wire {
-    /// The agent at `to`: the open connection, or a new one in its place.
+    /// The agent at `to`: the open connection, or a new one in its place. Waits while too many are open to it.
     pub(crate) async fn to(&mut self, cx: &Context, to: &AgentAddress) -> Result<&mut Agent, AgentError> {
-        if self.0.as_ref().is_none_or(|(at, _)| at != to) {
-            self.0 = None;
-            self.0 = Some((to.clone(), cx.dialer.dial(to).await?));
+        if self.0.as_ref().is_none_or(|(at, ..)| at != to) {
+            self.hang_up();
+            let line = cx.lines.of(&to.address).await;
+            self.0 = Some((to.clone(), cx.dialer.dial(to).await?, line));
         }
         Ok(&mut self.0.as_mut().expect("it was set a line above").1)
+    }
+
+    /// Closes the connection; the next use opens another.
+    pub(crate) fn hang_up(&mut self) {
+        self.0 = None;
     }
 }
 
@@ -50,7 +57,8 @@ pub(crate) async fn observe<'a>(
 pub(crate) fn agent_of(fleet: &Fleet, vm: &MikromVM) -> Option<(String, AgentAddress)> {
     let status = vm.status.clone().unwrap_or_default();
     let spoken = |address: &str| {
-        let announced = fleet.node_at(address).and_then(|node| fleet.resolve(&node)).filter(|a| a.address == address);
+        let announced =
+            fleet.node_at(address).and_then(|node| fleet.resolve(&node)).filter(|a| a.address == address);
         announced.unwrap_or_else(|| AgentAddress { address: address.to_owned(), server_name: None })
     };
     if status.agent_address.is_empty() {
@@ -58,7 +66,8 @@ pub(crate) fn agent_of(fleet: &Fleet, vm: &MikromVM) -> Option<(String, AgentAdd
         return deleted.then(|| (vm.spec.node_name.clone(), spoken(&vm.spec.agent_address)));
     }
     let as_written = vm.spec.agent_address == status.agent_address;
-    let by_node = (!as_written && !status.node_name.is_empty()).then(|| fleet.resolve(&status.node_name)).flatten();
+    let by_node =
+        (!as_written && !status.node_name.is_empty()).then(|| fleet.resolve(&status.node_name)).flatten();
     let agent = by_node.unwrap_or_else(|| spoken(&status.agent_address));
     Some((status.node_name, agent))
 }
@@ -80,7 +89,12 @@ async fn look(cx: &Context, vm: &MikromVM, wire: &mut Wire, agent: &AgentAddress
 
 /// Since when the node is gone. An address of which no node is known counts as gone only while no VM was ever confirmed
 /// there: it may be an agent outside the cluster that is merely down.
-fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: bool) -> Option<jiff::Timestamp> {
+fn gone_since(
+    fleet: &Fleet,
+    vm: &MikromVM,
+    agent: &AgentAddress,
+    announced: bool,
+) -> Option<jiff::Timestamp> {
     let node = vm.status.as_ref().map_or("", |s| s.node_name.as_str());
     let standing = match (node, announced) {
         ("", false) if !vm.is_provisioned() => fleet.standing(&agent.address),
@@ -97,7 +111,11 @@ fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: boo
 fn place(fleet: &Fleet, vm: &MikromVM, look: &Look) -> Result<Place, String> {
     let spec = &vm.spec;
     if !spec.agent_address.is_empty() {
-        let node = if spec.node_name.is_empty() { fleet.node_at(&spec.agent_address).unwrap_or_default() } else { spec.node_name.clone() };
+        let node = if spec.node_name.is_empty() {
+            fleet.node_at(&spec.agent_address).unwrap_or_default()
+        } else {
+            spec.node_name.clone()
+        };
         return Ok(Place { node, address: spec.agent_address.clone() });
     }
     let held = vm.finalizers().iter().any(|f| f == keys::MIKROMVM_FINALIZER);
@@ -107,7 +125,9 @@ fn place(fleet: &Fleet, vm: &MikromVM, look: &Look) -> Result<Place, String> {
         _ => return Err("not asked for".into()),
     }
     if !spec.node_name.is_empty() {
-        let found = fleet.resolve(&spec.node_name).map(|agent| Place { node: spec.node_name.clone(), address: agent.address });
+        let found = fleet
+            .resolve(&spec.node_name)
+            .map(|agent| Place { node: spec.node_name.clone(), address: agent.address });
         return found.ok_or_else(|| format!("node {} has announced no agent", spec.node_name));
     }
     let chosen = fleet.choose(vm).map_err(|refusal| refusal.to_string())?;

@@ -78,7 +78,12 @@ impl fmt::Display for Refusal {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "sizes are far below 2^52, and the cast saturates")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "sizes are far below 2^52, and the cast saturates"
+)]
 fn scaled(amount: u64, by: f64) -> u64 {
     (amount as f64 * by.max(0.0)) as u64
 }
@@ -94,7 +99,10 @@ pub fn fits(request: &Request, node: &Candidate, overcommit: Overcommit) -> Resu
         return Err(format!("node {name} has {} vCPUs, {} are asked for", capacity.vcpus, request.vcpus));
     }
     if request.memory_mib > capacity.memory_mib {
-        return Err(format!("node {name} has {} MiB, {} are asked for", capacity.memory_mib, request.memory_mib));
+        return Err(format!(
+            "node {name} has {} MiB, {} are asked for",
+            capacity.memory_mib, request.memory_mib
+        ));
     }
     let free = scaled(capacity.vcpus.into(), overcommit.cpu).saturating_sub(node.promised.vcpus.into());
     if u64::from(request.vcpus) > free {
@@ -102,7 +110,10 @@ pub fn fits(request: &Request, node: &Candidate, overcommit: Overcommit) -> Resu
     }
     let free = node.free_memory(overcommit);
     if request.memory_mib > free {
-        return Err(format!("node {name} has {free} MiB left to promise, {} are asked for", request.memory_mib));
+        return Err(format!(
+            "node {name} has {free} MiB left to promise, {} are asked for",
+            request.memory_mib
+        ));
     }
     Ok(())
 }
@@ -111,7 +122,11 @@ pub fn fits(request: &Request, node: &Candidate, overcommit: Overcommit) -> Resu
 ///
 /// # Errors
 /// [`Refusal`], which says why each node was refused.
-pub fn place<'a>(request: &Request, nodes: &'a [Candidate], overcommit: Overcommit) -> Result<&'a Candidate, Refusal> {
+pub fn place<'a>(
+    request: &Request,
+    nodes: &'a [Candidate],
+    overcommit: Overcommit,
+) -> Result<&'a Candidate, Refusal> {
     let mut refused = Vec::new();
     let mut fitting: Vec<_> = nodes
         .iter()
@@ -161,28 +176,76 @@ mod tests {
     fn choice_table() {
         let size = Some((4, 4096));
         for (why, request, nodes, want) in [
-            ("most free memory", ask(1, 512), vec![node("a", size, (1, 2048), 0), node("b", size, (1, 1024), 0)], "b"),
-            ("what does not fit is left out", ask(1, 3000), vec![node("a", size, (0, 2048), 0), node("b", size, (0, 512), 0)], "b"),
-            ("equally free: spread the namespace", ask(1, 128), vec![node("a", size, (0, 0), 2), node("b", size, (0, 128), 1)], "b"),
-            ("clearly freer wins over spreading", ask(1, 128), vec![node("a", size, (0, 0), 2), node("b", size, (0, 2048), 0)], "a"),
-            ("a tie goes by name", ask(1, 128), vec![node("b", size, (0, 0), 0), node("a", size, (0, 0), 0)], "a"),
-            ("unknown size comes last", ask(1, 128), vec![node("a", None, (0, 0), 0), node("b", size, (0, 3000), 5)], "b"),
-            ("unknown size is better than none", ask(64, 99999), vec![node("a", None, (0, 0), 0), node("b", size, (0, 0), 0)], "a"),
+            (
+                "most free memory",
+                ask(1, 512),
+                vec![node("a", size, (1, 2048), 0), node("b", size, (1, 1024), 0)],
+                "b",
+            ),
+            (
+                "what does not fit is left out",
+                ask(1, 3000),
+                vec![node("a", size, (0, 2048), 0), node("b", size, (0, 512), 0)],
+                "b",
+            ),
+            (
+                "equally free: spread the namespace",
+                ask(1, 128),
+                vec![node("a", size, (0, 0), 2), node("b", size, (0, 128), 1)],
+                "b",
+            ),
+            (
+                "clearly freer wins over spreading",
+                ask(1, 128),
+                vec![node("a", size, (0, 0), 2), node("b", size, (0, 2048), 0)],
+                "a",
+            ),
+            (
+                "a tie goes by name",
+                ask(1, 128),
+                vec![node("b", size, (0, 0), 0), node("a", size, (0, 0), 0)],
+                "a",
+            ),
+            (
+                "unknown size comes last",
+                ask(1, 128),
+                vec![node("a", None, (0, 0), 0), node("b", size, (0, 3000), 5)],
+                "b",
+            ),
+            (
+                "unknown size is better than none",
+                ask(64, 99999),
+                vec![node("a", None, (0, 0), 0), node("b", size, (0, 0), 0)],
+                "a",
+            ),
             ("CPUs are shared", ask(4, 128), vec![node("a", size, (28, 0), 0)], "a"),
         ] {
-            assert_eq!(place(&request, &nodes, Overcommit::default()).map(|c| c.node.as_str()), Ok(want), "{why}");
+            assert_eq!(
+                place(&request, &nodes, Overcommit::default()).map(|c| c.node.as_str()),
+                Ok(want),
+                "{why}"
+            );
         }
     }
 
     #[test]
     fn refusals_explain_themselves() {
-        let nodes = [node("a", Some((2, 1024)), (0, 512), 0), node("b", Some((64, 256)), (0, 0), 0), node("c", Some((1, 4096)), (0, 0), 0)];
+        let nodes = [
+            node("a", Some((2, 1024)), (0, 512), 0),
+            node("b", Some((64, 256)), (0, 0), 0),
+            node("c", Some((1, 4096)), (0, 0), 0),
+        ];
         let refusal = place(&ask(2, 1024), &nodes, Overcommit::default()).unwrap_err().to_string();
         for part in ["node a has 512 MiB left to promise", "node b has 256 MiB", "node c has 1 vCPUs"] {
             assert!(refusal.contains(part), "{part} is not in {refusal}");
         }
         let many: Vec<_> = (0..20).map(|n| node(&format!("n{n}"), Some((1, 1)), (0, 0), 0)).collect();
-        assert!(place(&ask(2, 1024), &many, Overcommit::default()).unwrap_err().to_string().ends_with("and 12 more"));
+        assert!(
+            place(&ask(2, 1024), &many, Overcommit::default())
+                .unwrap_err()
+                .to_string()
+                .ends_with("and 12 more")
+        );
         let none = place(&ask(1, 128), &[], Overcommit::default()).unwrap_err();
         assert_eq!(none.to_string(), "no node with an agent is known");
     }

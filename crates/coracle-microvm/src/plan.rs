@@ -197,7 +197,9 @@ fn keep(o: &Observed<'_>) -> Plan {
     match &o.look {
         Look::Nowhere => bind(o),
         Look::Refused(error) => say(o, Report::Refused(error.clone())),
-        Look::Seen(Some(machine)) if is_foreign(o.vm, machine) => say(o, Report::Conflict(machine.uid.clone())),
+        Look::Seen(Some(machine)) if is_foreign(o.vm, machine) => {
+            say(o, Report::Conflict(machine.uid.clone()))
+        }
         Look::Seen(machine) if o.vm.is_provisioned() => running(o, machine.as_ref()),
         Look::Seen(machine) => provision(o, machine.as_ref()),
         Look::Silent { error, gone_since, announced } => silent(o, error, *gone_since, *announced),
@@ -214,7 +216,8 @@ fn bind(o: &Observed<'_>) -> Plan {
 
 /// Bound, but its existence was never confirmed: the contract's order is create, then start, whoever created it.
 fn provision(o: &Observed<'_>, machine: Option<&Machine>) -> Plan {
-    let elsewhere = o.place.as_ref().ok().filter(|place| o.vm.spec.agent_address == place.address && moved(o.vm, place));
+    let elsewhere =
+        o.place.as_ref().ok().filter(|place| o.vm.spec.agent_address == place.address && moved(o.vm, place));
     match (machine, elsewhere) {
         (None, Some(place)) if !o.progress.created => act(o, vec![Step::Bind(place.clone())]), // corrected before anything was made
         (None, _) if o.progress.started => retry(o, vanished(o)),
@@ -293,12 +296,15 @@ fn silent(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestamp>, a
             && !o.vm.spec.image.is_empty() // the root disk can be made again from it
             && o.vm.spec.restart_policy != RestartPolicy::Never;
         return match (&o.place, movable) {
-            (Ok(place), true) if moved(o.vm, place) => Plan { memo, ..act(o, vec![Step::Bind(place.clone())]) },
+            (Ok(place), true) if moved(o.vm, place) => {
+                Plan { memo, ..act(o, vec![Step::Bind(place.clone())]) }
+            }
             (Err(why), true) => Plan { memo, ..say(o, Report::NodeLost(why.clone())) },
             _ => Plan { memo, ..say(o, Report::NodeLost("the VM is tied to it".into())) },
         };
     }
-    let report = (error.is_silence() && memo.silent >= o.policy.silent_max).then(|| Report::Unreachable(error.clone()));
+    let report = (error.is_silence() && memo.silent >= o.policy.silent_max)
+        .then(|| Report::Unreachable(error.clone()));
     Plan { report, memo, ..retry(o, error.clone()) }
 }
 
@@ -385,7 +391,9 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
     let quiet = Verdict { report: None, again: false, memo: memo.clone() };
     match (step, error.code) {
         (Step::Create, tonic::Code::AlreadyExists) => Verdict { again: true, ..quiet },
-        (Step::Start, _) if error.must_recreate() => Verdict { again: true, memo: Memo { recreate: true, ..memo }, ..quiet },
+        (Step::Start, _) if error.must_recreate() => {
+            Verdict { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
+        }
         (Step::Start, tonic::Code::NotFound) => quiet,
         (Step::Create, tonic::Code::Internal) => {
             let internal = memo.internal.saturating_add(1);
@@ -394,9 +402,17 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
         }
         _ if error.is_transient() => {
             let silent = if error.is_silence() { memo.silent.saturating_add(1) } else { memo.silent };
-            let report = (error.is_silence() && silent >= policy.silent_max).then(|| Report::Unreachable(error.clone()));
+            let report = (error.is_silence() && silent >= policy.silent_max)
+                .then(|| Report::Unreachable(error.clone()));
             Verdict { report, memo: Memo { silent, internal: 0, ..memo }, again: false }
         }
-        _ => Verdict { report: Some(Report::Refused(error.clone())), memo: Memo { internal: 0, ..memo }, again: false },
+        _ => Verdict {
+            report: Some(Report::Refused(error.clone())),
+            memo: Memo { internal: 0, ..memo },
+            again: false,
+        },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,9 +44,12 @@ struct Words {
 }
 
 fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
-    let down = |phase, reason, message: String| Words { phase: Some(phase), up: Some(false), reason, message };
+    let down =
+        |phase, reason, message: String| Words { phase: Some(phase), up: Some(false), reason, message };
     match report {
-        Report::Creating => down(Phase::Creating, reason::CREATING, format!("being created by agent {}", at.address)),
+        Report::Creating => {
+            down(Phase::Creating, reason::CREATING, format!("being created by agent {}", at.address))
+        }
         Report::Unschedulable(why) => down(Phase::Pending, reason::UNSCHEDULABLE, why.clone()),
         Report::Machine(machine) => machine_words(machine),
         Report::Vanished => {
@@ -56,7 +59,10 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
         Report::Refused(error) => down(Phase::Failed, reason::AGENT_ERROR, error.to_string()),
         Report::Conflict(uid) => {
             let (id, uid) = (vm.vm_id(), uid.as_deref().unwrap_or("unknown"));
-            let message = format!("VM {id} at agent {} belongs to the object with uid {uid}: rename this one", at.address);
+            let message = format!(
+                "VM {id} at agent {} belongs to the object with uid {uid}: rename this one",
+                at.address
+            );
             down(Phase::Failed, reason::VM_ID_CONFLICT, message)
         }
         Report::Unreachable(error) => Words {
@@ -65,12 +71,19 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
             reason: reason::AGENT_UNREACHABLE,
             message: error.to_string(),
         },
-        Report::Internal(error) => {
-            Words { phase: None, up: Some(false), reason: reason::AGENT_INTERNAL_ERROR, message: error.to_string() }
-        }
+        Report::Internal(error) => Words {
+            phase: None,
+            up: Some(false),
+            reason: reason::AGENT_INTERNAL_ERROR,
+            message: error.to_string(),
+        },
         Report::NodeLost(why) => {
             let node = if at.node.is_empty() { &at.address } else { &at.node };
-            down(Phase::Failed, reason::NODE_LOST, format!("node {node} is gone and the VM was not moved: {why}"))
+            down(
+                Phase::Failed,
+                reason::NODE_LOST,
+                format!("node {node} is gone and the VM was not moved: {why}"),
+            )
         }
     }
 }
@@ -78,7 +91,9 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
 /// The contract's table of states (`microvm.md` §2.1).
 fn machine_words(machine: &Machine) -> Words {
     let (phase, up, reason, message) = match machine.state {
-        State::Unspecified => (Phase::Pending, false, reason::IN_TRANSITION, "the agent does not say its state"),
+        State::Unspecified => {
+            (Phase::Pending, false, reason::IN_TRANSITION, "the agent does not say its state")
+        }
         State::Creating => (Phase::Creating, false, reason::IN_TRANSITION, "the VM is being created"),
         State::Running => (Phase::Running, true, reason::VM_RUNNING, "the VM runs"),
         State::Stopping => (Phase::Stopping, false, reason::IN_TRANSITION, "the VM is stopping"),
@@ -91,7 +106,13 @@ fn machine_words(machine: &Machine) -> Words {
 
 /// The whole status.
 #[must_use]
-pub fn derive(vm: &MikromVM, report: &Report, at: &Place, progress: Progress, now: Timestamp) -> MikromVMStatus {
+pub fn derive(
+    vm: &MikromVM,
+    report: &Report,
+    at: &Place,
+    progress: Progress,
+    now: Timestamp,
+) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
     let said = words(vm, report, at);
     if matches!(report, Report::Unreachable(_)) && has_reason(&status, reason::AGENT_UNREACHABLE) {
@@ -111,7 +132,11 @@ pub fn derive(vm: &MikromVM, report: &Report, at: &Place, progress: Progress, no
             status.restarts = status.restarts.saturating_add(i32::from(progress.restarted));
         }
         Report::Vanished | Report::NodeLost(_) | Report::Conflict(_) => status.ip_address.clear(),
-        Report::Creating | Report::Unschedulable(_) | Report::Refused(_) | Report::Unreachable(_) | Report::Internal(_) => {}
+        Report::Creating
+        | Report::Unschedulable(_)
+        | Report::Refused(_)
+        | Report::Unreachable(_)
+        | Report::Internal(_) => {}
     }
     status
 }
@@ -171,14 +196,23 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
     }
     let place = if new.node_name.is_empty() { &new.agent_address } else { &new.node_name };
     let normal = |reason, action, note| Event { kind: Kind::Normal, reason, action, note };
-    let warning = |reason| Event { kind: Kind::Warning, reason, action: "Reconcile", note: ready.message.clone() };
+    let warning =
+        |reason| Event { kind: Kind::Warning, reason, action: "Reconcile", note: ready.message.clone() };
     match ready.reason.as_str() {
         reason::CREATING if old.agent_address != new.agent_address => {
-            let note = if old.vm_id.is_empty() { format!("bound to {place}") } else { format!("moved to {place}: its node is gone") };
+            let note = if old.vm_id.is_empty() {
+                format!("bound to {place}")
+            } else {
+                format!("moved to {place}: its node is gone")
+            };
             vec![normal("Scheduled", "Bind", note)]
         }
         reason::VM_RUNNING if progress.restarted => {
-            vec![normal("Restarted", "Start", format!("started again on {place}, for the {}. time", new.restarts))]
+            vec![normal(
+                "Restarted",
+                "Start",
+                format!("started again on {place}, for the {}. time", new.restarts),
+            )]
         }
         reason::VM_RUNNING if old.vm_id.is_empty() => vec![
             normal("Created", "Create", format!("VM {} created on {place}", new.vm_id)),
@@ -207,5 +241,133 @@ trait Deleted {
 impl Deleted for MikromVM {
     fn meta_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_api::MikromVMSpec;
+
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    fn object() -> MikromVM {
+        let mut vm = MikromVM::new("web", MikromVMSpec::default());
+        vm.metadata.namespace = Some("default".into());
+        vm.metadata.generation = Some(3);
+        vm
+    }
+
+    fn place() -> Place {
+        Place { node: "n1".into(), address: "a:1".into() }
+    }
+
+    fn machine(state: State) -> Report {
+        Report::Machine(Machine {
+            state,
+            ip: "10.0.0.2".into(),
+            uid: None,
+            image_digest: "sha256:x".into(),
+            created_at: 0,
+        })
+    }
+
+    fn error() -> AgentError {
+        AgentError {
+            operation: "CreateVM",
+            address: "a:1".into(),
+            code: tonic::Code::InvalidArgument,
+            message: "no".into(),
+        }
+    }
+
+    #[test]
+    fn status_table() {
+        let live = derive(&object(), &machine(State::Running), &place(), Progress::default(), at(10));
+        let (new, mut running) = (object(), object());
+        running.status = Some(live);
+        for (why, vm, report, want) in [
+            ("the contract's table", &new, machine(State::Unspecified), ("Pending", "False", "InTransition")),
+            ("the contract's table", &new, machine(State::Creating), ("Creating", "False", "InTransition")),
+            ("the contract's table", &new, machine(State::Running), ("Running", "True", "VMRunning")),
+            ("the contract's table", &new, machine(State::Stopping), ("Stopping", "False", "InTransition")),
+            ("the contract's table", &new, machine(State::Stopped), ("Stopped", "False", "VMStopped")),
+            ("the contract's table", &new, machine(State::Deleting), ("Deleting", "False", "InTransition")),
+            ("the contract's table", &new, machine(State::Error), ("Failed", "False", "VMFailed")),
+            ("refused", &new, Report::Refused(error()), ("Failed", "False", "AgentError")),
+            (
+                "INTERNAL keeps the phase",
+                &running,
+                Report::Internal(error()),
+                ("Running", "False", "AgentInternalError"),
+            ),
+            (
+                "silence keeps the phase: unknown",
+                &running,
+                Report::Unreachable(error()),
+                ("Running", "Unknown", "AgentUnreachable"),
+            ),
+            ("vanished", &running, Report::Vanished, ("Failed", "False", "VMVanished")),
+            ("taken", &new, Report::Conflict(None), ("Failed", "False", "VMIDConflict")),
+            ("no room", &new, Report::Unschedulable("why".into()), ("Pending", "False", "Unschedulable")),
+            ("lost", &running, Report::NodeLost("why".into()), ("Failed", "False", "NodeLost")),
+        ] {
+            let status = derive(vm, &report, &place(), Progress::default(), at(20));
+            for kind in [condition::AVAILABLE, condition::READY] {
+                let c = find(&status.conditions, kind).unwrap();
+                let got = (format!("{:?}", status.phase.unwrap()), c.status.as_str(), c.reason.as_str());
+                assert_eq!(got, (want.0.to_owned(), want.1, want.2), "{why} {kind}");
+                assert_eq!(c.observed_generation, Some(3));
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_again_is_equal_and_created_at_stays() {
+        let mut vm = object();
+        let first = derive(&vm, &machine(State::Running), &place(), Progress::default(), at(10));
+        vm.status = Some(first.clone());
+        let second = derive(&vm, &machine(State::Running), &place(), Progress::default(), at(99));
+        assert_eq!(first, second);
+        assert_eq!(second.created_at.unwrap().0, at(10));
+        let stored: MikromVMStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
+        assert_eq!(stored, first, "equal after a round trip, or it would be written for ever");
+    }
+
+    #[test]
+    fn silence_is_written_once() {
+        let mut vm = object();
+        vm.status = Some(derive(&vm, &machine(State::Running), &place(), Progress::default(), at(10)));
+        vm.status = Some(derive(&vm, &Report::Unreachable(error()), &place(), Progress::default(), at(20)));
+        let other = AgentError { message: "in other words".into(), ..error() };
+        let again = derive(&vm, &Report::Unreachable(other), &place(), Progress::default(), at(30));
+        assert_eq!(Some(&again), vm.status.as_ref());
+    }
+
+    #[test]
+    fn people_are_told_of_changes_only() {
+        let mut vm = object();
+        let reasons = |vm: &MikromVM, new: &MikromVMStatus, progress| {
+            events(vm.status.as_ref(), new, progress).iter().map(|e| e.reason).collect::<Vec<_>>()
+        };
+        let calm = Progress::default();
+        let bound = bound(&vm, &place(), at(1));
+        assert_eq!(reasons(&vm, &bound, calm), ["Scheduled"]);
+        vm.status = Some(bound);
+        let running = derive(&vm, &machine(State::Running), &place(), calm, at(2));
+        assert_eq!(reasons(&vm, &running, calm), ["Created", "Started"]);
+        vm.status = Some(running.clone());
+        assert_eq!(reasons(&vm, &running, calm), [] as [&str; 0]);
+        let stopped = derive(&vm, &machine(State::Stopped), &place(), calm, at(3));
+        assert_eq!(reasons(&vm, &stopped, calm), ["VMStopped"]);
+        vm.status = Some(stopped);
+        let again = Progress { restarted: true, ..calm };
+        let restarted = derive(&vm, &machine(State::Running), &place(), again, at(4));
+        assert_eq!((reasons(&vm, &restarted, again), restarted.restarts), (vec!["Restarted"], 1));
+        let failed = derive(&vm, &Report::Refused(error()), &place(), calm, at(5));
+        assert_eq!(reasons(&vm, &failed, calm), ["Failed"]);
     }
 }

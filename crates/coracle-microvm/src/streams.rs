@@ -33,10 +33,7 @@ pub(crate) async fn watch_agents(cx: &Context, stop: &CancellationToken) {
             keep
         });
         for agent in wanted {
-            if !open.contains_key(&agent) {
-                let task = tasks.spawn(follow(cx.clone(), agent.clone()));
-                open.insert(agent, task);
-            }
+            open.entry(agent).or_insert_with_key(|agent| tasks.spawn(follow(cx.clone(), agent.clone())));
         }
         tokio::select! {
             () = stop.cancelled() => break,
@@ -91,7 +88,12 @@ async fn learn_capacity(cx: &Context, agent: &mut Agent, at: &AgentAddress) {
 }
 
 /// Looks at everything of this agent that may have changed unseen, and removes what has moved elsewhere meanwhile.
-async fn catch_up(cx: &Context, agent: &mut Agent, at: &AgentAddress, reconnected: bool) -> Result<(), AgentError> {
+async fn catch_up(
+    cx: &Context,
+    agent: &mut Agent,
+    at: &AgentAddress,
+    reconnected: bool,
+) -> Result<(), AgentError> {
     if reconnected {
         for vm in cx.fleet.vms().state() {
             if vm.status.as_ref().is_some_and(|s| s.agent_address == at.address) {
@@ -102,7 +104,8 @@ async fn catch_up(cx: &Context, agent: &mut Agent, at: &AgentAddress, reconnecte
     for (id, machine) in agent.list().await? {
         if let Some(vm) = moved_away(cx, at, &id, &machine).await {
             info!(vm = id, address = at.address, "removing a VM that was moved to another node");
-            let fence = Fence { uid: vm.uid().unwrap_or_default(), generation: vm.metadata.generation.unwrap_or(0) };
+            let fence =
+                Fence { uid: vm.uid().unwrap_or_default(), generation: vm.metadata.generation.unwrap_or(0) };
             agent.stop(&id, &fence).await?;
             agent.delete(&id, &fence).await?;
             let note = format!("VM {id} was still on {}, from before it was moved; removed", at.address);
@@ -117,7 +120,8 @@ async fn moved_away(cx: &Context, at: &AgentAddress, id: &str, machine: &Machine
     let uid = machine.uid.as_ref()?;
     let elsewhere = |vm: &MikromVM| {
         let status = vm.status.clone().unwrap_or_default();
-        let here = status.agent_address == at.address || cx.fleet.node_at(&at.address).is_some_and(|n| n == status.node_name);
+        let here = status.agent_address == at.address
+            || cx.fleet.node_at(&at.address).is_some_and(|n| n == status.node_name);
         vm.uid().as_ref() == Some(uid) && vm.vm_id() == id && vm.is_provisioned() && !here
     };
     let cached = cx.fleet.vms().find(|vm| elsewhere(vm))?;

@@ -13,7 +13,7 @@ mod qmp;
 mod tsc;
 
 pub use accel::{KvmProbe, Verdict};
-pub use argv::argv;
+pub use argv::{argv, argv_for_this_host};
 pub use driver::{QemuConfig, QemuDriver};
 pub use kvm::run_payload as run_kvm_payload;
 pub use qmp::{Qmp, QmpError};

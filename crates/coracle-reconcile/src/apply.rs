@@ -65,14 +65,23 @@ where
         "status": status,
     });
     let params = PatchParams::apply(manager).force();
-    gone_is_none(api.patch_status(&object.name_any(), &params, &Patch::Apply(&patch)).await, "apply status", object)
+    gone_is_none(
+        api.patch_status(&object.name_any(), &params, &Patch::Apply(&patch)).await,
+        "apply status",
+        object,
+    )
 }
 
 /// Adds `finalizer`. Idempotent. An object that is gone meanwhile is `Ok(None)`, and is not made anew.
 ///
 /// # Errors
 /// [`ApplyError`].
-pub async fn add_finalizer<K>(api: &Api<K>, object: &K, finalizer: &str, manager: &str) -> Result<Option<K>, ApplyError>
+pub async fn add_finalizer<K>(
+    api: &Api<K>,
+    object: &K,
+    finalizer: &str,
+    manager: &str,
+) -> Result<Option<K>, ApplyError>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
@@ -89,7 +98,12 @@ where
 ///
 /// # Errors
 /// [`ApplyError`]; a conflict when the object changed since `object` was read.
-pub async fn remove_finalizer<K>(api: &Api<K>, object: &K, finalizer: &str, manager: &str) -> Result<(), ApplyError>
+pub async fn remove_finalizer<K>(
+    api: &Api<K>,
+    object: &K,
+    finalizer: &str,
+    manager: &str,
+) -> Result<(), ApplyError>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
@@ -107,7 +121,11 @@ where
     gone_is_none(done, "remove finalizer", object).map(drop)
 }
 
-fn gone_is_none<K>(result: kube::Result<K>, operation: &'static str, object: &K) -> Result<Option<K>, ApplyError>
+fn gone_is_none<K>(
+    result: kube::Result<K>,
+    operation: &'static str,
+    object: &K,
+) -> Result<Option<K>, ApplyError>
 where
     K: Resource<DynamicType = ()>,
 {

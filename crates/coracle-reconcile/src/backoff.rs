@@ -70,7 +70,10 @@ mod tests {
         let backoff = Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) };
         for (n, want) in [(0, 1), (1, 2), (5, 32), (6, 60), (40, 60), (u32::MAX, 60)] {
             assert_eq!(backoff.delay(n), Duration::from_secs(want), "failure {n}");
-            assert!(backoff.jittered(n, 0.0) * 2 == backoff.delay(n) && backoff.jittered(n, 1.0) == backoff.delay(n));
+            assert!(
+                backoff.jittered(n, 0.0) * 2 == backoff.delay(n)
+                    && backoff.jittered(n, 1.0) == backoff.delay(n)
+            );
         }
         let all = Backoffs::new(backoff);
         for _ in 0..10 {

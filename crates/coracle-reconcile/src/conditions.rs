@@ -18,15 +18,22 @@ pub struct Desired {
 
 /// The stored conditions with `desired` laid over: other types stay, `lastTransitionTime` moves only with `status`.
 #[must_use]
-pub fn merge(stored: &[Condition], desired: &[Desired], generation: Option<i64>, now: Timestamp) -> Vec<Condition> {
-    let mut merged: Vec<_> = stored.iter().filter(|c| desired.iter().all(|d| d.kind != c.type_)).cloned().collect();
+pub fn merge(
+    stored: &[Condition],
+    desired: &[Desired],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let mut merged: Vec<_> =
+        stored.iter().filter(|c| desired.iter().all(|d| d.kind != c.type_)).cloned().collect();
     for want in desired {
         let status = match want.status {
             Some(true) => "True",
             Some(false) => "False",
             None => "Unknown",
         };
-        let since = find(stored, want.kind).filter(|c| c.status == status).map(|c| c.last_transition_time.clone());
+        let since =
+            find(stored, want.kind).filter(|c| c.status == status).map(|c| c.last_transition_time.clone());
         merged.push(Condition {
             type_: want.kind.to_owned(),
             status: status.to_owned(),

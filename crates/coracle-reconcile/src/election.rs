@@ -101,7 +101,8 @@ impl Election {
         E: From<ElectionError>,
     {
         self.check()?;
-        let mut seat = Seat { election: self, api: Api::namespaced(client.clone(), &self.namespace), clock, seen: None };
+        let mut seat =
+            Seat { election: self, api: Api::namespaced(client.clone(), &self.namespace), clock, seen: None };
         while !stop.is_cancelled() {
             let Some(renewed) = seat.acquire(stop).await else { break };
             info!(lease = self.name, identity = self.identity, "leading");
@@ -154,7 +155,12 @@ impl Seat<'_> {
     }
 
     /// Runs `work`, renewing. `Err(Lost)`: the renew deadline passed, and `work` has ended or was dropped since.
-    async fn hold<T>(&mut self, sent: Instant, token: &CancellationToken, work: impl Future<Output = T>) -> Result<T, Lost> {
+    async fn hold<T>(
+        &mut self,
+        sent: Instant,
+        token: &CancellationToken,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Lost> {
         let mut work = pin!(work);
         let mut renewed = sent;
         loop {
@@ -194,7 +200,13 @@ impl Seat<'_> {
     /// One try: reads the record and, when it is ours or free, writes it. `Ok(false)`: someone else has it.
     async fn try_take(&mut self) -> Result<bool, kube::Error> {
         let Some(current) = self.api.get_opt(&self.election.name).await? else {
-            let lease = Lease { metadata: kube::core::ObjectMeta { name: Some(self.election.name.clone()), ..Default::default() }, spec: Some(self.record(None)) };
+            let lease = Lease {
+                metadata: kube::core::ObjectMeta {
+                    name: Some(self.election.name.clone()),
+                    ..Default::default()
+                },
+                spec: Some(self.record(None)),
+            };
             let lease = self.api.create(&PostParams::default(), &lease).await?;
             self.note(lease);
             return Ok(true);

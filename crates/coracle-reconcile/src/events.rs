@@ -60,7 +60,8 @@ impl EventRecorder {
     /// Reports as `coracle.dev/<component>`.
     #[must_use]
     pub fn new(client: Client, component: &str, instance: &str) -> Self {
-        let reporter = Reporter { controller: format!("coracle.dev/{component}"), instance: Some(instance.to_owned()) };
+        let reporter =
+            Reporter { controller: format!("coracle.dev/{component}"), instance: Some(instance.to_owned()) };
         Self { recorder: Recorder::new(client, reporter), sent: Mutex::default() }
     }
 
@@ -111,7 +112,8 @@ fn key(event: &Event, object: &ObjectReference) -> u64 {
 }
 
 fn truncated(note: &str) -> String {
-    match note.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= NOTE_BYTES_MAX).last() {
+    match note.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= NOTE_BYTES_MAX).last()
+    {
         Some(end) if end < note.len() => format!("{}…", &note[..end]),
         _ => note.to_owned(),
     }

@@ -71,13 +71,26 @@ impl ControllerMetrics {
         registry.register("coracle_controller_reconcile_errors", "Reconciles that failed", m.errors.clone());
         let seconds = Unit::Seconds;
         let help = "Duration of a reconcile";
-        registry.register_with_unit("coracle_controller_reconcile_duration", help, seconds.clone(), m.duration.clone());
+        registry.register_with_unit(
+            "coracle_controller_reconcile_duration",
+            help,
+            seconds.clone(),
+            m.duration.clone(),
+        );
         registry.register("coracle_controller_reconcile_active", "Reconciles that run now", m.active.clone());
-        registry.register("coracle_controller_queue_depth", "Triggers that wait for the controller", m.queued.clone());
+        registry.register(
+            "coracle_controller_queue_depth",
+            "Triggers that wait for the controller",
+            m.queued.clone(),
+        );
         let help = "Unix time of the last reconcile that succeeded";
         let (unit, name) = (seconds.clone(), "coracle_controller_last_success_timestamp");
         registry.register_with_unit(name, help, unit, m.last_success.clone());
-        registry.register("coracle_controller_leading", "1 while this process leads the group", m.leading.clone());
+        registry.register(
+            "coracle_controller_leading",
+            "1 while this process leads the group",
+            m.leading.clone(),
+        );
         let help = "Duration of a call to a node's agent";
         registry.register_with_unit("coracle_agent_call_duration", help, seconds, m.calls.clone());
         m

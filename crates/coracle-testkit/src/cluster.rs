@@ -64,7 +64,9 @@ where
     Fut: Future<Output: Outcome>,
 {
     let Some(shared) = shared() else { return };
-    let result = panic::catch_unwind(panic::AssertUnwindSafe(|| shared.netns.enter(deadline, || body(&shared.cluster))));
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(|| {
+        shared.netns.enter(deadline, || body(&shared.cluster))
+    }));
     if let Err(cause) = result {
         shared.cluster.keep_logs();
         panic::resume_unwind(cause);
@@ -83,7 +85,8 @@ fn shared() -> Option<&'static Shared> {
     let start = || {
         tools::require(["etcd", "kube-apiserver"])?;
         let netns = Netns::new_or_skip()?;
-        let cluster = netns.sync(Cluster::start_blocking).expect("etcd and kube-apiserver start on a free loopback");
+        let cluster =
+            netns.sync(Cluster::start_blocking).expect("etcd and kube-apiserver start on a free loopback");
         // SAFETY: `clean_up` takes no argument, does not unwind and reads only statics.
         unsafe { libc::atexit(clean_up) };
         Some(Shared { netns, cluster })
@@ -322,7 +325,8 @@ fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
 
 /// Ports that were free a moment ago, all different.
 fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
-    let held: Vec<_> = (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+    let held: Vec<_> =
+        (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
     let mut ports = [0; N];
     for (port, listener) in ports.iter_mut().zip(&held) {
         *port = listener.local_addr()?.port();

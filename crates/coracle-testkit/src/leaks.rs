@@ -70,7 +70,10 @@ impl Inventory {
     /// Only what `after` has more: what leaked.
     #[must_use]
     pub fn leaked(&self, after: &Self) -> String {
-        self.diff(after).lines().filter(|line| line.starts_with('+')).fold(String::new(), |all, line| all + line + "\n")
+        self.diff(after)
+            .lines()
+            .filter(|line| line.starts_with('+'))
+            .fold(String::new(), |all, line| all + line + "\n")
     }
 }
 
@@ -86,10 +89,15 @@ pub fn interfaces() -> BTreeSet<String> {
 pub fn nft_tables() -> BTreeSet<String> {
     let Some(nft) = tools::tool("nft") else { return BTreeSet::new() };
     let listed = Command::new(nft).args(["-j", "list", "tables"]).stdin(Stdio::null()).output();
-    let reply: serde_json::Value = listed.ok().and_then(|o| serde_json::from_slice(&o.stdout).ok()).unwrap_or_default();
+    let reply: serde_json::Value =
+        listed.ok().and_then(|o| serde_json::from_slice(&o.stdout).ok()).unwrap_or_default();
     let tables = reply["nftables"].as_array().cloned().unwrap_or_default();
     let text = |v: &serde_json::Value| v.as_str().unwrap_or("?").to_owned();
-    tables.iter().filter_map(|e| e.get("table")).map(|t| text(&t["family"]) + " " + &text(&t["name"])).collect()
+    tables
+        .iter()
+        .filter_map(|e| e.get("table"))
+        .map(|t| text(&t["family"]) + " " + &text(&t["name"]))
+        .collect()
 }
 
 /// Mount points of the calling thread's mount namespace, with what is mounted there.
@@ -104,12 +112,17 @@ pub fn mount_points() -> BTreeSet<String> {
 fn processes(named: &dyn Fn(&str) -> bool) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         if pid == process::id() {
             continue;
         }
-        let read = |name: &str| String::from_utf8_lossy(&fs::read(entry.path().join(name)).unwrap_or_default()).into_owned();
-        let link = |name: &str| fs::read_link(entry.path().join(name)).is_ok_and(|to| named(&to.to_string_lossy()));
+        let read = |name: &str| {
+            String::from_utf8_lossy(&fs::read(entry.path().join(name)).unwrap_or_default()).into_owned()
+        };
+        let link =
+            |name: &str| fs::read_link(entry.path().join(name)).is_ok_and(|to| named(&to.to_string_lossy()));
         let holds = || {
             let fds = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
             fds.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|to| named(&to.to_string_lossy()))
@@ -124,12 +137,17 @@ fn processes(named: &dyn Fn(&str) -> bool) -> BTreeSet<String> {
 fn loop_devices(named: &dyn Fn(&str) -> bool) -> BTreeSet<String> {
     let backing = |dir: PathBuf| fs::read_to_string(dir.join("loop/backing_file")).ok();
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    devices.filter_map(|d| backing(d.path())).map(|file| file.trim().to_owned()).filter(|file| named(file)).collect()
+    devices
+        .filter_map(|d| backing(d.path()))
+        .map(|file| file.trim().to_owned())
+        .filter(|file| named(file))
+        .collect()
 }
 
 fn cgroups() -> BTreeSet<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
-    let trees = table.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
+    let trees =
+        table.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
     let mut found = BTreeSet::new();
     for tree in trees {
         walk(Path::new(tree), 0, &mut |path, kind| {
@@ -149,7 +167,13 @@ fn walk(dir: &Path, depth: usize, visit: &mut dyn FnMut(&Path, &'static str)) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let Ok(kind) = entry.file_type() else { continue };
         let path = entry.path();
-        let name = if kind.is_dir() { "folder" } else if kind.is_socket() { "socket" } else { "file" };
+        let name = if kind.is_dir() {
+            "folder"
+        } else if kind.is_socket() {
+            "socket"
+        } else {
+            "file"
+        };
         visit(&path, name);
         if kind.is_dir() {
             walk(&path, depth + 1, visit);

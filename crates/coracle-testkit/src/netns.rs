@@ -25,8 +25,7 @@ use std::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    panic, process, ptr,
-    thread,
+    panic, process, ptr, thread,
     time::{Duration, Instant},
 };
 
@@ -86,7 +85,9 @@ impl Netns {
     /// # Errors
     /// Without root, or where the kernel refuses.
     pub fn new() -> anyhow::Result<Self> {
-        thread::scope(|scope| scope.spawn(Self::create).join().unwrap_or_else(|cause| panic::resume_unwind(cause)))
+        thread::scope(|scope| {
+            scope.spawn(Self::create).join().unwrap_or_else(|cause| panic::resume_unwind(cause))
+        })
     }
 
     /// A fresh one; without root the test is skipped (in CI it fails).
@@ -107,7 +108,8 @@ impl Netns {
 
     fn create() -> anyhow::Result<Self> {
         // SAFETY: plain system call; the calling thread was made for this and shares nothing it would lose.
-        check(unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) }).context("unshare network and mounts")?;
+        check(unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) })
+            .context("unshare network and mounts")?;
         loopback_up().context("set loopback up")?;
         own_sysfs().context("mount a sysfs of the namespace")?;
         Ok(Self {
@@ -125,7 +127,8 @@ impl Netns {
         // to a thread that shares its working directory with others.
         unsafe {
             check(libc::unshare(libc::CLONE_FS)).context("unshare working directory")?;
-            check(libc::setns(self.net.as_raw_fd(), libc::CLONE_NEWNET)).context("enter network namespace")?;
+            check(libc::setns(self.net.as_raw_fd(), libc::CLONE_NEWNET))
+                .context("enter network namespace")?;
             check(libc::setns(self.mnt.as_raw_fd(), libc::CLONE_NEWNS)).context("enter mount namespace")?;
         }
         Ok(())
@@ -251,10 +254,13 @@ fn members() -> anyhow::Result<Vec<(libc::pid_t, String)>> {
     let ours = fs::metadata("/proc/thread-self/ns/net")?.ino();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<libc::pid_t>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<libc::pid_t>().ok()) else {
+            continue;
+        };
         let inside = fs::metadata(entry.path().join("ns/net")).is_ok_and(|m| m.ino() == ours);
         if inside && pid.unsigned_abs() != process::id() {
-            let name = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default().replace('\0', " ");
+            let name =
+                fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default().replace('\0', " ");
             if !name.is_empty() {
                 found.push((pid, name));
             }

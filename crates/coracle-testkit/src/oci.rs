@@ -180,14 +180,16 @@ fn config(spec: &ImageSpec, diff_ids: &[String]) -> Value {
 fn append(index: &Path, entry: Value, tag: &str) -> anyhow::Result<()> {
     let mut all: Vec<Value> = match fs::read(index) {
         Ok(bytes) => {
-            let stored: Value = serde_json::from_slice(&bytes).with_context(|| format!("parse {}", index.display()))?;
+            let stored: Value =
+                serde_json::from_slice(&bytes).with_context(|| format!("parse {}", index.display()))?;
             stored["manifests"].as_array().cloned().unwrap_or_default()
         }
         Err(_) => Vec::new(),
     };
     all.retain(|m| m["annotations"]["org.opencontainers.image.ref.name"] != tag);
     all.push(entry);
-    let text = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": all});
+    let text =
+        json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": all});
     Ok(fs::write(index, serde_json::to_vec_pretty(&text)?)?)
 }
 
@@ -214,11 +216,16 @@ mod tests {
     #[test]
     fn a_layout_takes_a_second_image_and_replaces_the_first() {
         let dir = tempfile::tempdir().unwrap();
-        let layer = LayerTar::new().dir("a", 0o755).owner(7, 8).file("a/b", 0o4755, b"x").symlink("l", "a/b").finish();
+        let layer = LayerTar::new()
+            .dir("a", 0o755)
+            .owner(7, 8)
+            .file("a/b", 0o4755, b"x")
+            .symlink("l", "a/b")
+            .finish();
         let spec = ImageSpec { cmd: vec!["/a/b".into()], ..ImageSpec::default() };
-        let one = write_layout(dir.path(), &[layer.clone()], &spec, "x:1").unwrap();
-        write_layout(dir.path(), &[layer.clone()], &spec, "x:2").unwrap();
-        let again = write_layout(dir.path(), &[layer.clone()], &spec, "x:1").unwrap();
+        let one = write_layout(dir.path(), std::slice::from_ref(&layer), &spec, "x:1").unwrap();
+        write_layout(dir.path(), std::slice::from_ref(&layer), &spec, "x:2").unwrap();
+        let again = write_layout(dir.path(), std::slice::from_ref(&layer), &spec, "x:1").unwrap();
         assert_eq!(one, again, "the same content has the same digest");
         let index: Value = serde_json::from_slice(&fs::read(dir.path().join("index.json")).unwrap()).unwrap();
         assert_eq!(index["manifests"].as_array().unwrap().len(), 2);

@@ -11,7 +11,9 @@ use std::{
 pub fn tools_dir() -> PathBuf {
     match env::var_os("CORACLE_TOOLS") {
         Some(dir) if !dir.is_empty() => dir.into(),
-        _ => PathBuf::from(env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache/coracle/tools"),
+        _ => {
+            PathBuf::from(env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache/coracle/tools")
+        }
     }
 }
 
@@ -72,7 +74,10 @@ pub fn require<const N: usize>(names: [&str; N]) -> Option<[PathBuf; N]> {
     let found: Vec<_> = names.iter().filter_map(|name| tool(name)).collect();
     if found.len() < N {
         let missing: Vec<_> = names.iter().filter(|name| tool(name).is_none()).collect();
-        skip(&format!("missing {missing:?} in {} and PATH; `cargo xtask setup` gets them", tools_dir().display()));
+        skip(&format!(
+            "missing {missing:?} in {} and PATH; `cargo xtask setup` gets them",
+            tools_dir().display()
+        ));
         return None;
     }
     found.try_into().ok()

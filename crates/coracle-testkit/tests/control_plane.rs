@@ -1,4 +1,10 @@
 //! One control plane for the binary, one namespace for each test.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail like tests"
+)]
 #![cfg(feature = "cluster")]
 
 use coracle_testkit::{cluster, cluster::Cluster, netns, tools};
@@ -28,7 +34,12 @@ fn kubectl_reads_the_kubeconfig() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run(|cluster| async move {
         let mut command = tokio::process::Command::new(kubectl);
-        let output = command.arg("--kubeconfig").arg(cluster.kubeconfig()).args(["get", "ns", "-o", "name"]).output().await?;
+        let output = command
+            .arg("--kubeconfig")
+            .arg(cluster.kubeconfig())
+            .args(["get", "ns", "-o", "name"])
+            .output()
+            .await?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains("namespace/kube-system"), "{text}{}", String::from_utf8_lossy(&output.stderr));
         anyhow::Ok(())

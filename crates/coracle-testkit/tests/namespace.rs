@@ -1,4 +1,10 @@
 //! The namespace is private, has a loopback, and a leak in it fails the test.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail like tests"
+)]
 #![cfg(feature = "netns")]
 
 use std::{collections::BTreeSet, panic, process::Command};
@@ -15,7 +21,10 @@ fn loopback_works_and_children_are_inside() {
         assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), "lo", "sysfs shows this namespace");
         assert_eq!(leaks::interfaces(), BTreeSet::from(["lo".to_owned()]));
         netns::ensure_inside()?;
-        assert!(std::path::Path::new("/sys/fs/cgroup").read_dir()?.next().is_some(), "cgroups are still there");
+        assert!(
+            std::path::Path::new("/sys/fs/cgroup").read_dir()?.next().is_some(),
+            "cgroups are still there"
+        );
         anyhow::Ok(())
     });
 }

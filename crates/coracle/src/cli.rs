@@ -84,18 +84,12 @@ pub(crate) enum Command {
     Image(ImageArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
-    /// Run the controllers and webhooks
+    /// Run the controllers
     Operator(Box<OperatorArgs>),
     /// Print a shell completion script
     Completion {
         /// Which shell
         shell: clap_complete::Shell,
-    },
-    /// Write the Kubernetes manifests
-    #[command(hide = true)]
-    Manifests {
-        /// Folder to write below
-        dir: PathBuf,
     },
     /// Prove that KVM runs guest code
     #[command(hide = true)]
@@ -516,9 +510,6 @@ pub(crate) struct OperatorArgs {
     /// Dial nodes without TLS, for old agents
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
     pub(crate) agent_plaintext: bool,
-    /// Serve admission webhooks here
-    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_LISTEN", value_name = "ADDR")]
-    pub(crate) webhook_listen: Option<SocketAddr>,
     /// Serve metrics and health here
     #[arg(long, env = "CORACLE_OPERATOR_ADMIN_LISTEN", value_name = "ADDR")]
     pub(crate) admin_listen: Option<SocketAddr>,

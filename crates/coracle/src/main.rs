@@ -63,6 +63,5 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::PortForward(args) => commands::port_forward::run(&global, args).await,
         Command::Image(args) => commands::image::run(&global, args.command).await,
         Command::Completion { shell } => commands::completion(shell),
-        Command::Manifests { dir } => commands::manifests(&dir),
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Columns {
 impl Columns {
     pub(crate) fn new(header: &[&str]) -> Self {
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         table.set_header(header.iter().copied());
         Self { table }
     }

@@ -33,7 +33,9 @@ pub(super) fn open(root: &Root, path: &Path) -> Result<Top, Error> {
         return Ok(Top { parent, name: ".".into(), shown: ".".into() });
     };
     let (parent, _) = root.parent(path).map_err(missing())?;
-    rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from).map_err(missing())?;
+    rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(io::Error::from)
+        .map_err(missing())?;
     Ok(Top { parent, name: name.to_owned(), shown: name.into() })
 }
 
@@ -55,7 +57,10 @@ struct Walk<'a, 'b> {
 impl Walk<'_, '_> {
     fn entry(&mut self, parent: &OwnedFd, name: &OsStr, shown: &Path, depth: usize) -> io::Result<()> {
         if depth > DEPTH_MAX || shown.as_os_str().len() > PATH_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} lies too deep", shown.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{} lies too deep", shown.display()),
+            ));
         }
         let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(rustix::io::Errno::NOENT) => return Ok(()), // removed since it was listed
@@ -66,7 +71,11 @@ impl Walk<'_, '_> {
             FileType::RegularFile => self.file(parent, name, shown),
             FileType::Symlink => {
                 let to = rustix::fs::readlinkat(parent, name, Vec::new())?;
-                self.builder.append_link(&mut header(&stat, EntryType::Symlink), shown, OsStr::from_bytes(to.as_bytes()))
+                self.builder.append_link(
+                    &mut header(&stat, EntryType::Symlink),
+                    shown,
+                    OsStr::from_bytes(to.as_bytes()),
+                )
             }
             FileType::Fifo => self.special(shown, &stat, EntryType::Fifo),
             FileType::CharacterDevice => self.special(shown, &stat, EntryType::Char),
@@ -75,7 +84,14 @@ impl Walk<'_, '_> {
         }
     }
 
-    fn folder(&mut self, parent: &OwnedFd, name: &OsStr, shown: &Path, depth: usize, stat: &Stat) -> io::Result<()> {
+    fn folder(
+        &mut self,
+        parent: &OwnedFd,
+        name: &OsStr,
+        shown: &Path,
+        depth: usize,
+        stat: &Stat,
+    ) -> io::Result<()> {
         self.builder.append_data(&mut header(stat, EntryType::Directory), shown, io::empty())?;
         if stat.st_dev != self.device {
             return Ok(());
@@ -152,7 +168,8 @@ mod tests {
         let mut bytes = Vec::new();
         pack(&open(root, Path::new(path)).unwrap(), &mut bytes).unwrap();
         let mut archive = tar::Archive::new(&bytes[..]);
-        let mut names: Vec<_> = archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string()).collect();
+        let mut names: Vec<_> =
+            archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string()).collect();
         names.sort();
         names
     }

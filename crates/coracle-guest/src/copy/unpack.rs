@@ -24,10 +24,17 @@ const COPY_BUFFER: usize = 64 * 1024;
 
 /// Unpacks all entries of `source` below `base`.
 pub(super) fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<CopyInResponse, Error> {
-    root.ensure_dir(base, Mode::from_raw_mode(0o755)).map_err(Error::io(format!("open folder {}", base.display())))?;
+    root.ensure_dir(base, Mode::from_raw_mode(0o755))
+        .map_err(Error::io(format!("open folder {}", base.display())))?;
     let broken = |e| Error::io("read the tar stream")(as_invalid(e));
     let mut archive = tar::Archive::new(source);
-    let mut work = Unpacker { root, base, open: Vec::new(), buffer: vec![0; COPY_BUFFER], done: CopyInResponse::default() };
+    let mut work = Unpacker {
+        root,
+        base,
+        open: Vec::new(),
+        buffer: vec![0; COPY_BUFFER],
+        done: CopyInResponse::default(),
+    };
     let mut names = Names::default();
     for entry in archive.entries().map_err(broken)?.raw(true) {
         let mut entry = entry.map_err(broken)?;
@@ -35,7 +42,8 @@ pub(super) fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<
             continue;
         }
         let (path, link) = std::mem::take(&mut names).of(&entry);
-        work.entry(&mut entry, &path, link.as_deref()).map_err(Error::io(format!("unpack {}", path.display())))?;
+        work.entry(&mut entry, &path, link.as_deref())
+            .map_err(Error::io(format!("unpack {}", path.display())))?;
     }
     work.leave(None);
     Ok(work.done)
@@ -43,7 +51,11 @@ pub(super) fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<
 
 /// What the stream breaks by is the client's doing.
 fn as_invalid(e: io::Error) -> io::Error {
-    if e.kind() == io::ErrorKind::ConnectionAborted { e } else { io::Error::new(io::ErrorKind::InvalidData, e.to_string()) }
+    if e.kind() == io::ErrorKind::ConnectionAborted {
+        e
+    } else {
+        io::Error::new(io::ErrorKind::InvalidData, e.to_string())
+    }
 }
 
 /// Names announced by the records before an entry: GNU long names and pax.
@@ -57,7 +69,10 @@ impl Names {
     /// Takes in `entry` if it only describes the next one.
     fn take(&mut self, entry: &mut Entry<'_, &mut dyn Read>) -> io::Result<bool> {
         let kind = entry.header().entry_type();
-        if !matches!(kind, EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader | EntryType::XGlobalHeader) {
+        if !matches!(
+            kind,
+            EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader | EntryType::XGlobalHeader
+        ) {
             return Ok(false);
         }
         if entry.size() > NAME_MAX {
@@ -107,7 +122,12 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn entry(&mut self, entry: &mut Entry<'_, &mut dyn Read>, name: &Path, link: Option<&Path>) -> io::Result<()> {
+    fn entry(
+        &mut self,
+        entry: &mut Entry<'_, &mut dyn Read>,
+        name: &Path,
+        link: Option<&Path>,
+    ) -> io::Result<()> {
         let relative = inside(name)?;
         self.leave(Some(&relative));
         self.done.entries = self.done.entries.saturating_add(1);
@@ -122,7 +142,8 @@ impl Unpacker<'_> {
             EntryType::Directory => self.folder(&parent, leaf, &relative, &attributes),
             EntryType::Regular | EntryType::Continuous => self.file(entry, &parent, leaf, &attributes),
             EntryType::Symlink => {
-                let to = link.filter(|l| l.as_os_str().len() <= PATH_MAX).ok_or(io::ErrorKind::InvalidInput)?;
+                let to =
+                    link.filter(|l| l.as_os_str().len() <= PATH_MAX).ok_or(io::ErrorKind::InvalidInput)?;
                 root::remove(parent.as_fd(), leaf)?;
                 rustix::fs::symlinkat(to, &parent, leaf)?;
                 attributes.to_link(parent.as_fd(), leaf)
@@ -134,13 +155,23 @@ impl Unpacker<'_> {
                 Ok(rustix::fs::linkat(&to, "", &parent, leaf, AtFlags::EMPTY_PATH)?)
             }
             EntryType::Fifo => special(entry.header(), FileType::Fifo, parent.as_fd(), leaf, &attributes),
-            EntryType::Char => special(entry.header(), FileType::CharacterDevice, parent.as_fd(), leaf, &attributes),
-            EntryType::Block => special(entry.header(), FileType::BlockDevice, parent.as_fd(), leaf, &attributes),
+            EntryType::Char => {
+                special(entry.header(), FileType::CharacterDevice, parent.as_fd(), leaf, &attributes)
+            }
+            EntryType::Block => {
+                special(entry.header(), FileType::BlockDevice, parent.as_fd(), leaf, &attributes)
+            }
             _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "a kind of entry that is not supported")),
         }
     }
 
-    fn folder(&mut self, parent: &OwnedFd, leaf: &OsStr, relative: &Path, attributes: &Attributes) -> io::Result<()> {
+    fn folder(
+        &mut self,
+        parent: &OwnedFd,
+        leaf: &OsStr,
+        relative: &Path,
+        attributes: &Attributes,
+    ) -> io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = match rustix::fs::mkdirat(parent, leaf, Mode::from_raw_mode(0o700)) {
             Ok(()) => rustix::fs::openat(parent, leaf, flags | OFlags::NOFOLLOW, Mode::empty())?,
@@ -155,7 +186,13 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn file(&mut self, entry: &mut Entry<'_, &mut dyn Read>, parent: &OwnedFd, leaf: &OsStr, attributes: &Attributes) -> io::Result<()> {
+    fn file(
+        &mut self,
+        entry: &mut Entry<'_, &mut dyn Read>,
+        parent: &OwnedFd,
+        leaf: &OsStr,
+        attributes: &Attributes,
+    ) -> io::Result<()> {
         let file = root::create(parent.as_fd(), leaf)?;
         let mut left = entry.size();
         while left > 0 {
@@ -184,8 +221,16 @@ impl Unpacker<'_> {
     }
 }
 
-fn special(header: &tar::Header, kind: FileType, parent: BorrowedFd<'_>, leaf: &OsStr, attributes: &Attributes) -> io::Result<()> {
-    let part = |n: io::Result<Option<u32>>| if kind == FileType::Fifo { Ok(0) } else { n.map(Option::unwrap_or_default) };
+fn special(
+    header: &tar::Header,
+    kind: FileType,
+    parent: BorrowedFd<'_>,
+    leaf: &OsStr,
+    attributes: &Attributes,
+) -> io::Result<()> {
+    let part = |n: io::Result<Option<u32>>| {
+        if kind == FileType::Fifo { Ok(0) } else { n.map(Option::unwrap_or_default) }
+    };
     let device = rustix::fs::makedev(part(header.device_major())?, part(header.device_minor())?);
     root::remove(parent, leaf)?;
     rustix::fs::mknodat(parent, leaf, kind, attributes.mode, device)?;
@@ -220,7 +265,9 @@ struct Attributes {
 impl Attributes {
     /// Fields that some writers leave empty have the value that tar assumes.
     fn of(header: &tar::Header) -> Self {
-        let id = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n != u32::MAX).unwrap_or(0);
+        let id = |n: io::Result<u64>| {
+            n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n != u32::MAX).unwrap_or(0)
+        };
         Self {
             uid: Uid::from_raw(id(header.uid())),
             gid: Gid::from_raw(id(header.gid())),
@@ -334,7 +381,8 @@ mod tests {
         ] {
             let _ = put(&root, "/", &tar(&entries));
             assert_eq!(std::fs::read_to_string(outer.path().join("secret")).unwrap(), "host", "{why}");
-            let outside: Vec<_> = std::fs::read_dir(outer.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+            let outside: Vec<_> =
+                std::fs::read_dir(outer.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
             assert_eq!(outside.len(), 2, "{why}: {outside:?}");
         }
     }

@@ -14,6 +14,9 @@ use coracle_proto::guest::{ExecRequest, ExitStatus, Process};
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 
+/// Limit for the hello of an agent that is up: twice the host's, for a machine that also compiles.
+const HELLO: Duration = Duration::from_millis(600);
+
 /// One connection, from hello to close.
 pub(crate) struct Session {
     pub(crate) client: GuestClient<Channel>,
@@ -32,14 +35,14 @@ impl Session {
                 Err(e) if Instant::now() > deadline => return Err(e),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
-            wait = Duration::from_millis(300);
+            wait = HELLO;
         }
     }
 
     /// The same for an agent that is known to be up.
     pub(crate) async fn reopen(socket: &Path) -> Result<Self> {
         for _ in 0..5 {
-            if let Ok(session) = Self::attempt(socket, Duration::from_millis(if cfg!(debug_assertions) { 600 } else { 300 })).await {
+            if let Ok(session) = Self::attempt(socket, HELLO).await {
                 return Ok(session);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -79,7 +82,9 @@ fn hello(mut stream: UnixStream, wait: Duration) -> Result<(UnixStream, u64)> {
         match stream.read(&mut byte) {
             Ok(0) => bail!("closed before the hello"),
             Ok(_) => seen.extend(byte),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => bail!("no hello in {wait:?}"),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                bail!("no hello in {wait:?}")
+            }
             Err(e) => return Err(e.into()),
         }
         if seen.ends_with(&coracle_guest::channel::MAGIC) {
@@ -101,7 +106,9 @@ pub(crate) async fn client(stream: UnixStream) -> Result<GuestClient<Channel>> {
         let stream = once.take();
         async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::from(ErrorKind::NotConnected)) }
     });
-    let endpoint = Endpoint::from_static("http://guest").initial_stream_window_size(256 * 1024).initial_connection_window_size(1024 * 1024);
+    let endpoint = Endpoint::from_static("http://guest")
+        .initial_stream_window_size(256 * 1024)
+        .initial_connection_window_size(1024 * 1024);
     Ok(GuestClient::new(endpoint.connect_with_connector(connector).await?))
 }
 
@@ -129,9 +136,15 @@ pub(crate) fn sh(script: &str) -> Process {
 }
 
 /// Runs `process` with `messages` after its start, to its end.
-pub(crate) async fn exec(client: &mut GuestClient<Channel>, process: Process, messages: Vec<In>) -> Result<Outcome> {
-    let requests: Vec<_> =
-        std::iter::once(In::Start(process)).chain(messages).map(|m| ExecRequest { message: Some(m) }).collect();
+pub(crate) async fn exec(
+    client: &mut GuestClient<Channel>,
+    process: Process,
+    messages: Vec<In>,
+) -> Result<Outcome> {
+    let requests: Vec<_> = std::iter::once(In::Start(process))
+        .chain(messages)
+        .map(|m| ExecRequest { message: Some(m) })
+        .collect();
     let mut output = client.exec(tokio_stream::iter(requests)).await?.into_inner();
     let mut outcome = Outcome::default();
     while let Some(message) = output.message().await? {

@@ -48,6 +48,8 @@ struct Actor {
     /// When patience with a guest that was asked to stop is over.
     kill_at: Option<Instant>,
     boot_began: Instant,
+    /// Takes the VM out of the host's list; called before its removal is acknowledged.
+    gone: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 /// Starts the task of a VM whose record is on disk. It first does what a restart
@@ -57,7 +59,7 @@ pub(crate) fn spawn(
     shared: Arc<Shared>,
     record: Record,
     tasks: &mut JoinSet<()>,
-    gone: impl FnOnce() + Send + 'static,
+    gone: impl FnOnce() + Send + Sync + 'static,
 ) -> io::Result<Handle> {
     let paths = VmPaths::of(&shared.config, &record.id);
     let (console, keys) = ConsoleHandle::open(&paths.console())?;
@@ -84,30 +86,27 @@ pub(crate) fn spawn(
         stoppers: vec![],
         kill_at: None,
         boot_began: Instant::now(),
+        gone: Some(Box::new(gone)),
     };
-    tasks.spawn(async move {
-        if actor.run().await {
-            gone();
-        }
-    });
+    tasks.spawn(actor.run());
     Ok(handle)
 }
 
 impl Actor {
-    /// True when the VM is gone, false when the daemon stops.
-    async fn run(mut self) -> bool {
+    /// Until the VM is gone or the daemon stops.
+    async fn run(mut self) {
         if self.adopt().await {
-            return true;
+            return;
         }
         let stop = self.shared.stop.clone();
         loop {
             let kill_at = self.kill_at;
             tokio::select! {
-                () = stop.cancelled() => return false,
+                () = stop.cancelled() => return,
                 Some(note) = self.notes.recv() => self.note(note).await,
                 Some(request) = self.requests.recv() => {
                     if self.request(request).await {
-                        return true;
+                        return;
                     }
                 }
                 () = async { sleep_until(kill_at.unwrap_or_else(Instant::now)).await }, if kill_at.is_some() => {
@@ -418,6 +417,9 @@ impl Actor {
             source,
         })?;
         self.shared.network.release(&self.record.id);
+        if let Some(gone) = self.gone.take() {
+            gone();
+        }
         self.publish(EventKind::Deleted);
         Ok(())
     }

@@ -50,14 +50,17 @@ struct Answer {
     secret: String,
 }
 
-/// Finds what to send to `registry` (a reference's host). Reads files and may run a helper, for at most 30 s. Cancel-safe.
+/// Finds what to send to `registry` (a reference's host). Reads files and may run a helper, for at most 30 s.
+/// Cancel-safe.
 ///
 /// # Errors
 /// [`ImageError::Credentials`]
 pub(crate) async fn lookup(credentials: &Credentials, registry: &str) -> Result<Login, ImageError> {
     let dir = match credentials {
         Credentials::Anonymous => return Ok(Login::Anonymous),
-        Credentials::Basic { user, password } => return Ok(Login::Basic { user: user.clone(), password: password.clone() }),
+        Credentials::Basic { user, password } => {
+            return Ok(Login::Basic { user: user.clone(), password: password.clone() });
+        }
         Credentials::Bearer(token) => return Ok(Login::Bearer(token.clone())),
         Credentials::Docker { dir } => dir.clone().or_else(default_dir),
     };
@@ -80,33 +83,52 @@ fn default_dir() -> Option<PathBuf> {
 async fn read(path: &Path, registry: &str) -> Result<Option<Config>, ImageError> {
     let mut bytes = Vec::new();
     match tokio::fs::File::open(path).await {
-        Ok(file) => file.take(CONFIG_BYTES_MAX).read_to_end(&mut bytes).await.map_err(|e| ImageError::io("read", path, e))?,
+        Ok(file) => file
+            .take(CONFIG_BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .await
+            .map_err(|e| ImageError::io("read", path, e))?,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(ImageError::io("open", path, e)),
     };
     // The parser's message says where, not what: the file holds passwords.
     let config = serde_json::from_slice(&bytes);
-    let position = |e: serde_json::Error| format!("{} does not parse at line {} column {}", path.display(), e.line(), e.column());
+    let position = |e: serde_json::Error| {
+        format!("{} does not parse at line {} column {}", path.display(), e.line(), e.column())
+    };
     config.map(Some).map_err(|e| failed(registry, position(e), None))
 }
 
 /// Keys under which a registry's entry may stand.
 fn keys(registry: &str) -> Vec<String> {
     if registry == "docker.io" {
-        return vec![HUB_KEY.to_owned(), "index.docker.io".to_owned(), "docker.io".to_owned(), "https://index.docker.io".to_owned()];
+        return vec![
+            HUB_KEY.to_owned(),
+            "index.docker.io".to_owned(),
+            "docker.io".to_owned(),
+            "https://index.docker.io".to_owned(),
+        ];
     }
     let bare = [registry.to_owned(), format!("https://{registry}"), format!("http://{registry}")];
-    bare.iter().flat_map(|key| [key.clone(), format!("{key}/"), format!("{key}/v1/"), format!("{key}/v2/")]).collect()
+    bare.iter()
+        .flat_map(|key| [key.clone(), format!("{key}/"), format!("{key}/v1/"), format!("{key}/v2/")])
+        .collect()
 }
 
 fn stored(config: &Config, registry: &str) -> Result<Login, ImageError> {
-    let Some(auth) = keys(registry).iter().find_map(|key| config.auths.get(key)) else { return Ok(Login::Anonymous) };
+    let Some(auth) = keys(registry).iter().find_map(|key| config.auths.get(key)) else {
+        return Ok(Login::Anonymous);
+    };
     let full = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
     if let Some(token) = full(&auth.registrytoken) {
         return Ok(Login::Bearer(Secret::new(token)));
     }
     if full(&auth.identitytoken).is_some() {
-        return Err(failed(registry, "identity tokens are not supported; log in with a password or an access token".to_owned(), None));
+        return Err(failed(
+            registry,
+            "identity tokens are not supported; log in with a password or an access token".to_owned(),
+            None,
+        ));
     }
     if let (Some(user), Some(password)) = (full(&auth.username), full(&auth.password)) {
         return Ok(Login::Basic { user, password: Secret::new(password) });
@@ -114,7 +136,8 @@ fn stored(config: &Config, registry: &str) -> Result<Login, ImageError> {
     let Some(encoded) = full(&auth.auth) else { return Ok(Login::Anonymous) };
     let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let pair = decoded.as_deref().and_then(|text| text.split_once(':'));
-    let (user, password) = pair.ok_or_else(|| failed(registry, "its \"auth\" is not base64 of user:password".to_owned(), None))?;
+    let (user, password) =
+        pair.ok_or_else(|| failed(registry, "its \"auth\" is not base64 of user:password".to_owned(), None))?;
     Ok(Login::Basic { user: user.to_owned(), password: Secret::new(password.trim_end_matches('\0')) })
 }
 
@@ -127,15 +150,22 @@ async fn ask(helper: &str, registry: &str) -> Result<Option<Login>, ImageError> 
     let server = if registry == "docker.io" { HUB_KEY } else { registry };
     let run = tokio::time::timeout(HELPER_TIMEOUT, run(&program, server)).await;
     let broken = |e: io::Error| failed(registry, format!("run {program}"), Some(e.into()));
-    let (success, output) = run.map_err(|_| failed(registry, format!("{program} did not answer in time"), None))?.map_err(broken)?;
+    let (success, output) = run
+        .map_err(|_| failed(registry, format!("{program} did not answer in time"), None))?
+        .map_err(broken)?;
     if !success {
         // The protocol has no code for it, only this sentence.
         let missing = String::from_utf8_lossy(&output).contains("credentials not found");
         return if missing { Ok(None) } else { Err(failed(registry, format!("{program} failed"), None)) };
     }
-    let answer: Answer = serde_json::from_slice(&output).map_err(|_| failed(registry, format!("{program} gave no credentials"), None))?;
+    let answer: Answer = serde_json::from_slice(&output)
+        .map_err(|_| failed(registry, format!("{program} gave no credentials"), None))?;
     if answer.username == TOKEN_USER {
-        return Err(failed(registry, format!("{program} gave an identity token, which is not supported"), None));
+        return Err(failed(
+            registry,
+            format!("{program} gave an identity token, which is not supported"),
+            None,
+        ));
     }
     Ok(Some(Login::Basic { user: answer.username, password: Secret::new(answer.secret) }))
 }
@@ -189,7 +219,12 @@ mod tests {
             ("hub", entry(HUB_KEY), "docker.io", "u:p:q"),
             ("a helper keeps the secret", r#"{"auths":{"r.io":{}}}"#.to_owned(), "r.io", "anonymous"),
             ("token", r#"{"auths":{"r.io":{"registrytoken":"t"}}}"#.to_owned(), "r.io", "bearer t"),
-            ("plain fields", r#"{"auths":{"r.io":{"username":"u","password":"p"}}}"#.to_owned(), "r.io", "u:p"),
+            (
+                "plain fields",
+                r#"{"auths":{"r.io":{"username":"u","password":"p"}}}"#.to_owned(),
+                "r.io",
+                "u:p",
+            ),
         ] {
             assert_eq!(found(&config, registry), want, "{why}");
         }

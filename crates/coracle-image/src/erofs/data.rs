@@ -6,10 +6,10 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-use super::BLOCK;
+use super::{BLOCK, BLOCK_LEN};
 
 const CHUNK: usize = 256 << 10;
-const ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
+const ZEROS: [u8; BLOCK_LEN] = [0; BLOCK_LEN];
 
 /// Appends file data to the image.
 pub(crate) struct DataWriter {
@@ -46,7 +46,8 @@ impl DataWriter {
     /// Copies exactly `size` bytes and returns the first block's number.
     pub(crate) fn copy(&mut self, from: &mut impl Read, size: u64) -> Result<u32, CopyError> {
         let start = self.next;
-        let block = u32::try_from(start / BLOCK).map_err(|_| CopyError::Write(io::ErrorKind::FileTooLarge.into()))?;
+        let block =
+            u32::try_from(start / BLOCK).map_err(|_| CopyError::Write(io::ErrorKind::FileTooLarge.into()))?;
         let mut done = 0;
         while done < size {
             let want = usize::try_from(size - done).unwrap_or(CHUNK).min(CHUNK);
@@ -67,7 +68,7 @@ impl DataWriter {
 /// Writes the runs of blocks that hold anything.
 fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     let (mut start, mut at) = (None, 0);
-    for block in bytes.chunks(BLOCK as usize) {
+    for block in bytes.chunks(BLOCK_LEN) {
         let empty = block == &ZEROS[..block.len()];
         match (empty, start) {
             (true, Some(from)) => {

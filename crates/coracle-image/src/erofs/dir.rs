@@ -1,6 +1,6 @@
 //! Directory content: blocks of 12-byte entries followed by their names, sorted by name over all blocks.
 
-use super::{BLOCK, mode};
+use super::{BLOCK, BLOCK_LEN, mode};
 
 const ENTRY: usize = 12;
 
@@ -9,7 +9,7 @@ pub(super) fn size<'n>(names: impl Iterator<Item = &'n [u8]>) -> u64 {
     let (mut full, mut used) = (0u64, 0usize);
     for name in names {
         let need = ENTRY + name.len();
-        if used + need > BLOCK as usize {
+        if used + need > BLOCK_LEN {
             full += 1;
             used = 0;
         }
@@ -27,7 +27,7 @@ pub(super) fn encode(children: &[(&[u8], u64, u16)]) -> Vec<u8> {
         let (block, after) = rest.split_at(count);
         encode_block(block, &mut out);
         if !after.is_empty() {
-            out.resize(out.len().next_multiple_of(BLOCK as usize), 0);
+            out.resize(out.len().next_multiple_of(BLOCK_LEN), 0);
         }
         rest = after;
     }
@@ -38,7 +38,7 @@ fn fitting(children: &[(&[u8], u64, u16)]) -> usize {
     let mut used = 0;
     let fits = |(name, _, _): &&(&[u8], u64, u16)| {
         used += ENTRY + name.len();
-        used <= BLOCK as usize
+        used <= BLOCK_LEN
     };
     children.iter().take_while(fits).count()
 }
@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn size_foretells_the_encoding() {
         for count in [2, 3, 100, 340, 341, 342, 5000] {
-            let names: Vec<String> = (0..count).map(|n| format!("{:0>width$}", n, width = 6 + n % 200)).collect();
+            let names: Vec<String> =
+                (0..count).map(|n| format!("{:0>width$}", n, width = 6 + n % 200)).collect();
             let children: Vec<_> = names.iter().map(|n| (n.as_bytes(), 7, mode::FILE)).collect();
             assert_eq!(encode(&children).len() as u64, size(names.iter().map(String::as_bytes)), "{count}");
         }

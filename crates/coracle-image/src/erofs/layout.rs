@@ -7,10 +7,13 @@ use std::{
 
 use super::{BLOCK, Body, DataWriter, INLINE_MAX, Object, dir, superblock::Superblock, xattr};
 
-const INODE: u64 = 64;
-const SLOT: u64 = 32;
+const INODE_LEN: usize = 64;
+const INODE: u64 = INODE_LEN as u64;
+const SLOT_LEN: usize = 32;
+const SLOT: u64 = SLOT_LEN as u64;
 
-/// The first inode's place in the metadata area. Not 0: a node id of 0 looks like a deleted entry to `readdir`.
+/// The first inode's place in the metadata area. Not 0: a node id of 0 looks like a deleted entry to
+/// `readdir`.
 const FIRST: u64 = 64;
 
 /// Where an inode and its content are.
@@ -23,7 +26,8 @@ struct Place {
     inline: bool,
 }
 
-/// Writes all metadata behind the data and the superblock last, cuts the file to whole blocks and returns it unsynced.
+/// Writes all metadata behind the data and the superblock last, cuts the file to whole blocks and returns it
+/// unsynced.
 pub(crate) fn write(data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) -> io::Result<File> {
     let (file, meta_start) = data.into_parts();
     let (places, blocks) = plan(objects, meta_start)?;
@@ -65,13 +69,14 @@ fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)
     Ok((places, block_number(free)?))
 }
 
-/// The next place where the inode proper and the content behind it each stay within one block, as the kernel requires.
+/// The next place where the inode proper and the content behind it each stay within one block, as the kernel
+/// requires.
 fn find_slot(from: u64, head: u64, tail: u64) -> u64 {
     let fits = |offset: &u64| {
         let start = (offset + head) % BLOCK;
         offset % BLOCK + INODE <= BLOCK && (tail == 0 || start + tail <= BLOCK)
     };
-    (from..).step_by(SLOT as usize).find(fits).unwrap_or(from)
+    (from..).step_by(SLOT_LEN).find(fits).unwrap_or(from)
 }
 
 /// Size of the content and whether it goes behind the inode.
@@ -101,10 +106,20 @@ fn with_dots<'c>(children: &'c [(&'c [u8], u32)]) -> impl Iterator<Item = (&'c [
     let dot = std::iter::once((b".".as_slice(), Target::Own));
     let dots = std::iter::once((b"..".as_slice(), Target::Parent));
     let (head, middle, tail) = (&children[..first], &children[first..second], &children[second..]);
-    head.iter().map(child).chain(dot).chain(middle.iter().map(child)).chain(dots).chain(tail.iter().map(child))
+    head.iter()
+        .map(child)
+        .chain(dot)
+        .chain(middle.iter().map(child))
+        .chain(dots)
+        .chain(tail.iter().map(child))
 }
 
-fn write_inodes(out: &mut (impl Write + Seek), objects: &[Object<'_>], places: &[Place], meta_start: u64) -> io::Result<()> {
+fn write_inodes(
+    out: &mut (impl Write + Seek),
+    objects: &[Object<'_>],
+    places: &[Place],
+    meta_start: u64,
+) -> io::Result<()> {
     out.seek(SeekFrom::Start(meta_start))?;
     let mut at = 0;
     for (number, (object, place)) in objects.iter().zip(places).enumerate() {
@@ -131,7 +146,12 @@ fn write_large(out: &mut (impl Write + Seek), objects: &[Object<'_>], places: &[
 }
 
 /// Content that is written with the metadata.
-fn bytes<'o>(object: &'o Object<'_>, number: usize, objects: &[Object<'_>], places: &[Place]) -> std::borrow::Cow<'o, [u8]> {
+fn bytes<'o>(
+    object: &'o Object<'_>,
+    number: usize,
+    objects: &[Object<'_>],
+    places: &[Place],
+) -> std::borrow::Cow<'o, [u8]> {
     match &object.body {
         Body::Dir { parent, children } => {
             let entry = |(name, target)| {
@@ -151,8 +171,8 @@ fn bytes<'o>(object: &'o Object<'_>, number: usize, objects: &[Object<'_>], plac
 }
 
 /// `struct erofs_inode_extended`.
-fn inode(object: &Object<'_>, place: &Place, number: usize) -> [u8; INODE as usize] {
-    let mut raw = [0; INODE as usize];
+fn inode(object: &Object<'_>, place: &Place, number: usize) -> [u8; INODE_LEN] {
+    let mut raw = [0; INODE_LEN];
     let mut put = |at: usize, value: &[u8]| raw[at..at + value.len()].copy_from_slice(value);
     let layout: u16 = if place.inline { 2 } else { 0 }; // FLAT_INLINE, FLAT_PLAIN
     let union = match object.body {
@@ -198,11 +218,21 @@ mod tests {
 
     #[test]
     fn slots_never_straddle() {
-        for (from, head, tail) in [(64, 64, 0), (4064, 64, 0), (4000, 64, 100), (64, 64, 2048), (2112, 64, 2048), (64, 70_000, 2048)] {
+        for (from, head, tail) in [
+            (64, 64, 0),
+            (4064, 64, 0),
+            (4000, 64, 100),
+            (64, 64, 2048),
+            (2112, 64, 2048),
+            (64, 70_000, 2048),
+        ] {
             let at = find_slot(from, head, tail);
-            assert!(at >= from && at % SLOT == 0);
+            assert!(at >= from && at.is_multiple_of(SLOT));
             assert!(at % BLOCK + INODE <= BLOCK, "inode at {at}");
-            assert!(tail == 0 || (at + head) / BLOCK == (at + head + tail - 1) / BLOCK, "tail of {from} {head} {tail}");
+            assert!(
+                tail == 0 || (at + head) / BLOCK == (at + head + tail - 1) / BLOCK,
+                "tail of {from} {head} {tail}"
+            );
         }
     }
 

@@ -2,15 +2,18 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
-use super::BLOCK;
+use super::{BLOCK, BLOCK_LEN};
 
 const OFFSET: u64 = 1024;
+/// The checksum covers the rest of block 0, from the superblock on.
+const COVERED: usize = BLOCK_LEN - 1024;
 const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_CHECKSUM: u32 = 1;
 const COMPAT_MTIME: u32 = 2;
 
-/// Written as volume name. It changes with the writer, so that files of an older writer are made again.
-/// Linux refuses a name that fills all 16 bytes (`erofs_read_superblock`: "bad volume name without NIL terminator").
+/// Written as volume name. It changes with the writer, so that files of an older writer are made again. Linux
+/// refuses a name that fills all 16 bytes (`erofs_read_superblock`: "bad volume name without NIL
+/// terminator").
 const WRITER: [u8; 16] = *b"coracle-rootfs1\0";
 
 pub(super) struct Superblock {
@@ -23,8 +26,7 @@ pub(super) struct Superblock {
 
 impl Superblock {
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
-        // The checksum covers the rest of block 0, from the superblock on.
-        let mut bytes = vec![0; (BLOCK - OFFSET) as usize];
+        let mut bytes = vec![0; COVERED];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         put(0, &MAGIC.to_le_bytes());
         put(8, &(COMPAT_CHECKSUM | COMPAT_MTIME).to_le_bytes());
@@ -43,7 +45,7 @@ impl Superblock {
 
 /// True when the file is a complete image of this writer with this uuid. Reads one block.
 pub(crate) fn identity(file: &File, uuid: &[u8; 16]) -> io::Result<bool> {
-    let mut bytes = vec![0; (BLOCK - OFFSET) as usize];
+    let mut bytes = vec![0; COVERED];
     match file.read_exact_at(&mut bytes, OFFSET) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
         other => other?,

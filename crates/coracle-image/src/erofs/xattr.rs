@@ -11,17 +11,21 @@ const PREFIXES: [(&[u8], u8); 5] = [
     (b"security.", 6),
 ];
 
-/// Attributes with which an overlay marks its own state. In a lower layer they would be obeyed, which no image means.
+/// Attributes with which an overlay marks its own state. In a lower layer they would be obeyed, which no
+/// image means.
 const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 
-/// Encodes attributes; empty when none is left. Names that EROFS cannot hold are left out, as on file systems that refuse them.
+/// Encodes attributes; empty when none is left. Names that EROFS cannot hold are left out, as on file systems
+/// that refuse them.
 ///
 /// The caller has bounded names to 255 bytes and all of it to 64 KiB.
 pub(crate) fn encode(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
     let mut out = vec![0; 12];
     for (name, value) in xattrs {
         let Some((index, rest)) = split(name) else { continue };
-        let (Ok(name_len), Ok(value_len)) = (u8::try_from(rest.len()), u16::try_from(value.len())) else { continue };
+        let (Ok(name_len), Ok(value_len)) = (u8::try_from(rest.len()), u16::try_from(value.len())) else {
+            continue;
+        };
         out.extend([name_len, index]);
         out.extend(value_len.to_le_bytes());
         out.extend(rest);
@@ -57,7 +61,14 @@ mod tests {
 
     #[test]
     fn encoding() {
-        let names = ["user.a", "security.capability", "system.posix_acl_access", "system.nfs4_acl", "trusted.overlay.opaque", "user."];
+        let names = [
+            "user.a",
+            "security.capability",
+            "system.posix_acl_access",
+            "system.nfs4_acl",
+            "trusted.overlay.opaque",
+            "user.",
+        ];
         let map = names.iter().map(|n| (n.as_bytes().to_vec(), b"v".to_vec())).collect();
         let body = encode(&map);
         assert_eq!(body.len(), 12 + 16 + 8 + 8, "three of them are kept");

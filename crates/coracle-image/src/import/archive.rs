@@ -1,7 +1,7 @@
 //! `docker-archive:FILE`: a tar with `manifest.json`, configurations and layers.
 //!
-//! The file is read twice, because `manifest.json` usually comes last: first for the small members, then for the layers. Layers go into
-//! the store as they are; the OCI manifest around them is ours.
+//! The file is read twice, because `manifest.json` usually comes last: first for the small members, then for
+//! the layers. Layers go into the store as they are; the OCI manifest around them is ours.
 
 use std::{
     collections::BTreeMap,
@@ -19,11 +19,7 @@ use crate::{
     manifest::{self, Blob, Config, Document, Packing},
     progress::Meter,
     rootfs::{Budget, Unpacked},
-    store::{
-        Inner,
-        layout,
-        prune,
-    },
+    store::{Inner, layout, prune},
     tarball::{Kind, Reader},
 };
 
@@ -59,18 +55,26 @@ pub(super) fn import(
     let contents = read(file, limits, |archive| contents(archive, limits))?;
     let item = item(&contents, source)?;
     let config_bytes = contents.small.get(item.config.as_bytes());
-    let config_bytes = config_bytes.ok_or_else(|| invalid(source, format!("its configuration {} is missing", item.config)))?.clone();
+    let config_bytes = config_bytes
+        .ok_or_else(|| invalid(source, format!("its configuration {} is missing", item.config)))?
+        .clone();
     // Judged before gigabytes are copied.
     let config = Config::parse(&config_bytes, limits)?;
     config.check(item.layers.len(), &inner.options.platform, &source.to_string())?;
     if item.layers.len() > limits.layers {
-        return Err(ImageError::hostile(format!("{} layers, at most {} are allowed", item.layers.len(), limits.layers)));
+        return Err(ImageError::hostile(format!(
+            "{} layers, at most {} are allowed",
+            item.layers.len(),
+            limits.layers
+        )));
     }
     let mut copies = Copies::new(inner, &item, &contents, progress);
     let copied = read(file, limits, |archive| copies.take(archive)).and_then(|()| copies.finish(source));
     let imported = copied.and_then(|layers| {
         let mut pairs = layers.iter().zip(config.diff_ids());
-        pairs.try_for_each(|(layer, diff_id)| check_diff_id(inner, &inner.layout.blob(&layer.digest), layer, diff_id))?;
+        pairs.try_for_each(|(layer, diff_id)| {
+            check_diff_id(inner, &inner.layout.blob(&layer.digest), layer, diff_id)
+        })?;
         let brought = compose(config_bytes, &layers, names(&item, source)?, limits)?;
         take_over(inner, brought, name, source, |_, _| Ok(()))
     });
@@ -94,7 +98,8 @@ fn read<T>(
     let packing = Packing::of_magic(&head[..got]);
     // Layers inside may themselves be compressed: the outer archive gets a budget of its own.
     let mut budget = Budget { unpacked_bytes: limits.unpacked_bytes, entries: limits.entries };
-    let mut stream = Unpacked::new(open()?, packing, &mut budget, None).map_err(|e| ImageError::io("read", file, e))?;
+    let mut stream =
+        Unpacked::new(open()?, packing, &mut budget, None).map_err(|e| ImageError::io("read", file, e))?;
     work(&mut Reader::new(&mut stream, limits))
 }
 
@@ -105,14 +110,24 @@ fn contents(archive: &mut Reader<'_, &mut Unpacked<'_>>, limits: &Limits) -> Res
         archive.input_mut().count_entry()?;
         let name = plain(&member.path);
         match member.kind {
-            Kind::File if name == MANIFEST => contents.manifest = Some(small(archive, member.size_bytes, limits.manifest_bytes)?),
+            Kind::File if name == MANIFEST => {
+                contents.manifest = Some(small(archive, member.size_bytes, limits.manifest_bytes)?)
+            }
             // Configurations have a digest for a name: plain, with `.json`, or below `blobs/`.
-            Kind::File if is_config(&name) && member.size_bytes <= limits.config_bytes && held <= 16 * limits.config_bytes => {
+            Kind::File
+                if is_config(&name)
+                    && member.size_bytes <= limits.config_bytes
+                    && held <= 16 * limits.config_bytes =>
+            {
                 held += member.size_bytes;
                 contents.small.insert(name, small(archive, member.size_bytes, limits.config_bytes)?);
             }
-            Kind::Symlink(target) if contents.links.len() <= 4 * limits.layers => drop(contents.links.insert(name.clone(), resolve(&name, &target))),
-            Kind::HardLink(target) if contents.links.len() <= 4 * limits.layers => drop(contents.links.insert(name, plain(&target))),
+            Kind::Symlink(target) if contents.links.len() <= 4 * limits.layers => {
+                drop(contents.links.insert(name.clone(), resolve(&name, &target)))
+            }
+            Kind::HardLink(target) if contents.links.len() <= 4 * limits.layers => {
+                drop(contents.links.insert(name, plain(&target)))
+            }
             _ => {}
         }
     }
@@ -127,7 +142,9 @@ fn is_config(name: &[u8]) -> bool {
 
 fn small(archive: &mut impl Read, size: u64, max: u64) -> Result<Vec<u8>, ImageError> {
     if size > max {
-        return Err(ImageError::hostile(format!("archive member of {size} bytes, at most {max} are allowed")));
+        return Err(ImageError::hostile(format!(
+            "archive member of {size} bytes, at most {max} are allowed"
+        )));
     }
     let mut bytes = Vec::new();
     archive.read_to_end(&mut bytes).map_err(crate::tarball::read_error)?;
@@ -154,7 +171,8 @@ fn resolve(from: &[u8], target: &[u8]) -> Vec<u8> {
 
 fn item(contents: &Contents, source: &Source) -> Result<Item, ImageError> {
     let bytes = contents.manifest.as_deref().ok_or_else(|| invalid(source, "it has no manifest.json"))?;
-    let mut items: Vec<Item> = serde_json::from_slice(bytes).map_err(|e| invalid(source, format!("its manifest.json does not parse: {e}")))?;
+    let mut items: Vec<Item> = serde_json::from_slice(bytes)
+        .map_err(|e| invalid(source, format!("its manifest.json does not parse: {e}")))?;
     match (items.pop(), items.len()) {
         (Some(item), 0) => Ok(item),
         (None, _) => Err(invalid(source, "it holds no image")),
@@ -164,7 +182,9 @@ fn item(contents: &Contents, source: &Source) -> Result<Item, ImageError> {
 
 fn names(item: &Item, source: &Source) -> Result<Vec<Reference>, ImageError> {
     let tags = item.repo_tags.as_deref().unwrap_or_default();
-    let parse = |tag: &String| tag.parse().map_err(|_| invalid(source, format!("it names itself {tag:?}, which is no reference")));
+    let parse = |tag: &String| {
+        tag.parse().map_err(|_| invalid(source, format!("it names itself {tag:?}, which is no reference")))
+    };
     tags.iter().map(parse).collect()
 }
 
@@ -218,14 +238,20 @@ impl<'a> Copies<'a> {
     /// Layers in order.
     fn finish(&self, source: &Source) -> Result<Vec<Blob>, ImageError> {
         let layer = |name: &Vec<u8>| {
-            let missing = || invalid(source, format!("its layer {} is missing", String::from_utf8_lossy(name)));
+            let missing =
+                || invalid(source, format!("its layer {} is missing", String::from_utf8_lossy(name)));
             self.found.get(name).cloned().ok_or_else(missing)
         };
         self.wanted.iter().map(layer).collect()
     }
 }
 
-fn compose(config_bytes: Vec<u8>, layers: &[Blob], names: Vec<Reference>, limits: &Limits) -> Result<Brought, ImageError> {
+fn compose(
+    config_bytes: Vec<u8>,
+    layers: &[Blob],
+    names: Vec<Reference>,
+    limits: &Limits,
+) -> Result<Brought, ImageError> {
     let descriptor = |media_type: &str, digest: &Digest, size: u64| serde_json::json!({"mediaType": media_type, "digest": digest, "size": size});
     let manifest = serde_json::json!({
         "schemaVersion": 2,
@@ -235,7 +261,9 @@ fn compose(config_bytes: Vec<u8>, layers: &[Blob], names: Vec<Reference>, limits
     });
     let manifest_bytes = manifest.to_string().into_bytes();
     match manifest::parse(&manifest_bytes, None, limits)? {
-        Document::Manifest(manifest) => Ok(Brought { manifest, manifest_bytes, config_bytes, index: None, names }),
+        Document::Manifest(manifest) => {
+            Ok(Brought { manifest, manifest_bytes, config_bytes, index: None, names })
+        }
         Document::Index(_) => Err(ImageError::unsupported("an index inside an archive")),
     }
 }

@@ -25,17 +25,18 @@ pub(super) fn import(
     let entry = choose(&entries, tag).map_err(|reason| invalid(source, reason))?;
     let small = |blob: &Blob, max| verified(dir, blob, max, source);
     let first = small(&entry.blob, limits.manifest_bytes)?;
-    let (manifest, manifest_bytes, index) = match manifest::parse(&first, Some(&entry.blob.media_type), limits)? {
-        Document::Manifest(manifest) => (manifest, first, None),
-        Document::Index(platforms) => {
-            let chosen = &manifest::select(&platforms, platform, &source.to_string())?.blob;
-            let second = small(chosen, limits.manifest_bytes)?;
-            match manifest::parse(&second, Some(&chosen.media_type), limits)? {
-                Document::Manifest(manifest) => (manifest, second, Some(entry.blob.digest)),
-                Document::Index(_) => return Err(ImageError::unsupported("an index inside an index")),
+    let (manifest, manifest_bytes, index) =
+        match manifest::parse(&first, Some(&entry.blob.media_type), limits)? {
+            Document::Manifest(manifest) => (manifest, first, None),
+            Document::Index(platforms) => {
+                let chosen = &manifest::select(&platforms, platform, &source.to_string())?.blob;
+                let second = small(chosen, limits.manifest_bytes)?;
+                match manifest::parse(&second, Some(&chosen.media_type), limits)? {
+                    Document::Manifest(manifest) => (manifest, second, Some(entry.blob.digest)),
+                    Document::Index(_) => return Err(ImageError::unsupported("an index inside an index")),
+                }
             }
-        }
-    };
+        };
     let config_bytes = small(&manifest.config, limits.config_bytes)?;
     let names = entry.name.iter().filter_map(|n| full_name(n)).collect();
     let brought = Brought { manifest, manifest_bytes, config_bytes, index, names };
@@ -54,14 +55,16 @@ fn choose<'e>(entries: &'e [Entry], tag: Option<&str>) -> Result<&'e Entry, Stri
         (None, _) => Err(format!("it holds {} images, say which: {}", entries.len(), known())),
         (Some(tag), _) => {
             let named = |e: &&Entry| e.name.as_deref() == Some(tag);
-            let tagged = |e: &&Entry| e.name.as_deref().and_then(full_name).is_some_and(|r| r.tag() == Some(tag));
+            let tagged =
+                |e: &&Entry| e.name.as_deref().and_then(full_name).is_some_and(|r| r.tag() == Some(tag));
             let found = entries.iter().find(named).or_else(|| entries.iter().find(tagged));
             found.ok_or_else(|| format!("it holds no image {tag:?}, only: {}", known()))
         }
     }
 }
 
-/// A name that is a whole reference. A bare word there is a tag without a repository, which names nothing outside the layout.
+/// A name that is a whole reference. A bare word there is a tag without a repository, which names nothing
+/// outside the layout.
 fn full_name(name: &str) -> Option<Reference> {
     name.contains(['/', ':']).then(|| name.parse().ok()).flatten()
 }
@@ -75,11 +78,18 @@ fn verified(dir: &Path, blob: &Blob, bytes_max: u64, source: &Source) -> Result<
     let bytes = read(&blob_path(dir, &blob.digest), bytes_max, source)?;
     let actual = Digest::of(&bytes);
     if actual != blob.digest {
-        return Err(ImageError::DigestMismatch { what: format!("blob of {source}"), expected: blob.digest, actual });
+        return Err(ImageError::DigestMismatch {
+            what: format!("blob of {source}"),
+            expected: blob.digest,
+            actual,
+        });
     }
     if bytes.len() as u64 != blob.size_bytes {
         let (digest, said) = (blob.digest, blob.size_bytes);
-        return Err(ImageError::hostile(format!("blob {digest} has {} bytes, but was announced with {said}", bytes.len())));
+        return Err(ImageError::hostile(format!(
+            "blob {digest} has {} bytes, but was announced with {said}",
+            bytes.len()
+        )));
     }
     Ok(bytes)
 }
@@ -100,7 +110,9 @@ fn open(path: &Path, source: &Source) -> Result<File, ImageError> {
     match regular {
         Ok(true) => File::open(path).map_err(|e| ImageError::io("open", path, e)),
         Ok(false) => Err(invalid(source, format!("{} is no file", path.display()))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(invalid(source, format!("{} is missing", path.display()))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(invalid(source, format!("{} is missing", path.display())))
+        }
         Err(e) => Err(ImageError::io("look at", path, e)),
     }
 }

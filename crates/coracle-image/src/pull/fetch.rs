@@ -19,8 +19,9 @@ struct Resolved {
     index: Option<Digest>,
 }
 
-/// Fetches the image and names it. Nothing of it is visible before all of it is there. After a failure that will not go away by itself
-/// the blobs it brought are removed again; after a transient one they stay, to be resumed.
+/// Fetches the image and names it. Nothing of it is visible before all of it is there. After a failure that
+/// will not go away by itself the blobs it brought are removed again; after a transient one they stay, to be
+/// resumed.
 pub(super) async fn fetch(
     inner: &Arc<Inner>,
     session: Session,
@@ -32,7 +33,8 @@ pub(super) async fn fetch(
     let manifest = &resolved.manifest;
     let layers = manifest.layers.iter().map(|l| l.digest);
     let pinned = inner.pins.pin(layers.clone().chain([manifest.digest, manifest.config.digest]));
-    let before: BTreeSet<Digest> = manifest.layers.iter().filter(|l| inner.layout.has(l)).map(|l| l.digest).collect();
+    let before: BTreeSet<Digest> =
+        manifest.layers.iter().filter(|l| inner.layout.has(l)).map(|l| l.digest).collect();
     let fetched = match check_space(inner, manifest, reference) {
         Ok(()) => fetch_layers(inner, session, manifest, concurrency, progress).await,
         Err(error) => Err(error),
@@ -56,21 +58,26 @@ pub(super) async fn fetch(
 }
 
 /// Finds manifest and configuration for this host.
-async fn resolve(inner: &Arc<Inner>, session: &Session, reference: &Reference) -> Result<Resolved, ImageError> {
+async fn resolve(
+    inner: &Arc<Inner>,
+    session: &Session,
+    reference: &Reference,
+) -> Result<Resolved, ImageError> {
     let (limits, platform) = (&inner.options.limits, &inner.options.platform);
     let name = reference.to_string();
     let first = session.manifest(&reference.api_name(), limits.manifest_bytes).await?;
-    let (manifest, manifest_bytes, index) = match manifest::parse(&first.bytes, first.content_type.as_deref(), limits)? {
-        Document::Manifest(manifest) => (manifest, first.bytes, None),
-        Document::Index(entries) => {
-            let chosen = &manifest::select(&entries, platform, &name)?.blob;
-            let second = session.manifest(&chosen.digest.to_string(), limits.manifest_bytes).await?;
-            match manifest::parse(&second.bytes, Some(&chosen.media_type), limits)? {
-                Document::Manifest(manifest) => (manifest, second.bytes, Some(Digest::of(&first.bytes))),
-                Document::Index(_) => return Err(ImageError::unsupported("an index inside an index")),
+    let (manifest, manifest_bytes, index) =
+        match manifest::parse(&first.bytes, first.content_type.as_deref(), limits)? {
+            Document::Manifest(manifest) => (manifest, first.bytes, None),
+            Document::Index(entries) => {
+                let chosen = &manifest::select(&entries, platform, &name)?.blob;
+                let second = session.manifest(&chosen.digest.to_string(), limits.manifest_bytes).await?;
+                match manifest::parse(&second.bytes, Some(&chosen.media_type), limits)? {
+                    Document::Manifest(manifest) => (manifest, second.bytes, Some(Digest::of(&first.bytes))),
+                    Document::Index(_) => return Err(ImageError::unsupported("an index inside an index")),
+                }
             }
-        }
-    };
+        };
     let config_bytes = registry::fetch_small(session, &manifest.config).await?;
     Config::parse(&config_bytes, limits)?.check(manifest.layers.len(), platform, &name)?;
     Ok(Resolved { manifest, manifest_bytes, config_bytes, index })
@@ -82,7 +89,12 @@ fn check_space(inner: &Inner, manifest: &Manifest, reference: &Reference) -> Res
     let stat = rustix::fs::statvfs(dir).map_err(|e| ImageError::io("look at", dir, e.into()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let have = |blob: &Blob| std::fs::metadata(inner.layout.partial(&blob.digest)).map_or(0, |m| m.len());
-    let missing = manifest.layers.iter().filter(|l| !inner.layout.has(l)).map(|l| l.size_bytes.saturating_sub(have(l))).sum::<u64>();
+    let missing = manifest
+        .layers
+        .iter()
+        .filter(|l| !inner.layout.has(l))
+        .map(|l| l.size_bytes.saturating_sub(have(l)))
+        .sum::<u64>();
     if missing > free {
         let operation = format!("pull {reference}, which needs {missing} bytes where {free} are free");
         return Err(ImageError::StorageFull { operation, source: None });

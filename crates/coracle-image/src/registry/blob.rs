@@ -29,13 +29,18 @@ const BATCH: usize = 1 << 20;
 /// A try that got this far earns the full number of tries again. Blobs are bounded, so tries are.
 const HEADWAY_BYTES: u64 = 1 << 20;
 
-/// Brings a blob into the store. `Ok(false)` when it was there already. Two calls for one blob share the work. Cancel-safe: the
-/// bytes so far stay and are resumed.
+/// Brings a blob into the store. `Ok(false)` when it was there already. Two calls for one blob share the
+/// work. Cancel-safe: the bytes so far stay and are resumed.
 ///
 /// # Errors
-/// Those of [`Session::blob`]; [`ImageError::DigestMismatch`] and [`ImageError::Hostile`] when the bytes are wrong, which removes
-/// them; [`ImageError::StorageFull`], which removes them too.
-pub(crate) async fn fetch(inner: &Arc<Inner>, session: &Session, blob: &Blob, progress: &Arc<dyn Progress>) -> Result<bool, ImageError> {
+/// Those of [`Session::blob`]; [`ImageError::DigestMismatch`] and [`ImageError::Hostile`] when the bytes are
+/// wrong, which removes them; [`ImageError::StorageFull`], which removes them too.
+pub(crate) async fn fetch(
+    inner: &Arc<Inner>,
+    session: &Session,
+    blob: &Blob,
+    progress: &Arc<dyn Progress>,
+) -> Result<bool, ImageError> {
     let guard = inner.locks.lock(blob.digest).await;
     if inner.layout.has(blob) {
         return Ok(false);
@@ -45,7 +50,8 @@ pub(crate) async fn fetch(inner: &Arc<Inner>, session: &Session, blob: &Blob, pr
     let resumed = partial.have() > 0;
     let mut result = download(session, &mut partial, &meter).await;
     if resumed && matches!(result, Err(ImageError::DigestMismatch { .. })) {
-        // The rest of an earlier download may have been damaged by a crash; the registry gets one clean chance.
+        // The rest of an earlier download may have been damaged by a crash; the registry gets one clean
+        // chance.
         partial = blocking(move || partial.reset()).await?;
         result = download(session, &mut partial, &meter).await;
     }
@@ -69,7 +75,11 @@ pub(crate) async fn fetch_small(session: &Session, blob: &Blob) -> Result<Vec<u8
             let bytes = session.body(response, blob.size_bytes, "configuration").await?;
             let actual = crate::Digest::of(&bytes);
             if actual != blob.digest {
-                return Err(ImageError::DigestMismatch { what: "configuration".to_owned(), expected: blob.digest, actual });
+                return Err(ImageError::DigestMismatch {
+                    what: "configuration".to_owned(),
+                    expected: blob.digest,
+                    actual,
+                });
             }
             Ok(bytes)
         })
@@ -130,7 +140,9 @@ async fn attempt(session: &Session, partial: &mut Partial, meter: &Meter) -> Res
         }
         if partial.have() + batch.len() as u64 > partial.blob().size_bytes {
             let Blob { digest, size_bytes, .. } = partial.blob();
-            return Err(ImageError::hostile(format!("blob {digest} is larger than the {size_bytes} bytes it was announced with")));
+            return Err(ImageError::hostile(format!(
+                "blob {digest} is larger than the {size_bytes} bytes it was announced with"
+            )));
         }
         if batch.len() >= BATCH {
             batch = partial.append(batch).await?;
@@ -223,7 +235,8 @@ impl Partial {
         Ok(self)
     }
 
-    /// A body that ended early: either the connection broke without our being told, or the announced size was a lie.
+    /// A body that ended early: either the connection broke without our being told, or the announced size was
+    /// a lie.
     fn check_end(&self, session: &Session) -> Result<(), ImageError> {
         let State { blob, hasher, .. } = self.state();
         if hasher.bytes == blob.size_bytes {
@@ -231,7 +244,10 @@ impl Partial {
         }
         if hasher.clone().finish() == blob.digest {
             let (digest, said) = (blob.digest, blob.size_bytes);
-            return Err(ImageError::hostile(format!("blob {digest} has {} bytes, but was announced with {said}", hasher.bytes)));
+            return Err(ImageError::hostile(format!(
+                "blob {digest} has {} bytes, but was announced with {said}",
+                hasher.bytes
+            )));
         }
         Err(session.network("read blob", "the answer ended early"))
     }

@@ -16,12 +16,7 @@ use reqwest::{
 use tokio::sync::Mutex;
 
 use super::{Endpoint, Timeouts};
-use crate::{
-    Digest, ImageError, Reference,
-    auth::Login,
-    error::Cause,
-    manifest,
-};
+use crate::{Digest, ImageError, Reference, auth::Login, error::Cause, manifest};
 
 const USER_AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 const REDIRECTS_MAX: usize = 5;
@@ -72,7 +67,8 @@ impl Session {
         timeouts: Timeouts,
         retries: usize,
     ) -> Result<Self, ImageError> {
-        let session = Self { http, endpoint, reference, login, timeouts, retries, authorization: Mutex::new(None) };
+        let session =
+            Self { http, endpoint, reference, login, timeouts, retries, authorization: Mutex::new(None) };
         session.retry(|| session.authorize()).await?;
         Ok(session)
     }
@@ -90,7 +86,9 @@ impl Session {
     pub(crate) async fn authorize(&self) -> Result<(), ImageError> {
         let auth = match &self.login {
             Login::Anonymous => RegistryAuth::Anonymous,
-            Login::Basic { user, password } => RegistryAuth::Basic(user.clone(), password.expose().to_owned()),
+            Login::Basic { user, password } => {
+                RegistryAuth::Basic(user.clone(), password.expose().to_owned())
+            }
             Login::Bearer(token) => RegistryAuth::Bearer(token.expose().to_owned()),
         };
         let protocol = if self.endpoint.plain_http { ClientProtocol::Http } else { ClientProtocol::Https };
@@ -101,17 +99,27 @@ impl Session {
             read_timeout: Some(self.timeouts.read_idle),
             ..ClientConfig::default()
         };
-        // A new client each time: it would answer from its cache, and a refresh is asked for because that answer has run out.
+        // A new client each time: it would answer from its cache, and a refresh is asked for because that
+        // answer has run out.
         let client = oci_client::Client::new(config);
-        let image = oci_client::Reference::with_tag(self.endpoint.host.clone(), self.reference.repository().to_owned(), "latest".to_owned());
-        let asked = tokio::time::timeout(self.timeouts.request, client.auth(&image, &auth, RegistryOperation::Pull)).await;
+        let image = oci_client::Reference::with_tag(
+            self.endpoint.host.clone(),
+            self.reference.repository().to_owned(),
+            "latest".to_owned(),
+        );
+        let asked =
+            tokio::time::timeout(self.timeouts.request, client.auth(&image, &auth, RegistryOperation::Pull))
+                .await;
         let token = asked.map_err(|e| self.network("log in", e))?.map_err(|e| self.refused(e))?;
         let header = match (token, &self.login) {
             (Some(token), _) => Some(format!("Bearer {token}")),
             (None, Login::Basic { user, password }) => Some(basic(user, password.expose())),
             (None, _) => None,
         };
-        let header = header.map(|text| HeaderValue::from_str(&text)).transpose().map_err(|e| self.unauthorized(Some(e.into())))?;
+        let header = header
+            .map(|text| HeaderValue::from_str(&text))
+            .transpose()
+            .map_err(|e| self.unauthorized(Some(e.into())))?;
         let header = header.map(|mut value| {
             value.set_sensitive(true);
             value
@@ -124,9 +132,14 @@ impl Session {
     pub(crate) async fn resolve(&self) -> Result<Option<Digest>, ImageError> {
         let name = self.reference.api_name();
         let ask = || async {
-            let request = self.request(Method::HEAD, &format!("manifests/{name}")).await.header(ACCEPT, manifest::ACCEPT);
-            let response = self.send(request.timeout(self.timeouts.request), "resolve manifest", "manifest").await?;
-            let digest = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok()?.parse().ok());
+            let request = self
+                .request(Method::HEAD, &format!("manifests/{name}"))
+                .await
+                .header(ACCEPT, manifest::ACCEPT);
+            let response =
+                self.send(request.timeout(self.timeouts.request), "resolve manifest", "manifest").await?;
+            let digest =
+                response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok()?.parse().ok());
             Ok(digest)
         };
         self.retry(ask).await
@@ -135,8 +148,12 @@ impl Session {
     /// Fetches a manifest or index by tag or digest, at most `bytes_max` long.
     pub(crate) async fn manifest(&self, name: &str, bytes_max: u64) -> Result<Fetched, ImageError> {
         self.retry(|| async {
-            let request = self.request(Method::GET, &format!("manifests/{name}")).await.header(ACCEPT, manifest::ACCEPT);
-            let response = self.send(request.timeout(self.timeouts.request), "get manifest", "manifest").await?;
+            let request = self
+                .request(Method::GET, &format!("manifests/{name}"))
+                .await
+                .header(ACCEPT, manifest::ACCEPT);
+            let response =
+                self.send(request.timeout(self.timeouts.request), "get manifest", "manifest").await?;
             let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
             let (content_type, said) = (header(CONTENT_TYPE.as_str()), header("docker-content-digest"));
             let bytes = self.body(response, bytes_max, "manifest").await?;
@@ -144,14 +161,19 @@ impl Session {
             let promise = name.parse::<Digest>().ok().or_else(|| said?.parse().ok());
             let actual = Digest::of(&bytes);
             match promise.filter(|p| *p != actual) {
-                Some(expected) => Err(ImageError::DigestMismatch { what: format!("manifest of {}", self.reference), expected, actual }),
+                Some(expected) => Err(ImageError::DigestMismatch {
+                    what: format!("manifest of {}", self.reference),
+                    expected,
+                    actual,
+                }),
                 None => Ok(Fetched { bytes, content_type }),
             }
         })
         .await
     }
 
-    /// Begins a blob's bytes at `offset`. The status is 206 when the registry begins there, 200 when it begins at 0.
+    /// Begins a blob's bytes at `offset`. The status is 206 when the registry begins there, 200 when it
+    /// begins at 0.
     pub(crate) async fn blob(&self, digest: &Digest, offset: u64) -> Result<Response, ImageError> {
         let mut request = self.request(Method::GET, &format!("blobs/{digest}")).await;
         if offset > 0 {
@@ -161,7 +183,12 @@ impl Session {
     }
 
     /// Reads a whole body of bounded size.
-    pub(crate) async fn body(&self, mut response: Response, bytes_max: u64, what: &str) -> Result<Vec<u8>, ImageError> {
+    pub(crate) async fn body(
+        &self,
+        mut response: Response,
+        bytes_max: u64,
+        what: &str,
+    ) -> Result<Vec<u8>, ImageError> {
         let mut bytes = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|e| self.network("read answer", e))? {
             bytes.extend_from_slice(&chunk);
@@ -173,16 +200,23 @@ impl Session {
     }
 
     /// Repeats what fails for transient reasons.
-    pub(crate) async fn retry<T, F: Future<Output = Result<T, ImageError>>>(&self, work: impl FnMut() -> F) -> Result<T, ImageError> {
-        let note = |error: &ImageError, delay: Duration| tracing::debug!(error = error as &dyn std::error::Error, ?delay, "registry request is retried");
+    pub(crate) async fn retry<T, F: Future<Output = Result<T, ImageError>>>(
+        &self,
+        work: impl FnMut() -> F,
+    ) -> Result<T, ImageError> {
+        let note = |error: &ImageError, delay: Duration| {
+            tracing::debug!(error = error as &dyn std::error::Error, ?delay, "registry request is retried")
+        };
         work.retry(self.backoff()).when(ImageError::is_transient).notify(note).await
     }
 
     async fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let scheme = if self.endpoint.plain_http { "http" } else { "https" };
         // Docker Hub's API has another name than Docker Hub's images.
-        let host = if self.endpoint.host == "docker.io" { "registry-1.docker.io" } else { &self.endpoint.host };
-        let request = self.http.request(method, format!("{scheme}://{host}/v2/{}/{path}", self.reference.repository()));
+        let host =
+            if self.endpoint.host == "docker.io" { "registry-1.docker.io" } else { &self.endpoint.host };
+        let request =
+            self.http.request(method, format!("{scheme}://{host}/v2/{}/{path}", self.reference.repository()));
         match self.authorization.lock().await.clone() {
             Some(value) => request.header(AUTHORIZATION, value),
             None => request,
@@ -190,13 +224,20 @@ impl Session {
     }
 
     /// Sends a request and turns an error status into an error.
-    async fn send(&self, request: RequestBuilder, operation: &str, what: &str) -> Result<Response, ImageError> {
+    async fn send(
+        &self,
+        request: RequestBuilder,
+        operation: &str,
+        what: &str,
+    ) -> Result<Response, ImageError> {
         let response = request.send().await.map_err(|e| self.network(operation, e))?;
         match response.status() {
             status if status.is_success() => Ok(response),
-            StatusCode::NOT_FOUND => {
-                Err(ImageError::NotFound { registry: self.endpoint.host.clone(), image: self.reference.clone(), what: what.to_owned() })
-            }
+            StatusCode::NOT_FOUND => Err(ImageError::NotFound {
+                registry: self.endpoint.host.clone(),
+                image: Box::new(self.reference.clone()),
+                what: what.to_owned(),
+            }),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.unauthorized(None)),
             status => Err(self.status(operation, status.as_u16())),
         }
@@ -217,7 +258,11 @@ impl Session {
     }
 
     pub(crate) fn network(&self, operation: impl Display, error: impl Into<Cause>) -> ImageError {
-        ImageError::Network { registry: self.endpoint.host.clone(), operation: operation.to_string(), source: error.into() }
+        ImageError::Network {
+            registry: self.endpoint.host.clone(),
+            operation: operation.to_string(),
+            source: error.into(),
+        }
     }
 
     pub(crate) fn status(&self, operation: &str, status: u16) -> ImageError {
@@ -226,7 +271,11 @@ impl Session {
     }
 
     fn unauthorized(&self, source: Option<Cause>) -> ImageError {
-        ImageError::Unauthorized { registry: self.endpoint.host.clone(), image: self.reference.clone(), source }
+        ImageError::Unauthorized {
+            registry: self.endpoint.host.clone(),
+            image: Box::new(self.reference.clone()),
+            source,
+        }
     }
 }
 

@@ -45,8 +45,9 @@ pub(crate) fn uuid(chain_id: &Digest) -> [u8; 16] {
 /// Writes the root file system into the empty `file`. The same layers give the same bytes. Blocking.
 ///
 /// # Errors
-/// [`ImageError::Hostile`] for what must not be unpacked, [`ImageError::DigestMismatch`] when a layer is not what the configuration
-/// promised, [`ImageError::Unsupported`], [`ImageError::StorageFull`], [`ImageError::Io`]. The file is then worthless.
+/// [`ImageError::Hostile`] for what must not be unpacked, [`ImageError::DigestMismatch`] when a layer is not
+/// what the configuration promised, [`ImageError::Unsupported`], [`ImageError::StorageFull`],
+/// [`ImageError::Io`]. The file is then worthless.
 pub(crate) fn build(job: &Job, file: File) -> Result<File, ImageError> {
     let mut builder = Builder {
         tree: Tree::default(),
@@ -60,7 +61,8 @@ pub(crate) fn build(job: &Job, file: File) -> Result<File, ImageError> {
         builder.layer(job, layer, root)?;
     }
     let objects = flatten::flatten(&builder.tree, root)?;
-    erofs::write(builder.data, &objects, uuid(&job.chain_id)).map_err(|e| ImageError::io("write", "a root file system", e))
+    erofs::write(builder.data, &objects, uuid(&job.chain_id))
+        .map_err(|e| ImageError::io("write", "a root file system", e))
 }
 
 struct Builder {
@@ -73,16 +75,18 @@ struct Builder {
 }
 
 impl Builder {
-    /// Reads one layer and lays it under the others. It is read a second time when a hard link shows a file whose bytes were passed
-    /// over because its own name is hidden: that is rare, and the first pass cannot know.
+    /// Reads one layer and lays it under the others. It is read a second time when a hard link shows a file
+    /// whose bytes were passed over because its own name is hidden: that is rare, and the first pass cannot
+    /// know.
     fn layer(&mut self, job: &Job, layer: &LayerFile, upper: DirId) -> Result<(), ImageError> {
         let mut forced = BTreeSet::new();
-        let (mark, position, inline_left, budget) = (self.tree.mark(), self.data.position(), self.inline_left, self.budget.clone());
+        let (mark, position, inline_left, budget) =
+            (self.tree.mark(), self.data.position(), self.inline_left, self.budget.clone());
         loop {
             let root = self.tree.new_dir(Dir::default())?;
             let mut wanted = self.pass(job, layer, upper, root, &forced)?;
             let waiting: Vec<InodeId> = self.waiting.iter().copied().chain(self.pending(root)).collect();
-            let (still, bound) = layer::bind(&mut self.tree, root, &waiting, &mut wanted)?;
+            let layer::Bound { still, bound } = layer::bind(&mut self.tree, root, &waiting, &mut wanted)?;
             if wanted.is_subset(&forced) {
                 for (link, target) in bound {
                     self.tree.inodes[link.0 as usize].content = Content::Alias(target);
@@ -98,7 +102,8 @@ impl Builder {
         }
     }
 
-    /// Reads the archive into a tree of its own and checks it against the configuration. Returns hidden members that links show.
+    /// Reads the archive into a tree of its own and checks it against the configuration. Returns hidden
+    /// members that links show.
     fn pass(
         &mut self,
         job: &Job,
@@ -123,7 +128,11 @@ impl Builder {
         let wanted = reader.wanted;
         let actual = stream.digest();
         if actual != layer.diff_id {
-            return Err(ImageError::DigestMismatch { what: format!("unpacked layer {}", layer.digest), expected: layer.diff_id, actual });
+            return Err(ImageError::DigestMismatch {
+                what: format!("unpacked layer {}", layer.digest),
+                expected: layer.diff_id,
+                actual,
+            });
         }
         Ok(wanted)
     }
@@ -136,7 +145,9 @@ impl Builder {
             for child in self.tree.dir(dir).children.values() {
                 match child {
                     Child::Dir(dir) => dirs.push(*dir),
-                    Child::Leaf(inode) if matches!(self.tree.inode(*inode).content, Content::Pending(_)) => found.push(*inode),
+                    Child::Leaf(inode) if matches!(self.tree.inode(*inode).content, Content::Pending(_)) => {
+                        found.push(*inode)
+                    }
                     Child::Leaf(_) | Child::Whiteout => {}
                 }
             }

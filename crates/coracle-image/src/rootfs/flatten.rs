@@ -1,15 +1,13 @@
 //! The finished tree as the list of inodes that the EROFS writer takes.
 
-use super::tree::{Child, Content, DirId, InodeId, Tree};
+use super::tree::{Child, Content, DirId, IMPLIED, InodeId, Tree};
 use crate::{
     ImageError,
-    erofs::{Body, Meta, Object, mode},
+    erofs::{Body, Object},
 };
 
-/// A directory that no layer describes itself: as `mkdir` by root makes one, at the beginning of time.
-static IMPLIED: Meta = Meta { mode: mode::DIR | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
-
-/// Lists all inodes that can be reached from `root`, breadth first, names sorted: the same tree gives the same list.
+/// Lists all inodes that can be reached from `root`, breadth first, names sorted: the same tree gives the
+/// same list.
 pub(super) fn flatten(tree: &Tree, root: DirId) -> Result<Vec<Object<'_>>, ImageError> {
     let mut objects = vec![directory(tree, root, 0)];
     let mut sources = vec![Some(root)];
@@ -61,7 +59,9 @@ fn leaf<'t>(
         Content::Device { major, minor } => Body::Device { major: *major, minor: *minor },
         Content::Fifo => Body::Empty,
         Content::Pending(target) => return Err(super::layer::bad_link(b"", target, "does not exist")),
-        Content::Skipped(_) | Content::Alias(_) => return Err(ImageError::hostile("a file hidden by a layer is shown by another")),
+        Content::Skipped(_) | Content::Alias(_) => {
+            return Err(ImageError::hostile("a file hidden by a layer is shown by another"));
+        }
     };
     sources.push(None);
     objects.push(Object { meta: &source.meta, links: 1, body });

@@ -79,7 +79,7 @@ impl LayerReader<'_> {
     fn whiteout(&mut self, dir: DirId, name: &[u8]) {
         match self.tree.dir(dir).children.get(name).copied() {
             None => drop(self.tree.dir_mut(dir).children.insert(name.into(), Child::Whiteout)),
-            Some(Child::Dir(child)) => self.tree.dir_mut(child).opaque = true,
+            Some(Child::Dir(child)) => self.tree.dir_mut(child).cover(),
             Some(Child::Leaf(_) | Child::Whiteout) => {}
         }
     }
@@ -88,8 +88,10 @@ impl LayerReader<'_> {
         match self.tree.dir(dir).children.get(name).copied() {
             Some(Child::Dir(child)) => Ok(child),
             found => {
-                // It replaces a file of this layer or follows a whiteout: nothing of lower layers shows in it.
-                let child = self.tree.new_dir(Dir { opaque: found.is_some(), ..Dir::default() })?;
+                // It replaces a file of this layer or follows a whiteout: nothing of lower layers shows in
+                // it.
+                let child = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
+                let child = self.tree.new_dir(child)?;
                 self.tree.dir_mut(dir).children.insert(name.into(), Child::Dir(child));
                 Ok(child)
             }
@@ -104,7 +106,13 @@ impl LayerReader<'_> {
         Ok(())
     }
 
-    fn inode(&mut self, member: Member, number: u64, hidden: bool, data: &mut impl Read) -> Result<InodeId, ImageError> {
+    fn inode(
+        &mut self,
+        member: Member,
+        number: u64,
+        hidden: bool,
+        data: &mut impl Read,
+    ) -> Result<InodeId, ImageError> {
         let (kind, content) = match &member.kind {
             Kind::File => (mode::FILE, self.file(&member, number, hidden, data)?),
             Kind::Symlink(target) => (mode::SYMLINK, symlink(&member, target, self.limits)?),
@@ -112,13 +120,24 @@ impl LayerReader<'_> {
             Kind::Char { major, minor } => (mode::CHAR, Content::Device { major: *major, minor: *minor }),
             Kind::Block { major, minor } => (mode::BLOCK, Content::Device { major: *major, minor: *minor }),
             Kind::Fifo => (mode::FIFO, Content::Fifo),
-            Kind::Dir => return Err(ImageError::hostile(format!("{} is a directory in a place of a file", shown(&member.path)))),
+            Kind::Dir => {
+                return Err(ImageError::hostile(format!(
+                    "{} is a directory in a place of a file",
+                    shown(&member.path)
+                )));
+            }
         };
         let meta = meta(&member, kind, self.limits)?;
         self.tree.new_inode(Inode { meta, content })
     }
 
-    fn file(&mut self, member: &Member, number: u64, hidden: bool, data: &mut impl Read) -> Result<Content, ImageError> {
+    fn file(
+        &mut self,
+        member: &Member,
+        number: u64,
+        hidden: bool,
+        data: &mut impl Read,
+    ) -> Result<Content, ImageError> {
         let size = member.size_bytes;
         if hidden && !self.forced.contains(&number) {
             return Ok(Content::Skipped(number));
@@ -153,13 +172,21 @@ impl LayerReader<'_> {
     }
 }
 
-/// Joins waiting links with what the layer at `root` has, now that it is complete. Returns those that wait for lower layers.
+/// What became of waiting links.
+pub(super) struct Bound {
+    /// Those that wait for lower layers.
+    pub(super) still: Vec<InodeId>,
+    /// Those whose target was found: link and target.
+    pub(super) bound: Vec<(InodeId, InodeId)>,
+}
+
+/// Joins waiting links with what the layer at `root` has, now that it is complete.
 pub(super) fn bind(
     tree: &mut Tree,
     root: DirId,
     waiting: &[InodeId],
     wanted: &mut BTreeSet<u64>,
-) -> Result<(Vec<InodeId>, Vec<(InodeId, InodeId)>), ImageError> {
+) -> Result<Bound, ImageError> {
     let (mut still, mut bound) = (Vec::new(), Vec::new());
     for &link in waiting {
         let Content::Pending(target) = &tree.inode(link).content else { continue };
@@ -178,7 +205,7 @@ pub(super) fn bind(
             Found::Hidden => return Err(bad_link(b"", target, "does not exist")),
         }
     }
-    Ok((still, bound))
+    Ok(Bound { still, bound })
 }
 
 /// Follows aliases, those decided in this round included, so that two links never come to lead to each other.
@@ -204,7 +231,10 @@ pub(super) fn bad_link(path: &[u8], target: &[u8], why: &str) -> ImageError {
 fn symlink(member: &Member, target: &[u8], limits: &Limits) -> Result<Content, ImageError> {
     // The kernel holds a target and its closing zero in one page.
     if target.is_empty() || target.contains(&0) || target.len() >= limits.path_bytes.min(4096) {
-        return Err(ImageError::hostile(format!("symbolic link {} has an impossible target", shown(&member.path))));
+        return Err(ImageError::hostile(format!(
+            "symbolic link {} has an impossible target",
+            shown(&member.path)
+        )));
     }
     Ok(Content::Symlink(target.into()))
 }
@@ -212,7 +242,10 @@ fn symlink(member: &Member, target: &[u8], limits: &Limits) -> Result<Content, I
 fn meta(member: &Member, kind: u16, limits: &Limits) -> Result<Meta, ImageError> {
     let bytes: usize = member.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
     if bytes > limits.xattr_bytes || member.xattrs.keys().any(|name| name.len() > NAME_BYTES_MAX) {
-        return Err(ImageError::hostile(format!("{} has extended attributes of {bytes} bytes", shown(&member.path))));
+        return Err(ImageError::hostile(format!(
+            "{} has extended attributes of {bytes} bytes",
+            shown(&member.path)
+        )));
     }
     let xattrs = erofs::encode_xattrs(&member.xattrs);
     Ok(Meta { mode: kind | member.mode, uid: member.uid, gid: member.gid, mtime: member.mtime, xattrs })

@@ -2,7 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::{ImageError, erofs::Meta, tarball::shown};
+use crate::{
+    ImageError,
+    erofs::{Meta, mode},
+    tarball::shown,
+};
+
+/// A directory that no layer describes: as `mkdir` by root makes one, at the beginning of time.
+pub(super) static IMPLIED: Meta =
+    Meta { mode: mode::DIR | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 
 /// Place of a directory in [`Tree::dirs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +37,22 @@ pub(super) struct Dir {
     pub(super) opaque: bool,
 }
 
+impl Dir {
+    /// An empty directory in the place of something else: it takes nothing over from lower layers, attributes
+    /// included.
+    pub(super) fn in_place_of_another() -> Self {
+        let mut dir = Self::default();
+        dir.cover();
+        dir
+    }
+
+    /// Hides all that lower layers have under this directory's name.
+    pub(super) fn cover(&mut self) {
+        self.opaque = true;
+        self.meta.get_or_insert_with(|| IMPLIED.clone());
+    }
+}
+
 /// Anything that is no directory.
 #[derive(Debug)]
 pub(super) struct Inode {
@@ -40,11 +64,17 @@ pub(super) struct Inode {
 pub(super) enum Content {
     /// A small file.
     Inline(Box<[u8]>),
-    Blocks { block: u32, size: u64 },
+    Blocks {
+        block: u32,
+        size: u64,
+    },
     /// A hidden file whose bytes were passed over; the number of its member in the archive.
     Skipped(u64),
     Symlink(Box<[u8]>),
-    Device { major: u32, minor: u32 },
+    Device {
+        major: u32,
+        minor: u32,
+    },
     Fifo,
     /// A hard link to another inode.
     Alias(InodeId),
@@ -98,18 +128,21 @@ impl Tree {
     }
 
     pub(super) fn new_dir(&mut self, dir: Dir) -> Result<DirId, ImageError> {
-        let id = u32::try_from(self.dirs.len()).map_err(|_| ImageError::hostile("more directories than can be counted"))?;
+        let id = u32::try_from(self.dirs.len())
+            .map_err(|_| ImageError::hostile("more directories than can be counted"))?;
         self.dirs.push(dir);
         Ok(DirId(id))
     }
 
     pub(super) fn new_inode(&mut self, inode: Inode) -> Result<InodeId, ImageError> {
-        let id = u32::try_from(self.inodes.len()).map_err(|_| ImageError::hostile("more files than can be counted"))?;
+        let id = u32::try_from(self.inodes.len())
+            .map_err(|_| ImageError::hostile("more files than can be counted"))?;
         self.inodes.push(inode);
         Ok(InodeId(id))
     }
 
-    /// The directory at `path`, made where it is missing. A way through something else is refused: this layer put it there itself.
+    /// The directory at `path`, made where it is missing. A way through something else is refused: this layer
+    /// put it there itself.
     pub(super) fn ensure_dir(&mut self, root: DirId, path: &[&[u8]]) -> Result<DirId, ImageError> {
         let mut at = root;
         for name in path {
@@ -117,12 +150,17 @@ impl Tree {
                 Some(Child::Dir(dir)) => *dir,
                 Some(Child::Leaf(_)) => {
                     let path = path.join(&b'/');
-                    return Err(ImageError::hostile(format!("path {} leads through {}, which is no directory", shown(&path), shown(name))));
+                    return Err(ImageError::hostile(format!(
+                        "path {} leads through {}, which is no directory",
+                        shown(&path),
+                        shown(name)
+                    )));
                 }
                 found => {
-                    // A whiteout of the same name speaks of lower layers only; the new directory keeps hiding them.
-                    let opaque = found.is_some();
-                    let dir = self.new_dir(Dir { opaque, ..Dir::default() })?;
+                    // A whiteout of the same name speaks of lower layers only; the new directory keeps hiding
+                    // them.
+                    let dir = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
+                    let dir = self.new_dir(dir)?;
                     self.dir_mut(at).children.insert((*name).into(), Child::Dir(dir));
                     dir
                 }
@@ -162,7 +200,8 @@ impl Tree {
 
     /// The inode behind a chain of links.
     pub(super) fn follow(&self, mut id: InodeId) -> InodeId {
-        // No chain is a circle: an alias is only ever made to an inode that does not lead back (see `layer::bind`).
+        // No chain is a circle: an alias is only ever made to an inode that does not lead back (see
+        // `layer::bind`).
         while let Content::Alias(to) = self.inode(id).content {
             id = to;
         }
@@ -187,7 +226,7 @@ impl Tree {
                     (None, _) => drop(self.dir_mut(upper).children.insert(name, child)),
                     (Some(Child::Dir(a)), Child::Dir(b)) => pairs.push((a, b)),
                     // A file or a whiteout ends what still lower layers could add to this directory.
-                    (Some(Child::Dir(a)), Child::Leaf(_) | Child::Whiteout) => self.dir_mut(a).opaque = true,
+                    (Some(Child::Dir(a)), Child::Leaf(_) | Child::Whiteout) => self.dir_mut(a).cover(),
                     (Some(Child::Leaf(_) | Child::Whiteout), _) => {}
                 }
             }

@@ -6,13 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::{
-    Digest, ImageError,
-    digest::Hasher,
-    manifest::Packing,
-    progress::Meter,
-    tarball::Refusal,
-};
+use crate::{Digest, ImageError, digest::Hasher, manifest::Packing, progress::Meter, tarball::Refusal};
 
 /// Largest zstd window that is accepted: 128 MiB, what `zstd -d` accepts without being asked.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
@@ -33,12 +27,22 @@ pub(crate) struct Unpacked<'b> {
 
 impl<'b> Unpacked<'b> {
     /// Opens a stored layer. `meter` hears of the stored bytes as they are read.
-    pub(crate) fn open(path: &Path, packing: Packing, budget: &'b mut Budget, meter: Option<Meter>) -> Result<Self, ImageError> {
+    pub(crate) fn open(
+        path: &Path,
+        packing: Packing,
+        budget: &'b mut Budget,
+        meter: Option<Meter>,
+    ) -> Result<Self, ImageError> {
         let file = File::open(path).map_err(|e| ImageError::io("open layer", path, e))?;
         Self::new(file, packing, budget, meter).map_err(|e| ImageError::io("open layer", path, e))
     }
 
-    pub(crate) fn new(from: impl Read + 'b, packing: Packing, budget: &'b mut Budget, meter: Option<Meter>) -> io::Result<Self> {
+    pub(crate) fn new(
+        from: impl Read + 'b,
+        packing: Packing,
+        budget: &'b mut Budget,
+        meter: Option<Meter>,
+    ) -> io::Result<Self> {
         let input = BufReader::with_capacity(128 << 10, Metered { from, done: 0, meter });
         let inner: Box<dyn Read + 'b> = match packing {
             Packing::Plain => Box::new(input),
@@ -69,7 +73,8 @@ impl Read for Unpacked<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let got = self.inner.read(buffer)?;
         let left = self.budget.unpacked_bytes.checked_sub(got as u64);
-        self.budget.unpacked_bytes = left.ok_or_else(|| Refusal::error("the image unpacks to too many bytes".to_owned()))?;
+        self.budget.unpacked_bytes =
+            left.ok_or_else(|| Refusal::error("the image unpacks to too many bytes".to_owned()))?;
         self.hasher.update(&buffer[..got]);
         Ok(got)
     }

@@ -21,22 +21,26 @@ pub(crate) struct Layout {
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 impl Layout {
-    /// Makes what is missing and takes the lock that keeps other processes out. The lock lives as long as the file.
+    /// Makes what is missing and takes the lock that keeps other processes out. The lock lives as long as the
+    /// file.
     pub(crate) fn open(dir: &Path) -> Result<(Self, File), ImageError> {
         let layout = Self { dir: dir.to_owned() };
         for sub in [layout.blobs(), layout.rootfs_dir(), layout.partials(), layout.temp()] {
             fs::create_dir_all(&sub).map_err(|e| ImageError::io("create", &sub, e))?;
         }
         let path = dir.join(".lock");
-        let open = File::options().create(true).write(true).truncate(true).open(&path);
+        let open = File::options().create(true).write(true).truncate(false).open(&path);
         let mut lock = open.map_err(|e| ImageError::io("open", &path, e))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(ImageError::StoreBusy { path: dir.to_owned() }),
             Err(e) => return Err(ImageError::io("lock", path, e.into())),
         }
-        // The content is for a curious administrator; its time of change is "now" by the file system's own clock.
-        writeln!(lock, "{}", std::process::id()).map_err(|e| ImageError::io("write", &path, e))?;
+        // The content is for a curious administrator; its time of change is "now" by the file system's own
+        // clock.
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(|e| ImageError::io("write", &path, e))?;
         if !layout.marker().exists() {
             layout.replace(&layout.marker(), LAYOUT)?;
         }
@@ -85,7 +89,8 @@ impl Layout {
         fs::metadata(self.blob(&blob.digest)).is_ok_and(|m| m.is_file() && m.len() == blob.size_bytes)
     }
 
-    /// A file that nobody sees until [`Layout::publish`]; gone when dropped, or when the store is opened after a crash.
+    /// A file that nobody sees until [`Layout::publish`]; gone when dropped, or when the store is opened
+    /// after a crash.
     pub(crate) fn temp_file(&self) -> Result<NamedTempFile, ImageError> {
         NamedTempFile::new_in(self.temp()).map_err(|e| ImageError::io("create a file in", self.temp(), e))
     }
@@ -116,7 +121,8 @@ impl Layout {
         Ok(digest)
     }
 
-    /// Reads a small blob and checks it again: a damaged store must not become a wrong VM. `None` when it is missing or damaged.
+    /// Reads a small blob and checks it again: a damaged store must not become a wrong VM. `None` when it is
+    /// missing or damaged.
     pub(crate) fn read(&self, digest: &Digest, bytes_max: u64) -> Result<Option<Vec<u8>>, ImageError> {
         let path = self.blob(digest);
         match fs::metadata(&path) {
@@ -129,7 +135,8 @@ impl Layout {
         Ok((Digest::of(&bytes) == *digest).then_some(bytes))
     }
 
-    /// Removes what a crash left: temporary files, and downloads too old to be worth resuming. `now` is a file just written.
+    /// Removes what a crash left: temporary files, and downloads too old to be worth resuming. `now` is a
+    /// file just written.
     pub(crate) fn sweep(&self, now: &File, partial_age_max: Duration) -> Result<(), ImageError> {
         let fail = |e| ImageError::io("sweep", &self.dir, e);
         for entry in fs::read_dir(self.temp()).map_err(fail)? {

@@ -39,8 +39,13 @@ struct Marked {
     rootfs: HashSet<Digest>,
 }
 
-/// Sweeps what nothing needs. Holds the index meanwhile, so that no image appears between marking and sweeping.
-pub(super) fn prune(inner: &Inner, in_use: &HashSet<Digest>, dry_run: bool) -> Result<PruneReport, ImageError> {
+/// Sweeps what nothing needs. Holds the index meanwhile, so that no image appears between marking and
+/// sweeping.
+pub(super) fn prune(
+    inner: &Inner,
+    in_use: &HashSet<Digest>,
+    dry_run: bool,
+) -> Result<PruneReport, ImageError> {
     let mut index = inner.index();
     let marked = mark(inner, &index, in_use)?;
     if !dry_run {
@@ -65,7 +70,8 @@ pub(crate) fn discard(inner: &Inner, digests: &[Digest]) -> Result<(), ImageErro
     let index = inner.index();
     let marked = mark(inner, &index, &HashSet::new())?;
     for digest in digests.iter().filter(|d| !marked.blobs.contains(d)) {
-        let remove = || layout::remove(&inner.layout.blob(digest)).and(layout::remove(&inner.layout.partial(digest)));
+        let remove =
+            || layout::remove(&inner.layout.blob(digest)).and(layout::remove(&inner.layout.partial(digest)));
         inner.pins.unless_pinned(digest, remove).transpose()?;
     }
     Ok(())
@@ -86,12 +92,19 @@ fn mark(inner: &Inner, index: &Index, in_use: &HashSet<Digest>) -> Result<Marked
     Ok(marked)
 }
 
-fn sweep(inner: &Inner, dir: &Path, keep: &HashSet<Digest>, dry_run: bool, report: &mut PruneReport) -> Result<(), ImageError> {
+fn sweep(
+    inner: &Inner,
+    dir: &Path,
+    keep: &HashSet<Digest>,
+    dry_run: bool,
+    report: &mut PruneReport,
+) -> Result<(), ImageError> {
     let fail = |e| ImageError::io("sweep", dir, e);
     for entry in fs::read_dir(dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
         // Files with other names are not ours to remove.
-        let digest = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| Digest::from_hex(stem).ok());
+        let digest =
+            path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| Digest::from_hex(stem).ok());
         let Some(digest) = digest.filter(|d| !keep.contains(d)) else { continue };
         let bytes = fs::metadata(&path).map_or(0, |m| std::os::unix::fs::MetadataExt::blocks(&m) * 512);
         let remove = || if dry_run { Ok(()) } else { layout::remove(&path) };

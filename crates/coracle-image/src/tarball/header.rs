@@ -18,7 +18,11 @@ impl Header {
         let field = |i: usize| (148..156).contains(&i);
         let sum: u64 = block.iter().enumerate().map(|(i, b)| if field(i) { 32 } else { u64::from(*b) }).sum();
         // Ancient writers summed signed bytes.
-        let signed: i64 = block.iter().enumerate().map(|(i, b)| if field(i) { 32 } else { i64::from(b.cast_signed()) }).sum();
+        let signed: i64 = block
+            .iter()
+            .enumerate()
+            .map(|(i, b)| if field(i) { 32 } else { i64::from(b.cast_signed()) })
+            .sum();
         let said = header.number(148..156, "checksum")?;
         if said == sum || i64::try_from(said) == Ok(signed) {
             return Ok(header);
@@ -39,7 +43,8 @@ impl Header {
         &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
     }
 
-    /// Octal digits, or GNU's base 256 when the first bit is set. Negative numbers are refused, but for the time of change.
+    /// Octal digits, or GNU's base 256 when the first bit is set. Negative numbers are refused, but for the
+    /// time of change.
     fn number(&self, range: std::ops::Range<usize>, what: &str) -> Result<u64, ImageError> {
         let bytes = &self.0[range];
         let bad = || ImageError::hostile(format!("tar header field {what} is out of range"));
@@ -106,7 +111,9 @@ pub(super) fn member(
         Some(value) => pax::number(value, key),
         None => header.number(range, key),
     };
-    let id = |key, range| u32::try_from(id(key, range)?).map_err(|_| ImageError::hostile(format!("{key} is out of range")));
+    let id = |key, range| {
+        u32::try_from(id(key, range)?).map_err(|_| ImageError::hostile(format!("{key} is out of range")))
+    };
     Ok(Member {
         kind,
         size_bytes,
@@ -124,7 +131,10 @@ fn kind(header: &Header, path: &[u8], link: Vec<u8>) -> Result<Kind, ImageError>
         let (major, minor) = (header.number(329..337, "major")?, header.number(337..345, "minor")?);
         match (u32::try_from(major), u32::try_from(minor)) {
             (Ok(a), Ok(b)) if major <= MAJOR_MAX && minor <= MINOR_MAX => Ok((a, b)),
-            _ => Err(ImageError::hostile(format!("device number {major}:{minor} of {} is out of range", shown(path)))),
+            _ => Err(ImageError::hostile(format!(
+                "device number {major}:{minor} of {} is out of range",
+                shown(path)
+            ))),
         }
     };
     Ok(match header.kind() {
@@ -138,7 +148,13 @@ fn kind(header: &Header, path: &[u8], link: Vec<u8>) -> Result<Kind, ImageError>
         b'5' => Kind::Dir,
         b'6' => Kind::Fifo,
         b'S' => return Err(ImageError::unsupported("archive has a sparse entry")),
-        other => return Err(ImageError::unsupported(format!("archive entry {} has kind {:?}", shown(path), char::from(other)))),
+        other => {
+            return Err(ImageError::unsupported(format!(
+                "archive entry {} has kind {:?}",
+                shown(path),
+                char::from(other)
+            )));
+        }
     })
 }
 

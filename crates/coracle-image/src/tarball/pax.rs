@@ -7,7 +7,8 @@ use crate::ImageError;
 
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
-/// Parses all records of one extended header. A later record for a key wins; an empty value takes the key back, as POSIX says.
+/// Parses all records of one extended header. A later record for a key wins; an empty value takes the key
+/// back, as POSIX says.
 pub(super) fn parse(mut bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ImageError> {
     let mut records = BTreeMap::new();
     while !bytes.is_empty() {
@@ -33,13 +34,17 @@ fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 pub(super) fn xattrs(records: &BTreeMap<Vec<u8>, Vec<u8>>) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let named = |(key, value): (&Vec<u8>, &Vec<u8>)| key.strip_prefix(XATTR).map(|name| (name.to_vec(), value.clone()));
+    let named = |(key, value): (&Vec<u8>, &Vec<u8>)| {
+        key.strip_prefix(XATTR).map(|name| (name.to_vec(), value.clone()))
+    };
     records.iter().filter_map(named).collect()
 }
 
 pub(super) fn number(value: &[u8], what: &str) -> Result<u64, ImageError> {
     let digits = std::str::from_utf8(value).ok().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
-    digits.and_then(|t| t.parse().ok()).ok_or_else(|| ImageError::hostile(format!("PAX record {what} is no number in range")))
+    digits
+        .and_then(|t| t.parse().ok())
+        .ok_or_else(|| ImageError::hostile(format!("PAX record {what} is no number in range")))
 }
 
 /// `[-]seconds[.fraction]`, rounded towards the past so that the nanoseconds are never negative.

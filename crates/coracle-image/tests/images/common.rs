@@ -11,7 +11,9 @@ use std::{
     time::Duration,
 };
 
-use coracle_image::{Digest, Image, ImageError, NoProgress, Progress, Rootfs, Source, Store, StoreOptions, Timeouts};
+use coracle_image::{
+    Digest, Image, ImageError, NoProgress, Progress, Rootfs, Source, Store, StoreOptions, Timeouts,
+};
 use tempfile::TempDir;
 
 /// True when all programs are there. In CI a missing one is a failure.
@@ -33,7 +35,12 @@ fn in_path(program: &str) -> bool {
 /// Runs a program that must succeed.
 pub(crate) fn run(program: &str, args: &[&str]) -> Output {
     let output = Command::new(program).args(args).output().unwrap();
-    assert!(output.status.success(), "{program} {args:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
@@ -44,9 +51,18 @@ pub(crate) fn progress() -> Arc<dyn Progress> {
 pub(crate) fn options() -> StoreOptions {
     StoreOptions {
         platform: coracle_image::Platform { os: "linux".into(), architecture: "amd64".into() },
-        timeouts: Timeouts { connect: Duration::from_secs(2), read_idle: Duration::from_secs(2), request: Duration::from_secs(5) },
+        timeouts: Timeouts {
+            connect: Duration::from_secs(2),
+            read_idle: Duration::from_secs(2),
+            request: Duration::from_secs(5),
+        },
         ..StoreOptions::default()
     }
+}
+
+/// Bytes that no compressor makes smaller.
+pub(crate) fn noise(bytes: u32, seed: u32) -> Vec<u8> {
+    (0..bytes).map(|n| (n.wrapping_mul(seed) >> 13).to_le_bytes()[0]).collect()
 }
 
 /// A layer being written.
@@ -159,7 +175,11 @@ impl Stored {
     }
 
     pub(crate) fn zstd(tar: &[u8]) -> Self {
-        Self { bytes: zstd::encode_all(tar, 1).unwrap(), media_type: oci("tar+zstd"), diff_id: Digest::of(tar) }
+        Self {
+            bytes: zstd::encode_all(tar, 1).unwrap(),
+            media_type: oci("tar+zstd"),
+            diff_id: Digest::of(tar),
+        }
     }
 }
 
@@ -251,7 +271,9 @@ impl Bench {
         let source = tempfile::tempdir().unwrap();
         parts.write(source.path(), "t");
         let name = "localhost/test/image:1".parse().unwrap();
-        self.store.import(&Source::OciDir { dir: source.path().into(), tag: None }, Some(&name), progress()).await
+        self.store
+            .import(&Source::OciDir { dir: source.path().into(), tag: None }, Some(&name), progress())
+            .await
     }
 
     pub(crate) async fn rootfs(&self, layers: Vec<Vec<u8>>) -> Result<Rootfs, ImageError> {
@@ -331,7 +353,14 @@ pub(crate) struct Mounted(TempDir);
 impl Mounted {
     pub(crate) fn new(rootfs: &Rootfs) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let args = [OsStr::new("-t"), OsStr::new("erofs"), OsStr::new("-o"), OsStr::new("loop,ro"), rootfs.path.as_os_str(), dir.path().as_os_str()];
+        let args = [
+            OsStr::new("-t"),
+            OsStr::new("erofs"),
+            OsStr::new("-o"),
+            OsStr::new("loop,ro"),
+            rootfs.path.as_os_str(),
+            dir.path().as_os_str(),
+        ];
         let output = Command::new("mount").args(args).output().ok()?;
         if !output.status.success() {
             eprintln!("no kernel mount here: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -346,7 +375,12 @@ impl Mounted {
 
     pub(crate) fn xattr(&self, path: &str, name: &str) -> Option<Vec<u8>> {
         let mut buffer = vec![0; 65536];
-        let size = rustix::fs::lgetxattr(self.path().join(OsStr::from_bytes(path.as_bytes())), name, &mut buffer[..]).ok()?;
+        let size = rustix::fs::lgetxattr(
+            self.path().join(OsStr::from_bytes(path.as_bytes())),
+            name,
+            &mut buffer[..],
+        )
+        .ok()?;
         buffer.truncate(size);
         Some(buffer)
     }

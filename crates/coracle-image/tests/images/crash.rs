@@ -10,7 +10,7 @@ use std::{
 use coracle_image::{Credentials, PullOptions, PullPolicy, Reference, Store, StoreOptions};
 
 use crate::{
-    common::{Layer, Parts, Stored, have, options, progress},
+    common::{Layer, Parts, Stored, have, noise, options, progress},
     registry::Registry,
 };
 
@@ -26,7 +26,8 @@ fn pull_options() -> PullOptions {
     PullOptions { policy: PullPolicy::Always, credentials: Credentials::Anonymous, ..PullOptions::default() }
 }
 
-/// The child: pulls, builds, untags, prunes, from the beginning, until it is killed. Does nothing when the parent is not there.
+/// The child: pulls, builds, untags, prunes, from the beginning, until it is killed. Does nothing when the
+/// parent is not there.
 #[tokio::test]
 async fn child_pulls_until_killed() {
     let (Some(dir), Some(name)) = (std::env::var_os(DIR), std::env::var(NAME).ok()) else { return };
@@ -47,9 +48,9 @@ async fn killed_at_random_points() {
         return;
     }
     let registry = Registry::start(false);
-    let noise = |seed: u32| (0..1_500_000u32).map(|n| (n.wrapping_mul(seed) >> 13) as u8).collect::<Vec<u8>>();
-    let layer = |seed| Stored::gzip(&Layer::new().file(&format!("f{seed}"), noise(seed)).tar());
-    let reference = registry.push(&Parts::new([2_654_435_761, 40_503, 97].map(layer).into()), "crash:1", None);
+    let layer = |seed| Stored::gzip(&Layer::new().file(&format!("f{seed}"), noise(1_500_000, seed)).tar());
+    let reference =
+        registry.push(&Parts::new([2_654_435_761, 40_503, 97].map(layer).into()), "crash:1", None);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("images");
     for kill in 0..KILLS {

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use coracle_image::{ImageError, Store};
 
-use crate::common::{Bench, Layer, Parts, Stored, options, progress};
+use crate::common::{Bench, Layer, Parts, Stored, noise, options, progress};
 
 /// A small file system of its own, if we may mount.
 struct Small(tempfile::TempDir);
@@ -12,7 +12,8 @@ struct Small(tempfile::TempDir);
 impl Small {
     fn new() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(dir.path()).status();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(dir.path()).status();
         if mounted.is_ok_and(|s| s.success()) {
             return Some(Self(dir));
         }
@@ -28,9 +29,8 @@ impl Drop for Small {
     }
 }
 
-fn noise(bytes: usize) -> Parts {
-    let noise: Vec<u8> = (0..bytes as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    Parts::new(vec![Stored::plain(&Layer::new().file("noise", noise).tar())])
+fn image_of(bytes: u32) -> Parts {
+    Parts::new(vec![Stored::plain(&Layer::new().file("noise", noise(bytes, 2_654_435_761)).tar())])
 }
 
 #[tokio::test]
@@ -40,18 +40,18 @@ async fn a_full_disk_is_told_and_survived() {
     let bench = Bench { dir: tempfile::tempdir().unwrap(), store: store.clone() };
     let files = || walk(small.0.path());
     let before = files();
-    let import = bench.import(&noise(9 << 20)).await.unwrap_err();
+    let import = bench.import(&image_of(9 << 20)).await.unwrap_err();
     assert!(matches!(import, ImageError::StorageFull { .. }), "{import}");
     assert_eq!(files(), before);
 
-    let image = bench.import(&noise(5 << 20)).await.unwrap();
+    let image = bench.import(&image_of(5 << 20)).await.unwrap();
     let before = files();
     let rootfs = store.rootfs(&image).await.unwrap_err();
     assert!(matches!(rootfs, ImageError::StorageFull { .. }), "{rootfs}");
     assert_eq!(files(), before);
 
     assert_eq!(store.list().await.unwrap(), [image]);
-    let little = bench.import(&noise(1 << 10)).await.unwrap();
+    let little = bench.import(&image_of(1 << 10)).await.unwrap();
     store.rootfs(&little).await.unwrap();
 }
 
@@ -60,12 +60,15 @@ async fn a_pull_that_does_not_fit() {
     let programs = ["docker-registry", "skopeo"];
     let (Some(small), true) = (Small::new(), crate::common::have(&programs)) else { return };
     let registry = crate::registry::Registry::start(false);
-    let large = registry.push(&noise(7 << 20), "large:1", None);
-    let little = registry.push(&noise(1 << 20), "little:1", None);
+    let large = registry.push(&image_of(7 << 20), "large:1", None);
+    let little = registry.push(&image_of(1 << 20), "little:1", None);
     let store = Store::open(small.0.path().join("images"), options()).unwrap();
     // Room by the numbers for the layer, until somebody else takes it.
     let pull = async |reference| {
-        let options = coracle_image::PullOptions { credentials: coracle_image::Credentials::Anonymous, ..Default::default() };
+        let options = coracle_image::PullOptions {
+            credentials: coracle_image::Credentials::Anonymous,
+            ..Default::default()
+        };
         store.pull(reference, &options, progress()).await
     };
     let before = walk(small.0.path());
@@ -74,9 +77,13 @@ async fn a_pull_that_does_not_fit() {
     let error = pull(&large).await.unwrap_err();
     assert!(matches!(error, ImageError::StorageFull { source: None, .. }), "seen beforehand: {error}");
     std::fs::remove_file(&ballast).unwrap();
-    // Tmpfs counts pages, not bytes: metadata of the partial file is enough to run over with a quota filled while it downloads.
+    // Tmpfs counts pages, not bytes: metadata of the partial file is enough to run over with a quota filled
+    // while it downloads.
     let filler = Filler { path: ballast.clone() };
-    let options = coracle_image::PullOptions { credentials: coracle_image::Credentials::Anonymous, ..Default::default() };
+    let options = coracle_image::PullOptions {
+        credentials: coracle_image::Credentials::Anonymous,
+        ..Default::default()
+    };
     let error = store.pull(&large, &options, std::sync::Arc::new(filler)).await.unwrap_err();
     assert!(matches!(error, ImageError::StorageFull { source: Some(_), .. }), "met while writing: {error}");
     std::fs::remove_file(&ballast).unwrap();
@@ -92,7 +99,10 @@ struct Filler {
 
 impl coracle_image::Progress for Filler {
     fn event(&self, event: coracle_image::ProgressEvent) {
-        if event.step == coracle_image::Step::Download && event.done_bytes < event.total_bytes && !self.path.exists() {
+        if event.step == coracle_image::Step::Download
+            && event.done_bytes < event.total_bytes
+            && !self.path.exists()
+        {
             std::fs::write(&self.path, vec![1; 3 << 20]).unwrap();
         }
     }

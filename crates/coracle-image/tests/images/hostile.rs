@@ -5,14 +5,22 @@ use coracle_image::{Digest, ImageError, Limits};
 use crate::common::{Bench, Layer, Parts, Stored, options};
 
 fn tiny() -> Limits {
-    Limits { unpacked_bytes: 1 << 20, entries: 50, depth: 20, xattr_bytes: 1000, header_bytes: 8192, ..Limits::default() }
+    Limits {
+        unpacked_bytes: 1 << 20,
+        entries: 50,
+        depth: 20,
+        xattr_bytes: 1000,
+        header_bytes: 8192,
+        ..Limits::default()
+    }
 }
 
 /// A file whose size says more than any disk has.
 fn huge_file() -> Vec<u8> {
     let mut header = Layer::header(b'0', 0, 0o644);
     header.as_mut_bytes()[0] = b'f';
-    header.as_mut_bytes()[124..136].copy_from_slice(&[0x80, 0, 0, 0, 0x7f, 255, 255, 255, 255, 255, 255, 255]);
+    header.as_mut_bytes()[124..136]
+        .copy_from_slice(&[0x80, 0, 0, 0, 0x7f, 255, 255, 255, 255, 255, 255, 255]);
     header.set_cksum();
     header.as_bytes().to_vec()
 }
@@ -36,19 +44,48 @@ async fn archives_are_refused_and_leave_nothing() {
         ("parent escape", vec![Layer::new().file("../evil", "x").tar()], "008", "leads out"),
         ("escape in the middle", vec![Layer::new().file("a/../../evil", "x").tar()], "008", "leads out"),
         ("absolute escape", vec![Layer::new().file("/../evil", "x").tar()], "008", "leads out"),
-        ("escaping hard link", vec![Layer::new().hard_link("l", "../../etc/shadow").tar()], "008", "leads out"),
+        (
+            "escaping hard link",
+            vec![Layer::new().hard_link("l", "../../etc/shadow").tar()],
+            "008",
+            "leads out",
+        ),
         ("hard link to nothing", vec![Layer::new().hard_link("l", "nowhere").tar()], "008", "does not exist"),
-        ("hard link to a directory", vec![Layer::new().dir("d", 0o755).hard_link("l", "d").tar()], "008", "is a directory"),
+        (
+            "hard link to a directory",
+            vec![Layer::new().dir("d", 0o755).hard_link("l", "d").tar()],
+            "008",
+            "is a directory",
+        ),
         ("hard link to itself", vec![Layer::new().hard_link("l", "l").tar()], "008", "link itself"),
-        ("hard links in a circle", vec![Layer::new().hard_link("a", "b").hard_link("b", "a").tar()], "008", "link itself"),
+        (
+            "hard links in a circle",
+            vec![Layer::new().hard_link("a", "b").hard_link("b", "a").tar()],
+            "008",
+            "link itself",
+        ),
         (
             "hard link to what a layer between removed",
-            vec![Layer::new().file("f", "x").tar(), Layer::new().whiteout(".wh.f").tar(), Layer::new().hard_link("l", "f").tar()],
+            vec![
+                Layer::new().file("f", "x").tar(),
+                Layer::new().whiteout(".wh.f").tar(),
+                Layer::new().hard_link("l", "f").tar(),
+            ],
             "008",
             "does not exist",
         ),
-        ("through a link", vec![Layer::new().symlink("d", "/etc").file("d/passwd", "x").tar()], "008", "no directory"),
-        ("directory swapped for a link", vec![Layer::new().dir("d", 0o755).symlink("d", "/etc").file("d/passwd", "x").tar()], "008", "no directory"),
+        (
+            "through a link",
+            vec![Layer::new().symlink("d", "/etc").file("d/passwd", "x").tar()],
+            "008",
+            "no directory",
+        ),
+        (
+            "directory swapped for a link",
+            vec![Layer::new().dir("d", 0o755).symlink("d", "/etc").file("d/passwd", "x").tar()],
+            "008",
+            "no directory",
+        ),
         ("through a file", vec![Layer::new().file("f", "x").file("f/g", "x").tar()], "008", "no directory"),
         ("root is a link", vec![Layer::new().symlink("./", "/etc").tar()], "008", "root"),
         ("below a whiteout", vec![Layer::new().file(".wh.a/b", "x").tar()], "008", "whiteout"),
@@ -56,15 +93,48 @@ async fn archives_are_refused_and_leave_nothing() {
         ("long name", vec![Layer::new().file(&long_name, "x").tar()], "008", "255"),
         ("long path", vec![Layer::new().file(&long_path, "x").tar()], "008", "too long"),
         ("deep", vec![Layer::new().file(&deep, "x").tar()], "008", "deeply"),
-        ("zero byte in a name", vec![Layer::new().pax(&[("path", b"a\0b")]).file("x", "").tar()], "008", "zero byte"),
+        (
+            "zero byte in a name",
+            vec![Layer::new().pax(&[("path", b"a\0b")]).file("x", "").tar()],
+            "008",
+            "zero byte",
+        ),
         ("too many entries", vec![many.tar()], "008", "too many files"),
         ("bomb", vec![Layer::new().file("zeros", vec![0; 2 << 20]).tar()], "008", "at most"),
-        ("bomb of many", vec![Layer::new().file("a", vec![0; 700 << 10]).file("b", vec![0; 700 << 10]).tar()], "008", "too many bytes"),
-        ("bomb of layers", vec![Layer::new().file("a", vec![0; 700 << 10]).tar(), Layer::new().file("b", vec![0; 700 << 10]).tar()], "008", "too many bytes"),
+        (
+            "bomb of many",
+            vec![Layer::new().file("a", vec![0; 700 << 10]).file("b", vec![0; 700 << 10]).tar()],
+            "008",
+            "too many bytes",
+        ),
+        (
+            "bomb of layers",
+            vec![
+                Layer::new().file("a", vec![0; 700 << 10]).tar(),
+                Layer::new().file("b", vec![0; 700 << 10]).tar(),
+            ],
+            "008",
+            "too many bytes",
+        ),
         ("size beyond all", vec![huge_file()], "008", "at most"),
-        ("attributes", vec![Layer::new().pax(&[("SCHILY.xattr.user.x", &[b'v'; 2000])]).file("f", "").tar()], "008", "extended attributes"),
-        ("extended header", vec![Layer::new().pax(&[("SCHILY.xattr.user.x", &[b'v'; 9000])]).file("f", "").tar()], "008", "extended tar header"),
-        ("malformed records", vec![Layer::new().raw(b"x", Layer::header(b'x', 9, 0), b"99 nonsen").file("f", "").tar()], "008", "PAX record"),
+        (
+            "attributes",
+            vec![Layer::new().pax(&[("SCHILY.xattr.user.x", &[b'v'; 2000])]).file("f", "").tar()],
+            "008",
+            "extended attributes",
+        ),
+        (
+            "extended header",
+            vec![Layer::new().pax(&[("SCHILY.xattr.user.x", &[b'v'; 9000])]).file("f", "").tar()],
+            "008",
+            "extended tar header",
+        ),
+        (
+            "malformed records",
+            vec![Layer::new().raw(b"x", Layer::header(b'x', 9, 0), b"99 nonsen").file("f", "").tar()],
+            "008",
+            "PAX record",
+        ),
         ("device out of range", vec![Layer::new().device(b'3', "n", 4096, 0).tar()], "008", "out of range"),
         ("minor out of range", vec![Layer::new().device(b'4', "n", 0, 1 << 20).tar()], "008", "out of range"),
         ("negative owner", vec![Layer::new().raw(b"f", negative, b"").tar()], "008", "out of range"),
@@ -77,14 +147,19 @@ async fn archives_are_refused_and_leave_nothing() {
         ("unknown kind", vec![odd.tar()], "009", "kind 'Q'"),
     ];
     for (why, layers, code, words) in rows {
-        let bench = Bench::with(coracle_image::StoreOptions { limits: Limits { unpacked_bytes: 64 << 20, ..tiny() }, ..options() });
+        let bench = Bench::with(coracle_image::StoreOptions {
+            limits: Limits { unpacked_bytes: 64 << 20, ..tiny() },
+            ..options()
+        });
         let path = bench.path();
         let parts = Parts::new(layers.iter().map(|l| Stored::gzip(l)).collect());
         let image = bench.import(&parts).await.unwrap();
         let Bench { dir, store } = bench;
         drop(store);
         // The limits under test are set once the image is in, because an import reads its layers, too.
-        let store = coracle_image::Store::open(&path, coracle_image::StoreOptions { limits: tiny(), ..options() }).unwrap();
+        let store =
+            coracle_image::Store::open(&path, coracle_image::StoreOptions { limits: tiny(), ..options() })
+                .unwrap();
         let bench = Bench { dir, store };
         let before = bench.listing();
         let error = bench.store.rootfs(&image).await.expect_err(why);
@@ -121,7 +196,14 @@ async fn lying_layouts_are_refused() {
     let rows: [(&str, Spoil, &str); 6] = [
         ("layer larger than announced", |m| m["layers"][0]["size"] = 5.into(), "7"),
         ("layer smaller than announced", |m| m["layers"][0]["size"] = 5000.into(), "8"),
-        ("foreign layer", |m| m["layers"][0]["mediaType"] = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip".into(), "9"),
+        (
+            "foreign layer",
+            |m| {
+                m["layers"][0]["mediaType"] =
+                    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip".into()
+            },
+            "9",
+        ),
         ("unknown layer", |m| m["layers"][0]["mediaType"] = "text/plain".into(), "9"),
         ("no layers", |m| m["layers"] = serde_json::json!([]), "8"),
         ("artifact", |m| m["config"]["mediaType"] = "application/vnd.oci.empty.v1+json".into(), "9"),

@@ -8,7 +8,11 @@ fn parts() -> Parts {
     let low = Layer::new().file("low", "1").dir("d", 0o755).tar();
     let high = Layer::new().file("high", vec![5; 70_000]).tar();
     // No zstd here: the docker format does not have it, and skopeo refuses to convert.
-    Parts::new(vec![Stored::gzip(&low), Stored::gzip(&high), Stored::plain(&Layer::new().file("top", "3").tar())])
+    Parts::new(vec![
+        Stored::gzip(&low),
+        Stored::gzip(&high),
+        Stored::plain(&Layer::new().file("top", "3").tar()),
+    ])
 }
 
 #[tokio::test]
@@ -20,7 +24,14 @@ async fn an_archive_of_skopeo() {
     let layout = dir.path().join("layout");
     parts().write(&layout, "t");
     let archive = dir.path().join("image.tar");
-    run("skopeo", &["copy", &format!("oci:{}:t", layout.display()), &format!("docker-archive:{}:localhost/x/y:7", archive.display())]);
+    run(
+        "skopeo",
+        &[
+            "copy",
+            &format!("oci:{}:t", layout.display()),
+            &format!("docker-archive:{}:localhost/x/y:7", archive.display()),
+        ],
+    );
     let bench = Bench::new();
     let from_layout = bench.import(&parts()).await.unwrap();
     let image = bench.store.import(&Source::DockerArchive(archive.clone()), None, progress()).await.unwrap();
@@ -39,9 +50,19 @@ async fn archives_that_lie_leave_nothing() {
     let layer = &good.layers[0].bytes;
     let other = Layer::new().file("f", "y").tar();
     let config = format!("{}.json", "c".repeat(64));
-    let manifest = |layers: &str| format!(r#"[{{"Config":"{config}","RepoTags":["a:1"],"Layers":[{layers}]}}]"#);
-    let archive = |manifest: &str, layer: &[u8]| Layer::new().file("l/layer.tar", layer).file(&config, &good.config).file("manifest.json", manifest).tar();
-    let linked = Layer::new().file("real/layer.tar", layer).symlink("l/layer.tar", "../real/layer.tar").file(&config, &good.config);
+    let manifest =
+        |layers: &str| format!(r#"[{{"Config":"{config}","RepoTags":["a:1"],"Layers":[{layers}]}}]"#);
+    let archive = |manifest: &str, layer: &[u8]| {
+        Layer::new()
+            .file("l/layer.tar", layer)
+            .file(&config, &good.config)
+            .file("manifest.json", manifest)
+            .tar()
+    };
+    let linked = Layer::new()
+        .file("real/layer.tar", layer)
+        .symlink("l/layer.tar", "../real/layer.tar")
+        .file(&config, &good.config);
     let whole = manifest("\"l/layer.tar\"");
     for (why, bytes, code) in [
         ("good", archive(&whole, layer), ""),
@@ -51,7 +72,11 @@ async fn archives_that_lie_leave_nothing() {
         ("too few layers", archive(&manifest(""), layer), "COR-IMG-008"),
         ("no manifest", Layer::new().file("l/layer.tar", layer).tar(), "COR-IMG-002"),
         ("no json", archive("nonsense", layer), "COR-IMG-002"),
-        ("two images", archive(&format!("{},{}", &whole[..whole.len() - 1], &whole[1..]), layer), "COR-IMG-002"),
+        (
+            "two images",
+            archive(&format!("{},{}", &whole[..whole.len() - 1], &whole[1..]), layer),
+            "COR-IMG-002",
+        ),
         ("cut", archive(&whole, layer)[..1500].to_vec(), "COR-IMG-008"),
         ("empty", vec![], "COR-IMG-002"),
     ] {
@@ -60,7 +85,9 @@ async fn archives_that_lie_leave_nothing() {
         std::fs::write(&file, bytes).unwrap();
         let before = bench.listing();
         match bench.store.import(&Source::DockerArchive(file), None, progress()).await {
-            Ok(image) => assert!(code.is_empty() && image.layers[0].digest == good.layers[0].diff_id, "{why}"),
+            Ok(image) => {
+                assert!(code.is_empty() && image.layers[0].digest == good.layers[0].diff_id, "{why}")
+            }
             Err(error) => {
                 assert_eq!(error.code(), code, "{why}: {error}");
                 assert_eq!(bench.listing(), before, "{why}: nothing is left");
@@ -82,7 +109,13 @@ async fn layouts_by_tag() {
     let missing = bench.store.import(&source(Some("v2")), None, progress()).await.unwrap_err();
     assert!(missing.to_string().contains("only: localhost/a/b:v1"), "{missing}");
     let nowhere = Source::OciDir { dir: "/nonexistent".into(), tag: None };
-    assert!(matches!(bench.store.import(&nowhere, None, progress()).await, Err(ImageError::InvalidSource { .. })));
+    assert!(matches!(
+        bench.store.import(&nowhere, None, progress()).await,
+        Err(ImageError::InvalidSource { .. })
+    ));
     let registry = Source::Registry("x".parse().unwrap());
-    assert!(matches!(bench.store.import(&registry, None, progress()).await, Err(ImageError::InvalidSource { .. })));
+    assert!(matches!(
+        bench.store.import(&registry, None, progress()).await,
+        Err(ImageError::InvalidSource { .. })
+    ));
 }

@@ -1,5 +1,8 @@
-//! Images against real peers: fsck.erofs and the kernel for root file systems, docker-registry and skopeo for pulls, a hostile server
-//! and hostile archives for everything else. One binary, because linking is what takes the time.
+//! Images against real peers: fsck.erofs and the kernel for root file systems, docker-registry and skopeo for
+//! pulls, a hostile server and hostile archives for everything else. One binary, because linking is what
+//! takes the time.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which the lint cannot see")]
 
 mod common;
 mod crash;

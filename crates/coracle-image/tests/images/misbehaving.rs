@@ -17,7 +17,7 @@ use axum::{
 use coracle_image::{Credentials, Digest, ImageError, PullOptions, Reference, Secret, StoreOptions};
 use tokio::task::JoinSet;
 
-use crate::common::{Bench, Layer, MANIFEST_TYPE, Parts, Stored, options, progress};
+use crate::common::{Bench, Layer, MANIFEST_TYPE, Parts, Stored, noise, options, progress};
 
 /// What a server does wrong.
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -63,7 +63,14 @@ struct Running {
 
 impl Running {
     async fn start(fault: Fault, parts: &Parts) -> Self {
-        Self::serve(Server { fault, blobs: parts.blobs(), manifest: parts.manifest.clone(), manifest_type: MANIFEST_TYPE.into(), ..Server::default() }).await
+        Self::serve(Server {
+            fault,
+            blobs: parts.blobs(),
+            manifest: parts.manifest.clone(),
+            manifest_type: MANIFEST_TYPE.into(),
+            ..Server::default()
+        })
+        .await
     }
 
     async fn serve(server: Server) -> Self {
@@ -111,7 +118,11 @@ async fn ping(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response
     if server.allows(&headers) { StatusCode::OK.into_response() } else { server.challenge() }
 }
 
-async fn token(State(server): State<Arc<Server>>, Query(query): Query<BTreeMap<String, String>>, headers: HeaderMap) -> Response {
+async fn token(
+    State(server): State<Arc<Server>>,
+    Query(query): Query<BTreeMap<String, String>>,
+    headers: HeaderMap,
+) -> Response {
     server.note(format!("token {}", query["scope"]));
     let login = headers.get("authorization").map(|v| v.to_str().unwrap().to_owned());
     if login.as_deref() == Some("Basic dTpw") {
@@ -120,7 +131,11 @@ async fn token(State(server): State<Arc<Server>>, Query(query): Query<BTreeMap<S
     (StatusCode::UNAUTHORIZED, r#"{"errors":[{"code":"UNAUTHORIZED"}]}"#).into_response()
 }
 
-async fn manifest(State(server): State<Arc<Server>>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+async fn manifest(
+    State(server): State<Arc<Server>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Response {
     let before = server.note(format!("manifest-{name}"));
     if !server.allows(&headers) {
         return server.challenge();
@@ -132,13 +147,20 @@ async fn manifest(State(server): State<Arc<Server>>, Path(name): Path<String>, h
             let chunk = || Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 64 << 10]));
             Body::from_stream(futures_util::stream::repeat_with(chunk)).into_response()
         }
-        Fault::WrongManifest => ([("docker-content-digest", Digest::of(b"else").to_string())], server.manifest.clone()).into_response(),
+        Fault::WrongManifest => {
+            ([("docker-content-digest", Digest::of(b"else").to_string())], server.manifest.clone())
+                .into_response()
+        }
         _ => match name.parse::<Digest>().ok().filter(|d| d.to_string() != digest) {
             Some(other) => match server.blobs.get(&other) {
                 Some(bytes) => ([("content-type", MANIFEST_TYPE)], bytes.clone()).into_response(),
                 None => StatusCode::NOT_FOUND.into_response(),
             },
-            None => ([("content-type", server.manifest_type.clone()), ("docker-content-digest", digest)], server.manifest.clone()).into_response(),
+            None => (
+                [("content-type", server.manifest_type.clone()), ("docker-content-digest", digest)],
+                server.manifest.clone(),
+            )
+                .into_response(),
         },
     }
 }
@@ -149,12 +171,15 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<String>, hea
     if !server.allows(&headers) {
         return server.challenge();
     }
-    let Some(bytes) = digest.parse().ok().and_then(|d: Digest| server.blobs.get(&d)).cloned() else { return StatusCode::NOT_FOUND.into_response() };
+    let Some(bytes) = digest.parse().ok().and_then(|d: Digest| server.blobs.get(&d)).cloned() else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
     // The configuration is small and always right, so that the faults hit layers.
     if bytes.starts_with(b"{") {
         return bytes.into_response();
     }
-    let start: usize = range.map_or(0, |r| r.strip_prefix("bytes=").unwrap().trim_end_matches('-').parse().unwrap());
+    let start: usize =
+        range.map_or(0, |r| r.strip_prefix("bytes=").unwrap().trim_end_matches('-').parse().unwrap());
     let length = bytes.len();
     let part = |start: usize, end: usize| {
         let first = Bytes::copy_from_slice(&bytes[start..end]);
@@ -162,7 +187,8 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<String>, hea
         Body::from_stream(futures_util::stream::unfold(Some(first), move |first| async move {
             match first {
                 Some(bytes) => Some((Ok(bytes), None)),
-                // The first part must be on its way before the connection is dropped, which takes what is buffered along.
+                // The first part must be on its way before the connection is dropped, which takes what is
+                // buffered along.
                 None if cut => {
                     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                     Some((Err(std::io::Error::other("cut")), None))
@@ -187,8 +213,7 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<String>, hea
 }
 
 fn parts() -> Parts {
-    let noise: Vec<u8> = (0..400_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    Parts::new(vec![Stored::plain(&Layer::new().file("noise", noise).tar())])
+    Parts::new(vec![Stored::plain(&Layer::new().file("noise", noise(400_000, 2_654_435_761)).tar())])
 }
 
 fn anonymous() -> PullOptions {
@@ -230,7 +255,13 @@ async fn a_download_survives_a_restart_even_if_its_rest_was_damaged() {
         std::fs::write(bench.path().join("partial").join(layer.diff_id.hex()), rest).unwrap();
         running.server.seen.lock().unwrap().clear();
         pull(&bench, &running).await.unwrap();
-        let asked = running.seen().lines().filter(|l| l.contains(&layer.diff_id.hex())).map(str::to_owned).collect::<Vec<_>>().join(",");
+        let asked = running
+            .seen()
+            .lines()
+            .filter(|l| l.contains(&layer.diff_id.hex()))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+            .join(",");
         assert!(asked.ends_with(want), "{why}: {asked}");
     }
 }
@@ -271,17 +302,38 @@ async fn documents_that_are_refused() {
         change(&mut manifest);
         manifest.to_string().into_bytes()
     };
-    let schema1 = br#"{"schemaVersion":1,"name":"a/b","tag":"1","architecture":"amd64","fsLayers":[]}"#.to_vec();
+    let schema1 =
+        br#"{"schemaVersion":1,"name":"a/b","tag":"1","architecture":"amd64","fsLayers":[]}"#.to_vec();
     let index = serde_json::json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [
         {"mediaType": MANIFEST_TYPE, "digest": Digest::of(b"x"), "size": 1, "platform": {"os": "linux", "architecture": "riscv64"}}]});
     for (why, manifest, code, words) in [
         ("schema 1", schema1, "COR-IMG-009", "schema 1"),
         ("foreign architecture", index.to_string().into_bytes(), "COR-IMG-006", "linux/riscv64"),
-        ("larger than the blob", spoil(&|m| m["layers"][0]["size"] = 7_000_000.into()), "COR-IMG-008", "announced"),
+        (
+            "larger than the blob",
+            spoil(&|m| m["layers"][0]["size"] = 7_000_000.into()),
+            "COR-IMG-008",
+            "announced",
+        ),
         ("smaller than the blob", spoil(&|m| m["layers"][0]["size"] = 7.into()), "COR-IMG-008", "announced"),
-        ("more than all disks", spoil(&|m| m["layers"][0]["size"] = (60u64 << 30).into()), "COR-IMG-010", "needs"),
-        ("more than the limit", spoil(&|m| m["layers"][0]["size"] = (65u64 << 30).into()), "COR-IMG-008", "at most"),
-        ("large configuration", spoil(&|m| m["config"]["size"] = (5u64 << 20).into()), "COR-IMG-008", "configuration"),
+        (
+            "more than all disks",
+            spoil(&|m| m["layers"][0]["size"] = (60u64 << 30).into()),
+            "COR-IMG-010",
+            "needs",
+        ),
+        (
+            "more than the limit",
+            spoil(&|m| m["layers"][0]["size"] = (65u64 << 30).into()),
+            "COR-IMG-008",
+            "at most",
+        ),
+        (
+            "large configuration",
+            spoil(&|m| m["config"]["size"] = (5u64 << 20).into()),
+            "COR-IMG-008",
+            "configuration",
+        ),
         ("no json", b"<html>".to_vec(), "COR-IMG-008", "parse"),
     ] {
         let free = rustix::fs::statvfs("/tmp").unwrap();
@@ -302,19 +354,26 @@ async fn documents_that_are_refused() {
 #[tokio::test]
 async fn the_right_platform_is_chosen_from_an_index() {
     let parts = parts();
-    let entry = |digest: Digest, size: usize, architecture: &str| {
-        serde_json::json!({"mediaType": MANIFEST_TYPE, "digest": digest, "size": size, "platform": {"os": "linux", "architecture": architecture}})
-    };
+    let entry = |digest: Digest, size: usize, architecture: &str| serde_json::json!({"mediaType": MANIFEST_TYPE, "digest": digest, "size": size, "platform": {"os": "linux", "architecture": architecture}});
     let index = serde_json::json!({"schemaVersion": 2, "manifests": [
         entry(Digest::of(b"arm"), 3, "arm64"), entry(Digest::of(&parts.manifest), parts.manifest.len(), "amd64"), entry(Digest::of(b"?"), 1, "unknown")]});
     let index = index.to_string().into_bytes();
-    let server = Server { blobs: parts.blobs(), manifest: index.clone(), manifest_type: "application/vnd.oci.image.index.v1+json".into(), ..Server::default() };
+    let server = Server {
+        blobs: parts.blobs(),
+        manifest: index.clone(),
+        manifest_type: "application/vnd.oci.image.index.v1+json".into(),
+        ..Server::default()
+    };
     let running = Running::serve(server).await;
     let bench = Bench::new();
     let image = pull(&bench, &running).await.unwrap();
     assert_eq!(image.digest, Digest::of(&parts.manifest));
     let by_index = running.reference.with_digest(Digest::of(&index));
-    assert_eq!(bench.store.get(&by_index).await.unwrap().unwrap().digest, image.digest, "pinned by the index's digest");
+    assert_eq!(
+        bench.store.get(&by_index).await.unwrap().unwrap().digest,
+        image.digest,
+        "pinned by the index's digest"
+    );
     running.server.seen.lock().unwrap().clear();
     let always = PullOptions { policy: coracle_image::PullPolicy::Always, ..anonymous() };
     bench.store.pull(&running.reference, &always, progress()).await.unwrap();
@@ -327,7 +386,10 @@ async fn tokens() {
     let bench = Bench::new();
     let error = pull(&bench, &running).await.unwrap_err();
     assert!(matches!(error, ImageError::Unauthorized { .. }), "{error}");
-    let login = PullOptions { credentials: Credentials::Basic { user: "u".into(), password: Secret::new("p") }, ..anonymous() };
+    let login = PullOptions {
+        credentials: Credentials::Basic { user: "u".into(), password: Secret::new("p") },
+        ..anonymous()
+    };
     bench.store.pull(&running.reference, &login, progress()).await.unwrap();
     assert!(running.seen().contains("token repository:a/b:pull"), "{}", running.seen());
     let bearer = PullOptions { credentials: Credentials::Bearer(Secret::new("good-token")), ..anonymous() };

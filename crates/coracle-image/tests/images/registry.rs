@@ -9,7 +9,10 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use coracle_image::{Credentials, ImageError, Progress, ProgressEvent, PullOptions, PullPolicy, Reference, RegistryConfig, Secret, Step};
+use coracle_image::{
+    Credentials, ImageError, Progress, ProgressEvent, PullOptions, PullPolicy, Reference, RegistryConfig,
+    Secret, Step,
+};
 
 use crate::common::{Bench, Layer, Parts, Stored, have, options, progress, run};
 
@@ -28,14 +31,22 @@ impl Registry {
         let dir = tempfile::tempdir().unwrap();
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let root = dir.path().display();
-        let mut config = format!("version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\nhttp:\n  addr: {address}\n");
+        let mut config = format!(
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\nhttp:\n  addr: {address}\n"
+        );
         if auth {
             std::fs::write(dir.path().join("htpasswd"), HTPASSWD).unwrap();
             config += &format!("auth:\n  htpasswd:\n    realm: test\n    path: {root}/htpasswd\n");
         }
         let path = dir.path().join("config.yml");
         std::fs::write(&path, config).unwrap();
-        let child = Command::new("docker-registry").arg("serve").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let child = Command::new("docker-registry")
+            .arg("serve")
+            .arg(path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let registry = Self { child, address, dir };
         for _ in 0..200 {
             if TcpStream::connect(address).is_ok() {
@@ -43,7 +54,7 @@ impl Registry {
             }
             std::thread::sleep(Duration::from_millis(25));
         }
-        panic!("docker-registry does not listen on {address}");
+        unreachable!("docker-registry does not listen on {address}");
     }
 
     /// Pushes with skopeo.
@@ -52,7 +63,8 @@ impl Registry {
         let _ = std::fs::remove_dir_all(&layout);
         parts.write(&layout, "t");
         let target = format!("docker://{}/{name}", self.address);
-        let mut args = vec!["copy".to_owned(), "--preserve-digests".to_owned(), "--dest-tls-verify=false".to_owned()];
+        let mut args =
+            vec!["copy".to_owned(), "--preserve-digests".to_owned(), "--dest-tls-verify=false".to_owned()];
         args.extend(creds.map(|c| format!("--dest-creds={c}")));
         args.extend([format!("oci:{}:t", layout.display()), target]);
         run("skopeo", &args.iter().map(String::as_str).collect::<Vec<_>>());
@@ -69,7 +81,11 @@ impl Drop for Registry {
 
 fn parts(content: &str) -> Parts {
     let low = Layer::new().file("base", vec![b'b'; 300_000]).tar();
-    Parts::new(vec![Stored::gzip(&low), Stored::gzip(&Layer::new().file("f", content).tar()), Stored::gzip(&low)])
+    Parts::new(vec![
+        Stored::gzip(&low),
+        Stored::gzip(&Layer::new().file("f", content).tar()),
+        Stored::gzip(&low),
+    ])
 }
 
 fn anonymous() -> PullOptions {
@@ -77,7 +93,8 @@ fn anonymous() -> PullOptions {
 }
 
 fn docker_config(dir: &Path, registry: &Registry, login: &str) -> PullOptions {
-    let config = serde_json::json!({"auths": {registry.address.to_string(): {"auth": STANDARD.encode(login)}}});
+    let config =
+        serde_json::json!({"auths": {registry.address.to_string(): {"auth": STANDARD.encode(login)}}});
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     PullOptions { credentials: Credentials::Docker { dir: Some(dir.to_owned()) }, ..PullOptions::default() }
 }
@@ -103,10 +120,15 @@ async fn anonymous_pull() {
     let seen = Arc::new(Recorder::default());
     let image = bench.store.pull(&reference, &anonymous(), seen.clone()).await.unwrap();
     assert_eq!(image.digest, coracle_image::Digest::of(&parts.manifest));
-    assert_eq!(image.references, [reference.clone()]);
+    assert_eq!(image.references, std::slice::from_ref(&reference));
     for layer in &image.layers {
         let events = seen.0.lock().unwrap().clone();
-        let last = events.iter().rev().find(|e| e.step == Step::Download && e.item == Some(layer.digest)).unwrap().clone();
+        let last = events
+            .iter()
+            .rev()
+            .find(|e| e.step == Step::Download && e.item == Some(layer.digest))
+            .unwrap()
+            .clone();
         assert_eq!((last.done_bytes, last.total_bytes), (layer.size_bytes, layer.size_bytes));
     }
     bench.store.rootfs_with(&image, seen.clone()).await.unwrap();
@@ -168,15 +190,79 @@ async fn passwords() {
     for (why, options) in [
         ("nobody", anonymous()),
         ("wrong password", docker_config(dir.path(), &registry, "user:wrong")),
-        ("wrong, given", PullOptions { credentials: Credentials::Basic { user: "user".into(), password: Secret::new("no") }, ..anonymous() }),
+        (
+            "wrong, given",
+            PullOptions {
+                credentials: Credentials::Basic { user: "user".into(), password: Secret::new("no") },
+                ..anonymous()
+            },
+        ),
     ] {
         let error = bench.store.pull(&reference, &options, progress()).await.expect_err(why);
         assert!(matches!(error, ImageError::Unauthorized { .. }), "{why}: {error}");
         assert!(error.help().unwrap().contains(&format!("docker login {}", registry.address)));
         assert_eq!(bench.listing(), before, "{why}");
     }
-    let image = bench.store.pull(&reference, &docker_config(dir.path(), &registry, "user:secret"), progress()).await.unwrap();
+    let image = bench
+        .store
+        .pull(&reference, &docker_config(dir.path(), &registry, "user:secret"), progress())
+        .await
+        .unwrap();
     bench.store.rootfs(&image).await.unwrap();
+}
+
+const CHILD: &str = "CORACLE_IMAGE_HELPER_NAME";
+
+/// The child: pulls with what the environment offers.
+#[tokio::test]
+async fn child_pulls_with_its_environment() {
+    let Ok(name) = std::env::var(CHILD) else { return };
+    let pulled = Bench::new().store.pull(&name.parse().unwrap(), &PullOptions::default(), progress()).await;
+    println!("code {}", pulled.map_or_else(|e| e.code().to_owned(), |_| "ok".to_owned()));
+}
+
+#[tokio::test]
+async fn credential_helpers_of_docker() {
+    use std::os::unix::fs::PermissionsExt;
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(true);
+    let reference = registry.push(&parts("x"), "private:1", Some("user:secret"));
+    let dir = tempfile::tempdir().unwrap();
+    let good =
+        r#"read server; echo "{\"ServerURL\":\"$server\",\"Username\":\"user\",\"Secret\":\"secret\"}""#;
+    for (helper, script) in [
+        ("good", good),
+        ("none", "echo credentials not found in native keychain; exit 1"),
+        ("broken", "exit 3"),
+    ] {
+        let path = dir.path().join(format!("docker-credential-{helper}"));
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let by_host = |helper: &str| format!(r#"{{"credHelpers":{{"{}":"{helper}"}}}}"#, registry.address);
+    for (config, want) in [
+        (by_host("good"), "code ok"),
+        (r#"{"credsStore":"good"}"#.to_owned(), "code ok"),
+        (by_host("none"), "code COR-IMG-005"),
+        (by_host("broken"), "code COR-IMG-016"),
+        (by_host("missing"), "code COR-IMG-016"),
+        (by_host("../evil"), "code COR-IMG-016"),
+        ("{".to_owned(), "code COR-IMG-016"),
+    ] {
+        std::fs::write(dir.path().join("config.json"), &config).unwrap();
+        let path = std::env::join_paths([dir.path(), Path::new("/bin"), Path::new("/usr/bin")]).unwrap();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "registry::child_pulls_with_its_environment", "--nocapture"])
+            .env(CHILD, reference.to_string())
+            .env("DOCKER_CONFIG", dir.path())
+            .env("PATH", path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains(want), "{config}: {said}");
+    }
 }
 
 #[tokio::test]
@@ -211,5 +297,39 @@ async fn pulls_at_the_same_time_share_the_work() {
     let whole = |e: &&ProgressEvent| e.step == Step::Download && e.done_bytes == e.total_bytes;
     let ends = seen.0.lock().unwrap().iter().filter(whole).count();
     assert_eq!(ends, 2, "each of the two different layers was fetched once");
-    std::fs::read_dir(bench.path().join("partial")).unwrap().for_each(|e| panic!("left: {e:?}"));
+    assert_eq!(std::fs::read_dir(bench.path().join("partial")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prune_never_takes_what_a_pull_needs() {
+    if !have(&["docker-registry", "skopeo"]) {
+        return;
+    }
+    let registry = Registry::start(false);
+    let reference = registry.push(&parts("x"), "a:1", None);
+    let bench = Bench::new();
+    let options = anonymous();
+    for round in 0..20 {
+        let pull = async {
+            let image = bench.store.pull(&reference, &options, progress()).await?;
+            bench.store.rootfs(&image).await.map(|_| image)
+        };
+        let prune = async {
+            for _ in 0..20 {
+                bench.store.prune(&Default::default(), false).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let (image, ()) = tokio::join!(pull, prune);
+        let image = image.unwrap_or_else(|e| unreachable!("round {round}: {e}"));
+        assert_eq!(bench.store.get(&reference).await.unwrap(), Some(image), "round {round}");
+        bench.store.remove(&reference).await.unwrap();
+    }
+    bench.store.prune(&Default::default(), false).await.unwrap();
+    assert_eq!(
+        bench.listing().len(),
+        3,
+        "the lock, the layout's marker and the index: {:?}",
+        bench.listing()
+    );
 }

@@ -30,10 +30,13 @@ async fn an_image_says_what_it_is() {
     assert_eq!(image.config.stop_signal.as_deref(), Some("SIGINT"));
     assert_eq!(image.created, Some("2024-05-06T07:08:09Z".parse().unwrap()));
     assert_eq!(image.size_bytes, parts.blobs().values().map(|b| b.len() as u64).sum::<u64>());
-    assert_eq!(bench.store.list().await.unwrap(), [image.clone()]);
+    assert_eq!(bench.store.list().await.unwrap(), std::slice::from_ref(&image));
     assert_eq!(bench.store.get(&image.references[0]).await.unwrap(), Some(image.clone()));
     assert_eq!(bench.store.get_by_digest(&image.digest).await.unwrap(), Some(image.clone()));
-    assert_eq!(bench.store.get(&name("localhost/test/image").with_digest(image.digest)).await.unwrap(), Some(image));
+    assert_eq!(
+        bench.store.get(&name("localhost/test/image").with_digest(image.digest)).await.unwrap(),
+        Some(image)
+    );
     assert_eq!(bench.store.get(&name("localhost/test/image:2")).await.unwrap(), None);
 }
 

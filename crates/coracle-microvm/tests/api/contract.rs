@@ -25,13 +25,18 @@ fn create_to_running_in_three_writes() {
         let (id, status) = (w.id("web"), vm.status.clone().unwrap());
         assert_eq!(w.agent.mutations(), [format!("CreateVM {id}"), format!("StartVM {id}")]);
         let request = w.agent.request(&id);
-        assert_eq!((request.image_ref.as_str(), request.vm_id.as_str()), ("docker.io/myorg/my-app:v1.2.3", id.as_str()));
+        assert_eq!(
+            (request.image_ref.as_str(), request.vm_id.as_str()),
+            ("docker.io/myorg/my-app:v1.2.3", id.as_str())
+        );
         assert_eq!((request.vcpu_count, request.memory_mb), (2, 1024));
         let meta = |key: &str| request.metadata.get(key).cloned().unwrap_or_default();
         assert_eq!(meta("coracle.dev/uid"), made.uid().unwrap());
         assert_eq!(meta("coracle.dev/idempotent"), "true");
         assert_eq!((meta("coracle.dev/namespace"), meta("coracle.dev/name")), (w.ns.clone(), "web".into()));
-        assert!(w.agent.shared.fences.lock().unwrap().iter().all(|f| *f == (made.uid().unwrap(), "1".into())));
+        assert!(
+            w.agent.shared.fences.lock().unwrap().iter().all(|f| *f == (made.uid().unwrap(), "1".into()))
+        );
         assert_eq!((status.phase, status.vm_id.as_str()), (Some(Phase::Running), id.as_str()));
         assert_eq!(status.ip_address, "10.100.0.42");
         assert_eq!(status.agent_address, w.agent.address);
@@ -58,7 +63,10 @@ fn a_quiet_object_is_looked_at_and_never_written() {
         assert_eq!(writes.all().len(), 0);
         assert_eq!(w.agent.count("CreateVM"), 1, "a second reconcile makes no second create");
         assert_eq!(w.agent.count("StartVM"), 1);
-        eventually("only the event stream is connected", async || (w.agent.shared.open.load(Ordering::SeqCst) == 1).then_some(())).await
+        eventually("only the event stream is connected", async || {
+            (w.agent.shared.open.load(Ordering::SeqCst) == 1).then_some(())
+        })
+        .await
     });
 }
 
@@ -98,7 +106,8 @@ fn a_blip_while_it_runs_changes_nothing() {
         w.agent.fail("GetVM", Fault::Status(Code::Unavailable, "a blip"));
         w.agent.fail("GetVM", Fault::Status(Code::Internal, "another"));
         let looks = w.agent.count("GetVM");
-        eventually("the blips are over", async || (w.agent.count("GetVM") >= looks + 4).then_some(())).await?;
+        eventually("the blips are over", async || (w.agent.count("GetVM") >= looks + 4).then_some(()))
+            .await?;
         let after = w.vms().get("web").await?;
         assert_eq!(before.resource_version(), after.resource_version());
         Ok::<_, anyhow::Error>(())
@@ -109,7 +118,10 @@ fn a_blip_while_it_runs_changes_nothing() {
 fn a_permanent_error_is_failed_and_can_be_put_right() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        w.agent.fail_always("CreateVM", Some(Fault::Status(Code::FailedPrecondition, "no image docker.io/myorg/nope:1")));
+        w.agent.fail_always(
+            "CreateVM",
+            Some(Fault::Status(Code::FailedPrecondition, "no image docker.io/myorg/nope:1")),
+        );
         let _operator = w.operator();
         w.create("web", w.spec()).await?;
         let vm = w.until_reason("web", "AgentError").await?;
@@ -150,7 +162,10 @@ fn the_first_generations_errors_count_by_their_text() {
 fn internal_again_and_again_is_said_and_keeps_the_phase() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        w.agent.fail_always("CreateVM", Some(Fault::Status(Code::Internal, "failed to start VM task: no such image")));
+        w.agent.fail_always(
+            "CreateVM",
+            Some(Fault::Status(Code::Internal, "failed to start VM task: no such image")),
+        );
         let _operator = w.operator();
         w.create("web", w.spec()).await?;
         let vm = w.until_reason("web", "AgentInternalError").await?;
@@ -190,7 +205,10 @@ fn a_changed_address_does_not_redirect_deletion() {
         w.until_running("web").await?;
         w.patch("web", json!({"spec": {"agentAddress": other.address, "nodeName": "elsewhere"}})).await?;
         let looks = w.agent.count("GetVM");
-        eventually("it is looked at where it is", async || (w.agent.count("GetVM") >= looks + 3).then_some(())).await?;
+        eventually("it is looked at where it is", async || {
+            (w.agent.count("GetVM") >= looks + 3).then_some(())
+        })
+        .await?;
         assert_eq!(w.vms().get("web").await?.status.unwrap().agent_address, w.agent.address);
         w.delete("web").await?;
         w.until_gone("web").await?;
@@ -213,7 +231,11 @@ fn a_vm_of_another_object_is_never_adopted() {
         w.delete("web").await?;
         w.until_gone("web").await?;
         assert_eq!(w.agent.mutations(), [] as [&str; 0]);
-        assert_eq!(w.agent.machines(), [format!("{} VM_STATE_RUNNING", w.id("web"))], "and not deleted with it");
+        assert_eq!(
+            w.agent.machines(),
+            [format!("{} VM_STATE_RUNNING", w.id("web"))],
+            "and not deleted with it"
+        );
         Ok::<_, anyhow::Error>(())
     });
 }
@@ -250,14 +272,19 @@ fn already_exists_counts_as_created() {
 fn an_agent_that_hangs_delays_and_doubles_nothing() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        for (rpc, fault) in [("CreateVM", Fault::HangAfter), ("StartVM", Fault::HangBefore), ("GetVM", Fault::HangBefore)] {
+        for (rpc, fault) in
+            [("CreateVM", Fault::HangAfter), ("StartVM", Fault::HangBefore), ("GetVM", Fault::HangBefore)]
+        {
             w.agent.fail(rpc, fault);
         }
         let _operator = w.operator();
         w.create("web", w.spec()).await?;
         w.until_running("web").await?;
         assert_eq!(w.agent.shared.created.load(Ordering::SeqCst), 1);
-        eventually("no connection is left", async || (w.agent.shared.open.load(Ordering::SeqCst) <= 1).then_some(())).await
+        eventually("no connection is left", async || {
+            (w.agent.shared.open.load(Ordering::SeqCst) <= 1).then_some(())
+        })
+        .await
     });
 }
 
@@ -266,7 +293,8 @@ fn an_address_that_refuses_is_said_and_can_be_corrected() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let _operator = w.operator();
-        w.create("web", coracle_api::MikromVMSpec { agent_address: "127.0.0.1:1".into(), ..w.spec() }).await?;
+        w.create("web", coracle_api::MikromVMSpec { agent_address: "127.0.0.1:1".into(), ..w.spec() })
+            .await?;
         let vm = w.until_reason("web", "AgentUnreachable").await?;
         assert!(message(&vm).contains("127.0.0.1:1") && message(&vm).contains("refused"), "{}", message(&vm));
         w.until_event("web", "AgentUnreachable").await?;

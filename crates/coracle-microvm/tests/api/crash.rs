@@ -109,10 +109,15 @@ fn converges_after_a_crash_anywhere() {
         let w = World::new(cluster).await?;
         let (calls, creates) = life(&w, "calm", None).await?;
         assert_eq!(creates, 1);
-        assert!(calls >= 10, "hold, bind, create, start, report, stop, delete, release and the looks between: {calls}");
+        assert!(
+            calls >= 10,
+            "hold, bind, create, start, report, stop, delete, release and the looks between: {calls}"
+        );
         println!("crash points: {calls}");
         for k in 0..calls {
-            let (_, creates) = life(&w, &format!("crash-{k}"), Some(k)).await.map_err(|e| e.context(format!("crash after call {k}")))?;
+            let (_, creates) = life(&w, &format!("crash-{k}"), Some(k))
+                .await
+                .map_err(|e| e.context(format!("crash after call {k}")))?;
             assert_eq!(creates, 1, "crash after call {k}");
             assert_eq!(w.agent.machines(), [] as [&str; 0], "crash after call {k}");
         }

@@ -23,6 +23,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{
     Code, Request, Response, Status,
     transport::{Server, server::Connected},
@@ -30,7 +31,7 @@ use tonic::{
 
 /// How one call goes wrong.
 #[derive(Clone, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     Status(Code, &'static str),
     /// OK on the wire, and an error in the message: the first generation's way.
     InBand(&'static str),
@@ -42,92 +43,98 @@ pub enum Fault {
 
 /// Cuts the client off after the n-th call of all that it makes, wherever they go.
 #[derive(Debug, Default)]
-pub struct Fuse {
+pub(crate) struct Fuse {
     calls: AtomicUsize,
     at: Option<usize>,
-    pub blown: tokio::sync::Notify,
+    pub(crate) blown: tokio::sync::Notify,
 }
 
 impl Fuse {
-    pub fn new(at: Option<usize>) -> Arc<Self> {
+    pub(crate) fn new(at: Option<usize>) -> Arc<Self> {
         Arc::new(Self { at, ..Self::default() })
     }
 
     /// Counts a call whose work is done; never returns when the client is to die now.
-    pub async fn after_call(&self) {
+    pub(crate) async fn after_call(&self) {
         if Some(self.calls.fetch_add(1, Ordering::SeqCst)) == self.at {
             self.blown.notify_one();
             future::pending::<()>().await;
         }
     }
 
-    pub fn calls(&self) -> usize {
+    pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Vm {
-    pub state: VmState,
-    pub request: CreateVmRequest,
+pub(crate) struct Vm {
+    pub(crate) state: VmState,
+    pub(crate) request: CreateVmRequest,
 }
 
 #[derive(Default)]
-pub struct Shared {
-    pub vms: Mutex<BTreeMap<String, Vec<Vm>>>,
-    pub calls: Mutex<Vec<String>>,
+pub(crate) struct Shared {
+    pub(crate) vms: Mutex<BTreeMap<String, Vec<Vm>>>,
+    pub(crate) calls: Mutex<Vec<String>>,
     /// `coracle-uid` and `coracle-generation` of mutating calls.
-    pub fences: Mutex<Vec<(String, String)>>,
+    pub(crate) fences: Mutex<Vec<(String, String)>>,
     faults: Mutex<HashMap<&'static str, VecDeque<Fault>>>,
     always: Mutex<HashMap<&'static str, Fault>>,
-    pub open: Arc<AtomicUsize>,
-    pub fuse: Mutex<Option<Arc<Fuse>>>,
+    pub(crate) open: Arc<AtomicUsize>,
+    pub(crate) fuse: Mutex<Option<Arc<Fuse>>>,
     events: Mutex<Option<broadcast::Sender<VmEvent>>>,
     /// GetVM says "not found" whatever there is, and CreateVM makes another one: a mutation of the rules.
-    pub blind: AtomicBool,
+    pub(crate) blind: AtomicBool,
     /// Creates that made a VM.
-    pub created: AtomicUsize,
+    pub(crate) created: AtomicUsize,
     /// StartVM of a stopped VM is refused, as the first generation does.
-    pub cannot_restart: AtomicBool,
+    pub(crate) cannot_restart: AtomicBool,
     /// No events are sent, as when the first generation's VM crashes.
-    pub mute: AtomicBool,
+    pub(crate) mute: AtomicBool,
 }
 
 /// The agent; it stops when dropped.
-pub struct FakeAgent {
-    pub shared: Arc<Shared>,
-    pub address: String,
+pub(crate) struct FakeAgent {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) address: String,
     tasks: JoinSet<()>,
+    dead: CancellationToken,
 }
 
 impl FakeAgent {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(Arc::default(), "127.0.0.1:0").await
     }
 
-    pub async fn start_with(shared: Arc<Shared>, address: &str) -> Self {
+    pub(crate) async fn start_with(shared: Arc<Shared>, address: &str) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         shared.events.lock().unwrap().get_or_insert_with(|| broadcast::channel(100).0);
-        let open = shared.open.clone();
-        let incoming = TcpListenerStream::new(listener).map(move |stream| stream.map(|s| Counted::new(s, open.clone())));
+        let (open, dead) = (shared.open.clone(), CancellationToken::new());
+        let broken = dead.clone();
+        let incoming =
+            TcpListenerStream::new(listener).map(move |s| s.map(|s| Counted::new(s, open.clone(), &broken)));
         let service = FirecrackerAgentServer::new(Service(shared.clone()));
         let mut tasks = JoinSet::new();
-        tasks.spawn(async move { Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap() });
-        Self { shared, address, tasks }
+        tasks.spawn(async move {
+            Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap()
+        });
+        Self { shared, address, tasks, dead }
     }
 
     /// Dies with its connections; its VMs stay in the returned state.
-    pub async fn kill(mut self) -> (Arc<Shared>, String) {
+    pub(crate) async fn kill(mut self) -> (Arc<Shared>, String) {
         self.tasks.shutdown().await;
+        self.dead.cancel();
         (self.shared, self.address)
     }
 
-    pub fn fail(&self, rpc: &'static str, fault: Fault) {
+    pub(crate) fn fail(&self, rpc: &'static str, fault: Fault) {
         self.shared.faults.lock().unwrap().entry(rpc).or_default().push_back(fault);
     }
 
-    pub fn fail_always(&self, rpc: &'static str, fault: Option<Fault>) {
+    pub(crate) fn fail_always(&self, rpc: &'static str, fault: Option<Fault>) {
         let mut always = self.shared.always.lock().unwrap();
         match fault {
             Some(fault) => always.insert(rpc, fault),
@@ -136,39 +143,45 @@ impl FakeAgent {
     }
 
     /// The mutating calls so far, in order, as `Rpc vm-id`.
-    pub fn mutations(&self) -> Vec<String> {
+    pub(crate) fn mutations(&self) -> Vec<String> {
         let calls = self.shared.calls.lock().unwrap();
-        calls.iter().filter(|c| !c.starts_with("Get") && !c.starts_with("List") && !c.starts_with("Watch")).cloned().collect()
+        calls
+            .iter()
+            .filter(|c| !c.starts_with("Get") && !c.starts_with("List") && !c.starts_with("Watch"))
+            .cloned()
+            .collect()
     }
 
-    pub fn count(&self, rpc: &str) -> usize {
+    pub(crate) fn count(&self, rpc: &str) -> usize {
         self.shared.calls.lock().unwrap().iter().filter(|c| c.split(' ').next() == Some(rpc)).count()
     }
 
     /// Ids with the states of all machines by that id: more than one is the defect that tests look for.
-    pub fn machines(&self) -> Vec<String> {
+    pub(crate) fn machines(&self) -> Vec<String> {
         let vms = self.shared.vms.lock().unwrap();
-        vms.iter().flat_map(|(id, all)| all.iter().map(move |vm| format!("{id} {}", vm.state.as_str_name()))).collect()
+        vms.iter()
+            .flat_map(|(id, all)| all.iter().map(move |vm| format!("{id} {}", vm.state.as_str_name())))
+            .collect()
     }
 
-    pub fn request(&self, id: &str) -> CreateVmRequest {
+    pub(crate) fn request(&self, id: &str) -> CreateVmRequest {
         self.shared.vms.lock().unwrap()[id][0].request.clone()
     }
 
     /// A VM changes its state by itself.
-    pub fn set_state(&self, id: &str, state: VmState) {
+    pub(crate) fn set_state(&self, id: &str, state: VmState) {
         self.shared.vms.lock().unwrap().get_mut(id).unwrap().iter_mut().for_each(|vm| vm.state = state);
         self.shared.emit(id, state);
     }
 
     /// A VM is gone without a trace.
-    pub fn lose(&self, id: &str) {
+    pub(crate) fn lose(&self, id: &str) {
         self.shared.vms.lock().unwrap().remove(id);
         self.shared.emit(id, VmState::Unspecified);
     }
 
     /// A VM that somebody else has made.
-    pub fn plant(&self, id: &str, uid: Option<&str>, state: VmState) {
+    pub(crate) fn plant(&self, id: &str, uid: Option<&str>, state: VmState) {
         let metadata = uid.map(|uid| ("coracle.dev/uid".to_owned(), uid.to_owned())).into_iter().collect();
         let request = CreateVmRequest { vm_id: id.into(), metadata, ..Default::default() };
         self.shared.vms.lock().unwrap().insert(id.into(), vec![Vm { state, request }]);
@@ -218,7 +231,8 @@ impl Shared {
     }
 
     fn fence<T>(&self, request: &Request<T>) {
-        let text = |key| request.metadata().get(key).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+        let text =
+            |key| request.metadata().get(key).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
         self.fences.lock().unwrap().push((text("coracle-uid"), text("coracle-generation")));
     }
 
@@ -231,11 +245,15 @@ struct Service(Arc<Shared>);
 
 #[tonic::async_trait]
 impl FirecrackerAgent for Service {
-    async fn create_vm(&self, request: Request<CreateVmRequest>) -> Result<Response<CreateVmResponse>, Status> {
+    async fn create_vm(
+        &self,
+        request: Request<CreateVmRequest>,
+    ) -> Result<Response<CreateVmResponse>, Status> {
         self.0.fence(&request);
         let request = request.into_inner();
         let id = request.vm_id.clone();
-        let in_band = |m| CreateVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
+        let in_band =
+            |m| CreateVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
         let work = || {
             let mut vms = self.0.vms.lock().unwrap();
             let all = vms.entry(id.clone()).or_default();
@@ -252,7 +270,8 @@ impl FirecrackerAgent for Service {
     async fn start_vm(&self, request: Request<StartVmRequest>) -> Result<Response<StartVmResponse>, Status> {
         self.0.fence(&request);
         let id = request.into_inner().vm_id;
-        let in_band = |m| StartVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
+        let in_band =
+            |m| StartVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
         let work = || {
             let mut vms = self.0.vms.lock().unwrap();
             let vm = vms.get_mut(&id).and_then(|all| all.last_mut()).ok_or_else(|| Shared::missing(&id))?;
@@ -270,7 +289,8 @@ impl FirecrackerAgent for Service {
         let request = request.into_inner();
         assert!(request.force, "deletion stops by force");
         let id = request.vm_id;
-        let in_band = |m| StopVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
+        let in_band =
+            |m| StopVmResponse { state: VmState::Error.into(), error_message: m, ..Default::default() };
         let work = || {
             let mut vms = self.0.vms.lock().unwrap();
             let all = vms.get_mut(&id).ok_or_else(|| Shared::missing(&id))?;
@@ -280,7 +300,10 @@ impl FirecrackerAgent for Service {
         self.0.answer("StopVM", &id, in_band, work).await
     }
 
-    async fn delete_vm(&self, request: Request<DeleteVmRequest>) -> Result<Response<DeleteVmResponse>, Status> {
+    async fn delete_vm(
+        &self,
+        request: Request<DeleteVmRequest>,
+    ) -> Result<Response<DeleteVmResponse>, Status> {
         self.0.fence(&request);
         let id = request.into_inner().vm_id;
         let in_band = |m| DeleteVmResponse { success: false, error_message: m, ..Default::default() };
@@ -299,7 +322,13 @@ impl FirecrackerAgent for Service {
             let vm = vm.ok_or_else(|| Shared::missing(&id))?;
             let ip_address = if vm.state == VmState::Running { "10.100.0.42".into() } else { String::new() };
             let metadata = vm.request.metadata.clone();
-            let info = VmInfo { vm_id: id.clone(), state: vm.state.into(), ip_address, metadata, ..Default::default() };
+            let info = VmInfo {
+                vm_id: id.clone(),
+                state: vm.state.into(),
+                ip_address,
+                metadata,
+                ..Default::default()
+            };
             Ok(GetVmResponse { vm: Some(info) })
         };
         self.0.answer("GetVM", &id, |_| GetVmResponse::default(), work).await
@@ -314,7 +343,10 @@ impl FirecrackerAgent for Service {
             metadata: vm.request.metadata.clone(),
             ..Default::default()
         };
-        Ok(Response::new(ListVMsResponse { vms: vms.values().flatten().map(info).collect(), ..Default::default() }))
+        Ok(Response::new(ListVMsResponse {
+            vms: vms.values().flatten().map(info).collect(),
+            ..Default::default()
+        }))
     }
 
     type WatchVMEventsStream = Pin<Box<dyn Stream<Item = Result<VmEvent, Status>> + Send>>;
@@ -329,12 +361,18 @@ impl FirecrackerAgent for Service {
         Ok(Response::new(Box::pin(events.map(|e| e.map_err(|_| Status::data_loss("too slow"))))))
     }
 
-    async fn get_host_info(&self, _: Request<GetHostInfoRequest>) -> Result<Response<GetHostInfoResponse>, Status> {
+    async fn get_host_info(
+        &self,
+        _: Request<GetHostInfoRequest>,
+    ) -> Result<Response<GetHostInfoResponse>, Status> {
         let work = || Ok(GetHostInfoResponse { total_cpus: 4, total_memory_mb: 4096, ..Default::default() });
         self.0.answer("GetHostInfo", "", |_| GetHostInfoResponse::default(), work).await
     }
 
-    async fn health_check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+    async fn health_check(
+        &self,
+        _: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
         Ok(Response::new(HealthCheckResponse { healthy: true, ..Default::default() }))
     }
 }
@@ -344,13 +382,13 @@ fn in_band_start(id: &str) -> StartVmResponse {
     StartVmResponse { vm_id: id.into(), state: VmState::Error.into(), error_message }
 }
 
-/// A connection that is counted while it is open.
-struct Counted(TcpStream, Arc<AtomicUsize>);
+/// A connection that is counted while it is open, and breaks when its agent dies.
+struct Counted(TcpStream, Arc<AtomicUsize>, Pin<Box<WaitForCancellationFutureOwned>>);
 
 impl Counted {
-    fn new(stream: TcpStream, open: Arc<AtomicUsize>) -> Self {
+    fn new(stream: TcpStream, open: Arc<AtomicUsize>, dead: &CancellationToken) -> Self {
         open.fetch_add(1, Ordering::SeqCst);
-        Self(stream, open)
+        Self(stream, open, Box::pin(dead.clone().cancelled_owned()))
     }
 }
 
@@ -366,13 +404,24 @@ impl Connected for Counted {
 }
 
 impl AsyncRead for Counted {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.2.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(std::io::ErrorKind::ConnectionReset.into()));
+        }
         Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
 

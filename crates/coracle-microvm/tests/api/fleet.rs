@@ -24,7 +24,9 @@ fn an_agent_is_found_when_it_announces_itself() {
         assert_eq!(message(&vm), "no node with an agent is known");
         w.until_event("web", "Unschedulable").await?;
         w.announce("small", "127.0.0.1:1", 1, 512, 600).await?;
-        let refused = |vm: Option<&coracle_api::MikromVM>| message(vm.unwrap()).contains("node small has 1 vCPUs, 2 are asked for");
+        let refused = |vm: Option<&coracle_api::MikromVM>| {
+            message(vm.unwrap()).contains("node small has 1 vCPUs, 2 are asked for")
+        };
         w.until("web", "refused by the small node", refused).await?;
         w.announce("large", &w.agent.address, 8, 8192, 600).await?;
         let vm = w.until_running("web").await?;
@@ -73,7 +75,10 @@ fn a_node_that_comes_back_elsewhere_is_followed() {
         assert_ne!(old, w.agent.address);
         w.announce("n", &w.agent.address, 8, 8192, 600).await?;
         let address = w.agent.address.clone();
-        w.until("web", "at the new address", move |vm| vm.unwrap().status.as_ref().unwrap().agent_address == address).await?;
+        w.until("web", "at the new address", move |vm| {
+            vm.unwrap().status.as_ref().unwrap().agent_address == address
+        })
+        .await?;
         assert_eq!(w.agent.count("CreateVM"), 1, "it is the same VM");
         Ok::<_, anyhow::Error>(())
     });

@@ -37,15 +37,23 @@ fn down_is_started_again_as_the_policy_says() {
             w.until_running(&name).await?;
             w.agent.set_state(&w.id(&name), state);
             if again {
-                let vm = w.until(&name, why, |vm| vm.unwrap().status.as_ref().unwrap().restarts == 1).await?.unwrap();
+                let vm = w
+                    .until(&name, why, |vm| vm.unwrap().status.as_ref().unwrap().restarts == 1)
+                    .await?
+                    .unwrap();
                 assert_eq!(vm.status.unwrap().phase, Some(Phase::Running), "{why}");
                 w.until_event(&name, "Restarted").await?;
             } else {
                 let reason = if state == Stopped { "VMStopped" } else { "VMFailed" };
                 let vm = w.until_reason(&name, reason).await?;
                 let looks = w.agent.count("GetVM");
-                eventually("it stays down", async || (w.agent.count("GetVM") >= looks + 8).then_some(())).await?;
-                assert_eq!(w.vms().get(&name).await?.metadata.resource_version, vm.metadata.resource_version, "{why}");
+                eventually("it stays down", async || (w.agent.count("GetVM") >= looks + 8).then_some(()))
+                    .await?;
+                assert_eq!(
+                    w.vms().get(&name).await?.metadata.resource_version,
+                    vm.metadata.resource_version,
+                    "{why}"
+                );
             }
         }
         Ok::<_, anyhow::Error>(())
@@ -78,7 +86,15 @@ fn an_agent_that_cannot_restart_gets_a_new_vm() {
         w.until("web", "restarted", |vm| vm.unwrap().status.as_ref().unwrap().restarts == 1).await?;
         let id = w.id("web");
         let tail = w.agent.mutations().split_off(2);
-        assert_eq!(tail, [format!("StartVM {id}"), format!("DeleteVM {id}"), format!("CreateVM {id}"), format!("StartVM {id}")]);
+        assert_eq!(
+            tail,
+            [
+                format!("StartVM {id}"),
+                format!("DeleteVM {id}"),
+                format!("CreateVM {id}"),
+                format!("StartVM {id}")
+            ]
+        );
         Ok::<_, anyhow::Error>(())
     });
 }
@@ -145,7 +161,8 @@ fn deletion_waits_for_an_agent_that_is_down_on_a_node_that_lives() {
         ready_node(&nodes, &node, true).await?;
         w.announce(&node, &w.agent.address, 4, 4096, 1).await?; // its Lease ends within a second
         let _operator = w.operator();
-        w.create("web", MikromVMSpec { node_name: node.clone(), agent_address: String::new(), ..w.spec() }).await?;
+        w.create("web", MikromVMSpec { node_name: node.clone(), agent_address: String::new(), ..w.spec() })
+            .await?;
         w.until_running("web").await?;
         let spare = FakeAgent::start().await;
         let (shared, address) = std::mem::replace(&mut w.agent, spare).kill().await;
@@ -188,7 +205,8 @@ fn a_vm_of_a_lost_node_moves_and_the_old_one_goes_when_the_node_returns() {
         w.announce("n1", &w.agent.address, 4, 4096, 600).await?;
         let _operator = w.operator();
         w.create("free", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
-        w.create("tied", MikromVMSpec { agent_address: String::new(), node_name: "n1".into(), ..w.spec() }).await?;
+        w.create("tied", MikromVMSpec { agent_address: String::new(), node_name: "n1".into(), ..w.spec() })
+            .await?;
         w.until_running("free").await?;
         w.until_running("tied").await?;
         let second = FakeAgent::start().await;
@@ -198,13 +216,20 @@ fn a_vm_of_a_lost_node_moves_and_the_old_one_goes_when_the_node_returns() {
         let tied = w.until_reason("tied", "NodeLost").await?;
         assert_eq!(tied.status.as_ref().unwrap().phase, Some(Phase::Failed));
         assert!(message(&tied).contains("n1"));
-        let moved = w.until("free", "moved", |vm| vm.unwrap().status.as_ref().unwrap().node_name == "n2" && vm.unwrap().is_provisioned()).await?;
+        let moved = w
+            .until("free", "moved", |vm| {
+                vm.unwrap().status.as_ref().unwrap().node_name == "n2" && vm.unwrap().is_provisioned()
+            })
+            .await?;
         assert_eq!(moved.unwrap().status.unwrap().restarts, 1);
         // The old node comes back with both: what moved is removed there, what is tied to it runs on.
         let first = FakeAgent::start_with(shared, &address).await;
         w.announce("n1", &first.address, 4, 4096, 600).await?;
         let only = [format!("{} VM_STATE_RUNNING", w.id("tied"))];
-        eventually("one VM each", async || (first.machines() == only).then_some(())).await?;
+        let swept = eventually("one VM each", async || (first.machines() == only).then_some(())).await;
+        swept.map_err(|e| {
+            e.context(format!("{:?} {:?}", first.machines(), first.shared.calls.lock().unwrap()))
+        })?;
         assert_eq!(w.agent.machines(), [format!("{} VM_STATE_RUNNING", w.id("free"))]);
         w.until_running("tied").await?;
         w.until_event("free", "OrphanFound").await?;
@@ -221,7 +246,8 @@ fn a_node_that_is_not_ready_is_lost_after_grace() {
         ready_node(&nodes, &node, true).await?;
         w.announce(&node, &w.agent.address, 4, 4096, 600).await?;
         let _operator = w.operator();
-        w.create("web", MikromVMSpec { node_name: node.clone(), agent_address: String::new(), ..w.spec() }).await?;
+        w.create("web", MikromVMSpec { node_name: node.clone(), agent_address: String::new(), ..w.spec() })
+            .await?;
         w.until_running("web").await?;
         let spare = FakeAgent::start().await;
         std::mem::replace(&mut w.agent, spare).kill().await;

@@ -10,17 +10,38 @@ use crate::world::World;
 fn the_seed_manifest_is_accepted_and_bad_input_refused() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        let mut seed: MikromVM = serde_saphyr::from_str(include_str!("../../../coracle-api/tests/seed_mikromvm.yaml"))?;
+        let mut seed: MikromVM =
+            serde_saphyr::from_str(include_str!("../../../coracle-api/tests/seed_mikromvm.yaml"))?;
         seed.metadata.namespace = Some(w.ns.clone());
         w.vms().create(&Default::default(), &seed).await?;
         let spec = || w.spec();
         for (n, (what, bad, want)) in [
-            ("memory 64", MikromVMSpec { memory_mib: 64, ..spec() }, "spec.memoryMB in body should be greater than or equal to 128"),
-            ("64 vCPUs", MikromVMSpec { vcpu_count: 64, ..spec() }, "spec.vcpuCount in body should be less than or equal to 32"),
-            ("no vCPU", MikromVMSpec { vcpu_count: 0, ..spec() }, "spec.vcpuCount in body should be greater than or equal to 1"),
+            (
+                "memory 64",
+                MikromVMSpec { memory_mib: 64, ..spec() },
+                "spec.memoryMB in body should be greater than or equal to 128",
+            ),
+            (
+                "64 vCPUs",
+                MikromVMSpec { vcpu_count: 64, ..spec() },
+                "spec.vcpuCount in body should be less than or equal to 32",
+            ),
+            (
+                "no vCPU",
+                MikromVMSpec { vcpu_count: 0, ..spec() },
+                "spec.vcpuCount in body should be greater than or equal to 1",
+            ),
             ("nothing to run", MikromVMSpec { image: String::new(), ..spec() }, "give an image"),
-            ("relative kernel", MikromVMSpec { kernel_path: "vmlinux".into(), ..spec() }, "kernelPath must be absolute"),
-            ("no port", MikromVMSpec { agent_address: "10.0.0.5".into(), ..spec() }, "agentAddress must be host:port"),
+            (
+                "relative kernel",
+                MikromVMSpec { kernel_path: "vmlinux".into(), ..spec() },
+                "kernelPath must be absolute",
+            ),
+            (
+                "no port",
+                MikromVMSpec { agent_address: "10.0.0.5".into(), ..spec() },
+                "agentAddress must be host:port",
+            ),
         ]
         .into_iter()
         .enumerate()
@@ -54,7 +75,11 @@ fn what_a_live_vm_was_built_from_cannot_change() {
             let error = w.patch("web", json!({"spec": spec.clone()})).await.unwrap_err().to_string();
             assert!(error.contains("cannot change once the VM exists"), "{spec}: {error}");
         }
-        for spec in [json!({"nodeName": "elsewhere"}), json!({"agentAddress": "10.0.0.9:1"}), json!({"restartPolicy": "Never"})] {
+        for spec in [
+            json!({"nodeName": "elsewhere"}),
+            json!({"agentAddress": "10.0.0.9:1"}),
+            json!({"restartPolicy": "Never"}),
+        ] {
             w.patch("web", json!({"spec": spec})).await?;
         }
         Ok::<_, anyhow::Error>(())
@@ -83,8 +108,19 @@ fn kubectl_prints_the_seeds_columns() {
             let head = words(lines.next().unwrap_or_default());
             assert_eq!(head, ["NAME", "PHASE", "IMAGE", "VCPU", "RAM(MB)", "IP", "NODE", "AGE"]);
             let row = words(lines.next().unwrap_or_default());
-            let want = ["my-app", "Running", "docker.io/myorg/my-app:v1.2.3", "2", "1024", "10.100.0.42", "worker-1"];
-            assert_eq!(row[..7].iter().map(|w| w.trim_start_matches("mikromvm.vm.mikrom.es/")).collect::<Vec<_>>(), want);
+            let want = [
+                "my-app",
+                "Running",
+                "docker.io/myorg/my-app:v1.2.3",
+                "2",
+                "1024",
+                "10.100.0.42",
+                "worker-1",
+            ];
+            assert_eq!(
+                row[..7].iter().map(|w| w.trim_start_matches("mikromvm.vm.mikrom.es/")).collect::<Vec<_>>(),
+                want
+            );
         }
         Ok::<_, anyhow::Error>(())
     });

@@ -29,17 +29,17 @@ use tokio_util::sync::CancellationToken;
 use crate::fake_agent::FakeAgent;
 
 /// No state is waited for longer.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-pub struct World {
-    pub client: Client,
-    pub cluster: &'static Cluster,
-    pub ns: String,
-    pub agent: FakeAgent,
+pub(crate) struct World {
+    pub(crate) client: Client,
+    pub(crate) cluster: &'static Cluster,
+    pub(crate) ns: String,
+    pub(crate) agent: FakeAgent,
 }
 
 impl World {
-    pub async fn new(cluster: &'static Cluster) -> anyhow::Result<Self> {
+    pub(crate) async fn new(cluster: &'static Cluster) -> anyhow::Result<Self> {
         let client = cluster.client();
         for crd in coracle_api::crds() {
             let api: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -52,7 +52,7 @@ impl World {
     }
 
     /// Fast enough that no test waits for a clock.
-    pub fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         let ms = Duration::from_millis;
         Config {
             scope: Scope { namespace: Some(self.ns.clone()), system_namespace: self.ns.clone() },
@@ -70,20 +70,20 @@ impl World {
         }
     }
 
-    pub fn operator(&self) -> Operator {
+    pub(crate) fn operator(&self) -> Operator {
         Operator::start(self.client.clone(), self.config())
     }
 
-    pub fn vms(&self) -> Api<MikromVM> {
+    pub(crate) fn vms(&self) -> Api<MikromVM> {
         Api::namespaced(self.client.clone(), &self.ns)
     }
 
-    pub fn id(&self, name: &str) -> String {
+    pub(crate) fn id(&self, name: &str) -> String {
         format!("{}-{name}", self.ns)
     }
 
     /// The spec of the seed's manifest, at our agent.
-    pub fn spec(&self) -> MikromVMSpec {
+    pub(crate) fn spec(&self) -> MikromVMSpec {
         MikromVMSpec {
             image: "docker.io/myorg/my-app:v1.2.3".into(),
             vcpu_count: 2,
@@ -93,42 +93,62 @@ impl World {
         }
     }
 
-    pub async fn create(&self, name: &str, spec: MikromVMSpec) -> kube::Result<MikromVM> {
+    pub(crate) async fn create(&self, name: &str, spec: MikromVMSpec) -> kube::Result<MikromVM> {
         self.vms().create(&Default::default(), &MikromVM::new(name, spec)).await
     }
 
-    pub async fn patch(&self, name: &str, patch: serde_json::Value) -> kube::Result<MikromVM> {
+    pub(crate) async fn patch(&self, name: &str, patch: serde_json::Value) -> kube::Result<MikromVM> {
         self.vms().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await
     }
 
-    pub async fn delete(&self, name: &str) -> kube::Result<()> {
+    pub(crate) async fn delete(&self, name: &str) -> kube::Result<()> {
         self.vms().delete(name, &DeleteParams::default()).await.map(drop)
     }
 
     /// Waits until the object is so; fails with what it is instead.
-    pub async fn until(&self, name: &str, what: &str, test: impl Fn(Option<&MikromVM>) -> bool) -> anyhow::Result<Option<MikromVM>> {
-        let found = tokio::time::timeout(LIMIT, await_condition(self.vms(), name, |vm: Option<&MikromVM>| test(vm))).await;
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        test: impl Fn(Option<&MikromVM>) -> bool,
+    ) -> anyhow::Result<Option<MikromVM>> {
+        let found =
+            tokio::time::timeout(LIMIT, await_condition(self.vms(), name, |vm: Option<&MikromVM>| test(vm)))
+                .await;
         match found {
             Ok(found) => Ok(found?),
-            Err(_) => anyhow::bail!("{name} is not {what}: {:#?}\ncalls: {:?}", self.vms().get_opt(name).await?, self.agent.mutations()),
+            Err(_) => anyhow::bail!(
+                "{name} is not {what}: {:#?}\ncalls: {:?}",
+                self.vms().get_opt(name).await?,
+                self.agent.mutations()
+            ),
         }
     }
 
-    pub async fn until_running(&self, name: &str) -> anyhow::Result<MikromVM> {
-        let running = |vm: Option<&MikromVM>| vm.is_some_and(|vm| vm.is_provisioned() && ready(vm) == ("True".into(), "VMRunning".into()));
+    pub(crate) async fn until_running(&self, name: &str) -> anyhow::Result<MikromVM> {
+        let running = |vm: Option<&MikromVM>| {
+            vm.is_some_and(|vm| vm.is_provisioned() && ready(vm) == ("True".into(), "VMRunning".into()))
+        };
         Ok(self.until(name, "running", running).await?.unwrap())
     }
 
-    pub async fn until_reason(&self, name: &str, reason: &str) -> anyhow::Result<MikromVM> {
+    pub(crate) async fn until_reason(&self, name: &str, reason: &str) -> anyhow::Result<MikromVM> {
         Ok(self.until(name, reason, |vm| vm.is_some_and(|vm| ready(vm).1 == reason)).await?.unwrap())
     }
 
-    pub async fn until_gone(&self, name: &str) -> anyhow::Result<()> {
+    pub(crate) async fn until_gone(&self, name: &str) -> anyhow::Result<()> {
         self.until(name, "gone", |vm| vm.is_none()).await.map(drop)
     }
 
     /// The Lease by which a node announces its agent.
-    pub async fn announce(&self, node: &str, address: &str, vcpus: u32, memory_mib: u64, seconds: i32) -> anyhow::Result<()> {
+    pub(crate) async fn announce(
+        &self,
+        node: &str,
+        address: &str,
+        vcpus: u32,
+        memory_mib: u64,
+        seconds: i32,
+    ) -> anyhow::Result<()> {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {
@@ -145,24 +165,28 @@ impl World {
         Ok(())
     }
 
-    pub async fn withdraw(&self, node: &str) -> anyhow::Result<()> {
+    pub(crate) async fn withdraw(&self, node: &str) -> anyhow::Result<()> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.ns);
         api.delete(node, &DeleteParams::default()).await?;
         Ok(())
     }
 
     /// Waits for an event with that reason about `name`; its note.
-    pub async fn until_event(&self, name: &str, reason: &str) -> anyhow::Result<String> {
+    pub(crate) async fn until_event(&self, name: &str, reason: &str) -> anyhow::Result<String> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
         let fits = |e: &Event| {
-            e.reason.as_deref() == Some(reason) && e.regarding.as_ref().and_then(|r| r.name.as_deref()) == Some(name)
+            e.reason.as_deref() == Some(reason)
+                && e.regarding.as_ref().and_then(|r| r.name.as_deref()) == Some(name)
         };
-        let found = eventually(&format!("event {reason}"), async || api.list(&Default::default()).await.unwrap().into_iter().find(fits)).await?;
+        let found = eventually(&format!("event {reason}"), async || {
+            api.list(&Default::default()).await.unwrap().into_iter().find(fits)
+        })
+        .await?;
         Ok(found.note.unwrap_or_default())
     }
 
     /// Follows every write to `name` from now on, at the API server's side: one watch event each.
-    pub async fn writes(&self, name: &str) -> anyhow::Result<Writes> {
+    pub(crate) async fn writes(&self, name: &str) -> anyhow::Result<Writes> {
         let from = self.vms().list(&Default::default()).await?.metadata.resource_version.unwrap_or_default();
         let count: Arc<std::sync::Mutex<Vec<MikromVM>>> = Arc::default();
         let (seen, api) = (count.clone(), self.vms());
@@ -181,32 +205,32 @@ impl World {
     }
 }
 
-pub struct Writes {
+pub(crate) struct Writes {
     seen: Arc<std::sync::Mutex<Vec<MikromVM>>>,
     _task: JoinSet<()>,
 }
 
 impl Writes {
-    pub fn all(&self) -> Vec<MikromVM> {
+    pub(crate) fn all(&self) -> Vec<MikromVM> {
         self.seen.lock().unwrap().clone()
     }
 }
 
 /// Status and reason of Ready; Available always says the same.
-pub fn ready(vm: &MikromVM) -> (String, String) {
+pub(crate) fn ready(vm: &MikromVM) -> (String, String) {
     let conditions = vm.status.as_ref().map(|s| s.conditions.clone()).unwrap_or_default();
     let of = |kind| find(&conditions, kind).map(|c| (c.status.clone(), c.reason.clone())).unwrap_or_default();
     assert_eq!(of(condition::READY), of(condition::AVAILABLE), "written together");
     of(condition::READY)
 }
 
-pub fn message(vm: &MikromVM) -> String {
+pub(crate) fn message(vm: &MikromVM) -> String {
     let conditions = vm.status.as_ref().map(|s| s.conditions.clone()).unwrap_or_default();
     find(&conditions, condition::READY).map(|c| c.message.clone()).unwrap_or_default()
 }
 
 /// Asks until there is an answer.
-pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> anyhow::Result<T> {
+pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> anyhow::Result<T> {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(answer) = ask().await {
@@ -218,13 +242,13 @@ pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) 
 }
 
 /// A running controller. Dropping it kills it where it stands.
-pub struct Operator {
+pub(crate) struct Operator {
     stop: CancellationToken,
     task: JoinSet<Result<(), coracle_microvm::Error>>,
 }
 
 impl Operator {
-    pub fn start(client: Client, config: Config) -> Self {
+    pub(crate) fn start(client: Client, config: Config) -> Self {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
         task.spawn(coracle_microvm::run(client, config, stop.clone()));
@@ -232,13 +256,13 @@ impl Operator {
     }
 
     /// Asks it to stop and waits for it.
-    pub async fn stop(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.stop.cancel();
         Ok(tokio::time::timeout(LIMIT, self.task.join_next()).await?.unwrap()??)
     }
 
     /// Kills it where it stands, and waits until nothing of it runs.
-    pub async fn kill(mut self) {
+    pub(crate) async fn kill(mut self) {
         self.task.shutdown().await;
     }
 }

@@ -4,10 +4,8 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use coracle_proto::host as pb;
-use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use crate::cli::{CpArgs, Global};
 use crate::client::connect;
@@ -105,11 +103,37 @@ impl Write for Chunks {
 /// Into an existing folder under the same name, else to the name given.
 async fn copy_out(global: &Global, vm: String, path: String, to: PathBuf) -> Result<(), Failure> {
     let mut client = connect(global).await?;
-    let chunks = client.copy_out(pb::CopyOutRequest { vm, path: path.clone() }).await?.into_inner();
-    let bytes = chunks.map(|chunk| chunk.map(|c| bytes::Bytes::from(c.data)).map_err(io::Error::other));
-    let reader = SyncIoBridge::new(StreamReader::new(bytes));
+    let mut chunks = client.copy_out(pb::CopyOutRequest { vm, path }).await?.into_inner();
+    let (sender, receiver) = mpsc::channel(8);
+    let reader = ChunkReader { receiver, chunk: io::Cursor::default() };
     let unpack = tokio::task::spawn_blocking(move || unpack(reader, &to).map_err(local("write", &to)));
+    while let Some(chunk) = chunks.message().await? {
+        if sender.send(chunk.data).await.is_err() {
+            break; // unpacking has failed, and says why below
+        }
+    }
+    drop(sender);
     unpack.await.map_err(|e| Failure::new("COR-CLI-006", e.to_string()))?
+}
+
+/// Turns messages into reads; blocks while the node is slower.
+struct ChunkReader {
+    receiver: mpsc::Receiver<Vec<u8>>,
+    chunk: io::Cursor<Vec<u8>>,
+}
+
+impl Read for ChunkReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.chunk.read(buffer)? {
+                0 if !buffer.is_empty() => match self.receiver.blocking_recv() {
+                    Some(chunk) => self.chunk = io::Cursor::new(chunk),
+                    None => return Ok(0),
+                },
+                n => return Ok(n),
+            }
+        }
+    }
 }
 
 /// The guest is hostile: its tar goes into a fresh folder beside the goal, which

@@ -24,8 +24,9 @@ pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let mut progress = Progress::new(args.progress);
     progress.step(&format!("starting {}", request.name));
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
+    let mut starter = client.clone();
     let started = tokio::select! {
-        started = client.clone().start_vm(pb::StartVmRequest { vm: created.id.clone() }) => started,
+        started = starter.start_vm(pb::StartVmRequest { vm: created.id.clone() }) => started,
         () = stop_signal() => Err(tonic::Status::cancelled("interrupted")),
     };
     progress.done();

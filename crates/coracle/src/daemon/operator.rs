@@ -1,11 +1,10 @@
-//! `coracle operator`: controllers and admission webhooks.
+//! `coracle operator`: the controllers.
 
 use std::time::Duration;
 
 use coracle_microvm::{AgentTls, Config, Fleet};
-use coracle_reconcile::Election;
+use coracle_reconcile::{ControllerMetrics, Election};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
-use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -36,9 +35,6 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         stop.run_until_cancelled(keep).await;
         Ok(())
     });
-    if let Some(at) = args.webhook_listen {
-        webhook(&mut tasks, &client, &fleet, at).await?;
-    }
     if let Some(at) = args.admin_listen {
         let listener = TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
         let admin = Admin::new(registry, readiness.clone());
@@ -54,7 +50,7 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
 
 fn config(args: &OperatorArgs, registry: &mut Registry) -> miette::Result<Config> {
     let mut config = Config::default();
-    config.metrics.register(registry);
+    config.metrics = ControllerMetrics::register(registry);
     config.identity = format!("{}-{}", super::hostname(), std::process::id());
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
     config.tls = match (&args.agent_ca, args.agent_plaintext) {
@@ -71,13 +67,4 @@ fn config(args: &OperatorArgs, registry: &mut Registry) -> miette::Result<Config
             Some(Election::new(coracle_api::keys::SYSTEM_NAMESPACE, "coracle-mikromvm", identity));
     }
     Ok(config)
-}
-
-async fn webhook(
-    _tasks: &mut Tasks,
-    _client: &Client,
-    _fleet: &Fleet,
-    at: std::net::SocketAddr,
-) -> miette::Result<()> {
-    bail!("webhook at {at}")
 }

@@ -23,7 +23,6 @@ pub(crate) struct Ports {
     pub(crate) etcd_peer: u16,
     pub(crate) apiserver: u16,
     pub(crate) agent: u16,
-    pub(crate) webhook: u16,
 }
 
 impl Ports {
@@ -37,11 +36,11 @@ impl Ports {
         }
         // All are held until all are known, or the system would hand one out twice.
         let held: Vec<_> =
-            (0..5).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().into_diagnostic()?;
+            (0..4).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().into_diagnostic()?;
         let mut free = held.iter().filter_map(|l| l.local_addr().ok()).map(|a| a.port());
         let mut next = || free.next().unwrap_or(0);
         let ports =
-            Self { etcd: next(), etcd_peer: next(), apiserver: next(), agent: next(), webhook: next() };
+            Self { etcd: next(), etcd_peer: next(), apiserver: next(), agent: next() };
         pki::write(&path, &serde_json::to_vec(&ports).into_diagnostic()?)?;
         Ok(ports)
     }

@@ -161,7 +161,7 @@ async fn bring_up(
             say(&format!("image {DEMO} imported"));
         }
     }
-    children.spawn(supervise(state.join("logs"), operator(&kubeconfig, ports, &pki)?, stop.clone()));
+    children.spawn(supervise(state.join("logs"), operator(&kubeconfig, &pki)?, stop.clone()));
     wait_leases(&client).await?;
     say("operator ready");
     pki::write(&state.join("up.ready"), format!("{}\n", std::process::id()).as_bytes())?;
@@ -244,14 +244,13 @@ fn node(state: &Path, kubeconfig: &Path, boot: &Path, ports: Ports, pki: &pki::P
     own_program("node", &args)
 }
 
-fn operator(kubeconfig: &Path, ports: Ports, pki: &pki::Pki) -> miette::Result<Program> {
+fn operator(kubeconfig: &Path, pki: &pki::Pki) -> miette::Result<Program> {
     let show = |path: &Path| path.display().to_string();
     let args = [
         ("--kubeconfig", show(kubeconfig)),
         ("--agent-ca", show(&pki.ca)),
         ("--agent-cert", show(&pki.operator.0)),
         ("--agent-key", show(&pki.operator.1)),
-        ("--webhook-listen", format!("127.0.0.1:{}", ports.webhook)),
     ];
     own_program("operator", &args)
 }

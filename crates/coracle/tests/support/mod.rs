@@ -10,10 +10,10 @@ use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
 /// The binary under test.
-pub const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
+pub(crate) const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
 
 /// Programs that a node needs; `None` with a printed reason when one is missing.
-pub fn node_tools() -> Option<()> {
+pub(crate) fn node_tools() -> Option<()> {
     tools::require(["qemu-system-x86_64", "mke2fs", "nft", "busybox"])?;
     if tools::guest_kernel().is_none() {
         tools::skip("no guest kernel; `cargo xtask setup` makes it");
@@ -23,23 +23,23 @@ pub fn node_tools() -> Option<()> {
 }
 
 /// Runs `coracle` with the state folder and returns what it printed.
-pub async fn coracle(state: &Path, args: &[&str]) -> Output {
+pub(crate) async fn coracle(state: &Path, args: &[&str]) -> Output {
     Command::new(CORACLE).arg("--state").arg(state).args(args).output().await.unwrap()
 }
 
 /// As [`coracle`]; fails the test unless it exits with 0.
-pub async fn coracle_ok(state: &Path, args: &[&str]) -> String {
+pub(crate) async fn coracle_ok(state: &Path, args: &[&str]) -> String {
     let output = coracle(state, args).await;
     assert!(output.status.success(), "coracle {args:?}: {}\n{}", output.status, text(&output.stderr));
     text(&output.stdout)
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Asks until the answer is there, and fails with the last one when it takes too long.
-pub async fn eventually<T, F: Future<Output = Result<T, String>>>(
+pub(crate) async fn eventually<T, F: Future<Output = Result<T, String>>>(
     what: &str,
     limit: Duration,
     ask: impl Fn() -> F,
@@ -55,7 +55,7 @@ pub async fn eventually<T, F: Future<Output = Result<T, String>>>(
 }
 
 /// The page that a guest serves.
-pub async fn fetch(address: String) -> Result<String, String> {
+pub(crate) async fn fetch(address: String) -> Result<String, String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let fetch = async {
         let mut stream = tokio::net::TcpStream::connect(address).await?;
@@ -71,6 +71,6 @@ pub async fn fetch(address: String) -> Result<String, String> {
 }
 
 /// The repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }

@@ -1,0 +1,119 @@
+//! Keeps certificates fresh and the webhook's configuration in the API server in step with them.
+
+use std::{net::SocketAddr, time::Duration};
+
+use coracle_microvm::Fleet;
+use k8s_openapi::{ByteString, api::admissionregistration::v1::ValidatingWebhookConfiguration};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::{Config, Error, Reach, pki, serve::Tls};
+
+/// Owner of the configuration's fields.
+const MANAGER: &str = "coracle-webhook";
+/// Between two tries.
+const RETRY: Duration = Duration::from_secs(2);
+/// How often the Secret is looked at for an authority that another replica has renewed.
+const LOOK: Duration = Duration::from_secs(600);
+/// Path of the webhook.
+pub(crate) const PATH: &str = "/validate/mikromvm";
+
+/// For ever: certificate, configuration, and a wait until one of them is to be renewed.
+pub(crate) async fn keep(client: &Client, config: &Config, address: SocketAddr, fleet: &Fleet, tls: &Tls) {
+    fleet.ready().await; // before that every question would be refused
+    let mut installed = None;
+    loop {
+        let wait = match once(client, config, address, tls, &mut installed).await {
+            Ok(wait) => wait.min(LOOK),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                warn!(error, "webhook not installed");
+                RETRY
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// How long nothing needs to be done.
+async fn once(
+    client: &Client,
+    config: &Config,
+    address: SocketAddr,
+    tls: &Tls,
+    installed: &mut Option<String>,
+) -> Result<Duration, Error> {
+    let now = config.clock.now();
+    let authority = pki::authority(client, &config.system_namespace, now, config.authority_life).await?;
+    let bundle = authority.bundle();
+    let renewed = installed.as_ref() != Some(&bundle);
+    if renewed || tls.renew_after().is_none_or(|at| now >= at) {
+        tls.set(authority.sign(names(config), now, config.certificate_life)?)?;
+    }
+    if renewed {
+        install(client, config, address, &bundle).await?;
+        info!(name = config.name, "webhook installed");
+        *installed = Some(bundle);
+    }
+    let next = tls.renew_after().map_or(authority.renew_after, |leaf| leaf.min(authority.renew_after));
+    Ok(Duration::try_from(next.duration_since(now)).unwrap_or(RETRY).max(Duration::from_millis(100)))
+}
+
+/// Names in the certificate: what the API server checks.
+fn names(config: &Config) -> Vec<String> {
+    match &config.reach {
+        Reach::Url { host } => vec![host.trim_matches(['[', ']']).to_owned()],
+        Reach::Service { namespace, name, .. } => vec![format!("{name}.{namespace}.svc")],
+    }
+}
+
+async fn install(client: &Client, config: &Config, address: SocketAddr, bundle: &str) -> Result<(), Error> {
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let patch = Patch::Apply(configuration(config, address, bundle));
+    let params = PatchParams::apply(MANAGER).force();
+    api.patch(&config.name, &params, &patch).await.map_err(pki::api_failed("install the webhook")).map(drop)
+}
+
+fn configuration(config: &Config, address: SocketAddr, bundle: &str) -> Value {
+    let ca_bundle = ByteString(bundle.as_bytes().to_vec());
+    let client_config = match &config.reach {
+        Reach::Url { host } => {
+            json!({"caBundle": ca_bundle, "url": format!("https://{host}:{}{PATH}", address.port())})
+        }
+        Reach::Service { namespace, name, port } => {
+            json!({"caBundle": ca_bundle, "service": {"namespace": namespace, "name": name, "port": port, "path": PATH}})
+        }
+    };
+    let selector =
+        config.namespace.as_ref().map(|ns| json!({"matchLabels": {"kubernetes.io/metadata.name": ns}}));
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": config.name, "labels": {
+            "app.kubernetes.io/name": "coracle", "app.kubernetes.io/part-of": "coracle",
+            "app.kubernetes.io/component": "webhook", "app.kubernetes.io/managed-by": "coracle-operator",
+        }},
+        "webhooks": [{
+            "name": "capacity.vm.mikrom.es",
+            "clientConfig": client_config,
+            "rules": [{
+                "apiGroups": ["vm.mikrom.es"], "apiVersions": ["v1alpha1"], "resources": ["mikromvms"],
+                "operations": ["CREATE", "UPDATE"], "scope": "Namespaced",
+            }],
+            // Finalizers and labels stay writable when nobody answers: deletion must not hang on us.
+            "matchConditions": [{
+                "name": "spec-changes",
+                "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",
+            }],
+            "namespaceSelector": selector.unwrap_or_else(|| json!({})),
+            "failurePolicy": if config.fail_open { "Ignore" } else { "Fail" },
+            "sideEffects": "None",
+            "timeoutSeconds": 5,
+            "admissionReviewVersions": ["v1"],
+        }],
+    })
+}

@@ -1,0 +1,213 @@
+//! Whether a MikromVM may be stored (`microvm.md` §2.3, R3). Pure.
+
+use coracle_api::MikromVM;
+use coracle_microvm::{
+    Overcommit,
+    placement::{Candidate, Request, fits, place},
+};
+
+/// Where the object says that its VM goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To an agent that no node here announces: its size is not ours to know.
+    Outside,
+    /// To this node.
+    Node(String),
+    /// Wherever it fits.
+    Anywhere,
+}
+
+/// One question.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// The object as it would be stored.
+    pub new: &'a MikromVM,
+    /// As it is; `None`: it is being created.
+    pub old: Option<&'a MikromVM>,
+    /// Where it goes.
+    pub target: Target,
+    /// What it asks for.
+    pub request: Request,
+    /// Nodes that live, with what is promised on them, this object left out.
+    pub nodes: &'a [Candidate],
+    /// How much they may promise.
+    pub overcommit: Overcommit,
+    /// Let it pass when no node is known.
+    pub fail_open: bool,
+}
+
+/// Judges.
+///
+/// # Errors
+/// A sentence for the one who applied it.
+pub fn judge(q: &Question<'_>) -> Result<(), String> {
+    if let Some(old) = q.old {
+        if old.is_provisioned() {
+            return frozen(old, q.new); // a live VM has its place, whatever is promised meanwhile
+        }
+        if old.metadata.deletion_timestamp.is_some() || asks_the_same(old, q.new) {
+            return Ok(());
+        }
+    }
+    room(q)
+}
+
+fn room(q: &Question<'_>) -> Result<(), String> {
+    let named = match &q.target {
+        Target::Outside => return Ok(()),
+        Target::Node(name) => q.nodes.iter().find(|node| node.node == *name),
+        Target::Anywhere => None,
+    };
+    match named {
+        Some(node) => fits(&q.request, node, q.overcommit),
+        None if q.nodes.is_empty() && q.fail_open => Ok(()),
+        None => place(&q.request, q.nodes, q.overcommit).map(drop).map_err(|refusal| refusal.to_string()),
+    }
+}
+
+/// What a live VM was built from cannot change; where it would go next time may.
+fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
+    let (was, is) = (&old.spec, &new.spec);
+    let changed: Vec<&str> = [
+        ("image", was.image != is.image),
+        ("vcpuCount", was.vcpu_count != is.vcpu_count),
+        ("memoryMB", was.memory_mib != is.memory_mib),
+        ("kernelPath", was.kernel_path != is.kernel_path),
+    ]
+    .into_iter()
+    .filter_map(|(name, changed)| changed.then_some(name))
+    .collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{} cannot change once the VM exists (status.vmID is set)", changed.join(", ")))
+}
+
+fn asks_the_same(old: &MikromVM, new: &MikromVM) -> bool {
+    let ask = |vm: &MikromVM| {
+        (vm.spec.vcpu_count, vm.spec.memory_mib, vm.spec.node_name.clone(), vm.spec.agent_address.clone())
+    };
+    ask(old) == ask(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_api::{MikromVMSpec, MikromVMStatus};
+    use coracle_microvm::{agent::AgentAddress, discovery::request, placement::Capacity};
+
+    use super::*;
+
+    fn vm(vcpu_count: i32, memory_mib: i32) -> MikromVM {
+        MikromVM::new("web", MikromVMSpec { image: "i".into(), vcpu_count, memory_mib, ..Default::default() })
+    }
+
+    fn node(name: &str, vcpus: u32, memory_mib: u64, promised_mib: u64) -> Candidate {
+        Candidate {
+            node: name.into(),
+            agent: AgentAddress { address: format!("{name}:1"), server_name: None },
+            capacity: Some(Capacity { vcpus, memory_mib }),
+            promised: Capacity { vcpus: 0, memory_mib: promised_mib },
+            namespace_vms: 0,
+        }
+    }
+
+    #[test]
+    fn capacity_table() {
+        let nodes = [node("small", 2, 1024, 512), node("large", 8, 8192, 0)];
+        let to = |name: &str| Target::Node(name.into());
+        for (why, vm, target, nodes, fail_open, want) in [
+            ("fits where it is to go", vm(2, 512), to("small"), &nodes[..], false, None),
+            (
+                "more CPUs than the node",
+                vm(4, 512),
+                to("small"),
+                &nodes[..],
+                false,
+                Some("has 2 vCPUs, 4 are asked for"),
+            ),
+            (
+                "less memory than is promised already",
+                vm(1, 1024),
+                to("small"),
+                &nodes[..],
+                false,
+                Some("512 MiB left to promise"),
+            ),
+            ("fits somewhere", vm(4, 4096), Target::Anywhere, &nodes[..], false, None),
+            (
+                "fits nowhere",
+                vm(16, 512),
+                Target::Anywhere,
+                &nodes[..],
+                false,
+                Some("node large has 8 vCPUs, 16 are asked for"),
+            ),
+            ("an unknown node: some node must fit", vm(4, 4096), to("new"), &nodes[..], false, None),
+            (
+                "an unknown node, too large for any",
+                vm(16, 512),
+                to("new"),
+                &nodes[..],
+                false,
+                Some("node small has 2"),
+            ),
+            ("an agent outside: not ours to know", vm(32, 999_999), Target::Outside, &nodes[..], false, None),
+            (
+                "no node is known",
+                vm(1, 128),
+                Target::Anywhere,
+                &[],
+                false,
+                Some("no node with an agent is known"),
+            ),
+            ("no node is known, and that may pass", vm(1, 128), Target::Anywhere, &[], true, None),
+        ] {
+            let question = Question {
+                new: &vm,
+                old: None,
+                target,
+                request: request(&vm),
+                nodes,
+                overcommit: Overcommit::default(),
+                fail_open,
+            };
+            match (judge(&question), want) {
+                (Ok(()), None) => {}
+                (Err(text), Some(part)) => assert!(text.contains(part), "{why}: {text}"),
+                (got, _) => panic!("{why}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn update_table() {
+        let nodes = [node("full", 2, 1024, 1024)];
+        let mut live = vm(1, 128);
+        live.status = Some(MikromVMStatus { vm_id: "default-web".into(), ..Default::default() });
+        let change = |old: &MikromVM, f: fn(&mut MikromVMSpec)| {
+            let mut new = old.clone();
+            f(&mut new.spec);
+            let (target, overcommit) = (Target::Anywhere, Overcommit::default());
+            judge(&Question {
+                new: &new,
+                old: Some(old),
+                target,
+                request: request(&new),
+                nodes: &nodes,
+                overcommit,
+                fail_open: false,
+            })
+        };
+        assert!(change(&live, |s| s.memory_mib = 256).unwrap_err().contains("memoryMB cannot change"));
+        assert!(change(&live, |s| s.vcpu_count = 2).unwrap_err().contains("vcpuCount"));
+        assert!(change(&live, |s| s.image = "j".into()).unwrap_err().contains("image"));
+        assert!(change(&live, |s| s.kernel_path = "/k".into()).unwrap_err().contains("kernelPath"));
+        assert_eq!(change(&live, |s| s.node_name = "n".into()), Ok(()));
+        assert_eq!(change(&live, |s| s.agent_address = "a:1".into()), Ok(()));
+        assert!(
+            change(&vm(1, 128), |s| s.memory_mib = 256).is_err(),
+            "not yet created: room is looked for again"
+        );
+        assert_eq!(change(&vm(1, 128), |s| s.image = "j".into()), Ok(()), "nothing more is asked for");
+    }
+}

@@ -1,0 +1,232 @@
+//! Admission through the real API server, with the webhook configured (acceptance A11).
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail like tests"
+)]
+
+use std::{sync::Arc, time::Duration};
+
+use coracle_admission::{Config, Error, Reach};
+use coracle_api::{MikromVM, MikromVMSpec, keys};
+use coracle_microvm::{Fleet, Overcommit, Scope};
+use coracle_reconcile::SystemClock;
+use coracle_testkit::cluster::{self, Cluster};
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::ValidatingWebhookConfiguration, coordination::v1::Lease, core::v1::Secret,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+    runtime::{conditions::is_crd_established, wait::await_condition},
+};
+use serde_json::json;
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+struct World {
+    client: Client,
+    ns: String,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl World {
+    async fn new(cluster: &'static Cluster) -> anyhow::Result<Self> {
+        let client = cluster.client();
+        for crd in coracle_api::crds() {
+            let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+            api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
+            tokio::time::timeout(LIMIT, await_condition(api, &crd.name_any(), is_crd_established()))
+                .await??;
+        }
+        Ok(Self {
+            client,
+            ns: cluster.namespace().await?,
+            tasks: JoinSet::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    fn config(&self) -> Config {
+        Config {
+            reach: Reach::Url { host: "127.0.0.1".into() },
+            name: format!("coracle-{}", self.ns),
+            namespace: Some(self.ns.clone()),
+            system_namespace: self.ns.clone(),
+            ..Config::default()
+        }
+    }
+
+    /// Starts fleet and webhook, and waits until the API server asks it.
+    async fn webhook(&mut self, config: Config) -> anyhow::Result<()> {
+        let scope = Scope { namespace: Some(self.ns.clone()), system_namespace: self.ns.clone() };
+        let (fleet, keep) = Fleet::watch(&self.client, &scope, Overcommit::default(), Arc::new(SystemClock));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let (name, client, stop) = (config.name.clone(), self.client.clone(), self.stop.clone());
+        self.tasks.spawn(keep);
+        self.tasks.spawn(async move {
+            let ended: Result<(), Error> =
+                coracle_admission::run_on(client, config, fleet, listener, stop).await;
+            ended.unwrap();
+        });
+        let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        let there = |c: Option<&ValidatingWebhookConfiguration>| c.is_some();
+        tokio::time::timeout(LIMIT, await_condition(api, &name, there)).await??;
+        // The API server takes a moment to call it: something that is always refused tells when.
+        let refused = async || self.dry_run("probe", 32, 999_999, "").await.is_err();
+        self.eventually("the webhook is asked", refused).await
+    }
+
+    async fn eventually(&self, what: &str, ask: impl AsyncFn() -> bool) -> anyhow::Result<()> {
+        let wait = async {
+            while !ask().await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, wait).await.map_err(|_| anyhow::anyhow!("never: {what}"))
+    }
+
+    fn vms(&self) -> Api<MikromVM> {
+        Api::namespaced(self.client.clone(), &self.ns)
+    }
+
+    fn vm(name: &str, vcpu_count: i32, memory_mib: i32, node: &str) -> MikromVM {
+        let spec = MikromVMSpec {
+            image: "i:1".into(),
+            vcpu_count,
+            memory_mib,
+            node_name: node.into(),
+            ..Default::default()
+        };
+        MikromVM::new(name, spec)
+    }
+
+    async fn dry_run(&self, name: &str, vcpus: i32, memory: i32, node: &str) -> kube::Result<MikromVM> {
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        self.vms().create(&params, &Self::vm(name, vcpus, memory, node)).await
+    }
+
+    async fn create(&self, name: &str, vcpus: i32, memory: i32, node: &str) -> kube::Result<MikromVM> {
+        self.vms().create(&PostParams::default(), &Self::vm(name, vcpus, memory, node)).await
+    }
+
+    async fn announce(&self, node: &str, vcpus: u32, memory_mib: u64) -> anyhow::Result<()> {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": node, "labels": {"coracle.dev/agent": "true"}, "annotations": {
+                keys::node::AGENT_ADDRESS: format!("{node}.example:50051"), keys::node::NODE: node,
+                keys::node::CAPACITY_VCPUS: vcpus.to_string(), keys::node::CAPACITY_MEMORY_MIB: memory_mib.to_string(),
+            }},
+            "spec": {"holderIdentity": node, "leaseDurationSeconds": 600},
+        });
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.ns);
+        api.patch(node, &PatchParams::apply("node").force(), &Patch::Apply(lease)).await?;
+        Ok(())
+    }
+
+    async fn end(mut self, name: &str) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.tasks.shutdown().await;
+        let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        api.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+}
+
+#[test]
+fn what_no_node_can_give_is_refused() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        w.announce("n1", 4, 2048).await?;
+        let config = w.config();
+        w.webhook(config.clone()).await?;
+        let refusal = |result: kube::Result<MikromVM>| result.expect_err("refused").to_string();
+        // A11: more CPUs than the node has; and agentAddress may be omitted.
+        let text = refusal(w.create("wide", 8, 512, "n1").await);
+        assert!(text.contains("node n1 has 4 vCPUs, 8 are asked for"), "{text}");
+        assert!(text.contains("capacity.vm.mikrom.es"), "it came from our webhook: {text}");
+        assert!(
+            refusal(w.create("tall", 1, 4096, "").await).contains("node n1 has 2048 MiB, 4096 are asked for")
+        );
+        w.create("one", 1, 1536, "n1").await?;
+        // What is declared counts, created or not.
+        let full = async || w.dry_run("two", 1, 1024, "").await.is_err();
+        w.eventually("the first VM counts", full).await?;
+        assert!(refusal(w.create("two", 1, 1024, "").await).contains("node n1 has 512 MiB left to promise"));
+        w.create("two", 1, 512, "").await?;
+        // An agent outside the cluster: not ours to know.
+        let mut outside = World::vm("outside", 32, 99_999, "");
+        outside.spec.agent_address = "10.0.0.5:50051".into();
+        w.vms().create(&PostParams::default(), &outside).await?;
+        // Growing beyond what is there is refused, anything else is not asked.
+        let grow = json!({"spec": {"memoryMB": 4096}});
+        assert!(w.vms().patch("two", &PatchParams::default(), &Patch::Merge(grow)).await.is_err());
+        let label = json!({"metadata": {"labels": {"a": "b"}, "finalizers": []}});
+        w.vms().patch("one", &PatchParams::default(), &Patch::Merge(label)).await?;
+        w.end(&config.name).await
+    });
+}
+
+#[test]
+fn nobody_answers_and_the_setting_decides() {
+    cluster::run(|cluster| async move {
+        for fail_open in [false, true] {
+            let mut w = World::new(cluster).await?;
+            w.announce("n1", 4, 2048).await?;
+            let config = Config { fail_open, ..w.config() };
+            w.webhook(config.clone()).await?;
+            w.create("before", 1, 128, "").await?;
+            w.stop.cancel();
+            w.tasks.shutdown().await;
+            let created = w.create("after", 1, 128, "").await;
+            assert_eq!(created.is_ok(), fail_open, "fail-open {fail_open}: {created:?}");
+            // Deletion and metadata never hang on it.
+            let label = json!({"metadata": {"labels": {"a": "b"}}});
+            w.vms().patch("before", &PatchParams::default(), &Patch::Merge(label)).await?;
+            w.vms().delete("before", &DeleteParams::default()).await?;
+            w.end(&config.name).await?;
+        }
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn certificates_are_renewed_while_it_serves() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        w.announce("n1", 4, 2048).await?;
+        let life = Duration::from_secs(3);
+        let config = Config { authority_life: life, certificate_life: life, ..w.config() };
+        w.webhook(config.clone()).await?;
+        let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
+        let first = secrets.get("coracle-webhook-ca").await?;
+        let renewed = async || {
+            secrets.get("coracle-webhook-ca").await.unwrap().resource_version() != first.resource_version()
+        };
+        w.eventually("a new authority", renewed).await?;
+        let bundle_of = |secret: &Secret, key: &str| {
+            String::from_utf8(secret.data.clone().unwrap()[key].0.clone()).unwrap()
+        };
+        let second = secrets.get("coracle-webhook-ca").await?;
+        assert_eq!(
+            bundle_of(&second, "previous.crt"),
+            bundle_of(&first, "ca.crt"),
+            "the old one is trusted meanwhile"
+        );
+        // Always answered, whatever is being renewed.
+        for n in 0..20 {
+            w.create(&format!("vm-{n}"), 1, 128, "").await.or_else(|e| {
+                if e.to_string().contains("left to promise") { Ok(World::vm("x", 1, 1, "")) } else { Err(e) }
+            })?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        w.end(&config.name).await
+    });
+}

@@ -1,0 +1,387 @@
+//! The table of `microvm.md` §2, one line a case.
+
+use coracle_api::{MikromVMSpec, MikromVMStatus, condition, reason};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use tonic::Code;
+
+use super::*;
+
+const NOW: i64 = 100_000;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+fn error(code: Code) -> AgentError {
+    AgentError { operation: "GetVM", address: "a:1".into(), code, message: "no".into() }
+}
+
+/// An object in one of the stages of its life.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    New,
+    Held,
+    Bound,
+    Live,
+    LiveDeleted,
+    BoundDeleted,
+    HeldDeleted,
+    ForeignDeleted,
+}
+
+fn object(stage: Stage) -> MikromVM {
+    use Stage::*;
+    let mut vm = MikromVM::new(
+        "web",
+        MikromVMSpec { image: "i:1".into(), vcpu_count: 1, memory_mib: 128, ..Default::default() },
+    );
+    vm.metadata.namespace = Some("default".into());
+    vm.metadata.uid = Some("uid-1".into());
+    if !matches!(stage, New | ForeignDeleted) {
+        vm.metadata.finalizers = Some(vec![keys::MIKROMVM_FINALIZER.into()]);
+    }
+    if matches!(stage, LiveDeleted | BoundDeleted | HeldDeleted | ForeignDeleted) {
+        vm.metadata.deletion_timestamp = Some(Time(at(NOW)));
+    }
+    if matches!(stage, Bound | Live | LiveDeleted | BoundDeleted) {
+        let vm_id = if matches!(stage, Live | LiveDeleted) { vm.vm_id() } else { String::new() };
+        let ready = Condition {
+            type_: condition::READY.into(),
+            status: if vm_id.is_empty() { "False" } else { "True" }.into(),
+            reason: reason::VM_RUNNING.into(),
+            message: String::new(),
+            observed_generation: None,
+            last_transition_time: Time(at(NOW - 60)),
+        };
+        let (agent_address, node_name) = ("a:1".into(), "n1".into());
+        vm.status = Some(MikromVMStatus {
+            vm_id,
+            agent_address,
+            node_name,
+            conditions: vec![ready],
+            ..Default::default()
+        });
+    }
+    vm
+}
+
+fn machine(state: State, uid: Option<&str>) -> Look {
+    let uid = uid.map(str::to_owned);
+    Look::Seen(Some(Machine {
+        state,
+        ip: "10.0.0.2".into(),
+        uid,
+        image_digest: String::new(),
+        created_at: 0,
+    }))
+}
+
+fn silent(gone_for: Option<i64>, announced: bool) -> Look {
+    Look::Silent { error: error(Code::Unavailable), gone_since: gone_for.map(|s| at(NOW - s)), announced }
+}
+
+fn observed<'a>(vm: &'a MikromVM, look: Look, policy: &'a Policy) -> Observed<'a> {
+    let place = Place { node: "n2".into(), address: "b:2".into() };
+    let here = Place { node: "n1".into(), address: "a:1".into() };
+    Observed {
+        vm,
+        look,
+        at: here,
+        place: Ok(place),
+        memo: Memo::default(),
+        progress: Progress::default(),
+        now: at(NOW),
+        policy,
+    }
+}
+
+/// Steps and report in a few words.
+fn verbs(plan: &Plan) -> String {
+    let step = |step: &Step| match step {
+        Step::Hold => "hold".to_owned(),
+        Step::Bind(place) => format!("bind:{}", place.node),
+        Step::Create => "create".into(),
+        Step::Start => "start".into(),
+        Step::Stop => "stop".into(),
+        Step::Delete => "delete".into(),
+        Step::Release(None) => "release".into(),
+        Step::Release(Some(_)) => "release!".into(),
+    };
+    let mut words: Vec<_> = plan.steps.iter().map(step).collect();
+    if let Some(report) = &plan.report {
+        let name = format!("{report:?}");
+        words.push(format!("say:{}", name.split(['(', ' ']).next().unwrap_or_default()));
+    }
+    if plan.retry.is_some() {
+        words.push("retry".into());
+    }
+    words.join(" ")
+}
+
+#[test]
+fn plan_table() {
+    use {Look::*, Stage::*, State::*};
+    let own = Some("uid-1");
+    let policy = Policy::default();
+    for (why, stage, look, want) in [
+        ("new object: hold before touching anything", New, Nowhere, "hold"),
+        ("held: store where it goes before anything is there", Held, Nowhere, "bind:n2"),
+        ("bound: create and start", Bound, Seen(None), "create start"),
+        ("create was interrupted before the status", Bound, machine(Running, own), "start"),
+        ("create was interrupted before start", Bound, machine(Creating, own), "start"),
+        ("made by an operator without UIDs: ours by name", Bound, machine(Stopped, None), "start"),
+        ("made for another object: refused", Bound, machine(Running, Some("uid-2")), "say:Conflict"),
+        ("and refused later too", Live, machine(Running, Some("uid-2")), "say:Conflict"),
+        ("the agent refuses the question", Bound, Refused(error(Code::PermissionDenied)), "say:Refused"),
+        ("nobody answers: untouched, again", Bound, silent(None, true), "retry"),
+        ("steady state is silent", Live, machine(Running, own), "say:Machine"),
+        ("on its way", Live, machine(Stopping, own), "say:Machine"),
+        ("unknown state", Live, machine(Unspecified, own), "say:Machine"),
+        ("stopped: said first, started after the delay", Live, machine(Stopped, own), "say:Machine"),
+        ("failed: said first", Live, machine(Error, own), "say:Machine"),
+        ("vanished: said first", Live, Seen(None), "say:Vanished"),
+        ("a blip while it runs", Live, silent(None, true), "retry"),
+        ("node gone, within grace", Live, silent(Some(299), false), "retry"),
+        (
+            "node gone beyond grace: moves, since the image makes its disk",
+            Live,
+            silent(Some(300), false),
+            "bind:n2",
+        ),
+        ("the same before it was confirmed", Bound, silent(Some(300), false), "bind:n2"),
+        ("deleted, not held by us: nothing", ForeignDeleted, Nowhere, ""),
+        ("deleted before it was bound", HeldDeleted, Nowhere, "release"),
+        ("deleted: stop by force, then delete", LiveDeleted, machine(Running, own), "stop delete"),
+        ("the same for a stopped one", LiveDeleted, machine(Stopped, own), "stop delete"),
+        ("left by a crash before the status", BoundDeleted, machine(Running, own), "stop delete"),
+        ("seen to be gone: let go", LiveDeleted, Seen(None), "release"),
+        ("another's VM stays", LiveDeleted, machine(Running, Some("uid-2")), "release"),
+        ("agent down, node there: wait", LiveDeleted, silent(None, true), "retry"),
+        ("node gone, within grace: wait", LiveDeleted, silent(Some(10), false), "retry"),
+        ("node gone beyond grace: let go, with an event", LiveDeleted, silent(Some(300), false), "release!"),
+        ("never bound by us: let go", HeldDeleted, silent(None, false), "release!"),
+    ] {
+        let vm = object(stage);
+        assert_eq!(verbs(&plan(&observed(&vm, look, &policy))), want, "{why}");
+    }
+}
+
+#[test]
+fn after_effects_the_status_says_what_is_seen() {
+    let policy = Policy::default();
+    let (bound, live) = (object(Stage::Bound), object(Stage::Live));
+    let done = Progress { created: true, started: true, restarted: false };
+    let plan_with = |vm, look, progress| verbs(&plan(&Observed { progress, ..observed(vm, look, &policy) }));
+    assert_eq!(plan_with(&bound, machine(State::Running, Some("uid-1")), done), "say:Machine");
+    assert_eq!(plan_with(&bound, Look::Seen(None), done), "retry", "started, and not there");
+    let exists = Progress { created: true, ..Progress::default() };
+    assert_eq!(
+        plan_with(&bound, Look::Seen(None), exists),
+        "start",
+        "an agent that says it exists and shows none"
+    );
+    assert_eq!(plan_with(&live, machine(State::Running, Some("uid-1")), done), "say:Machine");
+}
+
+#[test]
+fn restart_table() {
+    use {RestartPolicy::*, State::*};
+    let policy = Policy::default();
+    for (why, restart, look, streak, down_for, want) in [
+        ("at once is too soon", Always, machine(Stopped, None), 0, 0, "say:Machine"),
+        ("after a second", Always, machine(Stopped, None), 0, 1, "start"),
+        ("the third time after four", Always, machine(Stopped, None), 2, 3, "say:Machine"),
+        ("the third time after four seconds", Always, machine(Stopped, None), 2, 4, "start"),
+        ("never later than five minutes", Always, machine(Error, None), 30, 300, "start"),
+        ("vanished: made anew", Always, Look::Seen(None), 0, 1, "create start"),
+        ("a clean end is no failure", OnFailure, machine(Stopped, None), 0, 99, "say:Machine"),
+        ("an error is", OnFailure, machine(Error, None), 0, 99, "start"),
+        ("vanishing is", OnFailure, Look::Seen(None), 0, 99, "create start"),
+        ("never", Never, machine(Error, None), 0, 99, "say:Machine"),
+        ("never", Never, Look::Seen(None), 0, 99, "say:Vanished"),
+    ] {
+        let mut vm = object(Stage::Live);
+        vm.spec.restart_policy = restart;
+        let memo = Memo { streak, down_since: Some(at(NOW - down_for)), ..Memo::default() };
+        let plan = plan(&Observed { memo, ..observed(&vm, look, &policy) });
+        assert_eq!(verbs(&plan), want, "{why}");
+        if want.contains("start") {
+            assert_eq!(plan.memo.streak, streak + 1, "{why}");
+        }
+    }
+}
+
+#[test]
+fn a_long_healthy_time_starts_the_delays_anew() {
+    let policy = Policy::default();
+    let mut vm = object(Stage::Live);
+    for (healthy_for, want) in [(599, 5), (600, 0)] {
+        vm.status.as_mut().unwrap().conditions[0].last_transition_time = Time(at(NOW - healthy_for));
+        let memo = Memo { streak: 5, ..Memo::default() };
+        let plan = plan(&Observed { memo, ..observed(&vm, machine(State::Stopped, None), &policy) });
+        assert_eq!(
+            (plan.memo.streak, plan.memo.down_since),
+            (want, Some(at(NOW))),
+            "healthy for {healthy_for} s"
+        );
+        assert!(plan.requeue <= policy.restart.delay(want));
+    }
+}
+
+#[test]
+fn an_agent_that_cannot_restart_is_given_a_new_one() {
+    let policy = Policy::default();
+    let refusal = AgentError { message: "VM x must be recreated".into(), ..error(Code::FailedPrecondition) };
+    let verdict = judge(&Step::Start, &refusal, &Memo::default(), &policy);
+    assert!(verdict.again && verdict.report.is_none());
+    for stage in [Stage::Bound, Stage::Live] {
+        let vm = object(stage);
+        let plan = plan(&Observed {
+            memo: verdict.memo.clone(),
+            ..observed(&vm, machine(State::Stopped, None), &policy)
+        });
+        assert_eq!((verbs(&plan).as_str(), plan.memo.recreate), ("delete create start", false), "{stage:?}");
+    }
+}
+
+#[test]
+fn moving_needs_freedom_and_an_image() {
+    let policy = Policy::default();
+    let tie = |change: fn(&mut MikromVM)| {
+        let mut vm = object(Stage::Live);
+        change(&mut vm);
+        verbs(&plan(&observed(&vm, silent(Some(300), false), &policy)))
+    };
+    assert_eq!(tie(|_| {}), "bind:n2");
+    assert_eq!(tie(|vm| vm.spec.node_name = "n1".into()), "say:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.agent_address = "a:1".into()), "say:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.image.clear()), "say:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.restart_policy = RestartPolicy::Never), "say:NodeLost");
+    let vm = object(Stage::Live);
+    let nowhere =
+        Observed { place: Err("no room".into()), ..observed(&vm, silent(Some(300), false), &policy) };
+    assert_eq!(verbs(&plan(&nowhere)), "say:NodeLost");
+}
+
+#[test]
+fn a_mistyped_address_can_be_corrected() {
+    let policy = Policy::default();
+    let mut vm = object(Stage::Bound);
+    vm.spec.agent_address = "b:2".into();
+    for (why, look, want) in [
+        ("nobody is known there", silent(None, false), "bind:n2"),
+        ("a known agent that is down may have made it", silent(None, true), "retry"),
+        ("it answers that nothing was made", Look::Seen(None), "bind:n2"),
+        ("it has made it: never redirected", machine(State::Running, None), "start"),
+    ] {
+        assert_eq!(verbs(&plan(&observed(&vm, look, &policy))), want, "{why}");
+    }
+    let mut live = object(Stage::Live);
+    live.spec.agent_address = "b:2".into();
+    assert_eq!(
+        verbs(&plan(&observed(&live, silent(None, false), &policy))),
+        "retry",
+        "a live VM is never redirected"
+    );
+}
+
+#[test]
+fn silence_is_said_after_a_while() {
+    let policy = Policy::default();
+    for (stage, what) in [(Stage::Live, "live"), (Stage::Bound, "bound"), (Stage::LiveDeleted, "deleted")] {
+        let vm = object(stage);
+        let mut memo = Memo::default();
+        for n in 1..=6 {
+            let plan = plan(&Observed { memo: memo.clone(), ..observed(&vm, silent(None, true), &policy) });
+            let want = if n < policy.silent_max { "retry" } else { "say:Unreachable retry" };
+            assert_eq!(verbs(&plan), want, "{what}, call {n}");
+            memo = plan.memo;
+        }
+        let answered = plan(&Observed { memo, ..observed(&vm, machine(State::Running, None), &policy) });
+        assert!(answered.memo.silent == 0 || answered.report.is_none());
+    }
+}
+
+#[test]
+fn abandoned_objects_are_let_go() {
+    let policy = Policy::default();
+    let mut vm = object(Stage::LiveDeleted);
+    vm.annotations_mut().insert(keys::ABANDON.into(), "true".into());
+    assert_eq!(verbs(&plan(&observed(&vm, silent(None, true), &policy))), "release!");
+    let refused = Look::Refused(error(Code::PermissionDenied));
+    assert_eq!(verbs(&plan(&observed(&vm, refused, &policy))), "release!");
+    let seen = machine(State::Running, None);
+    assert_eq!(
+        verbs(&plan(&observed(&vm, seen, &policy))),
+        "stop delete",
+        "as long as it can be done it is done"
+    );
+}
+
+#[test]
+fn verdict_table() {
+    let policy = Policy { internal_max: 3, ..Policy::default() };
+    let said = |verdict: &Verdict| {
+        verdict
+            .report
+            .as_ref()
+            .map(|r| format!("{r:?}").split(['(', ' ']).next().unwrap_or_default().to_owned())
+    };
+    for (why, step, code, before, want, again) in [
+        ("already there counts as created", Step::Create, Code::AlreadyExists, Memo::default(), None, true),
+        ("a first INTERNAL passes", Step::Create, Code::Internal, Memo::default(), None, false),
+        (
+            "the third in a row is said",
+            Step::Create,
+            Code::Internal,
+            Memo { internal: 2, ..Memo::default() },
+            Some("Internal"),
+            false,
+        ),
+        (
+            "on start it only passes",
+            Step::Start,
+            Code::Internal,
+            Memo { internal: 9, ..Memo::default() },
+            None,
+            false,
+        ),
+        ("unavailable passes", Step::Create, Code::Unavailable, Memo::default(), None, false),
+        ("full passes", Step::Create, Code::ResourceExhausted, Memo::default(), None, false),
+        (
+            "vanished between create and start: again",
+            Step::Start,
+            Code::NotFound,
+            Memo::default(),
+            None,
+            false,
+        ),
+        (
+            "a bad argument is the user's",
+            Step::Create,
+            Code::InvalidArgument,
+            Memo::default(),
+            Some("Refused"),
+            false,
+        ),
+        (
+            "so is a missing image",
+            Step::Create,
+            Code::FailedPrecondition,
+            Memo::default(),
+            Some("Refused"),
+            false,
+        ),
+        (
+            "a refused delete is said",
+            Step::Delete,
+            Code::PermissionDenied,
+            Memo::default(),
+            Some("Refused"),
+            false,
+        ),
+    ] {
+        let verdict = judge(&step, &error(code), &before, &policy);
+        assert_eq!((said(&verdict).as_deref(), verdict.again), (want, again), "{why}");
+    }
+}
