@@ -84,7 +84,8 @@ fn id(vm_id: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_generations_life_of_a_vm() {
-    let Door { mut client, machines, .. } = door(ErrorStyle::Status).await;
+    let door = door(ErrorStyle::Status).await;
+    let (mut client, machines) = (door.client.clone(), door.machines.clone());
     let mut events = client.watch_vm_events(pb::WatchVmEventsRequest::default()).await.unwrap().into_inner();
 
     let created = client.create_vm(create("default-web")).await.unwrap().into_inner();
@@ -118,7 +119,8 @@ async fn the_second_generations_life_of_a_vm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_vms_and_bad_arguments_in_both_styles() {
-    let mut status = door(ErrorStyle::Status).await.client;
+    let (status_door, inband_door) = (door(ErrorStyle::Status).await, door(ErrorStyle::Inband).await);
+    let (mut status, mut inband) = (status_door.client.clone(), inband_door.client.clone());
     let unknown = |s: tonic::Status| (s.code(), s.message().to_owned());
     let not_found = (Code::NotFound, "VM nope not found".to_owned());
     assert_eq!(unknown(status.get_vm(pb::GetVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
@@ -126,7 +128,6 @@ async fn unknown_vms_and_bad_arguments_in_both_styles() {
     assert_eq!(unknown(status.stop_vm(pb::StopVmRequest { vm_id: id("nope"), force: true }).await.unwrap_err()), not_found);
     assert_eq!(unknown(status.delete_vm(pb::DeleteVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
 
-    let mut inband = door(ErrorStyle::Inband).await.client;
     let started = inband.start_vm(pb::StartVmRequest { vm_id: id("nope") }).await.unwrap().into_inner();
     assert_eq!((started.state(), started.error_message.as_str()), (pb::VmState::Error, "VM nope not found"));
     let deleted = inband.delete_vm(pb::DeleteVmRequest { vm_id: id("nope") }).await.unwrap().into_inner();
@@ -149,7 +150,8 @@ async fn unknown_vms_and_bad_arguments_in_both_styles() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_image_or_a_vmm_that_dies_is_a_clear_error_and_leaves_nothing() {
-    let Door { mut client, machines, .. } = door(ErrorStyle::Status).await;
+    let door = door(ErrorStyle::Status).await;
+    let (mut client, machines) = (door.client.clone(), door.machines.clone());
     let mut missing = create("a");
     missing.image_ref = "localhost:1/none:1".into();
     missing.metadata.insert("coracle.dev/image-pull-policy".into(), "Never".into());
@@ -166,7 +168,8 @@ async fn a_missing_image_or_a_vmm_that_dies_is_a_clear_error_and_leaves_nothing(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_creations_at_once_do_not_keep_a_reader_waiting() {
-    let Door { client, machines, .. } = door(ErrorStyle::Status).await;
+    let door = door(ErrorStyle::Status).await;
+    let (client, machines) = (door.client.clone(), door.machines.clone());
     machines.set_boot_time(Duration::from_millis(500));
     client.clone().create_vm(create("first")).await.unwrap();
     let mut creations = JoinSet::new();
@@ -193,7 +196,8 @@ async fn a_hundred_creations_at_once_do_not_keep_a_reader_waiting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_sorted_and_paged() {
-    let mut client = door(ErrorStyle::Status).await.client;
+    let door = door(ErrorStyle::Status).await;
+    let mut client = door.client.clone();
     for name in ["c", "a", "b"] {
         client.create_vm(create(name)).await.unwrap();
     }
@@ -209,7 +213,8 @@ async fn lists_are_sorted_and_paged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_or_foreign_caller_is_refused() {
-    let mut client = door(ErrorStyle::Status).await.client;
+    let door = door(ErrorStyle::Status).await;
+    let mut client = door.client.clone();
     let fenced = |generation: &'static str, uid: &'static str| {
         let mut request = Request::new(pb::StopVmRequest { vm_id: id("default-web"), force: true });
         request.metadata_mut().insert("coracle-uid", uid.parse().unwrap());
@@ -231,7 +236,8 @@ async fn a_stale_or_foreign_caller_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_old_metrics_have_their_names_and_the_gauge_is_true() {
-    let Door { mut client, machines, registry, .. } = door(ErrorStyle::Status).await;
+    let door = door(ErrorStyle::Status).await;
+    let (mut client, machines, registry) = (door.client.clone(), door.machines.clone(), &door.registry);
     let running = |registry: &Registry| {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
@@ -244,7 +250,7 @@ async fn the_old_metrics_have_their_names_and_the_gauge_is_true() {
     client.stop_vm(pb::StopVmRequest { vm_id: id("a"), force: true }).await.unwrap();
     client.delete_vm(pb::DeleteVmRequest { vm_id: id("a") }).await.unwrap();
     client.get_vm(pb::GetVmRequest { vm_id: id("nope") }).await.unwrap_err();
-    let (gauge, text) = running(&registry);
+    let (gauge, text) = running(registry);
     assert_eq!(gauge, "firecracker_vms_running 2", "stop and delete of one VM count once");
     assert_eq!(machines.running(), 2);
     for wanted in [

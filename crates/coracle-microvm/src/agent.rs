@@ -22,6 +22,8 @@ pub use wire::VmState as State;
 
 /// Certificates are read again after this time, so that rotated ones are taken up.
 const RELOAD: Duration = Duration::from_secs(10);
+/// What was done instead of a call.
+const WAIT: &str = "wait for a call";
 /// Between two signs of life on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Most of an agent's error text that goes into conditions and events.
@@ -119,6 +121,19 @@ impl AgentError {
     pub fn is_transient(&self) -> bool {
         use Code::{Aborted, DeadlineExceeded, Internal, ResourceExhausted, Unavailable};
         matches!(self.code, Unavailable | Internal | DeadlineExceeded | Aborted | ResourceExhausted)
+    }
+
+    /// Too many of our own calls to that agent are under way: nothing is known of the agent.
+    #[must_use]
+    pub fn busy(address: &str) -> Self {
+        let message = "too many calls to it are under way".into();
+        Self { operation: WAIT, address: address.to_owned(), code: Code::ResourceExhausted, message }
+    }
+
+    /// True for [`Self::busy`].
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.operation == WAIT
     }
 
     /// True when nobody answered.

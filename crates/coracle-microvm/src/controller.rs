@@ -26,6 +26,8 @@ use crate::{
 
 /// Looks and acts at most this often in one reconcile; a normal life needs four.
 const ROUNDS_MAX: usize = 8;
+/// Until an object that found its agent busy is back.
+const BUSY: Duration = Duration::from_secs(1);
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(5);
 
@@ -45,7 +47,7 @@ pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
         Arc::new(cx.clone()),
         cx.fleet.vms().clone(),
         Box::pin(queue),
-        controller::Config::default().debounce(DEBOUNCE),
+        controller::Config::default().debounce(DEBOUNCE).concurrency(cx.reconciles),
     )
     .for_each(|ended| async move {
         match ended {
@@ -58,7 +60,11 @@ pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
 }
 
 fn retry_later(vm: &MikromVM, error: &Error, cx: &Context) -> Action {
-    let wait = cx.backoffs.failed(vm.uid().unwrap_or_default());
+    let wait = match error {
+        // It was not tried, so it is no failure: back in line, not all at once.
+        Error::Agent(error) if error.is_busy() => BUSY.mul_f64(0.5 + rand::random::<f64>()),
+        _ => cx.backoffs.failed(vm.uid().unwrap_or_default()),
+    };
     let error: &dyn std::error::Error = error;
     debug!(name = vm.name_any(), ?wait, error, "to be tried again");
     Action::requeue(wait)

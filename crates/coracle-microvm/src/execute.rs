@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     Context, Error,
-    agent::{AgentAddress, Fence},
+    agent::{AgentAddress, AgentError, Fence},
     observe::Wire,
     plan::{Progress, Step},
     status,
@@ -71,7 +71,7 @@ async fn call(
 ) -> Result<(), Error> {
     let (id, fence) = (vm.vm_id(), fence(vm));
     let _slot = match step {
-        Step::Create | Step::Start => Some(boot_slot(cx, wire, to).await),
+        Step::Create | Step::Start => Some(boot_slot(cx, wire, to).await?),
         Step::Stop | Step::Delete | Step::Hold | Step::Bind(_) | Step::Release(_) => None,
     };
     let agent = wire.to(cx, to).await?;
@@ -87,9 +87,13 @@ async fn call(
 
 /// A place among the boots of that agent. While it is waited for the connection is closed: looks and deletions of
 /// other objects go on behind boots that hang.
-async fn boot_slot(cx: &Context, wire: &mut Wire, to: &AgentAddress) -> OwnedSemaphorePermit {
+async fn boot_slot(
+    cx: &Context,
+    wire: &mut Wire,
+    to: &AgentAddress,
+) -> Result<OwnedSemaphorePermit, AgentError> {
     match cx.boots.try_of(&to.address) {
-        Some(slot) => slot,
+        Some(slot) => Ok(slot),
         None => {
             wire.hang_up();
             cx.boots.of(&to.address).await

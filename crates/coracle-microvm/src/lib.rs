@@ -34,7 +34,10 @@ use coracle_reconcile::{
     Kind, SystemClock,
 };
 use kube::{Api, Client, Resource as _, ResourceExt as _};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 pub use agent::{AgentTls, Deadlines};
@@ -48,6 +51,9 @@ use plan::Memo;
 
 /// Name of this controller in metrics, events and its Lease.
 pub const CONTROLLER: &str = "mikromvm";
+
+/// How long a reconcile waits for a place at its agent.
+const PLACE_WAIT: Duration = Duration::from_secs(5);
 
 /// What the controller is started with.
 #[derive(Clone, Debug)]
@@ -68,6 +74,8 @@ pub struct Config {
     pub boots_per_agent: usize,
     /// Connections at once to one agent, its event stream apart.
     pub connections_per_agent: usize,
+    /// Reconciles at once.
+    pub reconciles: u16,
     /// Leader election. `None`: this process is the only one.
     pub election: Option<Election>,
     /// Who we are, in events.
@@ -89,6 +97,7 @@ impl Default for Config {
             overcommit: Overcommit::default(),
             boots_per_agent: 16,
             connections_per_agent: 32,
+            reconciles: 256,
             election: None,
             identity: "coracle-operator".into(),
             metrics: ControllerMetrics::default(),
@@ -180,6 +189,7 @@ pub(crate) struct Context {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) policy: Arc<Policy>,
     pub(crate) backoffs: Arc<Backoffs<String>>,
+    pub(crate) reconciles: u16,
     memos: Arc<Mutex<HashMap<String, Memo>>>,
     /// Connections to each agent.
     pub(crate) lines: Places,
@@ -205,8 +215,14 @@ impl Places {
     }
 
     /// A place, once there is one. Cancel-safe.
-    pub(crate) async fn of(&self, agent: &str) -> OwnedSemaphorePermit {
-        self.at(agent).acquire_owned().await.expect("our semaphores are never closed")
+    ///
+    /// # Errors
+    /// [`AgentError::busy`] after a while: what waits behind an agent that hangs would keep others from running.
+    pub(crate) async fn of(&self, agent: &str) -> Result<OwnedSemaphorePermit, AgentError> {
+        match timeout(PLACE_WAIT, self.at(agent).acquire_owned()).await {
+            Ok(place) => Ok(place.expect("our semaphores are never closed")),
+            Err(_) => Err(AgentError::busy(agent)),
+        }
     }
 
     /// A place, if there is one now.
@@ -232,6 +248,7 @@ impl Context {
             clock: config.clock.clone(),
             policy: Arc::new(config.policy),
             backoffs: Arc::new(Backoffs::new(config.backoff)),
+            reconciles: config.reconciles,
             memos: Arc::default(),
             lines: Places::new(config.connections_per_agent),
             boots: Places::new(config.boots_per_agent),

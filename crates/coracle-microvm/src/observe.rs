@@ -20,7 +20,7 @@ impl Wire {
     pub(crate) async fn to(&mut self, cx: &Context, to: &AgentAddress) -> Result<&mut Agent, AgentError> {
         if self.0.as_ref().is_none_or(|(at, ..)| at != to) {
             self.hang_up();
-            let line = cx.lines.of(&to.address).await;
+            let line = cx.lines.of(&to.address).await?;
             self.0 = Some((to.clone(), cx.dialer.dial(to).await?, line));
         }
         Ok(&mut self.0.as_mut().expect("it was set a line above").1)

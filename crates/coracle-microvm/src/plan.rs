@@ -285,6 +285,9 @@ fn was_healthy(o: &Observed<'_>) -> bool {
 }
 
 fn silent(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestamp>, announced: bool) -> Plan {
+    if error.is_busy() {
+        return retry(o, error.clone()); // it says nothing of the agent
+    }
     let memo = Memo { silent: o.memo.silent.saturating_add(1), ..o.memo.clone() };
     let corrected = o.place.as_ref().ok().filter(|p| o.vm.spec.agent_address == p.address && moved(o.vm, p));
     if let (Some(place), false, false) = (corrected, o.vm.is_provisioned(), announced) {
@@ -318,6 +321,7 @@ fn remove(o: &Observed<'_>) -> Plan {
             act(o, vec![Step::Release(Some(format!("abandoned as asked: {error}")))])
         }
         Look::Refused(error) => say(o, Report::Refused(error.clone())),
+        Look::Silent { error, .. } if error.is_busy() => retry(o, error.clone()),
         Look::Silent { error, .. } if !bound => {
             // Never bound by us, so nothing of ours can be there; the address was the user's word alone.
             act(o, vec![Step::Release(Some(format!("never created: {error}")))])

@@ -212,6 +212,17 @@ fn restart_table() {
 }
 
 #[test]
+fn our_own_crowd_says_nothing_of_the_agent() {
+    let policy = Policy::default();
+    for stage in [Stage::Bound, Stage::Live, Stage::LiveDeleted, Stage::BoundDeleted] {
+        let vm = object(stage);
+        let look = Look::Silent { error: AgentError::busy("a:1"), gone_since: Some(at(0)), announced: false };
+        let plan = plan(&observed(&vm, look, &policy));
+        assert_eq!((verbs(&plan).as_str(), plan.memo.silent), ("retry", 0), "{stage:?}");
+    }
+}
+
+#[test]
 fn a_long_healthy_time_starts_the_delays_anew() {
     let policy = Policy::default();
     let mut vm = object(Stage::Live);

@@ -26,7 +26,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{
     Code, Request, Response, Status,
-    transport::{Server, server::Connected},
+    transport::{Server, ServerTlsConfig, server::Connected},
 };
 
 /// How one call goes wrong.
@@ -108,6 +108,15 @@ impl FakeAgent {
     }
 
     pub(crate) async fn start_with(shared: Arc<Shared>, address: &str) -> Self {
+        Self::start_server(shared, address, Server::builder()).await
+    }
+
+    /// With mutual TLS.
+    pub(crate) async fn start_tls(tls: ServerTlsConfig) -> Self {
+        Self::start_server(Arc::default(), "127.0.0.1:0", Server::builder().tls_config(tls).unwrap()).await
+    }
+
+    async fn start_server(shared: Arc<Shared>, address: &str, mut server: Server) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         shared.events.lock().unwrap().get_or_insert_with(|| broadcast::channel(100).0);
@@ -117,9 +126,7 @@ impl FakeAgent {
             TcpListenerStream::new(listener).map(move |s| s.map(|s| Counted::new(s, open.clone(), &broken)));
         let service = FirecrackerAgentServer::new(Service(shared.clone()));
         let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap()
-        });
+        tasks.spawn(async move { server.add_service(service).serve_with_incoming(incoming).await.unwrap() });
         Self { shared, address, tasks, dead }
     }
 

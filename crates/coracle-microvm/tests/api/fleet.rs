@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use coracle_api::{MikromVMSpec, Phase};
-use coracle_microvm::Config;
+use coracle_api::{MikromVMSpec, Phase, keys};
+use coracle_microvm::{AgentTls, Config};
 use coracle_reconcile::Election;
 use coracle_testkit::cluster;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::{
     fake_agent::FakeAgent,
@@ -110,5 +117,66 @@ fn one_of_two_operators_works_and_the_other_takes_over() {
         w.until_running("three").await?;
         assert_eq!(w.agent.mutations().len(), 6);
         second.stop().await
+    });
+}
+
+/// An authority, and PEM certificate and key signed by it for `name`.
+struct Pki(rcgen::Issuer<'static, rcgen::KeyPair>, String);
+
+impl Pki {
+    fn new() -> Self {
+        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self(rcgen::Issuer::new(params, key), pem)
+    }
+
+    fn sign(&self, name: &str) -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+#[test]
+fn agents_are_spoken_to_with_mutual_tls() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        let (pki, dir) = (Pki::new(), tempfile::tempdir()?);
+        let (certificate, key) = pki.sign("node-1.coracle");
+        let tls = ServerTlsConfig::new()
+            .identity(Identity::from_pem(certificate, key))
+            .client_ca_root(Certificate::from_pem(&pki.1));
+        w.agent = FakeAgent::start_tls(tls).await;
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).map(|()| path)
+        };
+        let (certificate, key) = pki.sign("operator");
+        let ca = file("ca.crt", &pki.1)?;
+        let identity = Some((file("tls.crt", &certificate)?, file("tls.key", &key)?));
+        let good = AgentTls { ca: ca.clone(), identity: identity.clone() };
+        let lease = json!({"metadata": {"annotations": {keys::node::TLS_SERVER_NAME: "node-1.coracle"}}});
+        w.announce("n", &w.agent.address, 8, 8192, 600).await?;
+        let leases: Api<Lease> = Api::namespaced(w.client.clone(), &w.ns);
+        leases.patch("n", &PatchParams::default(), &Patch::Merge(lease)).await?;
+        // Without a certificate of ours, or with another authority, the agent is not reached: nothing is sent to it.
+        let other = file("other.crt", &Pki::new().1)?;
+        for (n, bad) in
+            [AgentTls { ca, identity: None }, AgentTls { ca: other, identity }].into_iter().enumerate()
+        {
+            let operator = Operator::start(w.client.clone(), Config { tls: Some(bad), ..w.config() });
+            let name = format!("bad-{n}");
+            w.create(&name, MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+            w.until_reason(&name, "AgentUnreachable").await?;
+            operator.stop().await?;
+            w.delete(&name).await?;
+        }
+        assert_eq!(w.agent.mutations(), [] as [&str; 0]);
+        let _operator = Operator::start(w.client.clone(), Config { tls: Some(good), ..w.config() });
+        w.create("web", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+        w.until_running("web").await?;
+        Ok::<_, anyhow::Error>(())
     });
 }

@@ -12,5 +12,4 @@ mod fake_agent;
 mod fleet;
 mod healing;
 mod schema;
-mod thousand;
 mod world;

@@ -86,12 +86,15 @@ pub(crate) fn programs(state: &Path, tools: Option<&Path>, ports: Ports) -> miet
         args: vec![
             format!("--etcd-servers=http://127.0.0.1:{client}"),
             "--bind-address=127.0.0.1".to_owned(),
+            // Nobody but this machine is told of it; without this a default route would be needed.
+            "--advertise-address=127.0.0.1".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
             format!("--secure-port={apiserver}"),
             format!("--cert-dir={at}/certs"),
             format!("--token-auth-file={at}/tokens.csv"),
             "--authorization-mode=Node,RBAC".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            format!("--service-account-key-file={at}/sa.key"),
+            format!("--service-account-key-file={at}/sa.pub"),
             format!("--service-account-signing-key-file={at}/sa.key"),
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             // Without a controller manager nobody makes the default ServiceAccount.
@@ -105,10 +108,12 @@ pub(crate) fn programs(state: &Path, tools: Option<&Path>, ports: Ports) -> miet
 
 /// Signing key of ServiceAccounts and the administrator's token; made once.
 fn secrets(dir: &Path) -> miette::Result<String> {
-    let key = dir.join("sa.key");
-    if !key.exists() {
+    let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
+    if !public.exists() {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).into_diagnostic()?;
         pki::write(&key, pair.serialize_pem().as_bytes())?;
+        // The API server verifies with a public key of its own file only: it reads no PKCS #8 there.
+        pki::write(&public, pair.public_key_pem().as_bytes())?;
     }
     let tokens = dir.join("tokens.csv");
     if let Ok(text) = std::fs::read_to_string(&tokens) {
@@ -152,7 +157,7 @@ pub(crate) async fn wait_ready(kubeconfig: &Path) -> miette::Result<kube::Client
         match client.request_text(request()?).await {
             Ok(text) if text.trim() == "ok" => return Ok(client),
             _ if Instant::now() > deadline => {
-                let help = "its log is plane/kube-apiserver.log in the state folder";
+                let help = "its log is logs/kube-apiserver.log in the state folder";
                 return Err(Failure::new("COR-UP-002", "the API server did not become ready").help(help).into());
             }
             _ => sleep(Duration::from_millis(100)).await,
