@@ -18,7 +18,15 @@ pub(crate) fn run_all(names: &[String]) -> Result<()> {
     for (name, package) in BENCHES {
         if names.is_empty() || names.iter().any(|n| n == name) {
             step(&format!("bench {name}"));
-            run(Command::new("cargo").args(["bench", "--locked", "--quiet", "--package", package, "--bench", name]))?;
+            run(Command::new("cargo").args([
+                "bench",
+                "--locked",
+                "--quiet",
+                "--package",
+                package,
+                "--bench",
+                name,
+            ]))?;
         }
     }
     Ok(())

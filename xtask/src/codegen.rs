@@ -38,11 +38,8 @@ pub(crate) fn run(check: bool) -> Result<()> {
     Ok(())
 }
 
-const PROTOS: [&str; 3] = [
-    "firecracker/v1/firecracker.proto",
-    "coracle/guest/v1/guest.proto",
-    "coracle/host/v1/host.proto",
-];
+const PROTOS: [&str; 3] =
+    ["firecracker/v1/firecracker.proto", "coracle/guest/v1/guest.proto", "coracle/host/v1/host.proto"];
 
 fn proto(files: &mut Files) -> Result<()> {
     let include = root().join("proto");
@@ -55,7 +52,8 @@ fn proto(files: &mut Files) -> Result<()> {
             for file in &mut bare.file {
                 file.source_code_info = None;
             }
-            files.insert("crates/coracle-proto/src/generated/firecracker.v1.bin".into(), bare.encode_to_vec());
+            files
+                .insert("crates/coracle-proto/src/generated/firecracker.v1.bin".into(), bare.encode_to_vec());
         }
         tonic_prost_build::configure()
             .build_transport(false)

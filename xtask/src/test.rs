@@ -57,7 +57,8 @@ fn suites() -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
     for line in String::from_utf8(output.stdout)?.lines() {
         let message: Value = serde_json::from_str(line).context("read a message of cargo")?;
-        let Some(program) = message["executable"].as_str().filter(|_| message["profile"]["test"] == true) else {
+        let Some(program) = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)
+        else {
             continue;
         };
         let manifest = message["manifest_path"].as_str().context("artifact without a manifest")?;

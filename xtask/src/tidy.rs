@@ -23,7 +23,15 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-streaming",
     ],
     &["coracle-qemu", "coracle-firecracker", "coracle-cloud-hypervisor"],
-    &["coracle-host", "coracle-guest", "coracle-pod", "coracle-agent", "coracle-cri", "coracle-vnode", "coracle-registry"],
+    &[
+        "coracle-host",
+        "coracle-guest",
+        "coracle-pod",
+        "coracle-agent",
+        "coracle-cri",
+        "coracle-vnode",
+        "coracle-registry",
+    ],
     &[
         "coracle-reconcile",
         "coracle-microvm",
@@ -82,7 +90,8 @@ fn dependencies(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<(
         if (other_row, other_column) >= (row, column) {
             wrong.push(format!("{name} depends on {dependency}, which is not below it"));
         }
-        if row == 4 && (other_row == 2 || dependency == "coracle-hypervisor" || dependency == "coracle-host") {
+        if row == 4 && (other_row == 2 || dependency == "coracle-hypervisor" || dependency == "coracle-host")
+        {
             wrong.push(format!("{name} is a controller and must not reach {dependency}"));
         }
     }
@@ -98,7 +107,8 @@ fn direct(manifest: &str) -> Result<Vec<String>> {
         .flatten()
         .find(|p| p["manifest_path"] == manifest)
         .with_context(|| format!("no package at {manifest}"))?;
-    let normal = package["dependencies"].as_array().into_iter().flatten().filter(|d| d["kind"] == Value::Null);
+    let normal =
+        package["dependencies"].as_array().into_iter().flatten().filter(|d| d["kind"] == Value::Null);
     Ok(normal.filter_map(|d| d["name"].as_str().map(str::to_owned)).collect())
 }
 

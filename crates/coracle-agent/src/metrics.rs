@@ -74,8 +74,12 @@ impl Collector for Running {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let running = self.0.list().iter().filter(|v| v.record.state == VmState::Running).count();
         let gauge = ConstGauge::new(i64::try_from(running).unwrap_or(i64::MAX));
-        let metric =
-            encoder.encode_descriptor("firecracker_vms_running", "VMs that run", None, gauge.metric_type())?;
+        let metric = encoder.encode_descriptor(
+            "firecracker_vms_running",
+            "VMs that run",
+            None,
+            gauge.metric_type(),
+        )?;
         gauge.encode(metric)
     }
 }

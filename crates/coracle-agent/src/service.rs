@@ -106,26 +106,33 @@ impl AgentService {
             .ok_or_else(|| HostError::NotFound { name: vm_id.to_owned() })
     }
 
-    async fn create(&self, request: pb::CreateVmRequest, caller: &MetadataMap) -> Result<Arc<View>, HostError> {
+    async fn create(
+        &self,
+        request: pb::CreateVmRequest,
+        caller: &MetadataMap,
+    ) -> Result<Arc<View>, HostError> {
         let options = &self.options;
-        let spec =
-            convert::create_spec(request, caller, &options.default_image, &options.default_kernel)?;
+        let spec = convert::create_spec(request, caller, &options.default_image, &options.default_kernel)?;
         let record = self.host.create(spec, Arc::new(NoProgress)).await?;
         self.metrics.created();
         let id = record.id.to_string();
         if let Err(error) = self.host.start(&id, convert::fence_of(caller)).await {
             // A creation that fails undoes everything; one that others already run stays.
-            if record.boots == 0 {
-                if let Err(undo) = self.host.delete(&id, true, None).await {
-                    tracing::warn!(vm = id, error = %undo, "failed creation not undone");
-                }
+            if record.boots == 0
+                && let Err(undo) = self.host.delete(&id, true, None).await
+            {
+                tracing::warn!(vm = id, error = %undo, "failed creation not undone");
             }
             return Err(error);
         }
         self.host.get(&id)
     }
 
-    async fn stop(&self, request: &pb::StopVmRequest, caller: &MetadataMap) -> Result<pb::VmState, HostError> {
+    async fn stop(
+        &self,
+        request: &pb::StopVmRequest,
+        caller: &MetadataMap,
+    ) -> Result<pb::VmState, HostError> {
         let view = self.exact(&request.vm_id)?;
         let grace = if request.force { Duration::ZERO } else { DEFAULT_GRACE };
         let fence = convert::fence_of(caller);
@@ -212,8 +219,11 @@ impl FirecrackerAgent for AgentService {
                 Ok(view) => self.host.delete(view.record.id.as_str(), true, fence).await,
                 Err(error) => Err(error),
             };
-            let reply =
-                |success, error_message| pb::DeleteVmResponse { vm_id: vm_id.clone(), success, error_message };
+            let reply = |success, error_message| pb::DeleteVmResponse {
+                vm_id: vm_id.clone(),
+                success,
+                error_message,
+            };
             match deleted {
                 Ok(()) => Ok(reply(true, String::new())),
                 Err(error) => self.failure(&error, |text| reply(false, text)),

@@ -1,4 +1,5 @@
 //! The door over a real gRPC connection, in front of machines in memory.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,10 +92,19 @@ async fn the_second_generations_life_of_a_vm() {
     let created = client.create_vm(create("default-web")).await.unwrap().into_inner();
     assert_eq!((created.vm_id.as_str(), created.state()), ("default-web", pb::VmState::Running));
     assert!(created.created_at > 1_700_000_000 && created.socket_path.ends_with("/qmp.sock"));
-    let started = client.start_vm(pb::StartVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner();
-    assert_eq!((started.state(), machines.starts()), (pb::VmState::Running, 1), "starting again starts nothing");
-    let vm = client.get_vm(pb::GetVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner().vm.unwrap();
-    assert_eq!((vm.state(), vm.ip_address.as_str(), vm.vcpu_count, vm.memory_mb), (pb::VmState::Running, "10.100.0.2", 1, 128));
+    let started =
+        client.start_vm(pb::StartVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner();
+    assert_eq!(
+        (started.state(), machines.starts()),
+        (pb::VmState::Running, 1),
+        "starting again starts nothing"
+    );
+    let vm =
+        client.get_vm(pb::GetVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner().vm.unwrap();
+    assert_eq!(
+        (vm.state(), vm.ip_address.as_str(), vm.vcpu_count, vm.memory_mb),
+        (pb::VmState::Running, "10.100.0.2", 1, 128)
+    );
 
     let again = client.create_vm(create("default-web")).await.unwrap_err();
     assert_eq!((again.code(), again.message()), (Code::AlreadyExists, "VM default-web already exists"));
@@ -106,7 +116,14 @@ async fn the_second_generations_life_of_a_vm() {
     assert_eq!(client.stop_vm(stop(false)).await.unwrap().into_inner().state(), pb::VmState::Stopped);
     assert_eq!(client.stop_vm(stop(true)).await.unwrap().into_inner().state(), pb::VmState::Stopped, "again");
     client.start_vm(pb::StartVmRequest { vm_id: id("default-web") }).await.unwrap();
-    assert!(client.delete_vm(pb::DeleteVmRequest { vm_id: id("default-web") }).await.unwrap().into_inner().success);
+    assert!(
+        client
+            .delete_vm(pb::DeleteVmRequest { vm_id: id("default-web") })
+            .await
+            .unwrap()
+            .into_inner()
+            .success
+    );
     assert_eq!(machines.running(), 0);
 
     let mut seen = Vec::new();
@@ -124,9 +141,18 @@ async fn unknown_vms_and_bad_arguments_in_both_styles() {
     let unknown = |s: tonic::Status| (s.code(), s.message().to_owned());
     let not_found = (Code::NotFound, "VM nope not found".to_owned());
     assert_eq!(unknown(status.get_vm(pb::GetVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
-    assert_eq!(unknown(status.start_vm(pb::StartVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
-    assert_eq!(unknown(status.stop_vm(pb::StopVmRequest { vm_id: id("nope"), force: true }).await.unwrap_err()), not_found);
-    assert_eq!(unknown(status.delete_vm(pb::DeleteVmRequest { vm_id: id("nope") }).await.unwrap_err()), not_found);
+    assert_eq!(
+        unknown(status.start_vm(pb::StartVmRequest { vm_id: id("nope") }).await.unwrap_err()),
+        not_found
+    );
+    assert_eq!(
+        unknown(status.stop_vm(pb::StopVmRequest { vm_id: id("nope"), force: true }).await.unwrap_err()),
+        not_found
+    );
+    assert_eq!(
+        unknown(status.delete_vm(pb::DeleteVmRequest { vm_id: id("nope") }).await.unwrap_err()),
+        not_found
+    );
 
     let started = inband.start_vm(pb::StartVmRequest { vm_id: id("nope") }).await.unwrap().into_inner();
     assert_eq!((started.state(), started.error_message.as_str()), (pb::VmState::Error, "VM nope not found"));
@@ -142,7 +168,10 @@ async fn unknown_vms_and_bad_arguments_in_both_styles() {
         let mut bad = create("b");
         bad.vcpu_count = 64;
         let refused = client.create_vm(bad).await.unwrap_err();
-        assert_eq!(unknown(refused), (Code::InvalidArgument, "vcpu_count must be between 1 and 32".to_owned()));
+        assert_eq!(
+            unknown(refused),
+            (Code::InvalidArgument, "vcpu_count must be between 1 and 32".to_owned())
+        );
         let refused = client.get_vm(pb::GetVmRequest::default()).await.unwrap_err();
         assert_eq!(unknown(refused), (Code::InvalidArgument, "vm_id is required".to_owned()));
     }
@@ -204,7 +233,10 @@ async fn lists_are_sorted_and_paged() {
     let page = |page_size, page_token: &str| pb::ListVMsRequest { page_size, page_token: page_token.into() };
     let names = |r: &pb::ListVMsResponse| r.vms.iter().map(|v| v.vm_id.clone()).collect::<Vec<_>>();
     let all = client.list_v_ms(page(0, "")).await.unwrap().into_inner();
-    assert_eq!((names(&all), all.total_count, all.next_page_token.as_str()), (vec![id("a"), id("b"), id("c")], 3, ""));
+    assert_eq!(
+        (names(&all), all.total_count, all.next_page_token.as_str()),
+        (vec![id("a"), id("b"), id("c")], 3, "")
+    );
     let first = client.list_v_ms(page(2, "")).await.unwrap().into_inner();
     assert_eq!((names(&first), first.next_page_token.as_str()), (vec![id("a"), id("b")], "b"));
     let rest = client.list_v_ms(page(2, &first.next_page_token)).await.unwrap().into_inner();

@@ -135,7 +135,10 @@ fn without_our_devices(args: Vec<String>, console: &Path) -> Vec<String> {
             ("-device" | "-netdev" | "-blockdev" | "-qmp", _) => {}
             ("-chardev", Some(value)) if value.contains("id=guest") => {}
             ("-chardev", Some(_)) => {
-                kept.extend([flag, format!("socket,id=console,path={},server=on,wait=on", console.display())]);
+                kept.extend([
+                    flag,
+                    format!("socket,id=console,path={},server=on,wait=on", console.display()),
+                ]);
             }
             (_, value) => {
                 kept.push(flag);

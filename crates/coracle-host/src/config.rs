@@ -75,5 +75,10 @@ fn hex(bytes: &[u8]) -> String {
 fn nameservers() -> Vec<String> {
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let servers = text.lines().filter_map(|line| line.strip_prefix("nameserver "));
-    servers.map(str::trim).filter(|s| !s.starts_with("127.") && !s.contains(':')).take(3).map(str::to_owned).collect()
+    servers
+        .map(str::trim)
+        .filter(|s| !s.starts_with("127.") && !s.contains(':'))
+        .take(3)
+        .map(str::to_owned)
+        .collect()
 }

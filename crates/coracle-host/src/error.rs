@@ -247,10 +247,14 @@ impl HostError {
                 Some(format!("choose another --name, or remove it: coracle rm {name}"))
             }
             Self::Refused { source, .. } => Some(source.why.to_owned()),
-            Self::NoCapacity { .. } => Some("remove VMs, ask for less memory, or raise --memory-overcommit".to_owned()),
+            Self::NoCapacity { .. } => {
+                Some("remove VMs, ask for less memory, or raise --memory-overcommit".to_owned())
+            }
             Self::Kernel { .. } => Some("leave kernelPath empty to use the node's default kernel".to_owned()),
             Self::Image { source, .. } => source.help(),
-            Self::Boot { name, .. } => Some(format!("look at its console: coracle console {name} --no-follow")),
+            Self::Boot { name, .. } => {
+                Some(format!("look at its console: coracle console {name} --no-follow"))
+            }
             _ => None,
         }
     }

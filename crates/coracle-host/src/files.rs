@@ -11,8 +11,7 @@ use rustix::fs::SeekFrom;
 /// the old bytes or the new ones. Readable by the owner only.
 pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
-    let mut file =
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;

@@ -61,11 +61,7 @@ impl GuestClient {
     ///
     /// # Errors
     /// The last reason, when the limit is over.
-    pub(crate) async fn open(
-        driver: &dyn Driver,
-        recipe: &VmRecipe,
-        limit: Duration,
-    ) -> io::Result<Self> {
+    pub(crate) async fn open(driver: &dyn Driver, recipe: &VmRecipe, limit: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + limit;
         // A guest that boots needs one long wait; one that runs answers at once or after a gap.
         let mut patience = HELLO_LIMIT;
@@ -128,9 +124,7 @@ pub(crate) async fn within<T>(
 ) -> Result<T, tonic::Status> {
     match timeout(limit, call).await {
         Ok(reply) => reply.map(tonic::Response::into_inner),
-        Err(_) => {
-            Err(tonic::Status::deadline_exceeded(format!("no answer within {} ms", limit.as_millis())))
-        }
+        Err(_) => Err(tonic::Status::deadline_exceeded(format!("no answer within {} ms", limit.as_millis()))),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Driver, Forward, Probe};
-use coracle_image::{Image, PullOptions, PullPolicy, Progress, Reference, Store};
+use coracle_image::{Image, Progress, PullOptions, PullPolicy, Reference, Store};
 use coracle_net::Network;
 use coracle_types::{Clock, Identity, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
@@ -20,8 +20,8 @@ use crate::recipe::{VmPaths, check_kernel};
 use crate::record::SCHEMA;
 use crate::vm::{self, Handle, Request, Shared};
 use crate::{
-    ConsoleHandle, EventKind, Exit, HostConfig, HostError, HostEvent, LogEntry, Owner, Record, View, Workload,
-    files, logs,
+    ConsoleHandle, EventKind, Exit, HostConfig, HostError, HostEvent, LogEntry, Owner, Record, View,
+    Workload, files, logs,
 };
 
 /// Events that a watcher may lag behind before it must list again.
@@ -144,7 +144,10 @@ struct Directory {
 #[derive(Debug)]
 enum Slot {
     /// Being created: name, memory and CPUs are taken.
-    Reserved { memory: MemoryMib, vcpus: Vcpus },
+    Reserved {
+        memory: MemoryMib,
+        vcpus: Vcpus,
+    },
     Live(Handle),
 }
 
@@ -677,8 +680,7 @@ impl Drop for Reservation {
 }
 
 fn lock(state_dir: &Path) -> io::Result<File> {
-    let file =
-        File::options().create(true).write(true).truncate(false).open(state_dir.join("node.lock"))?;
+    let file = File::options().create(true).write(true).truncate(false).open(state_dir.join("node.lock"))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
     Ok(file)
 }

@@ -218,7 +218,8 @@ mod tests {
         for n in 0..400_u64 {
             log.append(&entry(1, n * chunk.len() as u64, &chunk)).unwrap();
         }
-        let total: u64 = fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
+        let total: u64 =
+            fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
         assert!(total < 2 * FILE_BYTES_MAX + 2 * chunk.len() as u64, "{total} bytes kept");
         let entries = read_all(dir.path()).unwrap();
         assert_eq!(entries.last().unwrap().offset, 399 * chunk.len() as u64);

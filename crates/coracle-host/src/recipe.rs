@@ -135,7 +135,11 @@ pub(crate) fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, S
     let file = std::fs::File::open(&real).map_err(|e| e.to_string())?;
     let read = std::os::unix::fs::FileExt::read_at(&file, &mut head, 0).map_err(|e| e.to_string())?;
     head.truncate(read);
-    if is_kernel(&head) { Ok(real) } else { Err("it is no kernel image (neither bzImage nor ELF)".to_owned()) }
+    if is_kernel(&head) {
+        Ok(real)
+    } else {
+        Err("it is no kernel image (neither bzImage nor ELF)".to_owned())
+    }
 }
 
 /// `HdrS` at 0x202 (Linux Documentation/arch/x86/boot.rst), or an ELF header.

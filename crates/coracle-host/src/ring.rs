@@ -10,7 +10,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"CORRING1";
-const HEADER: u64 = 16;
+const HEADER_LEN: usize = 16;
+const HEADER: u64 = HEADER_LEN as u64;
 
 /// An open ring.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl Ring {
     pub(crate) fn open(path: &Path, capacity: u64) -> io::Result<Self> {
         let file =
             File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        let mut header = [0; HEADER as usize];
+        let mut header = [0; HEADER_LEN];
         let mut written = 0;
         if file.read_exact_at(&mut header, 0).is_ok() && header.starts_with(MAGIC) {
             let (_, count) = header.split_at(8);

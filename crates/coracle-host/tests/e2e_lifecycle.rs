@@ -1,5 +1,6 @@
 //! The host core with real VMs: QEMU, our guest agent, a bridge in a network
 //! namespace of the test's own.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -23,7 +23,11 @@ pub async fn check<D: Driver>(driver: impl Fn() -> D, recipe: &VmRecipe) {
     assert!(first.guest_channel(recipe).await.is_err(), "no channel without a VMM");
 
     let process = first.start(recipe).await.expect("start");
-    assert_eq!(first.find(recipe).await.expect("find after start"), Some(process), "find sees what start made");
+    assert_eq!(
+        first.find(recipe).await.expect("find after start"),
+        Some(process),
+        "find sees what start made"
+    );
     expect_hello(&first, recipe).await;
     drop(first);
 

@@ -141,10 +141,8 @@ impl Driver for FakeDriver {
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
-        let gone = lock(&self.machines.running)
-            .values()
-            .find(|m| m.process == process)
-            .map(|m| m.gone.subscribe());
+        let gone =
+            lock(&self.machines.running).values().find(|m| m.process == process).map(|m| m.gone.subscribe());
         if let Some(mut gone) = gone {
             // The sender is dropped with the machine, which is also an end.
             let _end = gone.wait_for(|gone| *gone).await;
@@ -153,10 +151,8 @@ impl Driver for FakeDriver {
     }
 
     async fn kill(&self, process: ProcessId) -> Result<(), DriverError> {
-        let id = lock(&self.machines.running)
-            .iter()
-            .find(|(_, m)| m.process == process)
-            .map(|(id, _)| id.clone());
+        let id =
+            lock(&self.machines.running).iter().find(|(_, m)| m.process == process).map(|(id, _)| id.clone());
         if let Some(id) = id {
             self.machines.crash(&id);
         }

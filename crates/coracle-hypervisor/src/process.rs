@@ -84,10 +84,8 @@ impl ProcessId {
 /// Collects the exit status of a child; nothing when it is not ours.
 fn reap(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _not_ours_or_alive = rustix::process::waitid(
-            WaitId::Pid(pid),
-            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
-        );
+        let _not_ours_or_alive =
+            rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
 
@@ -96,7 +94,10 @@ trait AsyncFdCompat: Sized {
 }
 
 impl AsyncFdCompat for AsyncFd<OwnedFd> {
-    #[allow(deprecated, reason = "the successor is unsafe; the fd is owned here and outlives the registration")]
+    #[allow(
+        deprecated,
+        reason = "the successor is unsafe; the fd is owned here and outlives the registration"
+    )]
     fn with_interest_compat(fd: OwnedFd) -> io::Result<Self> {
         Self::with_interest(fd, Interest::READABLE)
     }
@@ -164,6 +165,7 @@ mod tests {
         assert!(!mentions(cmdline, Path::new("/run/c/abcd")));
     }
 
+    #[expect(clippy::zombie_processes, reason = "that kill() reaps is what is tested")]
     #[tokio::test]
     async fn a_child_is_seen_killed_and_reaped() {
         let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

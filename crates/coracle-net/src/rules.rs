@@ -66,8 +66,10 @@ impl Rules {
             "type": "ifname", "map": "verdict"}}}));
         ops.push(json!({"add": {"chain": {"family": "bridge", "table": table, "name": "from_guest",
             "type": "filter", "hook": "prerouting", "prio": -300, "policy": "accept"}}}));
-        ops.push(json!({"add": {"rule": {"family": "bridge", "table": table, "chain": "from_guest", "expr": [
-            {"vmap": {"key": {"meta": {"key": "iifname"}}, "data": "@taps"}}]}}}));
+        ops.push(
+            json!({"add": {"rule": {"family": "bridge", "table": table, "chain": "from_guest", "expr": [
+            {"vmap": {"key": {"meta": {"key": "iifname"}}, "data": "@taps"}}]}}}),
+        );
         ops.push(json!({"add": {"chain": {"family": "ip", "table": table, "name": "to_outside",
             "type": "nat", "hook": "postrouting", "prio": 100, "policy": "accept"}}}));
         let guests = json!({"prefix": {"addr": network(subnet), "len": subnet.prefix()}});

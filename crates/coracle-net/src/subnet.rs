@@ -83,7 +83,11 @@ impl FromStr for Subnet {
         let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
         let prefix: u8 = prefix.parse().map_err(|_| bad())?;
         let subnet = Self::around(address, prefix);
-        if (8..=30).contains(&prefix) && subnet.network == u32::from(address) { Ok(subnet) } else { Err(bad()) }
+        if (8..=30).contains(&prefix) && subnet.network == u32::from(address) {
+            Ok(subnet)
+        } else {
+            Err(bad())
+        }
     }
 }
 

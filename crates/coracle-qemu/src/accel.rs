@@ -80,7 +80,9 @@ fn judge(output: &Output) -> Verdict {
         Some(proof) if output.status.success() => {
             Verdict { accelerator: Accelerator::Kvm, reason: proof.to_owned() }
         }
-        _ if last.is_empty() => Verdict::tcg(format!("the KVM probe ended without a word ({})", output.status)),
+        _ if last.is_empty() => {
+            Verdict::tcg(format!("the KVM probe ended without a word ({})", output.status))
+        }
         _ => Verdict::tcg(last.to_owned()),
     }
 }

@@ -45,7 +45,8 @@ impl QemuDriver {
     async fn look(&self) -> Probe {
         let absent = |reason| Probe { version: String::new(), accelerator: None, reason };
         let program = self.config.program.display();
-        let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await {
+        let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await
+        {
             Err(e) => return absent(format!("{program}: {e}; install Debian's qemu-system-x86")),
             Ok(output) => parse_version(&String::from_utf8_lossy(&output.stdout)),
         };
@@ -101,10 +102,10 @@ impl QemuDriver {
     async fn wait_ready(&self, recipe: &VmRecipe, process: ProcessId) -> Result<(), DriverError> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            if let Ok(mut qmp) = Qmp::connect(&recipe.run_dir.join("qmp.sock")).await {
-                if qmp.execute("query-status", json!({})).await.is_ok() {
-                    return Ok(());
-                }
+            if let Ok(mut qmp) = Qmp::connect(&recipe.run_dir.join("qmp.sock")).await
+                && qmp.execute("query-status", json!({})).await.is_ok()
+            {
+                return Ok(());
             }
             if timeout(Duration::from_millis(5), self.exited(process)).await.is_ok() {
                 return Err(exited(recipe));
@@ -206,11 +207,7 @@ fn tail(path: &std::path::Path, limit: i64) -> io::Result<String> {
 
 /// `QEMU emulator version 7.2.22 (Debian …)` → `7.2.22`.
 fn parse_version(text: &str) -> String {
-    text.split_whitespace()
-        .skip_while(|word| *word != "version")
-        .nth(1)
-        .unwrap_or("unknown")
-        .to_owned()
+    text.split_whitespace().skip_while(|word| *word != "version").nth(1).unwrap_or("unknown").to_owned()
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@ use std::path::Path;
 #[cfg(target_arch = "x86_64")]
 pub fn run_payload(device: &Path, out: &mut dyn Write) -> std::io::Result<bool> {
     match x86::run(device) {
-        Ok(loops_ms) => writeln!(out, "ok guest code ran in long mode (2 M loops in {loops_ms} ms)").map(|()| true),
+        Ok(loops_ms) => {
+            writeln!(out, "ok guest code ran in long mode (2 M loops in {loops_ms} ms)").map(|()| true)
+        }
         Err(reason) => writeln!(out, "{reason}").map(|()| false),
     }
 }

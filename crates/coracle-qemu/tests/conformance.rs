@@ -1,4 +1,5 @@
 //! The suite that the fake passes, on real QEMU with our guest.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_hypervisor::{Accelerator, VmRecipe, conformance};
 use coracle_qemu::{QemuConfig, QemuDriver};

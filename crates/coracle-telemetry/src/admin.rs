@@ -28,7 +28,8 @@ impl Readiness {
     #[must_use]
     pub fn report(&self) -> (bool, String) {
         let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = parts.iter().map(|(part, ready)| format!("[{}] {part}\n", if *ready { '+' } else { '-' }));
+        let lines =
+            parts.iter().map(|(part, ready)| format!("[{}] {part}\n", if *ready { '+' } else { '-' }));
         (parts.values().all(|ready| *ready), lines.collect())
     }
 }

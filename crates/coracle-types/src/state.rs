@@ -74,7 +74,9 @@ impl VmState {
             (Op::Start, Created | Starting | Running | Stopped | Failed) => Ok(()),
             (Op::Start, Stopping) => refuse("wait until it has stopped", true),
             (Op::Stop, _) => Ok(()),
-            (Op::Delete { force: false }, Starting | Running | Stopping) => refuse("stop it first, or force", false),
+            (Op::Delete { force: false }, Starting | Running | Stopping) => {
+                refuse("stop it first, or force", false)
+            }
             (Op::Delete { .. }, Created | Starting | Running | Stopping | Stopped | Failed) => Ok(()),
             (Op::Guest, Running) => Ok(()),
             (Op::Guest, Starting) => refuse("wait until it runs", true),
@@ -117,7 +119,10 @@ mod tests {
             (Op::Start, vec![Created, Starting, Running, Stopped, Failed]),
             (Op::Stop, vec![Created, Starting, Running, Stopping, Stopped, Failed]),
             (Op::Delete { force: false }, vec![Created, Stopped, Failed, Deleting]),
-            (Op::Delete { force: true }, vec![Created, Starting, Running, Stopping, Stopped, Failed, Deleting]),
+            (
+                Op::Delete { force: true },
+                vec![Created, Starting, Running, Stopping, Stopped, Failed, Deleting],
+            ),
             (Op::Guest, vec![Running]),
         ] {
             let got: Vec<_> = states.into_iter().filter(|s| s.admit(op).is_ok()).collect();

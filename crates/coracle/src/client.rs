@@ -16,8 +16,10 @@ pub(crate) async fn connect(global: &Global) -> Result<HostClient<Channel>, Fail
     let socket = global.socket();
     match open(&socket).await {
         Ok(client) => Ok(client),
-        Err(why) => Err(Failure::new("COR-CLI-002", format!("no node answers at {}: {why}", socket.display()))
-            .help("start one with `coracle up --detach`, or name its state folder with --state DIR")),
+        Err(why) => {
+            Err(Failure::new("COR-CLI-002", format!("no node answers at {}: {why}", socket.display()))
+                .help("start one with `coracle up --detach`, or name its state folder with --state DIR"))
+        }
     }
 }
 

@@ -57,7 +57,9 @@ pub(crate) fn list(format: Format, kind: &str, items: Vec<Value>) -> Result<(), 
 /// Prints one document.
 pub(crate) fn document(format: Format, value: &Value) -> Result<(), Failure> {
     let text = match format {
-        Format::Yaml => serde_saphyr::to_string(value).map_err(|e| Failure::new("COR-CLI-004", e.to_string()))?,
+        Format::Yaml => {
+            serde_saphyr::to_string(value).map_err(|e| Failure::new("COR-CLI-004", e.to_string()))?
+        }
         Format::Json | Format::Table | Format::Name => format!("{value:#}\n"),
     };
     write(&text)
@@ -85,7 +87,14 @@ mod tests {
 
     #[test]
     fn ages_read_as_kubectl_writes_them() {
-        for (ms, want) in [(0, "0s"), (119_000, "119s"), (120_000, "2m"), (7_200_000, "2h"), (172_800_000, "2d"), (-5, "0s")] {
+        for (ms, want) in [
+            (0, "0s"),
+            (119_000, "119s"),
+            (120_000, "2m"),
+            (7_200_000, "2h"),
+            (172_800_000, "2d"),
+            (-5, "0s"),
+        ] {
             assert_eq!(age(ms), want);
         }
     }

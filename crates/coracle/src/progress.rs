@@ -18,7 +18,8 @@ pub(crate) enum Progress {
 
 impl Progress {
     pub(crate) fn new(mode: ProgressMode) -> Self {
-        let terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
+        let terminal =
+            std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
         match mode {
             ProgressMode::None => Self::None,
             ProgressMode::Auto if terminal => {

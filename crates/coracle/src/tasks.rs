@@ -27,7 +27,11 @@ impl Tasks {
     }
 
     /// Runs until `signal` or the first task that ends; then stops the others within `grace`.
-    pub(crate) async fn run(mut self, signal: impl Future<Output = ()>, grace: Duration) -> miette::Result<()> {
+    pub(crate) async fn run(
+        mut self,
+        signal: impl Future<Output = ()>,
+        grace: Duration,
+    ) -> miette::Result<()> {
         let first = tokio::select! {
             () = signal => None,
             ended = self.set.join_next() => ended,

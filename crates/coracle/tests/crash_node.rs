@@ -2,6 +2,7 @@
 //! VMs, again and again: no guest dies, no second VMM appears, nothing leaks.
 //!
 //! `CORACLE_CRASHES` is the number of kills, `CORACLE_SEED` the seed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod support;
 
@@ -92,7 +93,9 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, st
             client.create_vm(request).await.ok()?;
             Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
         }
-        Known::Off if !stop => Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid),
+        Known::Off if !stop => {
+            Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
+        }
         Known::Running(_) if stop => {
             client.stop_vm(pb::StopVmRequest { vm, grace_ms: Some(0) }).await.ok()?;
             Known::Off
@@ -112,12 +115,20 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
         match (&known, found) {
             (Known::Absent, found) => assert!(found.is_err(), "kill {round}: {name} was deleted and is back"),
             (Known::Running(pid), found) => {
-                let vm = found.unwrap_or_else(|e| panic!("kill {round}: {name} ran and is gone: {e}")).into_inner();
-                assert_eq!(vm.vmm_pid, *pid, "kill {round}: the VMM of {name} is another one: {}", vm.message);
+                let vm = found
+                    .unwrap_or_else(|e| panic!("kill {round}: {name} ran and is gone: {e}"))
+                    .into_inner();
+                assert_eq!(
+                    vm.vmm_pid, *pid,
+                    "kill {round}: the VMM of {name} is another one: {}",
+                    vm.message
+                );
                 assert_eq!(vm.state(), pb::VmState::Running, "kill {round}: {name}: {}", vm.message);
             }
             (Known::Off, found) => {
-                let vm = found.unwrap_or_else(|e| panic!("kill {round}: {name} was off and is gone: {e}")).into_inner();
+                let vm = found
+                    .unwrap_or_else(|e| panic!("kill {round}: {name} was off and is gone: {e}"))
+                    .into_inner();
                 assert_eq!(vm.vmm_pid, 0, "kill {round}: {name} was stopped and runs");
             }
             (Known::Open, Err(_)) => *known = Known::Absent,
@@ -175,7 +186,8 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
         }
         assert!(vmms(&run).is_empty());
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
-        let taps: Vec<_> = coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
+        let taps: Vec<_> =
+            coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
         assert!(taps.is_empty(), "taps are left: {taps:?}");
         node.kill().await.unwrap();
         coracle_ok(&state, &["down"]).await;

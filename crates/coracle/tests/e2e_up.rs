@@ -1,4 +1,5 @@
 //! The README as a test: `coracle up`, a MikromVM, its page, exec, delete, `coracle down`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod support;
 
@@ -52,10 +53,14 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
             }
         })
         .await;
-        let page = eventually("the guest's page", Duration::from_secs(20), || fetch(format!("{running}:80"))).await;
+        let page =
+            eventually("the guest's page", Duration::from_secs(20), || fetch(format!("{running}:80"))).await;
         assert!(page.contains("hello from a microVM"), "{page}");
         assert_eq!(coracle_ok(&state, &["exec", "default-demo", "hostname"]).await, "demo\n");
-        assert_eq!(coracle(&state, &["exec", "default-demo", "sh", "-c", "exit 9"]).await.status.code(), Some(9));
+        assert_eq!(
+            coracle(&state, &["exec", "default-demo", "sh", "-c", "exit 9"]).await.status.code(),
+            Some(9)
+        );
         let listed = coracle_ok(&state, &["ps"]).await;
         assert!(listed.contains("default-demo") && listed.contains(&running), "{listed}");
 

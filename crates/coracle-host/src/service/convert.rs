@@ -37,7 +37,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         // A guest's status prints its own envelope; its message is what matters.
-        let words = error.downcast_ref::<Status>().map_or_else(|| error.to_string(), |s| s.message().to_owned());
+        let words =
+            error.downcast_ref::<Status>().map_or_else(|| error.to_string(), |s| s.message().to_owned());
         if !text.ends_with(&words) {
             text += ": ";
             text += &words;
@@ -168,9 +169,5 @@ fn state(state: VmState) -> pb::VmState {
 
 pub(super) fn event(host: &Host, event: &HostEvent) -> pb::VmEvent {
     let view = View { record: event.record.clone(), guest: None };
-    pb::VmEvent {
-        r#type: event.kind.to_wire().into(),
-        vm: Some(vm(host, &view)),
-        time_unix_ms: event.time.0,
-    }
+    pb::VmEvent { r#type: event.kind.to_wire().into(), vm: Some(vm(host, &view)), time_unix_ms: event.time.0 }
 }

@@ -110,7 +110,11 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
     let image = find(host, &request.reference).await?;
     let users = users(host, &image);
     if !users.is_empty() && !request.force {
-        let why = format!("image {} is used by {}; remove them first, or force", request.reference, users.join(", "));
+        let why = format!(
+            "image {} is used by {}; remove them first, or force",
+            request.reference,
+            users.join(", ")
+        );
         return Err(Status::failed_precondition(why));
     }
     let reference: Reference = request.reference.parse().map_err(failed(&request.reference))?;
@@ -119,7 +123,8 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
 }
 
 pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesResponse> {
-    let in_use: HashSet<Digest> = host.list().iter().filter_map(|v| v.record.image_digest.parse().ok()).collect();
+    let in_use: HashSet<Digest> =
+        host.list().iter().filter_map(|v| v.record.image_digest.parse().ok()).collect();
     let report = host.images().prune(&in_use, dry_run).await.map_err(failed("prune"))?;
     Ok(Response::new(pb::PruneImagesResponse {
         removed: report.removed.iter().map(|r| r.path.display().to_string()).collect(),

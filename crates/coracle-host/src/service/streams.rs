@@ -35,9 +35,9 @@ fn forward<T, U>(first: U, rest: Streaming<T>, convert: fn(T) -> Option<U>) -> i
 where
     T: 'static,
 {
-    let rest = rest.take_while(|m| std::future::ready(m.is_ok())).filter_map(move |message| async move {
-        message.ok().and_then(convert)
-    });
+    let rest = rest
+        .take_while(|m| std::future::ready(m.is_ok()))
+        .filter_map(move |message| async move { message.ok().and_then(convert) });
     stream::once(std::future::ready(first)).chain(rest)
 }
 
@@ -80,9 +80,7 @@ pub(super) async fn exec(host: &Host, mut input: Streaming<pb::ExecRequest>) -> 
                 From::Started(_) => return None,
                 From::Stdout(data) => To::Stdout(data),
                 From::Stderr(data) => To::Stderr(data),
-                From::Exit(e) => {
-                    To::Exit(pb::ExitStatus { code: e.code, signal: e.signal, error: e.error })
-                }
+                From::Exit(e) => To::Exit(pb::ExitStatus { code: e.code, signal: e.signal, error: e.error }),
             },
         };
         Some(Ok(pb::ExecResponse { message: Some(message) }))
@@ -256,15 +254,17 @@ pub(super) async fn console(
     let mut view = host.observe(&start.vm).map_err(|e| status_of(&e))?;
     let stop = host.stopping();
     let serve = async move {
-        let send = async |data: Bytes| {
-            to_caller.send(Ok(pb::ConsoleResponse { data: data.to_vec() })).await.is_ok()
-        };
+        let send =
+            async |data: Bytes| to_caller.send(Ok(pb::ConsoleResponse { data: data.to_vec() })).await.is_ok();
         for chunk in history.chunks(32 * 1024) {
             if !send(Bytes::copy_from_slice(chunk)).await {
                 return;
             }
         }
-        while start.follow {
+        if !start.follow {
+            return;
+        }
+        loop {
             tokio::select! {
                 said = live.recv() => match said {
                     Ok(data) => if !send(data).await { return },

@@ -170,7 +170,10 @@ impl Actor {
             self.record.state.admit(op).map_err(refused)
         });
         match (request, allowed) {
-            (Request::Start { reply, .. } | Request::Stop { reply, .. } | Request::Delete { reply, .. }, Err(e)) => {
+            (
+                Request::Start { reply, .. } | Request::Stop { reply, .. } | Request::Delete { reply, .. },
+                Err(e),
+            ) => {
                 let _caller_gone = reply.send(Err(e));
             }
             (Request::Start { reply, .. }, Ok(())) => self.start(reply).await,
@@ -229,7 +232,8 @@ impl Actor {
     }
 
     fn spawn_boot(&mut self) {
-        let job = boot::run(self.shared.clone(), self.record.clone(), self.console.clone(), self.tell.clone());
+        let job =
+            boot::run(self.shared.clone(), self.record.clone(), self.console.clone(), self.tell.clone());
         self.jobs.spawn(job);
     }
 

@@ -22,7 +22,12 @@ const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: usize = 600;
 
 /// Boots the VM and reports once. A VMM that is found running is taken as it is.
-pub(super) async fn run(shared: Arc<Shared>, record: Record, console: ConsoleHandle, notes: mpsc::Sender<Note>) {
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    record: Record,
+    console: ConsoleHandle,
+    notes: mpsc::Sender<Note>,
+) {
     let boot = record.boots;
     let result = try_boot(&shared, &record, &console, &notes).await;
     let _task_gone = notes.send(Note { boot, what: What::Booted(result) }).await;

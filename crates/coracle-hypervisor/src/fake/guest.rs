@@ -69,7 +69,10 @@ pub(super) fn start(
             while tasks.try_join_next().is_some() {}
         }
     };
-    #[expect(clippy::disallowed_methods, reason = "owned by the machine's stop token, as a guest by its VMM")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "owned by the machine's stop token, as a guest by its VMM"
+    )]
     tokio::spawn(async move { stop.run_until_cancelled(serve).await });
     Handle { sessions, state }
 }
@@ -139,10 +142,7 @@ impl Guest for FakeGuest {
         Ok(Response::new(pb::SignalWorkloadResponse {}))
     }
 
-    async fn wait_workload(
-        &self,
-        _: Request<pb::WaitWorkloadRequest>,
-    ) -> Reply<pb::WaitWorkloadResponse> {
+    async fn wait_workload(&self, _: Request<pb::WaitWorkloadRequest>) -> Reply<pb::WaitWorkloadResponse> {
         let mut state = self.state.subscribe();
         let state =
             state.wait_for(|s| s.exit.is_some()).await.map_err(|_| Status::unavailable("powered off"))?;
@@ -225,7 +225,10 @@ impl Guest for FakeGuest {
 
     async fn shutdown(&self, _: Request<pb::ShutdownRequest>) -> Reply<pb::ShutdownResponse> {
         let power_off = self.power_off.clone();
-        #[expect(clippy::disallowed_methods, reason = "one timer, so that the answer leaves before the power")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "one timer, so that the answer leaves before the power"
+        )]
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(10)).await;
             power_off();

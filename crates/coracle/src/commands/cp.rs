@@ -35,7 +35,11 @@ pub(crate) async fn run(global: &Global, args: CpArgs) -> miette::Result<u8> {
     match (end(&args.from), end(&args.to)) {
         (End::Here(from), End::Vm { name, path }) => copy_in(global, from, name, path).await?,
         (End::Vm { name, path }, End::Here(to)) => copy_out(global, name, path, to).await?,
-        _ => return Err(Failure::usage("one end of a copy is a VM: coracle cp FILE VM:PATH, or VM:PATH FILE").into()),
+        _ => {
+            return Err(
+                Failure::usage("one end of a copy is a VM: coracle cp FILE VM:PATH, or VM:PATH FILE").into()
+            );
+        }
     }
     Ok(0)
 }
@@ -63,8 +67,15 @@ async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Re
     let pack = tokio::task::spawn_blocking(move || {
         let mut tar = tar::Builder::new(Chunks { requests, buffer: Vec::with_capacity(CHUNK) });
         tar.follow_symlinks(false);
-        let result = if from.is_dir() { tar.append_dir_all(&name, &from) } else { tar.append_path_with_name(&from, &name) };
-        result.and_then(|()| tar.into_inner()).and_then(|mut chunks| chunks.flush()).map_err(local("read", &from))
+        let result = if from.is_dir() {
+            tar.append_dir_all(&name, &from)
+        } else {
+            tar.append_path_with_name(&from, &name)
+        };
+        result
+            .and_then(|()| tar.into_inner())
+            .and_then(|mut chunks| chunks.flush())
+            .map_err(local("read", &from))
     });
     let sent = client.copy_in(ReceiverStream::new(stream)).await;
     // A guest that refuses ends the stream: its reason is worth more than our broken pipe.
@@ -165,7 +176,10 @@ fn unpack_into(reader: impl Read, dir: &Path) -> io::Result<PathBuf> {
         // False: the path leads outside. Links are made, but never followed by later entries.
         if !entry.unpack_in(dir)? {
             let path = entry.path()?.display().to_string();
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("the guest sent the path {path:?}")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the guest sent the path {path:?}"),
+            ));
         }
     }
     let mut tops = std::fs::read_dir(dir)?;

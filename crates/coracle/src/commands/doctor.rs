@@ -43,7 +43,9 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     checks.push(node(global).await);
     match args.output {
         Format::Json | Format::Yaml => {
-            let items = checks.iter().map(|c| json!({"check": c.name, "result": c.verdict.word(), "detail": c.detail}));
+            let items = checks
+                .iter()
+                .map(|c| json!({"check": c.name, "result": c.verdict.word(), "detail": c.detail}));
             output::list(args.output, "Check", items.collect())?;
         }
         Format::Table | Format::Name => {
@@ -110,7 +112,10 @@ async fn node(global: &Global) -> Check {
                 let info = info.into_inner();
                 (
                     Verdict::Good,
-                    format!("{} with {} of {} VMs running, {}", info.hostname, info.vms_running, info.vms, info.subnet),
+                    format!(
+                        "{} with {} of {} VMs running, {}",
+                        info.hostname, info.vms_running, info.vms, info.subnet
+                    ),
                 )
             }
             Err(status) => (Verdict::Missing, Failure::from(status).message),

@@ -44,9 +44,9 @@ async fn ls(client: &mut HostClient<Channel>, format: Format) -> Result<(), Fail
     let images = client.list_images(pb::ListImagesRequest {}).await?.into_inner().images;
     match format {
         Format::Json | Format::Yaml => output::list(format, "Image", images.iter().map(document).collect()),
-        Format::Name => {
-            output::write(&images.iter().flat_map(|i| &i.references).map(|r| format!("{r}\n")).collect::<String>())
-        }
+        Format::Name => output::write(
+            &images.iter().flat_map(|i| &i.references).map(|r| format!("{r}\n")).collect::<String>(),
+        ),
         Format::Table if images.is_empty() => {
             eprintln!("no images; fetch one with `coracle image pull REFERENCE`");
             Ok(())
@@ -55,7 +55,11 @@ async fn ls(client: &mut HostClient<Channel>, format: Format) -> Result<(), Fail
             let mut columns = Columns::new(&["REFERENCE", "DIGEST", "ARCH", "SIZE", "USED BY"]);
             for image in &images {
                 let digest = image.digest.get(..19).unwrap_or(&image.digest).to_owned();
-                let references = if image.references.is_empty() { vec!["<none>".to_owned()] } else { image.references.clone() };
+                let references = if image.references.is_empty() {
+                    vec!["<none>".to_owned()]
+                } else {
+                    image.references.clone()
+                };
                 for reference in references {
                     columns.row(&[
                         reference,
@@ -103,9 +107,8 @@ pub(crate) async fn import(
 
 /// The node has another working folder than the user.
 fn absolute(source: &str) -> String {
-    let absolute = |path: &str| {
-        std::path::absolute(path).map_or_else(|_| path.to_owned(), |p| p.display().to_string())
-    };
+    let absolute =
+        |path: &str| std::path::absolute(path).map_or_else(|_| path.to_owned(), |p| p.display().to_string());
     match source.split_once(':') {
         Some((kind @ ("oci" | "docker-archive"), path)) => format!("{kind}:{}", absolute(path)),
         _ => source.to_owned(),

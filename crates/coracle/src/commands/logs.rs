@@ -18,11 +18,8 @@ pub(crate) async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
     let mut line_begins = [true, true];
     while let Some(chunk) = chunks.message().await.map_err(Failure::from)? {
         let stderr = chunk.stream() == pb::logs_response::Stream::Stderr;
-        let data = if args.timestamps {
-            stamped(&chunk, &mut line_begins[usize::from(stderr)])
-        } else {
-            chunk.data
-        };
+        let data =
+            if args.timestamps { stamped(&chunk, &mut line_begins[usize::from(stderr)]) } else { chunk.data };
         if stderr {
             let _stderr_gone = std::io::stderr().write_all(&data);
         } else {

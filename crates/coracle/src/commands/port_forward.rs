@@ -66,12 +66,18 @@ async fn serve(listener: TcpListener, client: HostClient<Channel>, vm: String, p
     }
 }
 
-async fn carry(stream: TcpStream, mut client: HostClient<Channel>, vm: String, port: u16) -> Result<(), Failure> {
+async fn carry(
+    stream: TcpStream,
+    mut client: HostClient<Channel>,
+    vm: String,
+    port: u16,
+) -> Result<(), Failure> {
     let (mut read, mut write) = stream.into_split();
     let (requests, outgoing) = mpsc::channel(8);
     let start = Message::Start(pb::PortForwardStart { vm, port: port.into() });
     let upload = async move {
-        let send = async |message| requests.send(pb::PortForwardRequest { message: Some(message) }).await.is_ok();
+        let send =
+            async |message| requests.send(pb::PortForwardRequest { message: Some(message) }).await.is_ok();
         let mut open = send(start).await;
         let mut buffer = vec![0; 32 * 1024];
         while open {

@@ -17,7 +17,8 @@ use crate::tasks::stop_signal;
 /// Runs an image. Attached, it shows the output and returns the workload's exit
 /// code; ^C stops the VM. Detached, it returns once the workload runs.
 pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
-    let ours = |failure: Failure| if failure.exit == exit::USAGE { failure } else { failure.exit(exit::OURS) };
+    let ours =
+        |failure: Failure| if failure.exit == exit::USAGE { failure } else { failure.exit(exit::OURS) };
     let mut client = connect(global).await.map_err(ours)?;
     let reference = fetch(&mut client, &args).await.map_err(ours)?;
     let request = request(&args, reference)?;

@@ -13,7 +13,8 @@ use crate::output::{self, Columns};
 /// `coracle ps`.
 pub(crate) async fn ps(global: &Global, args: PsArgs) -> miette::Result<u8> {
     let vms = connect(global).await?.list_vms(pb::ListVmsRequest {}).await.map_err(Failure::from)?;
-    let off = |vm: &pb::Vm| matches!(vm.state(), pb::VmState::Stopped | pb::VmState::Failed | pb::VmState::Created);
+    let off =
+        |vm: &pb::Vm| matches!(vm.state(), pb::VmState::Stopped | pb::VmState::Failed | pb::VmState::Created);
     let vms: Vec<_> = vms.into_inner().vms.into_iter().filter(|vm| args.all || !off(vm)).collect();
     let format = if args.quiet { Format::Name } else { args.output };
     match format {
@@ -31,7 +32,11 @@ fn table(vms: &[pb::Vm]) -> Result<(), Failure> {
     let mut columns = Columns::new(&["NAME", "STATE", "DRIVER", "CPU", "MEMORY", "IP", "IMAGE", "AGE"]);
     for vm in vms {
         let dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-        let driver = if vm.accelerator.is_empty() { vm.driver.clone() } else { format!("{}/{}", vm.driver, vm.accelerator) };
+        let driver = if vm.accelerator.is_empty() {
+            vm.driver.clone()
+        } else {
+            format!("{}/{}", vm.driver, vm.accelerator)
+        };
         columns.row(&[
             vm.name.clone(),
             state_word(vm),
@@ -70,8 +75,14 @@ fn state_name(state: pb::VmState) -> &'static str {
 
 /// A VM as a document: intent in `spec`, observation in `status`.
 pub(crate) fn document(vm: &pb::Vm) -> Value {
-    let time = |ms: i64| (ms > 0).then(|| jiff::Timestamp::from_millisecond(ms).ok()).flatten().map(|t| t.to_string());
-    let ports: Vec<_> = vm.ports.iter().map(|p| json!({"hostAddress": p.host_address, "hostPort": p.host_port, "guestPort": p.guest_port})).collect();
+    let time = |ms: i64| {
+        (ms > 0).then(|| jiff::Timestamp::from_millisecond(ms).ok()).flatten().map(|t| t.to_string())
+    };
+    let ports: Vec<_> = vm
+        .ports
+        .iter()
+        .map(|p| json!({"hostAddress": p.host_address, "hostPort": p.host_port, "guestPort": p.guest_port}))
+        .collect();
     json!({
         "apiVersion": "coracle.dev/v1",
         "kind": "VM",
@@ -105,7 +116,9 @@ pub(crate) async fn inspect(global: &Global, args: InspectArgs) -> miette::Resul
         found.push(client.get_vm(pb::GetVmRequest { vm }).await.map_err(Failure::from)?.into_inner());
     }
     match (args.output, found.as_slice()) {
-        (Format::Name, vms) => output::write(&vms.iter().map(|vm| format!("{}\n", vm.name)).collect::<String>())?,
+        (Format::Name, vms) => {
+            output::write(&vms.iter().map(|vm| format!("{}\n", vm.name)).collect::<String>())?
+        }
         (Format::Table, vms) => table(vms)?,
         (format, [one]) => output::document(format, &document(one))?,
         (format, vms) => output::list(format, "VM", vms.iter().map(document).collect())?,

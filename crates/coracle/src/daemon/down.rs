@@ -44,7 +44,9 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     remove_traces(&state).await?;
     let _absent = std::fs::remove_file(state.join("up.ready"));
     if args.purge && state.exists() {
-        std::fs::remove_dir_all(&state).into_diagnostic().wrap_err_with(|| format!("remove {}", state.display()))?;
+        std::fs::remove_dir_all(&state)
+            .into_diagnostic()
+            .wrap_err_with(|| format!("remove {}", state.display()))?;
     }
     eprintln!("{}", if supervisor.is_some() { "down" } else { "nothing was up" });
     Ok(())
@@ -86,7 +88,8 @@ pub(crate) async fn stop_vms(global: &Global) {
 pub(crate) async fn end_leftovers(state: &Path) {
     for process in find_by_argument(state).unwrap_or_default() {
         let words = words(process);
-        let program = words.first().map(|w| w.rsplit('/').next().unwrap_or_default().to_owned()).unwrap_or_default();
+        let program =
+            words.first().map(|w| w.rsplit('/').next().unwrap_or_default().to_owned()).unwrap_or_default();
         let own = program == "coracle" && words.get(1).is_some_and(|w| OWN_PROGRAMS.contains(&w.as_str()));
         if !own && !PROGRAMS.contains(&program.as_str()) {
             continue;

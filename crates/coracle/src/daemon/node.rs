@@ -123,7 +123,13 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     let probe = host.probe();
     match probe.accelerator {
         Some(accelerator) => {
-            tracing::info!(driver = host.driver_name(), version = probe.version, accelerator = accelerator.as_str(), reason = probe.reason, "driver");
+            tracing::info!(
+                driver = host.driver_name(),
+                version = probe.version,
+                accelerator = accelerator.as_str(),
+                reason = probe.reason,
+                "driver"
+            );
         }
         None => tracing::warn!(driver = host.driver_name(), reason = probe.reason, "driver not available"),
     }
@@ -139,7 +145,8 @@ fn boot_files(dir: Option<&Path>) -> miette::Result<(PathBuf, PathBuf)> {
     let (kernel, initrd) = (dir.join("vmlinuz"), dir.join("initrd"));
     for file in [&kernel, &initrd] {
         if !file.is_file() {
-            let message = format!("no guest {} in {}", file.file_name().unwrap_or_default().display(), dir.display());
+            let message =
+                format!("no guest {} in {}", file.file_name().unwrap_or_default().display(), dir.display());
             let help = "name the folder with --boot DIR; in a checkout `cargo xtask setup` makes it";
             return Err(Failure::new("COR-CFG-001", message).help(help).into());
         }
@@ -174,8 +181,9 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
     }
     // The host's lock is ours, so whatever lies there is stale.
     let _absent = std::fs::remove_file(socket);
-    let listener =
-        UnixListener::bind(socket).into_diagnostic().wrap_err_with(|| format!("listen on {}", socket.display()))?;
+    let listener = UnixListener::bind(socket)
+        .into_diagnostic()
+        .wrap_err_with(|| format!("listen on {}", socket.display()))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).into_diagnostic()?;
     let link = state.join("host.sock");
     let _absent = std::fs::remove_file(&link);
@@ -238,7 +246,12 @@ fn tls(args: &NodeArgs) -> miette::Result<Option<ServerTlsConfig>> {
     Ok(Some(ServerTlsConfig::new().identity(identity).client_ca_root(Certificate::from_pem(read(ca)?))))
 }
 
-async fn announce_node(tasks: &mut Tasks, args: &NodeArgs, host: &Host, bound: SocketAddr) -> miette::Result<()> {
+async fn announce_node(
+    tasks: &mut Tasks,
+    args: &NodeArgs,
+    host: &Host,
+    bound: SocketAddr,
+) -> miette::Result<()> {
     let Some(client) = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await? else {
         return Ok(());
     };

@@ -29,14 +29,14 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     let config = config(&args, &mut registry)?;
     let readiness = Readiness::default();
     let mut tasks = Tasks::new();
-    let (fleet, keep) =
-        Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
+    let (fleet, keep) = Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
     tasks.spawn("fleet", |stop| async move {
         stop.run_until_cancelled(keep).await;
         Ok(())
     });
     if let Some(at) = args.admin_listen {
-        let listener = TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
+        let listener =
+            TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
         let admin = Admin::new(registry, readiness.clone());
         tasks.spawn("admin", |stop| async move { admin.serve(listener, stop).await.into_diagnostic() });
     }
@@ -59,7 +59,9 @@ fn config(args: &OperatorArgs, registry: &mut Registry) -> miette::Result<Config
             let identity = args.agent_cert.clone().zip(args.agent_key.clone());
             Some(AgentTls { ca: ca.clone(), identity })
         }
-        (None, false) => bail!("nodes speak TLS: name their authority with --agent-ca, or use --agent-plaintext"),
+        (None, false) => {
+            bail!("nodes speak TLS: name their authority with --agent-ca, or use --agent-plaintext")
+        }
     };
     if !args.no_election {
         let identity = config.identity.clone();

@@ -39,8 +39,7 @@ impl Ports {
             (0..4).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().into_diagnostic()?;
         let mut free = held.iter().filter_map(|l| l.local_addr().ok()).map(|a| a.port());
         let mut next = || free.next().unwrap_or(0);
-        let ports =
-            Self { etcd: next(), etcd_peer: next(), apiserver: next(), agent: next() };
+        let ports = Self { etcd: next(), etcd_peer: next(), apiserver: next(), agent: next() };
         pki::write(&path, &serde_json::to_vec(&ports).into_diagnostic()?)?;
         Ok(ports)
     }
@@ -151,14 +150,17 @@ fn link_kubectl(state: &Path, tools: Option<&Path>) -> miette::Result<()> {
 /// Waits until the API server says that it is ready.
 pub(crate) async fn wait_ready(kubeconfig: &Path) -> miette::Result<kube::Client> {
     let deadline = Instant::now() + READY_LIMIT;
-    let client = announce::client(Some(kubeconfig), false).await?.ok_or_else(|| miette::miette!("no cluster"))?;
+    let client =
+        announce::client(Some(kubeconfig), false).await?.ok_or_else(|| miette::miette!("no cluster"))?;
     let request = || http_get("/readyz");
     loop {
         match client.request_text(request()?).await {
             Ok(text) if text.trim() == "ok" => return Ok(client),
             _ if Instant::now() > deadline => {
                 let help = "its log is logs/kube-apiserver.log in the state folder";
-                return Err(Failure::new("COR-UP-002", "the API server did not become ready").help(help).into());
+                return Err(Failure::new("COR-UP-002", "the API server did not become ready")
+                    .help(help)
+                    .into());
             }
             _ => sleep(Duration::from_millis(100)).await,
         }

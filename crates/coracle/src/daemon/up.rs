@@ -149,11 +149,21 @@ async fn bring_up(
     install(&client).await?;
     let pki = pki::make(&state.join("pki"))?;
     let boot = boot_files(state, args.tools.as_deref())?;
-    children.spawn(supervise(state.join("logs"), node(state, &kubeconfig, &boot, ports, &pki)?, stop.clone()));
+    children.spawn(supervise(
+        state.join("logs"),
+        node(state, &kubeconfig, &boot, ports, &pki)?,
+        stop.clone(),
+    ));
     let mut host = wait_host(state).await?;
     let info = host.info(pb::InfoRequest {}).await.map_err(Failure::from)?.into_inner();
     let driver = info.drivers.first().cloned().unwrap_or_default();
-    say(&format!("node ready: {} {} with {}, guests in {}", driver.name, driver.version, driver.accelerator, or_none(&info.subnet)));
+    say(&format!(
+        "node ready: {} {} with {}, guests in {}",
+        driver.name,
+        driver.version,
+        driver.accelerator,
+        or_none(&info.subnet)
+    ));
     if !args.no_demo {
         if let Some(demo) = demo_image(args.tools.as_deref()) {
             let source = format!("oci:{}:1", demo.display());
@@ -183,11 +193,19 @@ async fn install(client: &Client) -> miette::Result<()> {
     let name = coracle_api::keys::SYSTEM_NAMESPACE;
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    namespaces.patch(name, &params, &Patch::Apply(&namespace)).await.into_diagnostic().wrap_err("make the namespace")?;
+    namespaces
+        .patch(name, &params, &Patch::Apply(&namespace))
+        .await
+        .into_diagnostic()
+        .wrap_err("make the namespace")?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for crd in coracle_api::crds() {
         let name = crd.metadata.name.clone().unwrap_or_default();
-        definitions.patch(&name, &params, &Patch::Apply(&crd)).await.into_diagnostic().wrap_err_with(|| format!("apply {name}"))?;
+        definitions
+            .patch(&name, &params, &Patch::Apply(&crd))
+            .await
+            .into_diagnostic()
+            .wrap_err_with(|| format!("apply {name}"))?;
         let established = kube::runtime::wait::await_condition(
             definitions.clone(),
             &name,
@@ -206,8 +224,11 @@ async fn install(client: &Client) -> miette::Result<()> {
 /// not change what running guests were started with.
 fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     let candidates = tools.map(Path::to_owned).into_iter().chain(default_tools());
-    let Some(current) = candidates.map(|dir| dir.join("guest/current")).find(|dir| dir.join("vmlinuz").is_file()) else {
-        let help = "in a checkout: cargo xtask setup\nelsewhere: --tools DIR with guest/current/{vmlinuz,initrd}";
+    let Some(current) =
+        candidates.map(|dir| dir.join("guest/current")).find(|dir| dir.join("vmlinuz").is_file())
+    else {
+        let help =
+            "in a checkout: cargo xtask setup\nelsewhere: --tools DIR with guest/current/{vmlinuz,initrd}";
         return Err(Failure::new("COR-UP-005", "no guest kernel is to be found").help(help).into());
     };
     let current = current.canonicalize().into_diagnostic()?;
@@ -229,7 +250,13 @@ fn demo_image(tools: Option<&Path>) -> Option<PathBuf> {
     candidates.map(|dir| dir.join("demo/current")).find(|dir| dir.join("index.json").is_file())
 }
 
-fn node(state: &Path, kubeconfig: &Path, boot: &Path, ports: Ports, pki: &pki::Pki) -> miette::Result<Program> {
+fn node(
+    state: &Path,
+    kubeconfig: &Path,
+    boot: &Path,
+    ports: Ports,
+    pki: &pki::Pki,
+) -> miette::Result<Program> {
     let show = |path: &Path| path.display().to_string();
     let args = [
         ("--state", show(state)),
@@ -292,7 +319,9 @@ fn spawn(logs: &Path, program: &Program) -> std::io::Result<Child> {
 }
 
 async fn terminate(child: &mut Child, grace: Duration) {
-    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw) {
+    if let Some(pid) =
+        child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
+    {
         let _already_gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
     if timeout(grace, child.wait()).await.is_err() {
@@ -308,7 +337,9 @@ async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<t
             Ok(client) => return Ok(client),
             Err(why) if Instant::now() > deadline => {
                 let help = "its log is logs/node.log in the state folder";
-                return Err(Failure::new("COR-UP-006", format!("the node did not become ready: {why}")).help(help).into());
+                return Err(Failure::new("COR-UP-006", format!("the node did not become ready: {why}"))
+                    .help(help)
+                    .into());
             }
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
@@ -318,18 +349,25 @@ async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<t
 /// Ready means: the node is announced and an operator leads.
 async fn wait_leases(client: &Client) -> miette::Result<()> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), coracle_api::keys::SYSTEM_NAMESPACE);
-    let held = |lease: &Lease| lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref()).is_some_and(|h| !h.is_empty());
+    let held = |lease: &Lease| {
+        lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref()).is_some_and(|h| !h.is_empty())
+    };
     let deadline = Instant::now() + READY_LIMIT;
     loop {
         let found = leases.list(&ListParams::default()).await.into_diagnostic()?.items;
-        let node = found.iter().any(|l| l.metadata.labels.as_ref().is_some_and(|l| l.contains_key(coracle_api::keys::node::AGENT_LABEL)));
-        let operator = found.iter().any(|l| l.metadata.name.as_deref() == Some("coracle-mikromvm") && held(l));
+        let node = found.iter().any(|l| {
+            l.metadata.labels.as_ref().is_some_and(|l| l.contains_key(coracle_api::keys::node::AGENT_LABEL))
+        });
+        let operator =
+            found.iter().any(|l| l.metadata.name.as_deref() == Some("coracle-mikromvm") && held(l));
         if node && operator {
             return Ok(());
         }
         if Instant::now() > deadline {
             let help = "their logs are logs/node.log and logs/operator.log in the state folder";
-            return Err(Failure::new("COR-UP-007", "node and operator did not become ready").help(help).into());
+            return Err(Failure::new("COR-UP-007", "node and operator did not become ready")
+                .help(help)
+                .into());
         }
         sleep(Duration::from_millis(100)).await;
     }
