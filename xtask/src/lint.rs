@@ -1,4 +1,4 @@
-//! Format, clippy, layers, generated files, links, licences.
+//! Format, clippy, layers, generated files, links; licences on request.
 
 use std::fs;
 use std::path::Path;
@@ -31,9 +31,7 @@ pub(crate) fn run_all() -> Result<()> {
         "--",
         "-D",
         "warnings",
-    ]))?;
-    step("licences, bans and sources");
-    deny()
+    ]))
 }
 
 /// Every relative link in a Markdown file leads to a file of the repository.
@@ -56,7 +54,8 @@ fn links() -> Result<()> {
     if broken.is_empty() { Ok(()) } else { bail!("broken links:\n  {}", broken.join("\n  ")) }
 }
 
-fn deny() -> Result<()> {
+/// Licences, bans and sources of all dependencies. Builds cargo-deny when it is not there.
+pub(crate) fn deny() -> Result<()> {
     let home = tools_dir().join(format!("cargo-deny-{CARGO_DENY}"));
     let program = home.join("bin/cargo-deny");
     if !program.is_file() {

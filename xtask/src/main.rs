@@ -56,8 +56,10 @@ enum Command {
         /// Only these benchmarks.
         names: Vec<String>,
     },
-    /// Format, clippy, layers, generated files, links, licences.
+    /// Format, clippy, layers, generated files, links.
     Lint,
+    /// Check licences, bans and sources of the dependencies.
+    Deny,
     /// Check the layers of the crates and the length of files.
     Tidy,
 }
@@ -72,6 +74,7 @@ fn main() -> Result<()> {
         Command::Soak { names } => soak::run_all(&names),
         Command::Bench { names } => bench::run_all(&names),
         Command::Lint => lint::run_all(),
+        Command::Deny => lint::deny(),
         Command::Tidy => tidy::check(),
     }
 }

@@ -84,7 +84,7 @@ pub(crate) enum Command {
     Image(ImageArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
-    /// Run the controllers
+    /// Run the controllers and webhooks
     Operator(Box<OperatorArgs>),
     /// Print a shell completion script
     Completion {
@@ -510,6 +510,12 @@ pub(crate) struct OperatorArgs {
     /// Dial nodes without TLS, for old agents
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
     pub(crate) agent_plaintext: bool,
+    /// Serve admission webhooks here, and install them
+    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_LISTEN", value_name = "ADDR")]
+    pub(crate) webhook_listen: Option<SocketAddr>,
+    /// Name that the API server reaches the webhooks by [default: the Service of the manifests]
+    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_URL_HOST", value_name = "HOST")]
+    pub(crate) webhook_url_host: Option<String>,
     /// Serve metrics and health here
     #[arg(long, env = "CORACLE_OPERATOR_ADMIN_LISTEN", value_name = "ADDR")]
     pub(crate) admin_listen: Option<SocketAddr>,

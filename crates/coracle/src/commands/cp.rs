@@ -36,9 +36,10 @@ pub(crate) async fn run(global: &Global, args: CpArgs) -> miette::Result<u8> {
         (End::Here(from), End::Vm { name, path }) => copy_in(global, from, name, path).await?,
         (End::Vm { name, path }, End::Here(to)) => copy_out(global, name, path, to).await?,
         _ => {
-            return Err(
-                Failure::usage("one end of a copy is a VM: coracle cp FILE VM:PATH, or VM:PATH FILE").into()
-            );
+            return Err(Failure::usage(
+                "one end of a copy is a VM: coracle cp FILE VM:PATH, or VM:PATH FILE",
+            )
+            .into());
         }
     }
     Ok(0)

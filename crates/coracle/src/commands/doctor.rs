@@ -1,6 +1,6 @@
 //! `coracle doctor`: what this machine can do, and what to do about the rest.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use coracle_hypervisor::Driver;
 use coracle_qemu::{QemuConfig, QemuDriver};
@@ -125,7 +125,7 @@ async fn node(global: &Global) -> Check {
 }
 
 /// Runs the KVM payload in this process, which the caller kills when it hangs.
-pub(crate) fn kvm_probe(device: &PathBuf) -> miette::Result<u8> {
+pub(crate) fn kvm_probe(device: &Path) -> miette::Result<u8> {
     let works = coracle_qemu::run_kvm_payload(device, &mut std::io::stdout())
         .map_err(|e| Failure::new("COR-CLI-003", e.to_string()))?;
     Ok(u8::from(!works))

@@ -30,10 +30,21 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     let readiness = Readiness::default();
     let mut tasks = Tasks::new();
     let (fleet, keep) = Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
+    let keep = Box::pin(keep);
     tasks.spawn("fleet", |stop| async move {
         stop.run_until_cancelled(keep).await;
         Ok(())
     });
+    if let Some(listen) = args.webhook_listen {
+        let mut webhook = coracle_admission::Config { listen, ..Default::default() };
+        if let Some(host) = args.webhook_url_host.clone() {
+            webhook.reach = coracle_admission::Reach::Url { host };
+        }
+        let (client, fleet) = (client.clone(), fleet.clone());
+        tasks.spawn("webhook", |stop| async move {
+            Box::pin(coracle_admission::run(client, webhook, fleet, stop)).await.into_diagnostic()
+        });
+    }
     if let Some(at) = args.admin_listen {
         let listener =
             TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
@@ -49,9 +60,11 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
 }
 
 fn config(args: &OperatorArgs, registry: &mut Registry) -> miette::Result<Config> {
-    let mut config = Config::default();
-    config.metrics = ControllerMetrics::register(registry);
-    config.identity = format!("{}-{}", super::hostname(), std::process::id());
+    let mut config = Config {
+        metrics: ControllerMetrics::register(registry),
+        identity: format!("{}-{}", super::hostname(), std::process::id()),
+        ..Config::default()
+    };
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
     config.tls = match (&args.agent_ca, args.agent_plaintext) {
         (_, true) => None,

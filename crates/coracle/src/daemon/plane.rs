@@ -29,10 +29,10 @@ impl Ports {
     /// Reads the ports of an earlier start, or takes free ones.
     pub(crate) fn load_or_choose(state: &Path) -> miette::Result<Self> {
         let path = state.join("ports.json");
-        if let Ok(bytes) = std::fs::read(&path) {
-            if let Ok(ports) = serde_json::from_slice(&bytes) {
-                return Ok(ports);
-            }
+        if let Ok(bytes) = std::fs::read(&path)
+            && let Ok(ports) = serde_json::from_slice(&bytes)
+        {
+            return Ok(ports);
         }
         // All are held until all are known, or the system would hand one out twice.
         let held: Vec<_> =
@@ -115,10 +115,10 @@ fn secrets(dir: &Path) -> miette::Result<String> {
         pki::write(&public, pair.public_key_pem().as_bytes())?;
     }
     let tokens = dir.join("tokens.csv");
-    if let Ok(text) = std::fs::read_to_string(&tokens) {
-        if let Some(token) = text.split(',').next().filter(|t| t.len() == 32) {
-            return Ok(token.to_owned());
-        }
+    if let Ok(text) = std::fs::read_to_string(&tokens)
+        && let Some(token) = text.split(',').next().filter(|t| t.len() == 32)
+    {
+        return Ok(token.to_owned());
     }
     let token = format!("{:032x}", rand::random::<u128>());
     pki::write(&tokens, format!("{token},admin,admin,system:masters\n").as_bytes())?;

@@ -164,12 +164,12 @@ async fn bring_up(
         driver.accelerator,
         or_none(&info.subnet)
     ));
-    if !args.no_demo {
-        if let Some(demo) = demo_image(args.tools.as_deref()) {
-            let source = format!("oci:{}:1", demo.display());
-            import(&mut host, &source, Some(DEMO), crate::cli::ProgressMode::None).await?;
-            say(&format!("image {DEMO} imported"));
-        }
+    if !args.no_demo
+        && let Some(demo) = demo_image(args.tools.as_deref())
+    {
+        let source = format!("oci:{}:1", demo.display());
+        import(&mut host, &source, Some(DEMO), crate::cli::ProgressMode::None).await?;
+        say(&format!("image {DEMO} imported"));
     }
     children.spawn(supervise(state.join("logs"), operator(&kubeconfig, &pki)?, stop.clone()));
     wait_leases(&client).await?;
