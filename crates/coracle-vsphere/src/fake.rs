@@ -1,0 +1,530 @@
+//! A vCenter in memory, for simulations: it counts calls, fails them, takes its time over tasks, and can stop the world
+//! right before or after any call, so that a test can kill whoever called and start it anew.
+
+mod effects;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    Body, Change, Connect, Credentials, Fault, File, Machines, Network, Object, Site, SiteSpec, Storage,
+    Store, TaskId, Vm, VmSpec, Vsphere, VsphereError, Wanted,
+};
+use effects::Effect;
+
+/// How a call fails.
+#[derive(Clone, Debug)]
+pub enum FakeFault {
+    /// The call itself answers with a fault of that type; nothing was done.
+    Call(&'static str),
+    /// The task that it starts ends in a fault of that type.
+    Task(&'static str),
+    /// It was done, and the answer is lost.
+    AnswerLost,
+}
+
+#[derive(Debug)]
+struct Rule {
+    method: &'static str,
+    skip: usize,
+    count: usize,
+    fault: FakeFault,
+}
+
+/// A task, and what it will have done when it is due.
+#[derive(Debug)]
+struct Task {
+    due: Instant,
+    effect: Option<Effect>,
+    end: Option<Result<Option<Object>, Fault>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u32,
+    vms: BTreeMap<String, Vm>,
+    tasks: HashMap<String, Task>,
+    order: Vec<String>,
+    files: BTreeMap<String, u64>,
+    folders: BTreeSet<String>,
+    tags: BTreeMap<String, BTreeSet<String>>,
+    calls: Vec<&'static str>,
+    rules: Vec<Rule>,
+    halt: Option<(usize, bool)>,
+    halted: bool,
+    task_delay: Duration,
+    sites: HashMap<SiteSpec, Arc<Site>>,
+    missing: BTreeSet<String>,
+    logins: usize,
+    refuse_login: bool,
+}
+
+/// Clones are the same vCenter.
+#[derive(Clone, Debug)]
+pub struct FakeVsphere {
+    state: Arc<Mutex<State>>,
+    machines: watch::Sender<Arc<Machines>>,
+    halted: watch::Sender<bool>,
+}
+
+impl Default for FakeVsphere {
+    fn default() -> Self {
+        let machines = Machines { is_current: true, ..Machines::default() };
+        Self {
+            state: Arc::default(),
+            machines: watch::Sender::new(Arc::new(machines)),
+            halted: watch::Sender::new(false),
+        }
+    }
+}
+
+impl FakeVsphere {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls that changed something or looked for something, in order.
+    #[must_use]
+    pub fn calls(&self) -> Vec<&'static str> {
+        self.lock().calls.clone()
+    }
+
+    /// Forgets the calls.
+    pub fn forget_calls(&self) {
+        self.lock().calls.clear();
+    }
+
+    /// Logins so far.
+    #[must_use]
+    pub fn logins(&self) -> usize {
+        self.lock().logins
+    }
+
+    /// After `skip` calls of `method`, `count` of them fail so.
+    pub fn fail(&self, method: &'static str, skip: usize, count: usize, fault: FakeFault) {
+        self.lock().rules.push(Rule { method, skip, count, fault });
+    }
+
+    /// No call fails any more.
+    pub fn heal(&self) {
+        self.lock().rules.clear();
+    }
+
+    /// Refuses logins, or no longer.
+    pub fn refuse_login(&self, yes: bool) {
+        self.lock().refuse_login = yes;
+    }
+
+    /// Names that the inventory does not have, by field as `vsphere.network`.
+    pub fn without(&self, field: &str) {
+        self.lock().missing.insert(field.to_owned());
+    }
+
+    /// Tasks take so long from now on.
+    pub fn slow_tasks(&self, by: Duration) {
+        self.lock().task_delay = by;
+    }
+
+    /// Stops the world at call number `call` (the first is 0): right before it does anything, or right after. Every
+    /// call hangs from then on, until [`Self::go_on`].
+    pub fn halt_at(&self, call: usize, before: bool) {
+        self.lock().halt = Some((call, before));
+    }
+
+    /// Waits until the world stands still. Cancel-safe.
+    pub async fn until_halted(&self) {
+        // The sender is ours, so it cannot have gone.
+        let _ = self.halted.subscribe().wait_for(|halted| *halted).await;
+    }
+
+    /// Lets calls through again.
+    pub fn go_on(&self) {
+        let mut state = self.lock();
+        (state.halt, state.halted) = (None, false);
+        state.calls.clear();
+        drop(state);
+        self.halted.send_replace(false);
+    }
+
+    /// The machines there are.
+    #[must_use]
+    pub fn vms(&self) -> Vec<Vm> {
+        self.settle();
+        self.lock().vms.values().cloned().collect()
+    }
+
+    /// Files of the ISO datastore and their sizes.
+    #[must_use]
+    pub fn stored(&self) -> BTreeMap<String, u64> {
+        self.lock().files.clone()
+    }
+
+    /// Tags of a machine.
+    #[must_use]
+    pub fn tags_of(&self, id: &str) -> BTreeSet<String> {
+        self.lock().tags.get(id).cloned().unwrap_or_default()
+    }
+
+    /// Someone else changes a machine (`Some`), or takes it away (`None`).
+    pub fn meddle(&self, id: &str, change: impl FnOnce(&mut Option<Vm>)) {
+        self.settle();
+        let mut state = self.lock();
+        let mut vm = state.vms.remove(id);
+        change(&mut vm);
+        if let Some(vm) = vm {
+            state.vms.insert(vm.object.id.clone(), vm);
+        }
+        drop(state);
+        self.publish();
+    }
+
+    /// Someone else takes a file away.
+    pub fn lose_file(&self, path: &str) {
+        self.lock().files.remove(path);
+    }
+
+    fn publish(&self) {
+        let vms = self.lock().vms.iter().map(|(id, vm)| (id.clone(), Arc::new(vm.clone()))).collect();
+        self.machines.send_replace(Arc::new(Machines { is_current: true, vms }));
+    }
+
+    /// Does what is due.
+    fn settle(&self) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let due: Vec<_> = state
+            .order
+            .iter()
+            .filter(|id| state.tasks.get(*id).is_some_and(|t| t.effect.is_some() && t.due <= now))
+            .cloned()
+            .collect();
+        for id in &due {
+            let effect = state.tasks.get_mut(id).and_then(|t| t.effect.take());
+            let end = effect.map_or(Ok(None), |effect| effect.apply(&mut state));
+            if let Some(task) = state.tasks.get_mut(id) {
+                task.end = Some(end);
+            }
+        }
+        drop(state);
+        if !due.is_empty() {
+            self.publish();
+        }
+    }
+
+    /// Every call begins here: it is counted, may find the world standing still, and may fail.
+    async fn begin(&self, method: &'static str) -> Result<Call, VsphereError> {
+        self.settle();
+        let (number, hangs, fault) = {
+            let mut state = self.lock();
+            let number = state.calls.len();
+            let hangs = state.halted || state.halt == Some((number, true));
+            if hangs {
+                state.halted = true;
+            } else {
+                state.calls.push(method);
+            }
+            (number, hangs, if hangs { None } else { state.fault(method) })
+        };
+        if hangs {
+            self.halted.send_replace(true);
+            return std::future::pending().await;
+        }
+        match fault {
+            Some(FakeFault::Call(kind)) => {
+                Err(VsphereError::Fault { operation: method.into(), fault: Fault::of(kind) })
+            }
+            other => Ok(Call { number, method, fault: other }),
+        }
+    }
+
+    /// Every call ends here.
+    async fn finish<T>(&self, call: &Call, value: T) -> Result<T, VsphereError> {
+        let hangs = {
+            let mut state = self.lock();
+            let hangs = state.halted || state.halt == Some((call.number, false));
+            state.halted |= hangs;
+            hangs
+        };
+        if hangs {
+            self.halted.send_replace(true);
+            return std::future::pending().await;
+        }
+        match call.fault {
+            Some(FakeFault::AnswerLost) => {
+                Err(VsphereError::Status { operation: call.method.into(), status: 503 })
+            }
+            _ => Ok(value),
+        }
+    }
+
+    async fn start(&self, method: &'static str, effect: Effect) -> Result<TaskId, VsphereError> {
+        let call = self.begin(method).await?;
+        let id = {
+            let mut state = self.lock();
+            state.next += 1;
+            let id = format!("task-{}", state.next);
+            let due = Instant::now() + state.task_delay;
+            let effect = match call.fault {
+                Some(FakeFault::Task(kind)) => Effect::Fail(kind),
+                _ => effect,
+            };
+            state.tasks.insert(id.clone(), Task { due, effect: Some(effect), end: None });
+            state.order.push(id.clone());
+            id
+        };
+        self.settle();
+        self.finish(&call, TaskId(id)).await
+    }
+}
+
+struct Call {
+    number: usize,
+    method: &'static str,
+    fault: Option<FakeFault>,
+}
+
+impl State {
+    fn fault(&mut self, method: &str) -> Option<FakeFault> {
+        let at = self.rules.iter_mut().position(|rule| {
+            let fits = rule.method == method;
+            let skips = fits && rule.skip > 0;
+            if skips {
+                rule.skip -= 1;
+            }
+            fits && !skips
+        })?;
+        let rule = self.rules.get_mut(at)?;
+        let fault = rule.fault.clone();
+        rule.count = rule.count.saturating_sub(1);
+        if rule.count == 0 {
+            self.rules.remove(at);
+        }
+        Some(fault)
+    }
+}
+
+#[async_trait]
+impl Connect for FakeVsphere {
+    async fn connect(&self, credentials: &Credentials) -> Result<Arc<dyn Vsphere>, VsphereError> {
+        let call = self.begin("Login").await?;
+        let refused = {
+            let mut state = self.lock();
+            state.logins += 1;
+            state.refuse_login
+        };
+        if refused {
+            let operation = format!("Login of {}", credentials.username);
+            return Err(VsphereError::Fault { operation, fault: Fault::of("InvalidLogin") });
+        }
+        let same: Arc<dyn Vsphere> = Arc::new(self.clone());
+        self.finish(&call, same).await
+    }
+}
+
+fn site_of(state: &mut State, spec: &SiteSpec) -> Result<Arc<Site>, VsphereError> {
+    let names: [(&'static str, &'static str, &str); 5] = [
+        ("vsphere.datacenter", "datacenter", &spec.datacenter),
+        ("vsphere.resourcePool", "resource pool below the host folder", &spec.resource_pool),
+        ("vsphere.isoDatastore", "datastore", &spec.iso_datastore),
+        ("vsphere.datastoreCluster", "datastore cluster or datastore", &spec.datastore_cluster),
+        ("vsphere.network", "network", &spec.network),
+    ];
+    for (field, kind, name) in names {
+        if state.missing.contains(field) {
+            return Err(VsphereError::NoSuchName { field, kind, name: name.to_owned() });
+        }
+    }
+    let site = state.sites.entry(spec.clone()).or_insert_with(|| {
+        let store = |kind: &str, name: &str| Store { object: Object::new(kind, name), name: name.to_owned() };
+        Arc::new(Site {
+            spec: spec.clone(),
+            datacenter: Object::new("Datacenter", &spec.datacenter),
+            folder: Object::new("Folder", &spec.folder),
+            folder_path: format!("{}/vm/{}", spec.datacenter, spec.folder),
+            pool: Object::new("ResourcePool", &spec.resource_pool),
+            storage: Storage::Pod(store("StoragePod", &spec.datastore_cluster)),
+            iso: store("Datastore", &spec.iso_datastore),
+            network: Network::Standard {
+                object: Object::new("Network", &spec.network),
+                name: spec.network.clone(),
+            },
+        })
+    });
+    Ok(site.clone())
+}
+
+#[async_trait]
+impl Vsphere for FakeVsphere {
+    fn instance(&self) -> String {
+        "fake-vcenter".into()
+    }
+
+    async fn site(&self, spec: &SiteSpec) -> Result<Arc<Site>, VsphereError> {
+        if self.lock().halted {
+            return std::future::pending().await;
+        }
+        site_of(&mut self.lock(), spec)
+    }
+
+    fn forget(&self) {
+        self.lock().sites.clear();
+    }
+
+    fn machines(&self, _site: &Arc<Site>) -> watch::Receiver<Arc<Machines>> {
+        self.machines.subscribe()
+    }
+
+    async fn find(&self, site: &Site, wanted: &Wanted) -> Result<Vec<Vm>, VsphereError> {
+        let call = self.begin("Find").await?;
+        let fits = |vm: &&Vm| {
+            (!wanted.instance_uuid.is_empty() && vm.instance_uuid == wanted.instance_uuid)
+                || wanted.uuids.iter().any(|u| !u.is_empty() && *u == vm.uuid)
+                || (!wanted.name.is_empty()
+                    && vm.name == wanted.name
+                    && vm.folder.as_ref() == Some(&site.folder))
+        };
+        let found = self.lock().vms.values().filter(fits).cloned().collect();
+        self.finish(&call, found).await
+    }
+
+    async fn place(&self, _site: &Site, _spec: &VmSpec) -> Result<Store, VsphereError> {
+        let call = self.begin("RecommendDatastores").await?;
+        let store = Store { object: Object::new("Datastore", "ds-1"), name: "ds-1".into() };
+        self.finish(&call, store).await
+    }
+
+    async fn create(&self, site: &Site, _store: &Store, spec: &VmSpec) -> Result<TaskId, VsphereError> {
+        self.start("CreateVM_Task", Effect::Create(spec.clone(), site.folder.clone())).await
+    }
+
+    async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError> {
+        self.start("PowerOnVM_Task", Effect::Power(vm.id.clone(), true)).await
+    }
+
+    async fn power_off(&self, vm: &Object) -> Result<TaskId, VsphereError> {
+        self.start("PowerOffVM_Task", Effect::Power(vm.id.clone(), false)).await
+    }
+
+    async fn destroy(&self, vm: &Object) -> Result<TaskId, VsphereError> {
+        self.start("Destroy_Task", Effect::Destroy(vm.id.clone())).await
+    }
+
+    async fn reconfigure(&self, vm: &Object, change: &Change) -> Result<TaskId, VsphereError> {
+        self.start("ReconfigVM_Task", Effect::Change(vm.id.clone(), change.clone())).await
+    }
+
+    async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
+        let due = self.lock().tasks.get(&task.0).map(|t| t.due);
+        let Some(due) = due else { return Ok(None) };
+        sleep_until(due).await;
+        self.settle();
+        let end = self.lock().tasks.get(&task.0).and_then(|t| t.end.clone());
+        end.unwrap_or(Ok(None)).map_err(|fault| VsphereError::task(format!("task {}", task.0), fault))
+    }
+
+    async fn answer(&self, vm: &Object, _question: &str, _choice: &str) -> Result<(), VsphereError> {
+        let call = self.begin("AnswerVM").await?;
+        if let Some(vm) = self.lock().vms.get_mut(&vm.id) {
+            vm.question = None;
+            if let Some(drive) = vm.cdrom.as_mut() {
+                drive.connected = false;
+            }
+        }
+        self.publish();
+        self.finish(&call, ()).await
+    }
+
+    async fn attach_tags(&self, vm: &Object, tags: &[String]) -> Result<(), VsphereError> {
+        if tags.is_empty() {
+            return Ok(());
+        }
+        let call = self.begin("AttachTags").await?;
+        self.lock().tags.entry(vm.id.clone()).or_default().extend(tags.iter().cloned());
+        self.finish(&call, ()).await
+    }
+
+    async fn files(
+        &self,
+        _site: &Site,
+        folder: &str,
+        pattern: &str,
+    ) -> Result<Option<Vec<File>>, VsphereError> {
+        let call = self.begin("SearchDatastore_Task").await?;
+        let found = {
+            let state = self.lock();
+            state.folders.contains(folder).then(|| {
+                let inside = state.files.iter().filter_map(|(path, size)| {
+                    let name = path.strip_prefix(folder)?.strip_prefix('/')?;
+                    let fits = pattern.strip_prefix('*').map_or(name == pattern, |end| name.ends_with(end));
+                    (fits && !name.contains('/')).then(|| (name.to_owned(), *size))
+                });
+                inside.map(|(name, size)| File { name, size, modified: String::new() }).collect()
+            })
+        };
+        self.finish(&call, found).await
+    }
+
+    async fn make_folder(&self, _site: &Site, folder: &str) -> Result<(), VsphereError> {
+        let call = self.begin("MakeDirectory").await?;
+        self.lock().folders.insert(folder.to_owned());
+        self.finish(&call, ()).await
+    }
+
+    async fn upload(
+        &self,
+        _site: &Site,
+        path: &str,
+        length: u64,
+        mut body: Body,
+    ) -> Result<(), VsphereError> {
+        let call = self.begin("PUT").await?;
+        let mut bytes = 0;
+        while let Some(chunk) = body.next().await {
+            let Ok(chunk) = chunk else { break };
+            bytes += u64::try_from(chunk.len()).unwrap_or(0);
+            self.lock().files.insert(path.to_owned(), bytes);
+        }
+        if bytes != length {
+            return Err(VsphereError::Protocol {
+                operation: format!("upload to {path}"),
+                what: format!("{bytes} bytes came of {length}"),
+            });
+        }
+        self.finish(&call, ()).await
+    }
+
+    async fn move_file(&self, _site: &Site, from: &str, to: &str) -> Result<bool, VsphereError> {
+        let call = self.begin("MoveDatastoreFile_Task").await?;
+        let moved = {
+            let mut state = self.lock();
+            if state.files.contains_key(to) {
+                Some(false)
+            } else {
+                let size = state.files.remove(from);
+                size.map(|size| state.files.insert(to.to_owned(), size).is_none())
+            }
+        };
+        let Some(moved) = moved else {
+            return Err(VsphereError::task(format!("move {from}"), Fault::of("FileNotFound")));
+        };
+        self.finish(&call, moved).await
+    }
+
+    async fn delete_file(&self, _site: &Site, path: &str) -> Result<(), VsphereError> {
+        let call = self.begin("DeleteDatastoreFile_Task").await?;
+        self.lock().files.remove(path);
+        self.finish(&call, ()).await
+    }
+
+    async fn close(&self) {}
+}

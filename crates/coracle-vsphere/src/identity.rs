@@ -1,0 +1,66 @@
+//! How the same machine is spelled by vSphere, by firmware and by an operating system in it.
+
+use sha1::{Digest as _, Sha1};
+
+/// RFC 9562, section 6.6: the namespace of URLs.
+const NAMESPACE_URL: [u8; 16] =
+    [0x6b, 0xa7, 0xb8, 0x11, 0x9d, 0xad, 0x11, 0xd1, 0x80, 0xb4, 0x00, 0xc0, 0x4f, 0xd4, 0x30, 0xc8];
+
+/// A MAC address as it is compared and stored: lower case, hyphens. Empty stays empty.
+#[must_use]
+pub fn mac(text: &str) -> String {
+    text.trim().to_ascii_lowercase().replace(':', "-")
+}
+
+/// The BIOS UUID in a serial number (`VMware-42 1f …`) or a UUID, as 8-4-4-4-12 lower-case hex in the printed order;
+/// `None` when there are not 32 hex digits in it.
+#[must_use]
+pub fn bios_uuid(text: &str) -> Option<String> {
+    let text = text.trim();
+    let text = text.strip_prefix("VMware-").unwrap_or(text);
+    let hex: String =
+        text.chars().filter(|c| !matches!(c, ' ' | '-')).collect::<String>().to_ascii_lowercase();
+    (hex.len() == 32 && hex.bytes().all(|b| b.is_ascii_hexdigit())).then(|| hyphens(&hex))
+}
+
+/// The UUID version 5 of `name` in the namespace of URLs (RFC 9562, section 5.5).
+#[must_use]
+pub fn uuid_v5(name: &str) -> String {
+    let digest = Sha1::new().chain_update(NAMESPACE_URL).chain_update(name).finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
+    bytes[6] = (bytes[6] & 0x0f) | 0x50;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    hyphens(&hex::encode(bytes))
+}
+
+fn hyphens(hex: &str) -> String {
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_serial_number_and_a_uuid_are_the_same_machine() {
+        let want = Some("421f0a0b-1c2d-3e4f-5061-728394a5b6c7".to_owned());
+        for text in [
+            "VMware-42 1f 0a 0b 1c 2d 3e 4f-50 61 72 83 94 a5 b6 c7",
+            "421F0A0B-1C2D-3E4F-5061-728394A5B6C7",
+            " 421f0a0b1c2d3e4f5061728394a5b6c7\n",
+        ] {
+            assert_eq!(bios_uuid(text), want, "{text}");
+        }
+        for text in ["", "VMware-", "421f0a0b-1c2d-3e4f-5061-728394a5b6", "Parallels-42 1f", "é"] {
+            assert_eq!(bios_uuid(text), None, "{text}");
+        }
+        assert_eq!(mac(" 00:50:56:AB:cd:01 "), "00-50-56-ab-cd-01");
+    }
+
+    #[test]
+    fn version_five_is_that_of_the_rfc() {
+        // RFC 9562, appendix A.4 uses the DNS namespace; this one was made with Python's uuid.uuid5(NAMESPACE_URL, …).
+        assert_eq!(uuid_v5("http://python.org/"), "4c565f0d-3f5a-5890-b41b-20cf47701c5e");
+    }
+}

@@ -1,0 +1,183 @@
+//! Files of a datastore.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::StreamExt as _;
+use reqwest::{Method, header};
+use tokio::time::sleep;
+
+use super::{
+    SoapVsphere, machines,
+    session::Session,
+    xml::{el, reference, text},
+};
+use crate::{Body, File, Site, VsphereError};
+
+/// `[store] path`.
+fn on(site: &Site, path: &str) -> String {
+    format!("[{}] {path}", site.iso.name)
+}
+
+/// A path or a query value with everything escaped that is not plain (RFC 3986, section 2.3).
+fn percent(text: &str, keep_slash: bool) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (keep_slash && byte == b'/');
+        if plain {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+pub(super) async fn make_folder(session: &Session, site: &Site, folder: &str) -> Result<(), VsphereError> {
+    let arguments = text("name", on(site, folder))
+        + &reference("datacenter", &site.datacenter)
+        + &text("createParentDirectories", true);
+    match session.call("MakeDirectory", &session.content.file_manager, &arguments).await {
+        Err(error) if error.fault() == Some("FileAlreadyExists") => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Streams `body`; gives up when no byte was taken for a while.
+pub(super) async fn upload(
+    session: &Session,
+    site: &Site,
+    path: &str,
+    length: u64,
+    body: Body,
+) -> Result<(), VsphereError> {
+    let operation = || format!("upload to {}", on(site, path));
+    let query = format!(
+        "/folder/{}?dcPath={}&dsName={}",
+        percent(path, true),
+        percent(site.spec.datacenter.trim_matches('/'), false),
+        percent(&site.iso.name, false),
+    );
+    let sent = Arc::new(AtomicU64::new(0));
+    let (count, metrics) = (sent.clone(), session.metrics().clone());
+    let counted = body.inspect(move |chunk| {
+        if let Ok(chunk) = chunk {
+            let bytes = u64::try_from(chunk.len()).unwrap_or(0);
+            count.fetch_add(bytes, Ordering::Relaxed);
+            metrics.uploaded(bytes);
+        }
+    });
+    let request = session
+        .request(Method::PUT, &query)
+        .await
+        .header(header::CONTENT_LENGTH, length)
+        .header(header::CONTENT_TYPE, "application/octet-stream")
+        .body(reqwest::Body::wrap_stream(counted));
+    let response = tokio::select! {
+        response = request.send() => response.map_err(|e| session.transport(operation(), e))?,
+        () = stalled(&sent, session.options().upload_idle) => {
+            return Err(VsphereError::Protocol { operation: operation(), what: "no byte was taken for too long".into() });
+        }
+    };
+    match response.status().as_u16() {
+        200 | 201 | 204 => Ok(()),
+        status => Err(VsphereError::Status { operation: operation(), status }),
+    }
+}
+
+/// Ends when the count has not moved for `idle`.
+async fn stalled(count: &AtomicU64, idle: Duration) {
+    let mut last = u64::MAX;
+    loop {
+        let now = count.load(Ordering::Relaxed);
+        if now == last {
+            return;
+        }
+        last = now;
+        sleep(idle).await;
+    }
+}
+
+impl SoapVsphere {
+    pub(super) async fn search(
+        &self,
+        site: &Site,
+        folder: &str,
+        pattern: &str,
+    ) -> Result<Option<Vec<File>>, VsphereError> {
+        let (_, browser) = self.store(&site.iso.object).await?;
+        let details = el(
+            "details",
+            text("fileType", false)
+                + &text("fileSize", true)
+                + &text("modification", true)
+                + &text("fileOwner", false),
+        );
+        let spec = el("searchSpec", details + &text("matchPattern", pattern));
+        let arguments = text("datastorePath", on(site, folder)) + &spec;
+        let task = machines::start(&self.session, "SearchDatastore_Task", &browser, &arguments).await;
+        let ended = match task {
+            Ok(task) => self.ending.ended(&task).await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(None) => Ok(Some(Vec::new())),
+            Ok(Some(result)) => Ok(Some(
+                result
+                    .all("file")
+                    .map(|f| File {
+                        name: f.text_of("path").to_owned(),
+                        size: f.text_of("fileSize").parse().unwrap_or(0),
+                        modified: f.text_of("modification").to_owned(),
+                    })
+                    .collect(),
+            )),
+            Err(error) if error.fault() == Some("FileNotFound") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn rename(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError> {
+        let datacenter = &site.datacenter;
+        let arguments = text("sourceName", on(site, from))
+            + &reference("sourceDatacenter", datacenter)
+            + &text("destinationName", on(site, to))
+            + &reference("destinationDatacenter", datacenter)
+            + &text("force", false);
+        match self.file_task("MoveDatastoreFile_Task", &arguments).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.fault() == Some("FileAlreadyExists") => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn remove(&self, site: &Site, path: &str) -> Result<(), VsphereError> {
+        let arguments = text("name", on(site, path)) + &reference("datacenter", &site.datacenter);
+        match self.file_task("DeleteDatastoreFile_Task", &arguments).await {
+            Err(error) if error.fault() == Some("FileNotFound") => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn file_task(&self, method: &'static str, arguments: &str) -> Result<(), VsphereError> {
+        let manager = &self.session.content.file_manager;
+        let task = machines::start(&self.session, method, manager, arguments).await?;
+        self.ending.ended(&task).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_escaped_and_its_slashes_stay() {
+        assert_eq!(percent("a b/ü&c.iso", true), "a%20b/%C3%BC%26c.iso");
+        assert_eq!(percent("dc/1", false), "dc%2F1");
+    }
+}

@@ -1,0 +1,194 @@
+//! Names become objects.
+
+use super::{
+    session::{Properties, Session},
+    xml::{Node, reference, text},
+};
+use crate::{Network, Object, Site, SiteSpec, Storage, Store, VsphereError};
+
+/// Finds every name of `spec`.
+pub(super) async fn resolve(session: &Session, spec: &SiteSpec) -> Result<Site, VsphereError> {
+    let dc_path = spec.datacenter.trim_matches('/').to_owned();
+    let missing = |field, kind, name: &str| VsphereError::NoSuchName { field, kind, name: name.to_owned() };
+    let no_datacenter = || missing("vsphere.datacenter", "datacenter", &spec.datacenter);
+    let datacenter =
+        by_path(session, &dc_path).await?.filter(|o| o.kind == "Datacenter").ok_or_else(no_datacenter)?;
+    let of_dc = session.properties(&datacenter, &["vmFolder", "datastore", "network"]).await?;
+    let of_dc = of_dc.ok_or_else(no_datacenter)?;
+    let pool = pool(session, &dc_path, &spec.resource_pool).await?;
+    let pool = pool.ok_or_else(|| {
+        missing("vsphere.resourcePool", "resource pool below the host folder", &spec.resource_pool)
+    })?;
+    let stores = named(session, of_dc.objects("datastore")).await?;
+    let iso = one(&stores, "vsphere.isoDatastore", "datastore", &spec.iso_datastore)?;
+    let storage = storage(session, &dc_path, &datacenter, &stores, &spec.datastore_cluster).await?;
+    let network = network(session, of_dc.objects("network"), &spec.network).await?;
+    // Last, since it is the only step that may make something.
+    let vm_folder = of_dc.object("vmFolder").ok_or_else(no_datacenter)?;
+    let (folder, folder_path) = folder(session, &dc_path, vm_folder, &spec.folder).await?;
+    Ok(Site { spec: spec.clone(), datacenter, folder, folder_path, pool, storage, iso, network })
+}
+
+/// The object at an inventory path, without a leading slash.
+pub(super) async fn by_path(session: &Session, path: &str) -> Result<Option<Object>, VsphereError> {
+    let index = &session.content.search_index;
+    let answer = session.call("FindByInventoryPath", index, &text("inventoryPath", path)).await?;
+    Ok(answer.get("returnval").and_then(Node::object))
+}
+
+/// A resource pool, or that of the cluster or host that the path ends at.
+async fn pool(session: &Session, dc: &str, path: &str) -> Result<Option<Object>, VsphereError> {
+    let Some(found) = by_path(session, &format!("{dc}/host/{}", path.trim_matches('/'))).await? else {
+        return Ok(None);
+    };
+    let property = match found.kind.as_str() {
+        "ResourcePool" | "VirtualApp" => return Ok(Some(found)),
+        "HostSystem" => "parent",
+        "ClusterComputeResource" | "ComputeResource" => "resourcePool",
+        _ => return Ok(None),
+    };
+    let next = session.properties(&found, &[property]).await?.and_then(|p| p.object(property));
+    match next {
+        Some(compute) if property == "parent" => {
+            Ok(session.properties(&compute, &["resourcePool"]).await?.and_then(|p| p.object("resourcePool")))
+        }
+        other => Ok(other),
+    }
+}
+
+async fn named(session: &Session, objects: Vec<Object>) -> Result<Vec<(Object, String)>, VsphereError> {
+    let found = session.retrieve(&objects, &["name"]).await?;
+    Ok(found.into_iter().map(|(object, p)| (object, p.text("name").to_owned())).collect())
+}
+
+/// vCenter keeps `/`, `\` and `%` of a name escaped; both spellings are meant.
+fn is_named(name: &str, wanted: &str) -> bool {
+    name == wanted || name.replace("%2f", "/").replace("%5c", "\\").replace("%25", "%") == wanted
+}
+
+fn one(
+    all: &[(Object, String)],
+    field: &'static str,
+    kind: &'static str,
+    wanted: &str,
+) -> Result<Store, VsphereError> {
+    let fits: Vec<_> = all.iter().filter(|(_, name)| is_named(name, wanted)).collect();
+    match fits.as_slice() {
+        [] => Err(VsphereError::NoSuchName { field, kind, name: wanted.to_owned() }),
+        [(object, name)] => Ok(Store { object: object.clone(), name: name.clone() }),
+        several => Err(VsphereError::Ambiguous {
+            field,
+            name: wanted.to_owned(),
+            candidates: several.iter().map(|(o, _)| o.id.clone()).collect(),
+        }),
+    }
+}
+
+/// A datastore cluster; else a datastore of that name.
+async fn storage(
+    session: &Session,
+    dc_path: &str,
+    dc: &Object,
+    stores: &[(Object, String)],
+    wanted: &str,
+) -> Result<Storage, VsphereError> {
+    let field = "vsphere.datastoreCluster";
+    if let Some(found) = by_path(session, &format!("{dc_path}/datastore/{wanted}")).await? {
+        let store = Store { object: found.clone(), name: wanted.to_owned() };
+        match found.kind.as_str() {
+            "StoragePod" => return Ok(Storage::Pod(store)),
+            "Datastore" => return Ok(Storage::Single(store)),
+            _ => {}
+        }
+    }
+    // It may be in a folder.
+    let pods = in_view(session, dc, "StoragePod").await?;
+    if pods.iter().any(|(_, name)| is_named(name, wanted)) {
+        return one(&pods, field, "datastore cluster", wanted).map(Storage::Pod);
+    }
+    one(stores, field, "datastore cluster or datastore", wanted).map(Storage::Single)
+}
+
+/// Every object of a type below `root`, with its name.
+async fn in_view(
+    session: &Session,
+    root: &Object,
+    kind: &str,
+) -> Result<Vec<(Object, String)>, VsphereError> {
+    let arguments = reference("container", root) + &text("type", kind) + &text("recursive", true);
+    let view = session.call("CreateContainerView", &session.content.view_manager, &arguments).await?;
+    let Some(view) = view.get("returnval").and_then(Node::object) else { return Ok(Vec::new()) };
+    let listed = session.properties(&view, &["view"]).await;
+    let _destroyed = session.call("DestroyView", &view, "").await;
+    named(session, listed?.map(|p| p.objects("view")).unwrap_or_default()).await
+}
+
+async fn network(session: &Session, all: Vec<Object>, wanted: &str) -> Result<Network, VsphereError> {
+    let all = named(session, all).await?;
+    let Store { object, name } = one(&all, "vsphere.network", "network", wanted)?;
+    let broken = |what: &str| VsphereError::Protocol {
+        operation: format!("read network {wanted}"),
+        what: what.to_owned(),
+    };
+    let of = async |object: &Object, path: &'static str| {
+        let found: Option<Properties> = session.properties(object, &[path]).await?;
+        Ok::<_, VsphereError>(found.unwrap_or_default())
+    };
+    match object.kind.as_str() {
+        "DistributedVirtualPortgroup" => {
+            let path = "config.distributedVirtualSwitch";
+            let found = session.properties(&object, &["key", path]).await?.unwrap_or_default();
+            let switch = found.object(path).ok_or_else(|| broken("the port group has no switch"))?;
+            let switch_uuid = of(&switch, "uuid").await?.text("uuid").to_owned();
+            Ok(Network::Distributed { switch_uuid, portgroup: found.text("key").to_owned() })
+        }
+        "OpaqueNetwork" => {
+            let found = of(&object, "summary").await?;
+            let summary = found.get("summary").ok_or_else(|| broken("it has no summary"))?;
+            let field = |name: &str| summary.text_of(name).to_owned();
+            Ok(Network::Opaque { id: field("opaqueNetworkId"), kind: field("opaqueNetworkType") })
+        }
+        _ => Ok(Network::Standard { object, name }),
+    }
+}
+
+/// The folder, made level by level where it is missing.
+async fn folder(
+    session: &Session,
+    dc_path: &str,
+    root: Object,
+    wanted: &str,
+) -> Result<(Object, String), VsphereError> {
+    let base = format!("{dc_path}/vm");
+    let relative = wanted.trim_matches('/');
+    let relative = relative.strip_prefix(&format!("{base}/")).unwrap_or(relative);
+    let full = if relative.is_empty() { base.clone() } else { format!("{base}/{relative}") };
+    let is_folder = |o: &Object| o.kind == "Folder";
+    if let Some(found) = by_path(session, &full).await?.filter(is_folder) {
+        return Ok((found, full));
+    }
+    let (mut at, mut path) = (root, base);
+    for level in relative.split('/').filter(|l| !l.is_empty()) {
+        path = format!("{path}/{level}");
+        if let Some(found) = by_path(session, &path).await?.filter(is_folder) {
+            at = found;
+            continue;
+        }
+        let made = session.call("CreateFolder", &at, &text("name", level)).await;
+        let found = match made {
+            Ok(answer) => answer.get("returnval").and_then(Node::object),
+            // Another pool, or another operator, was faster.
+            Err(error) if error.fault() == Some("DuplicateName") => {
+                by_path(session, &path).await?.filter(is_folder)
+            }
+            Err(error) => return Err(error),
+        };
+        let name = || path.clone();
+        at = found.ok_or_else(|| VsphereError::NoSuchName {
+            field: "vsphere.folder",
+            kind: "VM folder",
+            name: name(),
+        })?;
+    }
+    Ok((at, path))
+}

@@ -1,0 +1,163 @@
+//! Tags, which are REST and not SOAP: `/api`, and `/rest` on servers before 7.0.
+
+use std::{collections::HashMap, sync::Arc};
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use super::session::Session;
+use crate::{Object, VsphereError};
+
+/// An id needs no look-up.
+const ID_PREFIX: &str = "urn:vmomi:InventoryServiceTag:";
+const SESSION_HEADER: &str = "vmware-api-session-id";
+
+/// Which of the two trees a server has, and the session in it.
+#[derive(Clone, Debug)]
+struct Door {
+    is_api: bool,
+    session: String,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    door: Option<Door>,
+    /// Name → ids, with the category that each is in.
+    names: Option<Arc<HashMap<String, Vec<(String, String)>>>>,
+}
+
+/// What was asked once about tags.
+#[derive(Debug, Default)]
+pub(super) struct TagCache(Mutex<Known>);
+
+impl TagCache {
+    pub(super) fn forget(&self) {
+        if let Ok(mut known) = self.0.try_lock() {
+            *known = Known::default();
+        }
+    }
+
+    /// Attaches `tags` to `vm`. A session that has ended is opened anew, once.
+    pub(super) async fn attach(
+        &self,
+        session: &Session,
+        vm: &Object,
+        tags: &[String],
+    ) -> Result<(), VsphereError> {
+        if tags.is_empty() {
+            return Ok(());
+        }
+        match self.try_attach(session, vm, tags).await {
+            Err(VsphereError::Status { status: 401, .. }) => {
+                *self.0.lock().await = Known::default();
+                self.try_attach(session, vm, tags).await
+            }
+            other => other,
+        }
+    }
+
+    async fn try_attach(&self, session: &Session, vm: &Object, tags: &[String]) -> Result<(), VsphereError> {
+        for tag in tags {
+            let (door, id) = self.resolve(session, tag).await?;
+            let path = if door.is_api {
+                format!("/api/cis/tagging/tag-association/{id}?action=attach")
+            } else {
+                format!("/rest/com/vmware/cis/tagging/tag-association/id:{id}?~action=attach")
+            };
+            let body = json!({"object_id": {"id": vm.id, "type": vm.kind}});
+            match ask(session, &door, Method::POST, &path, Some(&body)).await {
+                // Attached already.
+                Err(VsphereError::Status { status: 400, .. }) => {}
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    }
+
+    async fn resolve(&self, session: &Session, tag: &str) -> Result<(Door, String), VsphereError> {
+        let mut known = self.0.lock().await;
+        let door = match &known.door {
+            Some(door) => door.clone(),
+            None => known.door.insert(open(session).await?).clone(),
+        };
+        if tag.starts_with(ID_PREFIX) {
+            return Ok((door, tag.to_owned()));
+        }
+        let names = match &known.names {
+            Some(names) => names.clone(),
+            None => known.names.insert(Arc::new(list(session, &door).await?)).clone(),
+        };
+        match names.get(tag).map(Vec::as_slice) {
+            Some([(id, _)]) => Ok((door, id.clone())),
+            Some(several) if !several.is_empty() => Err(VsphereError::Ambiguous {
+                field: "vsphere.vmTags",
+                name: tag.to_owned(),
+                candidates: several.iter().map(|(id, category)| format!("{id} in {category}")).collect(),
+            }),
+            _ => {
+                // It may be made at any time.
+                known.names = None;
+                Err(VsphereError::NoSuchName { field: "vsphere.vmTags", kind: "tag", name: tag.to_owned() })
+            }
+        }
+    }
+}
+
+async fn open(session: &Session) -> Result<Door, VsphereError> {
+    let credentials = session.credentials();
+    for (is_api, path) in [(true, "/api/session"), (false, "/rest/com/vmware/cis/session")] {
+        let request = session.request(Method::POST, path).await;
+        let request = request.basic_auth(&credentials.username, Some(credentials.password.reveal()));
+        let operation = || "open a tagging session".to_owned();
+        let response = request.send().await.map_err(|e| session.transport(operation(), e))?;
+        if response.status() == StatusCode::NOT_FOUND && is_api {
+            continue;
+        }
+        if !response.status().is_success() {
+            return Err(VsphereError::Status { operation: operation(), status: response.status().as_u16() });
+        }
+        let answer: Value = response.json().await.map_err(|e| session.transport(operation(), e))?;
+        let id = answer.as_str().or_else(|| answer["value"].as_str()).unwrap_or_default().to_owned();
+        return Ok(Door { is_api, session: id });
+    }
+    Err(VsphereError::Status { operation: "open a tagging session".into(), status: 404 })
+}
+
+async fn list(
+    session: &Session,
+    door: &Door,
+) -> Result<HashMap<String, Vec<(String, String)>>, VsphereError> {
+    let base = if door.is_api { "/api/cis/tagging/tag" } else { "/rest/com/vmware/cis/tagging/tag" };
+    let ids = ask(session, door, Method::GET, base, None).await?;
+    let mut names: HashMap<String, Vec<(String, String)>> = HashMap::new();
+    for id in ids.as_array().into_iter().flatten().filter_map(Value::as_str) {
+        let path = if door.is_api { format!("{base}/{id}") } else { format!("{base}/id:{id}") };
+        let tag = ask(session, door, Method::GET, &path, None).await?;
+        let field = |name: &str| tag[name].as_str().unwrap_or_default().to_owned();
+        names.entry(field("name")).or_default().push((id.to_owned(), field("category_id")));
+    }
+    Ok(names)
+}
+
+/// One request; what `/rest` wraps in `value` is unwrapped.
+async fn ask(
+    session: &Session,
+    door: &Door,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<Value, VsphereError> {
+    let operation = || format!("{method} {}", path.split('?').next().unwrap_or(path));
+    let mut request = session.request(method.clone(), path).await.header(SESSION_HEADER, &door.session);
+    if let Some(body) = body {
+        request = request.json(body);
+    }
+    let response = request.send().await.map_err(|e| session.transport(operation(), e))?;
+    if !response.status().is_success() {
+        return Err(VsphereError::Status { operation: operation(), status: response.status().as_u16() });
+    }
+    let text = response.text().await.map_err(|e| session.transport(operation(), e))?;
+    let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+    Ok(answer.get("value").cloned().unwrap_or(answer))
+}

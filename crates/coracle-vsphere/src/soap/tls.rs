@@ -1,0 +1,98 @@
+//! How the server's certificate is known.
+
+use std::sync::Arc;
+
+use reqwest::{Certificate, Client};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use sha2::{Digest as _, Sha256};
+
+use super::SoapOptions;
+use crate::{Credentials, VsphereError};
+
+/// A client that trusts what the credentials say: a thumbprint, authorities of theirs, the system's, or anything.
+pub(super) fn client(credentials: &Credentials, options: &SoapOptions) -> Result<Client, VsphereError> {
+    let wrong = |what: String| VsphereError::Tls { server: credentials.server().to_owned(), what };
+    let builder = Client::builder()
+        .http1_only()
+        .tcp_nodelay(true)
+        .connect_timeout(options.connect)
+        .pool_idle_timeout(options.idle)
+        .pool_max_idle_per_host(options.calls_max);
+    let builder = if !credentials.thumbprint.is_empty() {
+        builder.tls_backend_preconfigured(pinned(&credentials.thumbprint).map_err(wrong)?)
+    } else if credentials.insecure {
+        builder.tls_danger_accept_invalid_certs(true)
+    } else if !credentials.ca_pem.is_empty() {
+        let bundle = Certificate::from_pem_bundle(credentials.ca_pem.as_bytes());
+        let bundle = bundle.map_err(|_| wrong("key \"ca.crt\" is not PEM".into()))?;
+        if bundle.is_empty() {
+            return Err(wrong("key \"ca.crt\" holds no certificate".into()));
+        }
+        builder.tls_certs_only(bundle)
+    } else {
+        builder
+    };
+    builder.build().map_err(|e| wrong(e.to_string()))
+}
+
+fn pinned(thumbprint: &str) -> Result<ClientConfig, String> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let pin = Pin { thumbprint: thumbprint.to_owned(), provider: provider.clone() };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(pin))
+        .with_no_client_auth();
+    Ok(config)
+}
+
+/// Accepts the one certificate of a thumbprint, whatever its name and authority; signatures are still verified.
+#[derive(Debug)]
+struct Pin {
+    thumbprint: String,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pin {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if hex::encode(Sha256::digest(end_entity)) == self.thumbprint {
+            return Ok(ServerCertVerified::assertion());
+        }
+        Err(rustls::Error::General("the certificate has another thumbprint than the Secret says".into()))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,158 @@
+//! Machines of a folder by one long poll: a property collector over a view of them. When the session is lost it is made
+//! anew, and everything read again.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::{
+    machines,
+    session::Session,
+    xml::{Node, el, reference, text, typed},
+};
+use crate::{Machines, Object, VsphereError};
+
+/// Until a lost watch is made anew; doubled up to the longest.
+const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+/// Beyond what the server may take for a wait.
+pub(super) const WAIT_GRACE: Duration = Duration::from_secs(30);
+
+/// The watch of one folder.
+#[derive(Debug)]
+pub(super) struct SiteWatch {
+    session: Arc<Session>,
+    folder: Object,
+    out: watch::Sender<Arc<Machines>>,
+    stop: CancellationToken,
+}
+
+impl SiteWatch {
+    pub(super) fn new(session: Arc<Session>, folder: Object, stop: CancellationToken) -> Self {
+        Self { session, folder, out: watch::Sender::new(Arc::default()), stop }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<Machines>> {
+        self.out.subscribe()
+    }
+
+    /// Watches until stopped.
+    pub(super) async fn run(&self) {
+        let mut again = AGAIN;
+        while !self.stop.is_cancelled() {
+            let lost = tokio::select! {
+                () = self.stop.cancelled() => return,
+                lost = self.follow() => lost,
+            };
+            if self.out.borrow().is_current {
+                again = AGAIN;
+                self.out.send_modify(|machines| Arc::make_mut(machines).is_current = false);
+            }
+            if let Err(error) = lost {
+                let error: &dyn std::error::Error = &error;
+                debug!(folder = self.folder.id, error, "watch lost; it is made anew");
+            }
+            let _stopped = self.stop.run_until_cancelled(sleep(again)).await;
+            again = (again * 2).min(AGAIN_MAX);
+        }
+    }
+
+    async fn follow(&self) -> Result<(), VsphereError> {
+        let content = &self.session.content;
+        let collector = collector(&self.session).await?;
+        let arguments =
+            reference("container", &self.folder) + &text("type", "VirtualMachine") + &text("recursive", true);
+        let view = self.session.call("CreateContainerView", &content.view_manager, &arguments).await?;
+        let view = made(&view, "view")?;
+        let filter = filter("ContainerView", &view, "VirtualMachine", &machines::PATHS);
+        self.session.call("CreateFilter", &collector, &filter).await?;
+        let lost = self.updates(&collector).await;
+        let _gone = self.session.call("DestroyPropertyCollector", &collector, "").await;
+        let _gone = self.session.call("DestroyView", &view, "").await;
+        lost
+    }
+
+    async fn updates(&self, collector: &Object) -> Result<(), VsphereError> {
+        let options = self.session.options();
+        let (mut version, mut vms) = (String::new(), HashMap::new());
+        loop {
+            let Some(set) = wait(&self.session, collector, &version, options.wait).await? else { continue };
+            let is_first = version.is_empty();
+            version = set.text_of("version").to_owned();
+            let mut changed = is_first;
+            for (object, update) in changes(&set) {
+                take(&mut vms, object, update);
+                changed = true;
+            }
+            if set.text_of("truncated") == "true" {
+                continue;
+            }
+            if changed {
+                self.out.send_replace(Arc::new(Machines { is_current: true, vms: vms.clone() }));
+            }
+            sleep(options.coalesce).await;
+        }
+    }
+}
+
+fn take(vms: &mut HashMap<String, Arc<crate::Vm>>, object: Object, update: &Node) {
+    if update.text_of("kind") == "leave" {
+        vms.remove(&object.id);
+        return;
+    }
+    let id = object.id.clone();
+    let vm = vms.entry(id).or_insert_with(|| Arc::new(machines::unknown(object)));
+    let vm = Arc::make_mut(vm);
+    for change in update.all("changeSet") {
+        machines::apply(vm, change.text_of("name"), change.get("val"));
+    }
+}
+
+/// A property collector of our own: filters of the session's common one would be everyone's.
+pub(super) async fn collector(session: &Session) -> Result<Object, VsphereError> {
+    made(
+        &session.call("CreatePropertyCollector", &session.content.property_collector, "").await?,
+        "collector",
+    )
+}
+
+pub(super) fn made(answer: &Node, what: &str) -> Result<Object, VsphereError> {
+    answer.get("returnval").and_then(Node::object).ok_or_else(|| VsphereError::Protocol {
+        operation: format!("make a {what}"),
+        what: "none in the answer".into(),
+    })
+}
+
+/// `CreateFilter`: everything in a view.
+pub(super) fn filter(view_kind: &str, view: &Object, kind: &str, paths: &[&str]) -> String {
+    let paths: String = paths.iter().map(|p| text("pathSet", p)).collect();
+    let set = el("propSet", text("type", kind) + &paths);
+    let traversal = typed(
+        "selectSet",
+        "TraversalSpec",
+        text("name", "view") + &text("type", view_kind) + &text("path", "view") + &text("skip", false),
+    );
+    let object = el("objectSet", reference("obj", view) + &text("skip", true) + &traversal);
+    el("spec", set + &object) + &text("partialUpdates", false)
+}
+
+/// One long poll; `None`: nothing changed within `longest`.
+pub(super) async fn wait(
+    session: &Session,
+    collector: &Object,
+    version: &str,
+    longest: Duration,
+) -> Result<Option<Node>, VsphereError> {
+    let arguments = text("version", version) + &el("options", text("maxWaitSeconds", longest.as_secs()));
+    let deadline = longest + WAIT_GRACE;
+    let answer = session.call_unbounded("WaitForUpdatesEx", collector, &arguments, deadline).await?;
+    Ok(answer.get("returnval").cloned())
+}
+
+/// Objects that changed, and how.
+pub(super) fn changes(set: &Node) -> impl Iterator<Item = (Object, &Node)> {
+    let updates = set.all("filterSet").flat_map(|f| f.all("objectSet"));
+    updates.filter_map(|update| Some((update.get("obj")?.object()?, update)))
+}

@@ -1,0 +1,125 @@
+//! What the port promises, run against the fake and against the simulator of a vCenter.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+use bytes::Bytes;
+use coracle_testkit::netns;
+use coracle_vsphere::{Change, FakeVsphere, FaultClass, Vsphere, Wanted};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+use support::{client, credentials, site_spec, vm_spec};
+
+/// One machine's life, and the ways in which names and files are asked for.
+async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
+    let site = vsphere.site(&site_spec()).await?;
+    let spec = vm_spec("worker-a", 1);
+    let wanted = Wanted {
+        instance_uuid: spec.instance_uuid.clone(),
+        uuids: vec![spec.uuid.clone()],
+        name: spec.name.clone(),
+    };
+    assert_eq!(vsphere.find(&site, &wanted).await?, [], "nothing is there before");
+
+    let mut machines = vsphere.machines(&site);
+    let store = vsphere.place(&site, &spec).await?;
+    let task = vsphere.create(&site, &store, &spec).await?;
+    let object = vsphere.ended(&task).await?.unwrap();
+    assert_eq!(vsphere.ended(&task).await?, Some(object.clone()), "a task that has ended tells it again");
+    for one in [
+        Wanted { instance_uuid: spec.instance_uuid.clone(), ..Wanted::default() },
+        Wanted { uuids: vec![spec.uuid.clone()], ..Wanted::default() },
+        Wanted { name: spec.name.clone(), ..Wanted::default() },
+        wanted.clone(),
+    ] {
+        let found = vsphere.find(&site, &one).await?;
+        assert_eq!(found.len(), 1, "{one:?}");
+        let vm = &found[0];
+        assert_eq!((&vm.object, &vm.uuid, &vm.instance_uuid), (&object, &spec.uuid, &spec.instance_uuid));
+        assert_eq!((&vm.annotation, vm.powered_on, &vm.name), (&spec.annotation, false, &spec.name));
+        assert_eq!(vm.mac.len(), 17, "{:?}", vm.mac);
+        assert_eq!(vm.cdrom.as_ref().unwrap().iso.as_deref(), Some(spec.iso.as_str()));
+    }
+    let shown = machines.wait_for(|m| m.is_current && m.vms.contains_key(&object.id)).await?.clone();
+    assert_eq!(
+        *shown.vms[&object.id],
+        vsphere.find(&site, &wanted).await?[0],
+        "the watch shows what a look shows"
+    );
+
+    let on = vsphere.power_on(&object).await?;
+    vsphere.ended(&on).await?;
+    machines.wait_for(|m| m.vms.get(&object.id).is_some_and(|vm| vm.powered_on)).await?;
+    let again = vsphere.power_on(&object).await?;
+    let error = vsphere.ended(&again).await.unwrap_err();
+    assert_eq!(
+        (error.fault(), error.class()),
+        (Some("InvalidPowerState"), FaultClass::Race),
+        "it runs already"
+    );
+
+    let drive = vsphere.find(&site, &wanted).await?[0].cdrom.clone().unwrap();
+    for change in [
+        Change::Annotation("another's".into()),
+        Change::InsertIso { cdrom: drive.clone(), iso: "[LocalDS_0] other.iso".into() },
+    ] {
+        let task = vsphere.reconfigure(&object, &change).await?;
+        vsphere.ended(&task).await?;
+    }
+    let vm = &vsphere.find(&site, &wanted).await?[0];
+    assert_eq!(vm.annotation, "another's");
+    assert_eq!(vm.cdrom.as_ref().unwrap().iso.as_deref(), Some("[LocalDS_0] other.iso"));
+
+    let off = vsphere.power_off(&object).await?;
+    vsphere.ended(&off).await?;
+    let gone = vsphere.destroy(&object).await?;
+    vsphere.ended(&gone).await?;
+    machines.wait_for(|m| !m.vms.contains_key(&object.id)).await?;
+    assert_eq!(vsphere.find(&site, &wanted).await?, [], "nothing is there after");
+    let error = match vsphere.destroy(&object).await {
+        Err(error) => error,
+        Ok(task) => vsphere.ended(&task).await.unwrap_err(),
+    };
+    assert_eq!(error.class(), FaultClass::Gone);
+
+    files(vsphere, &site).await
+}
+
+async fn files(vsphere: &dyn Vsphere, site: &coracle_vsphere::Site) -> anyhow::Result<()> {
+    let folder = "agent-forge/ns/po ol";
+    assert_eq!(vsphere.files(site, folder, "*.iso").await?, None, "no folder yet");
+    vsphere.make_folder(site, folder).await?;
+    vsphere.make_folder(site, folder).await?;
+    let chunks = || stream::iter((0..64).map(|n: u8| Ok(Bytes::from(vec![n; 4096])))).boxed();
+    let partial = format!("{folder}/.x.partial");
+    vsphere.upload(site, &partial, 64 * 4096, chunks()).await?;
+    let found = vsphere.files(site, folder, "*.partial").await?.unwrap();
+    assert_eq!(
+        found.iter().map(|f| (f.name.as_str(), f.size)).collect::<Vec<_>>(),
+        [(".x.partial", 64 * 4096)]
+    );
+    let iso = format!("{folder}/a.iso");
+    assert!(vsphere.move_file(site, &partial, &iso).await?);
+    vsphere.upload(site, &partial, 64 * 4096, chunks()).await?;
+    assert!(!vsphere.move_file(site, &partial, &iso).await?, "one of that name is there");
+    vsphere.delete_file(site, &partial).await?;
+    vsphere.delete_file(site, &partial).await?;
+    assert_eq!(vsphere.files(site, folder, "*.partial").await?.unwrap(), []);
+    assert_eq!(vsphere.files(site, folder, "a.iso").await?.unwrap().len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_fake_keeps_the_promises() {
+    check(&FakeVsphere::default()).boxed().await.unwrap();
+}
+
+#[test]
+fn the_client_keeps_them_on_a_vcenter() {
+    netns::run(|| async {
+        let Some(vcsim) = support::vcsim(&[])? else { return Ok(()) };
+        let client = client(&credentials(&vcsim)).await?;
+        check(&client).boxed().await?;
+        client.close().await;
+        anyhow::Ok(())
+    });
+}
