@@ -1,0 +1,225 @@
+//! A bid and where its units are.
+
+use crate::wire::{wire_enum, wire_struct};
+use crate::{OwnerKey, Price, Time};
+
+/// How many units of a bid are in each state. Their sum is the bid's quantity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Units {
+    /// Waiting in the book.
+    pub open: u16,
+    /// Given a seat that is not free yet.
+    pub matched: u16,
+    /// Being launched.
+    pub provisioning: u16,
+    /// Running.
+    pub active: u16,
+    /// Running out its notice.
+    pub preempting: u16,
+    /// Over.
+    pub ended: u16,
+    /// Taken back by the owner before a match.
+    pub cancelled: u16,
+    /// Its lease ran out before a match.
+    pub expired: u16,
+}
+
+impl Units {
+    /// Matched, provisioning or active.
+    #[must_use]
+    pub fn live(&self) -> u32 {
+        u32::from(self.matched) + u32::from(self.provisioning) + u32::from(self.active)
+    }
+
+    /// All units that something can still happen to.
+    #[must_use]
+    pub fn unfinished(&self) -> u32 {
+        u32::from(self.open) + self.live() + u32::from(self.preempting)
+    }
+
+    /// Every unit that was ever asked for.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.unfinished() + u32::from(self.ended) + u32::from(self.cancelled) + u32::from(self.expired)
+    }
+}
+
+/// The state of a bid's least advanced unit that is not finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BidState {
+    /// Waits in the book.
+    Pending,
+    /// Has a seat that is not free yet.
+    Matched,
+    /// Being launched.
+    Provisioning,
+    /// Running.
+    Active,
+    /// Running out its notice.
+    Preempting,
+    /// All over; at least one unit ran or was matched.
+    Ended,
+    /// All taken back.
+    Cancelled,
+    /// The lease ran out.
+    Expired,
+}
+
+/// Rare facts of a bid, kept apart so that a million plain bids stay small.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extra {
+    /// Open units with a time priority of their own: `(seq, units)`.
+    pub(crate) segments: Vec<(u64, u16)>,
+    /// Failed launches of units that are open again, one entry a unit.
+    pub(crate) failures: Vec<u8>,
+    /// Ends whatever the lease says.
+    pub(crate) expires_at: Option<Time>,
+    /// Words of the owner.
+    pub(crate) labels: Vec<(Box<str>, Box<str>)>,
+}
+
+/// One bid: quantity, limit, and what became of each unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bid {
+    pub(crate) key: [u8; 16],
+    pub(crate) body: u64,
+    pub(crate) limit: Price,
+    pub(crate) seq: u64,
+    pub(crate) placed_at: Time,
+    pub(crate) renewed_at: Time,
+    pub(crate) due: Time,
+    pub(crate) more: Option<Box<Extra>>,
+    pub(crate) tenant: u32,
+    pub(crate) owner: u32,
+    /// Where it stands in its owner's file; made again when a snapshot is read.
+    pub(crate) filed: u32,
+    pub(crate) lease_ms: u32,
+    pub(crate) min_fill: u16,
+    pub(crate) units: Units,
+    pub(crate) held: bool,
+    /// Cancelled: a unit whose launch fails does not come back.
+    pub(crate) closed: bool,
+}
+
+impl Bid {
+    /// Highest price per node-hour.
+    #[must_use]
+    pub fn limit(&self) -> Price {
+        self.limit
+    }
+
+    /// Time priority: lower goes first among equal limits.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// When it was placed.
+    #[must_use]
+    pub fn placed_at(&self) -> Time {
+        self.placed_at
+    }
+
+    /// Units that must be matched together.
+    #[must_use]
+    pub fn min_fill(&self) -> u32 {
+        u32::from(self.min_fill)
+    }
+
+    /// Units by state.
+    #[must_use]
+    pub fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// Does it rest because of the tenant's hourly cap?
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Words of the owner.
+    #[must_use]
+    pub fn labels(&self) -> &[(Box<str>, Box<str>)] {
+        self.more.as_ref().map_or(&[], |extra| &extra.labels)
+    }
+
+    /// Can nothing happen to it any more?
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        self.units.unfinished() == 0
+    }
+
+    /// The state shown: that of the least advanced unit.
+    #[must_use]
+    pub fn state(&self) -> BidState {
+        let u = &self.units;
+        let order = [
+            (u.open, BidState::Pending),
+            (u.matched, BidState::Matched),
+            (u.provisioning, BidState::Provisioning),
+            (u.active, BidState::Active),
+            (u.preempting, BidState::Preempting),
+            (u.ended, BidState::Ended),
+            (u.expired, BidState::Expired),
+        ];
+        order.into_iter().find(|(units, _)| *units > 0).map_or(BidState::Cancelled, |(_, state)| state)
+    }
+
+    pub(crate) fn extra(&mut self) -> &mut Extra {
+        self.more.get_or_insert_default()
+    }
+
+    /// Open units by time priority, the bid's own first.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (u64, u16)> + '_ {
+        let rest = self.more.as_ref().map_or(&[][..], |extra| &extra.segments);
+        let apart: u16 = rest.iter().map(|(_, units)| units).sum();
+        let own = self.units.open - apart;
+        (own > 0).then_some((self.seq, own)).into_iter().chain(rest.iter().copied())
+    }
+
+    /// How many units at least an entry of `units` must win at once.
+    pub(crate) fn block(&self, units: u32) -> u32 {
+        self.min_fill().saturating_sub(self.units.live()).clamp(1, units.max(1))
+    }
+
+    /// When the lease is over if nobody renews.
+    pub(crate) fn lapses_at(&self, renewed: Time) -> Time {
+        let lease = self.placed_at.max(self.renewed_at).max(renewed).plus_ms(u64::from(self.lease_ms));
+        self.more.as_ref().and_then(|extra| extra.expires_at).map_or(lease, |at| lease.min(at))
+    }
+}
+
+/// One owner of bids inside a tenant. Its version rises with each accepted change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) key: OwnerKey,
+    pub(crate) tenant: u32,
+    pub(crate) version: u64,
+    pub(crate) renewed_at: Time,
+}
+
+wire_struct!(Units { open, matched, provisioning, active, preempting, ended, cancelled, expired });
+wire_struct!(Extra { segments, failures, expires_at, labels });
+wire_struct!(Bid {
+    key,
+    body,
+    limit,
+    seq,
+    placed_at,
+    renewed_at,
+    due,
+    more,
+    tenant,
+    owner,
+    filed: derived,
+    lease_ms,
+    min_fill,
+    units,
+    held,
+    closed,
+});
+wire_struct!(Owner { key, tenant, version, renewed_at });
+wire_enum!(BidState {
+    0 Pending, 1 Matched, 2 Provisioning, 3 Active, 4 Preempting, 5 Ended, 6 Cancelled, 7 Expired,
+});

@@ -1,0 +1,94 @@
+//! What a unit cost when. Units are settled lazily against this, so that a call does not
+//! touch every running unit.
+
+use crate::wire::wire_struct;
+use crate::{Price, Time};
+
+/// Prices from one time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PricePoint {
+    /// From when.
+    pub at: Time,
+    /// What everybody pays.
+    pub price: Price,
+    /// A tenant that pays less, because its own bids do not raise its price, and what it pays.
+    pub(crate) apart: Option<(u32, Price)>,
+}
+
+impl PricePoint {
+    /// What this tenant pays at this point, before its limit.
+    pub(crate) fn for_tenant(&self, tenant: u32) -> Price {
+        match self.apart {
+            Some((apart, price)) if apart == tenant => price,
+            _ => self.price,
+        }
+    }
+}
+
+/// Price points by time, one at least.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct History {
+    points: Vec<PricePoint>,
+}
+
+/// Units settle every hour, so nobody asks for anything older than this.
+const KEEP_MS: u64 = 2 * 3600 * 1000;
+/// Old points are dropped this many at a time.
+const SLACK: usize = 1024;
+
+impl History {
+    pub(crate) fn starting_at(price: Price) -> Self {
+        Self { points: vec![PricePoint { at: Time(0), price, apart: None }] }
+    }
+
+    pub(crate) fn current(&self) -> &PricePoint {
+        // Never empty: it starts with one, and `push` keeps the last.
+        self.points.last().unwrap_or(&PricePoint { at: Time(0), price: Price::ZERO, apart: None })
+    }
+
+    /// Prices from now on. Equal prices make no new point.
+    pub(crate) fn push(&mut self, point: PricePoint) {
+        let last = self.current();
+        if (last.price, last.apart) == (point.price, point.apart) {
+            return;
+        }
+        self.points.push(point);
+        let old = self.points.partition_point(|p| p.at < Time(point.at.0.saturating_sub(KEEP_MS)));
+        if old > SLACK {
+            self.points.drain(..old - 1);
+        }
+    }
+
+    /// Calls `row` for each stretch of one price that this tenant paid under this limit.
+    pub(crate) fn stretches(
+        &self,
+        (from, to): (Time, Time),
+        tenant: u32,
+        limit: Price,
+        mut row: impl FnMut(Time, Time, Price),
+    ) {
+        let first = self.points.partition_point(|p| p.at <= from).saturating_sub(1);
+        let mut open: Option<(Time, Price)> = None;
+        for point in &self.points[first..] {
+            let start = point.at.max(from);
+            if start >= to {
+                break;
+            }
+            let price = point.for_tenant(tenant).min(limit);
+            match open {
+                Some((_, same)) if same == price => {}
+                Some((since, before)) => {
+                    row(since, start, before);
+                    open = Some((start, price));
+                }
+                None => open = Some((start, price)),
+            }
+        }
+        if let Some((since, price)) = open {
+            row(since, to, price);
+        }
+    }
+}
+
+wire_struct!(PricePoint { at, price, apart });
+wire_struct!(History { points });

@@ -1,0 +1,60 @@
+//! The auction of one market of nodes: a deterministic state machine.
+//!
+//! [`Market::apply`] takes a journaled time and a command and returns a reply and
+//! events. The same commands at the same times give the same bytes, always.
+//! Never here: I/O, a clock, a float, a thread, a map without an order.
+//!
+//! ```text
+//!   bid unit:  pending ─▶ matched ─▶ provisioning ─▶ active ─▶ preempting ─▶ ended
+//!                 │  ▲                    │             │                      ▲
+//!                 │  └── launch failed ───┘             └── release, death ────┘
+//!                 └─▶ cancelled · expired
+//!
+//!   call:  look (book, running units, seats) ─▶ decide (pure) ─▶ act ─▶ record
+//! ```
+//!
+//! Every 30 s a *call* decides who holds a seat and what all pay: the highest
+//! losing bid, not below the reserve. Between calls a free unit is matched at once.
+
+mod advice;
+mod alloc;
+mod bid;
+mod book;
+mod command;
+mod event;
+mod history;
+mod id;
+mod keys;
+mod lots;
+mod market;
+mod money;
+mod params;
+mod slab;
+mod tenants;
+#[cfg(test)]
+mod tests;
+mod timers;
+pub mod wire;
+
+pub use advice::{Advice, advise};
+pub use alloc::{Alloc, AllocState, EndReason, Stage};
+pub use bid::{Bid, BidState, Units};
+pub use book::BANDS;
+pub use command::{Amendment, Command, Journaled, Placement, Report};
+pub use event::{CallRecord, ChargeReason, Event, Refusal, Reply};
+pub use history::PricePoint;
+pub use id::{AllocId, BidId, LotNo, OwnerKey, SupplierNo, TenantNo, Time};
+pub use lots::{Lot, LotState};
+pub use market::Market;
+pub use market::explain::{Explanation, Standing};
+pub use market::simulate::{Hypothetical, Simulation};
+pub use market::view::{Depth, Quotes, TenantAccount};
+pub use money::{Charge, InvalidPrice, Price};
+pub use params::{InvalidParams, Params};
+
+/// Most units that one bid may ask for.
+pub const QUANTITY_MAX: u32 = 10_000;
+/// Most units that one tenant may hold or ask for in one market.
+pub const TENANT_UNITS_MAX: u64 = 100_000;
+/// How long an ended bid and its idempotency key stay known, in milliseconds.
+pub const RETENTION_MS: u64 = 24 * 3600 * 1000;

@@ -1,0 +1,210 @@
+//! The state machine of one market.
+
+mod admit;
+mod amend;
+mod bill;
+mod budget;
+mod call;
+mod clock;
+pub(crate) mod explain;
+mod fill;
+mod launch;
+mod leave;
+pub(crate) mod simulate;
+mod snapshot;
+mod supply;
+pub(crate) mod view;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::alloc::Alloc;
+use crate::bid::{Bid, Owner};
+use crate::book::{Book, Rank};
+use crate::history::History;
+use crate::keys::KeyTable;
+use crate::lots::{Lot, Seats};
+use crate::slab::Slab;
+use crate::tenants::Tenants;
+use crate::timers::Timers;
+use crate::{
+    AllocId, BidId, CallRecord, Command, Event, LotNo, OwnerKey, Params, Price, Refusal, Reply, SupplierNo,
+    Time,
+};
+
+/// Running units by who leaves first: the lowest limit, then the newest match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Running {
+    pub(crate) price: Price,
+    pub(crate) match_no: Reverse<u64>,
+}
+
+/// One market: parameters, book, units, lots and prices.
+///
+/// Everything changes through [`Market::apply`]; everything else only reads.
+#[derive(Clone, Debug)]
+pub struct Market {
+    pub(crate) params: Params,
+    pub(crate) scheduled: Option<(Time, Params)>,
+    pub(crate) halted: bool,
+    pub(crate) now: Time,
+    pub(crate) restarted_at: Time,
+    pub(crate) next_call: Time,
+    pub(crate) indicative_due: Time,
+    pub(crate) next_seq: u64,
+    pub(crate) next_match: u64,
+    pub(crate) calls: u64,
+    pub(crate) chain: [u8; 32],
+    pub(crate) last_call: Option<CallRecord>,
+    pub(crate) indicative: Price,
+    pub(crate) history: History,
+    pub(crate) tenants: Tenants,
+    pub(crate) owners: Vec<Owner>,
+    pub(crate) bids: Slab<Bid>,
+    pub(crate) allocs: Slab<Alloc>,
+    pub(crate) lots: BTreeMap<LotNo, Lot>,
+
+    // Made from the above; not in snapshots.
+    pub(crate) owner_index: BTreeMap<(u32, OwnerKey), u32>,
+    pub(crate) book: Book,
+    pub(crate) running: BTreeMap<Running, u32>,
+    pub(crate) seats: Seats,
+    pub(crate) timers: Timers,
+    /// Places of an owner's bids, by owner. In no order: readers sort.
+    pub(crate) by_owner: Vec<Vec<u32>>,
+    pub(crate) by_bid: BTreeSet<(u32, u32)>,
+    pub(crate) by_supplier: BTreeSet<(SupplierNo, LotNo)>,
+    pub(crate) keys: KeyTable,
+    /// Tenants whose commitment fell, so that held bids may go on.
+    pub(crate) relieved: Vec<u32>,
+    pub(crate) out: Vec<Event>,
+}
+
+impl Market {
+    /// An empty market whose first call is one interval after `at`.
+    #[must_use]
+    pub fn new(params: Params, at: Time) -> Self {
+        Self {
+            params,
+            scheduled: None,
+            halted: false,
+            now: at,
+            restarted_at: Time(0),
+            next_call: at.plus_ms(params.call_interval_ms),
+            indicative_due: at,
+            next_seq: 1,
+            next_match: 1,
+            calls: 0,
+            chain: [0; 32],
+            last_call: None,
+            indicative: params.reserve,
+            history: History::starting_at(params.reserve),
+            tenants: Tenants::default(),
+            owners: Vec::new(),
+            bids: Slab::new(),
+            allocs: Slab::new(),
+            lots: BTreeMap::new(),
+            owner_index: BTreeMap::new(),
+            book: Book::default(),
+            running: BTreeMap::new(),
+            seats: Seats::default(),
+            timers: Timers::default(),
+            by_owner: Vec::new(),
+            by_bid: BTreeSet::new(),
+            by_supplier: BTreeSet::new(),
+            keys: KeyTable::default(),
+            relieved: Vec::new(),
+            out: Vec::new(),
+        }
+    }
+
+    /// Lets time pass until `at`, then does what the command says. Events are appended to `out`.
+    ///
+    /// Deterministic: the same commands at the same times give the same replies, events and
+    /// bytes of [`Market::snapshot`]. A refused command changes nothing but the time.
+    pub fn apply(&mut self, at: Time, command: &Command, out: &mut Vec<Event>) -> Reply {
+        std::mem::swap(&mut self.out, out);
+        let at = at.max(self.now);
+        if *command == Command::Restarted {
+            // Before time passes: what fell due while nobody could be heard is not held against anyone.
+            self.restarted_at = at;
+        }
+        self.advance(at);
+        let reply = match self.perform(command) {
+            Ok(reply) => reply,
+            Err(refusal) => Reply::Refused(refusal),
+        };
+        self.fill();
+        std::mem::swap(&mut self.out, out);
+        reply
+    }
+
+    fn perform(&mut self, command: &Command) -> Result<Reply, Refusal> {
+        match command {
+            Command::Place { placement } => return self.place(placement),
+            Command::Amend { amendment } => return self.amend(amendment),
+            Command::Cancel { tenant, bid, if_owner_version } => {
+                return self.cancel(*tenant, *bid, *if_owner_version);
+            }
+            Command::Release { tenant, alloc, if_owner_version } => {
+                return self.release(*tenant, *alloc, *if_owner_version);
+            }
+            Command::Tick => self.indicate(),
+            Command::Restarted => {}
+            Command::Configure { params, effective_at } => self.configure(*params, *effective_at)?,
+            Command::Halt => self.set_halted(true),
+            Command::Resume => self.set_halted(false),
+            Command::Budget { tenant, cap } => self.set_cap(*tenant, *cap),
+            Command::Substitute { tenant, victim, other } => self.substitute(*tenant, *victim, *other)?,
+            Command::Renew { tenant, owner } => self.renew(*tenant, *owner)?,
+            Command::PutLot { lot, supplier, units, notice_ms } => {
+                self.put_lot(*lot, *supplier, *units, *notice_ms)?;
+            }
+            Command::DrainLot { lot } => self.drain_lot(*lot)?,
+            Command::Heartbeat { supplier } => self.heartbeat(*supplier),
+            Command::Report { alloc, report } => self.report(*alloc, report)?,
+        }
+        Ok(Reply::Done)
+    }
+
+    fn set_halted(&mut self, halted: bool) {
+        if self.halted != halted {
+            self.halted = halted;
+            self.next_call = self.now.plus_ms(self.params.call_interval_ms);
+            self.out.push(Event::Halted { halted });
+        }
+    }
+
+    fn bid_id(&self, place: u32) -> BidId {
+        BidId(self.bids.id(place))
+    }
+
+    fn alloc_id(&self, place: u32) -> AllocId {
+        AllocId(self.allocs.id(place))
+    }
+
+    /// A bid that the code holds the place of.
+    fn row(&mut self, place: u32) -> &mut Bid {
+        self.bids.at_mut(place).expect("places come from indexes of bids that are there")
+    }
+
+    /// A unit that the code holds the place of.
+    fn unit(&mut self, place: u32) -> &mut Alloc {
+        self.allocs.at_mut(place).expect("places come from indexes of units that are there")
+    }
+
+    fn rank(&self, limit: Price, seq: u64) -> Rank {
+        Rank { price: self.params.effective(limit), seq: Reverse(seq) }
+    }
+
+    fn tell_bid(&mut self, place: u32) {
+        let bid = self.bid_id(place);
+        self.out.push(Event::Bid { bid });
+    }
+
+    fn tell_unit(&mut self, place: u32) {
+        let bid = self.unit(place).bid;
+        let event = Event::Unit { alloc: self.alloc_id(place), bid: self.bid_id(bid) };
+        self.out.push(event);
+    }
+}

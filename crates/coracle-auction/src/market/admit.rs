@@ -1,0 +1,253 @@
+//! Bids coming in, and leases.
+
+use super::Market;
+use crate::bid::{Bid, Extra, Owner, Units};
+use crate::book::Entry;
+use crate::timers::Timer;
+use crate::{
+    Event, OwnerKey, Placement, Price, QUANTITY_MAX, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
+};
+
+impl Market {
+    pub(super) fn place(&mut self, p: &Placement) -> Result<Reply, Refusal> {
+        let tenant = self.tenants.ensure(p.tenant);
+        let owner = self.ensure_owner(tenant, p.owner);
+        if p.key != [0; 16]
+            && let Some(place) = self.keys.find(&p.key, &self.bids)
+        {
+            return self.replay(place, owner, p.body);
+        }
+        self.check_version(owner, p.if_owner_version)?;
+        if self.halted {
+            return Err(Refusal::Halted);
+        }
+        let (quantity, min_fill) = self.check_placement(tenant, p)?;
+        let bid = Bid {
+            key: p.key,
+            body: p.body,
+            limit: p.limit,
+            seq: self.take_seq(),
+            placed_at: self.now,
+            renewed_at: self.now,
+            due: Time::NEVER,
+            more: extra_of(p),
+            tenant,
+            owner,
+            filed: 0,
+            lease_ms: p.lease_ms,
+            min_fill,
+            units: Units { open: quantity, ..Units::default() },
+            held: false,
+            closed: false,
+        };
+        let place = self.bids.insert(bid);
+        if p.key != [0; 16] {
+            self.keys.insert(place, &p.key);
+        }
+        self.file(owner, place);
+        self.tenants.at_mut(tenant).units += u64::from(quantity);
+        self.arm_lease(place);
+        self.open_or_hold(place);
+        self.tell_bid(place);
+        let owner_version = self.raise_version(owner);
+        let below_reserve = p.limit < self.params.reserve;
+        Ok(Reply::Bid { bid: self.bid_id(place), owner_version, replayed: false, below_reserve })
+    }
+
+    /// The same key again: the same bid if it is the same request.
+    fn replay(&self, place: u32, owner: u32, body: u64) -> Result<Reply, Refusal> {
+        let bid = self.bids.at(place).ok_or(Refusal::NotFound)?;
+        if bid.body != body || bid.owner != owner {
+            return Err(Refusal::IdempotencyConflict);
+        }
+        Ok(Reply::Bid {
+            bid: self.bid_id(place),
+            owner_version: self.owners[owner as usize].version,
+            replayed: true,
+            below_reserve: bid.limit < self.params.reserve,
+        })
+    }
+
+    fn check_placement(&self, tenant: u32, p: &Placement) -> Result<(u16, u16), Refusal> {
+        self.check_limit(p.limit)?;
+        if p.quantity == 0 || p.quantity > QUANTITY_MAX {
+            return Err(Refusal::Invalid { field: "quantity", range: "from 1 to 10000" });
+        }
+        if p.min_fill > p.quantity {
+            return Err(Refusal::Invalid { field: "min_fill", range: "at most the quantity" });
+        }
+        if p.lease_ms < 1000 {
+            return Err(Refusal::Invalid { field: "lease", range: "at least one second" });
+        }
+        if self.tenants.at(tenant).units + u64::from(p.quantity) > TENANT_UNITS_MAX {
+            return Err(Refusal::Quota);
+        }
+        let small = |n: u32| u16::try_from(n).map_err(|_| Refusal::Quota);
+        Ok((small(p.quantity)?, small(p.min_fill)?))
+    }
+
+    pub(super) fn check_limit(&self, limit: Price) -> Result<(), Refusal> {
+        if limit <= Price::ZERO || limit > Price::MAX {
+            return Err(Refusal::Invalid { field: "limit", range: "above 0 and at most 1000000" });
+        }
+        if !limit.on_tick(self.params.tick) {
+            return Err(Refusal::Invalid { field: "limit", range: "a multiple of the tick" });
+        }
+        Ok(())
+    }
+
+    fn ensure_owner(&mut self, tenant: u32, key: OwnerKey) -> u32 {
+        if let Some(owner) = self.owner_index.get(&(tenant, key)) {
+            return *owner;
+        }
+        let owner = u32::try_from(self.owners.len()).unwrap_or(u32::MAX);
+        self.owners.push(Owner { key, tenant, version: 0, renewed_at: Time(0) });
+        self.by_owner.push(Vec::new());
+        self.owner_index.insert((tenant, key), owner);
+        owner
+    }
+
+    /// Files a bid under its owner.
+    pub(super) fn file(&mut self, owner: u32, place: u32) {
+        let own = &mut self.by_owner[owner as usize];
+        let filed = u32::try_from(own.len()).unwrap_or(u32::MAX);
+        own.push(place);
+        self.row(place).filed = filed;
+    }
+
+    /// Takes a bid out of its owner's file. The last one moves into its place.
+    pub(super) fn unfile(&mut self, place: u32) {
+        let bid = self.row(place);
+        let (owner, filed) = (bid.owner, bid.filed);
+        let own = &mut self.by_owner[owner as usize];
+        own.swap_remove(filed as usize);
+        if let Some(moved) = own.get(filed as usize).copied() {
+            self.row(moved).filed = filed;
+        }
+    }
+
+    pub(super) fn check_version(&self, owner: u32, wanted: Option<u64>) -> Result<(), Refusal> {
+        let current = self.owners[owner as usize].version;
+        match wanted {
+            Some(version) if version != current => Err(Refusal::OwnerVersion { current }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn raise_version(&mut self, owner: u32) -> u64 {
+        let row = &mut self.owners[owner as usize];
+        row.version += 1;
+        let (version, key, tenant) = (row.version, row.key, row.tenant);
+        let tenant = self.tenants.at(tenant).no;
+        self.out.push(Event::Owner { tenant, owner: key, version });
+        version
+    }
+
+    pub(super) fn take_seq(&mut self) -> u64 {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        seq
+    }
+
+    /// Puts all open units of a bid into the book, or rests the bid when the cap does not cover it.
+    pub(super) fn open_or_hold(&mut self, place: u32) {
+        let bid = self.row(place);
+        let (tenant, seq) = (bid.tenant, bid.seq);
+        let cost = i128::from(bid.limit.as_micros()) * i128::from(bid.units.open);
+        if bid.units.open == 0 {
+            bid.held = false;
+            return;
+        }
+        if self.tenants.at(tenant).covers(cost) {
+            self.row(place).held = false;
+            self.tenants.at_mut(tenant).committed += cost;
+            self.list(place);
+        } else {
+            self.row(place).held = true;
+            self.tenants.at_mut(tenant).held.insert((seq, place));
+        }
+    }
+
+    /// Puts the open units of a bid into the book.
+    pub(super) fn list(&mut self, place: u32) {
+        let bid = self.row(place);
+        let (tenant, limit) = (bid.tenant, bid.limit);
+        if bid.more.is_none() {
+            let (seq, units) = (bid.seq, bid.units.open);
+            if units > 0 {
+                self.book.insert(tenant, self.rank(limit, seq), Entry { bid: place, units }, self.params.cap);
+            }
+            return;
+        }
+        let segments: Vec<_> = bid.segments().collect();
+        for (seq, units) in segments {
+            self.book.insert(tenant, self.rank(limit, seq), Entry { bid: place, units }, self.params.cap);
+        }
+    }
+
+    /// Takes the open units of a bid out of the book.
+    pub(super) fn unlist(&mut self, place: u32) {
+        let bid = self.row(place);
+        let (tenant, limit) = (bid.tenant, bid.limit);
+        let segments: Vec<_> = bid.segments().collect();
+        for (seq, _) in segments {
+            self.book.remove(tenant, self.rank(limit, seq), self.params.cap);
+        }
+    }
+
+    /// An owner showed life: the leases of all its bids start again.
+    pub(super) fn renew(&mut self, tenant: TenantNo, owner: OwnerKey) -> Result<(), Refusal> {
+        let now = self.now;
+        let tenant = self.tenants.index(tenant).ok_or(Refusal::NotFound)?;
+        let owner = *self.owner_index.get(&(tenant, owner)).ok_or(Refusal::NotFound)?;
+        self.owners[owner as usize].renewed_at = now;
+        Ok(())
+    }
+
+    pub(super) fn arm_lease(&mut self, place: u32) {
+        let bid = self.row(place);
+        let (owner, old) = (bid.owner, bid.due);
+        let renewed = self.owners[owner as usize].renewed_at.max(self.restarted_at);
+        let bid = self.row(place);
+        let due = bid.lapses_at(renewed);
+        bid.due = due;
+        if old != Time::NEVER {
+            self.timers.unset(old, Timer::Lease(place));
+        }
+        self.timers.set(due, Timer::Lease(place));
+    }
+
+    /// A lease timer fired: renewed meanwhile, or over.
+    pub(super) fn lapse(&mut self, place: u32) {
+        let now = self.now;
+        let owner = self.row(place).owner;
+        let renewed = self.owners[owner as usize].renewed_at.max(self.restarted_at);
+        let bid = self.row(place);
+        bid.due = Time::NEVER;
+        let due = bid.lapses_at(renewed);
+        if due > now {
+            bid.due = due;
+            return self.timers.set(due, Timer::Lease(place));
+        }
+        let open = bid.units.open;
+        if open > 0 {
+            self.close_open(place);
+            self.row(place).units.expired += open;
+            self.tell_bid(place);
+        }
+        let lease = u64::from(self.row(place).lease_ms);
+        if !self.finish_bid(place) {
+            // Units that still run may come back to the book.
+            let due = now.plus_ms(lease);
+            self.row(place).due = due;
+            self.timers.set(due, Timer::Lease(place));
+        }
+    }
+}
+
+fn extra_of(p: &Placement) -> Option<Box<Extra>> {
+    if p.labels.is_empty() && p.expires_at.is_none() {
+        return None;
+    }
+    Some(Box::new(Extra { expires_at: p.expires_at, labels: p.labels.clone(), ..Extra::default() }))
+}

@@ -1,0 +1,241 @@
+//! Bids changing and being taken back.
+
+use super::Market;
+use crate::alloc::AllocState;
+use crate::timers::Timer;
+use crate::{
+    Amendment, BidId, Price, QUANTITY_MAX, RETENTION_MS, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
+};
+
+impl Market {
+    /// The place of a bid of this tenant. Another tenant's bid is as unknown as one that never was.
+    pub(super) fn own_bid(&self, tenant: TenantNo, bid: BidId) -> Result<u32, Refusal> {
+        let place = self.bids.place(bid.0).ok_or(Refusal::NotFound)?;
+        let row = self.bids.at(place).ok_or(Refusal::NotFound)?;
+        if self.tenants.at(row.tenant).no == tenant { Ok(place) } else { Err(Refusal::NotFound) }
+    }
+
+    pub(super) fn amend(&mut self, a: &Amendment) -> Result<Reply, Refusal> {
+        let place = self.own_bid(a.tenant, a.bid)?;
+        let bid = self.row(place);
+        let (owner, terminal) = (bid.owner, bid.is_terminal());
+        self.check_version(owner, a.if_owner_version)?;
+        if terminal {
+            return Err(Refusal::Terminal);
+        }
+        if self.halted {
+            return Err(Refusal::Halted);
+        }
+        let limit = a.limit.unwrap_or(self.row(place).limit);
+        self.check_limit(limit)?;
+        let change = self.unit_change(place, a.units)?;
+        self.check_raise(place, limit)?;
+
+        self.withdraw(place);
+        self.change_units(place, change);
+        if limit != self.row(place).limit {
+            self.change_limit(place, limit);
+        }
+        let now = self.now;
+        self.row(place).renewed_at = now;
+        self.open_or_hold(place);
+        self.finish_bid(place);
+        self.tell_bid(place);
+        let owner_version = self.raise_version(owner);
+        let below_reserve = limit < self.params.reserve;
+        Ok(Reply::Bid { bid: a.bid, owner_version, replayed: false, below_reserve })
+    }
+
+    /// How many open units come or go.
+    fn unit_change(&mut self, place: u32, units: Option<u32>) -> Result<i32, Refusal> {
+        let bid = self.row(place);
+        let Some(wanted) = units else { return Ok(0) };
+        let (have, open, total) = (bid.units.unfinished(), u32::from(bid.units.open), bid.units.total());
+        let held = self.tenants.at(self.bids.at(place).map_or(0, |bid| bid.tenant)).units;
+        if wanted < have - open {
+            return Err(Refusal::Invalid { field: "quantity", range: "at least the units already matched" });
+        }
+        let added = wanted.saturating_sub(have);
+        if wanted > QUANTITY_MAX || total + added > u32::from(u16::MAX) {
+            return Err(Refusal::Invalid { field: "quantity", range: "at most 10000" });
+        }
+        if held + u64::from(added) > TENANT_UNITS_MAX {
+            return Err(Refusal::Quota);
+        }
+        i32::try_from(i64::from(wanted) - i64::from(have)).map_err(|_| Refusal::Quota)
+    }
+
+    /// Running units cannot be held back, so the cap must cover a raise of them.
+    fn check_raise(&mut self, place: u32, limit: Price) -> Result<(), Refusal> {
+        let bid = self.row(place);
+        let more = i128::from(limit.as_micros()) - i128::from(bid.limit.as_micros());
+        let live = i128::from(bid.units.live());
+        let open = if bid.held { 0 } else { i128::from(bid.limit.as_micros()) * i128::from(bid.units.open) };
+        let tenant = bid.tenant;
+        if more > 0 && live > 0 && !self.tenants.at(tenant).covers(more * live - open) {
+            return Err(Refusal::Budget);
+        }
+        Ok(())
+    }
+
+    /// Takes all open units out of book and commitment, or out of the held ones.
+    pub(super) fn withdraw(&mut self, place: u32) {
+        let bid = self.row(place);
+        let (tenant, seq, held) = (bid.tenant, bid.seq, bid.held);
+        let cost = i128::from(bid.limit.as_micros()) * i128::from(bid.units.open);
+        if held {
+            self.row(place).held = false;
+            self.tenants.at_mut(tenant).held.remove(&(seq, place));
+        } else {
+            self.unlist(place);
+            self.tenants.at_mut(tenant).committed -= cost;
+            self.relieved.push(tenant);
+        }
+    }
+
+    fn change_units(&mut self, place: u32, change: i32) {
+        let tenant = self.row(place).tenant;
+        let count = u16::try_from(change.unsigned_abs()).unwrap_or(u16::MAX);
+        if change < 0 {
+            let bid = self.row(place);
+            bid.units.open -= count;
+            bid.units.cancelled += count;
+            // The youngest go first; what stays keeps its place in time.
+            let mut left = count;
+            if let Some(extra) = &mut bid.more {
+                while let Some((_, units)) = extra.segments.last_mut() {
+                    let cut = left.min(*units);
+                    *units -= cut;
+                    left -= cut;
+                    if *units > 0 {
+                        break;
+                    }
+                    extra.segments.pop();
+                }
+                extra.failures.truncate(usize::from(bid.units.open));
+            }
+            self.tenants.at_mut(tenant).units -= u64::from(count);
+        } else if change > 0 {
+            let seq = self.take_seq();
+            let bid = self.row(place);
+            let alone = bid.units.open == 0 || bid.min_fill > 1;
+            bid.units.open += count;
+            bid.closed = false;
+            if alone {
+                // A block waits as one, at the time of its youngest unit.
+                bid.seq = seq;
+                if let Some(extra) = &mut bid.more {
+                    extra.segments.clear();
+                }
+            } else {
+                bid.extra().segments.push((seq, count));
+            }
+            self.tenants.at_mut(tenant).units += u64::from(count);
+        }
+    }
+
+    /// A new limit: open units go to the end of their price, live ones take it from now on.
+    fn change_limit(&mut self, place: u32, limit: Price) {
+        let seq = self.take_seq();
+        let bid = self.row(place);
+        let (old, tenant) = (bid.limit, bid.tenant);
+        bid.limit = limit;
+        bid.seq = seq;
+        if let Some(extra) = &mut bid.more {
+            extra.segments.clear();
+        }
+        for alloc in self.units_of(place) {
+            if !self.unit(alloc).is_live() {
+                continue; // Under notice: its place is promised, and its price stays below its old limit.
+            }
+            self.settle(alloc);
+            self.leave_contest(alloc);
+            let price = self.price_of(alloc);
+            let now = self.now;
+            let unit = self.unit(alloc);
+            unit.past_limits.push((now, unit.limit));
+            unit.limit = limit;
+            if unit.state == AllocState::Active && limit < price && unit.protected_until > now {
+                // Protection is for those who pay the price of the day.
+                unit.protected_until = now;
+            }
+            self.contest(alloc);
+            let more = i128::from(limit.as_micros()) - i128::from(old.as_micros());
+            self.tenants.at_mut(tenant).committed += more;
+            self.relieved.push(tenant);
+            self.tell_unit(alloc);
+        }
+    }
+
+    pub(super) fn cancel(
+        &mut self,
+        tenant: TenantNo,
+        bid: BidId,
+        version: Option<u64>,
+    ) -> Result<Reply, Refusal> {
+        let place = self.own_bid(tenant, bid)?;
+        let row = self.row(place);
+        let (owner, open) = (row.owner, row.units.open);
+        if row.is_terminal() || row.closed {
+            return Err(Refusal::Terminal);
+        }
+        self.check_version(owner, version)?;
+        self.close_open(place);
+        let reserve = self.params.reserve;
+        let row = self.row(place);
+        row.units.cancelled += open;
+        row.closed = true;
+        let below_reserve = row.limit < reserve;
+        self.finish_bid(place);
+        self.tell_bid(place);
+        let owner_version = self.raise_version(owner);
+        Ok(Reply::Bid { bid, owner_version, replayed: false, below_reserve })
+    }
+
+    /// Takes the open units away. The caller says what became of them.
+    pub(super) fn close_open(&mut self, place: u32) {
+        self.withdraw(place);
+        let bid = self.row(place);
+        let (tenant, open) = (bid.tenant, bid.units.open);
+        bid.units.open = 0;
+        if let Some(extra) = &mut bid.more {
+            extra.segments.clear();
+            extra.failures.clear();
+        }
+        self.tenants.at_mut(tenant).units -= u64::from(open);
+    }
+
+    /// When nothing is left to happen, the bid is kept for a day and then forgotten.
+    pub(super) fn finish_bid(&mut self, place: u32) -> bool {
+        let now = self.now;
+        let bid = self.row(place);
+        if !bid.is_terminal() {
+            return false;
+        }
+        let due = bid.due;
+        bid.due = now.plus_ms(RETENTION_MS);
+        if due != Time::NEVER {
+            self.timers.unset(due, Timer::Lease(place));
+        }
+        self.timers.set(now.plus_ms(RETENTION_MS), Timer::ForgetBid(place));
+        true
+    }
+
+    pub(super) fn forget_bid(&mut self, place: u32) {
+        let bid = self.row(place);
+        let key = bid.key;
+        if key != [0; 16] {
+            self.keys.remove(&key, &self.bids);
+        }
+        for alloc in self.units_of(place) {
+            self.forget_unit(alloc);
+        }
+        self.unfile(place);
+        self.bids.remove(place);
+    }
+
+    /// The units of a bid, ended ones of the last day included.
+    pub(super) fn units_of(&self, bid: u32) -> Vec<u32> {
+        self.by_bid.range((bid, 0)..=(bid, u32::MAX)).map(|(_, alloc)| *alloc).collect()
+    }
+}

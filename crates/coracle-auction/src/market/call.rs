@@ -1,0 +1,276 @@
+//! The call: who holds a seat until the next one, and what all pay.
+
+use sha2::{Digest, Sha256};
+
+use super::simulate::Hypothetical;
+use super::{Market, Running};
+use crate::book::Open;
+use crate::history::PricePoint;
+use crate::wire::Wire;
+use crate::{CallRecord, EndReason, Event, Price};
+
+/// What a call would do. Nothing is done yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    /// Clearing price.
+    pub(crate) price: Price,
+    /// The tenant that owns all the best losing bids, and what it pays.
+    pub(crate) apart: Option<(u32, Price)>,
+    /// Open entries that win, best first, with the units won.
+    pub(crate) winners: Vec<(Open, u32)>,
+    /// Units won by the bid that was only supposed.
+    pub(crate) supposed: u32,
+    /// Running units below the reserve.
+    pub(crate) below: Vec<u32>,
+    /// Running units that lose to a winner, worst first.
+    pub(crate) displaced: Vec<u32>,
+    /// Bids whose block did not fit.
+    pub(crate) skipped: Vec<u32>,
+    /// The best losing bid.
+    pub(crate) marginal: Option<u32>,
+    /// Price of the worst winner that was open.
+    pub(crate) worst_new: Option<Price>,
+    /// Seats nobody takes.
+    pub(crate) free: usize,
+    /// Open units looked at.
+    pub(crate) demand: u64,
+}
+
+impl Decision {
+    /// All running units that would go.
+    pub(crate) fn leaving(&self) -> impl Iterator<Item = u32> + '_ {
+        self.below.iter().chain(&self.displaced).copied()
+    }
+
+    /// The lowest limit that keeps a running unit: equal to the worst new winner, incumbents stay.
+    pub(crate) fn price_to_keep(&self, reserve: Price) -> Price {
+        self.worst_new.unwrap_or(reserve).max(reserve)
+    }
+}
+
+/// The best losers of two different tenants.
+#[derive(Clone, Copy, Default)]
+struct Losers {
+    first: Option<(Price, u32)>,
+    second: Option<(Price, u32)>,
+}
+
+impl Losers {
+    fn offer(&mut self, price: Price, tenant: u32) {
+        match (self.first, self.second) {
+            (Some((best, same)), _) if same == tenant => self.first = Some((best.max(price), same)),
+            (Some((best, _)), _) if best >= price => {
+                if self.second.is_none_or(|(second, _)| second < price) {
+                    self.second = Some((price, tenant));
+                }
+            }
+            (first, _) => {
+                self.second = first;
+                self.first = Some((price, tenant));
+            }
+        }
+    }
+}
+
+/// The worst running units, looked at one by one.
+struct Worst<'a, I: Iterator<Item = (&'a Running, &'a u32)>> {
+    rest: I,
+    seen: Vec<(Price, u32)>,
+    taken: usize,
+}
+
+impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
+    fn see(&mut self, index: usize) -> Option<(Price, u32)> {
+        while self.seen.len() <= index {
+            let (running, place) = self.rest.next()?;
+            self.seen.push((running.price, *place));
+        }
+        self.seen.get(index).copied()
+    }
+
+    /// How many, up to `most`, are not taken yet and worse than a price.
+    fn worse_than(&mut self, price: Price, most: usize) -> usize {
+        let from = self.taken;
+        (0..most).take_while(|n| self.see(from + n).is_some_and(|(worse, _)| worse < price)).count()
+    }
+}
+
+impl Market {
+    /// Decides without doing. Walks the best open bids against the worst running units until
+    /// they no longer cross: O((changes + 1) log n).
+    pub(crate) fn decide(&self, supposed: Option<&Hypothetical>) -> Decision {
+        let reserve = self.params.reserve;
+        let below: Vec<_> = self
+            .running
+            .iter()
+            .map(|(_, place)| *place)
+            .take_while(|place| self.allocs.at(*place).is_some_and(|alloc| alloc.limit < reserve))
+            .collect();
+        let mut seats = self.seats.len() + self.offered_by(&below);
+        let mut worst = Worst { rest: self.running.iter().skip(below.len()), seen: Vec::new(), taken: 0 };
+        let mut walk = Contest { walk: self.book.walk(), supposed, market: self };
+        let mut losers = Losers::default();
+        let mut d = Decision {
+            price: reserve,
+            apart: None,
+            winners: Vec::new(),
+            supposed: 0,
+            below,
+            displaced: Vec::new(),
+            skipped: Vec::new(),
+            marginal: None,
+            worst_new: None,
+            free: 0,
+            demand: 0,
+        };
+        while let Some(entrant) = walk.next() {
+            let units = entrant.units as usize;
+            d.demand += units as u64;
+            let crossing = worst.worse_than(entrant.price, units.saturating_sub(seats));
+            let room = seats.min(units) + crossing;
+            if room > 0 && room < (entrant.block as usize).min(units) {
+                d.skipped.extend(entrant.open.map(|open| open.entry.bid));
+                continue;
+            }
+            if room > 0 {
+                let from_seats = room.min(seats);
+                seats -= from_seats;
+                worst.taken += room - from_seats;
+                d.worst_new = Some(entrant.price);
+                let won = u32::try_from(room).unwrap_or(u32::MAX);
+                match entrant.open {
+                    Some(open) => d.winners.push((open, won)),
+                    None => d.supposed = won,
+                }
+            }
+            if room < units {
+                // No seat is left, so this entrant and all behind it lose.
+                losers.offer(entrant.price, entrant.tenant);
+                d.marginal = entrant.open.map(|open| open.entry.bid);
+                walk.offer_rest(entrant.tenant, &mut losers);
+                break;
+            }
+        }
+        for index in 0..worst.taken {
+            if let Some((price, place)) = worst.see(index) {
+                d.displaced.push(place);
+                if let Some(alloc) = self.allocs.at(place) {
+                    if losers.first.is_none_or(|(best, _)| price > best) {
+                        d.marginal = Some(alloc.bid);
+                    }
+                    losers.offer(price, alloc.tenant);
+                }
+            }
+        }
+        let last_running = worst.see(worst.taken).map(|(price, _)| price);
+        let ceiling = [d.worst_new, last_running].into_iter().flatten().min().unwrap_or(self.params.cap);
+        let price_of = |loser: Option<(Price, u32)>| {
+            loser.map_or(Price::ZERO, |(price, _)| price).min(ceiling).max(reserve)
+        };
+        d.price = price_of(losers.first);
+        d.apart = losers
+            .first
+            .map(|(_, tenant)| (tenant, price_of(losers.second)))
+            .filter(|(_, price)| *price < d.price);
+        d.free = seats;
+        d
+    }
+
+    /// Seats that these running units would leave behind in lots that stay.
+    fn offered_by(&self, leaving: &[u32]) -> usize {
+        leaving
+            .iter()
+            .filter_map(|place| self.allocs.at(*place))
+            .filter_map(|alloc| self.lots.get(&alloc.lot)?.units.get(alloc.unit as usize))
+            .filter(|seat| !seat.retired)
+            .count()
+    }
+
+    /// Holds the call that is due now.
+    pub(super) fn call(&mut self) {
+        let decision = self.decide(None);
+        for place in decision.leaving() {
+            self.preempt(place, EndReason::Preempted);
+        }
+        let (mut won, displaced) = (0, decision.below.len() + decision.displaced.len());
+        for (open, units) in &decision.winners {
+            self.take(*open, *units);
+            won += u64::from(*units);
+        }
+        self.history.push(PricePoint { at: self.now, price: decision.price, apart: decision.apart });
+        self.indicative = decision.price;
+        self.calls += 1;
+        self.next_call = self.now.plus_ms(self.params.call_interval_ms);
+        let mut record = CallRecord {
+            number: self.calls,
+            at: self.now,
+            price: decision.price,
+            free: decision.free as u64,
+            demand: decision.demand + self.running.len() as u64,
+            won,
+            displaced: displaced as u64,
+            skipped: decision.skipped.len() as u64,
+            marginal: decision.marginal.map(|bid| self.bid_id(bid)),
+            chain: self.chain,
+        };
+        record.chain = chained(&record);
+        self.chain = record.chain;
+        self.last_call = Some(record);
+        self.out.push(Event::Call { record });
+    }
+}
+
+/// SHA-256 of a record that holds the chain before it.
+fn chained(record: &CallRecord) -> [u8; 32] {
+    let mut bytes = Vec::with_capacity(128);
+    record.put(&mut bytes);
+    Sha256::digest(&bytes).into()
+}
+
+/// One entry of the contest: an open one, or the one that is only supposed.
+struct Entrant {
+    price: Price,
+    tenant: u32,
+    units: u32,
+    block: u32,
+    open: Option<Open>,
+}
+
+/// The walk through the book, with a supposed bid at the end of its price.
+struct Contest<'a> {
+    walk: crate::book::Walk<'a>,
+    supposed: Option<&'a Hypothetical>,
+    market: &'a Market,
+}
+
+impl Contest<'_> {
+    fn next(&mut self) -> Option<Entrant> {
+        let params = &self.market.params;
+        let open = self.walk.peek().filter(|open| open.rank.price >= params.reserve);
+        if let Some(h) = self.supposed {
+            let price = params.effective(h.limit);
+            if price >= params.reserve && open.is_none_or(|open| open.rank.price < price) {
+                self.supposed = None;
+                let tenant = self.market.tenants.index(h.tenant).unwrap_or(u32::MAX);
+                let block = h.min_fill.clamp(1, h.units.max(1));
+                return Some(Entrant { price, tenant, units: h.units, block, open: None });
+            }
+        }
+        let open = open?;
+        self.walk.next();
+        let units = u32::from(open.entry.units);
+        let block = self.market.bids.at(open.entry.bid).map_or(1, |bid| bid.block(units));
+        Some(Entrant { price: open.rank.price, tenant: open.tenant, units, block, open: Some(open) })
+    }
+
+    /// All behind the first loser lose too; of them only the best of another tenant matters.
+    fn offer_rest(&mut self, first: u32, losers: &mut Losers) {
+        if let Some(h) = self.supposed {
+            let tenant = self.market.tenants.index(h.tenant).unwrap_or(u32::MAX);
+            losers.offer(self.market.params.effective(h.limit), tenant);
+        }
+        if let Some((price, tenant)) = self.walk.best_without(first) {
+            losers.offer(price, tenant);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What time does by itself, in the order of its being due.
+
+use super::Market;
+use crate::alloc::AllocState;
+use crate::lots::LotState;
+use crate::timers::Timer;
+use crate::{EndReason, Event, LotNo, Params, Refusal, Time};
+
+/// Time between two indicative calls, in milliseconds.
+const INDICATIVE_MS: u64 = 5_000;
+/// Silence after which nothing new is put on a lot, in milliseconds.
+pub(super) const SILENT_MS: u64 = 30_000;
+/// Silence after which what ran there is lost, in milliseconds.
+pub(super) const LOST_MS: u64 = 120_000;
+
+impl Market {
+    /// Fires all that is due, each at its own time, so that late ticks change no deadline.
+    pub(super) fn advance(&mut self, at: Time) {
+        loop {
+            let timer = self.timers.next();
+            let scheduled = self.scheduled.map_or(Time::NEVER, |(at, _)| at);
+            let call = if self.halted { Time::NEVER } else { self.next_call };
+            let due = timer.min(scheduled).min(call);
+            if due > at {
+                break;
+            }
+            self.now = self.now.max(due);
+            if timer == due {
+                if let Some((_, timer)) = self.timers.pop(due) {
+                    self.fire(timer);
+                }
+            } else if scheduled == due {
+                if let Some((_, params)) = self.scheduled.take() {
+                    self.take_params(params);
+                }
+            } else if at.since_ms(call) >= self.params.call_interval_ms {
+                // Nobody was there for the calls between. One now, instead of many at once.
+                self.next_call = at;
+                continue;
+            } else {
+                self.call();
+            }
+            self.fill();
+        }
+        self.now = at;
+    }
+
+    fn fire(&mut self, timer: Timer) {
+        match timer {
+            Timer::Lease(bid) => self.lapse(bid),
+            Timer::Unit(alloc) => self.unit_due(alloc),
+            Timer::Settle(alloc) => self.settle_hourly(alloc),
+            Timer::Silent(lot) => self.lot_silent(LotNo(lot)),
+            Timer::ForgetBid(bid) => self.forget_bid(bid),
+            Timer::ForgetUnit(alloc) => self.forget_unit(alloc),
+        }
+    }
+
+    fn unit_due(&mut self, place: u32) {
+        let alloc = self.unit(place);
+        alloc.due = Time::NEVER;
+        match alloc.state {
+            AllocState::Provisioning => {
+                let deadline = self.launch_deadline(place);
+                if deadline > self.now {
+                    self.wake(place, deadline);
+                } else {
+                    self.launch_failed(place);
+                }
+            }
+            AllocState::Active => self.contest(place),
+            AllocState::Preempting => {
+                let reason = alloc.reason.unwrap_or(EndReason::Preempted);
+                self.end(place, reason);
+            }
+            AllocState::Matched | AllocState::Ended => {}
+        }
+    }
+
+    fn lot_silent(&mut self, no: LotNo) {
+        let (now, restarted) = (self.now, self.restarted_at);
+        let Some(lot) = self.lots.get_mut(&no) else { return };
+        let seen = lot.last_seen.max(restarted);
+        let open = lot.state == LotState::Open;
+        let due = seen.plus_ms(if open { SILENT_MS } else { LOST_MS });
+        if now >= due && !open {
+            return self.lose_lot(no);
+        }
+        lot.silent_due = if now < due { due } else { seen.plus_ms(LOST_MS) };
+        self.timers.set(lot.silent_due, Timer::Silent(no.0));
+        if now >= due {
+            self.silence_lot(no);
+        }
+    }
+
+    /// The indicative call, at most every five seconds.
+    pub(super) fn indicate(&mut self) {
+        if self.halted || self.now < self.indicative_due {
+            return;
+        }
+        self.indicative_due = self.now.plus_ms(INDICATIVE_MS);
+        let decision = self.decide(None);
+        if decision.price != self.indicative {
+            self.indicative = decision.price;
+            self.out.push(Event::Indicative { price: decision.price });
+        }
+        let keep = decision.price_to_keep(self.params.reserve);
+        for place in decision.leaving() {
+            let alloc = self.alloc_id(place);
+            self.out.push(Event::AtRisk { alloc, price_to_keep: keep, call_at: self.next_call });
+        }
+    }
+
+    /// New parameters. Reserve and cap from `effective_at`, the rest at once.
+    pub(super) fn configure(&mut self, params: Params, effective_at: Time) -> Result<(), Refusal> {
+        params.check().map_err(|e| Refusal::Invalid { field: e.field, range: e.range })?;
+        if effective_at > self.now {
+            self.scheduled = Some((effective_at, params));
+        } else {
+            self.scheduled = None;
+            self.take_params(params);
+        }
+        Ok(())
+    }
+
+    fn take_params(&mut self, params: Params) {
+        let sooner = self.now.plus_ms(params.call_interval_ms);
+        self.params = params;
+        self.next_call = self.next_call.min(sooner);
+        self.rebuild_order();
+    }
+}

@@ -1,0 +1,44 @@
+//! Between calls: free units never wait. Nothing is displaced, no price changes.
+
+use super::Market;
+use crate::book::Open;
+
+/// Blocks that do not fit and are passed over in one step. The next call looks at all.
+const PASSED_OVER_MAX: usize = 64;
+
+impl Market {
+    /// Matches open bids with free units at the price of the last call.
+    pub(super) fn fill(&mut self) {
+        if !self.relieved.is_empty() {
+            self.release_held();
+        }
+        while !self.halted && !self.seats.free.is_empty() {
+            let Some((open, units)) = self.fitting() else { return };
+            self.take(open, units);
+        }
+    }
+
+    /// The best open entry that pays its price and whose block fits into the free units.
+    fn fitting(&self) -> Option<(Open, u32)> {
+        let free = u32::try_from(self.seats.free.len()).unwrap_or(u32::MAX);
+        let fits = |open: &Open| {
+            let price = self.history.current().for_tenant(open.tenant).max(self.params.reserve);
+            let units = u32::from(open.entry.units);
+            let block = self.bids.at(open.entry.bid).map_or(1, |bid| bid.block(units));
+            (open.rank.price >= price && block <= free).then(|| units.min(free))
+        };
+        let first = self.book.first()?;
+        if first.rank.price < self.params.reserve {
+            return None;
+        }
+        if let Some(units) = fits(&first) {
+            return Some((first, units));
+        }
+        self.book
+            .walk()
+            .skip(1)
+            .take(PASSED_OVER_MAX)
+            .take_while(|open| open.rank.price >= self.params.reserve)
+            .find_map(|open| fits(&open).map(|units| (open, units)))
+    }
+}

@@ -1,0 +1,94 @@
+//! What a bid would get, without placing it.
+
+use super::Market;
+use crate::{Price, TenantNo};
+
+/// A bid that is only supposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hypothetical {
+    /// Who would place it.
+    pub tenant: TenantNo,
+    /// Highest price per node-hour.
+    pub limit: Price,
+    /// Number of units.
+    pub units: u32,
+    /// Units that must be matched together.
+    pub min_fill: u32,
+}
+
+/// Its fate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Simulation {
+    /// Units that would be matched at once, without waiting for a call.
+    pub at_once: u32,
+    /// Units that the next call would give.
+    pub at_call: u32,
+    /// What each would pay per node-hour after that call.
+    pub pays: Price,
+    /// What the call would clear at with the bid in it.
+    pub clearing: Price,
+    /// Running units of others that it would displace.
+    pub displaced: u32,
+    /// The lowest limit that wins its smallest block; `None` when no limit does.
+    pub wins_at: Option<Price>,
+}
+
+impl Market {
+    /// Plays the next call with one more bid in it. Changes nothing.
+    #[must_use]
+    pub fn simulate(&self, bid: &Hypothetical) -> Simulation {
+        let with = self.decide(Some(bid));
+        let without = self.decide(None);
+        let index = self.tenants.index(bid.tenant).unwrap_or(u32::MAX);
+        let price = match with.apart {
+            Some((tenant, price)) if tenant == index => price,
+            _ => with.price,
+        };
+        let displaced = with.displaced.len().saturating_sub(without.displaced.len());
+        Simulation {
+            at_once: self.at_once(bid),
+            at_call: with.supposed,
+            pays: price.min(bid.limit),
+            clearing: with.price,
+            displaced: u32::try_from(displaced).unwrap_or(u32::MAX),
+            wins_at: self.wins_at(bid),
+        }
+    }
+
+    fn at_once(&self, bid: &Hypothetical) -> u32 {
+        let free = u32::try_from(self.seats.free.len()).unwrap_or(u32::MAX);
+        let fits = free >= bid.min_fill.clamp(1, bid.units.max(1));
+        let pays = self.params.effective(bid.limit) >= self.price_for(bid.tenant);
+        if fits && pays && !self.halted { free.min(bid.units) } else { 0 }
+    }
+
+    /// The lowest limit on the tick with which the smallest block wins: at once if units are free,
+    /// else in the next call. A search over ticks; each step is one indicative call.
+    pub(crate) fn wins_at(&self, bid: &Hypothetical) -> Option<Price> {
+        let block = bid.min_fill.clamp(1, bid.units.max(1));
+        let at_price = self.price_for(bid.tenant).ceil_to(self.params.tick);
+        if self.at_once(&Hypothetical { limit: at_price, ..*bid }) >= block {
+            return Some(at_price);
+        }
+        let tick = self.params.tick.as_micros().max(1);
+        let wins = |ticks: i64| {
+            let limit = Price::micros(ticks * tick);
+            self.decide(Some(&Hypothetical { limit, ..*bid })).supposed >= block
+        };
+        let lowest = self.params.reserve.ceil_to(self.params.tick).as_micros() / tick;
+        let highest = self.params.cap.as_micros() / tick;
+        if !wins(highest) {
+            return None;
+        }
+        let (mut low, mut high) = (lowest, highest);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if wins(middle) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Some(Price::micros(low * tick))
+    }
+}

@@ -1,0 +1,227 @@
+//! What can be read of a market.
+
+use super::Market;
+use crate::book::BANDS;
+use crate::{
+    Alloc, AllocId, AllocState, Bid, BidId, CallRecord, Lot, LotNo, OwnerKey, Params, Price, TenantNo, Time,
+};
+
+/// Published prices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotes {
+    /// What bid strategies take a share of: the clearing price, or 1.6 × reserve when that is more.
+    pub quote: Price,
+    /// What the last call cleared at.
+    pub clearing: Price,
+    /// What the next call would clear at.
+    pub indicative: Price,
+    /// Lowest price.
+    pub reserve: Price,
+    /// Highest price.
+    pub cap: Price,
+    /// Empty units.
+    pub free: usize,
+    /// Engine time.
+    pub as_of: Time,
+    /// Number of the last call.
+    pub calls: u64,
+    /// Takes no bids and holds no calls.
+    pub halted: bool,
+}
+
+/// Depth of the book, in tenths of the cap: nobody's limit can be read from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Open units by tenth of the cap, lowest first.
+    pub bands: [u64; BANDS],
+    /// All open units.
+    pub units: u64,
+}
+
+/// What a tenant holds and may spend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantAccount {
+    /// Its share of the hourly cap here.
+    pub cap: Option<Price>,
+    /// Σ limits of unfinished units that are not held, in micro-dollars per hour.
+    pub committed: i128,
+    /// Unfinished units.
+    pub units: u64,
+}
+
+impl Market {
+    /// Prices for everybody.
+    #[must_use]
+    pub fn quotes(&self) -> Quotes {
+        let clearing = self.history.current().price;
+        Quotes {
+            quote: self.params.quote(clearing),
+            clearing,
+            indicative: self.indicative,
+            reserve: self.params.reserve,
+            cap: self.params.cap,
+            free: self.seats.free.len(),
+            as_of: self.now,
+            calls: self.calls,
+            halted: self.halted,
+        }
+    }
+
+    /// The book in bands. Held bids are not in it.
+    #[must_use]
+    pub fn depth(&self) -> Depth {
+        Depth { bands: *self.book.bands(), units: self.book.units() }
+    }
+
+    /// Parameters in force.
+    #[must_use]
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Engine time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// When something happens by itself next: a command is due by then.
+    #[must_use]
+    pub fn next_due(&self) -> Time {
+        let scheduled = self.scheduled.map_or(Time::NEVER, |(at, _)| at);
+        let call = if self.halted { Time::NEVER } else { self.next_call };
+        self.timers.next().min(scheduled).min(call)
+    }
+
+    /// When the next call is.
+    #[must_use]
+    pub fn next_call(&self) -> Time {
+        self.next_call
+    }
+
+    /// The last call.
+    #[must_use]
+    pub fn last_call(&self) -> Option<&CallRecord> {
+        self.last_call.as_ref()
+    }
+
+    /// SHA-256 over all calls so far.
+    #[must_use]
+    pub fn chain(&self) -> [u8; 32] {
+        self.chain
+    }
+
+    /// A bid, up to a day after its end.
+    #[must_use]
+    pub fn bid(&self, id: BidId) -> Option<&Bid> {
+        self.bids.at(self.bids.place(id.0)?)
+    }
+
+    /// Whose bid it is.
+    #[must_use]
+    pub fn owner_of(&self, bid: &Bid) -> (TenantNo, OwnerKey) {
+        let owner = &self.owners[bid.owner as usize];
+        (self.tenants.at(bid.tenant).no, owner.key)
+    }
+
+    /// How often an owner changed something; 0 for an owner never seen.
+    #[must_use]
+    pub fn owner_version(&self, tenant: TenantNo, owner: OwnerKey) -> u64 {
+        self.owner_place(tenant, owner).map_or(0, |owner| self.owners[owner as usize].version)
+    }
+
+    fn owner_place(&self, tenant: TenantNo, owner: OwnerKey) -> Option<u32> {
+        self.owner_index.get(&(self.tenants.index(tenant)?, owner)).copied()
+    }
+
+    /// Bids of an owner in no order, ended ones of the last day included.
+    pub fn bids_of(&self, tenant: TenantNo, owner: OwnerKey) -> impl Iterator<Item = (BidId, &Bid)> {
+        let own = self.owner_place(tenant, owner).and_then(|owner| self.by_owner.get(owner as usize));
+        let places = own.into_iter().flatten().copied();
+        places.filter_map(|place| Some((self.bid_id(place), self.bids.at(place)?)))
+    }
+
+    /// Bids of a tenant in no order. Reads its owners only.
+    pub fn bids_of_tenant(&self, tenant: TenantNo) -> impl Iterator<Item = (BidId, &Bid)> {
+        let owners = self.tenants.index(tenant).into_iter().flat_map(|index| {
+            let from = (index, OwnerKey([0; 16]));
+            self.owner_index.range(from..=(index, OwnerKey([255; 16]))).map(|((_, key), _)| *key)
+        });
+        owners.flat_map(move |owner| self.bids_of(tenant, owner))
+    }
+
+    /// A unit, up to a day after its end.
+    #[must_use]
+    pub fn alloc(&self, id: AllocId) -> Option<&Alloc> {
+        self.allocs.at(self.allocs.place(id.0)?)
+    }
+
+    /// The bid of a unit.
+    #[must_use]
+    pub fn bid_of(&self, alloc: &Alloc) -> BidId {
+        self.bid_id(alloc.bid)
+    }
+
+    /// What a unit pays now per node-hour.
+    #[must_use]
+    pub fn price(&self, id: AllocId) -> Option<Price> {
+        self.allocs.place(id.0).map(|place| self.price_of(place))
+    }
+
+    /// What a tenant would pay now per node-hour, before its limit.
+    #[must_use]
+    pub fn price_for(&self, tenant: TenantNo) -> Price {
+        let index = self.tenants.index(tenant).unwrap_or(u32::MAX);
+        self.history.current().for_tenant(index).max(self.params.reserve)
+    }
+
+    /// Units of a bid, ended ones of the last day included.
+    pub fn allocs_of(&self, bid: BidId) -> impl Iterator<Item = (AllocId, &Alloc)> {
+        let place = self.bids.place(bid.0);
+        let range = place.map_or((1, 0)..=(1, 0), |bid| (bid, 0)..=(bid, u32::MAX));
+        let places = self.by_bid.range(range).map(|(_, alloc)| *alloc);
+        places.filter_map(|place| Some((self.alloc_id(place), self.allocs.at(place)?)))
+    }
+
+    /// All units, ended ones of the last day included.
+    pub fn allocs(&self) -> impl Iterator<Item = (AllocId, &Alloc)> {
+        self.allocs.iter().map(|(place, alloc)| (self.alloc_id(place), alloc))
+    }
+
+    /// All bids, ended ones of the last day included.
+    pub fn bids(&self) -> impl Iterator<Item = (BidId, &Bid)> {
+        self.bids.iter().map(|(place, bid)| (self.bid_id(place), bid))
+    }
+
+    /// All lots.
+    pub fn lots(&self) -> impl Iterator<Item = (LotNo, &Lot)> {
+        self.lots.iter().map(|(no, lot)| (*no, lot))
+    }
+
+    /// Who is on a unit of a lot, and who waits for it.
+    #[must_use]
+    pub fn seat(&self, lot: LotNo, unit: u32) -> (Option<AllocId>, Option<AllocId>) {
+        let seat = self.lots.get(&lot).and_then(|lot| lot.units.get(unit as usize));
+        let id = |place: u32| self.alloc_id(place);
+        seat.map_or((None, None), |seat| (seat.occupant.map(id), seat.promised.map(id)))
+    }
+
+    /// What a tenant holds and may spend.
+    #[must_use]
+    pub fn account(&self, tenant: TenantNo) -> Option<TenantAccount> {
+        let row = self.tenants.at(self.tenants.index(tenant)?);
+        Some(TenantAccount { cap: row.cap, committed: row.committed, units: row.units })
+    }
+
+    /// Units that hold a place: matched, provisioning or active. Reads all units.
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        self.allocs.iter().filter(|(_, alloc)| alloc.is_live()).count() as u64
+    }
+
+    /// Units in a state, by state. Reads all units.
+    #[must_use]
+    pub fn allocs_in(&self, state: AllocState) -> u64 {
+        self.allocs.iter().filter(|(_, alloc)| alloc.state == state).count() as u64
+    }
+}

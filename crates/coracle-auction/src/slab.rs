@@ -1,0 +1,59 @@
+//! A table whose places are used again. An id tells the uses of a place apart.
+
+/// Rows by place; `(place, use)` packed in a `u64` names a row for ever.
+#[derive(Clone, Debug)]
+pub(crate) struct Slab<T> {
+    pub(crate) rows: Vec<(u32, Option<T>)>,
+    pub(crate) vacant: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(crate) const fn new() -> Self {
+        Self { rows: Vec::new(), vacant: Vec::new() }
+    }
+
+    /// Stores a row and returns its place.
+    pub(crate) fn insert(&mut self, row: T) -> u32 {
+        if let Some(place) = self.vacant.pop() {
+            if let Some(vacant) = self.rows.get_mut(place as usize) {
+                vacant.1 = Some(row);
+            }
+            return place;
+        }
+        self.rows.push((0, Some(row)));
+        u32::try_from(self.rows.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn remove(&mut self, place: u32) -> Option<T> {
+        let (uses, row) = self.rows.get_mut(place as usize)?;
+        let row = row.take()?;
+        *uses = uses.wrapping_add(1);
+        self.vacant.push(place);
+        Some(row)
+    }
+
+    pub(crate) fn at(&self, place: u32) -> Option<&T> {
+        self.rows.get(place as usize)?.1.as_ref()
+    }
+
+    pub(crate) fn at_mut(&mut self, place: u32) -> Option<&mut T> {
+        self.rows.get_mut(place as usize)?.1.as_mut()
+    }
+
+    /// The id of what is at this place now.
+    pub(crate) fn id(&self, place: u32) -> u64 {
+        let uses = self.rows.get(place as usize).map_or(0, |(uses, _)| *uses);
+        u64::from(uses) << 32 | u64::from(place)
+    }
+
+    /// The place of an id, if it still means the same row.
+    pub(crate) fn place(&self, id: u64) -> Option<u32> {
+        let place = u32::try_from(id & u64::from(u32::MAX)).ok()?;
+        let (uses, row) = self.rows.get(place as usize)?;
+        (u64::from(*uses) == id >> 32 && row.is_some()).then_some(place)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0u32..).zip(&self.rows).filter_map(|(place, (_, row))| Some((place, row.as_ref()?)))
+    }
+}

@@ -1,0 +1,65 @@
+//! What a tenant holds, asks for and may spend in one market.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::wire::wire_struct;
+use crate::{Price, TenantNo};
+
+/// One tenant of a market.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    pub(crate) no: TenantNo,
+    pub(crate) cap: Option<Price>,
+    /// Σ limits of all unfinished units that are not held, in micro-dollars per hour.
+    pub(crate) committed: i128,
+    /// All unfinished units.
+    pub(crate) units: u64,
+    /// Bids that rest because of the cap, oldest first: `(seq, place)`.
+    pub(crate) held: BTreeSet<(u64, u32)>,
+}
+
+impl Tenant {
+    /// Does the cap cover so much more?
+    pub(crate) fn covers(&self, more: i128) -> bool {
+        self.cap.is_none_or(|cap| self.committed + more <= i128::from(cap.as_micros()))
+    }
+}
+
+/// Tenants by a dense index.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tenants {
+    pub(crate) rows: Vec<Tenant>,
+    index: BTreeMap<TenantNo, u32>,
+}
+
+impl Tenants {
+    pub(crate) fn index(&self, no: TenantNo) -> Option<u32> {
+        self.index.get(&no).copied()
+    }
+
+    /// The index of a tenant, known or new.
+    pub(crate) fn ensure(&mut self, no: TenantNo) -> u32 {
+        if let Some(index) = self.index(no) {
+            return index;
+        }
+        let index = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
+        self.rows.push(Tenant { no, cap: None, committed: 0, units: 0, held: BTreeSet::new() });
+        self.index.insert(no, index);
+        index
+    }
+
+    pub(crate) fn at(&self, index: u32) -> &Tenant {
+        &self.rows[index as usize]
+    }
+
+    pub(crate) fn at_mut(&mut self, index: u32) -> &mut Tenant {
+        &mut self.rows[index as usize]
+    }
+
+    pub(crate) fn from_rows(rows: Vec<Tenant>) -> Self {
+        let index = (0u32..).zip(&rows).map(|(index, tenant)| (tenant.no, index)).collect();
+        Self { rows, index }
+    }
+}
+
+wire_struct!(Tenant { no, cap, committed, units, held });

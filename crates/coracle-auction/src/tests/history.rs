@@ -1,0 +1,114 @@
+//! Invariants of the journal: the same bytes again, and nothing twice.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::cases;
+use super::world::{World, params};
+use crate::wire::Wire;
+use crate::*;
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn invariant_09_replay(tape in proptest::collection::vec(any::<u64>(), 1..32), cut in any::<usize>()) {
+        let mut w = World::new(true);
+        let mut events = w.events.clone();
+        let (mut middle, mut tail_events) = (None, Vec::new());
+        let cut = cut % tape.len();
+        for (n, number) in tape.iter().enumerate() {
+            if n == cut {
+                middle = Some((w.market.snapshot(), w.journal.len()));
+            }
+            w.step(*number);
+            events.extend(w.events.iter().cloned());
+            if n >= cut {
+                tail_events.extend(w.events.iter().cloned());
+            }
+        }
+        let mut bytes = Vec::new();
+        w.journal.put(&mut bytes);
+        let journal = Vec::<Journaled>::get(&mut bytes.as_slice()).unwrap();
+        prop_assert_eq!(&journal, &w.journal);
+
+        let mut replayed = Market::new(params(), Time(1_000_000));
+        let mut again = Vec::new();
+        for entry in &journal {
+            replayed.apply(entry.at, &entry.command, &mut again);
+        }
+        prop_assert_eq!(&again, &events);
+        prop_assert_eq!(replayed.chain(), w.market.chain());
+        let end = w.market.snapshot();
+        prop_assert!(replayed.snapshot() == end, "another state");
+
+        let (snapshot, done) = middle.unwrap();
+        let mut resumed = Market::restore(&snapshot).unwrap();
+        let mut tail = Vec::new();
+        for entry in &journal[done..] {
+            resumed.apply(entry.at, &entry.command, &mut tail);
+        }
+        prop_assert_eq!(&tail, &tail_events);
+        prop_assert!(resumed.snapshot() == end, "a snapshot forgot something");
+    }
+
+    /// Two controllers of one owner, each with what it last read; replies get lost, requests are
+    /// sent again, and both act on stale versions.
+    #[test]
+    fn invariant_14_exact_once(tape in proptest::collection::vec(any::<u64>(), 1..40)) {
+        let mut m = Market::new(params(), Time(1));
+        let owner = OwnerKey([7; 16]);
+        let mut read = [0u64; 2];
+        let mut pending: [Option<Command>; 2] = [None, None];
+        let mut placed: BTreeMap<u64, BidId> = BTreeMap::new();
+        let mut now = 1;
+        for number in tape {
+            let who = usize::try_from(number % 2).unwrap();
+            now += number / 2 % 3;
+            match number / 6 % 5 {
+                0 => read[who] = m.owner_version(TenantNo(1), owner),
+                1 => pending[who] = None,
+                2 => m = Market::restore(&m.snapshot()).unwrap(),
+                _ => {
+                    let version = read[who];
+                    let command = pending[who].take().unwrap_or_else(|| place_at(version, owner, number / 30 % 3));
+                    let Command::Place { placement } = &command else { panic!("a placement") };
+                    let key = placement.if_owner_version.unwrap();
+                    let reply = m.apply(Time(now), &command, &mut Vec::new());
+                    if let Reply::Bid { bid, owner_version, .. } = reply {
+                        let first = *placed.entry(key).or_insert(bid);
+                        prop_assert_eq!(first, bid, "two bids for one version");
+                        if number / 90 % 2 == 0 {
+                            read[who] = owner_version;
+                        } else {
+                            pending[who] = Some(command); // the reply was lost: the same again
+                        }
+                    }
+                }
+            }
+        }
+        prop_assert_eq!(m.bids().count(), placed.len());
+    }
+}
+
+fn place_at(version: u64, owner: OwnerKey, variant: u64) -> Command {
+    let mut key = [0; 16];
+    key[0] = 1;
+    key[8..].copy_from_slice(&version.to_le_bytes());
+    Command::Place {
+        placement: Box::new(Placement {
+            tenant: TenantNo(1),
+            owner,
+            if_owner_version: Some(version),
+            key,
+            body: variant,
+            limit: Price::micros(12),
+            quantity: 1,
+            min_fill: 0,
+            lease_ms: 900_000,
+            expires_at: None,
+            labels: Vec::new(),
+        }),
+    }
+}
