@@ -26,3 +26,10 @@ pub mod host {
 pub mod guest {
     include!("generated/coracle.guest.v1.rs");
 }
+
+/// `coracle.market.v1`: prices, bids, capacity.
+#[cfg(feature = "market")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+pub mod market {
+    include!("generated/coracle.market.v1.rs");
+}
