@@ -60,8 +60,13 @@ impl EventRecorder {
     /// Reports as `coracle.dev/<component>`.
     #[must_use]
     pub fn new(client: Client, component: &str, instance: &str) -> Self {
-        let reporter =
-            Reporter { controller: format!("coracle.dev/{component}"), instance: Some(instance.to_owned()) };
+        Self::reporting_as(client, &format!("coracle.dev/{component}"), instance)
+    }
+
+    /// Reports under a whole name, where users know one from elsewhere.
+    #[must_use]
+    pub fn reporting_as(client: Client, controller: &str, instance: &str) -> Self {
+        let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance.to_owned()) };
         Self { recorder: Recorder::new(client, reporter), sent: Mutex::default() }
     }
 

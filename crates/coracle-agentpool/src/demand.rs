@@ -1,0 +1,146 @@
+//! Which AgentMachine needs a VM, and what is made for it (pure).
+
+use coracle_api::agentpool::{
+    VsphereAgent, VsphereAgentPool,
+    foreign::{AgentMachine, condition},
+    names,
+};
+use kube::ResourceExt as _;
+
+use crate::identity::{label_value, second_name, vm_name};
+
+/// What the Agent provider says when it found nothing.
+const NO_SUITABLE_AGENTS: &str = "NoSuitableAgents";
+
+/// It waits for an Agent: said on `Ready` by older providers, on `AgentReserved` by newer ones.
+#[must_use]
+pub fn is_waiting(am: &AgentMachine) -> bool {
+    let says = |kind| condition(am.conditions(), kind) == Some(("False", NO_SUITABLE_AGENTS));
+    am.metadata.deletion_timestamp.is_none() && (says("Ready") || says("AgentReserved"))
+}
+
+/// It is of the pool's NodePool.
+#[must_use]
+pub fn belongs(namespace: Option<&str>, annotation: Option<&String>, pool: &VsphereAgentPool) -> bool {
+    let want = format!("{}/{}", pool.namespace().unwrap_or_default(), pool.spec.node_pool_ref.name);
+    namespace == Some(&pool.spec.control_plane_namespace) && annotation == Some(&want)
+}
+
+/// As [`belongs`], of an AgentMachine.
+#[must_use]
+pub fn is_of(am: &AgentMachine, pool: &VsphereAgentPool) -> bool {
+    belongs(am.namespace().as_deref(), am.annotations().get(names::NODEPOOL_ANNOTATION), pool)
+}
+
+/// What AgentMachines add up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// All.
+    pub all: i32,
+    /// Those that wait.
+    pub waiting: i32,
+    /// Those that are not Ready.
+    pub unready: i32,
+    /// Those without an Agent.
+    pub without_agent: i32,
+}
+
+/// Counts AgentMachines; those being deleted ask for nothing.
+#[must_use]
+pub fn count<'a>(machines: impl IntoIterator<Item = &'a AgentMachine>) -> Counters {
+    let mut counters = Counters::default();
+    for am in machines.into_iter().filter(|am| am.metadata.deletion_timestamp.is_none()) {
+        let unready = condition(am.conditions(), "Ready").is_none_or(|(status, _)| status != "True");
+        let named = am.view.status.agent_ref.as_ref().is_some_and(|r| !r.name.is_empty());
+        let provided = am.view.spec.provider_id.as_deref().is_some_and(|p| p.starts_with("agent://"));
+        counters.all += 1;
+        counters.waiting += i32::from(is_waiting(am));
+        counters.unready += i32::from(unready);
+        counters.without_agent += i32::from(unready && !named && !provided);
+    }
+    counters
+}
+
+/// A VsphereAgent serves an AgentMachine.
+#[must_use]
+pub fn serves(agent: &VsphereAgent, am: &AgentMachine) -> bool {
+    let name = am.name_any();
+    let label = |key| agent.labels().get(key).map(String::as_str);
+    agent.metadata.deletion_timestamp.is_none()
+        && (label(names::AGENT_MACHINE) == Some(&label_value(&name))
+            || agent
+                .annotations()
+                .get(names::VM_NAME)
+                .is_some_and(|n| *n == name || *n == label_value(&name))
+            || (label(names::CREATED_FOR) == Some(names::FOR_AGENT_MACHINE) && agent.name_any() == name)
+            || (am.uid().is_some() && label(names::AGENT_MACHINE_UID) == am.uid().as_deref()))
+}
+
+/// What is done for one AgentMachine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// The value that its selector is pinned to.
+    pub pin: Option<String>,
+    /// Names to try for a new VsphereAgent, in order; empty: none is made.
+    pub create: Vec<String>,
+    /// Why nothing is done, or cannot be.
+    pub note: Option<&'static str>,
+}
+
+/// Decides for one AgentMachine, with the pools and VsphereAgents that there are.
+#[must_use]
+pub fn plan<'a>(
+    am: &AgentMachine,
+    pools: &[&VsphereAgentPool],
+    agents: impl IntoIterator<Item = &'a VsphereAgent>,
+) -> Demand {
+    let note = |note| Demand { note: Some(note), ..Demand::default() };
+    if !is_waiting(am) {
+        return note("it does not wait for an Agent");
+    }
+    let pool = match pools {
+        [] => return note("no pool serves its NodePool"),
+        [pool] => pool,
+        _ => return note("several pools serve its NodePool: remove all but one"),
+    };
+    let (name, ns) = (am.name_any(), am.namespace().unwrap_or_default());
+    let wanted = label_value(&name);
+    let pin = (am.selected(names::AGENT_MACHINE) != Some(&wanted)).then_some(wanted);
+    let is_served = agents.into_iter().any(|a| a.spec.pool_ref.name == pool.name_any() && serves(a, am));
+    let pool_ns = pool.namespace().unwrap_or_default();
+    let create = if is_served {
+        Vec::new()
+    } else {
+        vec![name.clone(), second_name(&pool_ns, &pool.name_any(), &ns, &name)]
+    };
+    Demand { pin, create, note: None }
+}
+
+/// The VsphereAgent for an AgentMachine.
+#[must_use]
+pub fn request(name: &str, am: &AgentMachine, pool: &VsphereAgentPool) -> VsphereAgent {
+    let wanted = label_value(&am.name_any());
+    let mut agent = VsphereAgent::new(
+        name,
+        coracle_api::agentpool::VsphereAgentSpec {
+            pool_ref: coracle_api::agentpool::NameRef { name: pool.name_any() },
+        },
+    );
+    agent.metadata.namespace = pool.namespace();
+    // Held from the beginning: there is no moment in which a VM could exist for an object that nobody cleans up after.
+    agent.metadata.finalizers = Some(vec![names::AGENT_FINALIZER.to_owned()]);
+    agent.metadata.labels = Some(
+        [
+            (names::POOL_LABEL, label_value(&pool.name_any())),
+            (names::CREATED_FOR, names::FOR_AGENT_MACHINE.to_owned()),
+            (names::AGENT_MACHINE, wanted.clone()),
+        ]
+        .map(|(k, v)| (k.to_owned(), v))
+        .into(),
+    );
+    agent.metadata.annotations = Some([(names::VM_NAME.to_owned(), wanted)].into());
+    agent.metadata.owner_references =
+        kube::Resource::controller_owner_ref(pool, &()).map(|owner| vec![owner]);
+    debug_assert_eq!(vm_name(&agent), label_value(&am.name_any()));
+    agent
+}

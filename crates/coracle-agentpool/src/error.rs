@@ -1,0 +1,103 @@
+//! What ends a reconcile.
+
+use std::time::Duration;
+
+use coracle_reconcile::{ApplyError, ElectionError};
+use coracle_vsphere::{FaultClass, VsphereError};
+
+use crate::{Context, vcenters::ProviderError};
+
+/// Why a reconcile, or the controllers, ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The API server does not tell what it serves.
+    #[error("ask the API server for its kinds")]
+    Discover {
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// A read or write of the API server.
+    #[error("{operation} {object}")]
+    Api {
+        /// What was tried.
+        operation: &'static str,
+        /// With what.
+        object: String,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// A write of an object of ours.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The election.
+    #[error(transparent)]
+    Election(#[from] ElectionError),
+}
+
+/// An [`Error::Api`].
+pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
+    let object = object.into();
+    move |source| Error::Api { operation, object, source: Box::new(source) }
+}
+
+/// What keeps a VsphereAgent from going on: a condition, and when to try again.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Trouble {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    pub(crate) class: FaultClass,
+}
+
+impl Trouble {
+    pub(crate) fn new(reason: &'static str, message: impl Into<String>, class: FaultClass) -> Self {
+        Self { reason, message: message.into(), class }
+    }
+
+    pub(crate) fn vsphere(reason: &'static str, error: &VsphereError) -> Self {
+        Self::new(reason, chain(error), error.class())
+    }
+
+    pub(crate) fn provider(error: &ProviderError) -> Self {
+        let class = match error {
+            ProviderError::Vsphere(error) => error.class(),
+            ProviderError::Read { .. } => FaultClass::Other,
+            ProviderError::Missing { .. }
+            | ProviderError::NotAllowed { .. }
+            | ProviderError::Credentials { .. } => FaultClass::Config,
+        };
+        // What cannot be found in vSphere is the specification's trouble and not the provider's.
+        let reason = match error {
+            ProviderError::Vsphere(VsphereError::NoSuchName { .. } | VsphereError::Ambiguous { .. }) => {
+                "VMCreateFailed"
+            }
+            _ => "ProviderUnavailable",
+        };
+        Self::new(reason, chain(error), class)
+    }
+
+    /// When to try again (contract, "Fault classes"). Changes of what it was about come as triggers before that.
+    pub(crate) fn retry(&self, cx: &Context, key: &str) -> Duration {
+        match self.class {
+            FaultClass::Auth | FaultClass::Config => cx.config.times.refused,
+            FaultClass::Capacity => cx.capacity.failed(key.to_owned()),
+            FaultClass::Session | FaultClass::Race | FaultClass::Gone | FaultClass::Other => {
+                cx.backoffs.failed(key.to_owned())
+            }
+        }
+    }
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}

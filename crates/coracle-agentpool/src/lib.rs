@@ -1,0 +1,284 @@
+//! The agent-forge controllers: a HyperShift NodePool asks for nodes, and VMs on vSphere become the Agents that it takes.
+//!
+//! ```text
+//!  AgentMachine waits ─▶ machine: one VsphereAgent each ─▶ request: one VM each, from the discovery ISO
+//!                                                              │ boots, registers
+//!  Machine is bound  ◀── provider ◀── pool: recognises, prepares the Agent ◀┘
+//!  Machine is gone   ──▶ pool: deletes the VsphereAgent ─▶ request: fence, VM, Agent
+//! ```
+//! It never scales a NodePool, never picks a victim, and never destroys what vSphere did not confirm to be its own. What
+//! decides is pure: [`demand`], [`rows`], [`plan`], [`vm`]. The rest reads and writes.
+
+mod act;
+pub mod demand;
+mod error;
+pub mod identity;
+pub mod iso;
+mod machine;
+mod metrics;
+pub mod plan;
+mod pool;
+mod request;
+pub mod rows;
+mod status;
+mod vcenters;
+pub mod vm;
+mod watches;
+
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use coracle_api::agentpool::names;
+use coracle_reconcile::{Backoff, Backoffs, Clock, ControllerMetrics, Election, EventRecorder, SystemClock};
+use coracle_vsphere::Connect;
+use jiff::SignedDuration;
+use kube::Client;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_util::sync::CancellationToken;
+
+pub use error::Error;
+pub use iso::IsoOptions;
+pub use metrics::PoolMetrics;
+pub use status::pool_conditions;
+pub use vcenters::ProviderError;
+pub use watches::Kinds;
+
+use vcenters::Vcenters;
+use watches::Caches;
+
+/// Name of this group in metrics.
+pub const CONTROLLER: &str = "agentpool";
+/// Server-side apply owner of pools.
+pub(crate) const POOL_MANAGER: &str = "coracle-vsphereagentpool";
+/// Server-side apply owner of VsphereAgents.
+pub(crate) const REQUEST_MANAGER: &str = "coracle-vsphereagent";
+/// Server-side apply owner of the ISO in a pool's status.
+pub(crate) const ISO_MANAGER: &str = "coracle-agentpool-iso";
+
+/// Times of the controllers.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// An AgentMachine is looked at again.
+    pub machine: Duration,
+    /// A pool is looked at again.
+    pub pool: Duration,
+    /// A pool or VsphereAgent that waits for something else.
+    pub blocked: Duration,
+    /// A VsphereAgent whose VM runs.
+    pub steady: Duration,
+    /// What only a person can put right.
+    pub refused: Duration,
+    /// How long an Agent may take to appear.
+    pub discovery: SignedDuration,
+    /// How long an orphaned VM stays.
+    pub orphan: SignedDuration,
+    /// Triggers of one object that come this close together are one.
+    pub debounce: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            machine: Duration::from_secs(30),
+            pool: Duration::from_secs(60),
+            blocked: Duration::from_secs(30),
+            steady: Duration::from_secs(600),
+            refused: Duration::from_secs(300),
+            discovery: SignedDuration::from_mins(30),
+            orphan: SignedDuration::from_mins(30),
+            debounce: Duration::from_millis(200),
+        }
+    }
+}
+
+/// What the controllers are started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Only objects of this namespace; `None`: of all.
+    pub namespace: Option<String>,
+    /// How vCenters are reached.
+    pub connect: Arc<dyn Connect>,
+    /// Times.
+    pub times: Times,
+    /// Delay after a failure that may pass by itself.
+    pub backoff: Backoff,
+    /// Delay while there is no room.
+    pub capacity: Backoff,
+    /// VMs of one vCenter that are made at once.
+    pub creates: usize,
+    /// VMs of one vCenter that are destroyed at once.
+    pub destroys: usize,
+    /// Work at once: pools, AgentMachines, VsphereAgents.
+    pub workers: [u16; 3],
+    /// Secrets of other namespaces may be used without their consent.
+    pub cross_namespace_secrets: bool,
+    /// How ISO images are downloaded.
+    pub iso: IsoOptions,
+    /// Leader election. `None`: this process is the only one.
+    pub election: Option<Election>,
+    /// Who we are, in events.
+    pub identity: String,
+    /// Where to count reconciles.
+    pub metrics: ControllerMetrics,
+    /// Where to count the rest.
+    pub pool_metrics: PoolMetrics,
+    /// The wall clock.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Config {
+    /// The defaults, with that way to reach vCenters.
+    #[must_use]
+    pub fn new(connect: Arc<dyn Connect>) -> Self {
+        Self {
+            namespace: None,
+            connect,
+            times: Times::default(),
+            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(300) },
+            capacity: Backoff { base: Duration::from_secs(60), max: Duration::from_secs(600) },
+            creates: 8,
+            destroys: 4,
+            workers: [4, 4, 16],
+            cross_namespace_secrets: false,
+            iso: IsoOptions::default(),
+            election: None,
+            identity: "agent-forge-operator".into(),
+            metrics: ControllerMetrics::default(),
+            pool_metrics: PoolMetrics::default(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// Runs the controllers until `stop`.
+///
+/// # Errors
+/// Only what cannot be put right by trying again.
+pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let lead = |token: CancellationToken| {
+        let (client, config) = (client.clone(), config.clone());
+        async move {
+            config.metrics.leads(CONTROLLER, true);
+            let result = Box::pin(work(client, &config, &token)).await;
+            config.metrics.leads(CONTROLLER, false);
+            result
+        }
+    };
+    match &config.election {
+        Some(election) => Box::pin(election.run(&client, &config.clock, &stop, lead)).await,
+        None => Box::pin(lead(stop)).await,
+    }
+}
+
+/// Watches and reconciles until `stop`, then logs out. Tasks of vCenter go on.
+async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Result<(), Error> {
+    let kinds =
+        Kinds::discover(&client).await.map_err(|source| Error::Discover { source: Box::new(source) })?;
+    let (caches, triggers, queues, keep) = watches::watch(&client, kinds, config.namespace.as_deref());
+    let (folders, followed) = tokio::sync::mpsc::unbounded_channel();
+    let cx = Arc::new(Context::new(client, config, caches, folders));
+    let all = async {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = cx.ready() => {}
+        }
+        tokio::join!(
+            machine::control(&cx, queues.agent_machines, stop),
+            request::control(&cx, queues.requests, stop),
+            pool::control(&cx, queues.pools, stop),
+        );
+    };
+    tokio::select! {
+        () = all => {}
+        () = keep => {}
+        () = request::follow(&cx, followed, &triggers) => {}
+    }
+    cx.vcenters.close().await;
+    Ok(())
+}
+
+/// What every reconcile has at hand.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) caches: Caches,
+    pub(crate) vcenters: Vcenters,
+    pub(crate) iso: iso::Cache,
+    pub(crate) pool_events: EventRecorder,
+    pub(crate) request_events: EventRecorder,
+    pub(crate) config: Config,
+    pub(crate) backoffs: Backoffs<String>,
+    pub(crate) capacity: Backoffs<String>,
+    /// Folders of VMs that are followed.
+    pub(crate) followed: Mutex<HashSet<(usize, String)>>,
+    folders: UnboundedSender<request::Folder>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    fn new(
+        client: Client,
+        config: &Config,
+        caches: Caches,
+        folders: UnboundedSender<request::Folder>,
+    ) -> Self {
+        let events = |name: &str| EventRecorder::reporting_as(client.clone(), name, &config.identity);
+        Self {
+            vcenters: Vcenters::new(
+                config.connect.clone(),
+                config.creates,
+                config.destroys,
+                config.cross_namespace_secrets,
+            ),
+            iso: iso::Cache::new(config.iso.clone()),
+            pool_events: events("vsphereagentpool-controller"),
+            request_events: events("vsphereagent-controller"),
+            backoffs: Backoffs::new(config.backoff),
+            capacity: Backoffs::new(config.capacity),
+            followed: Mutex::default(),
+            folders,
+            config: config.clone(),
+            caches,
+            client,
+        }
+    }
+
+    /// Every cache was filled once.
+    async fn ready(&self) {
+        let c = &self.caches;
+        // A writer that is gone ends the whole work, so these cannot fail for long.
+        let _ = tokio::join!(
+            c.pools.wait_until_ready(),
+            c.requests.wait_until_ready(),
+            c.agent_machines.wait_until_ready(),
+            c.machines.wait_until_ready(),
+            c.agents.wait_until_ready(),
+            c.infra_envs.wait_until_ready(),
+        );
+    }
+
+    /// Follows the machines of a folder, unless they are followed in this session already.
+    pub(crate) fn follow(&self, provider: &vcenters::Provider, machines: request::Folder) {
+        // The address of the client stands for its session: a new Secret opens another.
+        let session = Arc::as_ptr(&provider.vcenter.api).cast::<()>() as usize;
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        if followed.insert((session, provider.site.folder.id.clone())) {
+            // Without a reader the controllers are stopping.
+            let _ = self.folders.send(machines);
+        }
+    }
+}
+
+/// Leader election under the original's Lease, so that only one of the two runs.
+#[must_use]
+pub fn election(namespace: &str, identity: &str) -> Election {
+    Election::new(namespace, names::LEASE, identity)
+}

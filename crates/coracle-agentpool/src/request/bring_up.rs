@@ -1,0 +1,221 @@
+//! From a request to a VM that runs and is recorded. Every call may be the last that this process makes: the next one
+//! looks, and goes on from what it finds.
+
+use std::{sync::Arc, time::Duration};
+
+use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, names};
+use coracle_reconcile::Kind;
+use coracle_vsphere::{FaultClass, Object, TaskId, Vm, VsphereError, Wanted};
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tokio::time::timeout;
+use tracing::info;
+
+use super::{Done, requests};
+use crate::{
+    Context, Error, REQUEST_MANAGER,
+    error::{Trouble, api},
+    identity::vm_name,
+    status::{report_request, request_event, say, seconds},
+    vcenters::Provider,
+    vm::{self, Identity, Next},
+};
+
+/// Looks and acts at most this often in one pass; a normal life needs two.
+const ROUNDS_MAX: usize = 10;
+/// How long the watch may take to show a VM that was just powered on, before it is asked for.
+const SHOWN: Duration = Duration::from_secs(3);
+
+const FAILED: &str = "VMCreateFailed";
+
+/// Makes the VM of `request`, or goes on with the one that there is.
+pub(super) async fn bring_up(
+    cx: &Context,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+    iso: &str,
+) -> Result<Result<Vm, Trouble>, Error> {
+    let vcenter = &provider.vcenter;
+    let id = Identity::of(request);
+    let _place = match vcenter.creates.acquire().await {
+        Ok(place) => place,
+        Err(_) => return Ok(Err(Trouble::new(FAILED, "the session was closed", FaultClass::Session))),
+    };
+    if let Err(trouble) = pending(cx, request, provider).await? {
+        return Ok(Err(trouble));
+    }
+    let mut spec = vm::vm_spec(pool, request, iso);
+    for _ in 0..ROUNDS_MAX {
+        let found = match vcenter.api.find(&provider.site, &id.wanted()).await {
+            Ok(found) => found,
+            Err(error) => return Ok(Err(failed(provider, &error))),
+        };
+        let step = match vm::next(&id, &found, iso) {
+            Next::Mismatch(why) => {
+                return Ok(Err(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)));
+            }
+            Next::Done(vm) => {
+                let tagged = vcenter.api.attach_tags(&vm.object, &pool.spec.vsphere.vm_tags).await;
+                return Ok(tagged.map(|()| *vm).map_err(|e| failed(provider, &e)));
+            }
+            Next::Create => make(cx, request, provider, &spec).await?,
+            Next::Change(object, change) => match vcenter.api.reconfigure(&object, &change).await {
+                Ok(task) => vcenter.api.ended(&task).await.map(|_| None),
+                Err(error) => Err(error),
+            },
+            Next::PowerOn(object) => Ok(Some(object)),
+        };
+        let object = match step {
+            Ok(Some(object)) => object,
+            Ok(None) => continue,
+            // Someone was faster, perhaps ourselves in an earlier life: look again.
+            Err(error) if error.class() == FaultClass::Race => {
+                if error.fault() == Some("FileAlreadyExists") {
+                    spec.directory = format!("{}-{:04x}", spec.name, rand::random::<u16>());
+                }
+                continue;
+            }
+            Err(error) => return Ok(Err(failed(provider, &error))),
+        };
+        if let Err(error) = vcenter.api.attach_tags(&object, &pool.spec.vsphere.vm_tags).await {
+            return Ok(Err(failed(provider, &error)));
+        }
+        if let Err(trouble) = power_on(provider, &object).await {
+            return Ok(Err(trouble));
+        }
+        if let Some(vm) = shown(provider, &object, &id).await {
+            return Ok(Ok(vm));
+        }
+    }
+    Ok(Err(Trouble::new(FAILED, format!("VM {} did not settle", spec.name), FaultClass::Race)))
+}
+
+/// A failed call. What is gone was remembered wrongly: names are looked up anew.
+fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
+    if error.class() == FaultClass::Gone {
+        provider.vcenter.api.forget();
+    }
+    Trouble::vsphere(FAILED, error)
+}
+
+/// Waits for the task of an earlier life, so that it is not started twice.
+async fn pending(
+    cx: &Context,
+    request: &VsphereAgent,
+    provider: &Provider,
+) -> Result<Result<(), Trouble>, Error> {
+    let Some(note) = request.annotations().get(names::PENDING_TASK) else { return Ok(Ok(())) };
+    let mut parts = note.splitn(3, '/');
+    let (instance, task) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    if instance != provider.vcenter.api.instance() || task.is_empty() {
+        return Ok(Ok(()));
+    }
+    info!(task, "going on with a task of an earlier life");
+    match provider.vcenter.api.ended(&TaskId(task.to_owned())).await {
+        Ok(_) => Ok(Ok(())),
+        // The fault is of that earlier try. What counts is what a look shows.
+        Err(error) if error.fault().is_some() => {
+            let _ = cx;
+            Ok(Ok(()))
+        }
+        Err(error) => Ok(Err(failed(provider, &error))),
+    }
+}
+
+/// Creates the VM. Its UUIDs come from the request's, so they name the operation before the call is made; the task is
+/// stored as soon as it is known.
+async fn make(
+    cx: &Context,
+    request: &VsphereAgent,
+    provider: &Provider,
+    spec: &coracle_vsphere::VmSpec,
+) -> Result<Result<Option<Object>, VsphereError>, Error> {
+    let vcenter = &provider.vcenter;
+    let store = match vcenter.api.place(&provider.site, spec).await {
+        Ok(store) => store,
+        Err(error) => return Ok(Err(error)),
+    };
+    let task = match vcenter.api.create(&provider.site, &store, spec).await {
+        Ok(task) => task,
+        Err(error) => return Ok(Err(error)),
+    };
+    let now = seconds(cx.config.clock.now()).0;
+    remember(cx, request, Some(format!("{}/{}/{now}", vcenter.api.instance(), task.0))).await?;
+    Ok(vcenter.api.ended(&task).await)
+}
+
+async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) -> Result<(), Error> {
+    let api_of = requests(cx, &request.namespace().unwrap_or_default());
+    let patch = json!({"metadata": {"uid": request.uid(), "annotations": {names::PENDING_TASK: note}}});
+    let params = PatchParams { field_manager: Some(REQUEST_MANAGER.into()), ..PatchParams::default() };
+    match api_of.patch(&request.name_any(), &params, &Patch::Merge(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(api("store the task of VsphereAgent", request.name_any())(error)),
+    }
+}
+
+/// Powers on; running already is fine.
+pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<(), Trouble> {
+    let api = &provider.vcenter.api;
+    let ended = match api.power_on(object).await {
+        Ok(task) => api.ended(&task).await.map(drop),
+        Err(error) => Err(error),
+    };
+    match ended {
+        Err(error) if error.fault() == Some("InvalidPowerState") => Ok(()),
+        other => other.map_err(|error| failed(provider, &error)),
+    }
+}
+
+/// The VM as vSphere shows it now: from the watch, which costs no call, else by a look.
+async fn shown(provider: &Provider, object: &Object, id: &Identity) -> Option<Vm> {
+    let api = &provider.vcenter.api;
+    let mut watch = api.machines(&provider.site);
+    let is_whole = |vm: &Arc<Vm>| vm.powered_on && !vm.uuid.is_empty() && !vm.mac.is_empty();
+    let whole = watch.wait_for(|m| m.is_current && m.vms.get(&object.id).is_some_and(is_whole));
+    if let Ok(Ok(machines)) = timeout(SHOWN, whole).await {
+        return machines.vms.get(&object.id).map(|vm| vm.as_ref().clone());
+    }
+    let wanted = Wanted { instance_uuid: id.wanted().instance_uuid, ..Wanted::default() };
+    let found = api.find(&provider.site, &wanted).await.ok()?;
+    found.into_iter().find(|vm| vm.object == *object && vm.powered_on)
+}
+
+/// Records the VM, then forgets the task: an older operator must never see a name without a VM.
+pub(super) async fn record(cx: &Context, request: &VsphereAgent, vm: &Vm) -> Result<Done, Error> {
+    let mut row = vm::record(request, vm);
+    row.last_transition_time = Some(seconds(cx.config.clock.now()));
+    report_request(cx, request, Some(row), say("Ready", true, "VMCreated", "")).await?;
+    let note = format!("VM {} ({}) runs", vm.name, vm.uuid);
+    request_event(cx, request, Kind::Normal, "VMCreated", note).await;
+    let api_of = requests(cx, &request.namespace().unwrap_or_default());
+    let fresh =
+        api_of.get_opt(&request.name_any()).await.map_err(api("read VsphereAgent", request.name_any()))?;
+    if fresh.is_some_and(|r| r.annotations().contains_key(names::PENDING_TASK)) {
+        remember(cx, request, None).await?;
+    }
+    Ok(Done::Well(cx.config.times.steady))
+}
+
+/// Takes over a VM that is there, by its name.
+pub(super) async fn adopt(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<Done, Error> {
+    let wanted = Wanted { name: vm_name(request), ..Wanted::default() };
+    let found = match provider.vcenter.api.find(&provider.site, &wanted).await {
+        Ok(found) => found,
+        Err(error) => return Ok(Done::Trouble(Trouble::vsphere("AdoptedVMUnavailable", &error))),
+    };
+    let Some(vm) = found.first() else {
+        let why = format!("no VM {} in {}", wanted.name, provider.site.folder_path);
+        return Ok(Done::Trouble(Trouble::new("AdoptedVMUnavailable", why, FaultClass::Other)));
+    };
+    let mut row = vm::record(request, vm);
+    row.reason = names::why::VM_ADOPTED.into();
+    row.last_transition_time = Some(seconds(cx.config.clock.now()));
+    report_request(cx, request, Some(row), say("Ready", true, "VMAdopted", "")).await?;
+    Ok(Done::Well(cx.config.times.steady))
+}

@@ -1,0 +1,187 @@
+//! What is told of pools and VsphereAgents (pure), and how it is written.
+
+use coracle_api::agentpool::{
+    IsoStatus, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolStatus, VsphereAgentStatus,
+};
+use coracle_reconcile::{ApplyError, Desired, Event, Kind, apply_status, find, merge};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{Api, Resource as _, ResourceExt as _};
+
+use crate::{Context, Error, ISO_MANAGER, POOL_MANAGER, REQUEST_MANAGER, demand::Counters, plan::Plan};
+
+/// A condition.
+pub(crate) fn say(
+    kind: &'static str,
+    status: bool,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Desired {
+    Desired { kind, status: Some(status), reason, message: message.into() }
+}
+
+/// The conditions of a pass over a pool that could look at everything. `failed` names what could not be applied.
+#[must_use]
+pub fn pool_conditions(demand: Counters, plan: &Plan, failed: &[String], blocked: &[String]) -> Vec<Desired> {
+    let ready = if failed.is_empty() {
+        let note =
+            if blocked.is_empty() { String::new() } else { format!("waiting: {}", blocked.join("; ")) };
+        say("Ready", true, "Reconciled", note)
+    } else {
+        say("Ready", false, "ApplyFailed", failed.join("; "))
+    };
+    let Counters { all, waiting, unready, without_agent } = demand;
+    let seen = format!(
+        "agentMachines={all} waitingForAgents={waiting} unready={unready} withoutAgent={without_agent}"
+    );
+    let numbers = format!(
+        "agentMachines={all} waitingAgentMachines={waiting} unreadyAgentMachines={unready} \
+         agentMachinesWithoutAgent={without_agent} matchingAgents={} pendingOwnedVMs={} boundAgents={} availableAgents={}",
+        plan.matching, plan.pending, plan.bound, plan.usable
+    );
+    let capacity = if plan.deficit == 0 {
+        say("CapacitySatisfied", true, "Satisfied", "")
+    } else {
+        say("CapacitySatisfied", false, "Deficit", numbers)
+    };
+    vec![
+        ready,
+        say("AgentMachineDemandFound", true, "Observed", seen),
+        say("InfraEnvAvailable", true, "Available", ""),
+        capacity,
+    ]
+}
+
+fn apis<K>(cx: &Context, object: &K) -> Api<K>
+where
+    K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+{
+    Api::namespaced(cx.client.clone(), &object.namespace().unwrap_or_default())
+}
+
+/// Writes a pool's status: everything but the ISO and its condition, which have a writer of their own.
+pub(crate) async fn report_pool(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    mut status: VsphereAgentPoolStatus,
+    desired: &[Desired],
+) -> Result<(), Error> {
+    let api = apis(cx, pool);
+    let stored = pool.status.clone().unwrap_or_default();
+    let ours: Vec<_> = stored.conditions.iter().filter(|c| c.type_ != "ISOReady").cloned().collect();
+    status.conditions = merge(&ours, desired, pool.metadata.generation, cx.config.clock.now());
+    status.observed_generation = pool.metadata.generation;
+    let mut whole = stored;
+    whole.conditions.retain(|c| c.type_ != "ISOReady");
+    whole.conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
+    whole.iso = None;
+    status.iso = None;
+    tell_pool(cx, pool, desired).await;
+    Ok(apply_status(&api, pool, Some(&whole), &status, POOL_MANAGER).await.map(drop)?)
+}
+
+/// A warning for each condition that became False, or False for another reason.
+async fn tell_pool(cx: &Context, pool: &VsphereAgentPool, desired: &[Desired]) {
+    let stored = pool.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+    for d in desired.iter().filter(|d| d.kind == "Ready" && d.status == Some(false)) {
+        let is_new = find(stored, d.kind).is_none_or(|c| c.status != "False" || c.reason != d.reason);
+        if is_new {
+            pool_event(cx, pool, Kind::Warning, d.reason, d.message.clone()).await;
+        }
+    }
+}
+
+pub(crate) async fn pool_event(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    kind: Kind,
+    reason: &'static str,
+    note: String,
+) {
+    cx.pool_events.publish(&Event { kind, reason, action: reason, note }, &pool.object_ref(&())).await;
+}
+
+pub(crate) async fn request_event(
+    cx: &Context,
+    r: &VsphereAgent,
+    kind: Kind,
+    reason: &'static str,
+    note: String,
+) {
+    let object: ObjectReference = r.object_ref(&());
+    cx.request_events.publish(&Event { kind, reason, action: reason, note }, &object).await;
+}
+
+/// Writes the ISO of a pool and its condition.
+pub(crate) async fn report_iso(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    iso: Option<&IsoStatus>,
+    desired: Desired,
+) -> Result<(), ApplyError> {
+    let api = apis(cx, pool);
+    let stored = pool.status.clone().unwrap_or_default();
+    let ours: Vec<_> = find(&stored.conditions, "ISOReady").cloned().into_iter().collect();
+    let conditions = merge(&ours, &[desired], pool.metadata.generation, cx.config.clock.now());
+    let same = conditions == ours && iso == stored.iso.as_ref();
+    if same {
+        return Ok(());
+    }
+    let patch = serde_json::json!({
+        "apiVersion": VsphereAgentPool::api_version(&()), "kind": VsphereAgentPool::kind(&()),
+        "metadata": {"name": pool.name_any(), "uid": pool.uid()},
+        "status": {"iso": iso.or(stored.iso.as_ref()), "conditions": conditions},
+    });
+    let params = kube::api::PatchParams::apply(ISO_MANAGER).force();
+    match api.patch_status(&pool.name_any(), &params, &kube::api::Patch::Apply(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(source) => Err(ApplyError::Api {
+            operation: "apply ISO status",
+            kind: "VsphereAgentPool".into(),
+            namespace: pool.namespace().unwrap_or_default(),
+            name: pool.name_any(),
+            source: Box::new(source),
+        }),
+    }
+}
+
+/// Writes the status of a VsphereAgent, and tells people when Ready became False or its reason changed.
+pub(crate) async fn report_request(
+    cx: &Context,
+    request: &VsphereAgent,
+    vm: Option<OwnedVm>,
+    ready: Desired,
+) -> Result<(), Error> {
+    let api = apis(cx, request);
+    let stored = request.status.clone().unwrap_or_default();
+    let warn = ready.status == Some(false)
+        && find(&stored.conditions, "Ready").is_none_or(|c| c.status != "False" || c.reason != ready.reason);
+    let (reason, note) = (ready.reason, ready.message.clone());
+    if vm.is_none() && request.vm().is_some() {
+        // What another writer stored stays under server-side apply unless it is taken away by name.
+        let patch = serde_json::json!({"metadata": {"uid": request.uid()}, "status": {"vm": null}});
+        let params = kube::api::PatchParams::default();
+        api.patch_status(&request.name_any(), &params, &kube::api::Patch::Merge(&patch))
+            .await
+            .map_err(crate::error::api("clear the VM of VsphereAgent", request.name_any()))?;
+    }
+    let status = VsphereAgentStatus {
+        observed_generation: request.metadata.generation,
+        vm,
+        conditions: merge(&stored.conditions, &[ready], request.metadata.generation, cx.config.clock.now()),
+        iso_ejection: stored.iso_ejection.clone(),
+    };
+    apply_status(&api, request, request.status.as_ref(), &status, REQUEST_MANAGER).await?;
+    if warn {
+        request_event(cx, request, Kind::Warning, reason, note).await;
+    }
+    Ok(())
+}
+
+/// Whole seconds, as Kubernetes keeps them.
+pub(crate) fn seconds(now: Timestamp) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
+    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        Timestamp::from_second(now.as_second()).unwrap_or(now),
+    )
+}

@@ -1,0 +1,227 @@
+//! From what vSphere shows of one VM to the next step (pure).
+
+use coracle_api::agentpool::{
+    OwnedVm, VsphereAgent, VsphereAgentPool,
+    foreign::{InfraEnv, condition},
+    names,
+};
+use coracle_vsphere::{Change, Object, SiteSpec, Vm, VmSpec, Wanted, bios_uuid};
+use kube::ResourceExt as _;
+
+use crate::identity::{instance_uuid, owner_note, vm_name, vm_uuid};
+
+/// What is looked for: the VM of a VsphereAgent, by every name that it may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// UID of the VsphereAgent.
+    pub owner: String,
+    /// Name of the VM.
+    pub name: String,
+    /// BIOS UUID in the record; empty: none.
+    pub recorded: String,
+    /// BIOS UUID that a person says is its; empty: nobody does.
+    pub claimed: String,
+}
+
+impl Identity {
+    /// That of an object. What an Agent says is no part of it.
+    #[must_use]
+    pub fn of(agent: &VsphereAgent) -> Self {
+        let uuid = |text: &str| bios_uuid(text).unwrap_or_default();
+        Self {
+            owner: agent.uid().unwrap_or_default(),
+            name: agent.vm().map_or_else(|| vm_name(agent), |vm| vm.name.clone()),
+            recorded: agent.vm().map(|vm| uuid(&vm.bios_uuid)).unwrap_or_default(),
+            claimed: agent.annotations().get(names::CLAIM_VM).map(|c| uuid(c)).unwrap_or_default(),
+        }
+    }
+
+    /// How it is searched for.
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        let mut uuids = vec![vm_uuid(&self.owner)];
+        uuids.extend([&self.recorded, &self.claimed].into_iter().filter(|u| !u.is_empty()).cloned());
+        uuids.dedup();
+        Wanted { instance_uuid: instance_uuid(&self.owner), uuids, name: self.name.clone() }
+    }
+
+    /// Whether a VM is ours: its notes say so; or they are empty, and the record or a person names its UUID.
+    fn owns(&self, vm: &Vm) -> bool {
+        let named = (!self.recorded.is_empty() && vm.uuid == self.recorded)
+            || (!self.claimed.is_empty() && vm.uuid == self.claimed);
+        vm.annotation == owner_note(&self.owner)
+            || (vm.annotation.is_empty() && named && vm.name == self.name)
+    }
+}
+
+/// The next step towards a running VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// There is none: one is created.
+    Create,
+    /// It is changed first.
+    Change(Object, Change),
+    /// It is powered on.
+    PowerOn(Object),
+    /// It runs, and this is what it is.
+    Done(Box<Vm>),
+    /// It is not ours, or not one.
+    Mismatch(String),
+}
+
+/// Decides from what a search found.
+#[must_use]
+pub fn next(id: &Identity, found: &[Vm], iso: &str) -> Next {
+    let vm = match found {
+        [] => return Next::Create,
+        [vm] => vm,
+        several => {
+            let list: Vec<_> = several.iter().map(|vm| format!("{} ({})", vm.name, vm.object.id)).collect();
+            return Next::Mismatch(format!("several VMs fit and none is picked: {}", list.join(", ")));
+        }
+    };
+    if !id.owns(vm) {
+        let note = if vm.annotation.is_empty() { "empty notes" } else { "the notes of another" };
+        return Next::Mismatch(format!("VM {} ({}) has {note}; it is left alone", vm.name, vm.object.id));
+    }
+    if vm.annotation.is_empty() {
+        return Next::Change(vm.object.clone(), Change::Annotation(owner_note(&id.owner)));
+    }
+    // Only before its first start: an installed node has nothing to do with the ISO of today.
+    let drive = vm.cdrom.clone().unwrap_or_default();
+    if !vm.powered_on && id.recorded.is_empty() && drive.key != 0 && drive.iso.as_deref() != Some(iso) {
+        return Next::Change(vm.object.clone(), Change::InsertIso { cdrom: drive, iso: iso.to_owned() });
+    }
+    if !vm.powered_on {
+        return Next::PowerOn(vm.object.clone());
+    }
+    Next::Done(Box::new(vm.clone()))
+}
+
+/// The next step towards no VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Undo {
+    /// There is none.
+    Gone,
+    /// It is powered off first.
+    PowerOff(Object),
+    /// It is destroyed.
+    Destroy(Object),
+    /// It is not ours: nothing is done.
+    Mismatch(String),
+}
+
+/// Decides from what a search found.
+#[must_use]
+pub fn undo(id: &Identity, found: &[Vm]) -> Undo {
+    let ours: Vec<_> = found.iter().filter(|vm| id.owns(vm)).collect();
+    match (ours.as_slice(), found) {
+        (_, []) => Undo::Gone,
+        // A VM that only has our name, and an owner: ours never came to be. Without a record there is nothing of ours.
+        ([], _) if id.recorded.is_empty() => Undo::Gone,
+        ([], [vm, ..]) => Undo::Mismatch(format!(
+            "VM {} ({}) is not this object's; it is left alone",
+            vm.name, vm.object.id
+        )),
+        ([vm], _) if vm.powered_on => Undo::PowerOff(vm.object.clone()),
+        ([vm], _) => Undo::Destroy(vm.object.clone()),
+        _ => Undo::Mismatch("several VMs carry this object's notes; remove all but one".into()),
+    }
+}
+
+/// The folder that VMs are in: the hosted cluster's name unless the pool says otherwise.
+#[must_use]
+pub fn site_spec(pool: &VsphereAgentPool) -> SiteSpec {
+    let (v, or) = (
+        &pool.spec.vsphere,
+        |text: &str, default: &str| {
+            if text.is_empty() { default.to_owned() } else { text.to_owned() }
+        },
+    );
+    SiteSpec {
+        datacenter: or(&v.datacenter, "dc1"),
+        datastore_cluster: v.datastore_cluster.clone(),
+        iso_datastore: v.iso_datastore.clone(),
+        resource_pool: v.resource_pool.clone(),
+        folder: or(&v.folder, &pool.spec.hosted_cluster_ref.name),
+        network: v.network.clone(),
+    }
+}
+
+/// The VM of a VsphereAgent, as it is to be made.
+#[must_use]
+pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmSpec {
+    let (v, t) = (&pool.spec.vsphere, &pool.spec.template);
+    let owner = agent.uid().unwrap_or_default();
+    VmSpec {
+        name: vm_name(agent),
+        uuid: vm_uuid(&owner),
+        instance_uuid: instance_uuid(&owner),
+        guest_id: v.guest_id.clone(),
+        annotation: owner_note(&owner),
+        cpus: t.num_cpus,
+        memory_mib: t.memory_mib,
+        disk_gib: t.disk_gib,
+        eager_disk: v.disk_eagerly_scrub,
+        firmware: v.firmware.as_str().to_owned(),
+        controller: v.scsi_type.clone(),
+        adapter: v.network_adapter_type.clone(),
+        iso: iso.to_owned(),
+        directory: String::new(),
+    }
+}
+
+/// What is recorded of a VM that runs.
+#[must_use]
+pub fn record(agent: &VsphereAgent, vm: &Vm) -> OwnedVm {
+    OwnedVm {
+        name: vm.name.clone(),
+        owner_uid: agent.uid().unwrap_or_default(),
+        source: names::source::VSPHERE_AGENT.into(),
+        bios_uuid: vm.uuid.clone(),
+        mac_address: vm.mac.clone(),
+        phase: names::phase::PROVISIONING.into(),
+        reason: names::why::CREATE_REQUESTED.into(),
+        ..OwnedVm::default()
+    }
+}
+
+/// The URL of the discovery ISO.
+///
+/// # Errors
+/// Why the InfraEnv cannot be used.
+pub fn iso_url(infra_env: Option<&InfraEnv>) -> Result<String, String> {
+    let infra_env = infra_env.ok_or("the InfraEnv does not exist")?;
+    let conditions = infra_env.view.status.conditions.as_deref().unwrap_or_default();
+    if let Some((status, reason)) =
+        condition(conditions, "ImageCreated").filter(|(status, _)| *status != "True")
+    {
+        return Err(format!("its image is not created: ImageCreated={status} {reason}"));
+    }
+    let url = infra_env.view.status.iso_download_url.clone().filter(|u| !u.is_empty());
+    let url = url.ok_or("it has no isoDownloadURL yet")?;
+    let wanted = infra_env.view.spec.os_image_version.as_deref().and_then(major_minor);
+    let shown = url_version(&url);
+    match (wanted, shown) {
+        (Some(wanted), Some(shown)) if wanted != shown => {
+            Err(format!("its image is still of version {shown} and {wanted} is asked for"))
+        }
+        _ => Ok(url),
+    }
+}
+
+fn major_minor(text: &str) -> Option<String> {
+    let mut parts = text.split('.');
+    let (major, minor) = (parts.next()?, parts.next()?);
+    let minor: String = minor.chars().take_while(char::is_ascii_digit).collect();
+    let plain = !major.is_empty() && major.bytes().all(|b| b.is_ascii_digit()) && !minor.is_empty();
+    plain.then(|| format!("{major}.{minor}"))
+}
+
+/// A version in the query or in a segment of the path.
+fn url_version(url: &str) -> Option<String> {
+    let (path, query) = url.split_once('?').unwrap_or((url, ""));
+    let of_query = query.split('&').find_map(|pair| pair.strip_prefix("version=")).and_then(major_minor);
+    let path = path.split_once("://").map_or(path, |(_, rest)| rest);
+    of_query.or_else(|| path.split('/').skip(1).find_map(major_minor))
+}

@@ -1,0 +1,333 @@
+//! Caches of everything that is looked at, and what a change of each sets off. Caches trigger; what creates or destroys
+//! is decided on a fresh read.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt::Debug,
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use coracle_api::agentpool::{
+    VsphereAgent, VsphereAgentPool,
+    foreign::{self, Agent, AgentMachine, ForeignKind, InfraEnv, Machine},
+    names,
+};
+use futures_util::{StreamExt as _, future::join_all};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::ApiResource,
+    discovery::Discovery,
+    runtime::{
+        WatchStreamExt as _,
+        reflector::{ObjectRef, Store, store::Writer},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::demand;
+
+/// The kinds of other projects, in the versions that this cluster serves.
+#[derive(Clone, Debug)]
+pub struct Kinds {
+    pub(crate) machine: ApiResource,
+    pub(crate) agent_machine: ApiResource,
+    pub(crate) infra_env: ApiResource,
+    pub(crate) agent: ApiResource,
+}
+
+impl Kinds {
+    /// Asks the API server.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub async fn discover(client: &Client) -> Result<Self, kube::Error> {
+        let all = [foreign::MACHINE, foreign::AGENT_MACHINE, foreign::INFRA_ENV];
+        let groups: BTreeSet<_> = all.iter().map(|k| k.group).collect();
+        let groups: Vec<_> = groups.into_iter().collect();
+        let found = Discovery::new(client.clone()).filter(&groups).run().await?;
+        let of = |kind: &ForeignKind| {
+            let served = |version: &&&str| {
+                found.get(kind.group).is_some_and(|g| {
+                    g.versioned_resources(version).iter().any(|(resource, _)| resource.kind == kind.kind)
+                })
+            };
+            kind.resource(kind.versions.iter().find(served).unwrap_or(&kind.versions[0]))
+        };
+        Ok(Self {
+            machine: of(&foreign::MACHINE),
+            agent_machine: of(&foreign::AGENT_MACHINE),
+            infra_env: of(&foreign::INFRA_ENV),
+            agent: of(&foreign::AGENT),
+        })
+    }
+}
+
+/// What there is, as last heard.
+#[derive(Clone, Debug)]
+pub(crate) struct Caches {
+    pub(crate) pools: Store<VsphereAgentPool>,
+    pub(crate) requests: Store<VsphereAgent>,
+    pub(crate) agent_machines: Store<AgentMachine>,
+    pub(crate) machines: Store<Machine>,
+    pub(crate) agents: Store<Agent>,
+    pub(crate) infra_envs: Store<InfraEnv>,
+    pub(crate) kinds: Kinds,
+}
+
+/// Ends of the three queues.
+#[derive(Clone, Debug)]
+pub(crate) struct Triggers {
+    pub(crate) pools: UnboundedSender<ObjectRef<VsphereAgentPool>>,
+    pub(crate) requests: UnboundedSender<ObjectRef<VsphereAgent>>,
+    pub(crate) agent_machines: UnboundedSender<ObjectRef<AgentMachine>>,
+    /// The generation of each pool that was seen last.
+    generations: Arc<Mutex<HashMap<String, i64>>>,
+}
+
+impl Triggers {
+    /// Its specification changed since it was seen last.
+    fn is_edited(&self, pool: &VsphereAgentPool) -> bool {
+        let (uid, generation) = (pool.uid().unwrap_or_default(), pool.metadata.generation.unwrap_or(0));
+        let mut seen = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.insert(uid, generation) != Some(generation)
+    }
+}
+
+/// Their other ends.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    pub(crate) pools: UnboundedReceiver<ObjectRef<VsphereAgentPool>>,
+    pub(crate) requests: UnboundedReceiver<ObjectRef<VsphereAgent>>,
+    pub(crate) agent_machines: UnboundedReceiver<ObjectRef<AgentMachine>>,
+}
+
+impl Caches {
+    /// Of the pools in `namespace`, those that a Machine or AgentMachine belongs to.
+    pub(crate) fn pools_of(
+        &self,
+        namespace: Option<&str>,
+        annotation: Option<&String>,
+    ) -> Vec<ObjectRef<VsphereAgentPool>> {
+        let all = self.pools.state();
+        all.iter()
+            .filter(|p| demand::belongs(namespace, annotation, p))
+            .map(|p| ObjectRef::from_obj(p.as_ref()))
+            .collect()
+    }
+
+    pub(crate) fn pool(&self, namespace: &str, name: &str) -> Option<Arc<VsphereAgentPool>> {
+        self.pools.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// VsphereAgents of a pool, live and dying.
+    pub(crate) fn requests_of(&self, pool: &VsphereAgentPool) -> Vec<Arc<VsphereAgent>> {
+        let (ns, name) = (pool.namespace(), pool.name_any());
+        let mut all = self.requests.state();
+        all.retain(|r| r.namespace() == ns && pool_of(r) == name);
+        all
+    }
+}
+
+/// The pool of a VsphereAgent.
+pub(crate) fn pool_of(request: &VsphereAgent) -> String {
+    let name = &request.spec.pool_ref.name;
+    let label = || request.labels().get(names::POOL_LABEL).cloned().unwrap_or_default();
+    if name.is_empty() { label() } else { name.clone() }
+}
+
+/// Starts to watch. The future keeps caches and queues going; it never ends.
+pub(crate) fn watch(
+    client: &Client,
+    kinds: Kinds,
+    namespace: Option<&str>,
+) -> (Caches, Triggers, Queues, impl Future<Output = ()> + Send + use<>) {
+    let (pools, requests) = (Writer::<VsphereAgentPool>::new(()), Writer::<VsphereAgent>::new(()));
+    let agent_machines = Writer::<AgentMachine>::new(kinds.agent_machine.clone());
+    let machines = Writer::<Machine>::new(kinds.machine.clone());
+    let agents = Writer::<Agent>::new(kinds.agent.clone());
+    let infra_envs = Writer::<InfraEnv>::new(kinds.infra_env.clone());
+    let caches = Caches {
+        pools: pools.as_reader(),
+        requests: requests.as_reader(),
+        agent_machines: agent_machines.as_reader(),
+        machines: machines.as_reader(),
+        agents: agents.as_reader(),
+        infra_envs: infra_envs.as_reader(),
+        kinds: kinds.clone(),
+    };
+    let (pool_tx, pool_rx) = unbounded_channel();
+    let (request_tx, request_rx) = unbounded_channel();
+    let (am_tx, am_rx) = unbounded_channel();
+    let triggers =
+        Triggers { pools: pool_tx, requests: request_tx, agent_machines: am_tx, generations: Arc::default() };
+    let queues = Queues { pools: pool_rx, requests: request_rx, agent_machines: am_rx };
+    let on = |f: fn(&Caches, &Triggers, Changed<'_>)| {
+        let (caches, triggers) = (caches.clone(), triggers.clone());
+        move |changed: Changed<'_>| f(&caches, &triggers, changed)
+    };
+    let all = [
+        boxed(follow(api(client, namespace, ()), pools, on(touched), |o| Changed::Pool(o))),
+        boxed(follow(api(client, namespace, ()), requests, on(touched), |o| Changed::Request(o))),
+        boxed(follow(api(client, namespace, kinds.agent_machine), agent_machines, on(touched), |o| {
+            Changed::AgentMachine(o)
+        })),
+        boxed(follow(api(client, namespace, kinds.machine), machines, on(touched), |o| Changed::Machine(o))),
+        boxed(follow(api(client, namespace, kinds.agent), agents, on(touched), |o| Changed::Agent(o))),
+        boxed(follow(api(client, namespace, kinds.infra_env), infra_envs, on(touched), |o| {
+            Changed::InfraEnv(o)
+        })),
+    ];
+    let keep = async move {
+        join_all(all).await;
+    };
+    (caches, triggers, queues, keep)
+}
+
+fn boxed(task: impl Future<Output = ()> + Send + 'static) -> futures_util::future::BoxFuture<'static, ()> {
+    Box::pin(task)
+}
+
+fn api<K: Resource>(client: &Client, namespace: Option<&str>, kind: K::DynamicType) -> Api<K>
+where
+    K: Resource + DynamicApi,
+{
+    K::api(client, namespace, &kind)
+}
+
+/// An API of all namespaces or of one, whatever the scope type of the kind is called.
+pub(crate) trait DynamicApi: Resource + Sized {
+    fn api(client: &Client, namespace: Option<&str>, kind: &Self::DynamicType) -> Api<Self>;
+}
+
+impl<View> DynamicApi for foreign::Foreign<View> {
+    fn api(client: &Client, namespace: Option<&str>, kind: &ApiResource) -> Api<Self> {
+        match namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
+            None => Api::all_with(client.clone(), kind),
+        }
+    }
+}
+
+macro_rules! typed_api {
+    ($kind:ty) => {
+        impl DynamicApi for $kind {
+            fn api(client: &Client, namespace: Option<&str>, (): &()) -> Api<Self> {
+                match namespace {
+                    Some(namespace) => Api::namespaced(client.clone(), namespace),
+                    None => Api::all(client.clone()),
+                }
+            }
+        }
+    };
+}
+typed_api!(VsphereAgentPool);
+typed_api!(VsphereAgent);
+
+/// An object that came, changed or went.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Changed<'a> {
+    Pool(&'a VsphereAgentPool),
+    Request(&'a VsphereAgent),
+    AgentMachine(&'a AgentMachine),
+    Machine(&'a Machine),
+    Agent(&'a Agent),
+    InfraEnv(&'a InfraEnv),
+}
+
+async fn follow<K>(
+    api: Api<K>,
+    mut writer: Writer<K>,
+    on: impl Fn(Changed<'_>) + Send,
+    as_changed: for<'a> fn(&'a K) -> Changed<'a>,
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Send + Sync,
+{
+    let events = watcher(api, watcher::Config::default()).default_backoff();
+    let mut events = std::pin::pin!(events);
+    let mut buffered = Vec::new();
+    while let Some(event) = events.next().await {
+        let Ok(mut event) = event else { continue };
+        if let watcher::Event::Apply(object) | watcher::Event::InitApply(object) = &mut event {
+            object.meta_mut().managed_fields = None;
+        }
+        writer.apply_watcher_event(&event);
+        match &event {
+            watcher::Event::Apply(object) | watcher::Event::Delete(object) => on(as_changed(object)),
+            watcher::Event::InitApply(object) => buffered.push(object.clone()),
+            // The cache holds them only now.
+            watcher::Event::InitDone => buffered.drain(..).for_each(|object| on(as_changed(&object))),
+            watcher::Event::Init => buffered.clear(),
+        }
+    }
+}
+
+/// What a change sets off. A queue whose reader is gone belongs to a controller that stops.
+fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
+    let pool = |r: ObjectRef<VsphereAgentPool>| drop(triggers.pools.send(r));
+    let request = |r: &VsphereAgent| drop(triggers.requests.send(ObjectRef::from_obj(r)));
+    let am = |am: &AgentMachine| {
+        drop(triggers.agent_machines.send(ObjectRef::from_obj_with(am, caches.kinds.agent_machine.clone())));
+    };
+    match changed {
+        Changed::Pool(p) => {
+            pool(ObjectRef::from_obj(p));
+            let edited = triggers.is_edited(p);
+            caches.requests_of(p).iter().filter(|r| edited || concerns(p, r)).for_each(|r| request(r));
+            caches.agent_machines.state().iter().filter(|a| demand::is_of(a, p)).for_each(|a| am(a));
+        }
+        Changed::Request(r) => {
+            request(r);
+            let ns = r.namespace().unwrap_or_default();
+            pool(ObjectRef::new(&pool_of(r)).within(&ns));
+            if let Some(p) = caches.pool(&ns, &pool_of(r)) {
+                let key = ObjectRef::new_with(&r.name_any(), caches.kinds.agent_machine.clone());
+                let key = key.within(&p.spec.control_plane_namespace);
+                if caches.agent_machines.get(&key).is_some() {
+                    drop(triggers.agent_machines.send(key));
+                }
+            }
+        }
+        Changed::AgentMachine(a) => {
+            am(a);
+            caches
+                .pools_of(a.namespace().as_deref(), a.annotations().get(names::NODEPOOL_ANNOTATION))
+                .into_iter()
+                .for_each(pool);
+        }
+        Changed::Machine(m) => {
+            caches
+                .pools_of(m.namespace().as_deref(), m.annotations().get(names::NODEPOOL_ANNOTATION))
+                .into_iter()
+                .for_each(pool);
+        }
+        Changed::Agent(a) => {
+            let ours = |p: &&Arc<VsphereAgentPool>| p.namespace() == a.namespace();
+            caches.pools.state().iter().filter(ours).for_each(|p| pool(ObjectRef::from_obj(p.as_ref())));
+        }
+        Changed::InfraEnv(env) => {
+            for p in caches.pools.state() {
+                if p.namespace() == env.namespace() && p.spec.infra_env_ref.name == env.name_any() {
+                    pool(ObjectRef::from_obj(p.as_ref()));
+                    caches.requests_of(&p).iter().filter(|r| r.vm().is_none()).for_each(|r| request(r));
+                }
+            }
+        }
+    }
+}
+
+/// A change of a pool's status is about this VsphereAgent: it goes, or its row changed.
+/// A pool's status changes often, and most of its VsphereAgents have nothing to do then.
+fn concerns(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
+    let going = request.metadata.deletion_timestamp.is_some() || pool.metadata.deletion_timestamp.is_some();
+    let Some(vm) = request.vm() else { return going };
+    let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
+    let differs = rows.iter().find(|r| r.name == vm.name).is_some_and(|r| {
+        (&r.phase, &r.reason, &r.agent_ref, &r.machine_ref)
+            != (&vm.phase, &vm.reason, &vm.agent_ref, &vm.machine_ref)
+    });
+    going || differs
+}

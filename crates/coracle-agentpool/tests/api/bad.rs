@@ -1,0 +1,150 @@
+//! What users and the world get wrong: a condition that names it, an event, and nothing half-made.
+
+use coracle_testkit::cluster;
+use coracle_vsphere::FakeFault;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use serde_json::json;
+
+use crate::{
+    sims::{Style, set},
+    world::World,
+};
+
+async fn waiting(cluster: &'static cluster::Cluster) -> anyhow::Result<World> {
+    let mut w = World::fake(cluster).await?;
+    w.simulate(Style::Old);
+    w.pool(|_| {}).await?;
+    w.scale(1).await?;
+    Ok(w)
+}
+
+#[test]
+fn a_secret_without_a_key_is_named_with_the_key_and_the_next_secret_is_used() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
+        set(&secrets, "vsphere-credentials", json!({"data": {"password": null}}), false).await?;
+        let _operator = w.operator();
+        let message = w.until_reason("w-0", "ProviderUnavailable").await?;
+        assert!(message.ends_with("key \"password\" is missing or empty"), "{message}");
+        w.until_event("ProviderUnavailable").await?;
+        w.until_condition("VsphereReady", "False", "Error").await?;
+        set(&secrets, "vsphere-credentials", json!({"stringData": {"password": "new"}}), false).await?;
+        w.until_rows(1, "Bound").await?;
+        w.until_condition("VsphereReady", "True", "Ready").await.map(drop)
+    });
+}
+
+#[test]
+fn a_refused_user_is_reported_and_not_hammered() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        w.vcenter.fake().refuse_login(true);
+        let _operator = w.operator();
+        let message = w.until_reason("w-0", "ProviderUnavailable").await?;
+        assert!(message.contains("InvalidLogin"), "{message}");
+        w.vcenter.fake().refuse_login(false);
+        w.until_rows(1, "Bound").await
+    });
+}
+
+#[test]
+fn unknown_names_are_named_with_their_field() {
+    cluster::run(|cluster| async move {
+        for field in ["vsphere.datacenter", "vsphere.network", "vsphere.resourcePool", "vsphere.isoDatastore"]
+        {
+            let w = waiting(cluster).await?;
+            w.vcenter.fake().without(field);
+            let _operator = w.operator();
+            let message = w.until_reason("w-0", "VMCreateFailed").await?;
+            assert!(message.starts_with(field), "{message}");
+            assert!(
+                w.vcenter.vms().await.is_empty() && w.vcenter.fake().stored().is_empty(),
+                "nothing half-made"
+            );
+        }
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn an_image_that_is_missing_or_cut_short_leaves_nothing_behind() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        w.image.change(|i| i.status = 404);
+        let _operator = w.operator();
+        let message = w.until_reason("w-0", "ISORefreshFailed").await?;
+        assert!(message.contains("HTTP status 404"), "{message}");
+        w.until_event("ISORefreshFailed").await?;
+        w.until_condition("ISOReady", "False", "ISORefreshFailed").await?;
+        w.image.change(|i| (i.status, i.truncate) = (200, true));
+        let asked = w.image.seen().asked;
+        assert!(
+            crate::world::eventually(async || (w.image.seen().asked > asked + 1).then_some(()))
+                .await
+                .is_some()
+        );
+        assert!(
+            w.vcenter.fake().stored().keys().all(|f| !f.ends_with(".iso")),
+            "{:?}",
+            w.vcenter.fake().stored()
+        );
+        w.image.change(|i| i.truncate = false);
+        w.until_rows(1, "Bound").await?;
+        let files = w.vcenter.fake().stored();
+        assert_eq!(files.len(), 1, "{files:?}");
+        assert!(
+            !w.everything().await?.contains("TOKEN-THAT-NOBODY-MAY-SEE"),
+            "the token is in no status and no event"
+        );
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn an_infra_env_that_is_not_ready_is_waited_for() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        w.image_ready(false).await?;
+        let _operator = w.operator();
+        w.until_reason("w-0", "InfraEnvUnavailable").await?;
+        w.until_condition("InfraEnvAvailable", "False", "InfraEnvUnavailable").await?;
+        w.image_ready(true).await?;
+        w.until_rows(1, "Bound").await
+    });
+}
+
+#[test]
+fn a_full_datastore_is_reported_and_tried_again() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        w.vcenter.fake().fail("CreateVM_Task", 0, 1000, FakeFault::Task("NoDiskSpace"));
+        let _operator = w.operator();
+        let message = w.until_reason("w-0", "VMCreateFailed").await?;
+        assert!(message.contains("NoDiskSpace"), "{message}");
+        w.until_condition("VsphereReady", "False", "Error").await?;
+        w.vcenter.fake().heal();
+        w.until_rows(1, "Bound").await
+    });
+}
+
+#[test]
+fn a_vm_of_our_name_with_the_notes_of_another_is_left_alone() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        let operator = w.operator();
+        w.until_rows(1, "Bound").await?;
+        let vm = w.until_vms(1).await?.remove(0);
+        operator.kill().await;
+        w.vcenter
+            .fake()
+            .meddle(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "somebody else's".into());
+        let _operator = w.operator();
+        w.until_reason("w-0", "VMOwnershipMismatch").await?;
+        w.scale(0).await?;
+        w.until_event("VMOwnershipMismatch").await?;
+        assert_eq!(w.vcenter.vms().await.len(), 1, "it is not ours to destroy");
+        anyhow::Ok(())
+    });
+}

@@ -1,0 +1,105 @@
+//! Kill the operator at any call it makes to vCenter, before or after its effect; the next one finishes the job and leaves
+//! neither a lost VM nor a second one.
+
+use std::time::Duration;
+
+use coracle_testkit::cluster;
+use futures_util::future::try_join_all;
+use kube::api::ListParams;
+
+use crate::{
+    sims::Style,
+    world::{World, eventually},
+};
+
+/// The whole life of one VM: demand, VM, Agent, bound, released, gone.
+async fn live(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> {
+    let fake = w.vcenter.fake();
+    if let Some((call, before)) = crash {
+        fake.halt_at(call, before);
+    }
+    let mut operator = w.operator();
+    w.scale(1).await?;
+    let life = async {
+        w.until_rows(1, "Bound").await?;
+        assert_eq!(w.vcenter.vms().await.len(), 1, "crash {crash:?}");
+        w.scale(0).await?;
+        let gone = async || {
+            let requests = w.requests().list(&ListParams::default()).await.unwrap().items;
+            (requests.is_empty() && w.vcenter.vms().await.is_empty()).then_some(())
+        };
+        anyhow::ensure!(eventually(gone).await.is_some(), "crash {crash:?}: not all is gone");
+        anyhow::Ok(())
+    };
+    let mut life = std::pin::pin!(life);
+    tokio::select! {
+        ended = &mut life => {
+            ended?;
+            let calls = fake.calls().len();
+            operator.stop().await?;
+            return Ok(calls);
+        }
+        () = fake.until_halted() => {}
+    }
+    operator.kill().await;
+    fake.go_on();
+    operator = w.operator();
+    life.await?;
+    let creates = fake.calls().iter().filter(|c| **c == "CreateVM_Task").count();
+    assert!(creates <= 1, "crash {crash:?}: {creates} VMs were made after it");
+    operator.stop().await?;
+    Ok(0)
+}
+
+async fn world(cluster: &'static coracle_testkit::cluster::Cluster) -> anyhow::Result<World> {
+    let mut w = World::fake(cluster).await?;
+    w.simulate(Style::Old);
+    w.pool(|p| p.spec.vsphere.vm_tags = vec!["forge".into()]).await?;
+    Ok(w)
+}
+
+#[test]
+fn converges_after_a_crash_anywhere_with_no_lost_and_no_second_vm() {
+    cluster::run_within(Duration::from_secs(170), |cluster| async move {
+        let whole = world(cluster).await?;
+        let calls = live(&whole, None).await?;
+        let points: Vec<_> = (0..calls).flat_map(|k| [(k, true), (k, false)]).collect();
+        eprintln!("{} crash points of {calls} calls: {:?}", points.len(), whole.vcenter.fake().calls());
+        assert!(calls >= 12, "a life makes more calls than {calls}");
+        for some in points.chunks(6) {
+            try_join_all(some.iter().map(|at| async move {
+                let w = world(cluster).await?;
+                live(&w, Some(*at)).await
+            }))
+            .await?;
+        }
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn a_create_task_that_outlives_the_operator_is_adopted() {
+    cluster::run(|cluster| async move {
+        let w = world(cluster).await?;
+        let fake = w.vcenter.fake();
+        fake.slow_tasks(Duration::from_secs(2));
+        let operator = w.operator();
+        w.scale(1).await?;
+        let noted = async || {
+            let request = w.requests().get_opt("w-0").await.unwrap()?;
+            request.metadata.annotations?.get("coracle.dev/pending-task").cloned()
+        };
+        assert!(eventually(noted).await.expect("the task is stored").starts_with("fake-vcenter/task-"));
+        operator.kill().await;
+        assert!(fake.vms().is_empty(), "the task still runs");
+        let operator = w.operator();
+        w.until_rows(1, "Bound").await?;
+        assert_eq!(fake.calls().iter().filter(|c| **c == "CreateVM_Task").count(), 1);
+        assert_eq!(
+            eventually(async || noted().await.is_none().then_some(())).await,
+            Some(()),
+            "and forgotten"
+        );
+        operator.stop().await
+    });
+}

@@ -1,0 +1,273 @@
+//! Cluster demand becomes VMs, and VMs go when their Machines are gone.
+
+use std::time::Duration;
+
+use coracle_api::agentpool::foreign::AGENT;
+use coracle_testkit::{
+    cluster,
+    vcsim::{Act, Rule},
+};
+use coracle_vsphere::Vsphere as _;
+use kube::{ResourceExt as _, api::ListParams};
+use serde_json::json;
+
+use crate::{
+    sims::{Style, create, set},
+    world::{POOL, Vcenter, World, eventually},
+};
+
+const LONG: Duration = Duration::from_secs(170);
+
+#[test]
+fn hypershift_scales_from_0_to_20_to_5_to_0_and_vcenter_follows() {
+    cluster::run_within(LONG, |cluster| async move {
+        let Some(mut w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let operator = w.operator();
+        w.scale(20).await?;
+        w.until_rows(20, "Bound").await?;
+        w.until_condition("CapacitySatisfied", "True", "Satisfied").await?;
+        let vms = w.until_vms(20).await?;
+        let rows = w.rows().await;
+        for row in &rows {
+            let vm = vms.iter().find(|vm| vm.name == row.name).unwrap();
+            assert_eq!(
+                (&row.bios_uuid, &row.mac_address),
+                (&vm.uuid, &vm.mac),
+                "what vSphere reports is recorded"
+            );
+            assert!(vm.annotation.ends_with(&row.owner_uid));
+            let hostname = w.agents().get(&vm.uuid).await?.view.spec.hostname;
+            assert_eq!(hostname.as_deref(), Some(row.name.as_str()), "the node is named as its VM");
+        }
+        assert_eq!(w.image.seen().downloads, 1, "twenty VMs share one upload");
+        w.scale(5).await?;
+        w.until_rows(5, "Bound").await?;
+        let mut left: Vec<_> = w.until_vms(5).await?.into_iter().map(|vm| vm.name).collect();
+        left.sort();
+        assert_eq!(left, ["w-0", "w-1", "w-2", "w-3", "w-4"], "only VMs of deleted Machines go");
+        w.scale(0).await?;
+        w.until_rows(0, "").await?;
+        w.until_vms(0).await?;
+        let gone = async || {
+            let agents = w.agents().list(&ListParams::default()).await.unwrap().items.len();
+            let requests = w.requests().list(&ListParams::default()).await.unwrap().items.len();
+            (agents + requests == 0).then_some(())
+        };
+        assert!(eventually(gone).await.is_some(), "Agents and VsphereAgents go after their VMs");
+        assert!(!w.everything().await?.contains("TOKEN-THAT-NOBODY-MAY-SEE"));
+        let calls = w.vcenter.vcsim().calls()?;
+        eprintln!("calls of the whole life: {calls:?}");
+        assert!(calls["Login"] <= 2, "one session for the operator, one for the guests' eyes: {calls:?}");
+        operator.stop().await
+    });
+}
+
+#[test]
+fn a_provider_that_says_it_on_agent_reserved_is_understood_too() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::New);
+        w.pool(|_| {}).await?;
+        let _operator = w.operator();
+        w.scale(3).await?;
+        w.until_rows(3, "Bound").await
+    });
+}
+
+#[test]
+fn set_spec_cleanup_policy_retain_when_external_vm_and_agent_cleanup_must_be_handled_manually() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::Old);
+        w.pool(|p| p.spec.cleanup_policy = coracle_api::agentpool::CleanupPolicy::Retain).await?;
+        let _operator = w.operator();
+        w.scale(2).await?;
+        w.until_rows(2, "Bound").await?;
+        w.scale(0).await?;
+        w.until_rows(2, "Released").await?;
+        w.pools().delete(POOL, &Default::default()).await?;
+        assert!(
+            eventually(async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(()))
+                .await
+                .is_some()
+        );
+        assert_eq!(w.vcenter.vms().await.len(), 2, "nothing is destroyed");
+        assert_eq!(w.agents().list(&ListParams::default()).await?.items.len(), 2);
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn a_surplus_vm_goes_only_when_nobody_waits() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let operator = w.operator();
+        w.scale(1).await?;
+        w.until_rows(1, "Bound").await?;
+        // A second Machine asks and is gone before its VM registers an Agent that it could take.
+        operator.kill().await;
+        w.scale(2).await?;
+        let _operator = w.operator();
+        w.until_vms(2).await?;
+        w.scale(1).await?;
+        w.until_vms(1).await?;
+        w.until_rows(1, "Bound").await
+    });
+}
+
+#[test]
+fn a_vm_that_someone_deletes_is_made_again_while_it_provisions_and_reported_once_it_is_bound() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.pool(|_| {}).await?;
+        let _operator = w.operator();
+        w.scale(1).await?;
+        sims_without_provider(&mut w, &["w-0"]).await?;
+        w.until_reason("w-0", "VMCreated").await?;
+        let first = w.until_vms(1).await?.remove(0);
+        w.vcenter.fake().meddle(&first.object.id, |vm| *vm = None);
+        let second =
+            eventually(async || w.vcenter.vms().await.into_iter().find(|vm| vm.object != first.object)).await;
+        let second = second.expect("a new VM");
+        assert_eq!(second.uuid, first.uuid, "with the identity that belongs to its object");
+        w.simulate(Style::Old);
+        w.until_rows(1, "Bound").await?;
+        w.vcenter.fake().meddle(&second.object.id, |vm| *vm = None);
+        w.until_reason("w-0", "VMNotFound").await?;
+        assert!(w.vcenter.vms().await.is_empty(), "its Machine could not use a new one");
+        anyhow::Ok(())
+    });
+}
+
+/// What a provider says at first, without anyone who claims.
+async fn sims_without_provider(w: &mut World, machines: &[&str]) -> anyhow::Result<()> {
+    let (_, agent_machines, _) = crate::sims::apis(&w.client, &w.ns);
+    for name in machines {
+        let condition = json!({"type": "Ready", "status": "False", "reason": "NoSuitableAgents"});
+        set(&agent_machines, name, json!({"status": {"conditions": [condition]}}), true).await?;
+    }
+    Ok(())
+}
+
+#[test]
+fn existing_agents_are_adopted_as_rows_and_never_destroyed() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::Old);
+        let agent = json!({
+            "metadata": {"name": "old", "labels": {
+                "infraenvs.agent-install.openshift.io": "demo", "customer": "example", "agentMachineRef": "w-0",
+            }},
+            "spec": {"approved": true, "role": "worker", "hostname": "old-node"},
+        });
+        create(&w.client, &w.ns, &AGENT, agent).await?;
+        w.pool(|_| {}).await?;
+        let _operator = w.operator();
+        w.until_rows(1, "Bound").await?;
+        let row = w.rows().await.remove(0);
+        assert_eq!((row.name.as_str(), row.source.as_str()), ("old-node", "DiscoveredAgent"));
+        set(&w.agents(), "old", json!({"metadata": {"labels": {"agentMachineRef": null}}}), false).await?;
+        w.until_rows(1, "Released").await?;
+        assert!(w.agents().get_opt("old").await?.is_some());
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn vcenter_down_a_session_that_ends_and_a_storm_cost_time_and_no_vm() {
+    cluster::run_within(LONG, |cluster| async move {
+        let Some(mut w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let _operator = w.operator();
+        w.scale(2).await?;
+        w.until_rows(2, "Bound").await?;
+        let vcsim = w.vcenter.vcsim();
+        vcsim.expire_sessions()?;
+        w.scale(4).await?;
+        w.until_rows(4, "Bound").await?;
+        // Down: everything is cut.
+        vcsim.rules(&[Rule::always("*", Act::Cut)])?;
+        w.scale(6).await?;
+        w.until_reason("w-5", "VMCreateFailed").await?;
+        vcsim.rules(&[
+            Rule::next("CreateVM_Task", 2, Act::CutAfter),
+            Rule::next("PowerOnVM_Task", 2, Act::Status(503)),
+        ])?;
+        w.until_rows(6, "Bound").await?;
+        let mut names: Vec<_> = w.until_vms(6).await?.into_iter().map(|vm| vm.name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 6, "no second VM for any");
+        let Vcenter::Real(_, eyes) = &w.vcenter else { return Ok(()) };
+        eyes.close().await;
+        Ok(())
+    });
+}
+
+#[test]
+fn two_operators_and_one_lease_make_one_vm_each() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let with = |identity: &str| {
+            let mut config = w.config();
+            let mut election = coracle_agentpool::election(&w.ns, identity);
+            (election.lease, election.renew_deadline, election.retry) =
+                (Duration::from_millis(1000), Duration::from_millis(700), Duration::from_millis(100));
+            config.election = Some(election);
+            crate::world::Operator::start(w.cluster.client(), config)
+        };
+        let (first, _second) = (with("first"), with("second"));
+        w.scale(4).await?;
+        w.until_vms(2).await.ok();
+        first.kill().await;
+        w.until_rows(4, "Bound").await?;
+        assert_eq!(w.vcenter.vms().await.len(), 4);
+        let creates = w.vcenter.fake().calls().into_iter().filter(|c| *c == "CreateVM_Task").count();
+        assert_eq!(creates, 4, "a stolen lease does not make a second VM");
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn an_iso_of_a_new_revision_is_uploaded_once_and_a_lost_one_is_repaired() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::Old);
+        w.pool(|p| p.spec.iso = Some(serde_json::from_value(json!({"checkInterval": "300ms"})).unwrap()))
+            .await?;
+        let _operator = w.operator();
+        w.scale(1).await?;
+        w.until_rows(1, "Bound").await?;
+        let iso = async || w.pools().get(POOL).await.unwrap().status.unwrap().iso.unwrap();
+        let first = iso().await;
+        let asked = w.image.seen().asked;
+        assert!(eventually(async || (w.image.seen().asked > asked + 2).then_some(())).await.is_some());
+        assert_eq!(w.image.seen().downloads, 1, "asked for again and again, downloaded once");
+        w.image.change(|i| i.revision = 2);
+        let second =
+            eventually(async || Some(iso().await).filter(|i| i.path != first.path)).await.expect("a new ISO");
+        assert_eq!((w.image.seen().downloads, second.history.len()), (2, 2));
+        w.vcenter.fake().lose_file(&second.path);
+        let repaired = eventually(async || Some(iso().await).filter(|i| i.path != second.path))
+            .await
+            .expect("a new upload");
+        assert!(w.vcenter.fake().stored().contains_key(&repaired.path));
+        w.edit(json!({"metadata": {"annotations": {"agent-forge.containeroo.ch/force-iso-refresh": "now"}}}))
+            .await?;
+        let forced = eventually(async || Some(iso().await).filter(|i| i.force_refresh_token == "now")).await;
+        assert_ne!(forced.expect("a forced refresh").path, repaired.path);
+        let files = w.vcenter.fake().stored();
+        assert!(files.keys().all(|f| !f.ends_with(".partial")), "{files:?}");
+        assert!(files.contains_key(&first.path), "the VM still has it in its drive: {files:?}");
+        let names = w.requests().list(&ListParams::default()).await?;
+        assert_eq!(names.iter().map(|r| r.name_any()).collect::<Vec<_>>(), ["w-0"]);
+        anyhow::Ok(())
+    });
+}

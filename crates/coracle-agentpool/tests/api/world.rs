@@ -1,0 +1,458 @@
+//! One test's corner of the cluster.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use coracle_agentpool::Config;
+use coracle_api::agentpool::{
+    AgentSpec, NameRef, OwnedVm, SecretRef, VsphereAgent, VsphereAgentPool, VsphereAgentPoolSpec,
+    VsphereSpec,
+    foreign::{AGENT_MACHINE, Agent, INFRA_ENV, InfraEnv, MACHINE},
+    names,
+};
+use coracle_reconcile::{Backoff, find};
+use coracle_testkit::{cluster::Cluster, vcsim::Vcsim};
+use coracle_vsphere::{
+    Connect, Credentials, FakeVsphere, SoapConnect, SoapOptions, SoapVsphere, Vm, Vsphere as _,
+    VsphereMetrics,
+};
+use k8s_openapi::{
+    api::{core::v1::Secret, events::v1::Event},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, CustomResourceExt as _, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    runtime::wait::await_condition,
+};
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    image::ImageService,
+    sims::{self, HOOK, Style, apis, create, set},
+};
+
+/// No state is waited for longer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(50);
+pub(crate) const POOL: &str = "demo-worker";
+
+#[derive(Clone)]
+pub(crate) enum Vcenter {
+    Real(Arc<Vcsim>, Arc<SoapVsphere>),
+    Fake(FakeVsphere),
+}
+
+impl Vcenter {
+    /// Machines that are there, asked now.
+    pub(crate) async fn vms(&self) -> Vec<Vm> {
+        match self {
+            Self::Fake(fake) => fake.vms(),
+            Self::Real(_, client) => {
+                let Ok(site) = client.site(&site_spec()).await else { return Vec::new() };
+                let machines = client.machines(&site).borrow().clone();
+                machines.vms.values().map(|vm| vm.as_ref().clone()).collect()
+            }
+        }
+    }
+
+    pub(crate) fn fake(&self) -> &FakeVsphere {
+        match self {
+            Self::Fake(fake) => fake,
+            Self::Real(..) => panic!("this world has a real vCenter"),
+        }
+    }
+
+    pub(crate) fn vcsim(&self) -> &Vcsim {
+        match self {
+            Self::Real(vcsim, _) => vcsim,
+            Self::Fake(_) => panic!("this world has a fake vCenter"),
+        }
+    }
+}
+
+fn site_spec() -> coracle_vsphere::SiteSpec {
+    coracle_agentpool::vm::site_spec(&pool_object("any"))
+}
+
+pub(crate) struct World {
+    pub(crate) client: Client,
+    pub(crate) ns: String,
+    pub(crate) vcenter: Vcenter,
+    pub(crate) image: ImageService,
+    pub(crate) cluster: &'static Cluster,
+    sims: JoinSet<()>,
+}
+
+impl World {
+    /// With a fake vCenter.
+    pub(crate) async fn fake(cluster: &'static Cluster) -> anyhow::Result<Self> {
+        Self::new(cluster, Vcenter::Fake(FakeVsphere::default()), secret("vc.example", "")).await
+    }
+
+    /// With a vCenter API in a process of its own; `None`: the program is missing.
+    pub(crate) async fn real(cluster: &'static Cluster, args: &[&str]) -> anyhow::Result<Option<Self>> {
+        let _ = rustls_provider();
+        let Some(vcsim) = Vcsim::start_or_skip(args)? else { return Ok(None) };
+        let data = secret(vcsim.url(), vcsim.thumbprint());
+        let credentials =
+            Credentials::parse(&data.iter().map(|(k, v)| (k.clone(), v.clone().into_bytes())).collect())?;
+        // The guests' eyes: a session of its own, which the operator knows nothing of.
+        let eyes = SoapVsphere::open(&credentials, fast(), VsphereMetrics::default()).await?;
+        let site = eyes.site(&site_spec()).await?;
+        eyes.machines(&site).wait_for(|m| m.is_current).await?;
+        Self::new(cluster, Vcenter::Real(Arc::new(vcsim), Arc::new(eyes)), data).await.map(Some)
+    }
+
+    async fn new(
+        cluster: &'static Cluster,
+        vcenter: Vcenter,
+        secret: std::collections::BTreeMap<String, String>,
+    ) -> anyhow::Result<Self> {
+        let client = cluster.client();
+        install(&client).await?;
+        let ns = cluster.namespace().await?;
+        let mut object = Secret { string_data: Some(secret), ..Secret::default() };
+        object.metadata.name = Some("vsphere-credentials".into());
+        Api::<Secret>::namespaced(client.clone(), &ns).create(&PostParams::default(), &object).await?;
+        let image = ImageService::start().await?;
+        create(&client, &ns, &INFRA_ENV, json!({"metadata": {"name": "demo"}, "spec": {}})).await?;
+        let world = Self { client, ns, vcenter, image, cluster, sims: JoinSet::new() };
+        world.image_ready(true).await?;
+        Ok(world)
+    }
+
+    /// The InfraEnv's image is there, or not.
+    pub(crate) async fn image_ready(&self, yes: bool) -> anyhow::Result<()> {
+        let envs: Api<InfraEnv> =
+            Api::namespaced_with(self.client.clone(), &self.ns, &INFRA_ENV.resource("v1beta1"));
+        let status = if yes { "True" } else { "False" };
+        let patch = json!({"status": {
+            "isoDownloadURL": self.image.url(),
+            "conditions": [{"type": "ImageCreated", "status": status, "reason": "x"}],
+        }});
+        Ok(set(&envs, "demo", patch, true).await?)
+    }
+
+    /// Starts the provider and the guests.
+    pub(crate) fn simulate(&mut self, style: Style) {
+        let (client, ns, vcenter) = (self.client.clone(), self.ns.clone(), self.vcenter.clone());
+        self.sims.spawn(sims::provider(client.clone(), ns.clone(), style));
+        self.sims.spawn(sims::guests(client, ns, "demo".into(), async move || vcenter.vms().await));
+    }
+
+    /// Fast enough that no test waits for a clock.
+    pub(crate) fn config(&self) -> Config {
+        let ms = Duration::from_millis;
+        let connect: Arc<dyn Connect> = match &self.vcenter {
+            Vcenter::Fake(fake) => Arc::new(fake.clone()),
+            Vcenter::Real(..) => {
+                Arc::new(SoapConnect { options: fast(), metrics: VsphereMetrics::default() })
+            }
+        };
+        let mut config = Config::new(connect);
+        config.namespace = Some(self.ns.clone());
+        config.times.machine = ms(1000);
+        config.times.pool = ms(1000);
+        config.times.blocked = ms(200);
+        config.times.steady = ms(1500);
+        config.times.refused = ms(400);
+        config.times.debounce = ms(20);
+        config.backoff = Backoff { base: ms(50), max: ms(400) };
+        config.capacity = Backoff { base: ms(100), max: ms(400) };
+        config.iso.idle = ms(2000);
+        config
+    }
+
+    pub(crate) fn operator(&self) -> Operator {
+        Operator::start(self.cluster.client(), self.config())
+    }
+
+    pub(crate) fn pools(&self) -> Api<VsphereAgentPool> {
+        Api::namespaced(self.client.clone(), &self.ns)
+    }
+
+    pub(crate) fn requests(&self) -> Api<VsphereAgent> {
+        Api::namespaced(self.client.clone(), &self.ns)
+    }
+
+    pub(crate) fn agents(&self) -> Api<Agent> {
+        apis(&self.client, &self.ns).2
+    }
+
+    pub(crate) async fn pool(
+        &self,
+        change: impl FnOnce(&mut VsphereAgentPool),
+    ) -> anyhow::Result<VsphereAgentPool> {
+        let mut pool = pool_object(&self.ns);
+        change(&mut pool);
+        Ok(self.pools().create(&PostParams::default(), &pool).await?)
+    }
+
+    pub(crate) async fn edit(&self, patch: serde_json::Value) -> anyhow::Result<()> {
+        Ok(set(&self.pools(), POOL, patch, false).await?)
+    }
+
+    /// The autoscaler: Machines `w-0` to `w-<n-1>`, and no others.
+    pub(crate) async fn scale(&self, n: usize) -> anyhow::Result<()> {
+        let (machines, ..) = apis(&self.client, &self.ns);
+        let there: Vec<_> =
+            machines.list(&ListParams::default()).await?.iter().map(|m| m.name_any()).collect();
+        let annotations = json!({names::NODEPOOL_ANNOTATION: format!("{}/{POOL}", self.ns)});
+        for i in 0..n {
+            let name = format!("w-{i}");
+            if there.contains(&name) {
+                continue;
+            }
+            let machine = json!({
+                "metadata": {"name": name, "annotations": annotations, "finalizers": [HOOK]}, "spec": {},
+            });
+            create(&self.client, &self.ns, &MACHINE, machine).await?;
+            let am = json!({
+                "metadata": {"name": name, "annotations": annotations, "ownerReferences": [
+                    {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name, "uid": "x"},
+                ]},
+                "spec": {"agentLabelSelector": {"matchLabels": {"customer": "example"}}},
+            });
+            create(&self.client, &self.ns, &AGENT_MACHINE, am).await?;
+        }
+        for name in there.iter().filter(|m| m[2..].parse::<usize>().is_ok_and(|i| i >= n)) {
+            machines.delete(name, &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn rows(&self) -> Vec<OwnedVm> {
+        let pool = self.pools().get_opt(POOL).await.unwrap();
+        pool.and_then(|p| p.status).map(|s| s.owned_vms).unwrap_or_default()
+    }
+
+    /// Waits for `n` rows in that phase, and no other row.
+    pub(crate) async fn until_rows(&self, n: usize, phase: &str) -> anyhow::Result<()> {
+        let found = eventually(async || {
+            let rows = self.rows().await;
+            (rows.len() == n && rows.iter().all(|r| r.phase == phase)).then_some(())
+        })
+        .await;
+        if found.is_none() {
+            let rows: Vec<_> = self.rows().await.into_iter().map(|r| (r.name, r.phase, r.reason)).collect();
+            let requests = self.requests().list(&ListParams::default()).await?;
+            let told: Vec<_> = requests.iter().map(|r| (r.name_any(), ready(r))).collect();
+            anyhow::bail!("not {n} rows {phase}: {rows:?}\n{told:?}");
+        }
+        Ok(())
+    }
+
+    /// Waits for `n` VMs.
+    pub(crate) async fn until_vms(&self, n: usize) -> anyhow::Result<Vec<Vm>> {
+        let found = eventually(async || Some(self.vcenter.vms().await).filter(|vms| vms.len() == n)).await;
+        match found {
+            Some(vms) => Ok(vms),
+            None => anyhow::bail!(
+                "not {n} VMs: {:?}",
+                self.vcenter.vms().await.iter().map(|v| &v.name).collect::<Vec<_>>()
+            ),
+        }
+    }
+
+    /// Waits until the VsphereAgent's Ready has that reason; its message.
+    pub(crate) async fn until_reason(&self, name: &str, reason: &str) -> anyhow::Result<String> {
+        let found = eventually(async || {
+            let request = self.requests().get_opt(name).await.unwrap()?;
+            Some(ready(&request)).filter(|(r, _)| r == reason).map(|(_, message)| message)
+        })
+        .await;
+        match found {
+            Some(message) => Ok(message),
+            None => anyhow::bail!(
+                "{name} is not {reason}: {:?}",
+                self.requests().get_opt(name).await?.map(|r| ready(&r))
+            ),
+        }
+    }
+
+    /// Waits for a condition of the pool.
+    pub(crate) async fn until_condition(
+        &self,
+        kind: &str,
+        status: &str,
+        reason: &str,
+    ) -> anyhow::Result<String> {
+        let conditions = async || {
+            self.pools()
+                .get_opt(POOL)
+                .await
+                .unwrap()
+                .and_then(|p| p.status)
+                .map(|s| s.conditions)
+                .unwrap_or_default()
+        };
+        let found = eventually(async || {
+            let all = conditions().await;
+            find(&all, kind).filter(|c| c.status == status && c.reason == reason).map(|c| c.message.clone())
+        })
+        .await;
+        match found {
+            Some(message) => Ok(message),
+            None => anyhow::bail!("{kind} is not {status} {reason}: {:#?}", conditions().await),
+        }
+    }
+
+    /// Waits for an event with that reason.
+    pub(crate) async fn until_event(&self, reason: &str) -> anyhow::Result<Event> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
+        let found = eventually(async || {
+            api.list(&ListParams::default())
+                .await
+                .unwrap()
+                .into_iter()
+                .find(|e| e.reason.as_deref() == Some(reason))
+        })
+        .await;
+        found.ok_or_else(|| anyhow::anyhow!("no event {reason}"))
+    }
+
+    /// Everything that the cluster stores in this namespace, as text.
+    pub(crate) async fn everything(&self) -> anyhow::Result<String> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
+        let pools = self.pools().list(&ListParams::default()).await?;
+        let requests = self.requests().list(&ListParams::default()).await?;
+        let events = events.list(&ListParams::default()).await?;
+        Ok(format!("{pools:?}{requests:?}{events:?}"))
+    }
+}
+
+pub(crate) fn ready(request: &VsphereAgent) -> (String, String) {
+    let conditions = request.status.as_ref().map(|s| s.conditions.clone()).unwrap_or_default();
+    find(&conditions, "Ready").map(|c| (c.reason.clone(), c.message.clone())).unwrap_or_default()
+}
+
+pub(crate) fn pool_object(ns: &str) -> VsphereAgentPool {
+    let name = |name: &str| NameRef { name: name.into() };
+    let mut pool = VsphereAgentPool::new(
+        POOL,
+        VsphereAgentPoolSpec {
+            hosted_cluster_ref: name("demo"),
+            node_pool_ref: name(POOL),
+            infra_env_ref: name("demo"),
+            control_plane_namespace: ns.into(),
+            vsphere: VsphereSpec {
+                credentials_secret_ref: SecretRef {
+                    name: "vsphere-credentials".into(),
+                    namespace: String::new(),
+                },
+                datacenter: "DC0".into(),
+                datastore_cluster: "DC0_POD0".into(),
+                iso_datastore: "LocalDS_0".into(),
+                resource_pool: "DC0_C0/Resources".into(),
+                network: "VM Network".into(),
+                ..VsphereSpec::default()
+            },
+            agent: AgentSpec {
+                labels: [("customer".into(), "example".into())].into(),
+                ..AgentSpec::default()
+            },
+            ..VsphereAgentPoolSpec::default()
+        },
+    );
+    pool.metadata.namespace = Some(ns.into());
+    pool
+}
+
+fn secret(server: &str, thumbprint: &str) -> std::collections::BTreeMap<String, String> {
+    [("server", server), ("username", "user"), ("password", "pass"), ("thumbprint", thumbprint)]
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .into()
+}
+
+fn fast() -> SoapOptions {
+    SoapOptions { coalesce: Duration::from_millis(50), ..SoapOptions::default() }
+}
+
+fn rustls_provider() -> bool {
+    rustls::crypto::aws_lc_rs::default_provider().install_default().is_ok()
+}
+
+/// Our definitions, and small ones of our own writing for the objects of others.
+async fn install(client: &Client) -> anyhow::Result<()> {
+    let foreign = |group: &str, kind: &str, versions: &[&str]| -> CustomResourceDefinition {
+        let plural = format!("{}s", kind.to_lowercase());
+        let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        let versions: Vec<_> = versions
+            .iter()
+            .enumerate()
+            .map(|(i, name)| {
+                json!({
+                    "name": name, "served": true, "storage": i == 0, "subresources": {"status": {}},
+                    "schema": {"openAPIV3Schema": open},
+                })
+            })
+            .collect();
+        serde_json::from_value(json!({
+            "metadata": {"name": format!("{plural}.{group}")},
+            "spec": {
+                "group": group, "scope": "Namespaced", "versions": versions,
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+            },
+        }))
+        .unwrap()
+    };
+    let all = [
+        VsphereAgentPool::crd(),
+        VsphereAgent::crd(),
+        foreign("cluster.x-k8s.io", "Machine", &["v1beta2", "v1beta1"]),
+        foreign("capi-provider.agent-install.openshift.io", "AgentMachine", &["v1beta1"]),
+        foreign("agent-install.openshift.io", "InfraEnv", &["v1beta1"]),
+        foreign("agent-install.openshift.io", "Agent", &["v1beta1"]),
+    ];
+    for mut crd in all {
+        crd.metadata.annotations =
+            Some([("api-approved.kubernetes.io".to_owned(), "unapproved, a test".to_owned())].into());
+        let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+        api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
+        let established = kube::runtime::conditions::is_crd_established();
+        tokio::time::timeout(LIMIT, await_condition(api, &crd.name_any(), established)).await??;
+    }
+    Ok(())
+}
+
+/// Asks until there is an answer, or for too long.
+pub(crate) async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        if let Some(answer) = ask().await {
+            return Some(answer);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    None
+}
+
+/// A running operator. Dropping it kills it where it stands.
+pub(crate) struct Operator {
+    stop: CancellationToken,
+    task: JoinSet<Result<(), coracle_agentpool::Error>>,
+}
+
+impl Operator {
+    pub(crate) fn start(client: Client, config: Config) -> Self {
+        let stop = CancellationToken::new();
+        let mut task = JoinSet::new();
+        task.spawn(coracle_agentpool::run(client, config, stop.clone()));
+        Self { stop, task }
+    }
+
+    /// Asks it to stop and waits for it.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        Ok(tokio::time::timeout(LIMIT, self.task.join_next()).await?.unwrap()??)
+    }
+
+    /// Kills it where it stands, and waits until nothing of it runs.
+    pub(crate) async fn kill(mut self) {
+        self.task.shutdown().await;
+    }
+}
