@@ -1,1 +1,30 @@
-//! The market service.
+//! The market service around `coracle-auction`: journal, registry, gRPC, HTTP, streams.
+//!
+//! ```text
+//!   gRPC · HTTP ─▶ service (who may what, names ↔ numbers) ─▶ writer ─▶ journal (fsync) ─▶ engine ─▶ reply, events
+//!                        └───────────── reads ──────────────────────────────────────────────┘
+//! ```
+//!
+//! A command is journaled before it is applied, and applied before it is answered. What the
+//! journal does not take is refused and changes nothing. Everything but the journal and the
+//! registry of names can be made again from them.
+
+mod auth;
+mod catalogue;
+mod convert;
+mod error;
+mod grpc;
+mod http;
+mod json;
+mod metrics;
+mod names;
+mod recover;
+mod registry;
+mod serve;
+mod service;
+mod store;
+mod writer;
+
+pub use error::{Problem, StoreError};
+pub use serve::{Config, ServeError, Server, serve};
+pub use store::{StoreAt, Verdict};

@@ -193,6 +193,12 @@ impl Market {
         self.bids.iter().map(|(place, bid)| (self.bid_id(place), bid))
     }
 
+    /// How many bids there are, ended ones of the last day included.
+    #[must_use]
+    pub fn bids_known(&self) -> u64 {
+        (self.bids.rows.len() - self.bids.vacant.len()) as u64
+    }
+
     /// All lots.
     pub fn lots(&self) -> impl Iterator<Item = (LotNo, &Lot)> {
         self.lots.iter().map(|(no, lot)| (*no, lot))

@@ -1,0 +1,226 @@
+//! Between the engine's words and the wire's, in one place.
+
+use coracle_auction::{
+    Alloc, AllocId, AllocState, Bid, BidId, BidState, ChargeReason, EndReason, OwnerKey, Price, Report, Standing,
+};
+use coracle_proto::market as pb;
+use sha2::{Digest, Sha256};
+
+use crate::names;
+use crate::registry::{Kind, Registry};
+use crate::writer::{Slot, ms};
+
+pub(crate) fn charge_reason(reason: ChargeReason) -> &'static str {
+    match reason {
+        ChargeReason::Usage => "usage",
+        ChargeReason::Minimum => "minimum",
+        ChargeReason::Refund => "refund",
+    }
+}
+
+pub(crate) fn end_reason(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Released => "Released",
+        EndReason::Preempted => "Preempted",
+        EndReason::CapacityLost => "CapacityLost",
+        EndReason::ProvisionFailed => "ProvisionFailed",
+        EndReason::NodeFailed => "NodeFailed",
+        EndReason::BudgetExhausted => "BudgetExhausted",
+    }
+}
+
+pub(crate) fn report_name(report: &Report) -> &'static str {
+    match report {
+        Report::Launched => "launched",
+        Report::Registered { .. } => "registered",
+        Report::Ready => "ready",
+        Report::Failed => "failed",
+        Report::Drained => "drained",
+        Report::Died => "died",
+    }
+}
+
+pub(crate) fn report_of(name: &str, node: &str) -> Option<Report> {
+    Some(match name {
+        "launched" => Report::Launched,
+        "registered" if !node.is_empty() && node.len() <= 253 => Report::Registered { node: node.into() },
+        "ready" => Report::Ready,
+        "failed" => Report::Failed,
+        "drained" => Report::Drained,
+        "died" => Report::Died,
+        _ => return None,
+    })
+}
+
+fn bid_state(state: BidState) -> &'static str {
+    match state {
+        BidState::Pending => "pending",
+        BidState::Matched => "matched",
+        BidState::Provisioning => "provisioning",
+        BidState::Active => "active",
+        BidState::Preempting => "preempting",
+        BidState::Ended => "ended",
+        BidState::Cancelled => "cancelled",
+        BidState::Expired => "expired",
+    }
+}
+
+pub(crate) fn alloc_state(state: AllocState) -> &'static str {
+    match state {
+        AllocState::Matched => "matched",
+        AllocState::Provisioning => "provisioning",
+        AllocState::Active => "active",
+        AllocState::Preempting => "preempting",
+        AllocState::Ended => "ended",
+    }
+}
+
+pub(crate) fn standing(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Over(_) => "OVER",
+        Standing::Held => "BUDGET",
+        Standing::BelowReserve => "BELOW_RESERVE",
+        Standing::SkippedGang => "SKIPPED_GANG",
+        Standing::Outbid => "BELOW_CLEARING_PRICE",
+        Standing::Winning => "WINNING",
+        Standing::Placed => "PLACED",
+        Standing::Preempting(_) => "PREEMPTING",
+    }
+}
+
+fn sixteen(digest: &[u8]) -> [u8; 16] {
+    digest.first_chunk().copied().unwrap_or([0; 16])
+}
+
+/// A UUID is its own key; any other name is known by its digest. The flag says which.
+pub(crate) fn owner_key(uid: &str) -> (OwnerKey, bool) {
+    let hex: Vec<u8> = uid.bytes().filter(|b| *b != b'-').collect();
+    let shape = uid.len() == 36 && [8, 13, 18, 23].iter().all(|at| uid.as_bytes().get(*at) == Some(&b'-'));
+    let lower = hex.iter().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b));
+    if shape && hex.len() == 32 && lower {
+        let text = String::from_utf8_lossy(&hex);
+        if let Ok(bits) = u128::from_str_radix(&text, 16) {
+            return (OwnerKey(bits.to_be_bytes()), true);
+        }
+    }
+    (OwnerKey(sixteen(&Sha256::digest(uid.as_bytes()))), false)
+}
+
+pub(crate) fn owner_uid(registry: &Registry, key: OwnerKey) -> String {
+    registry.owner(&key.0).unwrap_or_else(|| {
+        let hex = format!("{:032x}", u128::from_be_bytes(key.0));
+        [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    })
+}
+
+/// Digest of an idempotency key of a tenant; never all zero, which means none.
+pub(crate) fn key_digest(tenant: u32, key: &str) -> [u8; 16] {
+    if key.is_empty() {
+        return [0; 16];
+    }
+    let digest = Sha256::new_with_prefix(tenant.to_le_bytes()).chain_update(key.as_bytes()).finalize();
+    let mut digest = sixteen(&digest);
+    digest[15] |= 1;
+    digest
+}
+
+/// Digest of what was asked, without how often: retries of one request are equal.
+pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
+    use coracle_auction::wire::Wire;
+    let mut bytes = Vec::with_capacity(128);
+    Box::<str>::from(request.market.as_str()).put(&mut bytes);
+    request.limit_micros.put(&mut bytes);
+    request.quantity.put(&mut bytes);
+    request.min_fill.put(&mut bytes);
+    Box::<str>::from(request.owner_uid.as_str()).put(&mut bytes);
+    request.lease_ms.put(&mut bytes);
+    request.expires_at_ms.put(&mut bytes);
+    for (key, value) in &request.labels {
+        Box::<str>::from(key.as_str()).put(&mut bytes);
+        Box::<str>::from(value.as_str()).put(&mut bytes);
+    }
+    let digest = Sha256::digest(&bytes);
+    digest.first_chunk().copied().map_or(0, u64::from_le_bytes)
+}
+
+pub(crate) fn price(no: u32, slot: &Slot) -> pb::MarketPrice {
+    let (q, params) = (slot.market.quotes(), slot.market.params());
+    let _ = no;
+    pb::MarketPrice {
+        market: slot.name.clone(),
+        quote_micros: q.quote.as_micros(),
+        clearing_micros: q.clearing.as_micros(),
+        indicative_micros: q.indicative.as_micros(),
+        reserve_micros: q.reserve.as_micros(),
+        cap_micros: q.cap.as_micros(),
+        free: q.free as u64,
+        as_of_ms: ms(q.as_of),
+        seq: u64::try_from(slot.seq).unwrap_or(0),
+        halted: q.halted,
+        tick_micros: params.tick.as_micros(),
+        next_call_ms: ms(slot.market.next_call()),
+    }
+}
+
+pub(crate) fn bid(no: u32, slot: &Slot, registry: &Registry, id: BidId, row: &Bid) -> pb::Bid {
+    let (tenant, owner) = slot.market.owner_of(row);
+    let u = row.units();
+    pb::Bid {
+        bid: names::bid(no, row.placed_at(), id),
+        market: slot.name.clone(),
+        tenant: registry.name(Kind::Tenant, tenant.0),
+        owner_uid: owner_uid(registry, owner),
+        limit_micros: row.limit().as_micros(),
+        quantity: u.total(),
+        min_fill: row.min_fill(),
+        state: bid_state(row.state()).into(),
+        open: u.open.into(),
+        matched: u.matched.into(),
+        provisioning: u.provisioning.into(),
+        active: u.active.into(),
+        preempting: u.preempting.into(),
+        ended: u.ended.into(),
+        cancelled: u.cancelled.into(),
+        expired: u.expired.into(),
+        placed_at_ms: ms(row.placed_at()),
+        hold: if row.is_held() { "BUDGET".into() } else { String::new() },
+        labels: row.labels().iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        seq: row.seq(),
+    }
+}
+
+pub(crate) fn alloc(no: u32, slot: &Slot, registry: &Registry, id: AllocId, row: &Alloc) -> pb::Allocation {
+    let bid = slot.market.bid_of(row);
+    let placed = slot.market.bid(bid);
+    let (tenant, owner) = placed.map_or_else(Default::default, |placed| slot.market.owner_of(placed));
+    let at = |time: Option<coracle_auction::Time>| time.map_or(0, ms);
+    pb::Allocation {
+        allocation: names::alloc(no, row.matched_at(), id),
+        bid: placed.map_or_else(String::new, |placed| names::bid(no, placed.placed_at(), bid)),
+        market: slot.name.clone(),
+        tenant: registry.name(Kind::Tenant, tenant.0),
+        owner_uid: owner_uid(registry, owner),
+        lot: lot_name(registry, row.seat().0.0),
+        unit: row.seat().1,
+        state: alloc_state(row.state()).into(),
+        limit_micros: row.limit().as_micros(),
+        price_micros: slot.market.price(id).unwrap_or(Price::ZERO).as_micros(),
+        matched_at_ms: ms(row.matched_at()),
+        active_at_ms: at(row.active_at()),
+        protected_until_ms: at(row.protected_until()),
+        preempt_at_ms: at(row.preempt_at()),
+        ended_at_ms: at(row.ended_at()),
+        node: row.node().unwrap_or_default().into(),
+        reason: row.reason().map_or("", end_reason).into(),
+        price_to_keep_micros: slot.at_risk.get(&id).map_or(0, |price| price.as_micros()),
+    }
+}
+
+/// Lots are stored as `<market no> <supplier no> <name>`, so that equal names of two suppliers differ.
+pub(crate) fn lot_key(market: u32, supplier: u32, name: &str) -> String {
+    format!("{market} {supplier} {name}")
+}
+
+pub(crate) fn lot_name(registry: &Registry, no: u32) -> String {
+    registry.name(Kind::Lot, no).splitn(3, ' ').nth(2).unwrap_or_default().to_owned()
+}

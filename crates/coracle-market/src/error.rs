@@ -1,0 +1,99 @@
+//! What a caller is told, and what the store says.
+
+use coracle_auction::Refusal;
+
+/// Why a request changed nothing. The same for gRPC and HTTP.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{code}: {detail}")]
+pub struct Problem {
+    /// A constant such as `OWNER_VERSION`.
+    pub code: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// What is wrong, for people.
+    pub detail: String,
+    /// The owner's version, when that is what is wrong.
+    pub owner_version: Option<u64>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
+        Self { code, status, detail: detail.into(), owner_version: None }
+    }
+
+    pub(crate) fn invalid(detail: impl Into<String>) -> Self {
+        Self::new(400, "INVALID_ARGUMENT", detail)
+    }
+
+    /// Also for what belongs to others: nobody learns that it exists.
+    pub(crate) fn not_found() -> Self {
+        Self::new(404, "NOT_FOUND", "not found")
+    }
+
+    pub(crate) fn unavailable(detail: impl Into<String>) -> Self {
+        Self::new(503, "UNAVAILABLE", detail)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let (status, code) = match refusal {
+            Refusal::NotFound => (404, "NOT_FOUND"),
+            Refusal::Terminal => (409, "TERMINAL"),
+            Refusal::OwnerVersion { .. } => (409, "OWNER_VERSION"),
+            Refusal::IdempotencyConflict => (409, "IDEMPOTENCY_CONFLICT"),
+            Refusal::Invalid { .. } => (400, "INVALID_ARGUMENT"),
+            Refusal::Halted => (503, "HALTED"),
+            Refusal::Quota => (429, "QUOTA"),
+            Refusal::Budget => (409, "BUDGET"),
+            Refusal::TooLate => (409, "TOO_LATE"),
+            _ => (500, "REFUSED"),
+        };
+        let mut problem = Self::new(status, code, refusal.to_string());
+        if let Refusal::OwnerVersion { current } = refusal {
+            problem.owner_version = Some(current);
+        }
+        problem
+    }
+}
+
+/// The store failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The database said no.
+    #[error("{operation} in the market's store")]
+    Sql {
+        /// What was tried.
+        operation: &'static str,
+        /// Why not.
+        source: sqlx::Error,
+    },
+    /// Bytes that are no journal or no snapshot.
+    #[error("read {what} of market {market}")]
+    Malformed {
+        /// Journal or snapshot.
+        what: &'static str,
+        /// The market.
+        market: u32,
+        /// What is wrong with it.
+        source: coracle_auction::wire::Malformed,
+    },
+    /// A group of the journal is not what was written.
+    #[error("journal of market {market}: the chain breaks at command {seq}")]
+    Chain {
+        /// The market.
+        market: u32,
+        /// First command of the group.
+        seq: i64,
+    },
+    /// Another process writes to this store.
+    #[error("another process holds the store until {until_ms}")]
+    Held {
+        /// Engine time.
+        until_ms: i64,
+    },
+    /// An address that is no store.
+    #[error("`{0}` is no store: write sqlite:FILE or postgres://…")]
+    Address(String),
+}

@@ -1,0 +1,426 @@
+//! `coracle.market.v1` over gRPC: who calls, then one call of the service.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_auction::Event;
+use coracle_proto::market as pb;
+use coracle_proto::market::{admin_server, market_server, supply_server, trading_server};
+use futures_util::Stream;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::TaskTracker;
+use tonic::{Code, Request, Response, Status};
+
+use crate::auth::{Caller, Scope};
+use crate::convert;
+use crate::error::Problem;
+use crate::service::Service;
+use crate::writer::Batch;
+
+/// Frames that may wait for a slow reader.
+const FRAMES: usize = 256;
+/// A watching owner is alive: its leases are renewed so often.
+const RENEW_EVERY: Duration = Duration::from_secs(60);
+
+/// All four services.
+#[derive(Clone, Debug)]
+pub(crate) struct Door {
+    pub(crate) service: Arc<Service>,
+    /// Streams belong to the door and end with it.
+    pub(crate) streams: TaskTracker,
+    pub(crate) stop: tokio_util::sync::CancellationToken,
+}
+
+impl From<Problem> for Status {
+    fn from(problem: Problem) -> Self {
+        let code = match (problem.status, problem.code) {
+            (400, _) => Code::InvalidArgument,
+            (401, _) => Code::Unauthenticated,
+            (403, _) => Code::PermissionDenied,
+            (404, _) => Code::NotFound,
+            (409, "IDEMPOTENCY_CONFLICT") => Code::AlreadyExists,
+            (409, "OWNER_VERSION") => Code::Aborted,
+            (409, _) => Code::FailedPrecondition,
+            (429, _) => Code::ResourceExhausted,
+            (503, _) => Code::Unavailable,
+            _ => Code::Internal,
+        };
+        let mut status = Self::new(code, problem.to_string());
+        if let Some(version) = problem.owner_version
+            && let Ok(value) = version.to_string().parse()
+        {
+            status.metadata_mut().insert("coracle-owner-version", value);
+        }
+        if let Ok(value) = problem.code.parse() {
+            status.metadata_mut().insert("coracle-code", value);
+        }
+        status
+    }
+}
+
+type Frames<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Door {
+    fn caller<T>(&self, request: &Request<T>, scope: Scope) -> Result<Caller, Status> {
+        let token = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        Ok(self.service.gate.caller(token, scope)?)
+    }
+
+    /// A stream: what is there first, then what `pick` finds in each batch. A reader that falls
+    /// behind starts over.
+    fn stream<T: Send + 'static>(
+        &self,
+        first: impl Fn(&Service) -> Result<Vec<T>, Problem> + Send + 'static,
+        pick: impl Fn(&Service, &Batch) -> Vec<T> + Send + 'static,
+    ) -> Frames<T> {
+        let (tx, rx) = mpsc::channel(FRAMES);
+        let (service, stop) = (self.service.clone(), self.stop.clone());
+        let pump = async move {
+            'over: loop {
+                let mut batches = service.writer.events.subscribe();
+                let frames = match first(&service) {
+                    Ok(frames) => frames,
+                    Err(problem) => {
+                        tx.send(Err(problem.into())).await.unwrap_or_default();
+                        return;
+                    }
+                };
+                for frame in frames {
+                    if tx.send(Ok(frame)).await.is_err() {
+                        return;
+                    }
+                }
+                loop {
+                    let batch = match batches.recv().await {
+                        Ok(batch) => batch,
+                        Err(RecvError::Lagged(_)) => continue 'over,
+                        Err(RecvError::Closed) => return,
+                    };
+                    for frame in pick(&service, &batch) {
+                        if tx.send(Ok(frame)).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            }
+        };
+        self.streams.spawn(async move { stop.run_until_cancelled(pump).await });
+        Box::pin(ReceiverStream::new(rx))
+    }
+}
+
+/// Frames of prices in a batch.
+pub(crate) fn price_frames(service: &Service, batch: &Batch, only: &[u32]) -> Vec<pb::PriceFrame> {
+    if !only.is_empty() && !only.contains(&batch.market) {
+        return Vec::new();
+    }
+    let kinds = batch.events.iter().filter_map(|event| match event {
+        Event::Call { .. } => Some("call"),
+        Event::Indicative { .. } => Some("indicative"),
+        Event::Halted { .. } => Some("halt"),
+        _ => None,
+    });
+    kinds.filter_map(|kind| price_frame(service, batch.market, kind)).collect()
+}
+
+pub(crate) fn price_frame(service: &Service, market: u32, kind: &str) -> Option<pb::PriceFrame> {
+    let price = service.writer.read(market, |slot| convert::price(market, slot)).ok()?;
+    Some(pb::PriceFrame { seq: price.seq, market: price.market.clone(), r#type: kind.into(), price: Some(price) })
+}
+
+#[tonic::async_trait]
+impl market_server::Market for Door {
+    async fn list_markets(&self, r: Request<pb::ListMarketsRequest>) -> Result<Response<pb::ListMarketsResponse>, Status> {
+        self.caller(&r, Scope::Read)?;
+        Ok(Response::new(pb::ListMarketsResponse { markets: self.service.prices()? }))
+    }
+
+    async fn get_market_price(&self, r: Request<pb::GetMarketPriceRequest>) -> Result<Response<pb::MarketPrice>, Status> {
+        self.caller(&r, Scope::Read)?;
+        let r = r.into_inner();
+        Ok(Response::new(self.service.price(&r.instance_type, &r.region)?))
+    }
+
+    async fn get_price_history(&self, r: Request<pb::GetPriceHistoryRequest>) -> Result<Response<pb::PriceHistory>, Status> {
+        self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.history(r.get_ref()).await?))
+    }
+
+    async fn get_book(&self, r: Request<pb::GetBookRequest>) -> Result<Response<pb::Book>, Status> {
+        self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.book(&r.get_ref().market)?))
+    }
+
+    type StreamPricesStream = Frames<pb::PriceFrame>;
+
+    async fn stream_prices(&self, r: Request<pb::StreamPricesRequest>) -> Result<Response<Self::StreamPricesStream>, Status> {
+        self.caller(&r, Scope::Read)?;
+        let names = r.into_inner().markets;
+        let only = names.iter().map(|name| self.service.market(name)).collect::<Result<Vec<_>, _>>()?;
+        let wanted = only.clone();
+        let first = move |service: &Service| {
+            let all = service.markets().into_iter().filter(|no| wanted.is_empty() || wanted.contains(no));
+            Ok(all.filter_map(|no| price_frame(service, no, "price")).collect())
+        };
+        Ok(Response::new(self.stream(first, move |service, batch| price_frames(service, batch, &only))))
+    }
+
+    async fn advise(&self, r: Request<pb::AdviseRequest>) -> Result<Response<pb::Advice>, Status> {
+        self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.advise(r.get_ref()).await?))
+    }
+
+    async fn simulate(&self, r: Request<pb::SimulateRequest>) -> Result<Response<pb::Simulation>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.simulate(caller, r.get_ref()).await?))
+    }
+}
+
+#[tonic::async_trait]
+impl trading_server::Trading for Door {
+    async fn place_bid(&self, r: Request<pb::PlaceBidRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let caller = self.caller(&r, Scope::Trade)?;
+        Ok(Response::new(self.service.place(caller, r.into_inner()).await?))
+    }
+
+    async fn place_bids(&self, r: Request<pb::PlaceBidsRequest>) -> Result<Response<pb::PlaceBidsResponse>, Status> {
+        use pb::place_bid_result::Result as One;
+        let caller = self.caller(&r, Scope::Trade)?;
+        let results = self.service.place_all(caller, r.into_inner().bids).await?;
+        let results = results.into_iter().map(|result| {
+            let result = match result {
+                Ok(reply) => One::Reply(reply),
+                Err(p) => One::Problem(pb::Problem {
+                    code: p.code.into(),
+                    detail: p.detail,
+                    status: p.status.into(),
+                    owner_version: p.owner_version,
+                }),
+            };
+            pb::PlaceBidResult { result: Some(result) }
+        });
+        Ok(Response::new(pb::PlaceBidsResponse { results: results.collect() }))
+    }
+
+    async fn amend_bid(&self, r: Request<pb::AmendBidRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let caller = self.caller(&r, Scope::Trade)?;
+        Ok(Response::new(self.service.amend(caller, r.into_inner()).await?))
+    }
+
+    async fn cancel_bid(&self, r: Request<pb::CancelBidRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let caller = self.caller(&r, Scope::Trade)?;
+        Ok(Response::new(self.service.cancel(caller, r.into_inner()).await?))
+    }
+
+    async fn get_bid(&self, r: Request<pb::GetBidRequest>) -> Result<Response<pb::Bid>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.get_bid(caller, r.into_inner()).await?))
+    }
+
+    async fn get_pending_bids(&self, r: Request<pb::GetPendingBidsRequest>) -> Result<Response<pb::GetPendingBidsResponse>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.pending(caller, r.into_inner()).await?))
+    }
+
+    async fn list_allocations(&self, r: Request<pb::ListAllocationsRequest>) -> Result<Response<pb::ListAllocationsResponse>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.allocations(caller, r.into_inner()).await?))
+    }
+
+    async fn release_allocation(&self, r: Request<pb::ReleaseAllocationRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let caller = self.caller(&r, Scope::Trade)?;
+        Ok(Response::new(self.service.release(caller, r.into_inner()).await?))
+    }
+
+    async fn substitute_victim(&self, r: Request<pb::SubstituteVictimRequest>) -> Result<Response<pb::SubstituteVictimResponse>, Status> {
+        let caller = self.caller(&r, Scope::Trade)?;
+        self.service.substitute(caller, r.into_inner()).await?;
+        Ok(Response::new(pb::SubstituteVictimResponse {}))
+    }
+
+    type WatchOwnerStream = Frames<pb::OwnerFrame>;
+
+    async fn watch_owner(&self, r: Request<pb::WatchOwnerRequest>) -> Result<Response<Self::WatchOwnerStream>, Status> {
+        let caller = self.caller(&r, Scope::Trade)?;
+        let r = r.into_inner();
+        let tenant = self.service.tenant(caller, &r.tenant).await?;
+        let (uid, renewed) = (r.owner_uid.clone(), r.owner_uid.clone());
+        let first = move |service: &Service| owner_state(service, tenant, &uid);
+        let uid = r.owner_uid;
+        let frames = self.stream(first, move |service, batch| owner_changes(service, batch, tenant, &uid));
+        let (service, stop) = (self.service.clone(), self.stop.clone());
+        let (watched, mut ended) = mpsc::channel::<()>(1);
+        self.streams.spawn(async move {
+            loop {
+                if let Err(problem) = service.renew(tenant, &renewed).await {
+                    tracing::warn!(%problem, "renew leases");
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(RENEW_EVERY) => {}
+                    () = stop.cancelled() => return,
+                    _ = ended.recv() => return,
+                }
+            }
+        });
+        // The renewal ends when the stream that holds the sender is dropped.
+        let held = futures_util::StreamExt::map(frames, move |frame| {
+            let _alive = &watched;
+            frame
+        });
+        Ok(Response::new(Box::pin(held)))
+    }
+
+    async fn explain(&self, r: Request<pb::ExplainRequest>) -> Result<Response<pb::Explanation>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.explain(caller, r.into_inner()).await?))
+    }
+
+    async fn list_charges(&self, r: Request<pb::ListChargesRequest>) -> Result<Response<pb::ListChargesResponse>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(pb::ListChargesResponse { charges: self.service.charges(caller, r.into_inner()).await? }))
+    }
+
+    async fn get_budget(&self, r: Request<pb::GetBudgetRequest>) -> Result<Response<pb::Budget>, Status> {
+        let caller = self.caller(&r, Scope::Read)?;
+        Ok(Response::new(self.service.budget(caller, r.into_inner()).await?))
+    }
+}
+
+/// All bids and units of an owner, its versions, and the word that this was all.
+fn owner_state(service: &Service, tenant: u32, uid: &str) -> Result<Vec<pb::OwnerFrame>, Problem> {
+    use pb::owner_frame::Frame;
+    let mut frames = Vec::new();
+    for market in service.markets() {
+        service.writer.read(market, |slot| {
+            let seq = u64::try_from(slot.seq).unwrap_or(0);
+            let mut put = |frame| frames.push(pb::OwnerFrame { seq, market: slot.name.clone(), frame: Some(frame) });
+            let mut owners = std::collections::BTreeSet::new();
+            for (id, row) in service.rows(slot, tenant, uid) {
+                owners.insert(slot.market.owner_of(row));
+                put(Frame::Bid(convert::bid(market, slot, &service.registry, id, row)));
+                for (alloc, row) in slot.market.allocs_of(id) {
+                    put(Frame::Allocation(convert::alloc(market, slot, &service.registry, alloc, row)));
+                }
+            }
+            for (tenant, owner) in owners {
+                let version = slot.market.owner_version(tenant, owner);
+                let owner_uid = convert::owner_uid(&service.registry, owner);
+                put(Frame::Owner(pb::OwnerVersion { owner_uid, version }));
+            }
+        })?;
+    }
+    frames.push(pb::OwnerFrame { seq: 0, market: String::new(), frame: Some(Frame::Synced(true)) });
+    Ok(frames)
+}
+
+/// What a batch changed for an owner.
+fn owner_changes(service: &Service, batch: &Batch, tenant: u32, uid: &str) -> Vec<pb::OwnerFrame> {
+    use pb::owner_frame::Frame;
+    let key = (!uid.is_empty()).then(|| convert::owner_key(uid).0);
+    let found = service.writer.read(batch.market, |slot| {
+        let mine = |bid| {
+            slot.market.bid(bid).filter(|row| {
+                let (t, owner) = slot.market.owner_of(row);
+                t.0 == tenant && key.is_none_or(|key| key == owner)
+            })
+        };
+        let mut frames = Vec::new();
+        for event in &batch.events {
+            let frame = match event {
+                Event::Bid { bid } | Event::Returned { bid, .. } => {
+                    mine(*bid).map(|row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, *bid, row)))
+                }
+                Event::Unit { alloc, bid } => mine(*bid).and_then(|_| slot.market.alloc(*alloc)).map(|row| {
+                    Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, *alloc, row))
+                }),
+                Event::AtRisk { alloc, .. } => slot.market.alloc(*alloc).and_then(|row| {
+                    mine(slot.market.bid_of(row))?;
+                    Some(Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, *alloc, row)))
+                }),
+                Event::Owner { tenant: t, owner, version } if t.0 == tenant && key.is_none_or(|key| key == *owner) => {
+                    let owner_uid = convert::owner_uid(&service.registry, *owner);
+                    Some(Frame::Owner(pb::OwnerVersion { owner_uid, version: *version }))
+                }
+                _ => None,
+            };
+            frames.extend(frame.map(|frame| pb::OwnerFrame { seq: batch.seq, market: slot.name.clone(), frame: Some(frame) }));
+        }
+        frames
+    });
+    found.unwrap_or_default()
+}
+
+#[tonic::async_trait]
+impl supply_server::Supply for Door {
+    async fn put_lot(&self, r: Request<pb::PutLotRequest>) -> Result<Response<pb::Lot>, Status> {
+        let caller = self.caller(&r, Scope::Supply)?;
+        Ok(Response::new(self.service.put_lot(caller, r.into_inner()).await?))
+    }
+
+    async fn drain_lot(&self, r: Request<pb::DrainLotRequest>) -> Result<Response<pb::DrainLotResponse>, Status> {
+        let caller = self.caller(&r, Scope::Supply)?;
+        self.service.drain_lot(caller, &r.get_ref().lot).await?;
+        Ok(Response::new(pb::DrainLotResponse {}))
+    }
+
+    async fn heartbeat(&self, r: Request<pb::HeartbeatRequest>) -> Result<Response<pb::HeartbeatResponse>, Status> {
+        let caller = self.caller(&r, Scope::Supply)?;
+        self.service.heartbeat(caller).await?;
+        Ok(Response::new(pb::HeartbeatResponse {}))
+    }
+
+    type StreamOrdersStream = Frames<pb::Order>;
+
+    async fn stream_orders(&self, r: Request<pb::StreamOrdersRequest>) -> Result<Response<Self::StreamOrdersStream>, Status> {
+        let caller = self.caller(&r, Scope::Supply)?;
+        let supplier = self.service.supplier(caller).await?;
+        let first = move |service: &Service| service.outstanding(supplier);
+        Ok(Response::new(self.stream(first, move |service, batch| service.orders_in(batch, supplier))))
+    }
+
+    async fn report_order(&self, r: Request<pb::ReportOrderRequest>) -> Result<Response<pb::ReportOrderResponse>, Status> {
+        let caller = self.caller(&r, Scope::Supply)?;
+        self.service.report(caller, r.into_inner()).await?;
+        Ok(Response::new(pb::ReportOrderResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl admin_server::Admin for Door {
+    async fn put_market(&self, r: Request<pb::PutMarketRequest>) -> Result<Response<pb::MarketPrice>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        Ok(Response::new(self.service.put_market(r.get_ref()).await?))
+    }
+
+    async fn put_tenant(&self, r: Request<pb::PutTenantRequest>) -> Result<Response<pb::PutTenantResponse>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        Ok(Response::new(pb::PutTenantResponse { token: self.service.put_tenant(r.get_ref()).await? }))
+    }
+
+    async fn halt(&self, r: Request<pb::HaltRequest>) -> Result<Response<pb::HaltResponse>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        self.service.halt(&r.get_ref().market, true).await?;
+        Ok(Response::new(pb::HaltResponse {}))
+    }
+
+    async fn resume(&self, r: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        self.service.halt(&r.get_ref().market, false).await?;
+        Ok(Response::new(pb::ResumeResponse {}))
+    }
+
+    async fn snapshot(&self, r: Request<pb::SnapshotRequest>) -> Result<Response<pb::SnapshotResponse>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        let (bytes, seq) = self.service.snapshot(&r.get_ref().market).await?;
+        Ok(Response::new(pb::SnapshotResponse { bytes: bytes as u64, seq: u64::try_from(seq).unwrap_or(0) }))
+    }
+
+    async fn verify(&self, r: Request<pb::VerifyRequest>) -> Result<Response<pb::VerifyResponse>, Status> {
+        self.caller(&r, Scope::Audit)?;
+        let v = self.service.verify(&r.get_ref().market).await?;
+        Ok(Response::new(pb::VerifyResponse { commands: v.commands, sound: v.sound, detail: v.detail }))
+    }
+}

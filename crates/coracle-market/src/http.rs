@@ -1,0 +1,374 @@
+//! The same over HTTP and JSON, with server-sent events. Errors are problem documents.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::sse::{Event as Frame, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use coracle_auction::Price;
+use coracle_proto::market as pb;
+use futures_util::Stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::auth::{Caller, Scope};
+use crate::error::Problem;
+use crate::grpc::{price_frame, price_frames};
+use crate::json;
+use crate::service::Service;
+
+type Shared = State<Arc<Service>>;
+type Answer = Result<Json<Value>, Problem>;
+
+/// A sign of life on a quiet stream.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut body = json!({
+            "type": format!("https://coracle.dev/problems/{}", self.code.to_lowercase()),
+            "title": status.canonical_reason().unwrap_or_default(),
+            "status": self.status, "code": self.code, "detail": self.detail,
+        });
+        if let Some(version) = self.owner_version {
+            body["ownerVersion"] = version.into();
+        }
+        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response();
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// All routes.
+pub(crate) fn routes(service: Arc<Service>) -> Router {
+    Router::new()
+        .route("/v1/markets", get(markets))
+        .route("/v1/markets/{kind}/{region}/price", get(price))
+        .route("/v1/markets/{kind}/{region}/history", get(history))
+        .route("/v1/markets/{kind}/{region}/book", get(book))
+        .route("/v1/markets/{kind}/{region}/advice", get(advice))
+        .route("/v1/markets/{kind}/{region}/simulation", get(simulation))
+        .route("/v1/bids", post(place).get(bids))
+        .route("/v1/bids/{id}", get(bid).patch(amend).delete(cancel))
+        .route("/v1/bids/{id}/explain", get(explain))
+        .route("/v1/allocations", get(allocations))
+        .route("/v1/allocations/{id}", delete(release))
+        .route("/v1/charges", get(charges))
+        .route("/v1/stream", get(stream))
+        .with_state(service)
+}
+
+fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller, Problem> {
+    service.gate.caller(headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()), scope)
+}
+
+fn number<T: std::str::FromStr + Default>(query: &BTreeMap<String, String>, name: &str) -> Result<T, Problem> {
+    let Some(text) = query.get(name) else { return Ok(T::default()) };
+    text.parse().map_err(|_| Problem::invalid(format!("{name} must be a whole number")))
+}
+
+fn text(query: &BTreeMap<String, String>, name: &str) -> String {
+    query.get(name).cloned().unwrap_or_default()
+}
+
+fn micros(what: &str, text: &str) -> Result<i64, Problem> {
+    Price::parse(text).map(Price::as_micros).map_err(|e| Problem::invalid(format!("{what}: {e}")))
+}
+
+async fn markets(State(s): Shared, headers: HeaderMap) -> Answer {
+    caller(&s, &headers, Scope::Read)?;
+    Ok(Json(json!({ "markets": s.prices()?.iter().map(json::price).collect::<Vec<_>>() })))
+}
+
+async fn price(State(s): Shared, headers: HeaderMap, Path((kind, region)): Path<(String, String)>) -> Answer {
+    caller(&s, &headers, Scope::Read)?;
+    Ok(Json(json::price(&s.price(&kind, &region)?)))
+}
+
+async fn history(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path((kind, region)): Path<(String, String)>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    caller(&s, &headers, Scope::Read)?;
+    let request = pb::GetPriceHistoryRequest {
+        market: format!("{kind}/{region}"),
+        from_ms: number(&q, "from")?,
+        to_ms: number(&q, "to")?,
+        step_ms: number(&q, "step")?,
+    };
+    let history = s.history(&request).await?;
+    Ok(Json(json!({ "bars": history.bars.iter().map(json::bar).collect::<Vec<_>>() })))
+}
+
+async fn book(State(s): Shared, headers: HeaderMap, Path((kind, region)): Path<(String, String)>) -> Answer {
+    caller(&s, &headers, Scope::Read)?;
+    let book = s.book(&format!("{kind}/{region}"))?;
+    Ok(Json(json!({ "bands": book.bands, "units": book.units })))
+}
+
+async fn advice(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path((kind, region)): Path<(String, String)>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    caller(&s, &headers, Scope::Read)?;
+    let request = pb::AdviseRequest {
+        market: format!("{kind}/{region}"),
+        units: number(&q, "units")?,
+        window_ms: number(&q, "window")?,
+        survive_permille: number(&q, "survive")?,
+    };
+    let advice = s.advise(&request).await?;
+    Ok(Json(json!({ "limit": Price::micros(advice.limit_micros).to_string(), "samples": advice.samples })))
+}
+
+async fn simulation(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path((kind, region)): Path<(String, String)>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    let caller = caller(&s, &headers, Scope::Read)?;
+    let request = pb::SimulateRequest {
+        market: format!("{kind}/{region}"),
+        limit_micros: micros("limit", &text(&q, "limit"))?,
+        quantity: number(&q, "quantity")?,
+        min_fill: number(&q, "minFill")?,
+        tenant: text(&q, "tenant"),
+    };
+    let sim = s.simulate(caller, &request).await?;
+    let dollars = |micros| Price::micros(micros).to_string();
+    Ok(Json(json!({
+        "atOnce": sim.at_once, "atCall": sim.at_call, "pays": dollars(sim.pays_micros),
+        "clearing": dollars(sim.clearing_micros), "displaced": sim.displaced,
+        "winsAt": sim.wins_at_micros.map(dollars),
+    })))
+}
+
+/// A bid as it is written. Unknown fields are errors: a misspelt limit is no limit.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct NewBid {
+    market: String,
+    limit: String,
+    #[serde(default)]
+    quantity: u32,
+    #[serde(default)]
+    min_fill: u32,
+    #[serde(default)]
+    owner_uid: String,
+    if_owner_version: Option<u64>,
+    #[serde(default)]
+    lease_ms: i64,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    tenant: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Change {
+    limit: Option<String>,
+    quantity: Option<u32>,
+    if_owner_version: Option<u64>,
+    #[serde(default)]
+    tenant: String,
+}
+
+fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, Problem> {
+    body.map(|Json(value)| value).map_err(|e| Problem::invalid(e.body_text()))
+}
+
+async fn place(
+    State(s): Shared,
+    headers: HeaderMap,
+    new: Result<Json<NewBid>, JsonRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    let caller = caller(&s, &headers, Scope::Trade)?;
+    let new = body(new)?;
+    let key = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let request = pb::PlaceBidRequest {
+        market: new.market,
+        limit_micros: micros("limit", &new.limit)?,
+        quantity: new.quantity,
+        min_fill: new.min_fill,
+        owner_uid: new.owner_uid,
+        if_owner_version: new.if_owner_version,
+        idempotency_key: key.to_owned(),
+        lease_ms: new.lease_ms,
+        labels: new.labels,
+        tenant: new.tenant,
+        expires_at_ms: 0,
+    };
+    let reply = s.place(caller, request).await?;
+    let status = if reply.replayed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(json::reply(&reply))))
+}
+
+async fn bids(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<String, String>>) -> Answer {
+    let caller = caller(&s, &headers, Scope::Read)?;
+    let request = pb::GetPendingBidsRequest {
+        owner_uid: text(&q, "ownerUid"),
+        tenant: text(&q, "tenant"),
+        market: text(&q, "market"),
+        include_ended: q.contains_key("all"),
+    };
+    let found = s.pending(caller, request).await?;
+    Ok(Json(json!({ "units": found.units, "bids": found.bids.iter().map(json::bid).collect::<Vec<_>>() })))
+}
+
+async fn bid(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    let caller = caller(&s, &headers, Scope::Read)?;
+    let tenant = text(&q, "tenant");
+    Ok(Json(json::bid(&s.get_bid(caller, pb::GetBidRequest { bid: id, tenant }).await?)))
+}
+
+async fn amend(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    change: Result<Json<Change>, JsonRejection>,
+) -> Answer {
+    let caller = caller(&s, &headers, Scope::Trade)?;
+    let change = body(change)?;
+    let request = pb::AmendBidRequest {
+        bid: id,
+        limit_micros: change.limit.map(|limit| micros("limit", &limit)).transpose()?,
+        quantity: change.quantity,
+        if_owner_version: change.if_owner_version,
+        tenant: change.tenant,
+    };
+    Ok(Json(json::reply(&s.amend(caller, request).await?)))
+}
+
+fn version(query: &BTreeMap<String, String>) -> Result<Option<u64>, Problem> {
+    query.contains_key("ifOwnerVersion").then(|| number(query, "ifOwnerVersion")).transpose()
+}
+
+async fn cancel(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    let caller = caller(&s, &headers, Scope::Trade)?;
+    let request = pb::CancelBidRequest { bid: id, if_owner_version: version(&q)?, tenant: text(&q, "tenant") };
+    Ok(Json(json::reply(&s.cancel(caller, request).await?)))
+}
+
+async fn explain(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    let caller = caller(&s, &headers, Scope::Read)?;
+    let tenant = text(&q, "tenant");
+    Ok(Json(json::explanation(&s.explain(caller, pb::ExplainRequest { id, tenant }).await?)))
+}
+
+async fn allocations(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<String, String>>) -> Answer {
+    let caller = caller(&s, &headers, Scope::Read)?;
+    let request = pb::ListAllocationsRequest {
+        owner_uid: text(&q, "ownerUid"),
+        tenant: text(&q, "tenant"),
+        include_ended: q.contains_key("all"),
+    };
+    let found = s.allocations(caller, request).await?;
+    Ok(Json(json!({ "allocations": found.allocations.iter().map(json::allocation).collect::<Vec<_>>() })))
+}
+
+async fn release(
+    State(s): Shared,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
+    let caller = caller(&s, &headers, Scope::Trade)?;
+    let request =
+        pb::ReleaseAllocationRequest { allocation: id, if_owner_version: version(&q)?, tenant: text(&q, "tenant") };
+    Ok(Json(json::reply(&s.release(caller, request).await?)))
+}
+
+async fn charges(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<String, String>>) -> Result<Response, Problem> {
+    let caller = caller(&s, &headers, Scope::Read)?;
+    let request =
+        pb::ListChargesRequest { tenant: text(&q, "tenant"), from_ms: number(&q, "from")?, to_ms: number(&q, "to")? };
+    let rows = s.charges(caller, request).await?;
+    match text(&q, "format").as_str() {
+        "" | "json" => {
+            Ok(Json(json!({ "charges": rows.iter().map(json::charge).collect::<Vec<_>>() })).into_response())
+        }
+        "csv" => {
+            let mut csv = String::from("allocation,from_ms,to_ms,price,reason\n");
+            for c in rows {
+                let price = Price::micros(c.price_micros);
+                csv += &format!("{},{},{},{price},{}\n", c.allocation, c.from_ms, c.to_ms, c.reason);
+            }
+            Ok(([(header::CONTENT_TYPE, "text/csv")], csv).into_response())
+        }
+        other => Err(Problem::invalid(format!("no format {other}: json or csv"))),
+    }
+}
+
+/// Prices as they change. A reader that falls behind gets `gap` and the present prices.
+async fn stream(
+    State(s): Shared,
+    headers: HeaderMap,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Result<Sse<impl Stream<Item = Result<Frame, Infallible>>>, Problem> {
+    caller(&s, &headers, Scope::Read)?;
+    let only = match q.get("market") {
+        Some(name) => vec![s.market(name)?],
+        None => Vec::new(),
+    };
+    let batches = s.writer.events.subscribe();
+    let now = present(&s, &only, "price");
+    let start = (s, only, batches, std::collections::VecDeque::from(now));
+    let frames = futures_util::stream::unfold(start, |(s, only, mut batches, mut ready)| async move {
+        loop {
+            if let Some(frame) = ready.pop_front() {
+                return Some((Ok(frame), (s, only, batches, ready)));
+            }
+            match batches.recv().await {
+                Ok(batch) => ready.extend(price_frames(&s, &batch, &only).iter().filter_map(sse)),
+                Err(RecvError::Lagged(_)) => ready.extend(present(&s, &only, "gap")),
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    });
+    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(HEARTBEAT)))
+}
+
+fn present(s: &Service, only: &[u32], kind: &str) -> Vec<Frame> {
+    let all = s.markets().into_iter().filter(|no| only.is_empty() || only.contains(no));
+    all.filter_map(|no| price_frame(s, no, kind)).filter_map(|frame| sse(&frame)).collect()
+}
+
+fn sse(frame: &pb::PriceFrame) -> Option<Frame> {
+    let body = json!({
+        "seq": frame.seq, "market": frame.market, "type": frame.r#type,
+        "price": frame.price.as_ref().map(json::price),
+    });
+    Some(Frame::default().event(frame.r#type.clone()).id(frame.seq.to_string()).data(body.to_string()))
+}

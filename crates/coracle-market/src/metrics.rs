@@ -1,0 +1,174 @@
+//! What the market shows of itself to Prometheus.
+
+use std::sync::atomic::AtomicU64;
+
+use coracle_auction::{ChargeReason, Command, EndReason, Event, Market, Reply};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Class {
+    class: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Outcomes {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Orders {
+    kind: &'static str,
+    result: &'static str,
+}
+
+type Dollars = Gauge<f64, AtomicU64>;
+type DollarSum = Counter<f64, AtomicU64>;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    clearing_price: Family<Class, Dollars>,
+    quote_price: Family<Class, Dollars>,
+    allocations: Family<Class, Gauge>,
+    free_units: Family<Class, Gauge>,
+    open_units: Family<Class, Gauge>,
+    preemptions: Family<Outcome, Counter>,
+    displaced: Family<Reason, Counter>,
+    bids: Family<Outcomes, Counter>,
+    skipped_gangs: Counter,
+    orders: Family<Orders, Counter>,
+    charged: Family<Class, DollarSum>,
+    pub(crate) journal_commit: Histogram,
+    pub(crate) journal_up: Gauge,
+    pub(crate) replay_mismatch: Counter,
+}
+
+/// Micro-dollars as dollars, for graphs alone.
+fn dollars(micros: i64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a graph, not a bill")]
+    let micros = micros as f64;
+    micros / 1e6
+}
+
+fn count(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+impl Metrics {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let m = Self {
+            clearing_price: Family::default(),
+            quote_price: Family::default(),
+            allocations: Family::default(),
+            free_units: Family::default(),
+            open_units: Family::default(),
+            preemptions: Family::default(),
+            displaced: Family::default(),
+            bids: Family::default(),
+            skipped_gangs: Counter::default(),
+            orders: Family::default(),
+            charged: Family::default(),
+            journal_commit: Histogram::new(exponential_buckets(0.0001, 2.0, 14)),
+            journal_up: Gauge::default(),
+            replay_mismatch: Counter::default(),
+        };
+        let r = registry;
+        r.register("coracle_market_clearing_price", "Clearing price, US$ per node-hour", m.clearing_price.clone());
+        r.register("coracle_market_quote_price", "Quote, US$ per node-hour", m.quote_price.clone());
+        r.register("coracle_market_allocations", "Units that hold a place", m.allocations.clone());
+        r.register("coracle_market_free_units", "Empty units", m.free_units.clone());
+        r.register("coracle_market_open_units", "Units waiting in the book", m.open_units.clone());
+        r.register("coracle_market_preemptions", "Units that ended under notice", m.preemptions.clone());
+        r.register("coracle_market_displaced", "Units put under notice", m.displaced.clone());
+        r.register("coracle_market_bids", "Placements by result", m.bids.clone());
+        r.register("coracle_market_skipped_gangs", "Blocks passed over by a call", m.skipped_gangs.clone());
+        r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
+        r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
+        r.register("coracle_market_journal_commit_seconds", "Time to put a group on disk", m.journal_commit.clone());
+        r.register("coracle_market_journal_up", "Does the journal take commands?", m.journal_up.clone());
+        r.register("coracle_market_replay_mismatch", "Calls that a replay did not reproduce", m.replay_mismatch.clone());
+        m
+    }
+
+    /// A command and its answer.
+    pub(crate) fn count(&self, command: &Command, reply: &Reply) {
+        let result = match (command, reply) {
+            (Command::Place { .. }, Reply::Bid { replayed: true, .. }) => "replayed",
+            (Command::Place { .. }, Reply::Bid { .. }) => "accepted",
+            (Command::Place { .. }, _) => "refused",
+            (Command::Report { report, .. }, reply) => {
+                let result = if matches!(reply, Reply::Refused(_)) { "unknown" } else { "taken" };
+                let kind = crate::convert::report_name(report);
+                self.orders.get_or_create(&Orders { kind, result }).inc();
+                return;
+            }
+            _ => return,
+        };
+        self.bids.get_or_create(&Outcomes { result }).inc();
+    }
+
+    /// What a group did to a market.
+    pub(crate) fn observe(&self, class: &str, market: &Market, events: &[Event]) {
+        let class = || Class { class: class.to_owned() };
+        for event in events {
+            match event {
+                Event::Call { record } => {
+                    self.skipped_gangs.inc_by(record.skipped);
+                    let q = market.quotes();
+                    self.clearing_price.get_or_create(&class()).set(dollars(record.price.as_micros()));
+                    self.quote_price.get_or_create(&class()).set(dollars(q.quote.as_micros()));
+                    self.free_units.get_or_create(&class()).set(count(q.free as u64));
+                    self.open_units.get_or_create(&class()).set(count(market.depth().units));
+                    self.allocations.get_or_create(&class()).set(count(market.live()));
+                }
+                Event::Launch { .. } => self.order("launch"),
+                Event::Spare { .. } => self.order("spare"),
+                Event::Reclaim { reason, .. } => {
+                    self.order("reclaim");
+                    if !matches!(reason, EndReason::Released | EndReason::ProvisionFailed) {
+                        let reason = crate::convert::end_reason(*reason);
+                        self.displaced.get_or_create(&Reason { reason }).inc();
+                    }
+                }
+                Event::Unit { alloc, .. } => self.ended(market, *alloc),
+                Event::Charge { from, to, price, reason, .. } if *reason != ChargeReason::Refund => {
+                    let micros = coracle_auction::Charge::of(*price, to.since_ms(*from)).to_micros();
+                    let micros = i64::try_from(micros).unwrap_or(i64::MAX);
+                    self.charged.get_or_create(&class()).inc_by(dollars(micros));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn order(&self, kind: &'static str) {
+        self.orders.get_or_create(&Orders { kind, result: "sent" }).inc();
+    }
+
+    fn ended(&self, market: &Market, alloc: coracle_auction::AllocId) {
+        let Some(unit) = market.alloc(alloc) else { return };
+        let (Some(ended), Some(deadline)) = (unit.ended_at(), unit.preempt_at()) else { return };
+        let outcome = if unit.reason() == Some(EndReason::CapacityLost) {
+            "lost"
+        } else if ended < deadline {
+            "drained"
+        } else {
+            "forced"
+        };
+        self.preemptions.get_or_create(&Outcome { outcome }).inc();
+    }
+}

@@ -1,0 +1,117 @@
+//! A market from its snapshot and journal, and the proof that the journal is sound.
+
+use coracle_auction::wire::Wire;
+use coracle_auction::{Event, Journaled, Market, Params, Time};
+
+use crate::error::StoreError;
+use crate::names;
+use crate::store::{CallRow, ChargeRow, Projections, Store, Verdict, chained};
+
+/// Groups read at once.
+const PAGE: i64 = 16;
+
+/// A market and how far its journal is in it.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    pub(crate) market: Market,
+    /// Number of the last command.
+    pub(crate) seq: i64,
+    pub(crate) chain: [u8; 32],
+    /// Commands replayed behind the snapshot.
+    pub(crate) replayed: u64,
+    pub(crate) made: Projections,
+}
+
+/// Replays a market; with `whole` from its first command instead of from the snapshot.
+pub(crate) async fn recover(
+    store: &Store,
+    no: u32,
+    (params, since): (Params, Time),
+    whole: bool,
+) -> Result<Recovered, StoreError> {
+    let snapshot = if whole { None } else { store.snapshot(no).await? };
+    let mut r = match snapshot {
+        None => Recovered { market: Market::new(params, since), seq: 0, chain: [0; 32], replayed: 0, made: Projections::default() },
+        Some((seq, body, chain)) => {
+            let market = Market::restore(&body)
+                .map_err(|source| StoreError::Malformed { what: "the snapshot", market: no, source })?;
+            Recovered { market, seq, chain, replayed: 0, made: Projections::default() }
+        }
+    };
+    let mut events = Vec::new();
+    loop {
+        let groups = store.groups(no, r.seq + 1, PAGE).await?;
+        if groups.is_empty() {
+            return Ok(r);
+        }
+        for group in groups {
+            let chain = chained(&r.chain, &group.body);
+            if chain != group.chain || group.seq != r.seq + 1 {
+                return Err(StoreError::Chain { market: no, seq: group.seq });
+            }
+            let mut from = group.body.as_slice();
+            while !from.is_empty() {
+                let entry = Journaled::get(&mut from)
+                    .map_err(|source| StoreError::Malformed { what: "the journal", market: no, source })?;
+                r.market.apply(entry.at, &entry.command, &mut events);
+                r.replayed += 1;
+                project(no, &r.market, &events, &mut r.made);
+                events.clear();
+            }
+            (r.seq, r.chain) = (group.seq + group.count - 1, chain);
+        }
+    }
+}
+
+/// Rows of the history and of charges, from what happened.
+pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Projections) {
+    for event in events {
+        match event {
+            Event::Call { record } => made.calls.push(CallRow {
+                market: no,
+                number: signed(record.number),
+                at: signed(record.at.0),
+                price: record.price.as_micros(),
+                chain: record.chain,
+            }),
+            Event::Charge { alloc, tenant, from, to, price, reason } => {
+                let at = market.alloc(*alloc).map_or(Time(0), coracle_auction::Alloc::matched_at);
+                made.charges.push(ChargeRow {
+                    alloc: names::alloc(no, at, *alloc),
+                    tenant: tenant.0,
+                    starts: signed(from.0),
+                    ends: signed(to.0),
+                    price: price.as_micros(),
+                    reason: crate::convert::charge_reason(*reason),
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Milliseconds and counts as the database has them.
+pub(crate) fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Replays a whole journal and compares every call with what was published.
+pub(crate) async fn verify(store: &Store, no: u32, start: (Params, Time)) -> Result<Verdict, StoreError> {
+    let told = |sound, commands, detail: String| Verdict { commands, sound, detail };
+    match recover(store, no, start, true).await {
+        Err(e @ (StoreError::Chain { .. } | StoreError::Malformed { .. })) => Ok(told(false, 0, e.to_string())),
+        Err(e) => Err(e),
+        Ok(r) => {
+            let published = store.calls(no, 0, i64::MAX).await?;
+            let replayed: Vec<_> = r.made.calls.iter().map(|c| (c.at, c.price, c.chain)).collect();
+            let wrong = published.iter().zip(&replayed).position(|(a, b)| a != b);
+            Ok(match wrong {
+                Some(n) => told(false, r.replayed, format!("call {} was published otherwise", n + 1)),
+                None if published.len() > replayed.len() => {
+                    told(false, r.replayed, "calls were published that the journal does not have".into())
+                }
+                None => told(true, r.replayed, String::new()),
+            })
+        }
+    }
+}

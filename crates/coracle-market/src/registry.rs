@@ -1,0 +1,113 @@
+//! Names and their numbers. The engine knows numbers; the store keeps both.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+use crate::error::StoreError;
+use crate::store::{NameRow, Store};
+
+/// What a name names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Market = 0,
+    Tenant = 1,
+    Supplier = 2,
+    Lot = 3,
+    /// Owners whose name is no UUID: the number means nothing, the body is the key.
+    Owner = 4,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_name: BTreeMap<(i64, String), u32>,
+    by_no: BTreeMap<(i64, u32), (String, Vec<u8>)>,
+}
+
+/// All names. Numbers start at 1 and are never used again.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    store: Store,
+    known: RwLock<Known>,
+    /// One new name at a time.
+    adding: tokio::sync::Mutex<()>,
+    owners: Mutex<BTreeMap<[u8; 16], String>>,
+}
+
+impl Registry {
+    pub(crate) async fn load(store: Store) -> Result<Self, StoreError> {
+        let mut known = Known::default();
+        let mut owners = BTreeMap::new();
+        for row in store.names().await? {
+            if row.kind == Kind::Owner as i64
+                && let Ok(key) = <[u8; 16]>::try_from(&row.body[..])
+            {
+                owners.insert(key, row.name.clone());
+            }
+            known.by_name.insert((row.kind, row.name.clone()), row.no);
+            known.by_no.insert((row.kind, row.no), (row.name, row.body));
+        }
+        Ok(Self { store, known: RwLock::new(known), adding: tokio::sync::Mutex::new(()), owners: Mutex::new(owners) })
+    }
+
+    pub(crate) fn number(&self, kind: Kind, name: &str) -> Option<u32> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.by_name.get(&(kind as i64, name.to_owned())).copied()
+    }
+
+    pub(crate) fn name(&self, kind: Kind, no: u32) -> String {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.by_no.get(&(kind as i64, no)).map_or_else(String::new, |(name, _)| name.clone())
+    }
+
+    pub(crate) fn body(&self, kind: Kind, no: u32) -> Vec<u8> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.by_no.get(&(kind as i64, no)).map_or_else(Vec::new, |(_, body)| body.clone())
+    }
+
+    /// Other facts under the same name. The caller stored them.
+    pub(crate) fn set_body(&self, kind: Kind, no: u32, body: Vec<u8>) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = known.by_no.get_mut(&(kind as i64, no)) {
+            entry.1 = body;
+        }
+    }
+
+    /// All names of a kind, with numbers.
+    pub(crate) fn all(&self, kind: Kind) -> Vec<(u32, String)> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let range = (kind as i64, 0)..=(kind as i64, u32::MAX);
+        known.by_no.range(range).map(|((_, no), (name, _))| (*no, name.clone())).collect()
+    }
+
+    /// The number of a name, known or new. A new one is stored before it is used.
+    pub(crate) async fn ensure(&self, kind: Kind, name: &str, body: &[u8]) -> Result<u32, StoreError> {
+        if let Some(no) = self.number(kind, name) {
+            return Ok(no);
+        }
+        let _one = self.adding.lock().await;
+        if let Some(no) = self.number(kind, name) {
+            return Ok(no);
+        }
+        let no = self.all(kind).last().map_or(1, |(no, _)| no + 1);
+        let row = NameRow { kind: kind as i64, no, name: name.to_owned(), body: body.to_vec() };
+        self.store.put_name(&row).await?;
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.by_name.insert((row.kind, row.name.clone()), no);
+        known.by_no.insert((row.kind, no), (row.name, row.body));
+        Ok(no)
+    }
+
+    /// Remembers how an owner calls itself when its key does not tell.
+    pub(crate) async fn ensure_owner(&self, key: [u8; 16], name: &str) -> Result<(), StoreError> {
+        if self.owners.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key) {
+            return Ok(());
+        }
+        self.ensure(Kind::Owner, name, &key).await?;
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).insert(key, name.to_owned());
+        Ok(())
+    }
+
+    pub(crate) fn owner(&self, key: &[u8; 16]) -> Option<String> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+}

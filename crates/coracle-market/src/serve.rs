@@ -1,0 +1,269 @@
+//! A running market: store, writer, doors. Everything it starts it also ends.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_auction::Command;
+use coracle_proto::market::admin_server::AdminServer;
+use coracle_proto::market::market_server::MarketServer;
+use coracle_proto::market::supply_server::SupplyServer;
+use coracle_proto::market::trading_server::TradingServer;
+use coracle_telemetry::{Admin, Readiness};
+use coracle_types::Clock;
+use prometheus_client::registry::Registry as Meters;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::auth::{self, Gate};
+use crate::catalogue;
+use crate::error::{Problem, StoreError};
+use crate::grpc::Door;
+use crate::http;
+use crate::metrics::Metrics;
+use crate::recover::{Recovered, recover};
+use crate::registry::{Kind, Registry};
+use crate::service::Service;
+use crate::service::start_of;
+use crate::store::{LEASE_MS, Store, StoreAt};
+use crate::writer::{Slot, Writer};
+
+/// How a market is served.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Journal, names, history.
+    pub store: StoreAt,
+    /// gRPC; port 0 takes any.
+    pub grpc: SocketAddr,
+    /// HTTP and JSON; port 0 takes any.
+    pub http: SocketAddr,
+    /// Metrics and health.
+    pub admin: Option<SocketAddr>,
+    /// Regions that get the default catalogue, when the market is new there.
+    pub regions: Vec<String>,
+    /// The region of requests that name none.
+    pub default_region: Option<String>,
+    /// An administrator's token to accept besides those in the store.
+    pub admin_token: Option<String>,
+    /// Where the time comes from.
+    pub clock: Clock,
+}
+
+/// Where a running market listens.
+#[derive(Clone, Copy, Debug)]
+pub struct Server {
+    /// gRPC.
+    pub grpc: SocketAddr,
+    /// HTTP and JSON.
+    pub http: SocketAddr,
+    /// Metrics and health.
+    pub admin: Option<SocketAddr>,
+}
+
+/// Why a market does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The store.
+    #[error("open the market's store")]
+    Store(#[from] StoreError),
+    /// An address.
+    #[error("listen on {at}")]
+    Listen {
+        /// Where.
+        at: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A door ended.
+    #[error("serve {door}")]
+    Door {
+        /// Which.
+        door: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The catalogue could not be put in.
+    #[error("prepare the markets")]
+    Prepare(#[source] Problem),
+}
+
+async fn listen(at: SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(at).await.map_err(|source| ServeError::Listen { at, source })
+}
+
+/// Waits until no other process writes to a shared store.
+async fn take_over(store: &Store, clock: &Clock, stop: &CancellationToken) -> Result<Option<i64>, StoreError> {
+    loop {
+        match store.take_over(clock.now().0).await {
+            Ok(epoch) => return Ok(Some(epoch)),
+            Err(StoreError::Held { until_ms }) => {
+                tracing::info!(until_ms, "standing by: another process writes");
+                let pause = tokio::time::sleep(Duration::from_secs(1));
+                if stop.run_until_cancelled(pause).await.is_none() {
+                    return Ok(None);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Serves until `stop`. Calls `ready` once all doors are open.
+///
+/// # Errors
+/// A store or an address that cannot be had; a door or the journal that fails later, also when
+/// another process took the store over.
+pub async fn serve(config: Config, stop: CancellationToken, ready: impl FnOnce(Server)) -> Result<(), ServeError> {
+    let mut meters = Meters::default();
+    let metrics = Metrics::register(&mut meters);
+    let readiness = Readiness::default();
+    readiness.set("journal", false);
+    let store = Store::open(&config.store).await?;
+    let (grpc, web) = (listen(config.grpc).await?, listen(config.http).await?);
+    let admin = match config.admin {
+        Some(at) => Some(listen(at).await?),
+        None => None,
+    };
+    let at = Server { grpc: local(&grpc)?, http: local(&web)?, admin: admin.as_ref().map(local).transpose()? };
+    let mut doors: JoinSet<Result<(), ServeError>> = JoinSet::new();
+    if let Some(listener) = admin {
+        let page = Admin::new(meters, readiness.clone()).serve(listener, stop.child_token());
+        doors.spawn(async move { page.await.map_err(|source| door("admin", source)) });
+    }
+    let Some(epoch) = take_over(&store, &config.clock, &stop).await? else { return Ok(()) };
+    let (writer, task) = open_markets(&store, epoch, &config, metrics).await?;
+    let (done, stopped) = (stop.child_token(), stop.clone());
+    doors.spawn(async move { Ok(task.run(done).await?) });
+    if matches!(config.store, StoreAt::Postgres(_)) {
+        let (store, clock, stop) = (store.clone(), config.clock.clone(), stop.child_token());
+        doors.spawn(async move { keep_lease(&store, epoch, &clock, stop).await });
+    }
+    let service = service(store, writer, &config).await?;
+    prepare(&service, &config.regions).await.map_err(ServeError::Prepare)?;
+    let streams = TaskTracker::new();
+    let gate = Door { service: service.clone(), streams: streams.clone(), stop: stop.child_token() };
+    let quiet = stop.child_token();
+    doors.spawn(async move {
+        let served = tonic::transport::Server::builder()
+            .tcp_nodelay(true)
+            .add_service(MarketServer::new(gate.clone()))
+            .add_service(TradingServer::new(gate.clone()))
+            .add_service(SupplyServer::new(gate.clone()))
+            .add_service(AdminServer::new(gate))
+            .serve_with_incoming_shutdown(TcpListenerStream::new(grpc), quiet.cancelled_owned());
+        served.await.map_err(|source| door("gRPC", source))
+    });
+    let (routes, quiet) = (http::routes(service), stop.child_token());
+    doors.spawn(async move {
+        // Streams have no end of their own, so the door is closed around them.
+        let serving = axum::serve(web, routes).into_future();
+        match quiet.run_until_cancelled(serving).await {
+            Some(served) => served.map_err(|source| door("HTTP", source)),
+            None => Ok(()),
+        }
+    });
+    readiness.set("journal", true);
+    ready(at);
+    let ended = doors.join_next().await;
+    stopped.cancel();
+    streams.close();
+    streams.wait().await;
+    while doors.join_next().await.is_some() {}
+    match ended {
+        Some(Ok(result)) => result,
+        Some(Err(source)) => Err(door("task", source)),
+        None => Ok(()),
+    }
+}
+
+fn door(door: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> ServeError {
+    ServeError::Door { door, source: Box::new(source) }
+}
+
+fn local(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
+    let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+    listener.local_addr().map_err(|source| ServeError::Listen { at: unknown, source })
+}
+
+/// All markets of the store, replayed, behind a writer that is not running yet.
+async fn open_markets(
+    store: &Store,
+    epoch: i64,
+    config: &Config,
+    metrics: Metrics,
+) -> Result<(Writer, crate::writer::WriterTask), StoreError> {
+    let registry = Registry::load(store.clone()).await?;
+    let mut made = crate::store::Projections::default();
+    let mut slots = std::collections::BTreeMap::new();
+    for (no, name) in registry.all(Kind::Market) {
+        let Some(start) = start_of(&registry.body(Kind::Market, no)) else { continue };
+        let Recovered { market, seq, chain, replayed, made: rows } = recover(store, no, start, false).await?;
+        tracing::info!(market = name, seq, replayed, "market opened");
+        made.calls.extend(rows.calls);
+        made.charges.extend(rows.charges);
+        let (indicated, at_risk) = (market.now(), std::collections::BTreeMap::new());
+        slots.insert(no, Slot { name, market, seq, chain, at_risk, start, since_snapshot: replayed, indicated });
+    }
+    let (writer, task) = Writer::new(store.clone(), epoch, config.clock.clone(), metrics, made);
+    *writer.markets.write().unwrap_or_else(std::sync::PoisonError::into_inner) = slots;
+    Ok((writer, task))
+}
+
+async fn service(store: Store, writer: Writer, config: &Config) -> Result<Arc<Service>, ServeError> {
+    let registry = Registry::load(store.clone()).await?;
+    let gate = Gate::new(config.clock.clone(), store.tokens().await?);
+    let root = registry.ensure(Kind::Tenant, "admin", &[]).await?;
+    if let Some(token) = &config.admin_token {
+        gate.admit(auth::hash(token), root, auth::ALL);
+    }
+    let service = Service {
+        writer,
+        registry,
+        gate,
+        store,
+        clock: config.clock.clone(),
+        default_region: config.default_region.clone(),
+        caps: tokio::sync::Mutex::default(),
+        capped: std::sync::RwLock::default(),
+    };
+    for (tenant, _) in service.registry.all(Kind::Tenant) {
+        service.take_facts(tenant).await;
+    }
+    Ok(Arc::new(service))
+}
+
+/// Tells every market that it was away, and makes those of the catalogue that are new.
+async fn prepare(service: &Service, regions: &[String]) -> Result<(), Problem> {
+    for no in service.markets() {
+        service.writer.apply_one(no, Command::Restarted).await?;
+    }
+    for region in regions {
+        for (kind, cap, reserve) in catalogue::DEFAULT {
+            let name = format!("{kind}/{region}");
+            if service.registry.number(Kind::Market, &name).is_none() {
+                service.new_market(&name, catalogue::params(cap, reserve)).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Renews the lease of a shared store. Ends in an error when it is lost.
+async fn keep_lease(store: &Store, epoch: i64, clock: &Clock, stop: CancellationToken) -> Result<(), ServeError> {
+    let every = Duration::from_millis(u64::try_from(LEASE_MS / 3).unwrap_or(3_000));
+    loop {
+        if stop.run_until_cancelled(tokio::time::sleep(every)).await.is_none() {
+            return Ok(());
+        }
+        match store.renew(epoch, clock.now().0).await {
+            Ok(true) => {}
+            Ok(false) => return Err(StoreError::Held { until_ms: 0 }.into()),
+            Err(error) => tracing::warn!(%error, "lease not renewed"),
+        }
+    }
+}

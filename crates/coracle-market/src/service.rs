@@ -1,0 +1,99 @@
+//! What callers can ask, whatever door they come through.
+
+mod admin;
+mod read;
+mod supply;
+mod trade;
+
+pub(crate) use admin::start_of;
+use std::collections::BTreeMap;
+
+use coracle_auction::{Time, wire};
+use coracle_types::Clock;
+
+use crate::auth::{Caller, Gate, Scope};
+use crate::error::{Problem, StoreError};
+use crate::registry::{Kind, Registry};
+use crate::store::Store;
+use crate::writer::Writer;
+
+/// Everything behind the doors.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) writer: Writer,
+    pub(crate) registry: Registry,
+    pub(crate) gate: Gate,
+    pub(crate) store: Store,
+    pub(crate) clock: Clock,
+    pub(crate) default_region: Option<String>,
+    /// Hourly caps by tenant. Locked while a capped tenant places, so that slices add up.
+    pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,
+    /// Tenants that have a cap, to ask without the lock.
+    pub(crate) capped: std::sync::RwLock<std::collections::BTreeSet<u32>>,
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        tracing::error!(error = &error as &dyn std::error::Error, "store");
+        Self::unavailable("the store does not answer")
+    }
+}
+
+/// Longest name of a tenant, an owner, a lot or a market.
+const NAME_MAX: usize = 128;
+
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Problem> {
+    if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
+        return Err(Problem::invalid(format!("{what} must have 1 to {NAME_MAX} characters")));
+    }
+    Ok(())
+}
+
+impl Service {
+    pub(crate) fn now(&self) -> Time {
+        Time(u64::try_from(self.clock.now().0).unwrap_or(0))
+    }
+
+    /// The market of a name.
+    pub(crate) fn market(&self, name: &str) -> Result<u32, Problem> {
+        self.registry
+            .number(Kind::Market, name)
+            .ok_or_else(|| Problem::new(404, "UNKNOWN_MARKET", format!("no market {name}")))
+    }
+
+    /// The tenant that a request is for: the token's own, or another one by name. An operator's
+    /// token trades for every namespace of its cluster, an administrator's for all.
+    pub(crate) async fn tenant(&self, caller: Caller, asked: &str) -> Result<u32, Problem> {
+        if asked.is_empty() {
+            return Ok(caller.tenant);
+        }
+        let own = self.registry.name(Kind::Tenant, caller.tenant);
+        let below = asked.strip_prefix(&own).is_some_and(|rest| rest.starts_with('/'));
+        if asked != own && !below && !caller.may(Scope::Admin) {
+            return Err(Problem::new(403, "FORBIDDEN", "the token is another tenant's"));
+        }
+        check_name("tenant", asked)?;
+        Ok(self.registry.ensure(Kind::Tenant, asked, &[]).await?)
+    }
+
+    /// All market numbers.
+    pub(crate) fn markets(&self) -> Vec<u32> {
+        self.registry.all(Kind::Market).into_iter().map(|(no, _)| no).collect()
+    }
+}
+
+/// What is kept of a tenant: `(cap + 1 or 0, rate)`.
+pub(crate) fn tenant_body(cap: Option<i64>, rate: u32) -> Vec<u8> {
+    use wire::Wire;
+    let mut body = Vec::new();
+    cap.put(&mut body);
+    rate.put(&mut body);
+    body
+}
+
+pub(crate) fn tenant_facts(body: &[u8]) -> (Option<i64>, u32) {
+    use wire::Wire;
+    let mut from = body;
+    let cap = Option::get(&mut from).unwrap_or(None);
+    (cap, u32::get(&mut from).unwrap_or(0))
+}

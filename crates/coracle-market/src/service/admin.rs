@@ -1,0 +1,158 @@
+//! Markets, tenants, halts, proofs.
+
+use std::collections::BTreeMap;
+
+use coracle_auction::wire::Wire;
+use coracle_auction::{Command, Market, Params, Price, TenantNo, Time};
+use coracle_proto::market as pb;
+
+use super::{Service, check_name, tenant_body, tenant_facts};
+use crate::auth::{self, Scope};
+use crate::convert;
+use crate::error::Problem;
+use crate::recover;
+use crate::registry::Kind;
+use crate::store::{NameRow, Verdict};
+use crate::writer::Slot;
+
+/// A changed reserve is announced so long before, in milliseconds.
+const ANNOUNCE_MS: u64 = 600_000;
+
+/// Where a market began: its first parameters and its first time.
+pub(crate) fn start_of(body: &[u8]) -> Option<(Params, Time)> {
+    let mut from = body;
+    Some((Params::get(&mut from).ok()?, Time::get(&mut from).ok()?))
+}
+
+impl Service {
+    pub(crate) async fn put_market(&self, r: &pb::PutMarketRequest) -> Result<pb::MarketPrice, Problem> {
+        check_name("market", &r.market)?;
+        if r.market.split('/').count() < 2 || r.market.split('/').any(str::is_empty) {
+            return Err(Problem::invalid("market must be <instance type>/<region>"));
+        }
+        let mut params = Params::new(Price::micros(r.reserve_micros), Price::micros(r.cap_micros));
+        let or = |value: i64, default: u64| u64::try_from(value).ok().filter(|v| *v > 0).unwrap_or(default);
+        if r.tick_micros > 0 {
+            params.tick = Price::micros(r.tick_micros);
+        }
+        params.call_interval_ms = or(r.call_interval_ms, params.call_interval_ms);
+        params.notice_ms = or(r.notice_ms, params.notice_ms);
+        if let Some(ms) = r.min_runtime_ms {
+            params.min_runtime_ms = u64::try_from(ms).map_err(|_| Problem::invalid("min_runtime must not be negative"))?;
+        }
+        params.check().map_err(|e| Problem::invalid(e.to_string()))?;
+        let no = match self.registry.number(Kind::Market, &r.market) {
+            None => self.new_market(&r.market, params).await?,
+            Some(no) => {
+                let asked = u64::try_from(r.effective_at_ms).ok().filter(|at| *at > 0).map(Time);
+                let effective_at = asked.unwrap_or(self.now().plus_ms(ANNOUNCE_MS));
+                self.writer.apply_one(no, Command::Configure { params, effective_at }).await?;
+                no
+            }
+        };
+        self.writer.read(no, |slot| convert::price(no, slot))
+    }
+
+    /// A market that was not there before.
+    pub(crate) async fn new_market(&self, name: &str, params: Params) -> Result<u32, Problem> {
+        let at = self.now();
+        let mut body = Vec::new();
+        params.put(&mut body);
+        at.put(&mut body);
+        let no = self.registry.ensure(Kind::Market, name, &body).await?;
+        let slot = Slot {
+            name: name.to_owned(),
+            market: Market::new(params, at),
+            seq: 0,
+            chain: [0; 32],
+            at_risk: BTreeMap::new(),
+            start: (params, at),
+            since_snapshot: 0,
+            indicated: at,
+        };
+        self.writer.add(no, slot).await?;
+        Ok(no)
+    }
+
+    /// A tenant with its cap and rate; with scopes also a token, told this once.
+    pub(crate) async fn put_tenant(&self, r: &pb::PutTenantRequest) -> Result<String, Problem> {
+        check_name("tenant", &r.tenant)?;
+        if r.hourly_cap_micros.is_some_and(|cap| cap < 0) {
+            return Err(Problem::invalid("hourly_cap must not be negative"));
+        }
+        let mut scopes = 0u8;
+        for scope in &r.scopes {
+            let scope = Scope::parse(scope).ok_or_else(|| Problem::invalid(format!("no scope {scope}")))?;
+            scopes |= scope as u8;
+        }
+        let no = self.registry.ensure(Kind::Tenant, &r.tenant, &[]).await?;
+        let body = tenant_body(r.hourly_cap_micros, r.rate);
+        self.store.put_name(&NameRow { kind: Kind::Tenant as i64, no, name: r.tenant.clone(), body: body.clone() }).await?;
+        self.registry.set_body(Kind::Tenant, no, body);
+        self.take_facts(no).await;
+        self.spread_cap(no).await?;
+        if scopes == 0 {
+            return Ok(String::new());
+        }
+        let token = auth::new_token();
+        let hash = auth::hash(&token);
+        self.store.put_token(&hash, no, scopes).await?;
+        self.gate.admit(hash, no, scopes);
+        Ok(token)
+    }
+
+    /// Cap and rate of a tenant from what is stored of it.
+    pub(crate) async fn take_facts(&self, tenant: u32) {
+        let (cap, rate) = tenant_facts(&self.registry.body(Kind::Tenant, tenant));
+        if rate > 0 {
+            self.gate.set_rate(tenant, rate);
+        }
+        let mut caps = self.caps.lock().await;
+        let mut capped = self.capped.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match cap {
+            Some(cap) => {
+                caps.insert(tenant, cap);
+                capped.insert(tenant);
+            }
+            None => {
+                caps.remove(&tenant);
+                capped.remove(&tenant);
+            }
+        }
+    }
+
+    /// Gives every market the slice that it uses, cut in order when the cap is below the whole.
+    async fn spread_cap(&self, tenant: u32) -> Result<(), Problem> {
+        let caps = self.caps.lock().await;
+        let mut left = caps.get(&tenant).copied();
+        let no = TenantNo(tenant);
+        for market in self.markets() {
+            let Some(account) = self.writer.read(market, |slot| slot.market.account(no))? else { continue };
+            let used = i64::try_from(account.committed).unwrap_or(i64::MAX);
+            let slice = left.map(|left| used.min(left).max(0));
+            left = left.zip(slice).map(|(left, slice)| left - slice);
+            let cap = slice.map(Price::micros);
+            if account.cap != cap {
+                self.writer.apply_one(market, Command::Budget { tenant: no, cap }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn halt(&self, market: &str, halted: bool) -> Result<(), Problem> {
+        let no = self.market(market)?;
+        let command = if halted { Command::Halt } else { Command::Resume };
+        self.writer.apply_one(no, command).await.map(drop)
+    }
+
+    pub(crate) async fn snapshot(&self, market: &str) -> Result<(usize, i64), Problem> {
+        self.writer.snapshot(self.market(market)?).await
+    }
+
+    /// Replays the whole journal of a market beside the running one.
+    pub(crate) async fn verify(&self, market: &str) -> Result<Verdict, Problem> {
+        let no = self.market(market)?;
+        let start = self.writer.read(no, |slot| slot.start)?;
+        Ok(recover::verify(&self.store, no, start).await?)
+    }
+}

@@ -1,0 +1,148 @@
+//! Capacity: what suppliers say and what they are told.
+
+use coracle_auction::{Alloc, AllocId, AllocState, Command, Event, LotNo, LotState, SupplierNo};
+use coracle_proto::market as pb;
+
+use super::{Service, check_name};
+use crate::auth::Caller;
+use crate::convert::{self, lot_key};
+use crate::error::Problem;
+use crate::registry::Kind;
+use crate::writer::{Batch, Slot, ms};
+
+impl Service {
+    /// A supplier has the name of its token's tenant.
+    pub(crate) async fn supplier(&self, caller: Caller) -> Result<u32, Problem> {
+        let name = self.registry.name(Kind::Tenant, caller.tenant);
+        Ok(self.registry.ensure(Kind::Supplier, &name, &[]).await?)
+    }
+
+    pub(crate) async fn put_lot(&self, caller: Caller, r: pb::PutLotRequest) -> Result<pb::Lot, Problem> {
+        check_name("lot", &r.lot)?;
+        let market = self.market(&r.market)?;
+        let supplier = self.supplier(caller).await?;
+        let lot = self.registry.ensure(Kind::Lot, &lot_key(market, supplier, &r.lot), &[]).await?;
+        let notice_ms = u64::try_from(if r.notice_ms == 0 { 120_000 } else { r.notice_ms })
+            .map_err(|_| Problem::invalid("notice must be above 0"))?;
+        let command =
+            Command::PutLot { lot: LotNo(lot), supplier: SupplierNo(supplier), units: r.units, notice_ms };
+        self.writer.apply_one(market, command).await?;
+        let state = self.writer.read(market, |slot| slot.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
+        let state = match state {
+            Some(LotState::Open) => "open",
+            Some(LotState::Silent) => "silent",
+            Some(LotState::Draining) => "draining",
+            None => "closed",
+        };
+        Ok(pb::Lot { lot: r.lot, market: r.market, units: r.units, state: state.into() })
+    }
+
+    /// Lots of a supplier: `(market, lot)`.
+    fn lots_of(&self, supplier: u32) -> Vec<(u32, u32, String)> {
+        self.registry
+            .all(Kind::Lot)
+            .into_iter()
+            .filter_map(|(no, key)| {
+                let mut parts = key.splitn(3, ' ');
+                let market = parts.next()?.parse().ok()?;
+                (parts.next()?.parse() == Ok(supplier)).then_some((market, no, parts.next()?.to_owned()))
+            })
+            .collect()
+    }
+
+    pub(crate) async fn drain_lot(&self, caller: Caller, name: &str) -> Result<(), Problem> {
+        let supplier = self.supplier(caller).await?;
+        let own = self.lots_of(supplier).into_iter().filter(|(.., own)| own == name).collect::<Vec<_>>();
+        if own.is_empty() {
+            return Err(Problem::not_found());
+        }
+        for (market, lot, _) in own {
+            match self.writer.apply_one(market, Command::DrainLot { lot: LotNo(lot) }).await {
+                Err(problem) if problem.code != "NOT_FOUND" => return Err(problem),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn heartbeat(&self, caller: Caller) -> Result<(), Problem> {
+        let supplier = self.supplier(caller).await?;
+        let markets: std::collections::BTreeSet<u32> = self.lots_of(supplier).into_iter().map(|(m, ..)| m).collect();
+        for market in markets {
+            self.writer.apply_one(market, Command::Heartbeat { supplier: SupplierNo(supplier) }).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn report(&self, caller: Caller, r: pb::ReportOrderRequest) -> Result<(), Problem> {
+        let (market, alloc) = Self::named_alloc(&r.allocation)?;
+        let supplier = self.supplier(caller).await?;
+        let report = convert::report_of(&r.report, &r.node)
+            .ok_or_else(|| Problem::invalid("report must be launched, registered (with node), ready, failed, drained or died"))?;
+        let own = self.writer.read(market, |slot| slot.market.alloc(alloc).is_some_and(|row| of_supplier(slot, row, supplier)))?;
+        if !own {
+            tracing::warn!(allocation = r.allocation, "report of an unknown allocation");
+            return Err(Problem::not_found());
+        }
+        self.writer.apply_one(market, Command::Report { alloc, report }).await.map(drop)
+    }
+
+    /// Orders of a supplier that are not done.
+    pub(crate) fn outstanding(&self, supplier: u32) -> Result<Vec<pb::Order>, Problem> {
+        let mut orders = Vec::new();
+        for market in self.markets() {
+            self.writer.read(market, |slot| {
+                for (id, row) in slot.market.allocs().filter(|(_, row)| of_supplier(slot, row, supplier)) {
+                    match row.state() {
+                        AllocState::Provisioning => orders.push(self.order(market, slot, "launch", id, row)),
+                        AllocState::Preempting => orders.push(self.order(market, slot, "reclaim", id, row)),
+                        _ => {}
+                    }
+                }
+            })?;
+        }
+        Ok(orders)
+    }
+
+    /// Orders for a supplier in what just happened.
+    pub(crate) fn orders_in(&self, batch: &Batch, supplier: u32) -> Vec<pb::Order> {
+        let mut orders = Vec::new();
+        for event in &batch.events {
+            let (kind, alloc, lot, deadline) = match event {
+                Event::Launch { alloc, lot, deadline } => ("launch", *alloc, *lot, ms(*deadline)),
+                Event::Reclaim { alloc, lot, deadline, .. } => ("reclaim", *alloc, *lot, ms(*deadline)),
+                Event::Spare { alloc, lot } => ("spare", *alloc, *lot, 0),
+                _ => continue,
+            };
+            let found = self.writer.read(batch.market, |slot| {
+                let own = slot.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier);
+                let row = slot.market.alloc(alloc)?;
+                own.then(|| pb::Order { deadline_ms: deadline, ..self.order(batch.market, slot, kind, alloc, row) })
+            });
+            orders.extend(found.ok().flatten());
+        }
+        orders
+    }
+
+    fn order(&self, market: u32, slot: &Slot, kind: &str, id: AllocId, row: &Alloc) -> pb::Order {
+        let a = convert::alloc(market, slot, &self.registry, id, row);
+        let labels = slot.market.bid(slot.market.bid_of(row)).map(coracle_auction::Bid::labels).unwrap_or_default();
+        pb::Order {
+            kind: kind.into(),
+            allocation: a.allocation,
+            lot: a.lot,
+            unit: a.unit,
+            deadline_ms: a.preempt_at_ms,
+            reason: a.reason,
+            market: a.market,
+            owner_uid: a.owner_uid,
+            tenant: a.tenant,
+            labels: labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        }
+    }
+}
+
+fn of_supplier(slot: &Slot, row: &Alloc, supplier: u32) -> bool {
+    let lot = row.seat().0;
+    slot.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier)
+}

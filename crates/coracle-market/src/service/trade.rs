@@ -1,0 +1,397 @@
+//! Placing, changing, watching bids.
+
+use coracle_auction::{
+    AllocId, AllocState, Amendment, BidId, BidState, Command, OwnerKey, Placement, Price, Reply, TenantNo, Time,
+};
+use coracle_proto::market as pb;
+
+use super::{Service, check_name};
+use crate::auth::Caller;
+use crate::convert;
+use crate::error::Problem;
+use crate::names::{self, Named};
+use crate::registry::Kind;
+use crate::writer::ms;
+
+/// Lease of a bid that names none, in milliseconds.
+const LEASE_MS: i64 = 15 * 60 * 1000;
+/// Longest lease, in milliseconds: the engine counts it in 32 bits.
+const LEASE_MAX_MS: i64 = 30 * 24 * 3600 * 1000;
+/// Most bids of one request.
+pub(crate) const BIDS_MAX: usize = 512;
+const KEY_MAX: usize = 128;
+const LABELS_MAX: usize = 32;
+
+impl Service {
+    pub(crate) async fn place(&self, caller: Caller, request: pb::PlaceBidRequest) -> Result<pb::BidReply, Problem> {
+        let mut results = self.place_all(caller, vec![request]).await?;
+        results.pop().unwrap_or_else(|| Err(Problem::not_found()))
+    }
+
+    /// Places bids, each for itself: one that is refused does not stop the others.
+    pub(crate) async fn place_all(
+        &self,
+        caller: Caller,
+        requests: Vec<pb::PlaceBidRequest>,
+    ) -> Result<Vec<Result<pb::BidReply, Problem>>, Problem> {
+        if requests.len() > BIDS_MAX {
+            return Err(Problem::invalid(format!("at most {BIDS_MAX} bids at once")));
+        }
+        let mut results: Vec<Result<pb::BidReply, Problem>> = Vec::with_capacity(requests.len());
+        let mut run: Vec<Command> = Vec::new();
+        let mut run_market = 0;
+        for request in requests {
+            match self.placement(caller, request).await {
+                Err(problem) => {
+                    self.flush(run_market, &mut run, &mut results).await?;
+                    results.push(Err(problem));
+                }
+                Ok((market, placement)) => {
+                    if market != run_market {
+                        self.flush(run_market, &mut run, &mut results).await?;
+                        run_market = market;
+                    }
+                    let capped = self.is_capped(placement.tenant.0);
+                    let tenant = placement.tenant.0;
+                    let command = Command::Place { placement: Box::new(placement) };
+                    if capped {
+                        self.flush(run_market, &mut run, &mut results).await?;
+                        let reply = self.under_cap(tenant, market, command).await;
+                        results.push(reply.and_then(|(reply, at)| self.bid_reply(market, reply, at)));
+                    } else {
+                        run.push(command);
+                    }
+                }
+            }
+        }
+        self.flush(run_market, &mut run, &mut results).await?;
+        Ok(results)
+    }
+
+    /// Applies what was collected for one market, in one group.
+    async fn flush(
+        &self,
+        market: u32,
+        run: &mut Vec<Command>,
+        results: &mut Vec<Result<pb::BidReply, Problem>>,
+    ) -> Result<(), Problem> {
+        if run.is_empty() {
+            return Ok(());
+        }
+        let applied = self.writer.apply(market, std::mem::take(run)).await?;
+        for reply in applied.replies {
+            results.push(match reply {
+                Reply::Refused(refusal) => Err(refusal.into()),
+                reply => self.bid_reply(market, reply, applied.at),
+            });
+        }
+        Ok(())
+    }
+
+    fn bid_reply(&self, market: u32, reply: Reply, at: Time) -> Result<pb::BidReply, Problem> {
+        let Reply::Bid { bid, owner_version, replayed, below_reserve } = reply else {
+            return Err(Problem::not_found());
+        };
+        let placed = if replayed {
+            self.writer.read(market, |slot| slot.market.bid(bid).map(coracle_auction::Bid::placed_at))?
+        } else {
+            None
+        };
+        let name = names::bid(market, placed.unwrap_or(at), bid);
+        Ok(pb::BidReply { bid: name, owner_version, replayed, below_reserve, at_ms: ms(placed.unwrap_or(at)) })
+    }
+
+    async fn placement(&self, caller: Caller, request: pb::PlaceBidRequest) -> Result<(u32, Placement), Problem> {
+        let market = self.market(&request.market)?;
+        let tenant = self.tenant(caller, &request.tenant).await?;
+        self.gate.spend(tenant, 1)?;
+        if request.idempotency_key.len() > KEY_MAX {
+            return Err(Problem::invalid("idempotency_key must have at most 128 characters"));
+        }
+        if request.labels.len() > LABELS_MAX {
+            return Err(Problem::invalid("labels must be at most 32"));
+        }
+        let lease = if request.lease_ms == 0 { LEASE_MS } else { request.lease_ms };
+        if !(1000..=LEASE_MAX_MS).contains(&lease) {
+            return Err(Problem::invalid("lease must be from one second to 30 days"));
+        }
+        let owner = self.owner(&request.owner_uid).await?;
+        let body = convert::body_digest(&request);
+        Ok((
+            market,
+            Placement {
+                tenant: TenantNo(tenant),
+                owner,
+                if_owner_version: request.if_owner_version,
+                key: convert::key_digest(tenant, &request.idempotency_key),
+                body,
+                limit: Price::micros(request.limit_micros),
+                quantity: request.quantity,
+                min_fill: request.min_fill,
+                lease_ms: u32::try_from(lease).unwrap_or(u32::MAX),
+                expires_at: u64::try_from(request.expires_at_ms).ok().filter(|at| *at > 0).map(Time),
+                labels: request.labels.into_iter().map(|(k, v)| (k.into(), v.into())).collect(),
+            },
+        ))
+    }
+
+    async fn owner(&self, uid: &str) -> Result<OwnerKey, Problem> {
+        let (key, is_uuid) = convert::owner_key(uid);
+        if !is_uuid && !uid.is_empty() {
+            check_name("owner_uid", uid)?;
+            self.registry.ensure_owner(key.0, uid).await?;
+        }
+        Ok(key)
+    }
+
+    fn is_capped(&self, tenant: u32) -> bool {
+        self.capped.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&tenant)
+    }
+
+    /// Moves the unused part of the tenant's cap to this market, then does what was asked. The
+    /// slices of all markets never add up to more than the cap.
+    async fn under_cap(&self, tenant: u32, market: u32, command: Command) -> Result<(Reply, Time), Problem> {
+        let caps = self.caps.lock().await;
+        let Some(cap) = caps.get(&tenant).copied() else {
+            return self.writer.apply_one(market, command).await;
+        };
+        let no = TenantNo(tenant);
+        let mut left = cap;
+        for other in self.markets().into_iter().filter(|other| *other != market) {
+            let account = self.writer.read(other, |slot| slot.market.account(no))?;
+            let used = account.map_or(0, |account| i64::try_from(account.committed).unwrap_or(i64::MAX));
+            left = left.saturating_sub(used);
+            let slice = account.and_then(|account| account.cap).map(Price::as_micros);
+            if slice != Some(used) {
+                let cap = Some(Price::micros(used));
+                self.writer.apply_one(other, Command::Budget { tenant: no, cap }).await?;
+            }
+        }
+        let slice = self.writer.read(market, |slot| slot.market.account(no).and_then(|account| account.cap))?;
+        let wanted = Price::micros(left.max(0));
+        if slice != Some(wanted) {
+            self.writer.apply_one(market, Command::Budget { tenant: no, cap: Some(wanted) }).await?;
+        }
+        self.writer.apply_one(market, command).await
+    }
+
+    fn named_bid(id: &str) -> Result<(u32, BidId), Problem> {
+        match names::parse(id) {
+            Some((Named::Bid(market, bid), _)) => Ok((market, bid)),
+            _ => Err(Problem::not_found()),
+        }
+    }
+
+    pub(crate) fn named_alloc(id: &str) -> Result<(u32, AllocId), Problem> {
+        match names::parse(id) {
+            Some((Named::Alloc(market, alloc), _)) => Ok((market, alloc)),
+            _ => Err(Problem::not_found()),
+        }
+    }
+
+    pub(crate) async fn amend(&self, caller: Caller, r: pb::AmendBidRequest) -> Result<pb::BidReply, Problem> {
+        let (market, bid) = Self::named_bid(&r.bid)?;
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        self.gate.spend(tenant, 1)?;
+        let amendment = Amendment {
+            tenant: TenantNo(tenant),
+            bid,
+            if_owner_version: r.if_owner_version,
+            limit: r.limit_micros.map(Price::micros),
+            units: r.quantity,
+        };
+        let command = Command::Amend { amendment };
+        let done = if self.is_capped(tenant) {
+            self.under_cap(tenant, market, command).await
+        } else {
+            self.writer.apply_one(market, command).await
+        };
+        let (reply, at) = done?;
+        self.same_bid(market, reply, at, r.bid)
+    }
+
+    pub(crate) async fn cancel(&self, caller: Caller, r: pb::CancelBidRequest) -> Result<pb::BidReply, Problem> {
+        let (market, bid) = Self::named_bid(&r.bid)?;
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        self.gate.spend(tenant, 1)?;
+        let command = Command::Cancel { tenant: TenantNo(tenant), bid, if_owner_version: r.if_owner_version };
+        let (reply, at) = self.writer.apply_one(market, command).await?;
+        self.same_bid(market, reply, at, r.bid)
+    }
+
+    pub(crate) async fn release(&self, caller: Caller, r: pb::ReleaseAllocationRequest) -> Result<pb::BidReply, Problem> {
+        let (market, alloc) = Self::named_alloc(&r.allocation)?;
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        self.gate.spend(tenant, 1)?;
+        let command = Command::Release { tenant: TenantNo(tenant), alloc, if_owner_version: r.if_owner_version };
+        let (reply, at) = self.writer.apply_one(market, command).await?;
+        let name = self.writer.read(market, |slot| {
+            let Reply::Bid { bid, .. } = reply else { return String::new() };
+            slot.market.bid(bid).map_or_else(String::new, |row| names::bid(market, row.placed_at(), bid))
+        })?;
+        self.same_bid(market, reply, at, name)
+    }
+
+    fn same_bid(&self, market: u32, reply: Reply, at: Time, name: String) -> Result<pb::BidReply, Problem> {
+        Ok(pb::BidReply { bid: name, at_ms: ms(at), ..self.bid_reply(market, reply, at)? })
+    }
+
+    pub(crate) async fn substitute(&self, caller: Caller, r: pb::SubstituteVictimRequest) -> Result<(), Problem> {
+        let (market, victim) = Self::named_alloc(&r.preempting)?;
+        let (other_market, other) = Self::named_alloc(&r.other)?;
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        self.gate.spend(tenant, 1)?;
+        if market != other_market {
+            return Err(Problem::invalid("both units must be of one market"));
+        }
+        let command = Command::Substitute { tenant: TenantNo(tenant), victim, other };
+        self.writer.apply_one(market, command).await.map(drop)
+    }
+
+    pub(crate) async fn get_bid(&self, caller: Caller, r: pb::GetBidRequest) -> Result<pb::Bid, Problem> {
+        let (market, id) = Self::named_bid(&r.bid)?;
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        self.writer.read(market, |slot| {
+            let row = slot.market.bid(id).ok_or_else(Problem::not_found)?;
+            if slot.market.owner_of(row).0.0 != tenant {
+                return Err(Problem::not_found());
+            }
+            Ok(convert::bid(market, slot, &self.registry, id, row))
+        })?
+    }
+
+    pub(crate) async fn pending(
+        &self,
+        caller: Caller,
+        r: pb::GetPendingBidsRequest,
+    ) -> Result<pb::GetPendingBidsResponse, Problem> {
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        let only = if r.market.is_empty() { None } else { Some(self.market(&r.market)?) };
+        let mut found = pb::GetPendingBidsResponse::default();
+        for market in self.markets().into_iter().filter(|no| only.is_none_or(|only| only == *no)) {
+            self.writer.read(market, |slot| {
+                for (id, row) in self.rows(slot, tenant, &r.owner_uid) {
+                    let u = row.units();
+                    found.units += u32::from(u.open) + u32::from(u.matched) + u32::from(u.provisioning);
+                    let waits = matches!(row.state(), BidState::Pending | BidState::Matched | BidState::Provisioning);
+                    if waits || r.include_ended {
+                        found.bids.push(convert::bid(market, slot, &self.registry, id, row));
+                    }
+                }
+            })?;
+        }
+        found.bids.sort_by(|a, b| a.bid.cmp(&b.bid));
+        Ok(found)
+    }
+
+    /// Bids of one owner, or of all owners of a tenant.
+    pub(crate) fn rows<'a>(
+        &self,
+        slot: &'a crate::writer::Slot,
+        tenant: u32,
+        owner_uid: &str,
+    ) -> Vec<(BidId, &'a coracle_auction::Bid)> {
+        if owner_uid.is_empty() {
+            slot.market.bids_of_tenant(TenantNo(tenant)).collect()
+        } else {
+            slot.market.bids_of(TenantNo(tenant), convert::owner_key(owner_uid).0).collect()
+        }
+    }
+
+    pub(crate) async fn allocations(
+        &self,
+        caller: Caller,
+        r: pb::ListAllocationsRequest,
+    ) -> Result<pb::ListAllocationsResponse, Problem> {
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        let mut allocations = Vec::new();
+        for market in self.markets() {
+            self.writer.read(market, |slot| {
+                for (bid, _) in self.rows(slot, tenant, &r.owner_uid) {
+                    for (id, row) in slot.market.allocs_of(bid) {
+                        if r.include_ended || row.state() != AllocState::Ended {
+                            allocations.push(convert::alloc(market, slot, &self.registry, id, row));
+                        }
+                    }
+                }
+            })?;
+        }
+        allocations.sort_by(|a, b| a.allocation.cmp(&b.allocation));
+        Ok(pb::ListAllocationsResponse { allocations })
+    }
+
+    pub(crate) async fn explain(&self, caller: Caller, r: pb::ExplainRequest) -> Result<pb::Explanation, Problem> {
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        let (market, id) = match names::parse(&r.id) {
+            Some((Named::Bid(market, bid), _)) => (market, bid),
+            Some((Named::Alloc(market, alloc), _)) => {
+                let bid = self.writer.read(market, |slot| slot.market.alloc(alloc).map(|row| slot.market.bid_of(row)))?;
+                (market, bid.ok_or_else(Problem::not_found)?)
+            }
+            None => return Err(Problem::not_found()),
+        };
+        let why = self.writer.read(market, |slot| {
+            let own = slot.market.bid(id).is_some_and(|row| slot.market.owner_of(row).0.0 == tenant);
+            if own { slot.market.explain(id) } else { None }
+        })?;
+        let why = why.ok_or_else(Problem::not_found)?;
+        Ok(pb::Explanation {
+            text: why.to_string(),
+            standing: convert::standing(why.standing).into(),
+            rank: why.rank,
+            of: why.of,
+            sold: why.sold,
+            clearing_micros: why.clearing.as_micros(),
+            limit_micros: why.limit.as_micros(),
+            wins_at_micros: why.wins_at.map(Price::as_micros),
+            call: why.call,
+        })
+    }
+
+    pub(crate) async fn charges(&self, caller: Caller, r: pb::ListChargesRequest) -> Result<Vec<pb::Charge>, Problem> {
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        let to = if r.to_ms == 0 { i64::MAX } else { r.to_ms };
+        let rows = self.store.charges(tenant, r.from_ms, to).await?;
+        Ok(rows
+            .into_iter()
+            .map(|(allocation, from_ms, to_ms, price_micros, reason)| pb::Charge {
+                allocation,
+                from_ms,
+                to_ms,
+                price_micros,
+                reason,
+            })
+            .collect())
+    }
+
+    pub(crate) async fn budget(&self, caller: Caller, r: pb::GetBudgetRequest) -> Result<pb::Budget, Problem> {
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        let (hourly_cap_micros, _) = super::tenant_facts(&self.registry.body(Kind::Tenant, tenant));
+        let mut budget = pb::Budget { hourly_cap_micros, ..pb::Budget::default() };
+        for market in self.markets() {
+            if let Some(account) = self.writer.read(market, |slot| slot.market.account(TenantNo(tenant)))? {
+                budget.committed_micros += i64::try_from(account.committed).unwrap_or(i64::MAX);
+                budget.units += account.units;
+            }
+        }
+        Ok(budget)
+    }
+
+    /// The owners of a tenant that watch renew their leases.
+    pub(crate) async fn renew(&self, tenant: u32, owner_uid: &str) -> Result<(), Problem> {
+        let tenant = TenantNo(tenant);
+        for market in self.markets() {
+            let owners: Vec<OwnerKey> = self.writer.read(market, |slot| {
+                let rows = self.rows(slot, tenant.0, owner_uid);
+                let open = rows.into_iter().filter(|(_, row)| row.units().open > 0);
+                let owners: std::collections::BTreeSet<_> = open.map(|(_, row)| slot.market.owner_of(row).1).collect();
+                owners.into_iter().collect()
+            })?;
+            let commands: Vec<_> = owners.into_iter().map(|owner| Command::Renew { tenant, owner }).collect();
+            if !commands.is_empty() {
+                self.writer.apply(market, commands).await?;
+            }
+        }
+        Ok(())
+    }
+}

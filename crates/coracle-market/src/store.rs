@@ -1,0 +1,333 @@
+//! Where the journal, the names and what is made from them are kept: SQLite or PostgreSQL.
+//! The statements are the same for both; only the types of columns differ.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+
+use crate::error::StoreError;
+
+/// Where a store is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreAt {
+    /// One file, in WAL mode, every commit on disk.
+    Sqlite(PathBuf),
+    /// A database; several processes may stand by, one writes.
+    Postgres(String),
+}
+
+impl FromStr for StoreAt {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        match text.split_once(':') {
+            Some(("sqlite", file)) if !file.is_empty() => Ok(Self::Sqlite(file.into())),
+            Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.into())),
+            _ => Err(StoreError::Address(text.chars().take(60).collect())),
+        }
+    }
+}
+
+/// One commit group of one market.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) market: u32,
+    /// Number of its first command, from 1.
+    pub(crate) seq: i64,
+    pub(crate) count: i64,
+    pub(crate) body: Vec<u8>,
+    pub(crate) chain: [u8; 32],
+}
+
+/// SHA-256 over the chain before and the body.
+pub(crate) fn chained(before: &[u8; 32], body: &[u8]) -> [u8; 32] {
+    Sha256::new_with_prefix(before).chain_update(body).finalize().into()
+}
+
+/// A row of what was charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChargeRow {
+    pub(crate) alloc: String,
+    pub(crate) tenant: u32,
+    pub(crate) starts: i64,
+    pub(crate) ends: i64,
+    pub(crate) price: i64,
+    pub(crate) reason: &'static str,
+}
+
+/// A row of the price history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallRow {
+    pub(crate) market: u32,
+    pub(crate) number: i64,
+    pub(crate) at: i64,
+    pub(crate) price: i64,
+    pub(crate) chain: [u8; 32],
+}
+
+/// Rows that are made from the journal: writing them twice changes nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Projections {
+    pub(crate) calls: Vec<CallRow>,
+    pub(crate) charges: Vec<ChargeRow>,
+}
+
+/// A stored name: what kind, its number, the name, and facts about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NameRow {
+    pub(crate) kind: i64,
+    pub(crate) no: u32,
+    pub(crate) name: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Does a journal hold what was written, and lead to what was published?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Commands replayed.
+    pub commands: u64,
+    /// Nothing is wrong.
+    pub sound: bool,
+    /// What is wrong.
+    pub detail: String,
+}
+
+const SCHEMA: [&str; 7] = [
+    "CREATE TABLE IF NOT EXISTS names (kind INT8 NOT NULL, no INT8 NOT NULL, name TEXT NOT NULL, body {BYTES} NOT NULL, PRIMARY KEY (kind, no), UNIQUE (kind, name))",
+    "CREATE TABLE IF NOT EXISTS journal (market INT8 NOT NULL, seq INT8 NOT NULL, epoch INT8 NOT NULL, count INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
+    "CREATE TABLE IF NOT EXISTS snapshots (market INT8 NOT NULL, seq INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
+    "CREATE TABLE IF NOT EXISTS tokens (hash {BYTES} NOT NULL PRIMARY KEY, tenant INT8 NOT NULL, scopes INT8 NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
+    "CREATE TABLE IF NOT EXISTS charges (alloc TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (alloc, reason, starts))",
+    "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
+];
+
+/// How long a writer of a shared database may be silent, in milliseconds.
+pub(crate) const LEASE_MS: i64 = 10_000;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Store {
+    Sqlite { write: SqlitePool, read: SqlitePool },
+    Postgres(PgPool),
+}
+
+fn sql(operation: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
+    move |source| StoreError::Sql { operation, source }
+}
+
+/// Runs the same code on the pool of either database.
+macro_rules! on {
+    ($self:ident, $pool:ident, write => $code:expr) => {
+        match $self {
+            Store::Sqlite { write: $pool, .. } => $code,
+            Store::Postgres($pool) => $code,
+        }
+    };
+    ($self:ident, $pool:ident, read => $code:expr) => {
+        match $self {
+            Store::Sqlite { read: $pool, .. } => $code,
+            Store::Postgres($pool) => $code,
+        }
+    };
+}
+
+fn number(value: i64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+fn digest(bytes: Vec<u8>) -> [u8; 32] {
+    bytes.try_into().unwrap_or([0; 32])
+}
+
+impl Store {
+    /// Opens a store and makes its tables.
+    pub(crate) async fn open(at: &StoreAt) -> Result<Self, StoreError> {
+        let store = match at {
+            StoreAt::Sqlite(file) => {
+                let options = SqliteConnectOptions::new()
+                    .filename(file)
+                    .create_if_missing(true)
+                    .journal_mode(SqliteJournalMode::Wal)
+                    .synchronous(SqliteSynchronous::Full)
+                    .busy_timeout(Duration::from_secs(5));
+                let pool = |n| SqlitePoolOptions::new().max_connections(n).min_connections(1);
+                let write = pool(1).connect_with(options.clone()).await.map_err(sql("open"))?;
+                let read = pool(2).connect_with(options).await.map_err(sql("open"))?;
+                Self::Sqlite { write, read }
+            }
+            StoreAt::Postgres(dsn) => {
+                let pool = PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
+                Self::Postgres(pool.connect(dsn).await.map_err(sql("open"))?)
+            }
+        };
+        store.make_tables().await?;
+        Ok(store)
+    }
+
+    async fn make_tables(&self) -> Result<(), StoreError> {
+        let bytes = if matches!(self, Self::Sqlite { .. }) { "BLOB" } else { "BYTEA" };
+        for statement in SCHEMA {
+            let statement = sqlx::AssertSqlSafe(statement.replace("{BYTES}", bytes));
+            on!(self, pool, write => sqlx::query(statement).execute(pool).await.map(drop))
+                .map_err(sql("make tables"))?;
+        }
+        Ok(())
+    }
+
+    /// Becomes the writer: a new epoch, unless another one is alive. A file has one process.
+    pub(crate) async fn take_over(&self, now_ms: i64) -> Result<i64, StoreError> {
+        const OP: &str = "take over";
+        const TAKE: &str = "INSERT INTO writer (one, epoch, until) VALUES (1, 1, $1) ON CONFLICT (one) DO UPDATE SET epoch = writer.epoch + 1, until = $1 WHERE writer.until < $2 RETURNING epoch";
+        let shared = matches!(self, Self::Postgres(_));
+        let alive_before = if shared { now_ms } else { i64::MAX };
+        let epoch: Option<i64> = on!(self, pool, write => sqlx::query_scalar(TAKE)
+            .bind(now_ms + LEASE_MS).bind(alive_before).fetch_optional(pool).await)
+        .map_err(sql(OP))?;
+        match epoch {
+            Some(epoch) => Ok(epoch),
+            None => {
+                let until: i64 = on!(self, pool, write => sqlx::query_scalar("SELECT until FROM writer").fetch_one(pool).await)
+                    .map_err(sql(OP))?;
+                Err(StoreError::Held { until_ms: until })
+            }
+        }
+    }
+
+    /// Still the writer? Renews the lease. A stale writer is told no.
+    pub(crate) async fn renew(&self, epoch: i64, now_ms: i64) -> Result<bool, StoreError> {
+        const RENEW: &str = "UPDATE writer SET until = $1 WHERE one = 1 AND epoch = $2 RETURNING epoch";
+        let kept: Option<i64> = on!(self, pool, write => sqlx::query_scalar(RENEW)
+            .bind(now_ms + LEASE_MS).bind(epoch).fetch_optional(pool).await)
+        .map_err(sql("renew the lease"))?;
+        Ok(kept.is_some())
+    }
+
+    /// Gives the lease back, so that the next writer need not wait.
+    pub(crate) async fn give_back(&self, epoch: i64) -> Result<(), StoreError> {
+        on!(self, pool, write => sqlx::query("UPDATE writer SET until = 0 WHERE epoch = $1")
+            .bind(epoch).execute(pool).await.map(drop))
+        .map_err(sql("give back the lease"))
+    }
+
+    /// Commits groups and projections. On disk when it returns; all or nothing. A group whose
+    /// place is taken, or whose epoch is not the writer's, fails: a stale writer cannot write.
+    pub(crate) async fn append(&self, epoch: i64, groups: &[Group], made: &Projections) -> Result<(), StoreError> {
+        const OP: &str = "append";
+        const JOURNAL: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain) SELECT $1, $2, $3, $4, $5, $6 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
+        const CALL: &str = "INSERT INTO calls (market, number, at, price, chain) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
+        const CHARGE: &str = "INSERT INTO charges (alloc, reason, starts, ends, tenant, price) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING";
+        on!(self, pool, write => {
+            let mut tx = pool.begin().await.map_err(sql(OP))?;
+            for g in groups {
+                let done = sqlx::query(JOURNAL)
+                    .bind(i64::from(g.market)).bind(g.seq).bind(epoch).bind(g.count).bind(&g.body[..]).bind(&g.chain[..])
+                    .execute(&mut *tx).await.map_err(sql(OP))?;
+                if done.rows_affected() != 1 {
+                    return Err(StoreError::Held { until_ms: 0 });
+                }
+            }
+            for c in &made.calls {
+                sqlx::query(CALL)
+                    .bind(i64::from(c.market)).bind(c.number).bind(c.at).bind(c.price).bind(&c.chain[..])
+                    .execute(&mut *tx).await.map_err(sql(OP))?;
+            }
+            for c in &made.charges {
+                sqlx::query(CHARGE)
+                    .bind(&c.alloc[..]).bind(c.reason).bind(c.starts).bind(c.ends).bind(i64::from(c.tenant)).bind(c.price)
+                    .execute(&mut *tx).await.map_err(sql(OP))?;
+            }
+            tx.commit().await.map_err(sql(OP))
+        })
+    }
+
+    /// The chain of the group at this place, if there is one: did an append that failed arrive?
+    pub(crate) async fn chain_at(&self, market: u32, seq: i64) -> Result<Option<[u8; 32]>, StoreError> {
+        let chain: Option<Vec<u8>> = on!(self, pool, write =>
+            sqlx::query_scalar("SELECT chain FROM journal WHERE market = $1 AND seq = $2")
+                .bind(i64::from(market)).bind(seq).fetch_optional(pool).await)
+        .map_err(sql("look for a group"))?;
+        Ok(chain.map(digest))
+    }
+
+    /// Some groups of a market from a command on, in order.
+    pub(crate) async fn groups(&self, market: u32, from: i64, most: i64) -> Result<Vec<Group>, StoreError> {
+        const READ: &str = "SELECT seq, count, body, chain FROM journal WHERE market = $1 AND seq >= $2 ORDER BY seq LIMIT $3";
+        let rows: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = on!(self, pool, read =>
+            sqlx::query_as(READ).bind(i64::from(market)).bind(from).bind(most).fetch_all(pool).await)
+        .map_err(sql("read the journal"))?;
+        Ok(rows
+            .into_iter()
+            .map(|(seq, count, body, chain)| Group { market, seq, count, body, chain: digest(chain) })
+            .collect())
+    }
+
+    /// Keeps a snapshot, and forgets all older ones.
+    pub(crate) async fn put_snapshot(&self, market: u32, seq: i64, body: &[u8], chain: &[u8; 32]) -> Result<(), StoreError> {
+        const PUT: &str = "INSERT INTO snapshots (market, seq, body, chain) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+        on!(self, pool, write => {
+            let mut tx = pool.begin().await.map_err(sql("store a snapshot"))?;
+            sqlx::query(PUT).bind(i64::from(market)).bind(seq).bind(body).bind(&chain[..])
+                .execute(&mut *tx).await.map_err(sql("store a snapshot"))?;
+            sqlx::query("DELETE FROM snapshots WHERE market = $1 AND seq < $2").bind(i64::from(market)).bind(seq)
+                .execute(&mut *tx).await.map_err(sql("store a snapshot"))?;
+            tx.commit().await.map_err(sql("store a snapshot"))
+        })
+    }
+
+    /// The newest snapshot: the last command in it, the bytes, the chain so far.
+    pub(crate) async fn snapshot(&self, market: u32) -> Result<Option<(i64, Vec<u8>, [u8; 32])>, StoreError> {
+        const READ: &str = "SELECT seq, body, chain FROM snapshots WHERE market = $1 ORDER BY seq DESC LIMIT 1";
+        let row: Option<(i64, Vec<u8>, Vec<u8>)> = on!(self, pool, read =>
+            sqlx::query_as(READ).bind(i64::from(market)).fetch_optional(pool).await)
+        .map_err(sql("read a snapshot"))?;
+        Ok(row.map(|(seq, body, chain)| (seq, body, digest(chain))))
+    }
+
+    pub(crate) async fn put_name(&self, row: &NameRow) -> Result<(), StoreError> {
+        const PUT: &str = "INSERT INTO names (kind, no, name, body) VALUES ($1, $2, $3, $4) ON CONFLICT (kind, no) DO UPDATE SET body = excluded.body";
+        on!(self, pool, write => sqlx::query(PUT)
+            .bind(row.kind).bind(i64::from(row.no)).bind(&row.name[..]).bind(&row.body[..]).execute(pool).await.map(drop))
+        .map_err(sql("store a name"))
+    }
+
+    pub(crate) async fn names(&self) -> Result<Vec<NameRow>, StoreError> {
+        let rows: Vec<(i64, i64, String, Vec<u8>)> = on!(self, pool, read =>
+            sqlx::query_as("SELECT kind, no, name, body FROM names ORDER BY kind, no").fetch_all(pool).await)
+        .map_err(sql("read names"))?;
+        Ok(rows.into_iter().map(|(kind, no, name, body)| NameRow { kind, no: number(no), name, body }).collect())
+    }
+
+    pub(crate) async fn put_token(&self, hash: &[u8; 32], tenant: u32, scopes: u8) -> Result<(), StoreError> {
+        const PUT: &str = "INSERT INTO tokens (hash, tenant, scopes) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        on!(self, pool, write => sqlx::query(PUT)
+            .bind(&hash[..]).bind(i64::from(tenant)).bind(i64::from(scopes)).execute(pool).await.map(drop))
+        .map_err(sql("store a token"))
+    }
+
+    pub(crate) async fn tokens(&self) -> Result<Vec<([u8; 32], u32, u8)>, StoreError> {
+        let rows: Vec<(Vec<u8>, i64, i64)> = on!(self, pool, read =>
+            sqlx::query_as("SELECT hash, tenant, scopes FROM tokens").fetch_all(pool).await)
+        .map_err(sql("read tokens"))?;
+        Ok(rows.into_iter().map(|(hash, tenant, s)| (digest(hash), number(tenant), u8::try_from(s).unwrap_or(0))).collect())
+    }
+
+    /// `(at, price, chain)` of the calls of a market in a span, in order.
+    pub(crate) async fn calls(&self, market: u32, from: i64, to: i64) -> Result<Vec<(i64, i64, [u8; 32])>, StoreError> {
+        const READ: &str = "SELECT at, price, chain FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY number LIMIT 1000000";
+        let rows: Vec<(i64, i64, Vec<u8>)> = on!(self, pool, read =>
+            sqlx::query_as(READ).bind(i64::from(market)).bind(from).bind(to).fetch_all(pool).await)
+        .map_err(sql("read the price history"))?;
+        Ok(rows.into_iter().map(|(at, price, chain)| (at, price, digest(chain))).collect())
+    }
+
+    /// `(alloc, from, to, price, reason)` of a tenant in a span, in order.
+    pub(crate) async fn charges(&self, tenant: u32, from: i64, to: i64) -> Result<Vec<(String, i64, i64, i64, String)>, StoreError> {
+        const READ: &str = "SELECT alloc, starts, ends, price, reason FROM charges WHERE tenant = $1 AND ends > $2 AND starts < $3 ORDER BY starts, alloc LIMIT 100000";
+        on!(self, pool, read => sqlx::query_as(READ).bind(i64::from(tenant)).bind(from).bind(to).fetch_all(pool).await)
+            .map_err(sql("read charges"))
+    }
+}

@@ -1,0 +1,419 @@
+//! The one writer: collects commands, journals them as a group, applies them, answers.
+//!
+//! A group is what waited while the group before was written, so the disk sets the pace and
+//! nobody waits for a timer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use coracle_auction::wire::Wire;
+use coracle_auction::{AllocId, Command, Event, Journaled, Market, Params, Price, Reply, Time};
+use coracle_types::Clock;
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Problem, StoreError};
+use crate::metrics::Metrics;
+use crate::recover::{project, signed};
+use crate::store::{Group, Projections, Store, chained};
+
+/// Commands of one group at most; what waits longer goes with the next.
+const GROUP_MAX: usize = 8192;
+/// Requests that may wait.
+const QUEUE: usize = 16_384;
+/// Frames that a reader may be behind before it starts over.
+pub(crate) const BEHIND_MAX: usize = 1_000;
+/// A snapshot is made after so many commands, or after as many as there are bids.
+const SNAPSHOT_AFTER: u64 = 100_000;
+/// Time between two indicative calls of a market with capacity.
+const INDICATIVE: Duration = Duration::from_secs(5);
+/// Longest sleep of the writer.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// One market in memory.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) name: String,
+    pub(crate) market: Market,
+    /// Number of the last command applied.
+    pub(crate) seq: i64,
+    pub(crate) chain: [u8; 32],
+    /// Units that the next call would displace, and what keeps them.
+    pub(crate) at_risk: BTreeMap<AllocId, Price>,
+    pub(crate) start: (Params, Time),
+    pub(crate) since_snapshot: u64,
+    pub(crate) indicated: Time,
+}
+
+/// All markets. Written by the writer alone.
+pub(crate) type Markets = Arc<RwLock<BTreeMap<u32, Slot>>>;
+
+/// What one group did to one market.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) market: u32,
+    pub(crate) seq: u64,
+    pub(crate) events: Vec<Event>,
+}
+
+/// What came of commands.
+#[derive(Clone, Debug)]
+pub(crate) struct Applied {
+    pub(crate) replies: Vec<Reply>,
+    pub(crate) at: Time,
+}
+
+type Answer = oneshot::Sender<Result<Applied, Problem>>;
+
+enum Request {
+    Apply { market: u32, commands: Vec<Command>, answer: Answer },
+    Add { no: u32, slot: Box<Slot>, answer: oneshot::Sender<()> },
+    Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), Problem>> },
+}
+
+/// A handle to the writer.
+#[derive(Clone, Debug)]
+pub(crate) struct Writer {
+    requests: mpsc::Sender<Request>,
+    pub(crate) markets: Markets,
+    pub(crate) events: broadcast::Sender<Arc<Batch>>,
+}
+
+/// The task behind the handles.
+#[derive(Debug)]
+pub(crate) struct WriterTask {
+    requests: mpsc::Receiver<Request>,
+    writer: Writer,
+    store: Store,
+    epoch: i64,
+    clock: Clock,
+    metrics: Metrics,
+    made: Projections,
+    /// Groups of which it is not known whether they are in the journal.
+    doubtful: Vec<Group>,
+    last: Time,
+    wake: Time,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Apply { .. } => "Apply",
+            Self::Add { .. } => "Add",
+            Self::Snapshot { .. } => "Snapshot",
+        })
+    }
+}
+
+fn gone() -> Problem {
+    Problem::unavailable("the market is shutting down")
+}
+
+impl Writer {
+    /// A writer and its task.
+    pub(crate) fn new(store: Store, epoch: i64, clock: Clock, metrics: Metrics, made: Projections) -> (Self, WriterTask) {
+        let (tx, requests) = mpsc::channel(QUEUE);
+        let (events, _) = broadcast::channel(BEHIND_MAX);
+        let writer = Self { requests: tx, markets: Markets::default(), events };
+        let task = WriterTask {
+            requests,
+            writer: writer.clone(),
+            store,
+            epoch,
+            clock,
+            metrics,
+            made,
+            doubtful: Vec::new(),
+            last: Time(0),
+            wake: Time(0),
+        };
+        (writer, task)
+    }
+
+    /// Applies commands to one market, together and in order. On disk when it returns.
+    /// When the caller is gone meanwhile they are applied all the same.
+    pub(crate) async fn apply(&self, market: u32, commands: Vec<Command>) -> Result<Applied, Problem> {
+        let (answer, wait) = oneshot::channel();
+        self.requests.send(Request::Apply { market, commands, answer }).await.map_err(|_| gone())?;
+        wait.await.map_err(|_| gone())?
+    }
+
+    pub(crate) async fn apply_one(&self, market: u32, command: Command) -> Result<(Reply, Time), Problem> {
+        let applied = self.apply(market, vec![command]).await?;
+        match applied.replies.first() {
+            Some(Reply::Refused(refusal)) => Err((*refusal).into()),
+            Some(reply) => Ok((*reply, applied.at)),
+            None => Err(Problem::not_found()),
+        }
+    }
+
+    pub(crate) async fn add(&self, no: u32, slot: Slot) -> Result<(), Problem> {
+        let (answer, wait) = oneshot::channel();
+        self.requests.send(Request::Add { no, slot: Box::new(slot), answer }).await.map_err(|_| gone())?;
+        wait.await.map_err(|_| gone())
+    }
+
+    pub(crate) async fn snapshot(&self, market: u32) -> Result<(usize, i64), Problem> {
+        let (answer, wait) = oneshot::channel();
+        self.requests.send(Request::Snapshot { market, answer }).await.map_err(|_| gone())?;
+        wait.await.map_err(|_| gone())?
+    }
+
+    /// Reads one market.
+    pub(crate) fn read<T>(&self, market: u32, look: impl FnOnce(&Slot) -> T) -> Result<T, Problem> {
+        let markets = self.markets.read().unwrap_or_else(PoisonError::into_inner);
+        markets.get(&market).map(look).ok_or_else(Problem::not_found)
+    }
+}
+
+/// Commands of one market on their way into one group.
+#[derive(Default)]
+struct Waiting {
+    commands: Vec<Command>,
+    answers: Vec<(Answer, usize)>,
+}
+
+impl WriterTask {
+    /// Runs until `stop`; what was taken is finished. Ends with an error when another process
+    /// took over the store.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), StoreError> {
+        loop {
+            let pause = Duration::from_millis(self.wake.since_ms(self.time())).min(IDLE);
+            let first = tokio::select! {
+                () = stop.cancelled() => return self.store.give_back(self.epoch).await,
+                request = self.requests.recv() => request,
+                () = tokio::time::sleep(pause) => None,
+            };
+            if !self.doubtful.is_empty() {
+                self.settle_doubt().await;
+            }
+            let mut waiting = BTreeMap::new();
+            let mut count = 0;
+            self.due_ticks(&mut waiting);
+            let mut next = first;
+            while let Some(request) = next {
+                count += self.take(request, &mut waiting).await;
+                next = if count < GROUP_MAX { self.requests.try_recv().ok() } else { None };
+            }
+            if !waiting.is_empty() {
+                let touched: Vec<_> = waiting.keys().copied().collect();
+                self.commit(waiting).await?;
+                for no in touched {
+                    if self.writer.read(no, snapshot_due).unwrap_or(false) {
+                        // What fails is tried again after the next group; the journal has it all.
+                        self.make_snapshot(no).await.map(drop).unwrap_or_default();
+                    }
+                }
+            }
+        }
+    }
+
+    fn time(&self) -> Time {
+        Time(u64::try_from(self.clock.now().0).unwrap_or(0)).max(self.last)
+    }
+
+    async fn take(&mut self, request: Request, waiting: &mut BTreeMap<u32, Waiting>) -> usize {
+        match request {
+            Request::Apply { market, mut commands, answer } => {
+                let count = commands.len();
+                let group = waiting.entry(market).or_default();
+                group.commands.append(&mut commands);
+                group.answers.push((answer, count));
+                return count.max(1);
+            }
+            Request::Add { no, slot, answer } => {
+                self.wake = self.wake.min(slot.market.next_due());
+                self.writer.markets.write().unwrap_or_else(PoisonError::into_inner).insert(no, *slot);
+                answer.send(()).unwrap_or_default();
+            }
+            Request::Snapshot { market, answer } => {
+                let done = self.make_snapshot(market).await;
+                answer.send(done).unwrap_or_default();
+            }
+        }
+        1
+    }
+
+    /// Ticks for markets where something is due, and for indicative calls.
+    fn due_ticks(&mut self, waiting: &mut BTreeMap<u32, Waiting>) {
+        let now = self.time();
+        if now < self.wake {
+            return;
+        }
+        let step = u64::try_from(INDICATIVE.as_millis()).unwrap_or(u64::MAX);
+        let mut wake = Time::NEVER;
+        let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
+        for (no, slot) in &mut *markets {
+            let indicative = if slot.market.lots().next().is_some() { slot.indicated.plus_ms(step) } else { Time::NEVER };
+            if slot.market.next_due().min(indicative) <= now {
+                slot.indicated = now;
+                waiting.entry(*no).or_default().commands.push(Command::Tick);
+            }
+            wake = wake.min(slot.market.next_due().max(now.plus_ms(1))).min(now.plus_ms(step));
+        }
+        self.wake = wake;
+    }
+
+    /// Journals, applies, answers.
+    async fn commit(&mut self, waiting: BTreeMap<u32, Waiting>) -> Result<(), StoreError> {
+        let at = self.time();
+        if at.since_ms(self.last) > 60_000 && self.last > Time(0) {
+            tracing::warn!(ms = at.since_ms(self.last), "clock jumped");
+        }
+        self.last = at;
+        let (groups, entries) = self.encode(at, waiting);
+        let made = std::mem::take(&mut self.made);
+        let started = Instant::now();
+        let outcome = if self.doubtful.is_empty() {
+            self.store.append(self.epoch, &groups, &made).await
+        } else {
+            Err(StoreError::Held { until_ms: 0 })
+        };
+        self.metrics.journal_commit.observe(started.elapsed().as_secs_f64());
+        if let Err(error) = outcome {
+            tracing::error!(%error, "journal not written");
+            self.metrics.journal_up.set(0);
+            self.made = made;
+            let known = !self.doubtful.is_empty();
+            if !known {
+                self.doubtful = groups;
+            }
+            for (_, waiting, _) in entries {
+                for (answer, _) in waiting.answers {
+                    answer.send(Err(Problem::unavailable("the journal cannot be written"))).unwrap_or_default();
+                }
+            }
+            return if matches!(error, StoreError::Held { .. }) && !known { Err(error) } else { Ok(()) };
+        }
+        self.metrics.journal_up.set(1);
+        for ((no, waiting, seq), group) in entries.into_iter().zip(groups) {
+            self.perform(no, at, waiting, seq, group.chain);
+        }
+        Ok(())
+    }
+
+    fn encode(&self, at: Time, waiting: BTreeMap<u32, Waiting>) -> (Vec<Group>, Vec<(u32, Waiting, i64)>) {
+        let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
+        let (mut groups, mut entries) = (Vec::new(), Vec::new());
+        for (no, waiting) in waiting {
+            let Some(slot) = markets.get(&no) else {
+                for (answer, _) in waiting.answers {
+                    answer.send(Err(Problem::not_found())).unwrap_or_default();
+                }
+                continue;
+            };
+            let mut body = Vec::with_capacity(waiting.commands.len() * 64);
+            for command in &waiting.commands {
+                at.put(&mut body);
+                command.put(&mut body);
+            }
+            let chain = chained(&slot.chain, &body);
+            let count = i64::try_from(waiting.commands.len()).unwrap_or(i64::MAX);
+            groups.push(Group { market: no, seq: slot.seq + 1, count, body, chain });
+            entries.push((no, waiting, slot.seq + count));
+        }
+        (groups, entries)
+    }
+
+    /// Applies a group that is in the journal, tells everybody, answers.
+    fn perform(&mut self, no: u32, at: Time, waiting: Waiting, seq: i64, chain: [u8; 32]) {
+        let mut replies = Vec::with_capacity(waiting.commands.len());
+        let mut events = Vec::new();
+        let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = markets.get_mut(&no) else { return };
+        for command in &waiting.commands {
+            let before = events.len();
+            let reply = slot.market.apply(at, command, &mut events);
+            self.metrics.count(command, &reply);
+            replies.push(reply);
+            project(no, &slot.market, &events[before..], &mut self.made);
+            note_risk(&mut slot.at_risk, &events[before..]);
+        }
+        self.metrics.observe(&slot.name, &slot.market, &events);
+        (slot.seq, slot.chain) = (seq, chain);
+        slot.since_snapshot += waiting.commands.len() as u64;
+        self.wake = self.wake.min(slot.market.next_due());
+        drop(markets);
+        let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
+        // Without readers there is nobody to tell.
+        self.writer.events.send(Arc::new(batch)).map(drop).unwrap_or_default();
+        let mut replies = replies.into_iter();
+        let ticks = waiting.commands.len() - waiting.answers.iter().map(|(_, count)| count).sum::<usize>();
+        replies.by_ref().take(ticks).for_each(drop);
+        for (answer, count) in waiting.answers {
+            let applied = Applied { replies: replies.by_ref().take(count).collect(), at };
+            // A caller that went away asks again under its key.
+            answer.send(Ok(applied)).map(drop).unwrap_or_default();
+        }
+    }
+
+    /// Are the groups of a failed append in the journal? Until the store says, nothing is taken.
+    async fn settle_doubt(&mut self) {
+        let groups = std::mem::take(&mut self.doubtful);
+        for (done, group) in groups.iter().enumerate() {
+            match self.store.chain_at(group.market, group.seq).await {
+                Ok(Some(chain)) if chain == group.chain => self.perform_late(group),
+                Ok(_) => {}
+                Err(_) => {
+                    self.doubtful = groups[done..].to_vec();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// It arrived after all, although its callers were told that it may not have.
+    fn perform_late(&mut self, group: &Group) {
+        let (mut from, mut commands, mut at) = (group.body.as_slice(), Vec::new(), self.last);
+        while let Ok(entry) = Journaled::get(&mut from) {
+            at = entry.at;
+            commands.push(entry.command);
+        }
+        let seq = group.seq + group.count - 1;
+        self.perform(group.market, at, Waiting { commands, answers: Vec::new() }, seq, group.chain);
+    }
+
+    /// Stores a snapshot and, before it, the rows that its tail would not make again.
+    async fn make_snapshot(&mut self, no: u32) -> Result<(usize, i64), Problem> {
+        let made = std::mem::take(&mut self.made);
+        let image = self.writer.read(no, |slot| (slot.market.snapshot(), slot.seq, slot.chain));
+        let (body, seq, chain) = image?;
+        let stored = match self.store.append(self.epoch, &[], &made).await {
+            Ok(()) => self.store.put_snapshot(no, seq, &body, &chain).await,
+            Err(e) => Err(e),
+        };
+        if let Err(error) = stored {
+            tracing::error!(%error, market = no, "snapshot not stored");
+            self.made = made;
+            return Err(Problem::unavailable("the snapshot cannot be stored"));
+        }
+        let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = markets.get_mut(&no) {
+            slot.since_snapshot = 0;
+        }
+        Ok((body.len(), seq))
+    }
+}
+
+/// A market that a snapshot is due for.
+fn snapshot_due(slot: &Slot) -> bool {
+    slot.since_snapshot > SNAPSHOT_AFTER.max(2 * slot.market.bids_known())
+}
+
+fn note_risk(at_risk: &mut BTreeMap<AllocId, Price>, events: &[Event]) {
+    for event in events {
+        match event {
+            Event::AtRisk { alloc, price_to_keep, .. } => {
+                at_risk.insert(*alloc, *price_to_keep);
+            }
+            Event::Call { .. } => at_risk.clear(),
+            _ => {}
+        }
+    }
+}
+
+/// Rows of the database count with a sign.
+pub(crate) fn ms(time: Time) -> i64 {
+    if time == Time::NEVER { 0 } else { signed(time.0) }
+}
