@@ -27,10 +27,11 @@ const PACKAGES: [(&str, &str); 9] = [
 ];
 
 /// Go programs: name, module folder, package, linker flags.
-const GO_PROGRAMS: [(&str, &str, &str, &str); 3] = [
+const GO_PROGRAMS: [(&str, &str, &str, &str); 4] = [
     ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
     ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
     ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
+    ("vcsim", "vcsim", ".", "-s -w"),
 ];
 
 /// Without a version the programs report none, and kubectl fails.
@@ -84,7 +85,9 @@ fn go_programs(tools: &Path) -> Result<()> {
     let mut go = None;
     for (name, module, package, flags) in GO_PROGRAMS {
         let dir = root().join("tools").join(module);
-        let hash = hash(&[&fs::read(dir.join("go.mod"))?, &fs::read(dir.join("go.sum"))?, flags.as_bytes()]);
+        let mut parts = vec![fs::read(dir.join("go.mod"))?, fs::read(dir.join("go.sum"))?, flags.into()];
+        parts.extend(own_sources(&dir)?);
+        let hash = hash(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
         let target = tools.join(format!("{name}-{hash}")).join(name);
         if !target.is_file() {
             if go.is_none() {
@@ -106,6 +109,14 @@ fn go_programs(tools: &Path) -> Result<()> {
         link(&target, &tools.join("bin").join(name))?;
     }
     Ok(())
+}
+
+/// Go files of ours in a module folder, in the order of their names; a module that only names a program has none.
+fn own_sources(dir: &Path) -> Result<Vec<Vec<u8>>> {
+    let files: Result<Vec<_>, _> = fs::read_dir(dir)?.map(|entry| entry.map(|e| e.path())).collect();
+    let mut files: Vec<_> = files?.into_iter().filter(|f| f.extension().is_some_and(|e| e == "go")).collect();
+    files.sort();
+    files.iter().map(|f| fs::read(f).with_context(|| format!("read {}", f.display()))).collect()
 }
 
 /// The machine's Go when it is new enough, else one from PyPI in the tool cache.

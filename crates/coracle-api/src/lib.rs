@@ -2,12 +2,15 @@
 //!
 //! Types and constants only: nothing here does I/O. Names that existing users type are byte for byte theirs.
 
+pub mod agentpool;
 pub mod keys;
 mod mikromvm;
 
 pub use mikromvm::{
     ImagePullPolicy, MikromVM, MikromVMSpec, MikromVMStatus, Phase, RestartPolicy, condition, reason,
 };
+
+pub use agentpool::{VsphereAgent, VsphereAgentPool};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;

@@ -14,6 +14,7 @@ pub mod leaks;
 pub mod netns;
 pub mod oci;
 pub mod tools;
+pub mod vcsim;
 
 /// What a test body may return: nothing, or a result whose error fails the test.
 pub trait Outcome {
