@@ -38,17 +38,22 @@ type door struct {
 	rules   []*rule
 	cookies map[string]bool
 	expired map[string]bool
+	updates updates
 }
 
 func newDoor(next http.Handler) *door {
-	return &door{next: next, calls: map[string]int{}, cookies: map[string]bool{}, expired: map[string]bool{}}
+	return &door{
+		next: next, calls: map[string]int{}, cookies: map[string]bool{}, expired: map[string]bool{},
+		updates: updates{collectors: map[string]*collector{}},
+	}
 }
 
 func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	method := r.Method
+	var body []byte
 	if strings.HasPrefix(r.URL.Path, "/sdk") && r.Method == http.MethodPost {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
@@ -58,13 +63,13 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	hit := d.note(method, r)
 	if hit == nil {
-		d.next.ServeHTTP(w, r)
+		d.serve(w, r, method, body)
 		return
 	}
 	time.Sleep(time.Duration(hit.DelayMs) * time.Millisecond)
 	switch hit.Do {
 	case "delay":
-		d.next.ServeHTTP(w, r)
+		d.serve(w, r, method, body)
 	case "cut-after":
 		d.next.ServeHTTP(nowhere{header: http.Header{}}, r)
 		cut(w)
@@ -77,6 +82,18 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
 		fmt.Fprintf(w, faultText, hit.Fault, hit.Fault, hit.Detail, hit.Fault)
 	}
+}
+
+// serve lets a call through; waits for updates are answered here.
+func (d *door) serve(w http.ResponseWriter, r *http.Request, method string, body []byte) {
+	switch method {
+	case "WaitForUpdatesEx":
+		d.updates.wait(d.next, w, r, body)
+		return
+	case "CreateFilter":
+		d.updates.noteFilter(r, body)
+	}
+	d.next.ServeHTTP(w, r)
 }
 
 const faultText = `<?xml version="1.0" encoding="UTF-8"?>

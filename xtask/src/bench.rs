@@ -6,24 +6,24 @@ use anyhow::{Result, bail};
 
 use crate::{run, setup, step};
 
-/// Name → crate and bench target.
-const BENCHES: [(&str, &str); 1] = [("boot", "coracle-host")];
+/// The bench targets of the workspace.
+const BENCHES: [&str; 1] = ["boot"];
 
 /// Runs the named benchmarks, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {
-    if let Some(unknown) = names.iter().find(|n| !BENCHES.iter().any(|(name, _)| name == n)) {
-        bail!("no benchmark {unknown}; there is: {}", BENCHES.map(|(name, _)| name).join(", "));
+    if let Some(unknown) = names.iter().find(|n| !BENCHES.contains(&n.as_str())) {
+        bail!("no benchmark {unknown}; there is: {}", BENCHES.join(", "));
     }
     setup::ensure()?;
-    for (name, package) in BENCHES {
+    for name in BENCHES {
         if names.is_empty() || names.iter().any(|n| n == name) {
             step(&format!("bench {name}"));
+            // The whole workspace: one crate alone has other features of shared dependencies, and would build them anew.
             run(Command::new("cargo").args([
                 "bench",
                 "--locked",
                 "--quiet",
-                "--package",
-                package,
+                "--workspace",
                 "--bench",
                 name,
             ]))?;

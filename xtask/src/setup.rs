@@ -27,16 +27,33 @@ const PACKAGES: [(&str, &str); 9] = [
 ];
 
 /// Go programs: name, module folder, package, linker flags.
+<<<<<<< HEAD
 const GO_PROGRAMS: [(&str, &str, &str, &str); 4] = [
     ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
     ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
     ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
+=======
+const GO_PROGRAMS: [(&str, &str, &str, &str); 6] = [
+    ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
+    ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
+    ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
+    ("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", KUBERNETES_FLAGS),
+    (
+        "kube-controller-manager",
+        "kubernetes",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        KUBERNETES_FLAGS,
+    ),
+>>>>>>> 23cfff5 (x)
     ("vcsim", "vcsim", ".", "-s -w"),
 ];
 
 /// Without a version the programs report none, and kubectl fails.
 const KUBERNETES_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 \
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
+
+/// Debian release of the web server's root file system.
+const WEB_SUITE: &str = "bookworm";
 
 /// Oldest Go that builds the programs.
 const GO_MINOR: u32 = 26;
@@ -49,6 +66,7 @@ pub(crate) fn ensure() -> Result<()> {
     go_programs(&tools)?;
     guest_image::ensure(&tools).context("build the guest's kernel and initramfs")?;
     demo_image(&tools).context("build the demo image")?;
+    web_image(&tools).context("build the web server's image")?;
     Ok(())
 }
 
@@ -175,6 +193,41 @@ fn demo_image(tools: &Path) -> Result<()> {
         write_layout(&target, &[layer()], &spec, "1")?;
     }
     link(&target, &tools.join("demo/current"))
+}
+
+/// A Debian root file system with nginx, as people have them: what tests push to a registry and run.
+fn web_image(tools: &Path) -> Result<()> {
+    let excluded =
+        ["doc", "man", "locale", "info"].map(|d| format!("--dpkgopt=path-exclude=/usr/share/{d}/*"));
+    let customize = "echo 'served by nginx in a microVM' > \"$1/var/www/html/index.html\"";
+    let hash = hash(&[WEB_SUITE.as_bytes(), customize.as_bytes(), b"1"]);
+    let target = tools.join("web").join(&hash);
+    if !target.join("index.json").is_file() {
+        step("building a Debian root file system with nginx (a minute, once)");
+        let tar = tools.join("web.tar");
+        let mut build = Command::new("mmdebstrap");
+        build.args(["--quiet", "--variant=minbase", "--include=nginx-light"]).args(excluded);
+        build.args(["--customize-hook", customize, WEB_SUITE]).arg(&tar).args(apt_sources());
+        run(&mut build)?;
+        let spec = ImageSpec {
+            entrypoint: ["nginx", "-g", "daemon off;"].map(str::to_owned).to_vec(),
+            env: vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
+            ..ImageSpec::default()
+        };
+        write_layout(&target, &[fs::read(&tar)?], &spec, "1")?;
+        fs::remove_file(&tar)?;
+    }
+    link(&target, &tools.join("web/current"))
+}
+
+/// Where this machine gets its packages: what works for it works for the root file system.
+fn apt_sources() -> Vec<PathBuf> {
+    let files = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|e| e.path());
+    let known = |file: &PathBuf| {
+        file.file_name().and_then(|n| n.to_str()).is_some_and(|n| n == "debian.sources" || n == "debian.list")
+    };
+    let list = PathBuf::from("/etc/apt/sources.list");
+    files.filter(known).chain(list.is_file().then_some(list)).collect()
 }
 
 /// Replaces a symbolic link.

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use coracle_api::keys::{fence, vm as keys};
-use coracle_host::{CreateSpec, EventKind, Fault, Fence, HostError, Owner, PullMode, Record, View};
+use coracle_host::{CreateSpec, EventKind, Fence, HostError, Owner, PullMode, Record, View};
 use coracle_proto::firecracker as pb;
 use coracle_types::{MemoryMib, Vcpus, VmName, VmState};
 use tonic::metadata::MetadataMap;
-use tonic::{Code, Status};
 
 /// How failures reach the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,38 +129,6 @@ pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
     let uid = text(fence::UID)?.to_owned();
     let generation = text(fence::GENERATION).and_then(|g| g.parse().ok()).unwrap_or(0);
     Some(Fence { uid, generation })
-}
-
-/// The status of a failure, with the phrases that old clients look for.
-pub(crate) fn status(error: &HostError) -> Status {
-    let code = match error.fault() {
-        Fault::NotFound => Code::NotFound,
-        Fault::AlreadyExists => Code::AlreadyExists,
-        Fault::Invalid => Code::InvalidArgument,
-        Fault::Exhausted => Code::ResourceExhausted,
-        Fault::Precondition => Code::FailedPrecondition,
-        Fault::Unavailable => Code::Unavailable,
-        Fault::TimedOut => Code::DeadlineExceeded,
-        Fault::Denied => Code::PermissionDenied,
-        Fault::Internal => Code::Internal,
-    };
-    Status::new(code, text(error))
-}
-
-/// An error and its causes in one line.
-pub(crate) fn text(error: &HostError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let words =
-            error.downcast_ref::<Status>().map_or_else(|| error.to_string(), |s| s.message().to_owned());
-        if !text.ends_with(&words) {
-            text += ": ";
-            text += &words;
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// The old event of a change; `None` for changes that it has no word for.

@@ -91,8 +91,8 @@ impl AgentService {
     fn failure<T>(&self, error: &HostError, inband: impl FnOnce(String) -> T) -> Result<T, Status> {
         let invalid = matches!(error, HostError::Invalid { .. });
         match self.options.error_style {
-            ErrorStyle::Inband if !invalid => Ok(inband(convert::text(error))),
-            ErrorStyle::Inband | ErrorStyle::Status => Err(convert::status(error)),
+            ErrorStyle::Inband if !invalid => Ok(inband(error.chain())),
+            ErrorStyle::Inband | ErrorStyle::Status => Err(error.status()),
         }
     }
 
@@ -235,7 +235,7 @@ impl FirecrackerAgent for AgentService {
     async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::GetVmResponse> {
         let call = async {
             // An unknown id was a status in both generations.
-            let view = self.exact(&request.into_inner().vm_id).map_err(|e| convert::status(&e))?;
+            let view = self.exact(&request.into_inner().vm_id)?;
             Ok(pb::GetVmResponse { vm: Some(self.info(&view)) })
         };
         self.counted("/firecracker.v1.FirecrackerAgent/GetVM", call, |_| true).await

@@ -22,7 +22,12 @@ pub(crate) const SYSROOT: &str = "/sysroot";
 const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
 
-/// Limit for a disk's device node to appear.
+/// What udev calls a virtio disk by its serial number; there is no udev here, so the name is looked up.
+const BY_SERIAL: &str = "/dev/disk/by-id/virtio-";
+/// Size of a slot that no disk is in, in sectors of 512 bytes: 1 TiB.
+const EMPTY_SLOT: u64 = 1 << 31;
+
+/// Limit for a disk to appear.
 const DEVICE_WAIT: Duration = Duration::from_secs(2);
 const DEVICE_POLL: Duration = Duration::from_millis(2);
 
@@ -76,7 +81,7 @@ impl Plan {
 }
 
 fn device(path: &str) -> Result<PathBuf, Error> {
-    match path.strip_prefix("/dev/") {
+    match path.strip_prefix(BY_SERIAL).or_else(|| path.strip_prefix("/dev/")) {
         Some(name) if (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric()) => {
             Ok(path.into())
         }
@@ -92,12 +97,10 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         std::fs::create_dir_all(dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
     let data = if plan.filesystem == "ext4" { c"noload" } else { c"" };
-    ready(&plan.image)?;
-    mounted.mount(&plan.image, image, plan.filesystem, MountFlags::RDONLY | MountFlags::NODEV, data)?;
+    mounted.mount(&ready(&plan.image)?, image, plan.filesystem, MountFlags::RDONLY | MountFlags::NODEV, data)?;
     match &plan.overlay {
         Some(disk) => {
-            ready(disk)?;
-            mounted.mount(disk, overlay, "ext4", MountFlags::NODEV, c"")?;
+            mounted.mount(&ready(disk)?, overlay, "ext4", MountFlags::NODEV, c"")?;
         }
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }
@@ -141,12 +144,13 @@ impl Drop for Undo {
     }
 }
 
-/// Waits for the device and drops what the kernel cached of it: a slot's disk may have been swapped since.
-fn ready(device: &Path) -> Result<(), Error> {
+/// Waits for the disk and drops what the kernel cached of it: a slot's disk may have been swapped since. Returns the
+/// device's node.
+fn ready(device: &Path) -> Result<PathBuf, Error> {
     let since = Instant::now();
-    let file = loop {
-        match File::open(device) {
-            Ok(file) => break file,
+    let (node, file) = loop {
+        match locate(device).and_then(|node| Ok((File::open(&node)?, node))) {
+            Ok((file, node)) => break (node, file),
             Err(e) if e.kind() == io::ErrorKind::NotFound && since.elapsed() < DEVICE_WAIT => {
                 std::thread::sleep(DEVICE_POLL)
             }
@@ -157,7 +161,24 @@ fn ready(device: &Path) -> Result<(), Error> {
     if !kind.is_block_device() {
         return Err(Error::invalid(format!("{} is no block device", device.display())));
     }
-    crate::sys::flush_block_cache(file.as_fd()).map_err(Error::io(format!("flush {}", device.display())))
+    crate::sys::flush_block_cache(file.as_fd()).map_err(Error::io(format!("flush {}", device.display())))?;
+    Ok(node)
+}
+
+/// The node of a disk that is named by its serial number. `NotFound` also while its slot is empty.
+fn locate(device: &Path) -> io::Result<PathBuf> {
+    let Some(serial) = device.to_str().and_then(|path| path.strip_prefix(BY_SERIAL)) else {
+        return Ok(device.to_owned());
+    };
+    let absent = || io::Error::from(io::ErrorKind::NotFound);
+    for disk in std::fs::read_dir("/sys/block")?.flatten() {
+        let told = |file: &str| std::fs::read_to_string(disk.path().join(file)).unwrap_or_default();
+        if told("serial").trim_end() == serial {
+            let filled = told("size").trim_end().parse().is_ok_and(|sectors: u64| sectors != EMPTY_SLOT);
+            return if filled { Ok(Path::new("/dev").join(disk.file_name())) } else { Err(absent()) };
+        }
+    }
+    Err(absent())
 }
 
 /// proc, sys, dev and the rest, each on a folder resolved inside the root: the image is not trusted.

@@ -7,6 +7,8 @@ use coracle_hypervisor::DriverError;
 use coracle_image::ImageError;
 use coracle_net::NetError;
 use coracle_types::{Refused, VmId};
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Status};
 
 /// An operation on a VM that did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -180,6 +182,28 @@ pub enum Fault {
     Internal,
 }
 
+impl From<HostError> for Status {
+    fn from(error: HostError) -> Self {
+        error.status()
+    }
+}
+
+impl Fault {
+    fn grpc_code(self) -> Code {
+        match self {
+            Self::NotFound => Code::NotFound,
+            Self::AlreadyExists => Code::AlreadyExists,
+            Self::Invalid => Code::InvalidArgument,
+            Self::Exhausted => Code::ResourceExhausted,
+            Self::Precondition => Code::FailedPrecondition,
+            Self::Unavailable => Code::Unavailable,
+            Self::TimedOut => Code::DeadlineExceeded,
+            Self::Denied => Code::PermissionDenied,
+            Self::Internal => Code::Internal,
+        }
+    }
+}
+
 impl HostError {
     /// What kind of failure this is. Pure.
     #[must_use]
@@ -211,6 +235,36 @@ impl HostError {
             }
             Self::Files { .. } | Self::State { .. } => Fault::Internal,
         }
+    }
+
+    /// The failure and its causes in one line, for a reply or a condition.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            // A guest's status prints its own envelope; its message is what matters.
+            let status = error.downcast_ref::<tonic::Status>();
+            let words = status.map_or_else(|| error.to_string(), |s| s.message().to_owned());
+            if !text.ends_with(&words) {
+                text += ": ";
+                text += &words;
+            }
+            cause = error.source();
+        }
+        text
+    }
+
+    /// The failure as gRPC tells it: code, causes, and as metadata our own code (`coracle-code`) and what to do
+    /// (`coracle-help-bin`).
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let mut metadata = MetadataMap::new();
+        metadata.insert("coracle-code", MetadataValue::from_static(self.code()));
+        if let Some(help) = self.help() {
+            metadata.insert_bin("coracle-help-bin", MetadataValue::from_bytes(help.as_bytes()));
+        }
+        Status::with_metadata(self.fault().grpc_code(), self.chain(), metadata)
     }
 
     /// A stable code for people and their search engines.

@@ -172,6 +172,14 @@ impl Record {
     }
 }
 
+impl Exit {
+    /// Did the workload succeed?
+    #[must_use]
+    pub fn success(&self) -> bool {
+        self.code == 0
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

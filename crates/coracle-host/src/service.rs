@@ -16,8 +16,6 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{EventKind, Fence, Host};
 
-pub(crate) use convert::status_of;
-
 /// How long a guest may take to power off unless the caller says otherwise.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
@@ -83,13 +81,13 @@ impl HostRpc for HostService {
 
     async fn create_vm(&self, request: Request<pb::CreateVmRequest>) -> Reply<pb::Vm> {
         let spec = convert::create_spec(request.into_inner())?;
-        let record = self.host.create(spec, Arc::new(NoProgress)).await.map_err(|e| status_of(&e))?;
+        let record = self.host.create(spec, Arc::new(NoProgress)).await?;
         self.vm(record.name.as_str())
     }
 
     async fn start_vm(&self, request: Request<pb::StartVmRequest>) -> Reply<pb::Vm> {
         let fence = fence(&request);
-        let record = self.host.start(&request.into_inner().vm, fence).await.map_err(|e| status_of(&e))?;
+        let record = self.host.start(&request.into_inner().vm, fence).await?;
         self.vm(record.id.as_str())
     }
 
@@ -97,14 +95,14 @@ impl HostRpc for HostService {
         let fence = fence(&request);
         let pb::StopVmRequest { vm, grace_ms } = request.into_inner();
         let grace = grace_ms.map_or(DEFAULT_GRACE, |ms| Duration::from_millis(ms.into()));
-        let record = self.host.stop(&vm, grace, fence).await.map_err(|e| status_of(&e))?;
+        let record = self.host.stop(&vm, grace, fence).await?;
         self.vm(record.id.as_str())
     }
 
     async fn delete_vm(&self, request: Request<pb::DeleteVmRequest>) -> Reply<pb::DeleteVmResponse> {
         let fence = fence(&request);
         let pb::DeleteVmRequest { vm, force } = request.into_inner();
-        self.host.delete(&vm, force, fence).await.map_err(|e| status_of(&e))?;
+        self.host.delete(&vm, force, fence).await?;
         Ok(Response::new(pb::DeleteVmResponse {}))
     }
 
@@ -151,7 +149,7 @@ impl HostRpc for HostService {
     }
 
     async fn wait_vm(&self, request: Request<pb::WaitVmRequest>) -> Reply<pb::Vm> {
-        let view = self.host.wait(&request.into_inner().vm).await.map_err(|e| status_of(&e))?;
+        let view = self.host.wait(&request.into_inner().vm).await?;
         Ok(Response::new(convert::vm(&self.host, &view)))
     }
 
@@ -217,7 +215,7 @@ impl HostRpc for HostService {
 
 impl HostService {
     fn vm(&self, name: &str) -> Reply<pb::Vm> {
-        let view = self.host.get(name).map_err(|e| status_of(&e))?;
+        let view = self.host.get(name)?;
         Ok(Response::new(convert::vm(&self.host, &view)))
     }
 }

@@ -17,6 +17,8 @@ use coracle_types::{Clock, VmState};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const IMAGE: &str = "localhost/test/busybox:1";
+/// What console, log and record of a VM may take together: 256 KiB, twice 4 MiB and an entry, and some room.
+const FLOOD_BOUND: u64 = 10 << 20;
 
 /// Everything that a node needs, below one folder.
 struct Node {
@@ -56,7 +58,7 @@ impl Node {
         let layout = self.dir.path().join("layout");
         let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
         let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
-        for applet in ["sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls"] {
+        for applet in ["sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls", "mknod"] {
             layer = layer.symlink(&format!("bin/{applet}"), "busybox");
         }
         let layer = layer
@@ -239,6 +241,76 @@ fn a_stale_caller_cannot_move_a_vm() {
         assert!(host.delete("default-web", true, fence("u2", 9)).await.is_err(), "another object");
         assert!(host.create(owned, Arc::new(NoProgress)).await.is_err(), "the name is taken");
         host.delete("default-web", true, fence("u1", 6)).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+/// Bytes that the VM's folder takes on the host's disk, its own writable disk left out.
+fn kept_bytes(node: &Node, record: &Record) -> u64 {
+    let dir = node.state().join("vms").join(record.id.as_str());
+    let files = std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_type().unwrap().is_file());
+    files.map(|e| e.metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn a_guest_that_floods_its_console_and_its_log_stays_within_the_rings() {
+    netns::run(|| async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let mut flood = spec("flood");
+        // Both at full speed: the serial port, and the workload's output through the agent.
+        let script = "mknod /dev/ttyS0 c 4 64; (while :; do cat /bin/busybox > /dev/ttyS0; done) & while :; do cat /bin/busybox; done";
+        flood.command = ["sh", "-c", script].map(str::to_owned).to_vec();
+        host.create(flood, Arc::new(NoProgress)).await.unwrap();
+        let record = host.start("flood", None).await.unwrap();
+        // More has come than may be kept, so both have gone round.
+        let flooded = async {
+            loop {
+                let (entries, _) = host.logs("flood").await.unwrap();
+                if entries.last().is_some_and(|e| e.offset > 2 * FLOOD_BOUND) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), flooded).await.expect("the flood arrives");
+        let (console, _) = host.console("flood").unwrap().attach().unwrap();
+        assert!(console.len() >= 256 << 10, "{} bytes of console: its ring is full", console.len());
+        let kept = kept_bytes(&node, &record);
+        assert!(kept <= FLOOD_BOUND, "{kept} bytes are kept of a flood");
+        assert_eq!(exec(&host, "flood", &["echo", "alive"]).await, ("alive\n".to_owned(), 0));
+        host.delete("flood", true, None).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+#[test]
+fn eight_vms_created_at_once_all_run() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let names: Vec<_> = (0..8).map(|n| format!("default-vm-{n}")).collect();
+        let mut boots = tokio::task::JoinSet::new();
+        for name in names.clone() {
+            let host = host.clone();
+            boots.spawn(async move { run(&host, &name).await });
+        }
+        let records = boots.join_all().await;
+        let distinct = |key: fn(&Record) -> String| {
+            records.iter().map(key).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        assert_eq!(distinct(|r| r.mac.to_string()), 8, "every MAC is its own");
+        assert_eq!(distinct(|r| r.address.unwrap().to_string()), 8, "every address is its own");
+        assert_eq!(vmms(node.dir.path()), 8);
+        for record in &records {
+            assert!(page(record).await.contains("hello from the guest"), "{}", record.name);
+        }
+        for name in names {
+            host.delete(&name, true, None).await.unwrap();
+        }
+        assert_eq!(vmms(node.dir.path()), 0);
         host.network().teardown().await.unwrap();
         host.shutdown().await;
     });

@@ -77,7 +77,7 @@ pub(crate) struct Inner {
     pub(crate) http: OnceLock<reqwest::Client>,
     /// Locked before pins, and never across an await.
     index: Mutex<Index>,
-    _lock: File,
+    lock: File,
 }
 
 impl fmt::Debug for Store {
@@ -102,7 +102,7 @@ impl Store {
         }
         let (locks, pins, http, index) =
             (KeyedLocks::default(), Pins::default(), OnceLock::new(), Mutex::new(index));
-        Ok(Self(Arc::new(Inner { layout, options, locks, pins, http, index, _lock: lock })))
+        Ok(Self(Arc::new(Inner { layout, options, locks, pins, http, index, lock })))
     }
 
     /// Brings an image into the store, as the policy in `options` says, and returns it. Idempotent.
@@ -258,6 +258,14 @@ impl Store {
 /// digest.
 fn rootfs_key(chain_id: &Digest) -> Digest {
     Digest::of(format!("rootfs {chain_id}").as_bytes())
+}
+
+impl Drop for Inner {
+    /// Closing alone is not enough: a child that another thread is just forking holds the same open file until it
+    /// execs, and the store would look busy to whoever opens it next (flock(2)).
+    fn drop(&mut self) {
+        let _closing = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
+    }
 }
 
 impl Inner {

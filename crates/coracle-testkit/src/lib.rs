@@ -5,14 +5,17 @@
 //! ```text
 //! tools ──▶ netns::run (a namespace a test) ──▶ cluster::run (one control plane a test binary)
 //! oci   (images made of nothing)                 leaks (before and after, as text)
+//! figures (what benchmarks print)
 //! ```
 
 #[cfg(feature = "cluster")]
 pub mod cluster;
+pub mod figures;
 pub mod leaks;
 #[cfg(feature = "netns")]
 pub mod netns;
 pub mod oci;
+pub mod registry;
 pub mod tools;
 pub mod vcsim;
 

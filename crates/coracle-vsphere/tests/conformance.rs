@@ -39,12 +39,9 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
         assert_eq!(vm.mac.len(), 17, "{:?}", vm.mac);
         assert_eq!(vm.cdrom.as_ref().unwrap().iso.as_deref(), Some(spec.iso.as_str()));
     }
-    let shown = machines.wait_for(|m| m.is_current && m.vms.contains_key(&object.id)).await?.clone();
-    assert_eq!(
-        *shown.vms[&object.id],
-        vsphere.find(&site, &wanted).await?[0],
-        "the watch shows what a look shows"
-    );
+    let seen = vsphere.find(&site, &wanted).await?.remove(0);
+    let same = |m: &std::sync::Arc<coracle_vsphere::Machines>| m.vms.get(&object.id).is_some_and(|vm| **vm == seen);
+    machines.wait_for(same).await?;
 
     let on = vsphere.power_on(&object).await?;
     vsphere.ended(&on).await?;

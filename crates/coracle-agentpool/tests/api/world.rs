@@ -241,7 +241,9 @@ impl World {
             let rows: Vec<_> = self.rows().await.into_iter().map(|r| (r.name, r.phase, r.reason)).collect();
             let requests = self.requests().list(&ListParams::default()).await?;
             let told: Vec<_> = requests.iter().map(|r| (r.name_any(), ready(r))).collect();
-            anyhow::bail!("not {n} rows {phase}: {rows:?}\n{told:?}");
+            let vms = self.vcenter.vms().await;
+            let vms: Vec<_> = vms.iter().map(|v| (&v.name, &v.uuid, v.powered_on, &v.mac)).collect();
+            anyhow::bail!("not {n} rows {phase}: {rows:?}\n{told:?}\n{vms:?}");
         }
         Ok(())
     }

@@ -5,52 +5,14 @@ use std::net::Ipv4Addr;
 use coracle_hypervisor::Forward;
 use coracle_proto::host as pb;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
-use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::recipe::VmPaths;
-use crate::{CreateSpec, Exit, Fault, Host, HostError, HostEvent, Owner, PullMode, View, files};
-
-/// An error with its causes, its code and its help, as metadata that our CLI reads.
-pub(crate) fn status_of(error: &HostError) -> Status {
-    let code = match error.fault() {
-        Fault::NotFound => Code::NotFound,
-        Fault::AlreadyExists => Code::AlreadyExists,
-        Fault::Invalid => Code::InvalidArgument,
-        Fault::Exhausted => Code::ResourceExhausted,
-        Fault::Precondition => Code::FailedPrecondition,
-        Fault::Unavailable => Code::Unavailable,
-        Fault::TimedOut => Code::DeadlineExceeded,
-        Fault::Denied => Code::PermissionDenied,
-        Fault::Internal => Code::Internal,
-    };
-    let mut metadata = MetadataMap::new();
-    metadata.insert("coracle-code", MetadataValue::from_static(error.code()));
-    if let Some(help) = error.help() {
-        metadata.insert_bin("coracle-help-bin", MetadataValue::from_bytes(help.as_bytes()));
-    }
-    Status::with_metadata(code, chain(error), metadata)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // A guest's status prints its own envelope; its message is what matters.
-        let words =
-            error.downcast_ref::<Status>().map_or_else(|| error.to_string(), |s| s.message().to_owned());
-        if !text.ends_with(&words) {
-            text += ": ";
-            text += &words;
-        }
-        cause = error.source();
-    }
-    text
-}
+use crate::{CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, View, files};
 
 /// Checks a request where it enters.
 pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, Status> {
-    let invalid = |message: String| status_of(&HostError::Invalid { message });
+    let invalid = |message: String| HostError::Invalid { message }.status();
     let pull = match request.pull_policy() {
         pb::PullPolicy::Unspecified | pb::PullPolicy::IfNotPresent => PullMode::IfNotPresent,
         pb::PullPolicy::Always => PullMode::Always,

@@ -9,14 +9,14 @@ use tokio::sync::mpsc;
 use tonic::{Response, Status};
 
 use super::streams::driven;
-use super::{Replies, Reply, status_of};
+use super::{Replies, Reply};
 use crate::{Host, HostError, PullMode};
 
 /// Progress events that may wait for a slow caller; later ones replace none, they are dropped.
 const PROGRESS_QUEUE: usize = 64;
 
 fn failed(reference: &str) -> impl FnOnce(ImageError) -> Status + '_ {
-    move |source| status_of(&HostError::Image { reference: reference.to_owned(), source })
+    move |source| HostError::Image { reference: reference.to_owned(), source }.status()
 }
 
 /// Sends progress to a caller; never waits for it.
@@ -50,7 +50,7 @@ pub(super) fn pull(host: &Host, request: pb::PullImageRequest) -> Replies<pb::Pu
     let reference: Reference = name.parse().map_err(failed(&name))?;
     let host = host.clone();
     with_progress(host.clone(), move |progress| async move {
-        let image = host.pull(&reference, mode, progress.clone()).await.map_err(|e| status_of(&e))?;
+        let image = host.pull(&reference, mode, progress.clone()).await?;
         host.images().rootfs(&image).await.map_err(failed(&name))?;
         Ok(image)
     })

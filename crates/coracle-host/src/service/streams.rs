@@ -12,17 +12,17 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
-use super::{Replies, Reply, status_of};
+use super::{Replies, Reply};
 use crate::{GuestClient, Host, HostError, LogEntry, LogStream};
 
 /// The guest of a running VM.
 fn guest_of(host: &Host, name: &str) -> Result<GuestClient, Status> {
-    let view = host.get(name).map_err(|e| status_of(&e))?;
+    let view = host.get(name)?;
     let refused = |source| HostError::Refused { name: view.record.name.to_string(), source };
-    view.record.state.admit(Op::Guest).map_err(|e| status_of(&refused(e)))?;
+    view.record.state.admit(Op::Guest).map_err(|e| refused(e))?;
     view.guest.clone().ok_or_else(|| {
         let source = Box::new(Status::unavailable("the guest agent is not connected"));
-        status_of(&HostError::Guest { name: view.record.name.to_string(), operation: "answers", source })
+        HostError::Guest { name: view.record.name.to_string(), operation: "answers", source }.status()
     })
 }
 
@@ -150,7 +150,7 @@ pub(super) async fn copy_out(host: &Host, request: pb::CopyOutRequest) -> Replie
 }
 
 pub(super) async fn logs(host: &Host, request: pb::LogsRequest) -> Replies<pb::LogsResponse> {
-    let (entries, printed) = host.logs(&request.vm).await.map_err(|e| status_of(&e))?;
+    let (entries, printed) = host.logs(&request.vm).await?;
     let seen = entries.last().map(position);
     let wanted = select(entries, request.since_unix_ms, request.tail);
     let history = stream::iter(wanted.into_iter().map(|e| Ok(response(e))));
@@ -246,12 +246,12 @@ pub(super) async fn console(
     let Some(Message::Start(start)) = input.message().await?.and_then(|m| m.message) else {
         return Err(expected("start"));
     };
-    let console = host.console(&start.vm).map_err(|e| status_of(&e))?;
+    let console = host.console(&start.vm)?;
     let (history, mut live) = console
         .attach()
         .map_err(|e| Status::internal(format!("read the console history of {}: {e}", start.vm)))?;
     let (to_caller, replies) = mpsc::channel(16);
-    let mut view = host.observe(&start.vm).map_err(|e| status_of(&e))?;
+    let mut view = host.observe(&start.vm)?;
     let stop = host.stopping();
     let serve = async move {
         let send =

@@ -290,7 +290,7 @@ impl Actor {
             What::Booted(Ok(guest)) if self.record.state == VmState::Starting => self.booted(guest).await,
             What::Booted(Ok(_)) => {}
             What::Booted(Err(error)) => {
-                let message = chain(&error);
+                let message = error.chain();
                 tracing::warn!(vm = %self.record.id, error = message, "VM did not start");
                 self.answer_starters(Err(error));
                 self.end_run(VmState::Failed, message).await;
@@ -506,7 +506,7 @@ impl Actor {
         let name = self.record.name.to_string();
         let copy = |result: &Result<Record, HostError>| match result {
             Ok(record) => Ok(record.clone()),
-            Err(error) => Err(HostError::Boot { name: name.clone(), why: chain(error) }),
+            Err(error) => Err(HostError::Boot { name: name.clone(), why: error.chain() }),
         };
         let mut starters = self.starters.drain(..);
         if let Some(first) = starters.next() {
@@ -516,15 +516,4 @@ impl Actor {
             let _caller_gone = first.send(result);
         }
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -8,10 +8,11 @@ use std::{
 };
 
 use coracle_image::{Credentials, PullOptions, PullPolicy, Reference, Store, StoreOptions};
+use coracle_testkit::registry::DebianRegistry;
 
 use crate::{
     common::{Layer, Parts, Stored, have, noise, options, progress},
-    registry::Registry,
+    registry::push,
 };
 
 const DIR: &str = "CORACLE_IMAGE_CRASH_DIR";
@@ -47,10 +48,10 @@ async fn killed_at_random_points() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(false);
+    let registry = DebianRegistry::start().unwrap();
     let layer = |seed| Stored::gzip(&Layer::new().file(&format!("f{seed}"), noise(1_500_000, seed)).tar());
     let reference =
-        registry.push(&Parts::new([2_654_435_761, 40_503, 97].map(layer).into()), "crash:1", None);
+        push(&registry, &Parts::new([2_654_435_761, 40_503, 97].map(layer).into()), "crash:1", None);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("images");
     for kill in 0..KILLS {

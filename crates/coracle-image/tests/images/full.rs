@@ -3,8 +3,12 @@
 use std::process::Command;
 
 use coracle_image::{ImageError, Store};
+use coracle_testkit::registry::DebianRegistry;
 
-use crate::common::{Bench, Layer, Parts, Stored, noise, options, progress};
+use crate::{
+    common::{Bench, Layer, Parts, Stored, noise, options, progress},
+    registry::push,
+};
 
 /// A small file system of its own, if we may mount.
 struct Small(tempfile::TempDir);
@@ -59,9 +63,9 @@ async fn a_full_disk_is_told_and_survived() {
 async fn a_pull_that_does_not_fit() {
     let programs = ["docker-registry", "skopeo"];
     let (Some(small), true) = (Small::new(), crate::common::have(&programs)) else { return };
-    let registry = crate::registry::Registry::start(false);
-    let large = registry.push(&image_of(7 << 20), "large:1", None);
-    let little = registry.push(&image_of(1 << 20), "little:1", None);
+    let registry = DebianRegistry::start().unwrap();
+    let large = push(&registry, &image_of(7 << 20), "large:1", None);
+    let little = push(&registry, &image_of(1 << 20), "little:1", None);
     let store = Store::open(small.0.path().join("images"), options()).unwrap();
     // Room by the numbers for the layer, until somebody else takes it.
     let pull = async |reference| {

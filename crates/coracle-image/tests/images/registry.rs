@@ -1,9 +1,9 @@
 //! Pulls from a real registry, filled by a real client.
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::TcpListener,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -14,69 +14,15 @@ use coracle_image::{
     Secret, Step,
 };
 
-use crate::common::{Bench, Layer, Parts, Stored, have, options, progress, run};
+use crate::common::{Bench, Layer, Parts, Stored, have, options, progress};
+use coracle_testkit::registry::{DebianRegistry, LOGIN};
 
-/// bcrypt of "secret".
-const HTPASSWD: &str = "user:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-
-/// Debian's docker-registry on a free loopback port; killed when dropped.
-pub(crate) struct Registry {
-    child: Child,
-    pub(crate) address: SocketAddr,
-    dir: tempfile::TempDir,
-}
-
-impl Registry {
-    pub(crate) fn start(auth: bool) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let root = dir.path().display();
-        let mut config = format!(
-            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\nhttp:\n  addr: {address}\n"
-        );
-        if auth {
-            std::fs::write(dir.path().join("htpasswd"), HTPASSWD).unwrap();
-            config += &format!("auth:\n  htpasswd:\n    realm: test\n    path: {root}/htpasswd\n");
-        }
-        let path = dir.path().join("config.yml");
-        std::fs::write(&path, config).unwrap();
-        let child = Command::new("docker-registry")
-            .arg("serve")
-            .arg(path)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let registry = Self { child, address, dir };
-        for _ in 0..200 {
-            if TcpStream::connect(address).is_ok() {
-                return registry;
-            }
-            std::thread::sleep(Duration::from_millis(25));
-        }
-        unreachable!("docker-registry does not listen on {address}");
-    }
-
-    /// Pushes with skopeo.
-    pub(crate) fn push(&self, parts: &Parts, name: &str, creds: Option<&str>) -> Reference {
-        let layout = self.dir.path().join("layout");
-        let _ = std::fs::remove_dir_all(&layout);
-        parts.write(&layout, "t");
-        let target = format!("docker://{}/{name}", self.address);
-        let mut args =
-            vec!["copy".to_owned(), "--preserve-digests".to_owned(), "--dest-tls-verify=false".to_owned()];
-        args.extend(creds.map(|c| format!("--dest-creds={c}")));
-        args.extend([format!("oci:{}:t", layout.display()), target]);
-        run("skopeo", &args.iter().map(String::as_str).collect::<Vec<_>>());
-        format!("{}/{name}", self.address).parse().unwrap()
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Pushes with skopeo, and returns the reference.
+pub(crate) fn push(registry: &DebianRegistry, parts: &Parts, name: &str, login: Option<&str>) -> Reference {
+    let layout = registry.dir().join("layout");
+    let _ = std::fs::remove_dir_all(&layout);
+    parts.write(&layout, "t");
+    registry.push(&layout, "t", name, login).unwrap().parse().unwrap()
 }
 
 fn parts(content: &str) -> Parts {
@@ -92,9 +38,9 @@ fn anonymous() -> PullOptions {
     PullOptions { credentials: Credentials::Anonymous, ..PullOptions::default() }
 }
 
-fn docker_config(dir: &Path, registry: &Registry, login: &str) -> PullOptions {
+fn docker_config(dir: &Path, registry: &DebianRegistry, login: &str) -> PullOptions {
     let config =
-        serde_json::json!({"auths": {registry.address.to_string(): {"auth": STANDARD.encode(login)}}});
+        serde_json::json!({"auths": {registry.address().to_string(): {"auth": STANDARD.encode(login)}}});
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     PullOptions { credentials: Credentials::Docker { dir: Some(dir.to_owned()) }, ..PullOptions::default() }
 }
@@ -113,9 +59,9 @@ async fn anonymous_pull() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(false);
+    let registry = DebianRegistry::start().unwrap();
     let parts = parts("one");
-    let reference = registry.push(&parts, "a/b:1", None);
+    let reference = push(&registry, &parts, "a/b:1", None);
     let bench = Bench::new();
     let seen = Arc::new(Recorder::default());
     let image = bench.store.pull(&reference, &anonymous(), seen.clone()).await.unwrap();
@@ -134,7 +80,7 @@ async fn anonymous_pull() {
     bench.store.rootfs_with(&image, seen.clone()).await.unwrap();
     assert!(seen.0.lock().unwrap().iter().any(|e| e.step == Step::Unpack));
 
-    let missing: Reference = format!("{}/a/b:2", registry.address).parse().unwrap();
+    let missing: Reference = format!("{}/a/b:2", registry.address()).parse().unwrap();
     let error = bench.store.pull(&missing, &anonymous(), progress()).await.unwrap_err();
     assert!(matches!(error, ImageError::NotFound { .. }), "{error}");
     assert_eq!(error.code(), "COR-IMG-004");
@@ -143,7 +89,7 @@ async fn anonymous_pull() {
     assert_eq!(bench.store.pull(&pinned, &anonymous(), progress()).await.unwrap().digest, image.digest);
 
     let arm = Parts::for_architecture(vec![], "arm64");
-    let arm = registry.push(&arm, "a/arm:1", None);
+    let arm = push(&registry, &arm, "a/arm:1", None);
     let before = bench.listing();
     let error = bench.store.pull(&arm, &anonymous(), progress()).await.unwrap_err();
     assert!(matches!(error, ImageError::WrongArchitecture { .. }), "{error}");
@@ -155,18 +101,18 @@ async fn policies_and_moving_tags() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(false);
+    let registry = DebianRegistry::start().unwrap();
     let bench = Bench::with(coracle_image::StoreOptions { retries: 1, ..options() });
-    let fixed = registry.push(&parts("one"), "a:1", None);
-    let latest = registry.push(&parts("one"), "a:latest", None);
+    let fixed = push(&registry, &parts("one"), "a:1", None);
+    let latest = push(&registry, &parts("one"), "a:latest", None);
     let pull = async |reference: &Reference, policy| {
         let options = PullOptions { policy, ..anonymous() };
         bench.store.pull(reference, &options, progress()).await.map(|image| image.digest)
     };
     let first = pull(&fixed, PullPolicy::IfNotPresent).await.unwrap();
     assert_eq!(pull(&latest, PullPolicy::IfNotPresent).await.unwrap(), first);
-    registry.push(&parts("two"), "a:1", None);
-    registry.push(&parts("two"), "a:latest", None);
+    push(&registry, &parts("two"), "a:1", None);
+    push(&registry, &parts("two"), "a:latest", None);
     assert_eq!(pull(&fixed, PullPolicy::IfNotPresent).await.unwrap(), first, "a fixed tag is trusted");
     let second = pull(&latest, PullPolicy::IfNotPresent).await.unwrap();
     assert_ne!(second, first, "latest has moved");
@@ -182,8 +128,8 @@ async fn passwords() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(true);
-    let reference = registry.push(&parts("x"), "private:1", Some("user:secret"));
+    let registry = DebianRegistry::start_with_password().unwrap();
+    let reference = push(&registry, &parts("x"), "private:1", Some(LOGIN));
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new();
     let before = bench.listing();
@@ -200,7 +146,7 @@ async fn passwords() {
     ] {
         let error = bench.store.pull(&reference, &options, progress()).await.expect_err(why);
         assert!(matches!(error, ImageError::Unauthorized { .. }), "{why}: {error}");
-        assert!(error.help().unwrap().contains(&format!("docker login {}", registry.address)));
+        assert!(error.help().unwrap().contains(&format!("docker login {}", registry.address())));
         assert_eq!(bench.listing(), before, "{why}");
     }
     let image = bench
@@ -227,8 +173,8 @@ async fn credential_helpers_of_docker() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(true);
-    let reference = registry.push(&parts("x"), "private:1", Some("user:secret"));
+    let registry = DebianRegistry::start_with_password().unwrap();
+    let reference = push(&registry, &parts("x"), "private:1", Some(LOGIN));
     let dir = tempfile::tempdir().unwrap();
     let good =
         r#"read server; echo "{\"ServerURL\":\"$server\",\"Username\":\"user\",\"Secret\":\"secret\"}""#;
@@ -241,7 +187,7 @@ async fn credential_helpers_of_docker() {
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let by_host = |helper: &str| format!(r#"{{"credHelpers":{{"{}":"{helper}"}}}}"#, registry.address);
+    let by_host = |helper: &str| format!(r#"{{"credHelpers":{{"{}":"{helper}"}}}}"#, registry.address());
     for (config, want) in [
         (by_host("good"), "code ok"),
         (r#"{"credsStore":"good"}"#.to_owned(), "code ok"),
@@ -270,10 +216,10 @@ async fn mirrors_come_first_and_may_fail() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(false);
-    registry.push(&parts("x"), "library/thing:1", None);
+    let registry = DebianRegistry::start().unwrap();
+    push(&registry, &parts("x"), "library/thing:1", None);
     let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mirrors = vec![format!("http://{dead}"), format!("http://{}", registry.address)];
+    let mirrors = vec![format!("http://{dead}"), format!("http://{}", registry.address())];
     let registries = [("docker.io".to_owned(), RegistryConfig { mirrors, plain_http: None })].into();
     let bench = Bench::with(coracle_image::StoreOptions { registries, retries: 0, ..options() });
     let image = bench.store.pull(&"thing:1".parse().unwrap(), &anonymous(), progress()).await.unwrap();
@@ -285,8 +231,8 @@ async fn pulls_at_the_same_time_share_the_work() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(false);
-    let reference = registry.push(&parts("x"), "a:1", None);
+    let registry = DebianRegistry::start().unwrap();
+    let reference = push(&registry, &parts("x"), "a:1", None);
     let bench = Bench::new();
     let seen = Arc::new(Recorder::default());
     let options = anonymous();
@@ -305,8 +251,8 @@ async fn prune_never_takes_what_a_pull_needs() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
-    let registry = Registry::start(false);
-    let reference = registry.push(&parts("x"), "a:1", None);
+    let registry = DebianRegistry::start().unwrap();
+    let reference = push(&registry, &parts("x"), "a:1", None);
     let bench = Bench::new();
     let options = anonymous();
     for round in 0..20 {

@@ -7,7 +7,7 @@
 //! ```
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -33,6 +33,8 @@ const GATHER: Duration = Duration::from_millis(25);
 const COALESCE: Duration = Duration::from_millis(75);
 /// Until a lost watch is made anew.
 const AGAIN: Duration = Duration::from_secs(1);
+/// How many ended tasks are remembered.
+const ENDED_MAX: usize = 256;
 /// What is read of a task.
 const PATHS: [&str; 3] = ["info.state", "info.error", "info.result"];
 
@@ -45,6 +47,8 @@ struct Tasks {
     listed: HashSet<String>,
     /// To be taken off the list when it is changed next.
     over: Vec<String>,
+    /// How the last tasks ended, oldest first: one that leaves the list and comes back between two polls is no change.
+    ended: VecDeque<(String, Ended)>,
 }
 
 /// Follows the tasks of a session.
@@ -66,14 +70,22 @@ impl TaskWatch {
 
     /// Waits until the task has ended: its result. Cancel-safe.
     pub(super) async fn ended(&self, task: &TaskId) -> Result<Option<Node>, VsphereError> {
+        let known = lock(&self.tasks).ended.iter().find(|(id, _)| *id == task.0).map(|(_, end)| end.clone());
+        let end = match known {
+            Some(end) => end,
+            None => self.wait(task).await?,
+        };
+        end.map_err(|fault| VsphereError::task(format!("task {}", task.0), fault))
+    }
+
+    async fn wait(&self, task: &TaskId) -> Result<Ended, VsphereError> {
         let (tell, told) = oneshot::channel();
         lock(&self.tasks).waiting.entry(task.0.clone()).or_default().push(tell);
         self.wake.notify_one();
-        let end = tokio::select! {
-            () = self.stop.cancelled() => return Err(VsphereError::Closed),
-            end = told => end.map_err(|_| VsphereError::Closed)?,
-        };
-        end.map_err(|fault| VsphereError::task(format!("task {}", task.0), fault))
+        tokio::select! {
+            () = self.stop.cancelled() => Err(VsphereError::Closed),
+            end = told => end.map_err(|_| VsphereError::Closed),
+        }
     }
 
     /// Follows until stopped.
@@ -160,6 +172,10 @@ impl TaskWatch {
         if tasks.listed.remove(id) {
             tasks.over.push(id.to_owned());
         }
+        if tasks.ended.len() >= ENDED_MAX {
+            tasks.ended.pop_front();
+        }
+        tasks.ended.push_back((id.to_owned(), end.clone()));
     }
 
     /// Keeps the list of tasks that are waited for.
@@ -180,11 +196,6 @@ impl TaskWatch {
                 }
                 (add, std::mem::take(&mut tasks.over))
             };
-            // A task that is waited for again after it ended must leave the list before it comes back.
-            let (again, remove): (Vec<_>, Vec<_>) = remove.into_iter().partition(|id| add.contains(id));
-            if !again.is_empty() {
-                self.session.call("ModifyListView", list, &refs("remove", &again)).await?;
-            }
             let arguments = refs("add", &add) + &refs("remove", &remove);
             let answer = self.session.call("ModifyListView", list, &arguments).await?;
             lock(&self.tasks).listed.extend(add);

@@ -54,6 +54,13 @@ pub(crate) async fn eventually<T, F: Future<Output = Result<T, String>>>(
     }
 }
 
+/// The system's own kubectl; what it printed, or what it said when it failed.
+pub(crate) async fn kubectl(state: &Path, args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(state.join("bin/kubectl"));
+    let output = command.arg("--kubeconfig").arg(state.join("kubeconfig")).args(args).output().await.unwrap();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
 /// The page that a guest serves.
 pub(crate) async fn fetch(address: String) -> Result<String, String> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

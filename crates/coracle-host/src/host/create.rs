@@ -1,0 +1,286 @@
+//! From a caller's wish to a VM on disk.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+
+use coracle_hypervisor::Forward;
+use coracle_image::{Image, Progress, PullOptions, PullPolicy, Reference};
+use coracle_types::{Identity, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
+use tokio::sync::oneshot;
+
+use super::Host;
+use crate::recipe::{VmPaths, check_kernel};
+use crate::record::SCHEMA;
+use crate::{EventKind, HostError, HostEvent, Owner, Record, Workload, files};
+
+/// What a caller wants.
+#[derive(Clone, Debug)]
+pub struct CreateSpec {
+    /// Its name for the VM.
+    pub name: VmName,
+    /// The object that it speaks for.
+    pub owner: Owner,
+    /// Image reference.
+    pub image: String,
+    /// When to ask the registry.
+    pub pull: PullMode,
+    /// Number of CPUs.
+    pub vcpus: Vcpus,
+    /// Guest memory.
+    pub memory: MemoryMib,
+    /// Kernel path; empty is the default.
+    pub kernel_path: String,
+    /// A wanted address.
+    pub address: Option<Ipv4Addr>,
+    /// Host name; empty is the VM's name.
+    pub hostname: String,
+    /// Replaces the image's entrypoint.
+    pub command: Vec<String>,
+    /// Replaces the image's arguments.
+    pub args: Vec<String>,
+    /// Added to the image's environment.
+    pub env: Vec<String>,
+    /// Replaces the image's user.
+    pub user: String,
+    /// Replaces the image's working directory.
+    pub workdir: String,
+    /// Kept and given back.
+    pub metadata: BTreeMap<String, String>,
+    /// Ports that lead in.
+    pub ports: Vec<Forward>,
+    /// Size of the writable disk; `None` is the node's default.
+    pub disk_mib: Option<u64>,
+    /// The same VM again is no error.
+    pub idempotent: bool,
+}
+
+/// When a registry is asked for an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PullMode {
+    /// When it is not in the store; `latest` is always resolved anew.
+    #[default]
+    IfNotPresent,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl PullMode {
+    pub(crate) fn policy(self) -> PullPolicy {
+        match self {
+            Self::IfNotPresent => PullPolicy::IfNotPresent,
+            Self::Always => PullPolicy::Always,
+            Self::Never => PullPolicy::Never,
+        }
+    }
+}
+
+impl Host {
+    /// Lays out a VM. When this returns it is on disk and stays until it is deleted;
+    /// when it fails nothing is left. Idempotent with [`CreateSpec::idempotent`].
+    /// Cancel-safe: a caller that goes away does not cut it off.
+    ///
+    /// # Errors
+    /// [`HostError::AlreadyExists`], [`HostError::Invalid`], [`HostError::Kernel`],
+    /// [`HostError::Image`], [`HostError::NoCapacity`], [`HostError::Network`], [`HostError::Files`].
+    pub async fn create(&self, spec: CreateSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
+        let (reply, answer) = oneshot::channel();
+        let host = self.clone();
+        {
+            let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            tasks.spawn(async move {
+                let _caller_gone = reply.send(host.create_whole(spec, progress).await);
+            });
+        }
+        answer.await.unwrap_or(Err(HostError::Stopping))
+    }
+
+    async fn create_whole(&self, spec: CreateSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
+        if let Some(existing) = self.existing(&spec)? {
+            return Ok(existing);
+        }
+        let kernel = self.kernel(&spec.kernel_path)?;
+        let (image, rootfs) = self.image(&spec, progress).await?;
+        let owner = &spec.owner;
+        let identity = Identity {
+            cluster: &owner.cluster,
+            namespace: &owner.namespace,
+            name: &owner.name,
+            uid: &owner.uid,
+        };
+        let id = VmId::of_object(&spec.name, identity);
+        let reservation = self.reserve(&id, &spec)?;
+        let result = self.lay_out(spec, id.clone(), image, rootfs, kernel).await;
+        match result.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
+            Ok(record) => {
+                reservation.keep();
+                let event =
+                    HostEvent { kind: EventKind::Created, record: record.clone(), time: self.clock().now() };
+                let _nobody_watches = self.0.shared.events.send(event);
+                Ok(record)
+            }
+            Err(error) => {
+                self.0.shared.network.release(&id);
+                let paths = VmPaths::of(self.config(), &id);
+                let _leave_nothing = files::remove_tree(&paths.state);
+                Err(error)
+            }
+        }
+    }
+
+    fn existing(&self, spec: &CreateSpec) -> Result<Option<Record>, HostError> {
+        let Ok(view) = self.get(spec.name.as_str()) else { return Ok(None) };
+        let record = &view.record;
+        if record.name != spec.name {
+            return Ok(None);
+        }
+        let same = record.owner.uid == spec.owner.uid
+            && record.image == spec.image
+            && record.vcpus == spec.vcpus
+            && record.memory == spec.memory;
+        if spec.idempotent && same {
+            return Ok(Some(record.clone()));
+        }
+        Err(HostError::AlreadyExists { name: spec.name.to_string(), uid: record.owner.uid.clone() })
+    }
+
+    fn kernel(&self, path: &str) -> Result<Option<PathBuf>, HostError> {
+        if path.is_empty() {
+            return Ok(None);
+        }
+        check_kernel(&self.config().kernel_dirs, path)
+            .map(Some)
+            .map_err(|why| HostError::Kernel { path: path.to_owned(), why })
+    }
+
+    async fn image(
+        &self,
+        spec: &CreateSpec,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(Image, PathBuf), HostError> {
+        let failed = |source| HostError::Image { reference: spec.image.clone(), source };
+        let reference: Reference = spec.image.parse().map_err(failed)?;
+        let image = self.pull(&reference, spec.pull, progress).await?;
+        let rootfs = self.0.images.rootfs(&image).await.map_err(failed)?;
+        Ok((image, rootfs.path))
+    }
+
+    /// Brings an image into the store.
+    ///
+    /// # Errors
+    /// [`HostError::Image`].
+    pub async fn pull(
+        &self,
+        reference: &Reference,
+        mode: PullMode,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image, HostError> {
+        let options = PullOptions { policy: mode.policy(), ..PullOptions::default() };
+        self.0
+            .images
+            .pull(reference, &options, progress)
+            .await
+            .map_err(|source| HostError::Image { reference: reference.to_string(), source })
+    }
+
+    async fn lay_out(
+        &self,
+        spec: CreateSpec,
+        id: VmId,
+        image: Image,
+        rootfs: PathBuf,
+        kernel: Option<PathBuf>,
+    ) -> Result<Record, HostError> {
+        let lease = self
+            .0
+            .shared
+            .network
+            .lease(&id, spec.address)
+            .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
+        let workload = workload(&spec, &image)?;
+        let hostname = if spec.hostname.is_empty() { hostname(&spec) } else { spec.hostname };
+        let record = Record {
+            schema: SCHEMA,
+            mac: MacAddr::of(&id),
+            id,
+            name: spec.name,
+            owner: spec.owner,
+            state: VmState::Created,
+            message: String::new(),
+            image: spec.image,
+            image_digest: image.digest.to_string(),
+            rootfs,
+            workload,
+            vcpus: spec.vcpus,
+            memory: spec.memory,
+            kernel,
+            disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib),
+            hostname,
+            address: lease.map(|l| l.address),
+            address_acknowledged: false,
+            ports: spec.ports,
+            metadata: spec.metadata,
+            accelerator: None,
+            process: None,
+            exit: None,
+            created_at: self.clock().now(),
+            started_at: None,
+            finished_at: None,
+            boots: 0,
+            boot_ms: 0,
+        };
+        let paths = VmPaths::of(self.config(), &record.id);
+        let id = record.id.clone();
+        let saved = tokio::task::spawn_blocking(move || -> io::Result<Record> {
+            std::fs::create_dir_all(&paths.state)?;
+            record.save(&paths.record())?;
+            files::sync_parent(&paths.state)?;
+            Ok(record)
+        });
+        saved.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|source| HostError::Files {
+            operation: "write the record",
+            id,
+            source,
+        })
+    }
+}
+
+/// Command of Kubernetes replaces the entrypoint and drops the image's arguments; args replace those.
+fn workload(spec: &CreateSpec, image: &Image) -> Result<Workload, HostError> {
+    let config = &image.config;
+    let mut argv = if spec.command.is_empty() { config.entrypoint.clone() } else { spec.command.clone() };
+    match (spec.args.is_empty(), spec.command.is_empty()) {
+        (false, _) => argv.extend(spec.args.iter().cloned()),
+        (true, true) => argv.extend(config.cmd.iter().cloned()),
+        (true, false) => {}
+    }
+    if argv.is_empty() {
+        let message = format!("image {} names no command; give one", spec.image);
+        return Err(HostError::Invalid { message });
+    }
+    let pick = |wish: &String, image: &String| if wish.is_empty() { image.clone() } else { wish.clone() };
+    Ok(Workload {
+        argv,
+        env: environment(&config.env, &spec.env),
+        user: pick(&spec.user, &config.user),
+        cwd: pick(&spec.workdir, &config.workdir),
+    })
+}
+
+/// The image's environment, overridden by name.
+fn environment(image: &[String], own: &[String]) -> Vec<String> {
+    let key = |entry: &String| entry.split('=').next().unwrap_or_default().to_owned();
+    let overridden: HashSet<_> = own.iter().map(key).collect();
+    image.iter().filter(|e| !overridden.contains(&key(e))).chain(own).cloned().collect()
+}
+
+/// The object's name where there is one: `web`, not `default-web`.
+fn hostname(spec: &CreateSpec) -> String {
+    let name = if spec.owner.name.is_empty() { spec.name.as_str() } else { &spec.owner.name };
+    let clean = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });
+    clean.take(63).collect::<String>().trim_matches('-').to_owned()
+}

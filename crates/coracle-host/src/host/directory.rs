@@ -1,0 +1,128 @@
+//! The VMs of a host by id and by name, and the names that creations hold.
+
+use std::collections::HashMap;
+
+use coracle_types::{MemoryMib, Vcpus, VmId, VmName};
+
+use super::Host;
+use crate::vm::Handle;
+use crate::{CreateSpec, HostError};
+
+#[derive(Debug, Default)]
+pub(super) struct Directory {
+    by_id: HashMap<VmId, Slot>,
+    by_name: HashMap<VmName, VmId>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// Being created: name, memory and CPUs are taken.
+    Reserved {
+        memory: MemoryMib,
+        vcpus: Vcpus,
+    },
+    Live(Handle),
+}
+
+impl Directory {
+    pub(super) fn live(&self) -> impl Iterator<Item = &Handle> {
+        self.by_id.values().filter_map(|slot| match slot {
+            Slot::Live(handle) => Some(handle),
+            Slot::Reserved { .. } => None,
+        })
+    }
+
+    /// Memory in MiB and CPUs that VMs have declared.
+    pub(super) fn declared(&self) -> (u64, u32) {
+        self.by_id.values().fold((0, 0), |(mib, cpus), slot| {
+            let (memory, vcpus) = match slot {
+                Slot::Reserved { memory, vcpus } => (*memory, *vcpus),
+                Slot::Live(handle) => {
+                    let view = handle.view.borrow();
+                    (view.record.memory, view.record.vcpus)
+                }
+            };
+            (mib + u64::from(memory.get()), cpus + u32::from(vcpus.get()))
+        })
+    }
+
+    /// VMs, those that are being created included.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(super) fn insert(&mut self, name: VmName, handle: Handle) {
+        self.by_name.insert(name, handle.id.clone());
+        self.by_id.insert(handle.id.clone(), Slot::Live(handle));
+    }
+
+    pub(super) fn forget(&mut self, id: &VmId, name: &VmName) {
+        self.by_id.remove(id);
+        self.by_name.remove(name);
+    }
+}
+
+/// Gives the name back when a creation fails or is dropped.
+pub(super) struct Reservation {
+    host: Host,
+    id: VmId,
+    name: VmName,
+    kept: bool,
+}
+
+impl Reservation {
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.host.0.directory().forget(&self.id, &self.name);
+        }
+    }
+}
+
+impl Host {
+    /// Takes the name, the memory and the CPUs, or says who has them.
+    pub(super) fn reserve(&self, id: &VmId, spec: &CreateSpec) -> Result<Reservation, HostError> {
+        let capacity = self.capacity();
+        let mut directory = self.0.directory();
+        if directory.by_name.contains_key(&spec.name) || directory.by_id.contains_key(id) {
+            return Err(HostError::AlreadyExists { name: spec.name.to_string(), uid: String::new() });
+        }
+        let wanted = u64::from(spec.memory.get());
+        let (declared, total) = (directory.declared().0, capacity.memory_allowed_mib);
+        if declared + wanted > total {
+            return Err(HostError::NoCapacity { wanted, declared, total });
+        }
+        directory.by_name.insert(spec.name.clone(), id.clone());
+        directory.by_id.insert(id.clone(), Slot::Reserved { memory: spec.memory, vcpus: spec.vcpus });
+        Ok(Reservation { host: self.clone(), id: id.clone(), name: spec.name.clone(), kept: false })
+    }
+
+    /// Exact name, then id, then a prefix of either that fits one VM only.
+    pub(super) fn handle(&self, name: &str) -> Result<Handle, HostError> {
+        let directory = self.0.directory();
+        let exact = |h: &&Handle| h.view.borrow().record.name.as_str() == name || h.id.as_str() == name;
+        if let Some(handle) = directory.live().find(exact) {
+            return Ok(handle.clone());
+        }
+        let fits = |h: &&Handle| {
+            !name.is_empty()
+                && (h.view.borrow().record.name.as_str().starts_with(name) || h.id.as_str().starts_with(name))
+        };
+        let found: Vec<_> = directory.live().filter(fits).collect();
+        match found.as_slice() {
+            [one] => Ok((*one).clone()),
+            [] => Err(HostError::NotFound { name: name.to_owned() }),
+            several => {
+                let mut matches: Vec<_> =
+                    several.iter().map(|h| h.view.borrow().record.name.to_string()).collect();
+                matches.sort();
+                Err(HostError::Ambiguous { name: name.to_owned(), matches })
+            }
+        }
+    }
+}

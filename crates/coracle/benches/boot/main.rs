@@ -1,0 +1,86 @@
+//! `cargo xtask bench boot`: what our VM costs over the bare one, and the daemons over nothing.
+//!
+//! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server.
+
+mod fleet;
+mod raw;
+mod system;
+
+use std::time::Duration;
+
+use coracle_testkit::figures::{figure, no_figure, percentile};
+use coracle_testkit::{netns, tools};
+use system::System;
+
+/// Boots of each kind, alternating.
+const SAMPLES: usize = 20;
+/// Objects applied one after another.
+const APPLIES: usize = 10;
+/// VMs at once whose memory in the node is read.
+const AT_ONCE: usize = 8;
+
+fn main() {
+    netns::run_within(Duration::from_secs(3000), || async {
+        let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup");
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut system = System::up(dir.path()).await;
+        let idle = system.node_rss_mib().await;
+        figure("node.rss_idle_mib", idle, "MiB");
+        let ratio = boots(&mut system, dir.path(), &boot).await;
+        eprintln!("boot ratio {ratio:.3}, goal 1.25");
+        applies(&system).await;
+        let before = system.node_rss_mib().await;
+        system.create_many(AT_ONCE).await;
+        let after = system.node_rss_mib().await;
+        eprintln!("node RSS MiB: {before:.1} without VMs, {after:.1} with {AT_ONCE}");
+        figure("node.rss_per_vm_mib", (after - before) / to_f64(AT_ONCE), "MiB");
+        system.down().await;
+        match fleet::measure(dir.path()).await {
+            Ok(quiet) => {
+                figure("operator.rss_1000_mib", quiet.rss_mib, "MiB");
+                figure("operator.quiet_writes_per_min", quiet.writes_per_min, "writes/min");
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                no_figure("operator.rss_1000_mib", &why, "MiB");
+                no_figure("operator.quiet_writes_per_min", &why, "writes/min");
+            }
+        }
+    });
+}
+
+/// Raw and ours alternate: the same kernel, initramfs, memory and accelerator; raw has none of our devices and ends
+/// at the first line that user space prints, ours when the node has answered that the workload runs.
+async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKernel) -> f64 {
+    let (mut raw, mut ready) = (Vec::new(), Vec::new());
+    for n in 0..SAMPLES {
+        raw.push(raw::boot(dir, boot, n == 0));
+        ready.push(system.boot(n).await);
+    }
+    eprintln!("raw ms: {raw:.0?}\nready ms: {ready:.0?}\nsamples: {SAMPLES} each, alternating");
+    let (raw, ready) = (percentile(&raw, 50), percentile(&ready, 50));
+    figure("boot.raw_ms", raw, "ms");
+    figure("boot.ready_ms", ready, "ms");
+    figure("boot.ratio", ready / raw, "ratio");
+    ready / raw
+}
+
+/// From apply to Running with a cached image, and what the API server had to write for it.
+async fn applies(system: &System) {
+    let before = system.writes().await;
+    let mut running = Vec::new();
+    for n in 0..APPLIES {
+        running.push(system.apply_until_running(n).await);
+    }
+    let grown = system.writes().await.since(&before);
+    eprintln!(
+        "apply ms: {running:.0?}\nsamples: {APPLIES}\nwrites of create to Running and delete: {grown:?}"
+    );
+    figure("apply.running_ms", percentile(&running, 50), "ms");
+    figure("apply.api_writes", system.writes_of_one(APPLIES).await, "writes/VM");
+}
+
+/// Small counts only.
+fn to_f64(n: usize) -> f64 {
+    f64::from(u32::try_from(n).expect("a small count"))
+}

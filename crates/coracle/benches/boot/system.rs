@@ -1,0 +1,182 @@
+//! A whole `coracle up` in release mode, driven as users drive it: through the node's socket and the API server.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coracle_api::MikromVM;
+use coracle_hypervisor::find_by_argument;
+use coracle_proto::host as pb;
+use coracle_testkit::figures::{Writes, api_writes, rss_mib};
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_testkit::tools;
+use hyper_util::rt::TokioIo;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client, Config};
+use pb::host_client::HostClient;
+use tokio::net::UnixStream;
+use tokio::process::Command;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
+const IMAGE: &str = "localhost/bench/idle:1";
+const GROUP: &str = "mikromvms.vm.mikrom.es";
+/// Memory of a daemon is read after so long without work.
+const IDLE: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) struct System {
+    state: PathBuf,
+    host: HostClient<Channel>,
+    client: Client,
+}
+
+impl System {
+    /// Brings it up and gives it an image whose workload sleeps.
+    pub(crate) async fn up(dir: &Path) -> Self {
+        let state = dir.join("state");
+        coracle(&state, &["up", "--detach", "--no-demo"]).await;
+        let busybox = std::fs::read(tools::tool("busybox").expect("busybox")).expect("read busybox");
+        let layer =
+            LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
+        let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
+        let layout = dir.join("layout");
+        write_layout(&layout, &[layer], &spec, "1").expect("write the image");
+        coracle(&state, &["image", "import", &format!("oci:{}:1", layout.display()), IMAGE]).await;
+        let kubeconfig = Kubeconfig::read_from(state.join("kubeconfig")).expect("a kubeconfig");
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default());
+        let client = Client::try_from(config.await.expect("a configuration")).expect("a client");
+        Self { host: connect(&state).await, client, state }
+    }
+
+    pub(crate) async fn down(self) {
+        coracle(&self.state, &["down"]).await;
+    }
+
+    /// VmRSS of the node daemon after ten idle seconds; its VMMs are processes of their own.
+    pub(crate) async fn node_rss_mib(&self) -> f64 {
+        sleep(IDLE).await;
+        let node = find_by_argument(&self.state).expect("the process table").into_iter().find(|process| {
+            let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+            line.split(|b| *b == 0).nth(1) == Some(b"node")
+        });
+        rss_mib(node.expect("a node daemon").pid).expect("its memory")
+    }
+
+    /// Milliseconds from create to the answer that the workload runs; the VM is removed again.
+    pub(crate) async fn boot(&mut self, n: usize) -> f64 {
+        let name = format!("bench-{n}");
+        let began = Instant::now();
+        self.create(&name).await;
+        let elapsed = began.elapsed();
+        if n == 0 {
+            self.show_argv(&name);
+        }
+        let request = pb::DeleteVmRequest { vm: name, force: true };
+        self.host.delete_vm(request).await.expect("delete");
+        elapsed.as_secs_f64() * 1000.0
+    }
+
+    /// Leaves so many VMs running.
+    pub(crate) async fn create_many(&mut self, count: usize) {
+        for n in 0..count {
+            self.create(&format!("many-{n}")).await;
+        }
+    }
+
+    async fn create(&mut self, name: &str) {
+        let request = pb::CreateVmRequest {
+            name: name.to_owned(),
+            image: IMAGE.to_owned(),
+            vcpus: 1,
+            memory_mib: 128,
+            disk_mib: 256,
+            ..Default::default()
+        };
+        self.host.create_vm(request).await.expect("create");
+        self.host.start_vm(pb::StartVmRequest { vm: name.to_owned() }).await.expect("start");
+    }
+
+    fn show_argv(&self, name: &str) {
+        for process in find_by_argument(&self.state).expect("the process table") {
+            let line = std::fs::read_to_string(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+            if line.contains("qemu-system") && line.contains(name) {
+                eprintln!("ours argv: {}", line.replace('\0', " "));
+            }
+        }
+    }
+
+    pub(crate) async fn writes(&self) -> Writes {
+        api_writes(&self.client).await.expect("the API server's metrics")
+    }
+
+    /// Milliseconds from apply to phase Running; the object is removed again.
+    pub(crate) async fn apply_until_running(&self, n: usize) -> f64 {
+        let name = format!("apply-{n}");
+        let elapsed = self.apply(&name).await;
+        self.delete(&name).await;
+        elapsed.as_secs_f64() * 1000.0
+    }
+
+    /// Writes to MikromVMs from the applied object to Running, the applying itself left out; a mean of `count`.
+    pub(crate) async fn writes_of_one(&self, count: usize) -> f64 {
+        let mut sum = 0.0;
+        for n in 0..count {
+            let name = format!("count-{n}");
+            let before = self.writes().await;
+            self.apply(&name).await;
+            // A late write would be one of the way to Running, too.
+            sleep(Duration::from_secs(1)).await;
+            let grown = self.writes().await.since(&before);
+            sum += grown.objects.get(GROUP).copied().unwrap_or_default() - 1.0;
+            self.delete(&name).await;
+        }
+        sum / crate::to_f64(count)
+    }
+
+    async fn apply(&self, name: &str) -> Duration {
+        let vms: Api<MikromVM> = Api::default_namespaced(self.client.clone());
+        let object = serde_json::json!({
+            "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": name},
+            "spec": {"image": IMAGE, "vcpuCount": 1, "memoryMB": 128},
+        });
+        let began = Instant::now();
+        vms.patch(name, &PatchParams::apply("bench"), &Patch::Apply(&object)).await.expect("apply");
+        let running = await_condition(vms, name, |vm: Option<&MikromVM>| {
+            let phase = vm.and_then(|vm| vm.status.as_ref()).and_then(|status| status.phase.as_ref());
+            phase.is_some_and(|phase| serde_json::to_value(phase).is_ok_and(|p| p == "Running"))
+        });
+        timeout(LIMIT, running).await.expect("Running in time").expect("a watch");
+        began.elapsed()
+    }
+
+    async fn delete(&self, name: &str) {
+        let vms: Api<MikromVM> = Api::default_namespaced(self.client.clone());
+        let uid = vms.get(name).await.expect("the object").metadata.uid.expect("a uid");
+        vms.delete(name, &DeleteParams::default()).await.expect("delete");
+        let gone = await_condition(vms, name, kube::runtime::conditions::is_deleted(&uid));
+        timeout(LIMIT, gone).await.expect("gone in time").expect("a watch");
+    }
+}
+
+/// Runs the program and shows what it says.
+async fn coracle(state: &Path, args: &[&str]) {
+    let mut command = Command::new(CORACLE);
+    // Figures of one machine are of one accelerator: the raw side is emulated, too.
+    command.arg("--state").arg(state).args(args).env("CORACLE_NODE_ACCELERATOR", "tcg");
+    let output = command.output().await.expect("run coracle");
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "coracle {args:?}: {}", output.status);
+}
+
+async fn connect(state: &Path) -> HostClient<Channel> {
+    let path = state.join("host.sock");
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://node").connect_with_connector(connector).await;
+    HostClient::new(channel.expect("the node's socket"))
+}
