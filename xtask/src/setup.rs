@@ -27,12 +27,6 @@ const PACKAGES: [(&str, &str); 9] = [
 ];
 
 /// Go programs: name, module folder, package, linker flags.
-<<<<<<< HEAD
-const GO_PROGRAMS: [(&str, &str, &str, &str); 4] = [
-    ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
-    ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
-    ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
-=======
 const GO_PROGRAMS: [(&str, &str, &str, &str); 6] = [
     ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
     ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
@@ -44,7 +38,6 @@ const GO_PROGRAMS: [(&str, &str, &str, &str); 6] = [
         "k8s.io/kubernetes/cmd/kube-controller-manager",
         KUBERNETES_FLAGS,
     ),
->>>>>>> 23cfff5 (x)
     ("vcsim", "vcsim", ".", "-s -w"),
 ];
 
