@@ -82,7 +82,8 @@ const BURST_SECONDS: i64 = 5;
 
 impl Gate {
     pub(crate) fn new(clock: Clock, tokens: Vec<([u8; 32], u32, u8)>) -> Self {
-        let tokens = tokens.into_iter().map(|(hash, tenant, scopes)| (hash, Caller { tenant, scopes })).collect();
+        let tokens =
+            tokens.into_iter().map(|(hash, tenant, scopes)| (hash, Caller { tenant, scopes })).collect();
         Self { tokens: RwLock::new(tokens), buckets: Mutex::default(), rates: RwLock::default(), clock }
     }
 
@@ -110,7 +111,8 @@ impl Gate {
 
     /// Takes `count` mutations from a tenant's allowance.
     pub(crate) fn spend(&self, tenant: u32, count: usize) -> Result<(), Problem> {
-        let rate = self.rates.read().unwrap_or_else(PoisonError::into_inner).get(&tenant).copied().unwrap_or(RATE);
+        let rate =
+            self.rates.read().unwrap_or_else(PoisonError::into_inner).get(&tenant).copied().unwrap_or(RATE);
         let rate = i64::from(rate);
         let now = self.clock.now();
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);

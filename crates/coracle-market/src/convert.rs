@@ -1,7 +1,8 @@
 //! Between the engine's words and the wire's, in one place.
 
 use coracle_auction::{
-    Alloc, AllocId, AllocState, Bid, BidId, BidState, ChargeReason, EndReason, OwnerKey, Price, Report, Standing,
+    Alloc, AllocId, AllocState, Bid, BidId, BidState, ChargeReason, EndReason, OwnerKey, Price, Report,
+    Standing,
 };
 use coracle_proto::market as pb;
 use sha2::{Digest, Sha256};
@@ -143,9 +144,8 @@ pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
     digest.first_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
-pub(crate) fn price(no: u32, slot: &Slot) -> pb::MarketPrice {
+pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
     let (q, params) = (slot.market.quotes(), slot.market.params());
-    let _ = no;
     pb::MarketPrice {
         market: slot.name.clone(),
         quote_micros: q.quote.as_micros(),

@@ -127,24 +127,38 @@ pub(crate) fn price_frames(service: &Service, batch: &Batch, only: &[u32]) -> Ve
 }
 
 pub(crate) fn price_frame(service: &Service, market: u32, kind: &str) -> Option<pb::PriceFrame> {
-    let price = service.writer.read(market, |slot| convert::price(market, slot)).ok()?;
-    Some(pb::PriceFrame { seq: price.seq, market: price.market.clone(), r#type: kind.into(), price: Some(price) })
+    let price = service.writer.read(market, convert::price).ok()?;
+    Some(pb::PriceFrame {
+        seq: price.seq,
+        market: price.market.clone(),
+        r#type: kind.into(),
+        price: Some(price),
+    })
 }
 
 #[tonic::async_trait]
 impl market_server::Market for Door {
-    async fn list_markets(&self, r: Request<pb::ListMarketsRequest>) -> Result<Response<pb::ListMarketsResponse>, Status> {
+    async fn list_markets(
+        &self,
+        r: Request<pb::ListMarketsRequest>,
+    ) -> Result<Response<pb::ListMarketsResponse>, Status> {
         self.caller(&r, Scope::Read)?;
         Ok(Response::new(pb::ListMarketsResponse { markets: self.service.prices()? }))
     }
 
-    async fn get_market_price(&self, r: Request<pb::GetMarketPriceRequest>) -> Result<Response<pb::MarketPrice>, Status> {
+    async fn get_market_price(
+        &self,
+        r: Request<pb::GetMarketPriceRequest>,
+    ) -> Result<Response<pb::MarketPrice>, Status> {
         self.caller(&r, Scope::Read)?;
         let r = r.into_inner();
         Ok(Response::new(self.service.price(&r.instance_type, &r.region)?))
     }
 
-    async fn get_price_history(&self, r: Request<pb::GetPriceHistoryRequest>) -> Result<Response<pb::PriceHistory>, Status> {
+    async fn get_price_history(
+        &self,
+        r: Request<pb::GetPriceHistoryRequest>,
+    ) -> Result<Response<pb::PriceHistory>, Status> {
         self.caller(&r, Scope::Read)?;
         Ok(Response::new(self.service.history(r.get_ref()).await?))
     }
@@ -156,7 +170,10 @@ impl market_server::Market for Door {
 
     type StreamPricesStream = Frames<pb::PriceFrame>;
 
-    async fn stream_prices(&self, r: Request<pb::StreamPricesRequest>) -> Result<Response<Self::StreamPricesStream>, Status> {
+    async fn stream_prices(
+        &self,
+        r: Request<pb::StreamPricesRequest>,
+    ) -> Result<Response<Self::StreamPricesStream>, Status> {
         self.caller(&r, Scope::Read)?;
         let names = r.into_inner().markets;
         let only = names.iter().map(|name| self.service.market(name)).collect::<Result<Vec<_>, _>>()?;
@@ -186,7 +203,10 @@ impl trading_server::Trading for Door {
         Ok(Response::new(self.service.place(caller, r.into_inner()).await?))
     }
 
-    async fn place_bids(&self, r: Request<pb::PlaceBidsRequest>) -> Result<Response<pb::PlaceBidsResponse>, Status> {
+    async fn place_bids(
+        &self,
+        r: Request<pb::PlaceBidsRequest>,
+    ) -> Result<Response<pb::PlaceBidsResponse>, Status> {
         use pb::place_bid_result::Result as One;
         let caller = self.caller(&r, Scope::Trade)?;
         let results = self.service.place_all(caller, r.into_inner().bids).await?;
@@ -220,22 +240,34 @@ impl trading_server::Trading for Door {
         Ok(Response::new(self.service.get_bid(caller, r.into_inner()).await?))
     }
 
-    async fn get_pending_bids(&self, r: Request<pb::GetPendingBidsRequest>) -> Result<Response<pb::GetPendingBidsResponse>, Status> {
+    async fn get_pending_bids(
+        &self,
+        r: Request<pb::GetPendingBidsRequest>,
+    ) -> Result<Response<pb::GetPendingBidsResponse>, Status> {
         let caller = self.caller(&r, Scope::Read)?;
         Ok(Response::new(self.service.pending(caller, r.into_inner()).await?))
     }
 
-    async fn list_allocations(&self, r: Request<pb::ListAllocationsRequest>) -> Result<Response<pb::ListAllocationsResponse>, Status> {
+    async fn list_allocations(
+        &self,
+        r: Request<pb::ListAllocationsRequest>,
+    ) -> Result<Response<pb::ListAllocationsResponse>, Status> {
         let caller = self.caller(&r, Scope::Read)?;
         Ok(Response::new(self.service.allocations(caller, r.into_inner()).await?))
     }
 
-    async fn release_allocation(&self, r: Request<pb::ReleaseAllocationRequest>) -> Result<Response<pb::BidReply>, Status> {
+    async fn release_allocation(
+        &self,
+        r: Request<pb::ReleaseAllocationRequest>,
+    ) -> Result<Response<pb::BidReply>, Status> {
         let caller = self.caller(&r, Scope::Trade)?;
         Ok(Response::new(self.service.release(caller, r.into_inner()).await?))
     }
 
-    async fn substitute_victim(&self, r: Request<pb::SubstituteVictimRequest>) -> Result<Response<pb::SubstituteVictimResponse>, Status> {
+    async fn substitute_victim(
+        &self,
+        r: Request<pb::SubstituteVictimRequest>,
+    ) -> Result<Response<pb::SubstituteVictimResponse>, Status> {
         let caller = self.caller(&r, Scope::Trade)?;
         self.service.substitute(caller, r.into_inner()).await?;
         Ok(Response::new(pb::SubstituteVictimResponse {}))
@@ -243,7 +275,10 @@ impl trading_server::Trading for Door {
 
     type WatchOwnerStream = Frames<pb::OwnerFrame>;
 
-    async fn watch_owner(&self, r: Request<pb::WatchOwnerRequest>) -> Result<Response<Self::WatchOwnerStream>, Status> {
+    async fn watch_owner(
+        &self,
+        r: Request<pb::WatchOwnerRequest>,
+    ) -> Result<Response<Self::WatchOwnerStream>, Status> {
         let caller = self.caller(&r, Scope::Trade)?;
         let r = r.into_inner();
         let tenant = self.service.tenant(caller, &r.tenant).await?;
@@ -278,9 +313,14 @@ impl trading_server::Trading for Door {
         Ok(Response::new(self.service.explain(caller, r.into_inner()).await?))
     }
 
-    async fn list_charges(&self, r: Request<pb::ListChargesRequest>) -> Result<Response<pb::ListChargesResponse>, Status> {
+    async fn list_charges(
+        &self,
+        r: Request<pb::ListChargesRequest>,
+    ) -> Result<Response<pb::ListChargesResponse>, Status> {
         let caller = self.caller(&r, Scope::Read)?;
-        Ok(Response::new(pb::ListChargesResponse { charges: self.service.charges(caller, r.into_inner()).await? }))
+        Ok(Response::new(pb::ListChargesResponse {
+            charges: self.service.charges(caller, r.into_inner()).await?,
+        }))
     }
 
     async fn get_budget(&self, r: Request<pb::GetBudgetRequest>) -> Result<Response<pb::Budget>, Status> {
@@ -296,7 +336,8 @@ fn owner_state(service: &Service, tenant: u32, uid: &str) -> Result<Vec<pb::Owne
     for market in service.markets() {
         service.writer.read(market, |slot| {
             let seq = u64::try_from(slot.seq).unwrap_or(0);
-            let mut put = |frame| frames.push(pb::OwnerFrame { seq, market: slot.name.clone(), frame: Some(frame) });
+            let mut put =
+                |frame| frames.push(pb::OwnerFrame { seq, market: slot.name.clone(), frame: Some(frame) });
             let mut owners = std::collections::BTreeSet::new();
             for (id, row) in service.rows(slot, tenant, uid) {
                 owners.insert(slot.market.owner_of(row));
@@ -330,23 +371,34 @@ fn owner_changes(service: &Service, batch: &Batch, tenant: u32, uid: &str) -> Ve
         let mut frames = Vec::new();
         for event in &batch.events {
             let frame = match event {
-                Event::Bid { bid } | Event::Returned { bid, .. } => {
-                    mine(*bid).map(|row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, *bid, row)))
-                }
+                Event::Bid { bid } | Event::Returned { bid, .. } => mine(*bid)
+                    .map(|row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, *bid, row))),
                 Event::Unit { alloc, bid } => mine(*bid).and_then(|_| slot.market.alloc(*alloc)).map(|row| {
                     Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, *alloc, row))
                 }),
                 Event::AtRisk { alloc, .. } => slot.market.alloc(*alloc).and_then(|row| {
                     mine(slot.market.bid_of(row))?;
-                    Some(Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, *alloc, row)))
+                    Some(Frame::Allocation(convert::alloc(
+                        batch.market,
+                        slot,
+                        &service.registry,
+                        *alloc,
+                        row,
+                    )))
                 }),
-                Event::Owner { tenant: t, owner, version } if t.0 == tenant && key.is_none_or(|key| key == *owner) => {
+                Event::Owner { tenant: t, owner, version }
+                    if t.0 == tenant && key.is_none_or(|key| key == *owner) =>
+                {
                     let owner_uid = convert::owner_uid(&service.registry, *owner);
                     Some(Frame::Owner(pb::OwnerVersion { owner_uid, version: *version }))
                 }
                 _ => None,
             };
-            frames.extend(frame.map(|frame| pb::OwnerFrame { seq: batch.seq, market: slot.name.clone(), frame: Some(frame) }));
+            frames.extend(frame.map(|frame| pb::OwnerFrame {
+                seq: batch.seq,
+                market: slot.name.clone(),
+                frame: Some(frame),
+            }));
         }
         frames
     });
@@ -360,13 +412,19 @@ impl supply_server::Supply for Door {
         Ok(Response::new(self.service.put_lot(caller, r.into_inner()).await?))
     }
 
-    async fn drain_lot(&self, r: Request<pb::DrainLotRequest>) -> Result<Response<pb::DrainLotResponse>, Status> {
+    async fn drain_lot(
+        &self,
+        r: Request<pb::DrainLotRequest>,
+    ) -> Result<Response<pb::DrainLotResponse>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
         self.service.drain_lot(caller, &r.get_ref().lot).await?;
         Ok(Response::new(pb::DrainLotResponse {}))
     }
 
-    async fn heartbeat(&self, r: Request<pb::HeartbeatRequest>) -> Result<Response<pb::HeartbeatResponse>, Status> {
+    async fn heartbeat(
+        &self,
+        r: Request<pb::HeartbeatRequest>,
+    ) -> Result<Response<pb::HeartbeatResponse>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
         self.service.heartbeat(caller).await?;
         Ok(Response::new(pb::HeartbeatResponse {}))
@@ -374,14 +432,20 @@ impl supply_server::Supply for Door {
 
     type StreamOrdersStream = Frames<pb::Order>;
 
-    async fn stream_orders(&self, r: Request<pb::StreamOrdersRequest>) -> Result<Response<Self::StreamOrdersStream>, Status> {
+    async fn stream_orders(
+        &self,
+        r: Request<pb::StreamOrdersRequest>,
+    ) -> Result<Response<Self::StreamOrdersStream>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
         let supplier = self.service.supplier(caller).await?;
         let first = move |service: &Service| service.outstanding(supplier);
         Ok(Response::new(self.stream(first, move |service, batch| service.orders_in(batch, supplier))))
     }
 
-    async fn report_order(&self, r: Request<pb::ReportOrderRequest>) -> Result<Response<pb::ReportOrderResponse>, Status> {
+    async fn report_order(
+        &self,
+        r: Request<pb::ReportOrderRequest>,
+    ) -> Result<Response<pb::ReportOrderResponse>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
         self.service.report(caller, r.into_inner()).await?;
         Ok(Response::new(pb::ReportOrderResponse {}))
@@ -390,12 +454,18 @@ impl supply_server::Supply for Door {
 
 #[tonic::async_trait]
 impl admin_server::Admin for Door {
-    async fn put_market(&self, r: Request<pb::PutMarketRequest>) -> Result<Response<pb::MarketPrice>, Status> {
+    async fn put_market(
+        &self,
+        r: Request<pb::PutMarketRequest>,
+    ) -> Result<Response<pb::MarketPrice>, Status> {
         self.caller(&r, Scope::Admin)?;
         Ok(Response::new(self.service.put_market(r.get_ref()).await?))
     }
 
-    async fn put_tenant(&self, r: Request<pb::PutTenantRequest>) -> Result<Response<pb::PutTenantResponse>, Status> {
+    async fn put_tenant(
+        &self,
+        r: Request<pb::PutTenantRequest>,
+    ) -> Result<Response<pb::PutTenantResponse>, Status> {
         self.caller(&r, Scope::Admin)?;
         Ok(Response::new(pb::PutTenantResponse { token: self.service.put_tenant(r.get_ref()).await? }))
     }
@@ -412,7 +482,10 @@ impl admin_server::Admin for Door {
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
-    async fn snapshot(&self, r: Request<pb::SnapshotRequest>) -> Result<Response<pb::SnapshotResponse>, Status> {
+    async fn snapshot(
+        &self,
+        r: Request<pb::SnapshotRequest>,
+    ) -> Result<Response<pb::SnapshotResponse>, Status> {
         self.caller(&r, Scope::Admin)?;
         let (bytes, seq) = self.service.snapshot(&r.get_ref().market).await?;
         Ok(Response::new(pb::SnapshotResponse { bytes: bytes as u64, seq: u64::try_from(seq).unwrap_or(0) }))

@@ -42,7 +42,8 @@ impl IntoResponse for Problem {
         if let Some(version) = self.owner_version {
             body["ownerVersion"] = version.into();
         }
-        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response();
+        let mut response =
+            (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response();
         if status == StatusCode::TOO_MANY_REQUESTS {
             response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
         }
@@ -73,7 +74,10 @@ fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller
     service.gate.caller(headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()), scope)
 }
 
-fn number<T: std::str::FromStr + Default>(query: &BTreeMap<String, String>, name: &str) -> Result<T, Problem> {
+fn number<T: std::str::FromStr + Default>(
+    query: &BTreeMap<String, String>,
+    name: &str,
+) -> Result<T, Problem> {
     let Some(text) = query.get(name) else { return Ok(T::default()) };
     text.parse().map_err(|_| Problem::invalid(format!("{name} must be a whole number")))
 }
@@ -272,7 +276,8 @@ async fn cancel(
     Query(q): Query<BTreeMap<String, String>>,
 ) -> Answer {
     let caller = caller(&s, &headers, Scope::Trade)?;
-    let request = pb::CancelBidRequest { bid: id, if_owner_version: version(&q)?, tenant: text(&q, "tenant") };
+    let request =
+        pb::CancelBidRequest { bid: id, if_owner_version: version(&q)?, tenant: text(&q, "tenant") };
     Ok(Json(json::reply(&s.cancel(caller, request).await?)))
 }
 
@@ -287,7 +292,11 @@ async fn explain(
     Ok(Json(json::explanation(&s.explain(caller, pb::ExplainRequest { id, tenant }).await?)))
 }
 
-async fn allocations(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<String, String>>) -> Answer {
+async fn allocations(
+    State(s): Shared,
+    headers: HeaderMap,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Answer {
     let caller = caller(&s, &headers, Scope::Read)?;
     let request = pb::ListAllocationsRequest {
         owner_uid: text(&q, "ownerUid"),
@@ -305,15 +314,25 @@ async fn release(
     Query(q): Query<BTreeMap<String, String>>,
 ) -> Answer {
     let caller = caller(&s, &headers, Scope::Trade)?;
-    let request =
-        pb::ReleaseAllocationRequest { allocation: id, if_owner_version: version(&q)?, tenant: text(&q, "tenant") };
+    let request = pb::ReleaseAllocationRequest {
+        allocation: id,
+        if_owner_version: version(&q)?,
+        tenant: text(&q, "tenant"),
+    };
     Ok(Json(json::reply(&s.release(caller, request).await?)))
 }
 
-async fn charges(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<String, String>>) -> Result<Response, Problem> {
+async fn charges(
+    State(s): Shared,
+    headers: HeaderMap,
+    Query(q): Query<BTreeMap<String, String>>,
+) -> Result<Response, Problem> {
     let caller = caller(&s, &headers, Scope::Read)?;
-    let request =
-        pb::ListChargesRequest { tenant: text(&q, "tenant"), from_ms: number(&q, "from")?, to_ms: number(&q, "to")? };
+    let request = pb::ListChargesRequest {
+        tenant: text(&q, "tenant"),
+        from_ms: number(&q, "from")?,
+        to_ms: number(&q, "to")?,
+    };
     let rows = s.charges(caller, request).await?;
     match text(&q, "format").as_str() {
         "" | "json" => {

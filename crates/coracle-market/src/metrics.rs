@@ -87,7 +87,11 @@ impl Metrics {
             replay_mismatch: Counter::default(),
         };
         let r = registry;
-        r.register("coracle_market_clearing_price", "Clearing price, US$ per node-hour", m.clearing_price.clone());
+        r.register(
+            "coracle_market_clearing_price",
+            "Clearing price, US$ per node-hour",
+            m.clearing_price.clone(),
+        );
         r.register("coracle_market_quote_price", "Quote, US$ per node-hour", m.quote_price.clone());
         r.register("coracle_market_allocations", "Units that hold a place", m.allocations.clone());
         r.register("coracle_market_free_units", "Empty units", m.free_units.clone());
@@ -98,9 +102,17 @@ impl Metrics {
         r.register("coracle_market_skipped_gangs", "Blocks passed over by a call", m.skipped_gangs.clone());
         r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
-        r.register("coracle_market_journal_commit_seconds", "Time to put a group on disk", m.journal_commit.clone());
+        r.register(
+            "coracle_market_journal_commit_seconds",
+            "Time to put a group on disk",
+            m.journal_commit.clone(),
+        );
         r.register("coracle_market_journal_up", "Does the journal take commands?", m.journal_up.clone());
-        r.register("coracle_market_replay_mismatch", "Calls that a replay did not reproduce", m.replay_mismatch.clone());
+        r.register(
+            "coracle_market_replay_mismatch",
+            "Calls that a replay did not reproduce",
+            m.replay_mismatch.clone(),
+        );
         m
     }
 

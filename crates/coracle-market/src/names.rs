@@ -50,7 +50,8 @@ pub(crate) fn parse(text: &str) -> Option<(Named, Time)> {
     let market = u16::try_from(bits >> 64 & 0xffff).ok()?;
     let at = Time(u64::try_from(bits >> 80).ok()?);
     let no = u32::from(market & !KIND);
-    let named = if market & KIND == 0 { Named::Bid(no, BidId(local)) } else { Named::Alloc(no, AllocId(local)) };
+    let named =
+        if market & KIND == 0 { Named::Bid(no, BidId(local)) } else { Named::Alloc(no, AllocId(local)) };
     Some((named, at))
 }
 
@@ -60,7 +61,10 @@ mod tests {
 
     #[test]
     fn ids_go_both_ways_and_sort_by_time() {
-        let (a, b) = (bid(3, Time(1_700_000_000_000), BidId(7 << 32 | 9)), alloc(3, Time(1_700_000_000_001), AllocId(1)));
+        let (a, b) = (
+            bid(3, Time(1_700_000_000_000), BidId(7 << 32 | 9)),
+            alloc(3, Time(1_700_000_000_001), AllocId(1)),
+        );
         assert_eq!(parse(&a), Some((Named::Bid(3, BidId(7 << 32 | 9)), Time(1_700_000_000_000))));
         assert_eq!(parse(&b.to_lowercase()), Some((Named::Alloc(3, AllocId(1)), Time(1_700_000_000_001))));
         assert!(a < b && a.starts_with("01"));

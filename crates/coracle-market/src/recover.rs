@@ -31,10 +31,19 @@ pub(crate) async fn recover(
 ) -> Result<Recovered, StoreError> {
     let snapshot = if whole { None } else { store.snapshot(no).await? };
     let mut r = match snapshot {
-        None => Recovered { market: Market::new(params, since), seq: 0, chain: [0; 32], replayed: 0, made: Projections::default() },
+        None => Recovered {
+            market: Market::new(params, since),
+            seq: 0,
+            chain: [0; 32],
+            replayed: 0,
+            made: Projections::default(),
+        },
         Some((seq, body, chain)) => {
-            let market = Market::restore(&body)
-                .map_err(|source| StoreError::Malformed { what: "the snapshot", market: no, source })?;
+            let market = Market::restore(&body).map_err(|source| StoreError::Malformed {
+                what: "the snapshot",
+                market: no,
+                source,
+            })?;
             Recovered { market, seq, chain, replayed: 0, made: Projections::default() }
         }
     };
@@ -51,8 +60,11 @@ pub(crate) async fn recover(
             }
             let mut from = group.body.as_slice();
             while !from.is_empty() {
-                let entry = Journaled::get(&mut from)
-                    .map_err(|source| StoreError::Malformed { what: "the journal", market: no, source })?;
+                let entry = Journaled::get(&mut from).map_err(|source| StoreError::Malformed {
+                    what: "the journal",
+                    market: no,
+                    source,
+                })?;
                 r.market.apply(entry.at, &entry.command, &mut events);
                 r.replayed += 1;
                 project(no, &r.market, &events, &mut r.made);
@@ -99,7 +111,9 @@ pub(crate) fn signed(value: u64) -> i64 {
 pub(crate) async fn verify(store: &Store, no: u32, start: (Params, Time)) -> Result<Verdict, StoreError> {
     let told = |sound, commands, detail: String| Verdict { commands, sound, detail };
     match recover(store, no, start, true).await {
-        Err(e @ (StoreError::Chain { .. } | StoreError::Malformed { .. })) => Ok(told(false, 0, e.to_string())),
+        Err(e @ (StoreError::Chain { .. } | StoreError::Malformed { .. })) => {
+            Ok(told(false, 0, e.to_string()))
+        }
         Err(e) => Err(e),
         Ok(r) => {
             let published = store.calls(no, 0, i64::MAX).await?;

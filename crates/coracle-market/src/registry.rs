@@ -46,7 +46,12 @@ impl Registry {
             known.by_name.insert((row.kind, row.name.clone()), row.no);
             known.by_no.insert((row.kind, row.no), (row.name, row.body));
         }
-        Ok(Self { store, known: RwLock::new(known), adding: tokio::sync::Mutex::new(()), owners: Mutex::new(owners) })
+        Ok(Self {
+            store,
+            known: RwLock::new(known),
+            adding: tokio::sync::Mutex::new(()),
+            owners: Mutex::new(owners),
+        })
     }
 
     pub(crate) fn number(&self, kind: Kind, name: &str) -> Option<u32> {

@@ -29,8 +29,11 @@ use crate::recover::{Recovered, recover};
 use crate::registry::{Kind, Registry};
 use crate::service::Service;
 use crate::service::start_of;
-use crate::store::{LEASE_MS, Store, StoreAt};
+use crate::store::{Store, StoreAt};
 use crate::writer::{Slot, Writer};
+
+/// How long clients have to let go of a connection when the market ends.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// How a market is served.
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ pub struct Config {
     pub default_region: Option<String>,
     /// An administrator's token to accept besides those in the store.
     pub admin_token: Option<String>,
+    /// How long the writer of a shared store may be silent before another one takes over.
+    pub lease: Duration,
     /// Where the time comes from.
     pub clock: Clock,
 }
@@ -97,13 +102,17 @@ async fn listen(at: SocketAddr) -> Result<TcpListener, ServeError> {
 }
 
 /// Waits until no other process writes to a shared store.
-async fn take_over(store: &Store, clock: &Clock, stop: &CancellationToken) -> Result<Option<i64>, StoreError> {
+async fn take_over(
+    store: &Store,
+    config: &Config,
+    stop: &CancellationToken,
+) -> Result<Option<i64>, StoreError> {
     loop {
-        match store.take_over(clock.now().0).await {
+        match store.take_over(config.clock.now().0, lease_ms(config)).await {
             Ok(epoch) => return Ok(Some(epoch)),
             Err(StoreError::Held { until_ms }) => {
                 tracing::info!(until_ms, "standing by: another process writes");
-                let pause = tokio::time::sleep(Duration::from_secs(1));
+                let pause = tokio::time::sleep(config.lease / 10);
                 if stop.run_until_cancelled(pause).await.is_none() {
                     return Ok(None);
                 }
@@ -118,7 +127,11 @@ async fn take_over(store: &Store, clock: &Clock, stop: &CancellationToken) -> Re
 /// # Errors
 /// A store or an address that cannot be had; a door or the journal that fails later, also when
 /// another process took the store over.
-pub async fn serve(config: Config, stop: CancellationToken, ready: impl FnOnce(Server)) -> Result<(), ServeError> {
+pub async fn serve(
+    config: Config,
+    stop: CancellationToken,
+    ready: impl FnOnce(Server),
+) -> Result<(), ServeError> {
     let mut meters = Meters::default();
     let metrics = Metrics::register(&mut meters);
     let readiness = Readiness::default();
@@ -129,34 +142,38 @@ pub async fn serve(config: Config, stop: CancellationToken, ready: impl FnOnce(S
         Some(at) => Some(listen(at).await?),
         None => None,
     };
-    let at = Server { grpc: local(&grpc)?, http: local(&web)?, admin: admin.as_ref().map(local).transpose()? };
+    let at =
+        Server { grpc: local(&grpc)?, http: local(&web)?, admin: admin.as_ref().map(local).transpose()? };
     let mut doors: JoinSet<Result<(), ServeError>> = JoinSet::new();
     if let Some(listener) = admin {
-        let page = Admin::new(meters, readiness.clone()).serve(listener, stop.child_token());
-        doors.spawn(async move { page.await.map_err(|source| door("admin", source)) });
+        let (page, closing) = (Admin::new(meters, readiness.clone()), stop.clone());
+        doors.spawn(async move {
+            let serving = page.serve(listener, closing.child_token());
+            within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| door("admin", source))
+        });
     }
-    let Some(epoch) = take_over(&store, &config.clock, &stop).await? else { return Ok(()) };
+    let Some(epoch) = take_over(&store, &config, &stop).await? else { return Ok(()) };
     let (writer, task) = open_markets(&store, epoch, &config, metrics).await?;
     let (done, stopped) = (stop.child_token(), stop.clone());
     doors.spawn(async move { Ok(task.run(done).await?) });
     if matches!(config.store, StoreAt::Postgres(_)) {
-        let (store, clock, stop) = (store.clone(), config.clock.clone(), stop.child_token());
-        doors.spawn(async move { keep_lease(&store, epoch, &clock, stop).await });
+        let (store, config, stop) = (store.clone(), config.clone(), stop.child_token());
+        doors.spawn(async move { keep_lease(&store, epoch, &config, stop).await });
     }
     let service = service(store, writer, &config).await?;
     prepare(&service, &config.regions).await.map_err(ServeError::Prepare)?;
     let streams = TaskTracker::new();
     let gate = Door { service: service.clone(), streams: streams.clone(), stop: stop.child_token() };
-    let quiet = stop.child_token();
+    let closing = stop.clone();
     doors.spawn(async move {
-        let served = tonic::transport::Server::builder()
+        let serving = tonic::transport::Server::builder()
             .tcp_nodelay(true)
             .add_service(MarketServer::new(gate.clone()))
             .add_service(TradingServer::new(gate.clone()))
             .add_service(SupplyServer::new(gate.clone()))
             .add_service(AdminServer::new(gate))
-            .serve_with_incoming_shutdown(TcpListenerStream::new(grpc), quiet.cancelled_owned());
-        served.await.map_err(|source| door("gRPC", source))
+            .serve_with_incoming_shutdown(TcpListenerStream::new(grpc), closing.clone().cancelled_owned());
+        within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| door("gRPC", source))
     });
     let (routes, quiet) = (http::routes(service), stop.child_token());
     doors.spawn(async move {
@@ -178,6 +195,18 @@ pub async fn serve(config: Config, stop: CancellationToken, ready: impl FnOnce(S
         Some(Ok(result)) => result,
         Some(Err(source)) => Err(door("task", source)),
         None => Ok(()),
+    }
+}
+
+/// What a door says, unless its clients do not let go of it in time after `stop`.
+async fn within_grace<T>(stop: &CancellationToken, serving: impl Future<Output = T>) -> Option<T> {
+    let over = async {
+        stop.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        served = serving => Some(served),
+        () = over => None,
     }
 }
 
@@ -207,7 +236,10 @@ async fn open_markets(
         made.calls.extend(rows.calls);
         made.charges.extend(rows.charges);
         let (indicated, at_risk) = (market.now(), std::collections::BTreeMap::new());
-        slots.insert(no, Slot { name, market, seq, chain, at_risk, start, since_snapshot: replayed, indicated });
+        slots.insert(
+            no,
+            Slot { name, market, seq, chain, at_risk, start, since_snapshot: replayed, indicated },
+        );
     }
     let (writer, task) = Writer::new(store.clone(), epoch, config.clock.clone(), metrics, made);
     *writer.markets.write().unwrap_or_else(std::sync::PoisonError::into_inner) = slots;
@@ -253,14 +285,23 @@ async fn prepare(service: &Service, regions: &[String]) -> Result<(), Problem> {
     Ok(())
 }
 
+fn lease_ms(config: &Config) -> i64 {
+    i64::try_from(config.lease.as_millis()).unwrap_or(i64::MAX / 2)
+}
+
 /// Renews the lease of a shared store. Ends in an error when it is lost.
-async fn keep_lease(store: &Store, epoch: i64, clock: &Clock, stop: CancellationToken) -> Result<(), ServeError> {
-    let every = Duration::from_millis(u64::try_from(LEASE_MS / 3).unwrap_or(3_000));
+async fn keep_lease(
+    store: &Store,
+    epoch: i64,
+    config: &Config,
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let every = config.lease / 3;
     loop {
         if stop.run_until_cancelled(tokio::time::sleep(every)).await.is_none() {
             return Ok(());
         }
-        match store.renew(epoch, clock.now().0).await {
+        match store.renew(epoch, config.clock.now().0, lease_ms(config)).await {
             Ok(true) => {}
             Ok(false) => return Err(StoreError::Held { until_ms: 0 }.into()),
             Err(error) => tracing::warn!(%error, "lease not renewed"),

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
 
 use crate::error::StoreError;
 
@@ -76,6 +78,12 @@ pub(crate) struct Projections {
     pub(crate) charges: Vec<ChargeRow>,
 }
 
+impl Projections {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.charges.is_empty()
+    }
+}
+
 /// A stored name: what kind, its number, the name, and facts about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NameRow {
@@ -105,9 +113,6 @@ const SCHEMA: [&str; 7] = [
     "CREATE TABLE IF NOT EXISTS charges (alloc TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (alloc, reason, starts))",
     "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
 ];
-
-/// How long a writer of a shared database may be silent, in milliseconds.
-pub(crate) const LEASE_MS: i64 = 10_000;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
@@ -179,13 +184,13 @@ impl Store {
     }
 
     /// Becomes the writer: a new epoch, unless another one is alive. A file has one process.
-    pub(crate) async fn take_over(&self, now_ms: i64) -> Result<i64, StoreError> {
+    pub(crate) async fn take_over(&self, now_ms: i64, lease_ms: i64) -> Result<i64, StoreError> {
         const OP: &str = "take over";
         const TAKE: &str = "INSERT INTO writer (one, epoch, until) VALUES (1, 1, $1) ON CONFLICT (one) DO UPDATE SET epoch = writer.epoch + 1, until = $1 WHERE writer.until < $2 RETURNING epoch";
         let shared = matches!(self, Self::Postgres(_));
         let alive_before = if shared { now_ms } else { i64::MAX };
         let epoch: Option<i64> = on!(self, pool, write => sqlx::query_scalar(TAKE)
-            .bind(now_ms + LEASE_MS).bind(alive_before).fetch_optional(pool).await)
+            .bind(now_ms + lease_ms).bind(alive_before).fetch_optional(pool).await)
         .map_err(sql(OP))?;
         match epoch {
             Some(epoch) => Ok(epoch),
@@ -198,10 +203,10 @@ impl Store {
     }
 
     /// Still the writer? Renews the lease. A stale writer is told no.
-    pub(crate) async fn renew(&self, epoch: i64, now_ms: i64) -> Result<bool, StoreError> {
+    pub(crate) async fn renew(&self, epoch: i64, now_ms: i64, lease_ms: i64) -> Result<bool, StoreError> {
         const RENEW: &str = "UPDATE writer SET until = $1 WHERE one = 1 AND epoch = $2 RETURNING epoch";
         let kept: Option<i64> = on!(self, pool, write => sqlx::query_scalar(RENEW)
-            .bind(now_ms + LEASE_MS).bind(epoch).fetch_optional(pool).await)
+            .bind(now_ms + lease_ms).bind(epoch).fetch_optional(pool).await)
         .map_err(sql("renew the lease"))?;
         Ok(kept.is_some())
     }
@@ -215,7 +220,12 @@ impl Store {
 
     /// Commits groups and projections. On disk when it returns; all or nothing. A group whose
     /// place is taken, or whose epoch is not the writer's, fails: a stale writer cannot write.
-    pub(crate) async fn append(&self, epoch: i64, groups: &[Group], made: &Projections) -> Result<(), StoreError> {
+    pub(crate) async fn append(
+        &self,
+        epoch: i64,
+        groups: &[Group],
+        made: &Projections,
+    ) -> Result<(), StoreError> {
         const OP: &str = "append";
         const JOURNAL: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain) SELECT $1, $2, $3, $4, $5, $6 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
         const CALL: &str = "INSERT INTO calls (market, number, at, price, chain) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
@@ -266,8 +276,15 @@ impl Store {
     }
 
     /// Keeps a snapshot, and forgets all older ones.
-    pub(crate) async fn put_snapshot(&self, market: u32, seq: i64, body: &[u8], chain: &[u8; 32]) -> Result<(), StoreError> {
-        const PUT: &str = "INSERT INTO snapshots (market, seq, body, chain) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+    pub(crate) async fn put_snapshot(
+        &self,
+        market: u32,
+        seq: i64,
+        body: &[u8],
+        chain: &[u8; 32],
+    ) -> Result<(), StoreError> {
+        const PUT: &str =
+            "INSERT INTO snapshots (market, seq, body, chain) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
         on!(self, pool, write => {
             let mut tx = pool.begin().await.map_err(sql("store a snapshot"))?;
             sqlx::query(PUT).bind(i64::from(market)).bind(seq).bind(body).bind(&chain[..])
@@ -280,7 +297,8 @@ impl Store {
 
     /// The newest snapshot: the last command in it, the bytes, the chain so far.
     pub(crate) async fn snapshot(&self, market: u32) -> Result<Option<(i64, Vec<u8>, [u8; 32])>, StoreError> {
-        const READ: &str = "SELECT seq, body, chain FROM snapshots WHERE market = $1 ORDER BY seq DESC LIMIT 1";
+        const READ: &str =
+            "SELECT seq, body, chain FROM snapshots WHERE market = $1 ORDER BY seq DESC LIMIT 1";
         let row: Option<(i64, Vec<u8>, Vec<u8>)> = on!(self, pool, read =>
             sqlx::query_as(READ).bind(i64::from(market)).fetch_optional(pool).await)
         .map_err(sql("read a snapshot"))?;
@@ -298,11 +316,15 @@ impl Store {
         let rows: Vec<(i64, i64, String, Vec<u8>)> = on!(self, pool, read =>
             sqlx::query_as("SELECT kind, no, name, body FROM names ORDER BY kind, no").fetch_all(pool).await)
         .map_err(sql("read names"))?;
-        Ok(rows.into_iter().map(|(kind, no, name, body)| NameRow { kind, no: number(no), name, body }).collect())
+        Ok(rows
+            .into_iter()
+            .map(|(kind, no, name, body)| NameRow { kind, no: number(no), name, body })
+            .collect())
     }
 
     pub(crate) async fn put_token(&self, hash: &[u8; 32], tenant: u32, scopes: u8) -> Result<(), StoreError> {
-        const PUT: &str = "INSERT INTO tokens (hash, tenant, scopes) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        const PUT: &str =
+            "INSERT INTO tokens (hash, tenant, scopes) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
         on!(self, pool, write => sqlx::query(PUT)
             .bind(&hash[..]).bind(i64::from(tenant)).bind(i64::from(scopes)).execute(pool).await.map(drop))
         .map_err(sql("store a token"))
@@ -312,11 +334,19 @@ impl Store {
         let rows: Vec<(Vec<u8>, i64, i64)> = on!(self, pool, read =>
             sqlx::query_as("SELECT hash, tenant, scopes FROM tokens").fetch_all(pool).await)
         .map_err(sql("read tokens"))?;
-        Ok(rows.into_iter().map(|(hash, tenant, s)| (digest(hash), number(tenant), u8::try_from(s).unwrap_or(0))).collect())
+        Ok(rows
+            .into_iter()
+            .map(|(hash, tenant, s)| (digest(hash), number(tenant), u8::try_from(s).unwrap_or(0)))
+            .collect())
     }
 
     /// `(at, price, chain)` of the calls of a market in a span, in order.
-    pub(crate) async fn calls(&self, market: u32, from: i64, to: i64) -> Result<Vec<(i64, i64, [u8; 32])>, StoreError> {
+    pub(crate) async fn calls(
+        &self,
+        market: u32,
+        from: i64,
+        to: i64,
+    ) -> Result<Vec<(i64, i64, [u8; 32])>, StoreError> {
         const READ: &str = "SELECT at, price, chain FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY number LIMIT 1000000";
         let rows: Vec<(i64, i64, Vec<u8>)> = on!(self, pool, read =>
             sqlx::query_as(READ).bind(i64::from(market)).bind(from).bind(to).fetch_all(pool).await)
@@ -325,7 +355,12 @@ impl Store {
     }
 
     /// `(alloc, from, to, price, reason)` of a tenant in a span, in order.
-    pub(crate) async fn charges(&self, tenant: u32, from: i64, to: i64) -> Result<Vec<(String, i64, i64, i64, String)>, StoreError> {
+    pub(crate) async fn charges(
+        &self,
+        tenant: u32,
+        from: i64,
+        to: i64,
+    ) -> Result<Vec<(String, i64, i64, i64, String)>, StoreError> {
         const READ: &str = "SELECT alloc, starts, ends, price, reason FROM charges WHERE tenant = $1 AND ends > $2 AND starts < $3 ORDER BY starts, alloc LIMIT 100000";
         on!(self, pool, read => sqlx::query_as(READ).bind(i64::from(tenant)).bind(from).bind(to).fetch_all(pool).await)
             .map_err(sql("read charges"))

@@ -28,6 +28,8 @@ pub(crate) const BEHIND_MAX: usize = 1_000;
 const SNAPSHOT_AFTER: u64 = 100_000;
 /// Time between two indicative calls of a market with capacity.
 const INDICATIVE: Duration = Duration::from_secs(5);
+/// What was made from the journal waits so long for a group to go with.
+const FLUSH: Duration = Duration::from_millis(50);
 /// Longest sleep of the writer.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -112,7 +114,13 @@ fn gone() -> Problem {
 
 impl Writer {
     /// A writer and its task.
-    pub(crate) fn new(store: Store, epoch: i64, clock: Clock, metrics: Metrics, made: Projections) -> (Self, WriterTask) {
+    pub(crate) fn new(
+        store: Store,
+        epoch: i64,
+        clock: Clock,
+        metrics: Metrics,
+        made: Projections,
+    ) -> (Self, WriterTask) {
         let (tx, requests) = mpsc::channel(QUEUE);
         let (events, _) = broadcast::channel(BEHIND_MAX);
         let writer = Self { requests: tx, markets: Markets::default(), events };
@@ -179,7 +187,8 @@ impl WriterTask {
     /// took over the store.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), StoreError> {
         loop {
-            let pause = Duration::from_millis(self.wake.since_ms(self.time())).min(IDLE);
+            let longest = if self.made.is_empty() { IDLE } else { FLUSH };
+            let pause = Duration::from_millis(self.wake.since_ms(self.time())).min(longest);
             let first = tokio::select! {
                 () = stop.cancelled() => return self.store.give_back(self.epoch).await,
                 request = self.requests.recv() => request,
@@ -195,6 +204,9 @@ impl WriterTask {
             while let Some(request) = next {
                 count += self.take(request, &mut waiting).await;
                 next = if count < GROUP_MAX { self.requests.try_recv().ok() } else { None };
+            }
+            if waiting.is_empty() && self.doubtful.is_empty() {
+                self.flush().await;
             }
             if !waiting.is_empty() {
                 let touched: Vec<_> = waiting.keys().copied().collect();
@@ -245,7 +257,8 @@ impl WriterTask {
         let mut wake = Time::NEVER;
         let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
         for (no, slot) in &mut *markets {
-            let indicative = if slot.market.lots().next().is_some() { slot.indicated.plus_ms(step) } else { Time::NEVER };
+            let indicative =
+                if slot.market.lots().next().is_some() { slot.indicated.plus_ms(step) } else { Time::NEVER };
             if slot.market.next_due().min(indicative) <= now {
                 slot.indicated = now;
                 waiting.entry(*no).or_default().commands.push(Command::Tick);
@@ -281,7 +294,9 @@ impl WriterTask {
             }
             for (_, waiting, _) in entries {
                 for (answer, _) in waiting.answers {
-                    answer.send(Err(Problem::unavailable("the journal cannot be written"))).unwrap_or_default();
+                    answer
+                        .send(Err(Problem::unavailable("the journal cannot be written")))
+                        .unwrap_or_default();
                 }
             }
             return if matches!(error, StoreError::Held { .. }) && !known { Err(error) } else { Ok(()) };
@@ -345,6 +360,18 @@ impl WriterTask {
             let applied = Applied { replies: replies.by_ref().take(count).collect(), at };
             // A caller that went away asks again under its key.
             answer.send(Ok(applied)).map(drop).unwrap_or_default();
+        }
+    }
+
+    /// Writes what was made from the journal when no group comes to take it along.
+    async fn flush(&mut self) {
+        let made = std::mem::take(&mut self.made);
+        if made.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.append(self.epoch, &[], &made).await {
+            tracing::error!(%error, "history not written");
+            self.made = made;
         }
     }
 

@@ -119,7 +119,8 @@ impl Load {
             .collect();
         for alloc in launched {
             self.apply(Command::Report { alloc, report: Report::Ready });
-            let Some(unit) = self.market.alloc(alloc).filter(|unit| unit.state() == AllocState::Active) else {
+            let Some(unit) = self.market.alloc(alloc).filter(|unit| unit.state() == AllocState::Active)
+            else {
                 continue;
             };
             let bid = self.market.bid_of(unit);
@@ -172,7 +173,10 @@ impl Load {
 
 /// Percentile of sorted values.
 pub(crate) fn percentile(sorted: &[Duration], permille: usize) -> Duration {
-    sorted.get((sorted.len() * permille / 1000).min(sorted.len().saturating_sub(1))).copied().unwrap_or_default()
+    sorted
+        .get((sorted.len() * permille / 1000).min(sorted.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or_default()
 }
 
 /// p99 of `calls` calls at `open` open bids, in milliseconds, and the most that one displaced.

@@ -1,4 +1,4 @@
-//! The market alone, for tests and benchmarks: `coracle-market-server STORE TOKEN`. Writes its
+//! The market alone, for tests and benchmarks: `coracle-market-server STORE TOKEN [LEASE_MS]`. Writes its
 //! addresses to stdout, one a line, and serves until its standard input closes.
 
 use std::io::{Read, Write};
@@ -9,8 +9,9 @@ use tokio_util::sync::CancellationToken;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(store), Some(token)) = (args.next(), args.next()) else {
-        return Err("usage: coracle-market-server STORE TOKEN".into());
+        return Err("usage: coracle-market-server STORE TOKEN [LEASE_MS]".into());
     };
+    let lease = args.next().map_or(Ok(10_000), |ms| ms.parse())?;
     let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
         store: store.parse()?,
@@ -20,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         regions: vec!["local".into()],
         default_region: Some("local".into()),
         admin_token: Some(token),
+        lease: std::time::Duration::from_millis(lease),
         clock: coracle_types::Clock::system(),
     };
     let stop = CancellationToken::new();

@@ -38,7 +38,8 @@ impl Service {
         params.call_interval_ms = or(r.call_interval_ms, params.call_interval_ms);
         params.notice_ms = or(r.notice_ms, params.notice_ms);
         if let Some(ms) = r.min_runtime_ms {
-            params.min_runtime_ms = u64::try_from(ms).map_err(|_| Problem::invalid("min_runtime must not be negative"))?;
+            params.min_runtime_ms =
+                u64::try_from(ms).map_err(|_| Problem::invalid("min_runtime must not be negative"))?;
         }
         params.check().map_err(|e| Problem::invalid(e.to_string()))?;
         let no = match self.registry.number(Kind::Market, &r.market) {
@@ -50,7 +51,7 @@ impl Service {
                 no
             }
         };
-        self.writer.read(no, |slot| convert::price(no, slot))
+        self.writer.read(no, convert::price)
     }
 
     /// A market that was not there before.
@@ -87,7 +88,9 @@ impl Service {
         }
         let no = self.registry.ensure(Kind::Tenant, &r.tenant, &[]).await?;
         let body = tenant_body(r.hourly_cap_micros, r.rate);
-        self.store.put_name(&NameRow { kind: Kind::Tenant as i64, no, name: r.tenant.clone(), body: body.clone() }).await?;
+        self.store
+            .put_name(&NameRow { kind: Kind::Tenant as i64, no, name: r.tenant.clone(), body: body.clone() })
+            .await?;
         self.registry.set_body(Kind::Tenant, no, body);
         self.take_facts(no).await;
         self.spread_cap(no).await?;

@@ -16,20 +16,24 @@ const ADVICE_MS: u64 = 7 * 24 * 3600 * 1000;
 
 impl Service {
     pub(crate) fn prices(&self) -> Result<Vec<pb::MarketPrice>, Problem> {
-        self.markets().into_iter().map(|no| self.writer.read(no, |slot| convert::price(no, slot))).collect()
+        self.markets().into_iter().map(|no| self.writer.read(no, convert::price)).collect()
     }
 
     /// The price of a type in a region; without a region the default one, else the one with free
     /// units, then the lowest quote, then the name.
     pub(crate) fn price(&self, instance_type: &str, region: &str) -> Result<pb::MarketPrice, Problem> {
-        let region = if region.is_empty() { self.default_region.as_deref().unwrap_or_default() } else { region };
+        let region =
+            if region.is_empty() { self.default_region.as_deref().unwrap_or_default() } else { region };
         if !region.is_empty() {
             let no = self.market(&format!("{instance_type}/{region}"))?;
-            return self.writer.read(no, |slot| convert::price(no, slot));
+            return self.writer.read(no, convert::price);
         }
         let prefix = format!("{instance_type}/");
-        let mut found: Vec<_> = self.prices()?.into_iter().filter(|p| p.market.starts_with(&prefix)).collect();
-        found.sort_by(|a, b| (a.free == 0, a.quote_micros, &a.market).cmp(&(b.free == 0, b.quote_micros, &b.market)));
+        let mut found: Vec<_> =
+            self.prices()?.into_iter().filter(|p| p.market.starts_with(&prefix)).collect();
+        found.sort_by(|a, b| {
+            (a.free == 0, a.quote_micros, &a.market).cmp(&(b.free == 0, b.quote_micros, &b.market))
+        });
         let unknown = || Problem::new(404, "UNKNOWN_MARKET", format!("no market for {instance_type}"));
         found.into_iter().next().ok_or_else(unknown)
     }
@@ -46,12 +50,14 @@ impl Service {
         let span = to.saturating_sub(r.from_ms).max(0);
         let step = r.step_ms.max(0);
         if step > 0 && span / step > POINTS_MAX {
-            let detail = format!("more than {POINTS_MAX} points; a step of {} ms fits", span / POINTS_MAX + 1);
+            let detail =
+                format!("more than {POINTS_MAX} points; a step of {} ms fits", span / POINTS_MAX + 1);
             return Err(Problem::invalid(detail));
         }
         let calls = self.store.calls(no, r.from_ms, to).await?;
         if step == 0 && calls.len() > usize::try_from(POINTS_MAX).unwrap_or(usize::MAX) {
-            let detail = format!("more than {POINTS_MAX} points; a step of {} ms fits", span / POINTS_MAX + 1);
+            let detail =
+                format!("more than {POINTS_MAX} points; a step of {} ms fits", span / POINTS_MAX + 1);
             return Err(Problem::invalid(detail));
         }
         let mut bars: Vec<pb::PriceBar> = Vec::new();
@@ -82,15 +88,22 @@ impl Service {
         let now = self.now();
         let from = signed(now.0.saturating_sub(ADVICE_MS));
         let calls = self.store.calls(no, from, i64::MAX).await?;
-        let history: Vec<_> =
-            calls.iter().map(|(at, price, _)| (Time(u64::try_from(*at).unwrap_or(0)), Price::micros(*price))).collect();
-        let window = u64::try_from(r.window_ms).map_err(|_| Problem::invalid("window must not be negative"))?;
+        let history: Vec<_> = calls
+            .iter()
+            .map(|(at, price, _)| (Time(u64::try_from(*at).unwrap_or(0)), Price::micros(*price)))
+            .collect();
+        let window =
+            u64::try_from(r.window_ms).map_err(|_| Problem::invalid("window must not be negative"))?;
         let short = || Problem::new(409, "NO_HISTORY", "the history is shorter than one window");
         let advice = advise(&history, now, window, r.survive_permille).ok_or_else(short)?;
         Ok(pb::Advice { limit_micros: advice.limit.as_micros(), samples: advice.samples as u64 })
     }
 
-    pub(crate) async fn simulate(&self, caller: Caller, r: &pb::SimulateRequest) -> Result<pb::Simulation, Problem> {
+    pub(crate) async fn simulate(
+        &self,
+        caller: Caller,
+        r: &pb::SimulateRequest,
+    ) -> Result<pb::Simulation, Problem> {
         let no = self.market(&r.market)?;
         let tenant = TenantNo(self.tenant(caller, &r.tenant).await?);
         let (units, min_fill) = (r.quantity.max(1), r.min_fill);

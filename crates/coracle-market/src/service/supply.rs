@@ -27,7 +27,9 @@ impl Service {
         let command =
             Command::PutLot { lot: LotNo(lot), supplier: SupplierNo(supplier), units: r.units, notice_ms };
         self.writer.apply_one(market, command).await?;
-        let state = self.writer.read(market, |slot| slot.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
+        let state = self
+            .writer
+            .read(market, |slot| slot.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
         let state = match state {
             Some(LotState::Open) => "open",
             Some(LotState::Silent) => "silent",
@@ -67,7 +69,8 @@ impl Service {
 
     pub(crate) async fn heartbeat(&self, caller: Caller) -> Result<(), Problem> {
         let supplier = self.supplier(caller).await?;
-        let markets: std::collections::BTreeSet<u32> = self.lots_of(supplier).into_iter().map(|(m, ..)| m).collect();
+        let markets: std::collections::BTreeSet<u32> =
+            self.lots_of(supplier).into_iter().map(|(m, ..)| m).collect();
         for market in markets {
             self.writer.apply_one(market, Command::Heartbeat { supplier: SupplierNo(supplier) }).await?;
         }
@@ -77,9 +80,14 @@ impl Service {
     pub(crate) async fn report(&self, caller: Caller, r: pb::ReportOrderRequest) -> Result<(), Problem> {
         let (market, alloc) = Self::named_alloc(&r.allocation)?;
         let supplier = self.supplier(caller).await?;
-        let report = convert::report_of(&r.report, &r.node)
-            .ok_or_else(|| Problem::invalid("report must be launched, registered (with node), ready, failed, drained or died"))?;
-        let own = self.writer.read(market, |slot| slot.market.alloc(alloc).is_some_and(|row| of_supplier(slot, row, supplier)))?;
+        let report = convert::report_of(&r.report, &r.node).ok_or_else(|| {
+            Problem::invalid(
+                "report must be launched, registered (with node), ready, failed, drained or died",
+            )
+        })?;
+        let own = self.writer.read(market, |slot| {
+            slot.market.alloc(alloc).is_some_and(|row| of_supplier(slot, row, supplier))
+        })?;
         if !own {
             tracing::warn!(allocation = r.allocation, "report of an unknown allocation");
             return Err(Problem::not_found());
@@ -117,7 +125,10 @@ impl Service {
             let found = self.writer.read(batch.market, |slot| {
                 let own = slot.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier);
                 let row = slot.market.alloc(alloc)?;
-                own.then(|| pb::Order { deadline_ms: deadline, ..self.order(batch.market, slot, kind, alloc, row) })
+                own.then(|| pb::Order {
+                    deadline_ms: deadline,
+                    ..self.order(batch.market, slot, kind, alloc, row)
+                })
             });
             orders.extend(found.ok().flatten());
         }
@@ -126,7 +137,8 @@ impl Service {
 
     fn order(&self, market: u32, slot: &Slot, kind: &str, id: AllocId, row: &Alloc) -> pb::Order {
         let a = convert::alloc(market, slot, &self.registry, id, row);
-        let labels = slot.market.bid(slot.market.bid_of(row)).map(coracle_auction::Bid::labels).unwrap_or_default();
+        let labels =
+            slot.market.bid(slot.market.bid_of(row)).map(coracle_auction::Bid::labels).unwrap_or_default();
         pb::Order {
             kind: kind.into(),
             allocation: a.allocation,

@@ -1,7 +1,8 @@
 //! Placing, changing, watching bids.
 
 use coracle_auction::{
-    AllocId, AllocState, Amendment, BidId, BidState, Command, OwnerKey, Placement, Price, Reply, TenantNo, Time,
+    AllocId, AllocState, Amendment, BidId, BidState, Command, OwnerKey, Placement, Price, Reply, TenantNo,
+    Time,
 };
 use coracle_proto::market as pb;
 
@@ -23,7 +24,11 @@ const KEY_MAX: usize = 128;
 const LABELS_MAX: usize = 32;
 
 impl Service {
-    pub(crate) async fn place(&self, caller: Caller, request: pb::PlaceBidRequest) -> Result<pb::BidReply, Problem> {
+    pub(crate) async fn place(
+        &self,
+        caller: Caller,
+        request: pb::PlaceBidRequest,
+    ) -> Result<pb::BidReply, Problem> {
         let mut results = self.place_all(caller, vec![request]).await?;
         results.pop().unwrap_or_else(|| Err(Problem::not_found()))
     }
@@ -98,10 +103,20 @@ impl Service {
             None
         };
         let name = names::bid(market, placed.unwrap_or(at), bid);
-        Ok(pb::BidReply { bid: name, owner_version, replayed, below_reserve, at_ms: ms(placed.unwrap_or(at)) })
+        Ok(pb::BidReply {
+            bid: name,
+            owner_version,
+            replayed,
+            below_reserve,
+            at_ms: ms(placed.unwrap_or(at)),
+        })
     }
 
-    async fn placement(&self, caller: Caller, request: pb::PlaceBidRequest) -> Result<(u32, Placement), Problem> {
+    async fn placement(
+        &self,
+        caller: Caller,
+        request: pb::PlaceBidRequest,
+    ) -> Result<(u32, Placement), Problem> {
         let market = self.market(&request.market)?;
         let tenant = self.tenant(caller, &request.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -167,7 +182,8 @@ impl Service {
                 self.writer.apply_one(other, Command::Budget { tenant: no, cap }).await?;
             }
         }
-        let slice = self.writer.read(market, |slot| slot.market.account(no).and_then(|account| account.cap))?;
+        let slice =
+            self.writer.read(market, |slot| slot.market.account(no).and_then(|account| account.cap))?;
         let wanted = Price::micros(left.max(0));
         if slice != Some(wanted) {
             self.writer.apply_one(market, Command::Budget { tenant: no, cap: Some(wanted) }).await?;
@@ -189,7 +205,11 @@ impl Service {
         }
     }
 
-    pub(crate) async fn amend(&self, caller: Caller, r: pb::AmendBidRequest) -> Result<pb::BidReply, Problem> {
+    pub(crate) async fn amend(
+        &self,
+        caller: Caller,
+        r: pb::AmendBidRequest,
+    ) -> Result<pb::BidReply, Problem> {
         let (market, bid) = Self::named_bid(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -210,7 +230,11 @@ impl Service {
         self.same_bid(market, reply, at, r.bid)
     }
 
-    pub(crate) async fn cancel(&self, caller: Caller, r: pb::CancelBidRequest) -> Result<pb::BidReply, Problem> {
+    pub(crate) async fn cancel(
+        &self,
+        caller: Caller,
+        r: pb::CancelBidRequest,
+    ) -> Result<pb::BidReply, Problem> {
         let (market, bid) = Self::named_bid(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -219,11 +243,16 @@ impl Service {
         self.same_bid(market, reply, at, r.bid)
     }
 
-    pub(crate) async fn release(&self, caller: Caller, r: pb::ReleaseAllocationRequest) -> Result<pb::BidReply, Problem> {
+    pub(crate) async fn release(
+        &self,
+        caller: Caller,
+        r: pb::ReleaseAllocationRequest,
+    ) -> Result<pb::BidReply, Problem> {
         let (market, alloc) = Self::named_alloc(&r.allocation)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
-        let command = Command::Release { tenant: TenantNo(tenant), alloc, if_owner_version: r.if_owner_version };
+        let command =
+            Command::Release { tenant: TenantNo(tenant), alloc, if_owner_version: r.if_owner_version };
         let (reply, at) = self.writer.apply_one(market, command).await?;
         let name = self.writer.read(market, |slot| {
             let Reply::Bid { bid, .. } = reply else { return String::new() };
@@ -236,7 +265,11 @@ impl Service {
         Ok(pb::BidReply { bid: name, at_ms: ms(at), ..self.bid_reply(market, reply, at)? })
     }
 
-    pub(crate) async fn substitute(&self, caller: Caller, r: pb::SubstituteVictimRequest) -> Result<(), Problem> {
+    pub(crate) async fn substitute(
+        &self,
+        caller: Caller,
+        r: pb::SubstituteVictimRequest,
+    ) -> Result<(), Problem> {
         let (market, victim) = Self::named_alloc(&r.preempting)?;
         let (other_market, other) = Self::named_alloc(&r.other)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
@@ -273,7 +306,8 @@ impl Service {
                 for (id, row) in self.rows(slot, tenant, &r.owner_uid) {
                     let u = row.units();
                     found.units += u32::from(u.open) + u32::from(u.matched) + u32::from(u.provisioning);
-                    let waits = matches!(row.state(), BidState::Pending | BidState::Matched | BidState::Provisioning);
+                    let waits =
+                        matches!(row.state(), BidState::Pending | BidState::Matched | BidState::Provisioning);
                     if waits || r.include_ended {
                         found.bids.push(convert::bid(market, slot, &self.registry, id, row));
                     }
@@ -320,12 +354,18 @@ impl Service {
         Ok(pb::ListAllocationsResponse { allocations })
     }
 
-    pub(crate) async fn explain(&self, caller: Caller, r: pb::ExplainRequest) -> Result<pb::Explanation, Problem> {
+    pub(crate) async fn explain(
+        &self,
+        caller: Caller,
+        r: pb::ExplainRequest,
+    ) -> Result<pb::Explanation, Problem> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let (market, id) = match names::parse(&r.id) {
             Some((Named::Bid(market, bid), _)) => (market, bid),
             Some((Named::Alloc(market, alloc), _)) => {
-                let bid = self.writer.read(market, |slot| slot.market.alloc(alloc).map(|row| slot.market.bid_of(row)))?;
+                let bid = self
+                    .writer
+                    .read(market, |slot| slot.market.alloc(alloc).map(|row| slot.market.bid_of(row)))?;
                 (market, bid.ok_or_else(Problem::not_found)?)
             }
             None => return Err(Problem::not_found()),
@@ -348,7 +388,11 @@ impl Service {
         })
     }
 
-    pub(crate) async fn charges(&self, caller: Caller, r: pb::ListChargesRequest) -> Result<Vec<pb::Charge>, Problem> {
+    pub(crate) async fn charges(
+        &self,
+        caller: Caller,
+        r: pb::ListChargesRequest,
+    ) -> Result<Vec<pb::Charge>, Problem> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let to = if r.to_ms == 0 { i64::MAX } else { r.to_ms };
         let rows = self.store.charges(tenant, r.from_ms, to).await?;
@@ -364,7 +408,11 @@ impl Service {
             .collect())
     }
 
-    pub(crate) async fn budget(&self, caller: Caller, r: pb::GetBudgetRequest) -> Result<pb::Budget, Problem> {
+    pub(crate) async fn budget(
+        &self,
+        caller: Caller,
+        r: pb::GetBudgetRequest,
+    ) -> Result<pb::Budget, Problem> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let (hourly_cap_micros, _) = super::tenant_facts(&self.registry.body(Kind::Tenant, tenant));
         let mut budget = pb::Budget { hourly_cap_micros, ..pb::Budget::default() };
@@ -384,7 +432,8 @@ impl Service {
             let owners: Vec<OwnerKey> = self.writer.read(market, |slot| {
                 let rows = self.rows(slot, tenant.0, owner_uid);
                 let open = rows.into_iter().filter(|(_, row)| row.units().open > 0);
-                let owners: std::collections::BTreeSet<_> = open.map(|(_, row)| slot.market.owner_of(row).1).collect();
+                let owners: std::collections::BTreeSet<_> =
+                    open.map(|(_, row)| slot.market.owner_of(row).1).collect();
                 owners.into_iter().collect()
             })?;
             let commands: Vec<_> = owners.into_iter().map(|owner| Command::Renew { tenant, owner }).collect();

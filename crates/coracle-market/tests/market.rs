@@ -1,0 +1,286 @@
+//! A real process over its network API: what it acknowledged survives SIGKILL, what is wrong is
+//! said in the words of the contract, and who may not see a thing cannot tell that it exists.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use coracle_proto::market::admin_client::AdminClient;
+use coracle_proto::market::market_client::MarketClient;
+use coracle_proto::market::owner_frame::Frame;
+use coracle_proto::market::supply_client::SupplyClient;
+use coracle_proto::market::trading_client::TradingClient;
+use coracle_proto::market::*;
+use tonic::Code;
+
+use support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
+
+/// SIGKILL while bids come in, ten times. Every acknowledged bid is there again, none twice.
+#[tokio::test]
+async fn what_was_acknowledged_survives_sigkill() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("market.db");
+    let served = Served::sqlite(&file);
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
+    let mut acknowledged = std::collections::BTreeMap::new();
+    let mut version = 0;
+    let mut served = Some(served);
+    for round in 0..10u64 {
+        let now = served.take().unwrap();
+        let mut client = TradingClient::new(now.connect().await);
+        let mut killed = Some(now);
+        for n in 0.. {
+            if n == 20 + round * 7 {
+                // The next request is on its way when the process dies.
+                let mut last = client.clone();
+                let request = with(&token, bid(2_000_000, 1, "owner", version));
+                let mut flying = tokio::task::JoinSet::new();
+                flying.spawn(async move { last.place_bid(request).await });
+                tokio::task::yield_now().await;
+                killed.take().unwrap().sigkill();
+                if let Some(Ok(Ok(reply))) = flying.join_next().await {
+                    acknowledged.insert(version, reply.into_inner().bid);
+                }
+                break;
+            }
+            let reply = client.place_bid(with(&token, bid(2_000_000, 1, "owner", version))).await.unwrap();
+            let reply = reply.into_inner();
+            acknowledged.insert(version, reply.bid);
+            version = reply.owner_version;
+        }
+        let now = Served::sqlite(&file);
+        let mut client = TradingClient::new(now.connect().await);
+        // The same request again: the same bid if it arrived, a new one if it did not.
+        let reply =
+            client.place_bid(with(&token, bid(2_000_000, 1, "owner", version))).await.unwrap().into_inner();
+        if let Some(first) = acknowledged.insert(version, reply.bid.clone()) {
+            assert_eq!(first, reply.bid, "acknowledged and lost");
+        }
+        version = reply.owner_version;
+        served = Some(now);
+    }
+    let now = served.take().unwrap();
+    let channel = now.connect().await;
+    let all = GetPendingBidsRequest { owner_uid: "owner".into(), ..GetPendingBidsRequest::default() };
+    let found =
+        TradingClient::new(channel.clone()).get_pending_bids(with(&token, all)).await.unwrap().into_inner();
+    let found: std::collections::BTreeSet<_> = found.bids.into_iter().map(|bid| bid.bid).collect();
+    let known: std::collections::BTreeSet<_> = acknowledged.into_values().collect();
+    assert_eq!(found, known, "one bid for each version, and no other");
+    let verify = VerifyRequest { market: MARKET.into() };
+    let verdict = AdminClient::new(channel).verify(with(ADMIN, verify)).await.unwrap().into_inner();
+    assert!(verdict.sound, "{}", verdict.detail);
+    now.stop();
+}
+
+/// Capacity comes, a bid wins at once, its node runs, its owner watches, it is paid for.
+#[tokio::test]
+async fn from_bid_to_charge() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::sqlite(&dir.path().join("market.db"));
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
+    let supplier = tenant(&channel, "host-1", None, &["supply"]).await;
+    let mut supply = SupplyClient::new(channel.clone());
+    let mut trading = TradingClient::new(channel.clone());
+    let lot = PutLotRequest { lot: "gpu".into(), market: MARKET.into(), units: 2, notice_ms: 30_000 };
+    supply.put_lot(with(&supplier, lot)).await.unwrap();
+    let mut orders =
+        supply.stream_orders(with(&supplier, StreamOrdersRequest {})).await.unwrap().into_inner();
+    let watch = WatchOwnerRequest { owner_uid: "uid".into(), tenant: String::new() };
+    let mut frames = trading.watch_owner(with(&token, watch)).await.unwrap().into_inner();
+    assert!(matches!(frames.message().await.unwrap().unwrap().frame, Some(Frame::Synced(true))));
+
+    let reply = trading.place_bid(with(&token, bid(2_880_000, 1, "uid", 0))).await.unwrap().into_inner();
+    let order = tokio::time::timeout(DEADLINE, orders.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!((order.kind.as_str(), order.lot.as_str(), order.owner_uid.as_str()), ("launch", "gpu", "uid"));
+    for (report, node) in [("launched", ""), ("registered", "bn-1"), ("ready", "")] {
+        let report = ReportOrderRequest {
+            allocation: order.allocation.clone(),
+            report: report.into(),
+            node: node.into(),
+        };
+        supply.report_order(with(&supplier, report)).await.unwrap();
+    }
+    let active = tokio::time::timeout(DEADLINE, async {
+        loop {
+            if let Some(Frame::Allocation(unit)) = frames.message().await.unwrap().unwrap().frame
+                && unit.state == "active"
+            {
+                return unit;
+            }
+        }
+    });
+    let unit = active.await.unwrap();
+    assert_eq!((unit.node.as_str(), unit.price_micros, unit.limit_micros), ("bn-1", 2_000_000, 2_880_000));
+
+    let why = ExplainRequest { id: unit.allocation.clone(), tenant: String::new() };
+    let why = trading.explain(with(&token, why)).await.unwrap().into_inner();
+    assert_eq!((why.standing.as_str(), why.sold), ("PLACED", 1));
+    let release = ReleaseAllocationRequest {
+        allocation: unit.allocation.clone(),
+        if_owner_version: Some(reply.owner_version),
+        tenant: String::new(),
+    };
+    trading.release_allocation(with(&token, release)).await.unwrap();
+    let reclaim = tokio::time::timeout(DEADLINE, orders.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!((reclaim.kind.as_str(), reclaim.reason.as_str()), ("reclaim", "Released"));
+
+    let started = Instant::now();
+    let total: i64 = loop {
+        let all = ListChargesRequest::default();
+        let rows = trading.list_charges(with(&token, all)).await.unwrap().into_inner().charges;
+        if rows.iter().any(|row| row.reason == "minimum") {
+            break rows.iter().map(|row| row.to_ms - row.from_ms).sum();
+        }
+        assert!(started.elapsed() < DEADLINE, "no charge: {rows:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(total, 60_000, "a minute is the least");
+    served.stop();
+}
+
+/// The table of bad input, over gRPC and HTTP.
+#[tokio::test]
+async fn bad_input_is_answered_in_the_words_of_the_contract() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::sqlite(&dir.path().join("market.db"));
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
+    let other = tenant(&channel, "c/other", None, &["trade", "read"]).await;
+    let mut trading = TradingClient::new(channel.clone());
+    let good = trading.place_bid(with(&token, bid(1_000_000, 2, "u", 0))).await.unwrap().into_inner();
+    assert!(good.below_reserve, "it rests");
+    let code = |change: fn(&mut PlaceBidRequest)| {
+        let mut request = bid(2_000_000, 1, "v", 0);
+        change(&mut request);
+        let (mut trading, token) = (trading.clone(), token.clone());
+        async move { trading.place_bid(with(&token, request)).await.map_or_else(|s| s.code(), |_| Code::Ok) }
+    };
+    assert_eq!(code(|b| b.limit_micros = 0).await, Code::InvalidArgument);
+    assert_eq!(code(|b| b.limit_micros = 2_000_050).await, Code::InvalidArgument, "off the tick");
+    assert_eq!(code(|b| b.quantity = 0).await, Code::InvalidArgument);
+    assert_eq!(code(|b| b.quantity = 10_001).await, Code::InvalidArgument);
+    assert_eq!(code(|b| b.min_fill = 2).await, Code::InvalidArgument);
+    assert_eq!(code(|b| b.market = "a100-4x/mars".into()).await, Code::NotFound);
+    assert_eq!(code(|b| b.idempotency_key = "k".repeat(129)).await, Code::InvalidArgument);
+    assert_eq!(code(|b| b.tenant = "d/ns".into()).await, Code::PermissionDenied);
+    let stale = trading.place_bid(with(&token, bid(2_000_000, 1, "u", 9))).await.unwrap_err();
+    assert_eq!(stale.metadata().get("coracle-owner-version").unwrap(), "1");
+    let get = |bid: &str| GetBidRequest { bid: bid.into(), tenant: String::new() };
+    let theirs = trading.get_bid(with(&other, get(&good.bid))).await.unwrap_err();
+    let never = trading.get_bid(with(&other, get("01J0000000000000000000000"))).await.unwrap_err();
+    assert_eq!((theirs.code(), theirs.message()), (never.code(), never.message()), "no oracle");
+    let missing = trading.get_bid(get(&good.bid)).await.unwrap_err();
+    assert_eq!(missing.code(), Code::Unauthenticated);
+
+    let web = reqwest::Client::new();
+    let post = |body: &str, key: &str| {
+        let request = web.post(format!("{}/v1/bids", served.http)).bearer_auth(&token);
+        request
+            .header("idempotency-key", key)
+            .header("content-type", "application/json")
+            .body(body.to_owned())
+            .send()
+    };
+    let body = r#"{"market":"a100-4x/local","limit":"2.08","quantity":2}"#;
+    let first = post(body, "web").await.unwrap();
+    assert_eq!(first.status(), 201);
+    let id = first.json::<serde_json::Value>().await.unwrap()["bid"].as_str().unwrap().to_owned();
+    let again = post(body, "web").await.unwrap();
+    assert_eq!(again.status(), 200, "the same bid");
+    let conflict = post(&body.replace("2.08", "2.09"), "web").await.unwrap();
+    assert_eq!(conflict.status(), 409);
+    let problem: serde_json::Value = conflict.json().await.unwrap();
+    assert_eq!(problem["code"], "IDEMPOTENCY_CONFLICT");
+    for bad in [body.replace("2.08", "2.0800001"), body.replace("limit", "limmit"), "{".into()] {
+        assert_eq!(post(&bad, "").await.unwrap().status(), 400, "{bad}");
+    }
+    let at = |path: String| web.get(format!("{}{path}", served.http)).bearer_auth(&token).send();
+    let shown: serde_json::Value = at(format!("/v1/bids/{id}")).await.unwrap().json().await.unwrap();
+    assert_eq!((shown["limit"].as_str(), shown["units"]["open"].as_u64()), (Some("2.0800"), Some(2)));
+    let price: serde_json::Value =
+        at("/v1/markets/a100-4x/local/price".into()).await.unwrap().json().await.unwrap();
+    assert_eq!((price["quote"].as_str(), price["clearing"].as_str()), (Some("3.2000"), Some("2.0000")));
+    let long = at("/v1/markets/a100-4x/local/history?from=0&to=100000000&step=1".into()).await.unwrap();
+    assert_eq!(long.status(), 400);
+    let cancel = || web.delete(format!("{}/v1/bids/{id}", served.http)).bearer_auth(&token).send();
+    assert_eq!(cancel().await.unwrap().status(), 200);
+    assert_eq!(cancel().await.unwrap().status(), 409, "over");
+    assert_eq!(web.get(format!("{}/v1/markets", served.http)).send().await.unwrap().status(), 401);
+    let halt = HaltRequest { market: MARKET.into() };
+    AdminClient::new(channel.clone()).halt(with(ADMIN, halt)).await.unwrap();
+    let halted = post(body, "later").await.unwrap();
+    assert_eq!(halted.status(), 503);
+    assert_eq!(halted.json::<serde_json::Value>().await.unwrap()["code"], "HALTED");
+    let metrics = web.get(format!("{}/metrics", served.admin)).send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("coracle_market_bids_total{result=\"accepted\"} 2"), "{metrics}");
+    let ready = web.get(format!("{}/readyz", served.admin)).send().await.unwrap();
+    assert_eq!(ready.status(), 200);
+}
+
+/// The sum of limits never passes the cap, over all markets together.
+#[tokio::test]
+async fn a_cap_holds_over_all_markets() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::sqlite(&dir.path().join("market.db"));
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c/ns", Some(10_000_000), &["trade", "read"]).await;
+    let mut trading = TradingClient::new(channel.clone());
+    let mut place = async |market: &str, limit, owner: &str| {
+        let request = PlaceBidRequest { market: market.into(), ..bid(limit, 1, owner, 0) };
+        let reply = trading.place_bid(with(&token, request)).await.unwrap().into_inner();
+        let get = GetBidRequest { bid: reply.bid.clone(), tenant: String::new() };
+        (trading.get_bid(with(&token, get)).await.unwrap().into_inner().hold, reply.bid)
+    };
+    let (hold, first) = place("a100-4x/local", 6_000_000, "a").await;
+    assert_eq!(hold, "");
+    assert_eq!(place("l40s-4x/local", 3_000_000, "b").await.0, "");
+    assert_eq!(place("l40s-4x/local", 2_000_000, "c").await.0, "BUDGET", "eleven of ten");
+    let cancel = CancelBidRequest { bid: first, if_owner_version: None, tenant: String::new() };
+    TradingClient::new(channel.clone()).cancel_bid(with(&token, cancel)).await.unwrap();
+    assert_eq!(place("l40s-4x/local", 1_000_000, "d").await.0, "", "the slice came over");
+    let budget =
+        TradingClient::new(channel.clone()).get_budget(with(&token, GetBudgetRequest::default())).await;
+    let budget = budget.unwrap().into_inner();
+    assert_eq!(budget.hourly_cap_micros, Some(10_000_000));
+    assert!(budget.committed_micros <= 10_000_000, "{budget:?}");
+    let book = GetBookRequest { market: "l40s-4x/local".into() };
+    let book = MarketClient::new(channel).get_book(with(ADMIN, book)).await.unwrap().into_inner();
+    assert_eq!(book.units, 3, "the held one went on");
+}
+
+/// One byte of the journal flipped: the proof fails, and a restart refuses.
+#[tokio::test]
+async fn verify_finds_a_flipped_byte() {
+    use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("market.db");
+    let served = Served::sqlite(&file);
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c/ns", None, &["trade"]).await;
+    let mut trading = TradingClient::new(channel.clone());
+    trading.place_bid(with(&token, bid(2_000_000, 1, "u", 0))).await.unwrap();
+    let verify = || with(ADMIN, VerifyRequest { market: MARKET.into() });
+    let mut admin = AdminClient::new(channel.clone());
+    assert!(admin.verify(verify()).await.unwrap().into_inner().sound);
+    let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(&file)).await.unwrap();
+    let (market, seq, mut body): (i64, i64, Vec<u8>) =
+        sqlx::query_as("SELECT market, seq, body FROM journal ORDER BY length(body) DESC LIMIT 1")
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+    body[10] ^= 1;
+    sqlx::query("UPDATE journal SET body = $1 WHERE market = $2 AND seq = $3")
+        .bind(&body[..])
+        .bind(market)
+        .bind(seq)
+        .execute(&pool)
+        .await
+        .unwrap();
+    let verdict = admin.verify(verify()).await.unwrap().into_inner();
+    assert!(!verdict.sound && verdict.detail.contains("the chain breaks"), "{verdict:?}");
+}
