@@ -84,17 +84,21 @@ impl Identity {
         Self { uuid: bios_uuid(&row.bios_uuid).unwrap_or_default(), mac: mac(&row.mac_address) }
     }
 
-    /// The same machine for certain.
+    /// The same machine for certain. UUIDs decide where both are known: MAC addresses repeat, in simulators and behind
+    /// cloned adapters.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        same(&self.uuid, &other.uuid) == Some(true) || same(&self.mac, &other.mac) == Some(true)
+        self.compared(other) == Some(true)
     }
 
-    /// Another machine for certain: something can be compared, and nothing is equal.
+    /// Another machine for certain.
     #[must_use]
     pub fn conflicts(&self, other: &Self) -> bool {
-        let pairs = [same(&self.uuid, &other.uuid), same(&self.mac, &other.mac)];
-        pairs.iter().any(Option::is_some) && !pairs.contains(&Some(true))
+        self.compared(other) == Some(false)
+    }
+
+    fn compared(&self, other: &Self) -> Option<bool> {
+        same(&self.uuid, &other.uuid).or_else(|| same(&self.mac, &other.mac))
     }
 }
 
@@ -206,6 +210,7 @@ mod tests {
             ("another MAC does not spoil the same UUID", id("u", "m"), id("u", "n"), true, false),
             ("nothing to compare", id("u", ""), id("", "m"), false, false),
             ("another UUID", id("u", ""), id("v", ""), false, true),
+            ("the same MAC and another UUID", id("u", "m"), id("v", "m"), false, true),
             ("all differ", id("u", "m"), id("v", "n"), false, true),
         ] {
             assert_eq!((a.is(&b), a.conflicts(&b)), (is, conflicts), "{why}");

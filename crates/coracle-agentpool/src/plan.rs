@@ -216,3 +216,6 @@ impl Plan {
         if all.is_empty() { vec![one(action::NOOP, "NothingToDo", "")] } else { all }
     }
 }
+
+#[cfg(test)]
+mod tests;

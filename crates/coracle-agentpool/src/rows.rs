@@ -116,12 +116,7 @@ pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize
             let Some([agent]) = owners.get(wanted).map(Vec::as_slice).filter(|_| !wanted.is_empty()) else {
                 continue;
             };
-            // An equal MAC does not make up for another UUID: the simulator and cloned adapters repeat MACs.
-            let uuid_differs = level == 1
-                && !id.uuid.is_empty()
-                && !agents[*agent].identity.uuid.is_empty()
-                && id.uuid != agents[*agent].identity.uuid;
-            let conflict = uuid_differs || (level == 2 && id.conflicts(&agents[*agent].identity));
+            let conflict = level > 0 && id.conflicts(&agents[*agent].identity);
             if !found.contains_key(&row) && !taken.contains(agent) && !conflict {
                 found.insert(row, *agent);
                 taken.insert(*agent);

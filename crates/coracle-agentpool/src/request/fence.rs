@@ -69,10 +69,5 @@ fn is_of(agent: &AgentFacts, row: &OwnedVm) -> bool {
     let id = Identity::of_row(row);
     let named = row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&agent.name);
     let same_host = !row.name.is_empty() && agent.known_hostname() == row.name;
-    id.is(&agent.identity) && !(uuid_differs(&id, &agent.identity))
-        || ((named || same_host) && !id.conflicts(&agent.identity))
-}
-
-fn uuid_differs(a: &Identity, b: &Identity) -> bool {
-    !a.uuid.is_empty() && !b.uuid.is_empty() && a.uuid != b.uuid
+    id.is(&agent.identity) || ((named || same_host) && !id.conflicts(&agent.identity))
 }
