@@ -18,6 +18,9 @@ use tracing::{Instrument as _, debug, info_span};
 
 use crate::{Context, Error};
 
+/// One pass over one object.
+pub(crate) type Reconcile<K> = fn(Arc<K>, Arc<Context>) -> BoxFuture<'static, Result<Action, Error>>;
+
 /// Reconciles what comes through `queue` until `stop`; what runs then is finished, or cut off by the caller.
 pub(crate) async fn control<K>(
     cx: &Arc<Context>,
@@ -26,7 +29,7 @@ pub(crate) async fn control<K>(
     queue: UnboundedReceiver<ObjectRef<K>>,
     workers: u16,
     stop: &CancellationToken,
-    reconcile: fn(Arc<K>, Arc<Context>) -> BoxFuture<'static, Result<Action, Error>>,
+    reconcile: Reconcile<K>,
 ) where
     K: Resource + Clone + Debug + Send + Sync + 'static,
     K::DynamicType: Debug + Eq + Hash + Clone + Unpin + Send + Sync,
@@ -60,7 +63,7 @@ async fn timed<K>(
     name: &'static str,
     object: Arc<K>,
     cx: Arc<Context>,
-    reconcile: fn(Arc<K>, Arc<Context>) -> BoxFuture<'static, Result<Action, Error>>,
+    reconcile: Reconcile<K>,
 ) -> Result<Action, Error>
 where
     K: Resource + Send + Sync,

@@ -37,7 +37,7 @@ pub struct PoolMetrics {
 }
 
 /// The states of `agent_forge_pool_capacity`.
-pub const STATES: [&str; 10] = [
+const STATES: [&str; 10] = [
     "desired",
     "agent_machines",
     "waiting_agent_machines",

@@ -233,10 +233,10 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
     let machines = provider.vcenter.api.machines(&provider.site);
     let seen = machines.borrow().clone();
     cx.follow(&provider, machines);
-    if seen.is_current {
-        if let Some(done) = compare(cx, request, &vm, &provider, &seen).await? {
-            return Ok(done);
-        }
+    if seen.is_current
+        && let Some(done) = compare(cx, request, &vm, &provider, &seen).await?
+    {
+        return Ok(done);
     }
     let reason = if request.labels().get(names::CREATED_FOR).is_some_and(|v| v == names::FOR_ADOPTED) {
         "VMAdopted"

@@ -190,7 +190,7 @@ fn boxed(task: impl Future<Output = ()> + Send + 'static) -> futures_util::futur
     Box::pin(task)
 }
 
-fn api<K: Resource>(client: &Client, namespace: Option<&str>, kind: K::DynamicType) -> Api<K>
+fn api<K>(client: &Client, namespace: Option<&str>, kind: K::DynamicType) -> Api<K>
 where
     K: Resource + DynamicApi,
 {

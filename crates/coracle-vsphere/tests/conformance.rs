@@ -40,7 +40,8 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
         assert_eq!(vm.cdrom.as_ref().unwrap().iso.as_deref(), Some(spec.iso.as_str()));
     }
     let seen = vsphere.find(&site, &wanted).await?.remove(0);
-    let same = |m: &std::sync::Arc<coracle_vsphere::Machines>| m.vms.get(&object.id).is_some_and(|vm| **vm == seen);
+    let same =
+        |m: &std::sync::Arc<coracle_vsphere::Machines>| m.vms.get(&object.id).is_some_and(|vm| **vm == seen);
     machines.wait_for(same).await?;
 
     let on = vsphere.power_on(&object).await?;
