@@ -102,8 +102,8 @@ impl Market {
         let reserve = self.params.reserve;
         let below: Vec<_> = self
             .running
-            .iter()
-            .map(|(_, place)| *place)
+            .values()
+            .copied()
             .take_while(|place| self.allocs.at(*place).is_some_and(|alloc| alloc.limit < reserve))
             .collect();
         let mut seats = self.seats.len() + self.offered_by(&below);
