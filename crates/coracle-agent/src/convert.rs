@@ -113,6 +113,7 @@ pub(crate) fn create_spec(
         user: String::new(),
         workdir: String::new(),
         idempotent: said(keys::IDEMPOTENT) == "true",
+        cold: said(keys::COLD_START) == "true",
         metadata,
         ports: vec![],
         disk_mib: None,

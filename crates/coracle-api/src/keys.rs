@@ -47,6 +47,8 @@ pub mod vm {
     pub const UID: &str = "coracle.dev/uid";
     /// `true`: creating again with the same id, uid and parameters is not an error.
     pub const IDEMPOTENT: &str = "coracle.dev/idempotent";
+    /// `true`: boot the VM every time, even where a template could be cloned.
+    pub const COLD_START: &str = "coracle.dev/cold-start";
     /// Namespace of the MikromVM.
     pub const NAMESPACE: &str = "coracle.dev/namespace";
     /// Name of the MikromVM.

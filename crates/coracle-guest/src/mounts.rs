@@ -97,7 +97,13 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         std::fs::create_dir_all(dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
     let data = if plan.filesystem == "ext4" { c"noload" } else { c"" };
-    mounted.mount(&ready(&plan.image)?, image, plan.filesystem, MountFlags::RDONLY | MountFlags::NODEV, data)?;
+    mounted.mount(
+        &ready(&plan.image)?,
+        image,
+        plan.filesystem,
+        MountFlags::RDONLY | MountFlags::NODEV,
+        data,
+    )?;
     match &plan.overlay {
         Some(disk) => {
             mounted.mount(&ready(disk)?, overlay, "ext4", MountFlags::NODEV, c"")?;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use crate::TemplatePolicy;
+
 /// Plain settings of one host core; parsed and checked at the edge.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -28,6 +30,8 @@ pub struct HostConfig {
     pub memory_overcommit: f64,
     /// DNS servers for guests.
     pub nameservers: Vec<String>,
+    /// Whether, and how many, machines are kept to start clones from.
+    pub templates: TemplatePolicy,
 }
 
 impl HostConfig {
@@ -45,6 +49,7 @@ impl HostConfig {
             boots_at_once: 4,
             memory_overcommit: 1.0,
             nameservers: nameservers(),
+            templates: TemplatePolicy::default(),
         }
     }
 }

@@ -136,6 +136,18 @@ pub enum HostError {
         /// What it was given.
         address: Ipv4Addr,
     },
+    /// A template could not be taken.
+    #[error("template: {why}")]
+    Template {
+        /// Why not.
+        why: String,
+    },
+    /// No template of that key is here.
+    #[error("template {key} not found")]
+    NoTemplate {
+        /// What was asked for.
+        key: String,
+    },
     /// The host is going down.
     #[error("the node is stopping")]
     Stopping,
@@ -209,7 +221,8 @@ impl HostError {
     #[must_use]
     pub fn fault(&self) -> Fault {
         match self {
-            Self::NotFound { .. } => Fault::NotFound,
+            Self::NotFound { .. } | Self::NoTemplate { .. } => Fault::NotFound,
+            Self::Template { .. } => Fault::Precondition,
             Self::AlreadyExists { .. } => Fault::AlreadyExists,
             Self::Ambiguous { .. } | Self::Invalid { .. } | Self::TooManyVcpus { .. } => Fault::Invalid,
             Self::NoCapacity { .. } => Fault::Exhausted,
@@ -289,6 +302,8 @@ impl HostError {
             Self::Stopping => "COR-VM-010",
             Self::Files { .. } => "COR-VM-011",
             Self::State { .. } => "COR-VM-012",
+            Self::Template { .. } => "COR-TPL-001",
+            Self::NoTemplate { .. } => "COR-TPL-002",
         }
     }
 
@@ -297,6 +312,7 @@ impl HostError {
     pub fn help(&self) -> Option<String> {
         match self {
             Self::NotFound { .. } => Some("list what there is: coracle ps -a".to_owned()),
+            Self::NoTemplate { .. } => Some("list what there is: coracle template ls".to_owned()),
             Self::AlreadyExists { name, .. } => {
                 Some(format!("choose another --name, or remove it: coracle rm {name}"))
             }

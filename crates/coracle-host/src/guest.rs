@@ -57,17 +57,30 @@ impl Drop for Hangup {
 
 impl GuestClient {
     /// Opens a session within `limit`, however often it must try: the guest may be
-    /// booting, or an earlier session may be dying. Cancel-safe.
+    /// booting, or an earlier session may be dying. The first try is on `channel` when
+    /// there is one already. Cancel-safe.
     ///
     /// # Errors
     /// The last reason, when the limit is over.
-    pub(crate) async fn open(driver: &dyn Driver, recipe: &VmRecipe, limit: Duration) -> io::Result<Self> {
+    pub(crate) async fn open(
+        driver: &dyn Driver,
+        recipe: &VmRecipe,
+        limit: Duration,
+        mut channel: Option<UnixStream>,
+    ) -> io::Result<Self> {
         let deadline = Instant::now() + limit;
         // A guest that boots needs one long wait; one that runs answers at once or after a gap.
         let mut patience = HELLO_LIMIT;
         loop {
             let patience_left = patience.min(deadline.saturating_duration_since(Instant::now()));
-            let why = match Self::attempt(driver, recipe, patience_left).await {
+            let attempt = async {
+                let stream = match channel.take() {
+                    Some(stream) => stream,
+                    None => driver.guest_channel(recipe).await.map_err(io::Error::other)?,
+                };
+                Self::over(stream, patience_left).await
+            };
+            let why = match attempt.await {
                 Ok(client) => return Ok(client),
                 Err(why) => why,
             };
@@ -79,8 +92,8 @@ impl GuestClient {
         }
     }
 
-    async fn attempt(driver: &dyn Driver, recipe: &VmRecipe, limit: Duration) -> io::Result<Self> {
-        let stream = driver.guest_channel(recipe).await.map_err(io::Error::other)?;
+    /// A session over an open channel, if the agent says hello within `limit`.
+    async fn over(stream: UnixStream, limit: Duration) -> io::Result<Self> {
         let stream = stream.into_std()?;
         let hangup = Arc::new(Hangup(stream.try_clone()?));
         let mut stream = UnixStream::from_std(stream)?;

@@ -19,12 +19,14 @@ pub use self::capacity::Capacity;
 pub use self::create::{CreateSpec, PullMode};
 use self::directory::Directory;
 use crate::recipe::VmPaths;
+use crate::templates::Templates;
 use crate::vm::{self, Handle, Request, Shared};
 use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files, logs};
 
 mod capacity;
 mod create;
 mod directory;
+mod templates;
 
 /// Events that a watcher may lag behind before it must list again.
 const EVENTS: usize = 1024;
@@ -76,7 +78,10 @@ impl Host {
             .map_err(state(format!("lock {}: is another node using it?", config.state_dir.display())))?;
         let probe = driver.probe().await;
         let accelerator = probe.accelerator.unwrap_or(Accelerator::Tcg);
+        let (templates, wishes) = Templates::open(&config.state_dir, config.templates)
+            .map_err(state("open the templates".to_owned()))?;
         let shared = Arc::new(Shared {
+            templates,
             boots: Semaphore::new(config.boots_at_once.max(1)),
             config,
             driver,
@@ -95,7 +100,10 @@ impl Host {
             tasks: Mutex::default(),
             lock,
         }));
+        crate::templates::sweep(&host.0.shared).await;
         host.take_up(records).await?;
+        let taking = crate::templates::serve(host.0.shared.clone(), wishes);
+        host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(taking);
         Ok(host)
     }
 

@@ -25,6 +25,7 @@ mod recipe;
 mod record;
 mod ring;
 mod service;
+mod templates;
 mod vm;
 
 pub use config::{HostConfig, run_dir_of};
@@ -36,4 +37,5 @@ pub use host::{Capacity, CreateSpec, Fence, Host, PullMode};
 pub use logs::{LogEntry, LogStream};
 pub use record::{Exit, Owner, Record, Workload};
 pub use service::HostService;
+pub use templates::{TemplateInfo, TemplateKey, TemplatePolicy};
 pub use vm::View;

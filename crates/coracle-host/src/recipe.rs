@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Disk, Nic, NicBackend, VmRecipe};
+use coracle_hypervisor::{Accelerator, Disk, Nic, NicBackend, Slots, VmRecipe};
 use coracle_net::{Plug, Subnet};
 use coracle_proto::guest as pb;
-use coracle_types::{UnixMillis, VmId};
+use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
 
 use crate::{HostConfig, Record};
 
@@ -56,10 +56,29 @@ pub(crate) fn recipe(
             Disk { path: record.rootfs.clone(), read_only: true },
             Disk { path: paths.overlay(), read_only: false },
         ],
+        slots: Slots::default(),
         nic: backend.map(|backend| Nic { mac: record.mac, backend }),
         state_dir: paths.state,
         run_dir: paths.run,
         accelerator,
+    }
+}
+
+/// A machine of the smallest shape, for looking up processes and for taking templates by hand.
+pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmRecipe {
+    let nobody = VmId::of_name(&"shape".parse().expect("letters are a name"));
+    VmRecipe {
+        vcpus: Vcpus::MIN,
+        memory: MemoryMib::MIN,
+        kernel: config.kernel.clone(),
+        initrd: config.initrd.clone(),
+        disks: vec![],
+        slots: Slots::default(),
+        nic: Some(Nic { mac: MacAddr::of(&nobody), backend: NicBackend::User { forwards: vec![] } }),
+        state_dir: config.state_dir.clone(),
+        run_dir: config.run_dir.clone(),
+        accelerator,
+        id: nobody,
     }
 }
 
@@ -100,11 +119,16 @@ pub(crate) fn configuration(
         machine_id: machine_id(&record.id),
         network: Some(network),
         root: Some(pb::RootMount {
-            image_device: "/dev/vda".to_owned(),
+            image_device: device(0),
             image_fs: "erofs".to_owned(),
-            overlay_device: "/dev/vdb".to_owned(),
+            overlay_device: device(usize::from(Slots::default().read_only)),
         }),
     }
+}
+
+/// What the guest calls the disk in a slot.
+fn device(slot: usize) -> String {
+    format!("/dev/disk/by-id/virtio-slot{slot}")
 }
 
 /// 32 hex digits that are the VM's for life.

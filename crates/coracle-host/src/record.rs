@@ -9,7 +9,7 @@ use coracle_hypervisor::{Accelerator, Forward, ProcessId};
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
-use crate::files;
+use crate::{TemplateKey, files};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub(crate) const SCHEMA: u32 = 1;
@@ -88,6 +88,12 @@ pub struct Record {
     /// Milliseconds from start to acknowledged configuration.
     #[serde(default)]
     pub boot_ms: u64,
+    /// The template that the present or last run was cloned from; `None`: it booted.
+    #[serde(default)]
+    pub template: Option<TemplateKey>,
+    /// Never start it as a clone.
+    #[serde(default)]
+    pub cold: bool,
 }
 
 /// The cluster object that a VM belongs to; all empty for a local VM.
@@ -216,6 +222,8 @@ pub(crate) mod tests {
             finished_at: None,
             boots: 0,
             boot_ms: 0,
+            template: None,
+            cold: false,
         }
     }
 

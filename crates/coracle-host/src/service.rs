@@ -211,6 +211,25 @@ impl HostRpc for HostService {
     async fn prune_images(&self, request: Request<pb::PruneImagesRequest>) -> Reply<pb::PruneImagesResponse> {
         images::prune(&self.host, request.into_inner().dry_run).await
     }
+
+    async fn list_templates(&self, _: Request<pb::ListTemplatesRequest>) -> Reply<pb::ListTemplatesResponse> {
+        let templates = self.host.templates().iter().map(convert::template).collect();
+        Ok(Response::new(pb::ListTemplatesResponse { templates }))
+    }
+
+    async fn warm_template(&self, request: Request<pb::WarmTemplateRequest>) -> Reply<pb::Template> {
+        let (vcpus, memory, kernel_path) = convert::shape(request.into_inner())?;
+        let info = self.host.warm_template(vcpus, memory, &kernel_path).await?;
+        Ok(Response::new(convert::template(&info)))
+    }
+
+    async fn delete_template(
+        &self,
+        request: Request<pb::DeleteTemplateRequest>,
+    ) -> Reply<pb::DeleteTemplateResponse> {
+        self.host.delete_template(&request.into_inner().key)?;
+        Ok(Response::new(pb::DeleteTemplateResponse {}))
+    }
 }
 
 impl HostService {

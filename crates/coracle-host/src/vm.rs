@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use actor::spawn;
 
-use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record};
+use crate::templates::Templates;
+use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
 
 /// What all VMs of a host share.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) network: Arc<dyn Network>,
     pub(crate) clock: Clock,
     pub(crate) events: broadcast::Sender<HostEvent>,
+    pub(crate) templates: Templates,
     /// Limits how many guests boot at once.
     pub(crate) boots: Semaphore,
     /// The daemon is going down; guests stay.
@@ -75,7 +77,7 @@ pub(crate) struct Note {
 #[derive(Debug)]
 enum What {
     /// A VMM runs.
-    Spawned(ProcessId),
+    Spawned { vmm: ProcessId, template: Option<TemplateKey> },
     /// The guest acknowledged its configuration and started the workload, or not.
     Booted(Result<GuestClient, HostError>),
     /// There is a session, or none any more.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
-use crate::{Driver, VmRecipe};
+use crate::{Driver, MemoryFile, Template, VmRecipe};
 
 /// How long a cold boot may take here before the suite gives up.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
@@ -50,6 +50,40 @@ pub async fn check<D: Driver>(driver: impl Fn() -> D, recipe: &VmRecipe) {
         Ok(done) => done.expect("exited"),
         Err(_) => panic!("exited resolves after kill"),
     }
+}
+
+/// What every driver with [`crate::Templates`] must do: a clone says hello without a boot, twice from one template,
+/// and its VMM is found like any other.
+///
+/// # Panics
+/// When the driver does not do what [`crate::Templates`] says.
+#[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
+pub async fn check_templates<D: Driver>(driver: &D, recipe: &VmRecipe) {
+    let templates = driver.templates().expect("templates");
+    let same = templates.fingerprint(recipe).await;
+    let mut other = recipe.clone();
+    other.run_dir = recipe.run_dir.join("elsewhere");
+    assert_eq!(templates.fingerprint(&other).await, same, "folders are no part of a shape");
+    other.memory = (u64::from(recipe.memory) + 64).try_into().expect("more memory");
+    assert_ne!(templates.fingerprint(&other).await, same, "memory is part of a shape");
+
+    let ram = MemoryFile::new("ram", u64::from(recipe.memory.get()) << 20).expect("memory");
+    let state = MemoryFile::new("state", 0).expect("memory");
+    let process = templates.boot_template(recipe, &ram).await.expect("boot the template");
+    expect_hello(driver, recipe).await;
+    templates.save_template(recipe, process, &state).await.expect("save the template");
+    assert_eq!(driver.find(recipe).await.expect("find"), None, "a saved template has no VMM");
+    let template = Template { ram: ram.seal().expect("seal"), state: state.seal().expect("seal") };
+    for _ in 0..2 {
+        let mut clone = templates.start_clone(recipe, &template).await.expect("start a clone");
+        assert_eq!(driver.find(recipe).await.expect("find"), Some(clone.process), "find sees a clone");
+        let mut hello = [0; 16];
+        let said = timeout(Duration::from_secs(10), clone.channel.read_exact(&mut hello)).await;
+        said.expect("a clone says hello at once").expect("hello");
+        assert_eq!(&hello[..8], b"CORACLE1", "the agent's hello");
+        driver.kill(clone.process).await.expect("kill");
+    }
+    assert_eq!(driver.find(recipe).await.expect("find"), None, "nothing is left");
 }
 
 /// The agent speaks first, within the boot limit, also to a second connection.

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use coracle_types::VmId;
 use tokio::net::UnixStream;
 
-use crate::{Accelerator, ProcessId, VmRecipe};
+use crate::{Accelerator, ProcessId, Templates, VmRecipe};
 
 /// What a driver can do on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,11 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// As [`Driver::guest_channel`].
     async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError>;
+
+    /// Starting from a saved machine instead of booting; `None` where the hypervisor cannot.
+    fn templates(&self) -> Option<&dyn Templates> {
+        None
+    }
 }
 
 /// What can go wrong between the host core and a VMM.
@@ -119,6 +124,16 @@ pub enum DriverError {
         /// Why.
         source: io::Error,
     },
+    /// The VMM refused a command, or did not answer.
+    #[error("{operation} VM {id}")]
+    Control {
+        /// Which VM.
+        id: VmId,
+        /// The VMM's word for it.
+        operation: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Anything else that the operating system refused.
     #[error("{operation}")]
     Io {
@@ -139,7 +154,7 @@ impl DriverError {
                 source.kind(),
                 io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
             ),
-            Self::Unavailable { .. } | Self::Exited { .. } => false,
+            Self::Unavailable { .. } | Self::Exited { .. } | Self::Control { .. } => false,
         }
     }
 }

@@ -15,7 +15,9 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{Accelerator, Driver, DriverError, Probe, ProcessId, VmRecipe};
+use crate::{
+    Accelerator, Cloned, Driver, DriverError, MemoryFile, Probe, ProcessId, Template, Templates, VmRecipe,
+};
 
 /// The machines of a pretended host. Share one between drivers to play a restart.
 #[derive(Debug, Default)]
@@ -97,6 +99,29 @@ impl FakeDriver {
     pub fn new(machines: Arc<FakeMachines>) -> Self {
         Self { machines }
     }
+
+    /// A machine whose guest says hello after `boot_time`.
+    fn spawn(&self, recipe: &VmRecipe, boot_time: Duration) -> Result<ProcessId, DriverError> {
+        let machines = &self.machines;
+        if let Some(last_words) = lock(&machines.failing_start).clone() {
+            return Err(DriverError::Exited { id: recipe.id.clone(), last_words });
+        }
+        let serial = machines.starts.fetch_add(1, Ordering::Relaxed);
+        let pid = FIRST_FAKE_PID.wrapping_add(u32::try_from(serial % (1 << 20)).unwrap_or(0));
+        let process = ProcessId { pid, start_ticks: serial };
+        let stop = CancellationToken::new();
+        let weak = Arc::downgrade(machines);
+        let id = recipe.id.clone();
+        let power_off = move || {
+            if let Some(machines) = weak.upgrade() {
+                machines.crash(&id);
+            }
+        };
+        let guest = guest::start(boot_time, stop.clone(), power_off);
+        let machine = Machine { process, gone: watch::Sender::new(false), guest, _stop: stop.drop_guard() };
+        lock(&machines.running).insert(recipe.id.clone(), machine);
+        Ok(process)
+    }
 }
 
 #[async_trait]
@@ -114,26 +139,8 @@ impl Driver for FakeDriver {
     }
 
     async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        let machines = &self.machines;
-        if let Some(last_words) = lock(&machines.failing_start).clone() {
-            return Err(DriverError::Exited { id: recipe.id.clone(), last_words });
-        }
-        let serial = machines.starts.fetch_add(1, Ordering::Relaxed);
-        let pid = FIRST_FAKE_PID.wrapping_add(u32::try_from(serial % (1 << 20)).unwrap_or(0));
-        let process = ProcessId { pid, start_ticks: serial };
-        let stop = CancellationToken::new();
-        let boot_time = *lock(&machines.boot_time);
-        let weak = Arc::downgrade(machines);
-        let id = recipe.id.clone();
-        let power_off = move || {
-            if let Some(machines) = weak.upgrade() {
-                machines.crash(&id);
-            }
-        };
-        let guest = guest::start(boot_time, stop.clone(), power_off);
-        let machine = Machine { process, gone: watch::Sender::new(false), guest, _stop: stop.drop_guard() };
-        lock(&machines.running).insert(recipe.id.clone(), machine);
-        Ok(process)
+        let boot_time = *lock(&self.machines.boot_time);
+        self.spawn(recipe, boot_time)
     }
 
     async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
@@ -172,6 +179,44 @@ impl Driver for FakeDriver {
         let machine = running.get(&recipe.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
         machine.guest.console().map_err(refused)
     }
+
+    fn templates(&self) -> Option<&dyn Templates> {
+        Some(self)
+    }
+}
+
+/// What the fake writes where a VMM writes device state; a clone of anything else is refused.
+const STATE: &[u8] = b"a saved machine";
+
+#[async_trait]
+impl Templates for FakeDriver {
+    async fn fingerprint(&self, recipe: &VmRecipe) -> String {
+        format!("fake {} {} {:?}", recipe.vcpus.get(), recipe.memory.get(), recipe.slots)
+    }
+
+    async fn boot_template(&self, recipe: &VmRecipe, _ram: &MemoryFile) -> Result<ProcessId, DriverError> {
+        self.start(recipe).await
+    }
+
+    async fn save_template(
+        &self,
+        recipe: &VmRecipe,
+        process: ProcessId,
+        state: &MemoryFile,
+    ) -> Result<(), DriverError> {
+        let saved = std::fs::write(format!("/proc/self/fd/{}", state.number()), STATE);
+        self.kill(process).await?;
+        saved.map_err(|source| DriverError::Io { operation: format!("save {}", recipe.id), source })
+    }
+
+    async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load {}", recipe.id), source };
+        if std::fs::read(template.state.path()).map_err(io)? != STATE {
+            return Err(io(io::ErrorKind::InvalidData.into()));
+        }
+        let process = self.spawn(recipe, Duration::ZERO)?;
+        Ok(Cloned { process, channel: self.guest_channel(recipe).await? })
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -192,6 +237,7 @@ mod tests {
             kernel: "/nowhere".into(),
             initrd: "/nowhere".into(),
             disks: vec![],
+            slots: Default::default(),
             nic: None,
             state_dir: "/nowhere".into(),
             run_dir: "/nowhere".into(),
@@ -199,5 +245,7 @@ mod tests {
         };
         crate::conformance::check(|| FakeDriver::new(machines.clone()), &recipe).await;
         assert_eq!((machines.running(), machines.starts()), (0, 2));
+        crate::conformance::check_templates(&FakeDriver::new(machines.clone()), &recipe).await;
+        assert_eq!(machines.running(), 0);
     }
 }

@@ -9,9 +9,13 @@
 pub mod conformance;
 mod driver;
 pub mod fake;
+mod memory;
 mod process;
 mod recipe;
+mod templates;
 
 pub use driver::{Driver, DriverError, Probe};
+pub use memory::{MemoryFile, SealedFile};
 pub use process::{ProcessId, find_by_argument};
-pub use recipe::{Accelerator, Disk, Forward, Nic, NicBackend, VmRecipe};
+pub use recipe::{Accelerator, Disk, Forward, Nic, NicBackend, Slots, VmRecipe};
+pub use templates::{Cloned, Template, Templates};

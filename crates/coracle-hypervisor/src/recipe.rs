@@ -27,13 +27,45 @@ impl Accelerator {
     }
 }
 
-/// A file that the guest sees as a block device; the n-th is `/dev/vd<n-th letter>`.
+/// A file that the guest sees as a block device, in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Raw file on the host.
     pub path: PathBuf,
     /// Refuse writes; the file may be shared by any number of VMs.
     pub read_only: bool,
+}
+
+/// Places for disks, alike in all machines of a shape, filled or not: what cannot be plugged in later is there from
+/// the start. The guest knows slot `n` by the serial number `slot<n>`; an empty one is 1 TiB large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Slots {
+    /// Slots for images; the first ones.
+    pub read_only: u8,
+    /// Slots for disks that the guest writes; after the others.
+    pub writable: u8,
+}
+
+impl Default for Slots {
+    /// With NIC, entropy and agent channel these fit the 24 devices of a microvm with ACPI.
+    fn default() -> Self {
+        Self { read_only: 12, writable: 4 }
+    }
+}
+
+impl Slots {
+    /// How many there are.
+    #[must_use]
+    pub fn total(self) -> usize {
+        usize::from(self.read_only) + usize::from(self.writable)
+    }
+
+    /// Is this one of the slots for images?
+    #[must_use]
+    pub fn is_read_only(self, slot: usize) -> bool {
+        slot < usize::from(self.read_only)
+    }
 }
 
 /// One TCP port of the host that leads into the guest.
@@ -85,8 +117,10 @@ pub struct VmRecipe {
     pub kernel: PathBuf,
     /// Initramfs with the guest agent.
     pub initrd: PathBuf,
-    /// In order of their device names.
+    /// They take the slots of their kind in this order.
     pub disks: Vec<Disk>,
+    /// Places for disks.
+    pub slots: Slots,
     /// None: the guest has only a loopback interface.
     pub nic: Option<Nic>,
     /// Exists, belongs to this VM, outlives a stop: logs of the VMM go here.
@@ -96,4 +130,21 @@ pub struct VmRecipe {
     pub run_dir: PathBuf,
     /// How to execute guest code.
     pub accelerator: Accelerator,
+}
+
+impl VmRecipe {
+    /// The disks with their slots.
+    pub fn filled_slots(&self) -> impl Iterator<Item = (usize, &Disk)> {
+        let images = self.disks.iter().filter(|disk| disk.read_only);
+        let others = self.disks.iter().filter(|disk| !disk.read_only);
+        let first = usize::from(self.slots.read_only);
+        let others = others.enumerate().map(move |(n, disk)| (first + n, disk));
+        images.enumerate().chain(others)
+    }
+
+    /// The disk in a slot.
+    #[must_use]
+    pub fn disk_in(&self, slot: usize) -> Option<&Disk> {
+        self.filled_slots().find(|(n, _)| *n == slot).map(|(_, disk)| disk)
+    }
 }

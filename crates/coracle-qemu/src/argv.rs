@@ -1,22 +1,45 @@
 //! From recipe to command line. Pure; the golden test is the review.
 
-use coracle_hypervisor::{Accelerator, Disk, Nic, NicBackend, VmRecipe};
+use std::os::fd::RawFd;
+
+use coracle_hypervisor::{Accelerator, Nic, NicBackend, VmRecipe};
 
 /// Name of the port that the guest agent looks for.
 const GUEST_PORT: &str = "dev.coracle.guest.0";
+
+/// Size of a slot without a disk, 1 TiB: the guest's sign that nothing is in it.
+pub(crate) const EMPTY_SLOT_BYTES: u64 = 1 << 40;
+
+/// How a machine comes to life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Birth {
+    /// It boots, with its disks and its network.
+    Cold,
+    /// It boots with empty slots and no network, its RAM in the memory file that the child inherits by this number.
+    Template {
+        /// Number of the RAM's file.
+        ram: RawFd,
+    },
+    /// It waits for a saved state, its RAM a private copy of the file's.
+    Clone {
+        /// Number of the RAM's file.
+        ram: RawFd,
+    },
+}
 
 /// The arguments of `qemu-system-x86_64` for this VM.
 ///
 /// `tsc_khz` is the host's time-stamp counter rate: under TCG the guest kernel
 /// of a microvm with ACPI cannot calibrate it and hangs without being told.
 #[must_use]
-pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64) -> Vec<String> {
+pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
     let mut args = Args::default();
     args.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
     args.pair("-display", "none");
     args.pair("-name", format!("coracle-{},debug-threads=on", recipe.id));
     args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
-    args.pair("-M", "microvm,acpi=on,x-option-roms=off,rtc=on");
+    args.ram(recipe.memory.get(), birth);
+    args.pair("-M", "microvm,acpi=on,x-option-roms=off,rtc=on,memory-backend=ram");
     args.pair("-accel", accelerator.as_str());
     args.pair("-cpu", "max");
     args.pair("-smp", recipe.vcpus.get().to_string());
@@ -30,21 +53,25 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64) -> Vec<St
     args.pair("-device", "virtio-serial-device");
     args.pair("-chardev", format!("socket,id=guest,path={run}/guest.sock,server=on,wait=off"));
     args.pair("-device", format!("virtserialport,chardev=guest,name={GUEST_PORT},id=guest"));
-    for (n, disk) in recipe.disks.iter().enumerate() {
-        args.disk(n, disk);
-    }
-    if let Some(nic) = &recipe.nic {
-        args.nic(nic);
+    args.slots(recipe, birth);
+    match (&recipe.nic, birth) {
+        // The device must be there for clones; its other end comes with them.
+        (Some(nic), Birth::Template { .. }) => args.nic(nic, "hubport,id=net0,hubid=0".to_owned()),
+        (Some(nic), Birth::Cold | Birth::Clone { .. }) => args.nic(nic, netdev(&nic.backend)),
+        (None, _) => {}
     }
     args.pair("-device", "virtio-rng-device");
     args.pair("-qmp", format!("unix:{run}/qmp.sock,server=on,wait=off"));
+    if let Birth::Clone { .. } = birth {
+        args.pair("-incoming", "defer");
+    }
     args.0
 }
 
-/// As [`argv`] with the accelerator of the recipe and the rate of this host.
+/// As [`argv`] of a cold start, with the accelerator of the recipe and the rate of this host.
 #[must_use]
 pub fn argv_for_this_host(recipe: &VmRecipe) -> Vec<String> {
-    argv(recipe, recipe.accelerator, crate::tsc::khz())
+    argv(recipe, recipe.accelerator, crate::tsc::khz(), Birth::Cold)
 }
 
 /// `reboot=t` ends the VMM by a triple fault, together with `-no-reboot`. The self-tests
@@ -60,6 +87,18 @@ fn kernel_command_line(accelerator: Accelerator, tsc_khz: u64) -> String {
     line
 }
 
+fn netdev(backend: &NicBackend) -> String {
+    match backend {
+        NicBackend::Tap { name } => format!("tap,id=net0,ifname={},script=no,downscript=no", escape(name)),
+        NicBackend::User { forwards } => {
+            let forwards = forwards
+                .iter()
+                .map(|f| format!(",hostfwd=tcp:{}:{}-:{}", f.host_address, f.host_port, f.guest_port));
+            format!("user,id=net0{}", forwards.collect::<String>())
+        }
+    }
+}
+
 #[derive(Default)]
 struct Args(Vec<String>);
 
@@ -73,29 +112,58 @@ impl Args {
         self.0.extend([name.to_owned(), value.into()]);
     }
 
-    fn disk(&mut self, n: usize, disk: &Disk) {
-        let path = escape(&disk.path.display().to_string());
-        let read_only = if disk.read_only { "on" } else { "off" };
+    /// All kinds have the same id: the saved state knows the RAM by it.
+    fn ram(&mut self, mib: u32, birth: Birth) {
+        let file = |number, share| {
+            format!("memory-backend-file,id=ram,size={mib}M,mem-path=/proc/self/fd/{number},share={share}")
+        };
         self.pair(
-            "-blockdev",
-            format!("driver=file,node-name=file{n},filename={path},read-only={read_only},discard=unmap"),
+            "-object",
+            match birth {
+                Birth::Cold => format!("memory-backend-ram,id=ram,size={mib}M"),
+                Birth::Template { ram } => file(ram, "on"),
+                Birth::Clone { ram } => file(ram, "off"),
+            },
         );
-        self.pair("-blockdev", format!("driver=raw,node-name=disk{n},file=file{n},read-only={read_only}"));
-        self.pair("-device", format!("virtio-blk-device,drive=disk{n},id=disk{n},serial=disk{n}"));
     }
 
-    fn nic(&mut self, nic: &Nic) {
-        let netdev = match &nic.backend {
-            NicBackend::Tap { name } => {
-                format!("tap,id=net0,ifname={},script=no,downscript=no", escape(name))
-            }
-            NicBackend::User { forwards } => {
-                let forwards = forwards
-                    .iter()
-                    .map(|f| format!(",hostfwd=tcp:{}:{}-:{}", f.host_address, f.host_port, f.guest_port));
-                format!("user,id=net0{}", forwards.collect::<String>())
-            }
-        };
+    /// Every slot is a device, filled or not, so that machines of one shape are alike. A clone's are filled later:
+    /// its devices must first look as they did when the template was saved.
+    fn slots(&mut self, recipe: &VmRecipe, birth: Birth) {
+        for slot in 0..recipe.slots.total() {
+            let disk = recipe.disk_in(slot).filter(|_| birth == Birth::Cold);
+            let read_only = if recipe.slots.is_read_only(slot) { "on" } else { "off" };
+            let backing = match disk {
+                Some(disk) => {
+                    let path = escape(&disk.path.display().to_string());
+                    self.pair(
+                        "-blockdev",
+                        format!("driver=file,node-name=disk{slot},filename={path},read-only={read_only},discard=unmap"),
+                    );
+                    format!("disk{slot}")
+                }
+                None => {
+                    self.pair(
+                        "-blockdev",
+                        format!(
+                            "driver=null-co,node-name=empty{slot},size={EMPTY_SLOT_BYTES},read-zeroes=on"
+                        ),
+                    );
+                    format!("empty{slot}")
+                }
+            };
+            self.pair(
+                "-blockdev",
+                format!("driver=raw,node-name=slot{slot},file={backing},read-only={read_only}"),
+            );
+            self.pair(
+                "-device",
+                format!("virtio-blk-device,drive=slot{slot},id=slot{slot},serial=slot{slot}"),
+            );
+        }
+    }
+
+    fn nic(&mut self, nic: &Nic, netdev: String) {
         self.pair("-netdev", netdev);
         self.pair("-device", format!("virtio-net-device,netdev=net0,mac={},id=nic0", nic.mac));
     }
@@ -108,7 +176,7 @@ fn escape(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coracle_hypervisor::Forward;
+    use coracle_hypervisor::{Disk, Forward, Slots};
     use coracle_types::{MacAddr, VmId};
 
     use super::*;
@@ -124,6 +192,7 @@ mod tests {
                 Disk { path: "/images/a.erofs".into(), read_only: true },
                 Disk { path: "/vms/we,b/overlay.ext4".into(), read_only: false },
             ],
+            slots: Slots { read_only: 2, writable: 1 },
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
@@ -132,16 +201,42 @@ mod tests {
         }
     }
 
+    fn tap() -> VmRecipe {
+        recipe(NicBackend::Tap { name: "ct0123".into() })
+    }
+
     #[test]
     fn golden_tap_under_tcg() {
-        let recipe = recipe(NicBackend::Tap { name: "ct0123".into() });
-        insta::assert_snapshot!(argv(&recipe, Accelerator::Tcg, 2_500_000).join("\n"));
+        insta::assert_snapshot!(argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
     }
 
     #[test]
     fn golden_user_under_kvm() {
         let forward = Forward { host_address: [127, 0, 0, 1].into(), host_port: 8080, guest_port: 80 };
         let recipe = recipe(NicBackend::User { forwards: vec![forward] });
-        insta::assert_snapshot!(argv(&recipe, Accelerator::Kvm, 2_500_000).join("\n"));
+        insta::assert_snapshot!(argv(&recipe, Accelerator::Kvm, 2_500_000, Birth::Cold).join("\n"));
+    }
+
+    #[test]
+    fn golden_template() {
+        insta::assert_snapshot!(
+            argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Template { ram: 7 }).join("\n")
+        );
+    }
+
+    #[test]
+    fn a_clone_differs_from_its_template_only_in_ram_network_and_waiting() {
+        let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
+        let (template, clone) = (lines(Birth::Template { ram: 7 }), lines(Birth::Clone { ram: 7 }));
+        let only_clone: Vec<_> = clone.iter().filter(|a| !template.contains(a)).collect();
+        assert_eq!(
+            only_clone,
+            [
+                "memory-backend-file,id=ram,size=256M,mem-path=/proc/self/fd/7,share=off",
+                "tap,id=net0,ifname=ct0123,script=no,downscript=no",
+                "-incoming",
+                "defer",
+            ]
+        );
     }
 }

@@ -2,19 +2,22 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_hypervisor::{Accelerator, Driver, DriverError, Probe, ProcessId, VmRecipe, find_by_argument};
+use coracle_hypervisor::{
+    Accelerator, Driver, DriverError, Probe, ProcessId, Templates, VmRecipe, find_by_argument,
+};
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{KvmProbe, Qmp, Verdict, argv, tsc};
+use crate::{Birth, KvmProbe, Qmp, Verdict, argv, tsc};
 
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -61,8 +64,14 @@ impl QemuDriver {
         Probe { version, accelerator: Some(accelerator), reason }
     }
 
-    /// One process, from fork to the monitor's first answer.
-    async fn spawn(&self, recipe: &VmRecipe, accelerator: Accelerator) -> Result<ProcessId, DriverError> {
+    /// One process, from fork to the monitor's first answer. It inherits the files of these numbers.
+    pub(crate) async fn spawn(
+        &self,
+        recipe: &VmRecipe,
+        accelerator: Accelerator,
+        birth: Birth,
+        inherited: &[RawFd],
+    ) -> Result<ProcessId, DriverError> {
         for socket in ["qmp.sock", "guest.sock", "console.sock"] {
             // QEMU binds anew; a stale socket of the last VMM would answer nobody.
             let _absent = std::fs::remove_file(recipe.run_dir.join(socket));
@@ -79,13 +88,13 @@ impl QemuDriver {
         log.set_len(0).map_err(io("empty the VMM log"))?;
         let mut command = Command::new(&self.config.program);
         command
-            .args(argv(recipe, accelerator, tsc::khz()))
+            .args(argv(recipe, accelerator, tsc::khz(), birth))
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(log.try_clone().map_err(io("share the VMM log"))?)
             .stderr(log);
-        own_session(&mut command);
+        own_session(&mut command, inherited.to_vec());
         let child = command.spawn().map_err(|source| DriverError::Spawn {
             id: recipe.id.clone(),
             program: self.config.program.clone(),
@@ -118,7 +127,11 @@ impl QemuDriver {
         }
     }
 
-    async fn connect(&self, recipe: &VmRecipe, channel: &'static str) -> Result<UnixStream, DriverError> {
+    pub(crate) async fn connect(
+        &self,
+        recipe: &VmRecipe,
+        channel: &'static str,
+    ) -> Result<UnixStream, DriverError> {
         UnixStream::connect(recipe.run_dir.join(format!("{channel}.sock")))
             .await
             .map_err(|source| DriverError::Channel { id: recipe.id.clone(), channel, source })
@@ -138,10 +151,10 @@ impl Driver for QemuDriver {
     /// A VMM that exits before its monitor answers under KVM is started again under
     /// TCG: the probe says nothing about every MSR that QEMU may want.
     async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        match self.spawn(recipe, recipe.accelerator).await {
+        match self.spawn(recipe, recipe.accelerator, Birth::Cold, &[]).await {
             Err(DriverError::Exited { last_words, .. }) if recipe.accelerator == Accelerator::Kvm => {
                 tracing::warn!(vm = %recipe.id, error = %last_words, "VMM exited under kvm, trying tcg");
-                self.spawn(recipe, Accelerator::Tcg).await
+                self.spawn(recipe, Accelerator::Tcg, Birth::Cold, &[]).await
             }
             result => result,
         }
@@ -174,15 +187,25 @@ impl Driver for QemuDriver {
     async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
         self.connect(recipe, "console").await
     }
+
+    fn templates(&self) -> Option<&dyn Templates> {
+        Some(self)
+    }
 }
 
-/// A session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM.
-fn own_session(command: &mut Command) {
-    // SAFETY: setsid is async-signal-safe, takes no memory and touches only the child.
+/// A session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM. `inherited` stay
+/// open in it.
+fn own_session(command: &mut Command, inherited: Vec<RawFd>) {
+    // SAFETY: setsid and fcntl are async-signal-safe, take no memory and touch only the child; the numbers are of
+    // files that the caller holds open until the child runs.
     #[allow(unsafe_code, reason = "pre_exec has no safe form")]
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             rustix::process::setsid()?;
+            for number in &inherited {
+                let file = BorrowedFd::borrow_raw(*number);
+                rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
+            }
             Ok(())
         });
     }

@@ -10,10 +10,11 @@ mod argv;
 mod driver;
 mod kvm;
 mod qmp;
+mod templates;
 mod tsc;
 
 pub use accel::{KvmProbe, Verdict};
-pub use argv::{argv, argv_for_this_host};
+pub use argv::{Birth, argv, argv_for_this_host};
 pub use driver::{QemuConfig, QemuDriver};
 pub use kvm::run_payload as run_kvm_payload;
 pub use qmp::{Qmp, QmpError};

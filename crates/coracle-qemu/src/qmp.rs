@@ -3,11 +3,14 @@
 //! Replies are matched by id; events in between are kept for whoever asks and
 //! otherwise dropped. Unknown events and fields are tolerated (QMP reference).
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -74,11 +77,39 @@ impl Qmp {
     /// # Errors
     /// [`QmpError::Refused`] with the VMM's own words.
     pub async fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
-        self.next_id += 1;
-        let id = self.next_id;
-        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
-        line.push('\n');
+        let line = self.command(command, arguments);
         self.write.write_all(line.as_bytes()).await?;
+        self.reply(command).await
+    }
+
+    /// Gives the VMM an open file, which commands then know as `fd:NAME`. Not cancel-safe.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), QmpError> {
+        let line = self.command("getfd", json!({"fdname": name}));
+        let socket: &UnixStream = self.write.as_ref();
+        let sent = loop {
+            socket.writable().await?;
+            match socket.try_io(Interest::WRITABLE, || send_with_file(socket, line.as_bytes(), file)) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                result => break result?,
+            }
+        };
+        // The file goes with the first byte; the rest of the line is like any other.
+        self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
+        self.reply("getfd").await.map(drop)
+    }
+
+    fn command(&mut self, command: &'static str, arguments: Value) -> String {
+        self.next_id += 1;
+        let mut line = json!({"execute": command, "arguments": arguments, "id": self.next_id}).to_string();
+        line.push('\n');
+        line
+    }
+
+    async fn reply(&mut self, command: &'static str) -> Result<Value, QmpError> {
+        let id = self.next_id;
         loop {
             let mut reply = self.line().await?;
             if reply.get("id").and_then(Value::as_u64) != Some(id) {
@@ -97,6 +128,17 @@ impl Qmp {
         let line = self.lines.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
         serde_json::from_str(&line).map_err(|_| QmpError::Protocol)
     }
+}
+
+/// sendmsg(2) with one file (unix(7), SCM_RIGHTS).
+fn send_with_file(socket: &UnixStream, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    if !rights.push(SendAncillaryMessage::ScmRights(&files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut rights, SendFlags::NOSIGNAL)?)
 }
 
 impl From<io::ErrorKind> for QmpError {

@@ -14,6 +14,7 @@ fn recipe(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmRecipe {
         kernel: boot.kernel.clone(),
         initrd: boot.initrd.clone(),
         disks: vec![],
+        slots: Default::default(),
         nic: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
@@ -31,6 +32,7 @@ async fn qemu_conforms() {
     let dir = tempfile::tempdir().unwrap();
     let driver = || QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
     conformance::check(driver, &recipe(dir.path(), &boot)).await;
+    conformance::check_templates(&driver(), &recipe(dir.path(), &boot)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,6 +19,9 @@ pub enum InvalidMemory {
 }
 
 impl MemoryMib {
+    /// The least that a guest of ours boots with.
+    pub const MIN: Self = Self(128);
+
     /// The number of MiB.
     #[must_use]
     pub fn get(self) -> u32 {
@@ -61,6 +64,9 @@ pub struct Vcpus(u8);
 pub struct InvalidVcpus;
 
 impl Vcpus {
+    /// One.
+    pub const MIN: Self = Self(1);
+
     /// The number of CPUs.
     #[must_use]
     pub fn get(self) -> u8 {

@@ -146,7 +146,9 @@ fn vmms(run: &Path) -> Vec<String> {
     let line = |p: &coracle_hypervisor::ProcessId| {
         std::fs::read_to_string(format!("/proc/{}/cmdline", p.pid)).unwrap_or_default().replace('\0', " ")
     };
-    found.iter().map(line).filter(|l| l.contains("qemu-system")).collect()
+    // A template that is being taken is nobody's VM; the next daemon ends it if it is cut off.
+    let is_vm = |l: &String| l.contains("qemu-system") && !l.contains("coracle-template-");
+    found.iter().map(line).filter(is_vm).collect()
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct CreateSpec {
     pub disk_mib: Option<u64>,
     /// The same VM again is no error.
     pub idempotent: bool,
+    /// Boot it every time, even where a template could be cloned.
+    pub cold: bool,
 }
 
 /// When a registry is asked for an image.
@@ -148,7 +150,7 @@ impl Host {
         Err(HostError::AlreadyExists { name: spec.name.to_string(), uid: record.owner.uid.clone() })
     }
 
-    fn kernel(&self, path: &str) -> Result<Option<PathBuf>, HostError> {
+    pub(super) fn kernel(&self, path: &str) -> Result<Option<PathBuf>, HostError> {
         if path.is_empty() {
             return Ok(None);
         }
@@ -232,6 +234,8 @@ impl Host {
             finished_at: None,
             boots: 0,
             boot_ms: 0,
+            template: None,
+            cold: spec.cold,
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();

@@ -8,7 +8,7 @@ use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
 use tonic::Status;
 
 use crate::recipe::VmPaths;
-use crate::{CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, View, files};
+use crate::{CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, TemplateInfo, View, files};
 
 /// Checks a request where it enters.
 pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, Status> {
@@ -48,7 +48,28 @@ pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, St
         ports: request.ports.iter().map(forward).collect::<Result<_, _>>().map_err(invalid)?,
         disk_mib: Some(request.disk_mib).filter(|mib| *mib > 0),
         idempotent: request.idempotent,
+        cold: request.cold,
     })
+}
+
+/// A shape that somebody wants a template of.
+pub(super) fn shape(request: pb::WarmTemplateRequest) -> Result<(Vcpus, MemoryMib, String), Status> {
+    let invalid = |message: String| HostError::Invalid { message }.status();
+    let vcpus = Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?;
+    let memory = MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?;
+    Ok((vcpus, memory, request.kernel_path))
+}
+
+/// A template as callers see it.
+pub(super) fn template(info: &TemplateInfo) -> pb::Template {
+    pb::Template {
+        key: info.key.to_string(),
+        vcpus: info.vcpus.into(),
+        memory_mib: info.memory.into(),
+        taken_at_ms: info.taken_at.0,
+        took_ms: info.took_ms,
+        ram_bytes: info.ram_bytes,
+    }
 }
 
 fn forward(port: &pb::PortMapping) -> Result<Forward, String> {
@@ -100,6 +121,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         boot_ms: record.boot_ms,
         disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).overlay()),
         command: record.workload.argv.clone(),
+        template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

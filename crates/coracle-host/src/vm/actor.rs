@@ -281,8 +281,9 @@ impl Actor {
             return; // of an earlier run
         }
         match note.what {
-            What::Spawned(vmm) => {
+            What::Spawned { vmm, template } => {
                 self.record.process = Some(vmm);
+                self.record.template = template;
                 self.record.accelerator = Some(self.shared.accelerator);
                 self.save_quietly().await;
                 self.watch(vmm);

@@ -5,15 +5,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{ProcessId, VmRecipe};
+use coracle_hypervisor::{Cloned, ProcessId, VmRecipe};
 use coracle_proto::guest as pb;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Note, Shared, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{VmPaths, configuration, process, recipe};
-use crate::{ConsoleHandle, GuestClient, HostError, Record, disks};
+use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -41,9 +42,10 @@ async fn try_boot(
 ) -> Result<GuestClient, HostError> {
     let permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let deadline = Instant::now() + shared.config.boot_limit;
-    let (recipe, vmm) = launch(shared, record).await?;
-    let _task_gone = notes.send(Note { boot: record.boots, what: What::Spawned(vmm) }).await;
-    let ready = bring_up(shared, record, &recipe);
+    let Launched { recipe, vmm, clone, missing } = launch(shared, record).await?;
+    let (template, channel) = clone.unzip();
+    let _task_gone = notes.send(Note { boot: record.boots, what: What::Spawned { vmm, template } }).await;
+    let ready = bring_up(shared, record, &recipe, channel);
     let failed = |why: String| HostError::Boot {
         name: record.name.to_string(),
         why: format!("{why}{}", last_words(console)),
@@ -53,6 +55,9 @@ async fn try_boot(
         _ = shared.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
     };
     drop(permit);
+    if let (Ok(Ok(_)), Some(key)) = (&outcome, missing) {
+        shared.templates.wish(key, recipe);
+    }
     match outcome {
         Ok(result) => result,
         Err(_) => {
@@ -62,8 +67,18 @@ async fn try_boot(
     }
 }
 
+/// A VMM that runs.
+struct Launched {
+    recipe: VmRecipe,
+    vmm: ProcessId,
+    /// Of a clone: its template, and the channel, on which the agent speaks first.
+    clone: Option<(TemplateKey, UnixStream)>,
+    /// The template that it might have been cloned from, had there been one.
+    missing: Option<TemplateKey>,
+}
+
 /// Network, disk, VMM: each is kept when it is already there.
-async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<(VmRecipe, ProcessId), HostError> {
+async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let name = || record.name.to_string();
     let network = |source| HostError::Network { name: name(), source };
     let driver = |source| HostError::Driver { name: name(), source };
@@ -72,11 +87,34 @@ async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<(VmRecipe, Proc
     let accelerator = shared.accelerator;
     let recipe = recipe(&shared.config, record, accelerator, Some(&plug));
     prepare_files(shared, record).await?;
-    let vmm = match shared.driver.find(&recipe).await.map_err(driver)? {
-        Some(vmm) => vmm,
-        None => shared.driver.start(&recipe).await.map_err(driver)?,
-    };
-    Ok((recipe, vmm))
+    if let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
+        return Ok(Launched { recipe, vmm, clone: None, missing: None });
+    }
+    let key = if record.cold { None } else { shared.templates.key(shared, &recipe).await };
+    if let Some(key) = &key
+        && let Some(cloned) = clone(shared, &recipe, key).await
+    {
+        let clone = Some((key.clone(), cloned.channel));
+        return Ok(Launched { recipe, vmm: cloned.process, clone, missing: None });
+    }
+    let vmm = shared.driver.start(&recipe).await.map_err(driver)?;
+    Ok(Launched { recipe, vmm, clone: None, missing: key })
+}
+
+/// A clone of the shape's template. `None`: it has to boot.
+async fn clone(shared: &Arc<Shared>, recipe: &VmRecipe, key: &TemplateKey) -> Option<Cloned> {
+    let driver = shared.driver.templates()?;
+    let template = shared.templates.get(shared, key).await?;
+    match driver.start_clone(recipe, &template).await {
+        Ok(cloned) => Some(cloned),
+        Err(error) => {
+            // The boot that follows has a new one taken.
+            shared.templates.remove(key);
+            let error = HostError::Driver { name: recipe.id.to_string(), source: error }.chain();
+            tracing::warn!(vm = %recipe.id, template = %key, error, "clone failed, booting instead");
+            None
+        }
+    }
 }
 
 async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), HostError> {
@@ -100,13 +138,14 @@ async fn bring_up(
     shared: &Arc<Shared>,
     record: &Record,
     recipe: &VmRecipe,
+    channel: Option<UnixStream>,
 ) -> Result<GuestClient, HostError> {
     let guest = |operation| {
         let name = record.name.to_string();
         move |status: tonic::Status| HostError::Guest { name, operation, source: Box::new(status) }
     };
     let unanswered = |e: io::Error| tonic::Status::unavailable(e.to_string());
-    let client = GuestClient::open(shared.driver.as_ref(), recipe, shared.config.boot_limit)
+    let client = GuestClient::open(shared.driver.as_ref(), recipe, shared.config.boot_limit, channel)
         .await
         .map_err(|e| guest("answers")(unanswered(e)))?;
     let entropy: [u8; 64] = rand::random();

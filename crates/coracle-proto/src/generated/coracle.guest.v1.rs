@@ -66,7 +66,8 @@ pub struct Network {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RootMount {
-    /// Block device with the read-only image, for instance /dev/vda.
+    /// Block device with the read-only image: /dev/vda, or by the serial number of
+    /// its slot, /dev/disk/by-id/virtio-slot0. The agent waits for a slot to be filled.
     #[prost(string, tag = "1")]
     pub image_device: ::prost::alloc::string::String,
     /// erofs or ext4.

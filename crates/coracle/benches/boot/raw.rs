@@ -20,6 +20,7 @@ pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
         kernel: boot.kernel.clone(),
         initrd: boot.initrd.clone(),
         disks: vec![],
+        slots: Default::default(),
         nic: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),

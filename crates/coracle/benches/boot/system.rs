@@ -46,8 +46,9 @@ impl System {
         write_layout(&layout, &[layer], &spec, "1").expect("write the image");
         coracle(&state, &["image", "import", &format!("oci:{}:1", layout.display()), IMAGE]).await;
         let kubeconfig = Kubeconfig::read_from(state.join("kubeconfig")).expect("a kubeconfig");
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default());
-        let client = Client::try_from(config.await.expect("a configuration")).expect("a client");
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.expect("a configuration");
+        let client = Client::try_from(config).expect("a client");
         Self { host: connect(&state).await, client, state }
     }
 
@@ -93,6 +94,7 @@ impl System {
             vcpus: 1,
             memory_mib: 128,
             disk_mib: 256,
+            cold: true,
             ..Default::default()
         };
         self.host.create_vm(request).await.expect("create");

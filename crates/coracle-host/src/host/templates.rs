@@ -1,0 +1,48 @@
+//! What callers may ask of the host's templates.
+
+use coracle_types::{MemoryMib, Vcpus};
+
+use super::Host;
+use crate::recipe::of_shape;
+use crate::{HostError, TemplateInfo, TemplateKey};
+
+impl Host {
+    /// The templates of this host, by key.
+    #[must_use]
+    pub fn templates(&self) -> Vec<TemplateInfo> {
+        self.0.shared.templates.list()
+    }
+
+    /// Takes the template of a shape, or finds it; returns when it is ready. Idempotent; cancel-safe: the taking goes
+    /// on without the caller.
+    ///
+    /// # Errors
+    /// [`HostError::Kernel`]; [`HostError::Template`] when the driver has none, they are switched off, or the boot
+    /// failed.
+    pub async fn warm_template(
+        &self,
+        vcpus: Vcpus,
+        memory: MemoryMib,
+        kernel_path: &str,
+    ) -> Result<TemplateInfo, HostError> {
+        let shared = &self.0.shared;
+        let mut recipe = of_shape(&shared.config, shared.accelerator);
+        (recipe.vcpus, recipe.memory) = (vcpus, memory);
+        if let Some(kernel) = self.kernel(kernel_path)? {
+            recipe.kernel = kernel;
+        }
+        let failed = |why: String| HostError::Template { why };
+        let key = shared.templates.key(shared, &recipe).await;
+        let key = key.ok_or_else(|| failed("there are none on this node: see coracle doctor".to_owned()))?;
+        shared.templates.warm(key, recipe).await.map_err(failed)
+    }
+
+    /// Forgets a template and its files. VMs that were started from it go on.
+    ///
+    /// # Errors
+    /// [`HostError::Template`] when there is none of this key.
+    pub fn delete_template(&self, key: &str) -> Result<(), HostError> {
+        let removed = TemplateKey::parse(key).is_some_and(|key| self.0.shared.templates.remove(&key));
+        removed.then_some(()).ok_or_else(|| HostError::NoTemplate { key: key.to_owned() })
+    }
+}

@@ -1,0 +1,193 @@
+//! Templates of machine shapes: one boot per shape, then every start of every image is a clone.
+//!
+//! ```text
+//! start of a VM ─▶ key of its shape ─▶ template? ─yes─▶ clone
+//!                                          └─no──▶ cold boot, then: take one in the background
+//! <state>/templates/<key>/{manifest.json, ram, state}   written last, renamed into place
+//! ```
+//! In memory a template is two sealed files, which no VMM can change; on disk it carries their digest, so that what
+//! is loaded after a restart is what was saved. The guest in it was never configured: it holds no secret.
+
+mod key;
+mod manifest;
+mod take;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_hypervisor::{Template, VmRecipe};
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) use self::key::FileDigests;
+pub use self::key::TemplateKey;
+pub use self::manifest::TemplateInfo;
+pub(crate) use self::take::{run as serve, sweep};
+use crate::files;
+use crate::vm::Shared;
+
+/// Shapes that wait to be taken; more are forgotten, and come again with the next start.
+const QUEUE: usize = 8;
+
+/// What bounds the templates of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplatePolicy {
+    /// False: every start is a cold boot, and nothing is kept.
+    pub enabled: bool,
+    /// Templates kept; the ones longest unused go first.
+    pub count_max: usize,
+    /// A template older than this is taken anew.
+    pub age_max: Duration,
+}
+
+impl Default for TemplatePolicy {
+    fn default() -> Self {
+        Self { enabled: true, count_max: 8, age_max: Duration::from_secs(7 * 24 * 3600) }
+    }
+}
+
+/// A wish for a template.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    pub(crate) key: TemplateKey,
+    pub(crate) recipe: VmRecipe,
+    /// Who waits for it; nobody, when it is for later.
+    pub(crate) reply: Option<oneshot::Sender<Result<TemplateInfo, String>>>,
+}
+
+/// The templates of a host.
+#[derive(Debug)]
+pub(crate) struct Templates {
+    dir: PathBuf,
+    policy: TemplatePolicy,
+    digests: FileDigests,
+    known: Mutex<HashMap<TemplateKey, Known>>,
+    wishes: mpsc::Sender<Wish>,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    info: TemplateInfo,
+    /// None: on disk only.
+    loaded: Option<Arc<Template>>,
+}
+
+impl Templates {
+    /// Opens `<state>/templates` and removes what is of another version. What a crash left half-made is for
+    /// [`sweep`]. Blocking.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub(crate) fn open(state_dir: &Path, policy: TemplatePolicy) -> io::Result<(Self, mpsc::Receiver<Wish>)> {
+        let dir = state_dir.join("templates");
+        std::fs::create_dir_all(&dir)?;
+        let mut known = HashMap::new();
+        for entry in std::fs::read_dir(&dir)? {
+            let path = entry?.path();
+            match manifest::read(&path) {
+                Ok(info) if policy.enabled => {
+                    known.insert(info.key.clone(), Known { info, loaded: None });
+                }
+                _ if take::is_part(&path) => {}
+                _ => files::remove_tree(&path)?,
+            }
+        }
+        let (wishes, queue) = mpsc::channel(QUEUE);
+        let templates =
+            Self { dir, policy, digests: FileDigests::default(), known: Mutex::new(known), wishes };
+        Ok((templates, queue))
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<TemplateKey, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The key of a machine's shape; `None` where the driver has no templates or they are switched off.
+    pub(crate) async fn key(&self, shared: &Shared, recipe: &VmRecipe) -> Option<TemplateKey> {
+        let driver = shared.driver.templates().filter(|_| self.policy.enabled)?;
+        let fingerprint = driver.fingerprint(recipe).await;
+        match self.digests.of([&recipe.kernel, &recipe.initrd]).await {
+            Ok(digests) => Some(TemplateKey::of(&fingerprint, &digests)),
+            Err(error) => {
+                tracing::warn!(%error, "kernel or initramfs cannot be read, no template");
+                None
+            }
+        }
+    }
+
+    /// The template of a shape, from memory or from disk. One that cannot be used is removed.
+    pub(crate) async fn get(&self, shared: &Shared, key: &TemplateKey) -> Option<Arc<Template>> {
+        let found = self.known().get(key).cloned()?;
+        if shared.clock.now().since(found.info.taken_at) > self.policy.age_max {
+            self.remove(key);
+            return None;
+        }
+        if let Some(template) = found.loaded {
+            return Some(template);
+        }
+        let (dir, info) = (self.dir.join(key.as_str()), found.info.clone());
+        let loaded = tokio::task::spawn_blocking(move || manifest::load(&dir, &info)).await;
+        match loaded.unwrap_or_else(|e| Err(io::Error::other(e))) {
+            Ok(template) => {
+                let template = Arc::new(template);
+                self.insert(found.info, template.clone());
+                Some(template)
+            }
+            Err(error) => {
+                tracing::warn!(template = key.as_str(), %error, "template cannot be used, removed");
+                self.remove(key);
+                None
+            }
+        }
+    }
+
+    /// Asks for a template to be taken when there is time. Never waits.
+    pub(crate) fn wish(&self, key: TemplateKey, recipe: VmRecipe) {
+        if self.known().contains_key(&key) {
+            return;
+        }
+        if self.wishes.try_send(Wish { key, recipe, reply: None }).is_err() {
+            tracing::debug!("too many shapes wait for a template");
+        }
+    }
+
+    /// Has a template taken, or finds it, and waits.
+    pub(crate) async fn warm(&self, key: TemplateKey, recipe: VmRecipe) -> Result<TemplateInfo, String> {
+        let (reply, answer) = oneshot::channel();
+        let wish = Wish { key, recipe, reply: Some(reply) };
+        let stopping = || "the node is stopping".to_owned();
+        self.wishes.send(wish).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+
+    /// All of them, by key.
+    pub(crate) fn list(&self) -> Vec<TemplateInfo> {
+        let mut all: Vec<_> = self.known().values().map(|known| known.info.clone()).collect();
+        all.sort_by(|a, b| a.key.cmp(&b.key));
+        all
+    }
+
+    /// Forgets a template and its files. VMs that were started from it go on. True when there was one.
+    pub(crate) fn remove(&self, key: &TemplateKey) -> bool {
+        let known = self.known().remove(key).is_some();
+        if let Err(error) = files::remove_tree(&self.dir.join(key.as_str())) {
+            tracing::warn!(template = key.as_str(), %error, "template not removed");
+        }
+        known
+    }
+
+    /// Keeps a template, and no more than the policy allows: the oldest go.
+    fn insert(&self, info: TemplateInfo, template: Arc<Template>) {
+        let mut known = self.known();
+        known.insert(info.key.clone(), Known { info, loaded: Some(template) });
+        let mut by_age: Vec<_> = known.values().map(|k| (k.info.taken_at, k.info.key.clone())).collect();
+        by_age.sort();
+        let spare = by_age.len().saturating_sub(self.policy.count_max.max(1));
+        drop(known);
+        for (_, key) in by_age.into_iter().take(spare) {
+            self.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A template on disk.
+
+use std::io;
+use std::path::Path;
+
+use coracle_hypervisor::{SealedFile, Template};
+use coracle_types::{MemoryMib, UnixMillis, Vcpus};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::TemplateKey;
+use crate::files;
+
+/// Version of the format. Another one is removed and taken anew.
+const SCHEMA: u32 = 1;
+
+/// What is known of a template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateInfo {
+    /// Of its shape.
+    pub key: TemplateKey,
+    /// CPUs of the shape.
+    pub vcpus: Vcpus,
+    /// Memory of the shape.
+    pub memory: MemoryMib,
+    /// When it was saved.
+    pub taken_at: UnixMillis,
+    /// From the start of the boot to the saved state, in milliseconds.
+    pub took_ms: u64,
+    /// Memory that its RAM takes, in bytes.
+    pub ram_bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    schema: u32,
+    #[serde(flatten)]
+    info: TemplateInfo,
+    /// SHA-256 over offset and bytes of each piece of RAM, then of the state.
+    digest: String,
+}
+
+/// The description of the template in `dir`.
+///
+/// # Errors
+/// When it is none, or of another version.
+pub(super) fn read(dir: &Path) -> io::Result<TemplateInfo> {
+    manifest(dir).map(|manifest| manifest.info)
+}
+
+fn manifest(dir: &Path) -> io::Result<Manifest> {
+    let manifest: Manifest = serde_json::from_slice(&std::fs::read(dir.join("manifest.json"))?)?;
+    let named = dir.file_name().and_then(|name| name.to_str()) == Some(manifest.info.key.as_str());
+    if manifest.schema == SCHEMA && named {
+        Ok(manifest)
+    } else {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "a template of another version"))
+    }
+}
+
+/// Writes a template to `part`, then puts it in place as `dir`. Blocking.
+///
+/// # Errors
+/// When the disk is full, for one; `part` is the caller's to remove.
+pub(super) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Template) -> io::Result<()> {
+    std::fs::create_dir_all(part)?;
+    let mut digest = Sha256::new();
+    template.ram.store(&part.join("ram"), pieces(&mut digest))?;
+    template.state.store(&part.join("state"), pieces(&mut digest))?;
+    let manifest = Manifest { schema: SCHEMA, info: info.clone(), digest: hex(digest) };
+    files::write_atomic(&part.join("manifest.json"), &serde_json::to_vec_pretty(&manifest)?)?;
+    files::remove_tree(dir)?;
+    std::fs::rename(part, dir)?;
+    files::sync_parent(dir)
+}
+
+/// Reads a template into sealed memory. Blocking.
+///
+/// # Errors
+/// When what is read is not what was written.
+pub(super) fn load(dir: &Path, info: &TemplateInfo) -> io::Result<Template> {
+    let manifest = manifest(dir)?;
+    let mut digest = Sha256::new();
+    let ram = SealedFile::load("template-ram", &dir.join("ram"), pieces(&mut digest))?;
+    let state = SealedFile::load("template-state", &dir.join("state"), pieces(&mut digest))?;
+    if manifest.info != *info || hex(digest) != manifest.digest {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its content is not what was saved"));
+    }
+    Ok(Template { ram, state })
+}
+
+fn pieces(digest: &mut Sha256) -> impl FnMut(u64, &[u8]) {
+    move |offset, piece| {
+        digest.update(offset.to_le_bytes());
+        digest.update(piece);
+    }
+}
+
+fn hex(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use coracle_hypervisor::MemoryFile;
+
+    use super::*;
+
+    fn sealed(text: &[u8]) -> SealedFile {
+        let memory = MemoryFile::new("test", 1 << 20).unwrap();
+        let writer = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", memory.number()));
+        writer.unwrap().write_all_at(text, 8192).unwrap();
+        memory.seal().unwrap()
+    }
+
+    #[test]
+    fn a_stored_template_is_loaded_and_a_changed_one_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = TemplateKey::parse("0123456789abcdef").unwrap();
+        let info = TemplateInfo {
+            key,
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            taken_at: UnixMillis(5),
+            took_ms: 7,
+            ram_bytes: 4096,
+        };
+        let template = Template { ram: sealed(b"ram"), state: sealed(b"state") };
+        let (part, place) = (dir.path().join("part"), dir.path().join("0123456789abcdef"));
+        store(&part, &place, &info, &template).unwrap();
+        assert_eq!(read(&place).unwrap(), info);
+        load(&place, &info).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(place.join("ram"))
+            .unwrap()
+            .write_all_at(b"R", 8192)
+            .unwrap();
+        assert_eq!(load(&place, &info).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        std::fs::rename(&place, dir.path().join("fedcba9876543210")).unwrap();
+        assert!(read(&dir.path().join("fedcba9876543210")).is_err(), "under another's name it is none");
+    }
+}

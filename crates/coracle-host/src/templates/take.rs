@@ -1,0 +1,174 @@
+//! Taking templates: one at a time, in the background.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use coracle_hypervisor::{MemoryFile, ProcessId, Template, VmRecipe};
+use coracle_types::{MacAddr, VmId};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+use super::{TemplateInfo, TemplateKey, Wish, manifest};
+use crate::guest::GuestClient;
+use crate::vm::Shared;
+use crate::{HostError, files};
+
+/// What the folder of a template is called while it is taken: this and the key.
+const PART: &str = ".taking-";
+
+/// Is this the folder of a template that was not finished?
+pub(super) fn is_part(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PART))
+}
+
+/// Ends the VMMs of templates that a crash cut off, and removes their folders.
+pub(crate) async fn sweep(shared: &Shared) {
+    let parts = std::fs::read_dir(&shared.templates.dir).into_iter().flatten().flatten().map(|e| e.path());
+    for part in parts.filter(|path| is_part(path)) {
+        if let Err(error) = end(shared, &part).await {
+            tracing::warn!(dir = %part.display(), %error, "template that was cut off is not swept");
+        }
+    }
+}
+
+async fn end(shared: &Shared, part: &Path) -> Result<(), HostError> {
+    let name = part.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PART));
+    let failed = |source| HostError::State { operation: format!("remove {}", part.display()), source };
+    if let Some(key) = name.and_then(TemplateKey::parse) {
+        let nothing = crate::recipe::of_shape(&shared.config, shared.accelerator);
+        let recipe = template_recipe(shared, &key, nothing, part);
+        let driver = |source| HostError::Driver { name: recipe.id.to_string(), source };
+        while let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
+            shared.driver.kill(vmm).await.map_err(driver)?;
+        }
+        files::remove_tree(&recipe.run_dir).map_err(failed)?;
+    }
+    files::remove_tree(part).map_err(failed)
+}
+
+/// Serves wishes until the daemon stops. A wish that is cut off leaves a VMM, which [`sweep`] ends.
+pub(crate) async fn run(shared: Arc<Shared>, mut wishes: mpsc::Receiver<Wish>) {
+    let templates = &shared.templates;
+    loop {
+        let wish = tokio::select! {
+            () = shared.stop.cancelled() => return,
+            wish = wishes.recv() => wish,
+        };
+        let Some(wish) = wish else { return };
+        let found = templates.list().into_iter().find(|info| info.key == wish.key);
+        let outcome = match found {
+            Some(info) => Ok(info),
+            None => tokio::select! {
+                () = shared.stop.cancelled() => return sweep(&shared).await,
+                outcome = take(&shared, &wish) => outcome.map_err(|error| error.chain()),
+            },
+        };
+        match &outcome {
+            Ok(info) => {
+                tracing::info!(template = info.key.as_str(), took_ms = info.took_ms, "template ready")
+            }
+            Err(error) => tracing::warn!(template = wish.key.as_str(), error, "template not taken"),
+        }
+        if let Some(reply) = wish.reply {
+            let _caller_gone = reply.send(outcome);
+        }
+    }
+}
+
+async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostError> {
+    let templates = &shared.templates;
+    let place = templates.dir.join(wish.key.as_str());
+    let part = templates.dir.join(format!("{PART}{}", wish.key));
+    let recipe = template_recipe(shared, &wish.key, wish.recipe.clone(), &part);
+    let io = |operation: &str| {
+        let operation = format!("{operation} of template {}", wish.key);
+        move |source| HostError::State { operation, source }
+    };
+    for dir in [&recipe.state_dir, &recipe.run_dir] {
+        std::fs::create_dir_all(dir).map_err(io("make the folder"))?;
+    }
+    // It is a boot like any other, and waits its turn.
+    let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+    let began = Instant::now();
+    let taken = save(shared, &recipe).await;
+    let _gone_with_its_vmm = files::remove_tree(&recipe.run_dir);
+    let template = match taken {
+        Ok(template) => template,
+        Err(error) => {
+            let _leave_nothing = files::remove_tree(&part);
+            return Err(error);
+        }
+    };
+    let info = TemplateInfo {
+        key: wish.key.clone(),
+        vcpus: recipe.vcpus,
+        memory: recipe.memory,
+        taken_at: shared.clock.now(),
+        took_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        ram_bytes: template.ram.resident().map_err(io("measure the memory"))?,
+    };
+    let template = Arc::new(template);
+    templates.insert(info.clone(), template.clone());
+    // On disk it is for the next daemon; this one has it.
+    let stored = {
+        let (part, info) = (part.clone(), info.clone());
+        tokio::task::spawn_blocking(move || manifest::store(&part, &place, &info, &template)).await
+    };
+    if let Err(error) = stored.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
+        tracing::warn!(template = wish.key.as_str(), %error, "template is kept in memory only");
+        let _leave_nothing = files::remove_tree(&part);
+    }
+    Ok(info)
+}
+
+/// The shape without what is the VM's own.
+fn template_recipe(shared: &Shared, key: &TemplateKey, mut recipe: VmRecipe, part: &Path) -> VmRecipe {
+    recipe.id = VmId::of_name(&key.vm_name());
+    recipe.disks = vec![];
+    if let Some(nic) = &mut recipe.nic {
+        nic.mac = MacAddr::of(&recipe.id);
+    }
+    recipe.state_dir = part.to_owned();
+    recipe.run_dir = shared.config.run_dir.join(recipe.id.short());
+    recipe
+}
+
+/// Boots to the agent's waiting point and saves there.
+async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<Template, HostError> {
+    let name = || recipe.id.to_string();
+    let driver = |source| HostError::Driver { name: name(), source };
+    let files = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
+    let templates = shared.driver.templates().ok_or(HostError::Stopping)?;
+    let ram = MemoryFile::new("template-ram", u64::from(recipe.memory.get()) << 20).map_err(files)?;
+    let state = MemoryFile::new("template-state", 0).map_err(files)?;
+    let process = templates.boot_template(recipe, &ram).await.map_err(driver)?;
+    if let Err(error) = wait_for_agent(shared, recipe, process).await {
+        shared.driver.kill(process).await.map_err(driver)?;
+        return Err(error);
+    }
+    templates.save_template(recipe, process, &state).await.map_err(driver)?;
+    let sealed =
+        tokio::task::spawn_blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? })).await;
+    sealed
+        .unwrap_or_else(|e| Err(std::io::Error::other(e)))
+        .map_err(|source| HostError::State { operation: "seal a template".to_owned(), source })
+}
+
+/// The agent has said hello and answers; then the session is closed, which the guest sees before it is saved.
+async fn wait_for_agent(
+    shared: &Arc<Shared>,
+    recipe: &VmRecipe,
+    process: ProcessId,
+) -> Result<(), HostError> {
+    let boot = |why: &str| HostError::Boot { name: recipe.id.to_string(), why: why.to_owned() };
+    let limit = shared.config.boot_limit;
+    let ready = async {
+        let guest = GuestClient::open(shared.driver.as_ref(), recipe, limit, None).await;
+        let guest = guest.map_err(|e| boot(&e.to_string()))?;
+        guest.status().await.map_err(|e| boot(e.message()))
+    };
+    tokio::select! {
+        status = timeout(limit, ready) => status.map_err(|_| boot("the agent did not answer in time"))?.map(drop),
+        _ = shared.driver.exited(process) => Err(boot("the VMM exited")),
+    }
+}

@@ -1,0 +1,132 @@
+//! Clones of a template with real VMs: one boot per shape, and every clone is somebody of its own.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use coracle_host::{Host, Record};
+use coracle_image::NoProgress;
+use coracle_testkit::netns;
+use coracle_types::VmState;
+use support::{Node, exec, page, run, spec, vmms};
+
+/// What a workload of its own sees of its identity, one line each, before it serves.
+const WHO: &str = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
+    dd if=/dev/urandom bs=16 count=1 2>/dev/null | md5sum; ip link show eth0 | grep -o 'ether [0-9a-f:]*'; \
+    date +%s; exec httpd -f -h /www";
+
+async fn lines(host: &Host, name: &str) -> Vec<String> {
+    let read = async {
+        loop {
+            let (log, _) = host.logs(name).await.unwrap();
+            let text: Vec<u8> = log.into_iter().flat_map(|entry| entry.data).collect();
+            let lines: Vec<_> = String::from_utf8(text).unwrap().lines().map(str::to_owned).collect();
+            if lines.len() >= 6 {
+                return lines;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("the workload tells who it is")
+}
+
+async fn start(host: &Host, name: &str) -> Record {
+    let mut spec = spec(name);
+    spec.command = ["sh", "-c", WHO].map(str::to_owned).to_vec();
+    host.create(spec, Arc::new(NoProgress)).await.unwrap();
+    host.start(name, None).await.unwrap_or_else(|e| panic!("start {name}: {e:?}"))
+}
+
+#[test]
+fn one_boot_then_clones_that_are_all_somebody_else() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let first = run(&host, "first").await;
+        assert_eq!(first.template, None, "there was nothing to clone");
+        let warm = host.warm_template(first.vcpus, first.memory, "").await.unwrap();
+        assert_eq!(
+            host.templates(),
+            [warm.clone()],
+            "the boot had it taken, and asking again takes no other"
+        );
+
+        let mut seen: Vec<BTreeSet<String>> = vec![BTreeSet::new(); 5];
+        for n in 0..4 {
+            let name = format!("clone-{n}");
+            let clone = start(&host, &name).await;
+            assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
+            let who = lines(&host, &name).await;
+            assert_eq!(who[0], name);
+            assert!(who[4].ends_with(&clone.mac.to_string()), "{who:?} has the MAC of its record");
+            let clock: u64 = who[5].parse().unwrap();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+            assert!(now.abs_diff(clock) <= 2, "the guest's clock is {clock}, the host's {now}");
+            for (distinct, line) in seen.iter_mut().zip(&who) {
+                distinct.insert(line.clone());
+            }
+            assert!(page(&clone).await.contains("hello from the guest"));
+        }
+        let counts: Vec<_> = seen.iter().map(BTreeSet::len).collect();
+        assert_eq!(counts, [4; 5], "host name, machine id, boot id, random draw, MAC of each: {seen:?}");
+        assert_eq!(vmms(node.dir.path()), 5, "a template has no VMM");
+
+        // The daemon goes; what is on disk is as good as what was in memory.
+        host.shutdown().await;
+        drop(host);
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        assert_eq!(
+            exec(&host, "clone-0", &["hostname"]).await.0,
+            "clone-0\n",
+            "a clone is adopted like any VM"
+        );
+        let after = start(&host, "after").await;
+        assert_eq!(after.template.as_ref(), Some(&warm.key));
+
+        // A clone keeps its disk over stop and start, and starts as a clone again.
+        exec(&host, "after", &["sh", "-c", "echo kept > /kept"]).await;
+        let stopped = host.stop("after", Duration::from_secs(10), None).await.unwrap();
+        assert_eq!(stopped.state, VmState::Stopped);
+        assert_eq!(host.start("after", None).await.unwrap().template.as_ref(), Some(&warm.key));
+        assert_eq!(exec(&host, "after", &["cat", "/kept"]).await.0, "kept\n");
+
+        host.delete_template(warm.key.as_str()).unwrap();
+        assert_eq!(host.templates(), []);
+        for view in host.list() {
+            host.delete(view.record.name.as_str(), true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+#[test]
+fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let warm = host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "").await.unwrap();
+        let mut cold = spec("cold");
+        cold.cold = true;
+        host.create(cold, Arc::new(NoProgress)).await.unwrap();
+        assert_eq!(host.start("cold", None).await.unwrap().template, None);
+
+        // What lies on disk is changed while no daemon looks.
+        host.shutdown().await;
+        drop(host);
+        let state = node.state().join("templates").join(warm.key.as_str()).join("state");
+        let length = std::fs::metadata(&state).unwrap().len();
+        std::fs::write(&state, vec![7; usize::try_from(length).unwrap()]).unwrap();
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let booted = run(&host, "booted").await;
+        assert_eq!((booted.state, booted.template), (VmState::Running, None), "refused, and booted");
+        for name in ["cold", "booted"] {
+            host.delete(name, true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}

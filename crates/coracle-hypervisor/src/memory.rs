@@ -1,0 +1,227 @@
+//! Memory files (memfd_create(2)): guest RAM that a VMM maps, and device state that it reads.
+//!
+//! A [`MemoryFile`] is written while a template is taken; sealing makes it a [`SealedFile`], which no process can
+//! change any more, not even a VMM that a guest has broken out into (fcntl(2), "File sealing").
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+/// Piece that is copied at once.
+const CHUNK: usize = 1 << 20;
+/// How long the pages of an ended VMM may be held.
+const SEAL_WAIT: Duration = Duration::from_secs(2);
+const SEAL_POLL: Duration = Duration::from_millis(2);
+
+/// A memory file that may be written.
+#[derive(Debug)]
+pub struct MemoryFile(File);
+
+impl MemoryFile {
+    /// An empty one; holes take no memory.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new(name: &str, bytes: u64) -> io::Result<Self> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = File::from(fd);
+        file.set_len(bytes)?;
+        Ok(Self(file))
+    }
+
+    /// Makes it unchangeable. The pages of a process that has just ended may be held for a moment, which is waited
+    /// for. Blocking.
+    ///
+    /// # Errors
+    /// `ResourceBusy` when a process goes on mapping it writable; the file is gone then.
+    pub fn seal(self) -> io::Result<SealedFile> {
+        let all = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        let since = Instant::now();
+        loop {
+            match rustix::fs::fcntl_add_seals(&self.0, all) {
+                Ok(()) => return Ok(SealedFile(self.0)),
+                Err(rustix::io::Errno::BUSY) if since.elapsed() < SEAL_WAIT => std::thread::sleep(SEAL_POLL),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// The number that a child sees it by when it inherits it.
+    #[must_use]
+    pub fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for MemoryFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A memory file that nobody can write.
+#[derive(Debug)]
+pub struct SealedFile(File);
+
+impl SealedFile {
+    /// Its length in bytes, holes included.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    /// Memory that it takes, in bytes.
+    ///
+    /// # Errors
+    /// As [`SealedFile::len`].
+    pub fn resident(&self) -> io::Result<u64> {
+        use std::os::unix::fs::MetadataExt;
+        Ok(self.0.metadata()?.blocks() * 512)
+    }
+
+    /// Another opening of the same memory, with an offset of its own.
+    ///
+    /// # Errors
+    /// Without `/proc`.
+    pub fn reopen(&self) -> io::Result<File> {
+        File::open(self.path())
+    }
+
+    /// Where this process finds it.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
+
+    /// The number that a child sees it by when it inherits it.
+    #[must_use]
+    pub fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Writes the data, holes left out, to `target`, synced. Calls `seen` with the offset and the bytes of each piece.
+    /// Blocking.
+    ///
+    /// # Errors
+    /// When the disk is full, for one.
+    pub fn store(&self, target: &Path, mut seen: impl FnMut(u64, &[u8])) -> io::Result<()> {
+        let mut out = File::options().write(true).create(true).truncate(true).open(target)?;
+        out.set_len(self.len()?)?;
+        let source = self.reopen()?;
+        each_piece(&source, self.len()?, |offset, piece| {
+            out.seek(SeekFrom::Start(offset))?;
+            out.write_all(piece)?;
+            seen(offset, piece);
+            Ok(())
+        })?;
+        out.sync_all()
+    }
+
+    /// Reads a file that [`SealedFile::store`] has written into memory, holes left out, and seals it. Calls `seen` as
+    /// there. Blocking.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn load(name: &str, source: &Path, mut seen: impl FnMut(u64, &[u8])) -> io::Result<Self> {
+        let source = File::open(source)?;
+        let bytes = source.metadata()?.len();
+        let memory = MemoryFile::new(name, bytes)?;
+        each_piece(&source, bytes, |offset, piece| {
+            memory.0.write_all_at(piece, offset)?;
+            seen(offset, piece);
+            Ok(())
+        })?;
+        memory.seal()
+    }
+}
+
+impl AsFd for SealedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<SealedFile> for OwnedFd {
+    fn from(file: SealedFile) -> Self {
+        file.0.into()
+    }
+}
+
+/// Every piece of data of a file in order, holes passed over (lseek(2), `SEEK_DATA`). A piece that is all zero is
+/// passed over, too: a file system without holes tells the same story.
+fn each_piece(
+    mut source: &File,
+    length: u64,
+    mut piece: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    while at < length {
+        at = match rustix::fs::seek(source, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => return Ok(()), // only a hole is left
+            Err(e) => return Err(e.into()),
+        };
+        let end = rustix::fs::seek(source, rustix::fs::SeekFrom::Hole(at))?;
+        source.seek(SeekFrom::Start(at))?;
+        while at < end {
+            let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+            let Some(room) = buffer.get_mut(..want) else { break };
+            let got = source.read(room)?;
+            if got == 0 {
+                return Ok(());
+            }
+            let data = room.get(..got).unwrap_or_default();
+            if data.iter().any(|byte| *byte != 0) {
+                piece(at, data)?;
+            }
+            at += got as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sealed_file_cannot_be_written_by_anybody() {
+        let memory = MemoryFile::new("test", 8192).unwrap();
+        memory.0.write_all_at(b"secret of nobody", 4096).unwrap();
+        let sealed = memory.seal().unwrap();
+        let writer = File::options().write(true).open(sealed.path()).unwrap();
+        assert_eq!(writer.write_at(b"x", 0).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(writer.set_len(0).is_err());
+    }
+
+    #[test]
+    fn data_goes_to_disk_and_back_and_holes_stay_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let memory = MemoryFile::new("test", 64 << 20).unwrap();
+        memory.0.write_all_at(&[7; 5000], 3 << 20).unwrap();
+        memory.0.write_all_at(b"end", (64 << 20) - 3).unwrap();
+        let sealed = memory.seal().unwrap();
+        let (mut stored, mut loaded) = (Vec::new(), Vec::new());
+        sealed.store(&dir.path().join("ram"), |at, piece| stored.push((at, piece.to_vec()))).unwrap();
+        let back =
+            SealedFile::load("back", &dir.path().join("ram"), |at, piece| loaded.push((at, piece.to_vec())));
+        let back = back.unwrap();
+        assert_eq!(back.len().unwrap(), 64 << 20);
+        assert!(back.resident().unwrap() < 1 << 20, "holes take no memory");
+        let read = |file: &SealedFile| {
+            let mut bytes = vec![0; 5000];
+            file.0.read_exact_at(&mut bytes, 3 << 20).unwrap();
+            bytes
+        };
+        assert_eq!(read(&sealed), read(&back));
+        assert_eq!(stored.len(), loaded.len());
+    }
+}

@@ -1,0 +1,64 @@
+//! Starting a machine from a saved one instead of booting it.
+//!
+//! A template is a machine of some shape, saved while its agent waits to be configured: no disk is in it, no
+//! address, no secret. Its slots are empty, so a clone of it becomes a VM of any image.
+
+use std::fmt::Debug;
+
+use async_trait::async_trait;
+use tokio::net::UnixStream;
+
+use crate::{DriverError, MemoryFile, ProcessId, SealedFile, VmRecipe};
+
+/// What a clone starts from.
+#[derive(Debug)]
+pub struct Template {
+    /// The RAM; clones map it privately.
+    pub ram: SealedFile,
+    /// The state of the devices and CPUs, as the VMM wrote it.
+    pub state: SealedFile,
+}
+
+/// A clone whose guest runs.
+#[derive(Debug)]
+pub struct Cloned {
+    /// Its VMM.
+    pub process: ProcessId,
+    /// The channel to its agent, which is about to say hello.
+    pub channel: UnixStream,
+}
+
+/// A driver's power to take templates and start clones of them.
+#[async_trait]
+pub trait Templates: Send + Sync + Debug {
+    /// All that makes one machine differ from another but the content of kernel and initramfs: devices, sizes,
+    /// accelerator, CPU, VMM build. Templates of different fingerprints are never mixed. Pure but for what the host
+    /// and the program are.
+    async fn fingerprint(&self, recipe: &VmRecipe) -> String;
+
+    /// Boots a machine of this shape with empty slots and no network, its RAM in `ram`. Disks and the other end of the
+    /// NIC are not looked at.
+    ///
+    /// # Errors
+    /// As [`crate::Driver::start`].
+    async fn boot_template(&self, recipe: &VmRecipe, ram: &MemoryFile) -> Result<ProcessId, DriverError>;
+
+    /// Stops the guest, writes the state of its devices to `state` and ends the VMM: the RAM is complete then. The
+    /// caller has closed the guest channel.
+    ///
+    /// # Errors
+    /// [`DriverError::Control`]; the VMM is gone in any case.
+    async fn save_template(
+        &self,
+        recipe: &VmRecipe,
+        process: ProcessId,
+        state: &MemoryFile,
+    ) -> Result<(), DriverError>;
+
+    /// Starts a VMM from a template: RAM private to it, the recipe's disks in the slots, its NIC connected, the guest
+    /// running. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
+    ///
+    /// # Errors
+    /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
+    async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError>;
+}
