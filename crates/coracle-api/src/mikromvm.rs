@@ -190,6 +190,12 @@ pub mod reason {
     pub const VM_VANISHED: &str = "VMVanished";
     /// The agent refused; the message is the agent's.
     pub const AGENT_ERROR: &str = "AgentError";
+    /// The node cannot get the image, or cannot use it; the message names the image and says why.
+    pub const IMAGE_PULL_FAILED: &str = "ImagePullFailed";
+    /// The node has no room now: memory, disk or addresses. It is tried again.
+    pub const NO_SPACE: &str = "NoSpace";
+    /// The VMM or the guest did not come up; the message has the guest's last words. It is tried again.
+    pub const BOOT_FAILED: &str = "BootFailed";
     /// The agent answered INTERNAL ten times in a row to a create.
     pub const AGENT_INTERNAL_ERROR: &str = "AgentInternalError";
     /// The agent's id of this object belongs to a VM of another object.
@@ -200,6 +206,22 @@ pub mod reason {
     pub const NODE_LOST: &str = "NodeLost";
     /// Being deleted.
     pub const DELETING: &str = "Deleting";
+}
+
+/// Reasons of events that are no reason of a condition.
+pub mod event {
+    /// Normal: a node was chosen and stored.
+    pub const SCHEDULED: &str = "Scheduled";
+    /// Normal: the agent made the VM.
+    pub const CREATED: &str = "Created";
+    /// Normal: the VM runs.
+    pub const STARTED: &str = "Started";
+    /// Normal: the VM was down and runs again, by restartPolicy.
+    pub const RESTARTED: &str = "Restarted";
+    /// Warning: the agent refused for good; the condition's reason is AgentError.
+    pub const FAILED: &str = "Failed";
+    /// Warning: the object was let go although its VM may still be somewhere.
+    pub const RELEASED: &str = "Released";
 }
 
 impl MikromVM {

@@ -113,6 +113,8 @@ pub struct AgentError {
     pub code: Code,
     /// The agent's words, or the transport's.
     pub message: String,
+    /// The stable code of the failure (`COR-IMG-004`), which agents of ours send; empty from others.
+    pub failure: String,
 }
 
 impl AgentError {
@@ -127,7 +129,13 @@ impl AgentError {
     #[must_use]
     pub fn busy(address: &str) -> Self {
         let message = "too many calls to it are under way".into();
-        Self { operation: WAIT, address: address.to_owned(), code: Code::ResourceExhausted, message }
+        Self {
+            operation: WAIT,
+            address: address.to_owned(),
+            code: Code::ResourceExhausted,
+            message,
+            failure: String::new(),
+        }
     }
 
     /// True for [`Self::busy`].
@@ -139,7 +147,15 @@ impl AgentError {
     /// True when nobody answered.
     #[must_use]
     pub fn is_silence(&self) -> bool {
-        matches!(self.code, Code::Unavailable | Code::DeadlineExceeded)
+        self.failure.is_empty() && matches!(self.code, Code::Unavailable | Code::DeadlineExceeded)
+    }
+
+    /// True when the agent says what is wrong, in a way that a person can do something about.
+    #[must_use]
+    pub fn is_explained(&self) -> bool {
+        let telling = ["COR-IMG-", "COR-GST-", "COR-DRV-"];
+        let full = self.code == Code::ResourceExhausted && !self.failure.is_empty();
+        full || telling.iter().any(|prefix| self.failure.starts_with(prefix))
     }
 
     /// True when a stopped VM cannot be started again by this agent: it must be deleted and made anew.
@@ -183,6 +199,7 @@ impl Dialer {
             address: to.address.clone(),
             code,
             message,
+            failure: String::new(),
         };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{}", to.address))
@@ -348,10 +365,19 @@ impl Agent {
         call: impl AsyncFnOnce(&mut FirecrackerAgentClient<Channel>) -> Result<Response<T>, Status>,
     ) -> Result<T, AgentError> {
         let began = Instant::now();
-        let error = |code, message| AgentError { operation, address: self.address.clone(), code, message };
+        let error = |code, message| AgentError {
+            operation,
+            address: self.address.clone(),
+            code,
+            message,
+            failure: String::new(),
+        };
         let result = match tokio::time::timeout(deadline, call(&mut self.client)).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(error(code(&status), shortened(status.message()))),
+            Ok(Err(status)) => {
+                let failure = failure(&status);
+                Err(AgentError { failure, ..error(code(&status), explained(&status)) })
+            }
             Err(_) => Err(error(Code::DeadlineExceeded, format!("no answer within {deadline:?}"))),
         };
         let outcome = if result.is_ok() { Outcome::Ok } else { Outcome::Error };
@@ -365,7 +391,8 @@ impl Agent {
             return Ok(());
         }
         let code = classify(message);
-        Err(AgentError { operation, address: self.address.clone(), code, message: shortened(message) })
+        let message = shortened(message);
+        Err(AgentError { operation, address: self.address.clone(), code, message, failure: String::new() })
     }
 }
 
@@ -379,6 +406,24 @@ fn classify(message: &str) -> Code {
         Code::FailedPrecondition
     } else {
         Code::Internal
+    }
+}
+
+/// The stable code that agents of ours send along. What does not look like one is not shown to anybody.
+fn failure(status: &Status) -> String {
+    let code = status.metadata().get("coracle-code").and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let plain = code.len() <= 16 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if plain { code.to_owned() } else { String::new() }
+}
+
+/// The agent's words, with its code and its advice where it gives them.
+fn explained(status: &Status) -> String {
+    let help = status.metadata().get_bin("coracle-help-bin").and_then(|v| v.to_bytes().ok());
+    let help = help.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    match (failure(status).as_str(), help.as_str()) {
+        ("", _) => shortened(status.message()),
+        (code, "") => shortened(&format!("{} ({code})", status.message())),
+        (code, help) => shortened(&format!("{} ({code}; {help})", status.message())),
     }
 }
 
@@ -453,8 +498,13 @@ mod tests {
 
     #[test]
     fn errors_that_pass_by_themselves() {
-        let error =
-            |code| AgentError { operation: "CreateVM", address: "a:1".into(), code, message: "x".into() };
+        let error = |code| AgentError {
+            operation: "CreateVM",
+            address: "a:1".into(),
+            code,
+            message: "x".into(),
+            failure: String::new(),
+        };
         for (code, want) in [
             (Code::Unavailable, true),
             (Code::Internal, true),
@@ -468,5 +518,29 @@ mod tests {
         ] {
             assert_eq!(error(code).is_transient(), want, "{code}");
         }
+    }
+
+    #[test]
+    fn an_agent_of_ours_explains_itself() {
+        let mut status = Status::unavailable("image r/x: get manifest from registry r");
+        assert_eq!(failure(&status), "");
+        assert_eq!(explained(&status), "image r/x: get manifest from registry r");
+        status.metadata_mut().insert("coracle-code", "COR-IMG-011".parse().unwrap());
+        let help = tonic::metadata::MetadataValue::from_bytes(b"check that r can be reached");
+        status.metadata_mut().insert_bin("coracle-help-bin", help);
+        assert_eq!(
+            explained(&status),
+            "image r/x: get manifest from registry r (COR-IMG-011; check that r can be reached)"
+        );
+        let error = AgentError {
+            operation: "CreateVM",
+            address: "a:1".into(),
+            code: Code::Unavailable,
+            message: explained(&status),
+            failure: failure(&status),
+        };
+        assert!(error.is_transient() && error.is_explained() && !error.is_silence());
+        status.metadata_mut().insert("coracle-code", "not a code!".parse().unwrap());
+        assert_eq!(failure(&status), "");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coracle_api::{
-    MikromVM, MikromVMStatus,
+    MikromVM, MikromVMStatus, event,
     keys::{MIKROMVM_FINALIZER, MIKROMVM_MANAGER, vm as meta},
 };
 use coracle_proto::firecracker::CreateVmRequest;
@@ -50,7 +50,7 @@ pub(crate) async fn execute(
             remove_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
             if let Some(why) = why {
                 let note = format!("let go without seeing that VM {} is gone: {why}", vm.vm_id());
-                cx.warn(vm, "Released", "Delete", note).await;
+                cx.warn(vm, event::RELEASED, "Delete", note).await;
             }
             Ok(After::Gone)
         }

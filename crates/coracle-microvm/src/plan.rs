@@ -19,6 +19,9 @@ use crate::{
     status::{self, Report},
 };
 
+/// Calls in a row without an answer from an address that nobody announces.
+const UNKNOWN_SILENT_MAX: u32 = 2;
+
 /// Times that decide something. All come from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
@@ -306,7 +309,9 @@ fn silent(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestamp>, a
             _ => Plan { memo, ..say(o, Report::NodeLost("the VM is tied to it".into())) },
         };
     }
-    let report = (error.is_silence() && memo.silent >= o.policy.silent_max)
+    // An address that no node announces, and where nothing was ever made, is likely mistyped: said sooner.
+    let enough = if announced || o.vm.is_provisioned() { o.policy.silent_max } else { UNKNOWN_SILENT_MAX };
+    let report = (error.is_silence() && memo.silent >= enough.min(o.policy.silent_max))
         .then(|| Report::Unreachable(error.clone()));
     Plan { report, memo, ..retry(o, error.clone()) }
 }
@@ -357,7 +362,7 @@ fn moved(vm: &MikromVM, place: &Place) -> bool {
 fn vanished(o: &Observed<'_>) -> AgentError {
     let address = o.vm.status.as_ref().map(|s| s.agent_address.clone()).unwrap_or_default();
     let message = format!("VM {} is not there although it was started", o.vm.vm_id());
-    AgentError { operation: "GetVM", address, code: tonic::Code::Aborted, message }
+    AgentError { operation: "GetVM", address, code: tonic::Code::Aborted, message, failure: String::new() }
 }
 
 fn add(t: Timestamp, by: Duration) -> Timestamp {
@@ -399,6 +404,12 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
             Verdict { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
         }
         (Step::Start, tonic::Code::NotFound) => quiet,
+        // Agents of ours say at once what a person can mend; it is tried again all the same.
+        (Step::Create | Step::Start, _) if error.is_transient() && error.is_explained() => Verdict {
+            report: Some(Report::Waiting(error.clone())),
+            again: false,
+            memo: Memo { silent: 0, internal: 0, ..memo },
+        },
         (Step::Create, tonic::Code::Internal) => {
             let internal = memo.internal.saturating_add(1);
             let report = (internal >= policy.internal_max).then(|| Report::Internal(error.clone()));

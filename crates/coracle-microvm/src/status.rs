@@ -1,6 +1,6 @@
 //! What the status says. Pure: it takes what was seen and gives the whole status, times of conditions included.
 
-use coracle_api::{MikromVM, MikromVMStatus, Phase, condition, reason};
+use coracle_api::{MikromVM, MikromVMStatus, Phase, condition, event, reason};
 use coracle_reconcile::{Desired, Event, Kind, find, is_true, merge};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -29,6 +29,8 @@ pub enum Report {
     Unreachable(AgentError),
     /// INTERNAL again and again.
     Internal(AgentError),
+    /// The agent says what is wrong; it is tried again.
+    Waiting(AgentError),
     /// The node is gone for good; why the VM does not move.
     NodeLost(String),
 }
@@ -56,7 +58,7 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
             let message = format!("agent {} no longer knows VM {}", at.address, vm.vm_id());
             down(Phase::Failed, reason::VM_VANISHED, message)
         }
-        Report::Refused(error) => down(Phase::Failed, reason::AGENT_ERROR, error.to_string()),
+        Report::Refused(error) => down(Phase::Failed, refusal(error), error.to_string()),
         Report::Conflict(uid) => {
             let (id, uid) = (vm.vm_id(), uid.as_deref().unwrap_or("unknown"));
             let message = format!(
@@ -77,6 +79,16 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
             reason: reason::AGENT_INTERNAL_ERROR,
             message: error.to_string(),
         },
+        Report::Waiting(error) => Words {
+            phase: None,
+            up: Some(false),
+            reason: match error.code {
+                tonic::Code::ResourceExhausted => reason::NO_SPACE,
+                _ if error.failure.starts_with(IMAGE_CODES) => reason::IMAGE_PULL_FAILED,
+                _ => reason::BOOT_FAILED,
+            },
+            message: error.to_string(),
+        },
         Report::NodeLost(why) => {
             let node = if at.node.is_empty() { &at.address } else { &at.node };
             down(
@@ -86,6 +98,13 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
             )
         }
     }
+}
+
+/// Begin of the codes of failures with images.
+const IMAGE_CODES: &str = "COR-IMG-";
+
+fn refusal(error: &AgentError) -> &'static str {
+    if error.failure.starts_with(IMAGE_CODES) { reason::IMAGE_PULL_FAILED } else { reason::AGENT_ERROR }
 }
 
 /// The contract's table of states (`microvm.md` §2.1).
@@ -115,7 +134,7 @@ pub fn derive(
 ) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
     let said = words(vm, report, at);
-    if matches!(report, Report::Unreachable(_)) && has_reason(&status, reason::AGENT_UNREACHABLE) {
+    if matches!(report, Report::Unreachable(_) | Report::Waiting(_)) && has_reason(&status, said.reason) {
         return status; // said already; the error's wording may vary, and would be written again and again
     }
     status.phase = said.phase.or(status.phase);
@@ -136,6 +155,7 @@ pub fn derive(
         | Report::Unschedulable(_)
         | Report::Refused(_)
         | Report::Unreachable(_)
+        | Report::Waiting(_)
         | Report::Internal(_) => {}
     }
     status
@@ -205,23 +225,26 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
             } else {
                 format!("moved to {place}: its node is gone")
             };
-            vec![normal("Scheduled", "Bind", note)]
+            vec![normal(event::SCHEDULED, "Bind", note)]
         }
         reason::VM_RUNNING if progress.restarted => {
             vec![normal(
-                "Restarted",
+                event::RESTARTED,
                 "Start",
                 format!("started again on {place}, for the {}. time", new.restarts),
             )]
         }
         reason::VM_RUNNING if old.vm_id.is_empty() => vec![
-            normal("Created", "Create", format!("VM {} created on {place}", new.vm_id)),
-            normal("Started", "Start", format!("VM {} runs on {place}", new.vm_id)),
+            normal(event::CREATED, "Create", format!("VM {} created on {place}", new.vm_id)),
+            normal(event::STARTED, "Start", format!("VM {} runs on {place}", new.vm_id)),
         ],
         reason::VM_RUNNING if is_true(&new.conditions, condition::READY) => {
-            vec![normal("Started", "Start", format!("VM {} runs on {place}", new.vm_id))]
+            vec![normal(event::STARTED, "Start", format!("VM {} runs on {place}", new.vm_id))]
         }
-        reason::AGENT_ERROR => vec![warning("Failed")],
+        reason::AGENT_ERROR => vec![warning(event::FAILED)],
+        reason::IMAGE_PULL_FAILED => vec![warning(reason::IMAGE_PULL_FAILED)],
+        reason::NO_SPACE => vec![warning(reason::NO_SPACE)],
+        reason::BOOT_FAILED => vec![warning(reason::BOOT_FAILED)],
         reason::UNSCHEDULABLE => vec![warning(reason::UNSCHEDULABLE)],
         reason::VM_STOPPED => vec![warning(reason::VM_STOPPED)],
         reason::VM_FAILED => vec![warning(reason::VM_FAILED)],
@@ -281,7 +304,16 @@ mod tests {
             address: "a:1".into(),
             code: tonic::Code::InvalidArgument,
             message: "no".into(),
+            failure: String::new(),
         }
+    }
+
+    fn image() -> AgentError {
+        AgentError { failure: "COR-IMG-004".into(), ..error() }
+    }
+
+    fn full() -> AgentError {
+        AgentError { failure: "COR-IMG-010".into(), code: tonic::Code::ResourceExhausted, ..error() }
     }
 
     #[test]
@@ -298,6 +330,15 @@ mod tests {
             ("the contract's table", &new, machine(State::Deleting), ("Deleting", "False", "InTransition")),
             ("the contract's table", &new, machine(State::Error), ("Failed", "False", "VMFailed")),
             ("refused", &new, Report::Refused(error()), ("Failed", "False", "AgentError")),
+            ("no such image", &new, Report::Refused(image()), ("Failed", "False", "ImagePullFailed")),
+            (
+                "the registry is away",
+                &running,
+                Report::Waiting(image()),
+                ("Running", "False", "ImagePullFailed"),
+            ),
+            ("the disk is full", &running, Report::Waiting(full()), ("Running", "False", "NoSpace")),
+            ("no boot", &running, Report::Waiting(error()), ("Running", "False", "BootFailed")),
             (
                 "INTERNAL keeps the phase",
                 &running,

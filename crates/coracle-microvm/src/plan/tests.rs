@@ -13,7 +13,13 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 fn error(code: Code) -> AgentError {
-    AgentError { operation: "GetVM", address: "a:1".into(), code, message: "no".into() }
+    AgentError {
+        operation: "GetVM",
+        address: "a:1".into(),
+        code,
+        message: "no".into(),
+        failure: String::new(),
+    }
 }
 
 /// An object in one of the stages of its life.
@@ -395,4 +401,43 @@ fn verdict_table() {
         let verdict = judge(&step, &error(code), &before, &policy);
         assert_eq!((said(&verdict).as_deref(), verdict.again), (want, again), "{why}");
     }
+}
+
+#[test]
+fn what_an_agent_explains_is_said_at_once_and_tried_again() {
+    let policy = Policy::default();
+    let said = |step: Step, code: Code, failure: &str| {
+        let error = AgentError { failure: failure.into(), ..error(code) };
+        let verdict = judge(&step, &error, &Memo::default(), &policy);
+        assert!(!verdict.again);
+        verdict.report
+    };
+    for (why, step, code, failure, want) in [
+        ("the disk is full", Step::Create, Code::ResourceExhausted, "COR-IMG-010", true),
+        ("no memory is left", Step::Create, Code::ResourceExhausted, "COR-VM-007", true),
+        ("the registry is away", Step::Create, Code::Unavailable, "COR-IMG-011", true),
+        ("the guest does not boot", Step::Start, Code::Internal, "COR-GST-002", true),
+        ("the node is stopping", Step::Create, Code::Unavailable, "COR-VM-010", false),
+        ("an old agent that is full", Step::Create, Code::ResourceExhausted, "", false),
+    ] {
+        let report = said(step, code, failure);
+        assert_eq!(matches!(report, Some(Report::Waiting(_))), want, "{why}: {report:?}");
+    }
+}
+
+#[test]
+fn an_address_that_nobody_announces_is_said_to_be_silent_sooner() {
+    let policy = Policy::default();
+    let vm = object(Stage::Bound);
+    let report = |announced, before| {
+        let observed = Observed {
+            memo: Memo { silent: before, ..Memo::default() },
+            ..observed(&vm, silent(None, announced), &policy)
+        };
+        plan(&observed).report
+    };
+    assert_eq!(report(false, 0), None);
+    assert!(matches!(report(false, 1), Some(Report::Unreachable(_))));
+    assert_eq!(report(true, 1), None);
+    assert!(matches!(report(true, 4), Some(Report::Unreachable(_))));
 }
