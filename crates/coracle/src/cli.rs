@@ -1,14 +1,19 @@
 //! The grammar of the command line. Help texts are written for the person who types.
 
+mod daemons;
+mod format;
+
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use daemons::{AcceleratorChoice, DownArgs, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs};
+pub(crate) use format::Format;
+
 /// Virtual machines for Kubernetes, on one command line.
 #[derive(Parser, Debug)]
-#[command(name = "coracle", version, arg_required_else_help = true)]
+#[command(name = "coracle", version, arg_required_else_help = true, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -25,9 +30,29 @@ pub(crate) struct Global {
     /// Socket of the node [default: host.sock of the state folder]
     #[arg(long, global = true, env = "CORACLE_HOST", value_name = "SOCKET")]
     pub(crate) host: Option<PathBuf>,
+    /// Work in this namespace of the cluster
+    #[arg(short, long, global = true, value_name = "NAME", help_heading = CLUSTER)]
+    pub(crate) namespace: Option<String>,
+    /// Work in all namespaces of the cluster
+    #[arg(short = 'A', long, global = true, help_heading = CLUSTER)]
+    pub(crate) all_namespaces: bool,
+    /// Work through the cluster of this context
+    #[arg(long, global = true, value_name = "NAME", help_heading = CLUSTER)]
+    pub(crate) context: Option<String>,
+    /// Work through the cluster of this file
+    #[arg(long, global = true, value_name = "FILE", help_heading = CLUSTER)]
+    pub(crate) kubeconfig: Option<PathBuf>,
 }
 
+/// Any of these flags means the cluster instead of the local node.
+const CLUSTER: &str = "Cluster instead of the local node";
+
 impl Global {
+    /// Is the cluster meant, and not the node of this machine?
+    pub(crate) fn is_remote(&self) -> bool {
+        self.namespace.is_some() || self.all_namespaces || self.context.is_some() || self.kubeconfig.is_some()
+    }
+
     /// The state folder, made absolute so that it names one node wherever we are.
     pub(crate) fn state(&self) -> PathBuf {
         let dir = self.state.clone().unwrap_or_else(default_state);
@@ -51,7 +76,7 @@ fn default_state() -> PathBuf {
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// Start a local system: control plane, node and operator
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// Stop the local system and remove its processes and networks
     Down(DownArgs),
     /// Say what this machine can do, and why not
@@ -71,15 +96,19 @@ pub(crate) enum Command {
     /// Forward local TCP ports into a VM
     PortForward(PortForwardArgs),
     /// Start stopped VMs
-    Start(NamesArgs),
+    Start(StartArgs),
     /// Power VMs off
     Stop(StopArgs),
     /// Remove VMs
     Rm(RmArgs),
-    /// Wait until VMs are off and print their exit codes
-    Wait(NamesArgs),
+    /// Wait until VMs are off (and print their exit codes), run, or are gone
+    Wait(WaitArgs),
     /// Show everything about VMs
     Inspect(InspectArgs),
+    /// Say how a VM came to be as it is, and what to do
+    Explain(ExplainArgs),
+    /// What happened to VMs
+    Events(EventsArgs),
     /// Images on the node
     Image(ImageArgs),
     /// Run the node daemon
@@ -91,6 +120,9 @@ pub(crate) enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Print generated files and references, as JSON
+    #[command(hide = true)]
+    Reference,
     /// Prove that KVM runs guest code
     #[command(hide = true)]
     KvmProbe {
@@ -105,50 +137,10 @@ impl Command {
     }
 }
 
-/// How to print what was asked for.
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// Columns for people.
-    #[default]
-    Table,
-    /// One JSON document.
-    Json,
-    /// One YAML document.
-    Yaml,
-    /// Names only.
-    Name,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct UpArgs {
-    /// Return once everything is Ready
-    #[arg(long)]
-    pub(crate) detach: bool,
-    /// Use this cluster instead of a local control plane
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Do not import the demo image
-    #[arg(long)]
-    pub(crate) no_demo: bool,
-    /// Folder with etcd, kube-apiserver and kubectl
-    #[arg(long, env = "CORACLE_TOOLS", value_name = "DIR")]
-    pub(crate) tools: Option<PathBuf>,
-    /// Run as the background process of a detached start
-    #[arg(long, hide = true)]
-    pub(crate) supervise: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct DownArgs {
-    /// Also remove the state folder: VMs, images and the cluster's data
-    #[arg(long)]
-    pub(crate) purge: bool,
-}
-
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t)]
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) output: Format,
 }
 
@@ -239,8 +231,8 @@ pub(crate) struct PsArgs {
     /// Names only
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t)]
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) output: Format,
 }
 
@@ -316,10 +308,56 @@ pub(crate) struct PortForwardArgs {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct NamesArgs {
+pub(crate) struct StartArgs {
+    /// Give up waiting after this time, like 30s
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) timeout: Option<jiff::SignedDuration>,
     /// Names, ids or unique prefixes
     #[arg(required = true)]
     pub(crate) vms: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WaitArgs {
+    /// What to wait for
+    #[arg(long = "for", value_enum, default_value_t, value_name = "STATE")]
+    pub(crate) until: Until,
+    /// Give up after this time, like 30s [default: never]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) timeout: Option<jiff::SignedDuration>,
+    /// Names, ids or unique prefixes
+    #[arg(required = true)]
+    pub(crate) vms: Vec<String>,
+}
+
+/// What a VM is waited for to be.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// Its workload has ended
+    #[default]
+    Off,
+    /// Its workload runs
+    Running,
+    /// It does not exist any more
+    Gone,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// Name, id or unique prefix
+    pub(crate) vm: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// Keep printing
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+    pub(crate) output: Format,
+    /// Only of this VM: name, id or unique prefix
+    pub(crate) vm: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -337,6 +375,9 @@ pub(crate) struct RmArgs {
     /// Also when it runs
     #[arg(short, long)]
     pub(crate) force: bool,
+    /// Give up waiting after this time, like 30s
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) timeout: Option<jiff::SignedDuration>,
     /// Names, ids or unique prefixes
     #[arg(required = true)]
     pub(crate) vms: Vec<String>,
@@ -344,8 +385,8 @@ pub(crate) struct RmArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t = Format::Json)]
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) output: Format,
     /// Names, ids or unique prefixes
     #[arg(required = true)]
@@ -362,8 +403,8 @@ pub(crate) struct ImageArgs {
 pub(crate) enum ImageCommand {
     /// List images
     Ls {
-        /// Output format
-        #[arg(short, long, value_enum, default_value_t)]
+        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+        #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
         output: Format,
     },
     /// Fetch an image from a registry
@@ -383,8 +424,8 @@ pub(crate) enum ImageCommand {
     },
     /// Show everything about an image
     Inspect {
-        /// Output format
-        #[arg(short, long, value_enum, default_value_t = Format::Json)]
+        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+        #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
         output: Format,
         /// Image reference
         reference: String,
@@ -404,130 +445,6 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         dry_run: bool,
     },
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct NodeArgs {
-    /// Name of the node [default: the host's name]
-    #[arg(long, env = "CORACLE_NODE_NAME")]
-    pub(crate) node_name: Option<String>,
-    /// Serve FirecrackerAgent here
-    #[arg(long, env = "CORACLE_NODE_AGENT_LISTEN", value_name = "ADDR")]
-    pub(crate) agent_listen: Option<SocketAddr>,
-    /// Serve it without TLS, for old clients
-    #[arg(long, env = "CORACLE_NODE_AGENT_PLAINTEXT")]
-    pub(crate) agent_plaintext: bool,
-    /// Tell failures inside replies, as the first generation of agents did
-    #[arg(long, env = "CORACLE_NODE_AGENT_INBAND_ERRORS")]
-    pub(crate) agent_inband_errors: bool,
-    /// Certificate of the node
-    #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// Key of the certificate
-    #[arg(long, env = "CORACLE_NODE_TLS_KEY", value_name = "FILE")]
-    pub(crate) tls_key: Option<PathBuf>,
-    /// Authority of the certificates that callers must show
-    #[arg(long, env = "CORACLE_NODE_TLS_CLIENT_CA", value_name = "FILE")]
-    pub(crate) tls_client_ca: Option<PathBuf>,
-    /// Serve metrics and health here
-    #[arg(long, env = "CORACLE_NODE_ADMIN_LISTEN", value_name = "ADDR")]
-    pub(crate) admin_listen: Option<SocketAddr>,
-    /// Announce the node to this cluster
-    #[arg(long, env = "CORACLE_NODE_KUBECONFIG", value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Announce the node to the cluster that this Pod runs in
-    #[arg(long, env = "CORACLE_NODE_IN_CLUSTER", conflicts_with = "kubeconfig")]
-    pub(crate) in_cluster: bool,
-    /// Address that the cluster reaches the agent at [default: the listen address]
-    #[arg(long, env = "CORACLE_NODE_ADVERTISE", value_name = "HOST:PORT")]
-    pub(crate) advertise: Option<String>,
-    /// Network of guests: bridge needs root [default: bridge for root, else user]
-    #[arg(long, env = "CORACLE_NODE_NETWORK", value_enum)]
-    pub(crate) network: Option<NetworkMode>,
-    /// Subnet of guests [default: the first free /24 of 10.100.0.0/16]
-    #[arg(long, env = "CORACLE_NODE_SUBNET")]
-    pub(crate) subnet: Option<coracle_net::Subnet>,
-    /// Folder with the guest's vmlinuz and initrd
-    #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
-    pub(crate) boot: Option<PathBuf>,
-    /// Folder that kernels named by callers may lie in
-    #[arg(long, env = "CORACLE_NODE_KERNEL_DIR", value_name = "DIR")]
-    pub(crate) kernel_dir: Vec<PathBuf>,
-    /// QEMU's system emulator
-    #[arg(long, env = "CORACLE_NODE_QEMU", default_value = "qemu-system-x86_64")]
-    pub(crate) qemu: PathBuf,
-    /// Which accelerator to use
-    #[arg(long, env = "CORACLE_NODE_ACCELERATOR", value_enum, default_value_t)]
-    pub(crate) accelerator: AcceleratorChoice,
-    /// Share of the host's memory that VMs may declare
-    #[arg(long, env = "CORACLE_NODE_MEMORY_OVERCOMMIT", default_value_t = 1.0)]
-    pub(crate) memory_overcommit: f64,
-    /// Log level or filter
-    #[arg(long, env = "CORACLE_NODE_LOG", default_value = "info")]
-    pub(crate) log: String,
-    /// Configuration file of the original firecracker-agent
-    #[arg(long, hide = true, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// Started under the name of the original agent
-    #[arg(long, hide = true)]
-    pub(crate) legacy: bool,
-}
-
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NetworkMode {
-    /// A bridge of the host, a tap per VM
-    Bridge,
-    /// Inside each VMM, without privilege
-    User,
-}
-
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum AcceleratorChoice {
-    /// KVM where it is proven to work, else TCG
-    #[default]
-    Auto,
-    /// QEMU's translator
-    Tcg,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct OperatorArgs {
-    /// Cluster to work for [default: the one that this Pod runs in]
-    #[arg(long, env = "CORACLE_OPERATOR_KUBECONFIG", value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Which controllers to run
-    #[arg(long, env = "CORACLE_OPERATOR_CONTROLLERS", value_delimiter = ',', default_value = "mikromvm")]
-    pub(crate) controllers: Vec<String>,
-    /// Authority of the nodes' certificates
-    #[arg(long, env = "CORACLE_OPERATOR_AGENT_CA", value_name = "FILE")]
-    pub(crate) agent_ca: Option<PathBuf>,
-    /// Certificate to show to nodes
-    #[arg(long, env = "CORACLE_OPERATOR_AGENT_CERT", value_name = "FILE")]
-    pub(crate) agent_cert: Option<PathBuf>,
-    /// Key of the certificate
-    #[arg(long, env = "CORACLE_OPERATOR_AGENT_KEY", value_name = "FILE")]
-    pub(crate) agent_key: Option<PathBuf>,
-    /// Dial nodes without TLS, for old agents
-    #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
-    pub(crate) agent_plaintext: bool,
-    /// Serve admission webhooks here, and install them
-    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_LISTEN", value_name = "ADDR")]
-    pub(crate) webhook_listen: Option<SocketAddr>,
-    /// Name that the API server reaches the webhooks by [default: the Service of the manifests]
-    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_URL_HOST", value_name = "HOST")]
-    pub(crate) webhook_url_host: Option<String>,
-    /// Serve metrics and health here
-    #[arg(long, env = "CORACLE_OPERATOR_ADMIN_LISTEN", value_name = "ADDR")]
-    pub(crate) admin_listen: Option<SocketAddr>,
-    /// How long a node may be silent before its VMs count as lost
-    #[arg(long, env = "CORACLE_OPERATOR_NODE_GRACE", default_value = "5m")]
-    pub(crate) node_grace: jiff::SignedDuration,
-    /// Run without leader election
-    #[arg(long, env = "CORACLE_OPERATOR_NO_ELECTION")]
-    pub(crate) no_election: bool,
-    /// Log level or filter
-    #[arg(long, env = "CORACLE_OPERATOR_LOG", default_value = "info")]
-    pub(crate) log: String,
 }
 
 /// Under the name of a tool that it replaces the binary takes that tool's flags.

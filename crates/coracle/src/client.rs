@@ -1,15 +1,20 @@
-//! The connection to a node's socket.
+//! The connection to a node: its socket on this machine, or through the cluster.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use coracle_proto::host as pb;
 use coracle_proto::host::host_client::HostClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::cli::Global;
-use crate::error::Failure;
+use crate::cluster::Cluster;
+use crate::error::{Failure, exit};
+use crate::suggest;
 
 /// Connects to the node that the command line names.
 pub(crate) async fn connect(global: &Global) -> Result<HostClient<Channel>, Failure> {
@@ -21,6 +26,21 @@ pub(crate) async fn connect(global: &Global) -> Result<HostClient<Channel>, Fail
                 .help("start one with `coracle up --detach`, or name its state folder with --state DIR"))
         }
     }
+}
+
+/// As [`connect`], for what only the node of this machine can do.
+pub(crate) async fn connect_local(global: &Global, what: &str) -> Result<HostClient<Channel>, Failure> {
+    if global.is_remote() {
+        return Err(local_only(what));
+    }
+    connect(global).await
+}
+
+/// The error of a command that has no meaning in a cluster.
+pub(crate) fn local_only(what: &str) -> Failure {
+    Failure::new("COR-CLI-009", format!("{what} works on the node of this machine, not through a cluster"))
+        .help("in a cluster VMs are MikromVM objects: apply or delete them with kubectl")
+        .exit(exit::UNSUPPORTED)
 }
 
 /// As [`connect`], for callers that wait for a node.
@@ -37,4 +57,60 @@ pub(crate) async fn open(socket: &Path) -> Result<HostClient<Channel>, String> {
         .await
         .map_err(|e| e.to_string())?;
     Ok(HostClient::new(channel).max_decoding_message_size(16 << 20))
+}
+
+/// A VM, and the node that has it.
+pub(crate) struct Reached {
+    pub(crate) node: HostClient<Channel>,
+    /// Internal id: a prefix was resolved once.
+    pub(crate) vm: String,
+}
+
+/// Finds a VM by what the user calls it, here or in the cluster.
+pub(crate) async fn reach(global: &Global, name: &str) -> Result<Reached, Failure> {
+    if global.is_remote() {
+        let cluster = Cluster::open(global).await?;
+        let object = cluster.get(name).await?;
+        let (node, vm) = cluster.reach(&object).await?;
+        return Ok(Reached { node, vm: vm.id });
+    }
+    let mut node = connect(global).await?;
+    let vm = find(&mut node, name).await?;
+    Ok(Reached { node, vm: vm.id })
+}
+
+/// The VM of that name on a node; on a miss the nearest names.
+pub(crate) async fn find(node: &mut HostClient<Channel>, name: &str) -> Result<pb::Vm, Failure> {
+    match node.get_vm(pb::GetVmRequest { vm: name.to_owned() }).await {
+        Ok(vm) => Ok(vm.into_inner()),
+        Err(status) if status.code() == Code::NotFound => {
+            let known = node.list_vms(pb::ListVmsRequest {}).await.map(|l| l.into_inner().vms);
+            let known = known.unwrap_or_default();
+            let near = suggest::sentence(name, known.iter().map(|vm| vm.name.as_str()));
+            Err(with_hint(status.into(), near))
+        }
+        Err(status) => Err(status.into()),
+    }
+}
+
+/// Puts a suggestion before the help that an error has anyway.
+pub(crate) fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
+    let lines: Vec<_> = hint.into_iter().chain(failure.help.clone()).collect();
+    if lines.is_empty() { failure } else { failure.help(lines.join("\n")) }
+}
+
+/// Runs `work` for at most `limit`.
+pub(crate) async fn within<T>(
+    limit: Option<jiff::SignedDuration>,
+    what: &str,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let Some(limit) = limit else { return work.await };
+    let span = Duration::try_from(limit).map_err(|_| Failure::usage("a timeout is not negative"))?;
+    match tokio::time::timeout(span, work).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            Err(Failure::new("COR-CLI-013", format!("{what}: not within {limit:#}")).exit(exit::TIMED_OUT))
+        }
+    }
 }

@@ -3,7 +3,9 @@
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod doctor;
+pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod explain;
 pub(crate) mod image;
 pub(crate) mod logs;
 pub(crate) mod port_forward;

@@ -2,11 +2,13 @@
 //! parts and hands every task to one owner.
 
 pub(crate) mod announce;
+pub(crate) mod cluster;
 pub(crate) mod down;
 pub(crate) mod node;
 pub(crate) mod operator;
 pub(crate) mod pki;
 pub(crate) mod plane;
+pub(crate) mod supervise;
 pub(crate) mod up;
 
 use std::os::unix::fs::PermissionsExt;

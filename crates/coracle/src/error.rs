@@ -54,21 +54,34 @@ impl From<tonic::Status> for Failure {
     fn from(status: tonic::Status) -> Self {
         let text = |key| status.metadata().get(key).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let help = status.metadata().get_bin("coracle-help-bin").and_then(|v| v.to_bytes().ok());
-        let exit = match status.code() {
-            Code::NotFound => exit::NOT_FOUND,
-            Code::AlreadyExists | Code::Aborted => exit::CONFLICT,
-            Code::InvalidArgument => exit::USAGE,
-            Code::Unimplemented => exit::UNSUPPORTED,
-            Code::DeadlineExceeded => exit::TIMED_OUT,
-            Code::PermissionDenied | Code::Unauthenticated => exit::FORBIDDEN,
-            _ => exit::FAILED,
-        };
+        let known = text("coracle-code");
+        let exit = exit_of(status.code(), known.as_deref().unwrap_or_default());
         Self {
-            code: text("coracle-code").unwrap_or_else(|| format!("COR-RPC-{:03}", status.code() as i32)),
+            code: known.unwrap_or_else(|| format!("COR-RPC-{:03}", status.code() as i32)),
             message: printable(status.message()),
             help: help.map(|h| printable(&String::from_utf8_lossy(&h))),
             exit,
         }
+    }
+}
+
+/// The exit code for a reply: by our own code where it says more than gRPC's. Pure.
+fn exit_of(code: Code, known: &str) -> u8 {
+    match known {
+        "COR-IMG-003" | "COR-IMG-004" => return exit::NOT_FOUND,
+        "COR-IMG-005" => return exit::FORBIDDEN,
+        "COR-IMG-006" => return exit::UNSUPPORTED,
+        "COR-VM-005" | "COR-VM-006" => return exit::CONFLICT,
+        _ => {}
+    }
+    match code {
+        Code::NotFound => exit::NOT_FOUND,
+        Code::AlreadyExists | Code::Aborted => exit::CONFLICT,
+        Code::InvalidArgument => exit::USAGE,
+        Code::Unimplemented => exit::UNSUPPORTED,
+        Code::DeadlineExceeded => exit::TIMED_OUT,
+        Code::PermissionDenied | Code::Unauthenticated => exit::FORBIDDEN,
+        _ => exit::FAILED,
     }
 }
 
@@ -131,5 +144,41 @@ pub(crate) fn exit_code(outcome: miette::Result<u8>) -> ExitCode {
             eprintln!("{report:?}");
             ExitCode::from(report.downcast_ref::<Failure>().map_or(exit::FAILED, |f| f.exit))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_the_contract() {
+        for (code, known, want) in [
+            (Code::NotFound, "COR-VM-001", 3),
+            (Code::AlreadyExists, "COR-VM-003", 4),
+            (Code::InvalidArgument, "COR-VM-004", 2),
+            (Code::FailedPrecondition, "COR-VM-005", 4),
+            (Code::FailedPrecondition, "COR-IMG-004", 3),
+            (Code::FailedPrecondition, "COR-IMG-005", 7),
+            (Code::FailedPrecondition, "COR-IMG-006", 5),
+            (Code::FailedPrecondition, "COR-VM-009", 1),
+            (Code::DeadlineExceeded, "", 6),
+            (Code::PermissionDenied, "", 7),
+            (Code::Internal, "", 1),
+        ] {
+            assert_eq!(exit_of(code, known), want, "{code:?} {known}");
+        }
+    }
+
+    #[test]
+    fn golden_report_of_a_reply_with_advice() {
+        let mut status =
+            tonic::Status::failed_precondition("image r/nope:1: registry r has no manifest\u{1b}[2J");
+        status.metadata_mut().insert("coracle-code", "COR-IMG-004".parse().unwrap());
+        let help = tonic::metadata::MetadataValue::from_bytes(b"check the name\nor the tag");
+        status.metadata_mut().insert_bin("coracle-help-bin", help);
+        install();
+        let report = miette::Report::from(Failure::from(status));
+        insta::assert_snapshot!("report", format!("{report:?}"));
     }
 }

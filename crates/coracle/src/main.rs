@@ -6,12 +6,16 @@
 
 mod cli;
 mod client;
+mod cluster;
 mod commands;
 mod daemon;
 mod error;
 mod output;
 mod progress;
+mod reference;
+mod suggest;
 mod tasks;
+mod view;
 
 use std::process::ExitCode;
 
@@ -45,7 +49,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
     match cli.command {
         Command::Node(args) => daemon::node::run(&global, *args).await.map(|()| 0),
         Command::Operator(args) => daemon::operator::run(*args).await.map(|()| 0),
-        Command::Up(args) => daemon::up::run(&global, args).await.map(|()| 0),
+        Command::Up(args) => daemon::up::run(&global, *args).await.map(|()| 0),
         Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
         Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
         Command::Doctor(args) => commands::doctor::run(&global, args).await,
@@ -57,6 +61,9 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Stop(args) => commands::vm::stop(&global, args).await,
         Command::Rm(args) => commands::vm::rm(&global, args).await,
         Command::Wait(args) => commands::vm::wait(&global, args).await,
+        Command::Explain(args) => commands::explain::run(&global, args).await,
+        Command::Events(args) => commands::events::run(&global, args).await,
+        Command::Reference => reference::run().await,
         Command::Logs(args) => commands::logs::run(&global, args).await,
         Command::Console(args) => commands::console::run(&global, args).await,
         Command::Cp(args) => commands::cp::run(&global, args).await,

@@ -1,5 +1,7 @@
 //! Tables and documents on stdout.
 
+pub(crate) mod jsonpath;
+
 use std::io::Write;
 
 use comfy_table::{ContentArrangement, Table, presets};
@@ -7,6 +9,9 @@ use serde_json::{Value, json};
 
 use crate::cli::Format;
 use crate::error::{Failure, printable};
+
+/// Group and version of every document.
+pub(crate) const API_VERSION: &str = "coracle.dev/v1";
 
 /// Columns for people: no borders, two spaces between.
 pub(crate) struct Columns {
@@ -17,7 +22,9 @@ impl Columns {
     pub(crate) fn new(header: &[&str]) -> Self {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        table.set_header(header.iter().copied());
+        if !header.is_empty() {
+            table.set_header(header.iter().copied());
+        }
         Self { table }
     }
 
@@ -25,13 +32,17 @@ impl Columns {
         self.table.add_row(cells.iter().map(|c| printable(c)));
     }
 
-    pub(crate) fn print(mut self) -> Result<(), Failure> {
+    pub(crate) fn print(self) -> Result<(), Failure> {
+        write(&self.text())
+    }
+
+    /// Lines without trailing blanks.
+    pub(crate) fn text(mut self) -> String {
         let last = self.table.column_count().saturating_sub(1);
         for (n, column) in self.table.column_iter_mut().enumerate() {
             column.set_padding((0, if n == last { 0 } else { 3 }));
         }
-        let text: String = self.table.lines().map(|line| format!("{}\n", line.trim_end())).collect();
-        write(&text)
+        self.table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
     }
 }
 
@@ -50,17 +61,18 @@ pub(crate) fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// Prints a list as one document: a kind with an apiVersion, the same shape everywhere.
-pub(crate) fn list(format: Format, kind: &str, items: Vec<Value>) -> Result<(), Failure> {
-    document(format, &json!({"apiVersion": "coracle.dev/v1", "kind": format!("{kind}List"), "items": items}))
+pub(crate) fn list(format: &Format, kind: &str, items: Vec<Value>) -> Result<(), Failure> {
+    document(format, &json!({"apiVersion": API_VERSION, "kind": format!("{kind}List"), "items": items}))
 }
 
 /// Prints one document.
-pub(crate) fn document(format: Format, value: &Value) -> Result<(), Failure> {
+pub(crate) fn document(format: &Format, value: &Value) -> Result<(), Failure> {
     let text = match format {
         Format::Yaml => {
             serde_saphyr::to_string(value).map_err(|e| Failure::new("COR-CLI-004", e.to_string()))?
         }
-        Format::Json | Format::Table | Format::Name => format!("{value:#}\n"),
+        Format::JsonPath(template) => template.render(value),
+        Format::Json | Format::Table | Format::Wide | Format::Name => format!("{value:#}\n"),
     };
     write(&text)
 }

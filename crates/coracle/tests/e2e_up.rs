@@ -7,19 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use coracle_testkit::{netns, tools};
-use support::{coracle, coracle_ok, eventually, fetch, node_tools, root, text};
-use tokio::process::Command;
-
-async fn kubectl(state: &Path, args: &[&str]) -> Result<String, String> {
-    let output = Command::new(state.join("bin/kubectl"))
-        .arg("--kubeconfig")
-        .arg(state.join("kubeconfig"))
-        .args(args)
-        .output()
-        .await
-        .unwrap();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
-}
+use support::{coracle, coracle_ok, eventually, fetch, kubectl, node_tools, root, text};
 
 /// Fields of the one line of `kubectl get mvm NAME --no-headers`.
 async fn row(state: &Path, name: &str) -> Result<Vec<String>, String> {
@@ -38,7 +26,7 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
         let up = coracle(&state, &["up", "--detach"]).await;
         let said = text(&up.stderr);
         assert!(up.status.success(), "coracle up: {said}\n{}", logs(&state));
-        assert!(said.contains("export KUBECONFIG="), "{said}");
+        assert!(said.contains("export KUBECONFIG=") && said.contains("admission answers"), "{said}");
 
         let example = root().join("examples/mikromvm.yaml");
         kubectl(&state, &["apply", "-f", example.to_str().unwrap()]).await.unwrap();

@@ -7,18 +7,19 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::terminal::{self, RawMode};
 use crate::cli::{ConsoleArgs, Global};
-use crate::client::connect;
+use crate::client::reach;
 use crate::error::Failure;
 use crate::output::write_bytes;
 
 /// History, then live. `~.` at the begin of a line leaves, as in ssh.
 pub(crate) async fn run(global: &Global, args: ConsoleArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
+    let mut reached = reach(global, &args.vm).await?;
     let follow = !args.no_follow;
     let (requests, stream) = mpsc::channel(8);
     let send = async |message| requests.send(pb::ConsoleRequest { message: Some(message) }).await.is_ok();
-    send(Message::Start(pb::ConsoleStart { vm: args.vm, follow })).await;
-    let mut said = client.console(ReceiverStream::new(stream)).await.map_err(Failure::from)?.into_inner();
+    send(Message::Start(pb::ConsoleStart { vm: reached.vm, follow })).await;
+    let mut said =
+        reached.node.console(ReceiverStream::new(stream)).await.map_err(Failure::from)?.into_inner();
     let raw = follow.then(RawMode::enter);
     if follow && terminal::stdin_is_terminal() {
         eprint!("console attached; ~. leaves\r\n");

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::cli::{CpArgs, Global};
-use crate::client::connect;
+use crate::client::reach;
 use crate::error::Failure;
 
 /// Bytes of the tar stream in one message.
@@ -60,9 +60,9 @@ async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Re
         None => (String::new(), path),
     };
     let dir = if dir.is_empty() { "/".to_owned() } else { dir };
-    let mut client = connect(global).await?;
+    let mut reached = reach(global, &vm).await?;
     let (requests, stream) = mpsc::channel(8);
-    let start = pb::copy_in_request::Message::Start(pb::CopyInStart { vm, path: dir });
+    let start = pb::copy_in_request::Message::Start(pb::CopyInStart { vm: reached.vm, path: dir });
     let first = requests.send(pb::CopyInRequest { message: Some(start) }).await;
     debug_assert!(first.is_ok(), "the receiver is ours");
     let pack = tokio::task::spawn_blocking(move || {
@@ -78,7 +78,7 @@ async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Re
             .and_then(|mut chunks| chunks.flush())
             .map_err(local("read", &from))
     });
-    let sent = client.copy_in(ReceiverStream::new(stream)).await;
+    let sent = reached.node.copy_in(ReceiverStream::new(stream)).await;
     // A guest that refuses ends the stream: its reason is worth more than our broken pipe.
     sent?;
     pack.await.map_err(|e| Failure::new("COR-CLI-006", e.to_string()))?
@@ -114,8 +114,8 @@ impl Write for Chunks {
 
 /// Into an existing folder under the same name, else to the name given.
 async fn copy_out(global: &Global, vm: String, path: String, to: PathBuf) -> Result<(), Failure> {
-    let mut client = connect(global).await?;
-    let mut chunks = client.copy_out(pb::CopyOutRequest { vm, path }).await?.into_inner();
+    let mut reached = reach(global, &vm).await?;
+    let mut chunks = reached.node.copy_out(pb::CopyOutRequest { vm: reached.vm, path }).await?.into_inner();
     let (sender, receiver) = mpsc::channel(8);
     let reader = ChunkReader { receiver, chunk: io::Cursor::default() };
     let unpack = tokio::task::spawn_blocking(move || unpack(reader, &to).map_err(local("write", &to)));

@@ -11,17 +11,18 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::terminal::{self, RawMode};
 use crate::cli::{ExecArgs, Global};
-use crate::client::connect;
+use crate::client::reach;
 use crate::error::{Failure, exit};
 use crate::output::write_bytes;
 
 /// Runs a command in a VM; the exit code is the command's.
 pub(crate) async fn run(global: &Global, args: ExecArgs) -> miette::Result<u8> {
     let ours = |failure: Failure| failure.exit(exit::OURS);
-    let mut client = connect(global).await.map_err(ours)?;
+    let reached = reach(global, &args.vm).await.map_err(ours)?;
+    let mut client = reached.node;
     let (rows, cols) = terminal::size().unwrap_or((24, 80));
     let start = pb::ExecStart {
-        vm: args.vm,
+        vm: reached.vm,
         argv: args.command,
         env: args.env,
         user: args.user,

@@ -7,15 +7,16 @@ use serde_json::{Value, json};
 use tonic::transport::Channel;
 
 use crate::cli::{Format, Global, ImageCommand, ProgressMode, Pull};
-use crate::client::connect;
+use crate::client::{connect_local, with_hint};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::progress::Progress;
+use crate::suggest;
 
 pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
+    let mut client = connect_local(global, "coracle image").await?;
     match command {
-        ImageCommand::Ls { output } => ls(&mut client, output).await?,
+        ImageCommand::Ls { output } => ls(&mut client, &output).await?,
         ImageCommand::Pull { reference, progress } => {
             let image = pull(&mut client, &reference, Pull::Always, progress).await?;
             output::write(&format!("{}\n", image.digest))?;
@@ -25,13 +26,18 @@ pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Resul
             output::write(&format!("{}\n", image.digest))?;
         }
         ImageCommand::Inspect { output, reference } => {
-            let image = client.get_image(pb::GetImageRequest { reference }).await.map_err(Failure::from)?;
-            output::document(output, &document(&image.into_inner()))?;
+            let image = match client.get_image(pb::GetImageRequest { reference: reference.clone() }).await {
+                Ok(image) => image.into_inner(),
+                Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
+            };
+            print(&output, &image)?;
         }
         ImageCommand::Rm { force, references } => {
             for reference in references {
                 let request = pb::RemoveImageRequest { reference: reference.clone(), force };
-                client.remove_image(request).await.map_err(Failure::from)?;
+                if let Err(status) = client.remove_image(request).await {
+                    return Err(near(&mut client, &reference, status.into()).await.into());
+                }
                 output::write(&format!("{reference}\n"))?;
             }
         }
@@ -40,39 +46,69 @@ pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Resul
     Ok(0)
 }
 
-async fn ls(client: &mut HostClient<Channel>, format: Format) -> Result<(), Failure> {
+/// The failure, with images of a name near to the one that was asked for.
+async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
+    let known = client.list_images(pb::ListImagesRequest {}).await.map(|l| l.into_inner().images);
+    let names: Vec<_> = known.unwrap_or_default().into_iter().flat_map(|i| i.references).collect();
+    if names.iter().any(|name| name == wanted) {
+        return failure; // it is there; something else is wrong
+    }
+    with_hint(failure, suggest::sentence(wanted, names.iter().map(String::as_str)))
+}
+
+async fn ls(client: &mut HostClient<Channel>, format: &Format) -> Result<(), Failure> {
     let images = client.list_images(pb::ListImagesRequest {}).await?.into_inner().images;
     match format {
-        Format::Json | Format::Yaml => output::list(format, "Image", images.iter().map(document).collect()),
+        Format::Json | Format::Yaml | Format::JsonPath(_) => {
+            output::list(format, "Image", images.iter().map(document).collect())
+        }
         Format::Name => output::write(
             &images.iter().flat_map(|i| &i.references).map(|r| format!("{r}\n")).collect::<String>(),
         ),
-        Format::Table if images.is_empty() => {
+        Format::Table | Format::Wide if images.is_empty() => {
             eprintln!("no images; fetch one with `coracle image pull REFERENCE`");
             Ok(())
         }
-        Format::Table => {
-            let mut columns = Columns::new(&["REFERENCE", "DIGEST", "ARCH", "SIZE", "USED BY"]);
-            for image in &images {
-                let digest = image.digest.get(..19).unwrap_or(&image.digest).to_owned();
-                let references = if image.references.is_empty() {
-                    vec!["<none>".to_owned()]
-                } else {
-                    image.references.clone()
-                };
-                for reference in references {
-                    columns.row(&[
-                        reference,
-                        digest.clone(),
-                        image.architecture.clone(),
-                        output::bytes(image.size_bytes),
-                        image.used_by.len().to_string(),
-                    ]);
-                }
+        Format::Table | Format::Wide => table(&images, *format == Format::Wide).print(),
+    }
+}
+
+fn print(format: &Format, image: &pb::Image) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Wide => table(std::slice::from_ref(image), *format == Format::Wide).print(),
+        Format::Name => output::write(&image.references.iter().map(|r| format!("{r}\n")).collect::<String>()),
+        Format::Json | Format::Yaml | Format::JsonPath(_) => output::document(format, &document(image)),
+    }
+}
+
+/// A row a name; an image without one has a row too.
+fn table(images: &[pb::Image], wide: bool) -> Columns {
+    let mut header = vec!["REFERENCE", "DIGEST", "ARCH", "SIZE", "USED BY"];
+    if wide {
+        header.extend(["LAYERS", "ROOTFS", "COMMAND"]);
+    }
+    let mut columns = Columns::new(&header);
+    for image in images {
+        let short = image.digest.get(..19).unwrap_or(&image.digest).to_owned();
+        let digest = if wide { image.digest.clone() } else { short };
+        let none = vec!["<none>".to_owned()];
+        let references = if image.references.is_empty() { &none } else { &image.references };
+        for reference in references {
+            let mut row = vec![
+                reference.clone(),
+                digest.clone(),
+                image.architecture.clone(),
+                output::bytes(image.size_bytes),
+                image.used_by.len().to_string(),
+            ];
+            if wide {
+                let command: Vec<_> = image.entrypoint.iter().chain(&image.cmd).cloned().collect();
+                row.extend([image.layers.to_string(), output::bytes(image.rootfs_bytes), command.join(" ")]);
             }
-            columns.print()
+            columns.row(&row);
         }
     }
+    columns
 }
 
 /// Fetches an image and shows how it goes.
@@ -145,7 +181,7 @@ async fn prune(client: &mut HostClient<Channel>, dry_run: bool) -> Result<(), Fa
 
 fn document(image: &pb::Image) -> Value {
     json!({
-        "apiVersion": "coracle.dev/v1",
+        "apiVersion": output::API_VERSION,
         "kind": "Image",
         "metadata": {"name": image.references.first(), "digest": image.digest, "references": image.references},
         "status": {
@@ -161,4 +197,31 @@ fn document(image: &pb::Image) -> Value {
             "usedBy": image.used_by,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_table_and_document() {
+        let image = pb::Image {
+            digest: "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff".into(),
+            references: vec!["localhost/coracle/demo:1".into(), "localhost/coracle/demo:latest".into()],
+            architecture: "amd64".into(),
+            os: "linux".into(),
+            size_bytes: 3 << 20,
+            rootfs_bytes: 2 << 20,
+            cmd: vec!["/bin/sh".into(), "-c".into(), "httpd".into()],
+            env: vec!["PATH=/bin".into()],
+            layers: 1,
+            used_by: vec!["web".into()],
+            ..pb::Image::default()
+        };
+        let bare = pb::Image { references: vec![], used_by: vec![], ..image.clone() };
+        let images = [image, bare];
+        insta::assert_snapshot!("image_table", table(&images, false).text());
+        insta::assert_snapshot!("image_wide", table(&images, true).text());
+        insta::assert_json_snapshot!("image_document", document(&images[0]));
+    }
 }

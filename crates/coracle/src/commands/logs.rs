@@ -5,16 +5,16 @@ use std::io::Write;
 use coracle_proto::host as pb;
 
 use crate::cli::{Global, LogsArgs};
-use crate::client::connect;
+use crate::client::reach;
 use crate::error::Failure;
 use crate::output::write_bytes;
 
 /// Prints a workload's output: its stdout here on stdout, its stderr on stderr.
 pub(crate) async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
+    let mut reached = reach(global, &args.vm).await?;
     let since_unix_ms = args.since.map_or(0, super::vm::before_now_ms);
-    let request = pb::LogsRequest { vm: args.vm, follow: args.follow, tail: args.tail, since_unix_ms };
-    let mut chunks = client.logs(request).await.map_err(Failure::from)?.into_inner();
+    let request = pb::LogsRequest { vm: reached.vm, follow: args.follow, tail: args.tail, since_unix_ms };
+    let mut chunks = reached.node.logs(request).await.map_err(Failure::from)?.into_inner();
     let mut line_begins = [true, true];
     while let Some(chunk) = chunks.message().await.map_err(Failure::from)? {
         let stderr = chunk.stream() == pb::logs_response::Stream::Stderr;

@@ -13,22 +13,21 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
 use crate::cli::{Global, PortForwardArgs};
-use crate::client::connect;
+use crate::client::reach;
 use crate::error::Failure;
 use crate::tasks::stop_signal;
 
 /// Listens until ^C; each connection is one stream into the guest.
 pub(crate) async fn run(global: &Global, args: PortForwardArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
     // A VM that is not there is said at once, not at the first connection.
-    client.get_vm(pb::GetVmRequest { vm: args.vm.clone() }).await.map_err(Failure::from)?;
+    let reached = reach(global, &args.vm).await?;
     let mut listeners = JoinSet::new();
     for ports in &args.ports {
         let (local, guest) = parse(ports)?;
         let listener = listen(args.address, local).await?;
         let at = listener.local_addr().map_err(|e| Failure::new("COR-CLI-007", e.to_string()))?;
         eprintln!("forwarding {at} -> {}:{guest}", args.vm);
-        listeners.spawn(serve(listener, client.clone(), args.vm.clone(), guest));
+        listeners.spawn(serve(listener, reached.node.clone(), reached.vm.clone(), guest));
     }
     tokio::select! {
         () = stop_signal() => {}

@@ -7,7 +7,7 @@ use pb::host_client::HostClient;
 use tonic::transport::Channel;
 
 use crate::cli::{Global, Pull, RunArgs};
-use crate::client::connect;
+use crate::client::connect_local;
 use crate::commands::{image, vm};
 use crate::error::{Failure, exit};
 use crate::output::{self, write_bytes};
@@ -19,7 +19,9 @@ use crate::tasks::stop_signal;
 pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let ours =
         |failure: Failure| if failure.exit == exit::USAGE { failure } else { failure.exit(exit::OURS) };
-    let mut client = connect(global).await.map_err(ours)?;
+    let mut client = connect_local(global, "coracle run")
+        .await
+        .map_err(|f| if f.exit == exit::UNSUPPORTED { f } else { ours(f) })?;
     let reference = fetch(&mut client, &args).await.map_err(ours)?;
     let request = request(&args, reference)?;
     let mut progress = Progress::new(args.progress);

@@ -3,134 +3,105 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coracle_proto::host as pb;
-use serde_json::{Value, json};
+use kube::ResourceExt;
+use kube::api::DeleteParams;
+use pb::host_client::HostClient;
+use tokio::time::sleep;
+use tonic::transport::Channel;
 
-use crate::cli::{Format, Global, InspectArgs, NamesArgs, PsArgs, RmArgs, StopArgs};
-use crate::client::connect;
+use crate::cli::{Format, Global, InspectArgs, PsArgs, RmArgs, StartArgs, StopArgs, Until, WaitArgs};
+use crate::client::{connect, connect_local, find, within};
+use crate::cluster::{self, Cluster};
 use crate::error::Failure;
-use crate::output::{self, Columns};
+use crate::output;
+use crate::view::{self, Vm};
+
+/// Between two looks at something that is waited for.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// `coracle ps`.
 pub(crate) async fn ps(global: &Global, args: PsArgs) -> miette::Result<u8> {
-    let vms = connect(global).await?.list_vms(pb::ListVmsRequest {}).await.map_err(Failure::from)?;
-    let off =
-        |vm: &pb::Vm| matches!(vm.state(), pb::VmState::Stopped | pb::VmState::Failed | pb::VmState::Created);
-    let vms: Vec<_> = vms.into_inner().vms.into_iter().filter(|vm| args.all || !off(vm)).collect();
+    let all: Vec<Vm> = if global.is_remote() {
+        let cluster = Cluster::open(global).await?;
+        let (objects, nodes) = (cluster.list().await?, cluster.nodes().await);
+        objects.iter().map(|vm| Vm::of_object(vm, &nodes)).collect()
+    } else {
+        let vms = connect(global).await?.list_vms(pb::ListVmsRequest {}).await.map_err(Failure::from)?;
+        vms.into_inner().vms.iter().map(Vm::of_node).collect()
+    };
+    let hidden = all.iter().filter(|vm| vm.is_off()).count();
+    let vms: Vec<_> = all.into_iter().filter(|vm| args.all || !vm.is_off()).collect();
     let format = if args.quiet { Format::Name } else { args.output };
-    match format {
-        Format::Json | Format::Yaml => output::list(format, "VM", vms.iter().map(document).collect())?,
-        Format::Name => output::write(&vms.iter().map(|vm| format!("{}\n", vm.name)).collect::<String>())?,
-        Format::Table if vms.is_empty() => {
-            eprintln!("no VMs{}; start one with `coracle run IMAGE`", if args.all { "" } else { " run" });
-        }
-        Format::Table => table(&vms)?,
+    if format.is_table() && vms.is_empty() {
+        eprintln!("{}", nothing(global, args.all, hidden));
+        return Ok(0);
     }
+    print(&format, &vms, global.all_namespaces, true)?;
     Ok(0)
 }
 
-fn table(vms: &[pb::Vm]) -> Result<(), Failure> {
-    let mut columns = Columns::new(&["NAME", "STATE", "DRIVER", "CPU", "MEMORY", "IP", "IMAGE", "AGE"]);
-    for vm in vms {
-        let dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-        let driver = if vm.accelerator.is_empty() {
-            vm.driver.clone()
-        } else {
-            format!("{}/{}", vm.driver, vm.accelerator)
-        };
-        columns.row(&[
-            vm.name.clone(),
-            state_word(vm),
-            driver,
-            vm.vcpus.to_string(),
-            format!("{} MiB", vm.memory_mib),
-            dash(&vm.ip_address),
-            vm.image.clone(),
-            output::age(now_ms() - vm.created_at_ms),
-        ]);
-    }
-    columns.print()
-}
-
-/// The state, with the exit code where it says more.
-fn state_word(vm: &pb::Vm) -> String {
-    let word = state_name(vm.state());
-    match (&vm.exit, vm.state()) {
-        (Some(exit), pb::VmState::Stopped) => format!("{word} ({})", exit.code),
-        _ => word.to_owned(),
-    }
-}
-
-fn state_name(state: pb::VmState) -> &'static str {
-    match state {
-        pb::VmState::Unspecified => "Unknown",
-        pb::VmState::Created => "Created",
-        pb::VmState::Starting => "Starting",
-        pb::VmState::Running => "Running",
-        pb::VmState::Stopping => "Stopping",
-        pb::VmState::Stopped => "Stopped",
-        pb::VmState::Failed => "Failed",
-        pb::VmState::Deleting => "Deleting",
-    }
-}
-
-/// A VM as a document: intent in `spec`, observation in `status`.
-pub(crate) fn document(vm: &pb::Vm) -> Value {
-    let time = |ms: i64| {
-        (ms > 0).then(|| jiff::Timestamp::from_millisecond(ms).ok()).flatten().map(|t| t.to_string())
+/// What an empty list means, and what to do about it.
+fn nothing(global: &Global, all: bool, hidden: usize) -> String {
+    let hint = match (hidden, global.is_remote()) {
+        (0, true) => "create one: kubectl apply -f examples/mikromvm.yaml".to_owned(),
+        (0, false) => "start one with `coracle run IMAGE`".to_owned(),
+        (n, _) => format!("{n} that do not: coracle ps -a"),
     };
-    let ports: Vec<_> = vm
-        .ports
-        .iter()
-        .map(|p| json!({"hostAddress": p.host_address, "hostPort": p.host_port, "guestPort": p.guest_port}))
-        .collect();
-    json!({
-        "apiVersion": "coracle.dev/v1",
-        "kind": "VM",
-        "metadata": {"name": vm.name, "id": vm.id, "createdAt": time(vm.created_at_ms), "annotations": vm.metadata},
-        "spec": {"image": vm.image, "cpus": vm.vcpus, "memoryMiB": vm.memory_mib, "command": vm.command, "ports": ports},
-        "status": {
-            "state": state_name(vm.state()),
-            "message": vm.message,
-            "imageDigest": vm.image_digest,
-            "ipAddress": vm.ip_address,
-            "mac": vm.mac,
-            "driver": vm.driver,
-            "accelerator": vm.accelerator,
-            "vmmPid": vm.vmm_pid,
-            "startedAt": time(vm.started_at_ms),
-            "finishedAt": time(vm.finished_at_ms),
-            "exit": vm.exit.as_ref().map(|e| json!({"code": e.code, "signal": e.signal, "error": e.error})),
-            "boots": vm.boots,
-            "bootMs": vm.boot_ms,
-            "agentConnected": vm.agent_connected,
-            "diskBytes": vm.disk_bytes,
-        },
-    })
+    format!("no VMs{}; {hint}", if all { "" } else { " run" })
+}
+
+fn print(format: &Format, vms: &[Vm], namespaces: bool, list: bool) -> Result<(), Failure> {
+    if format.is_table() {
+        let now = jiff::Timestamp::from_millisecond(now_ms()).unwrap_or_default();
+        return view::table(vms, *format == Format::Wide, namespaces, now).print();
+    }
+    if *format == Format::Name {
+        let name = |vm: &Vm| match namespaces {
+            true => format!("{}/{}\n", vm.metadata.namespace, vm.metadata.name),
+            false => format!("{}\n", vm.metadata.name),
+        };
+        return output::write(&vms.iter().map(name).collect::<String>());
+    }
+    let documents = vms.iter().map(Vm::document).collect::<Result<Vec<_>, _>>()?;
+    match documents.as_slice() {
+        [one] if !list => output::document(format, one),
+        _ => output::list(format, "VM", documents),
+    }
 }
 
 /// `coracle inspect`.
 pub(crate) async fn inspect(global: &Global, args: InspectArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
     let mut found = Vec::new();
-    for vm in args.vms {
-        found.push(client.get_vm(pb::GetVmRequest { vm }).await.map_err(Failure::from)?.into_inner());
+    for name in &args.vms {
+        found.push(look(global, name).await?);
     }
-    match (args.output, found.as_slice()) {
-        (Format::Name, vms) => {
-            output::write(&vms.iter().map(|vm| format!("{}\n", vm.name)).collect::<String>())?
-        }
-        (Format::Table, vms) => table(vms)?,
-        (format, [one]) => output::document(format, &document(one))?,
-        (format, vms) => output::list(format, "VM", vms.iter().map(document).collect())?,
-    }
+    print(&args.output, &found, global.all_namespaces, false)?;
     Ok(0)
 }
 
+/// One VM with all that is known of it, here or in the cluster.
+pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
+    if !global.is_remote() {
+        return Ok(Vm::of_node(&find(&mut connect(global).await?, name).await?));
+    }
+    let cluster = Cluster::open(global).await?;
+    let object = cluster.get(name).await?;
+    let vm = Vm::of_object(&object, &cluster.nodes().await);
+    // A node that cannot be asked takes nothing from what the cluster knows.
+    Ok(match cluster.reach(&object).await {
+        Ok((_, known)) => vm.with_node(&known),
+        Err(_) => vm,
+    })
+}
+
 /// `coracle start`.
-pub(crate) async fn start(global: &Global, args: NamesArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
-    for vm in args.vms {
-        let vm = client.start_vm(pb::StartVmRequest { vm }).await.map_err(Failure::from)?.into_inner();
+pub(crate) async fn start(global: &Global, args: StartArgs) -> miette::Result<u8> {
+    let mut client = connect_local(global, "coracle start").await?;
+    for name in args.vms {
+        let vm = find(&mut client, &name).await?;
+        let start =
+            async { Ok(client.start_vm(pb::StartVmRequest { vm: vm.id.clone() }).await?.into_inner()) };
+        let vm = within(args.timeout, &format!("start {name}"), start).await?;
         output::write(&format!("{}\n", vm.name))?;
     }
     Ok(0)
@@ -138,11 +109,12 @@ pub(crate) async fn start(global: &Global, args: NamesArgs) -> miette::Result<u8
 
 /// `coracle stop`.
 pub(crate) async fn stop(global: &Global, args: StopArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
+    let mut client = connect_local(global, "coracle stop").await?;
     let grace = Duration::try_from(args.timeout).map_err(|_| Failure::usage("a timeout is not negative"))?;
     let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-    for vm in args.vms {
-        let request = pb::StopVmRequest { vm, grace_ms: Some(grace_ms) };
+    for name in args.vms {
+        let vm = find(&mut client, &name).await?;
+        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(grace_ms) };
         let vm = client.stop_vm(request).await.map_err(Failure::from)?.into_inner();
         output::write(&format!("{}\n", vm.name))?;
     }
@@ -151,14 +123,18 @@ pub(crate) async fn stop(global: &Global, args: StopArgs) -> miette::Result<u8> 
 
 /// `coracle rm`. Goes on after a failure and reports the first.
 pub(crate) async fn rm(global: &Global, args: RmArgs) -> miette::Result<u8> {
-    let mut client = connect(global).await?;
     let mut failure = None;
-    for vm in args.vms {
-        let request = pb::DeleteVmRequest { vm: vm.clone(), force: args.force };
-        match client.delete_vm(request).await {
-            Ok(_) => output::write(&format!("{vm}\n"))?,
-            Err(status) => {
-                let _later_ones_are_like_it = failure.get_or_insert(Failure::from(status));
+    for name in &args.vms {
+        let removed = async {
+            match global.is_remote() {
+                true => remove_object(global, name, args.force).await,
+                false => remove(global, name, args.force).await,
+            }
+        };
+        match within(args.timeout, &format!("remove {name}"), removed).await {
+            Ok(name) => output::write(&format!("{name}\n"))?,
+            Err(new) => {
+                let _later_ones_are_like_it = failure.get_or_insert(new);
             }
         }
     }
@@ -168,14 +144,123 @@ pub(crate) async fn rm(global: &Global, args: RmArgs) -> miette::Result<u8> {
     }
 }
 
-/// `coracle wait`.
-pub(crate) async fn wait(global: &Global, args: NamesArgs) -> miette::Result<u8> {
+async fn remove(global: &Global, name: &str, force: bool) -> Result<String, Failure> {
     let mut client = connect(global).await?;
-    for vm in args.vms {
-        let vm = client.wait_vm(pb::WaitVmRequest { vm }).await.map_err(Failure::from)?.into_inner();
-        output::write(&format!("{}\n", exit_of(&vm)))?;
+    let vm = find(&mut client, name).await?;
+    client.delete_vm(pb::DeleteVmRequest { vm: vm.id, force }).await?;
+    Ok(vm.name)
+}
+
+/// Deletes the object and waits until its VM is gone with it.
+async fn remove_object(global: &Global, name: &str, force: bool) -> Result<String, Failure> {
+    let cluster = Cluster::open(global).await?;
+    let object = cluster.get(name).await?;
+    if !force && !Vm::of_object(&object, &[]).is_off() {
+        let message = format!("MikromVM {} is not off", object.name_any());
+        let failure = Failure::new("COR-VM-005", message).exit(crate::error::exit::CONFLICT);
+        return Err(failure.help("remove it nevertheless with --force"));
+    }
+    let api = cluster.beside(&object);
+    match api.delete(&object.name_any(), &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        outcome => outcome.map(drop).map_err(|e| cluster::asked("delete the MikromVM", &e))?,
+    }
+    gone(&cluster, &object).await?;
+    Ok(object.name_any())
+}
+
+async fn gone(cluster: &Cluster, object: &coracle_api::MikromVM) -> Result<(), Failure> {
+    let api = cluster.beside(object);
+    loop {
+        let found = api.get_opt(&object.name_any()).await;
+        match found.map_err(|e| cluster::asked("look at the MikromVM", &e))? {
+            Some(found) if found.uid() == object.uid() => sleep(LOOK).await,
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// `coracle wait`.
+pub(crate) async fn wait(global: &Global, args: WaitArgs) -> miette::Result<u8> {
+    for name in &args.vms {
+        let what = format!("{name} is not {}", word(args.until));
+        let said = within(args.timeout, &what, wait_one(global, name, args.until)).await?;
+        output::write(&format!("{said}\n"))?;
     }
     Ok(0)
+}
+
+fn word(until: Until) -> &'static str {
+    match until {
+        Until::Off => "off",
+        Until::Running => "running",
+        Until::Gone => "gone",
+    }
+}
+
+/// What to print: the exit code of a VM that is off, else its name.
+async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, Failure> {
+    if !global.is_remote() {
+        let mut client = connect(global).await?;
+        let vm = match find(&mut client, name).await {
+            Err(failure) if until == Until::Gone && failure.exit == crate::error::exit::NOT_FOUND => {
+                return Ok(name.to_owned());
+            }
+            vm => vm?,
+        };
+        return wait_here(&mut client, vm, until).await;
+    }
+    let cluster = Cluster::open(global).await?;
+    let object = match cluster.get(name).await {
+        Err(failure) if until == Until::Gone && failure.exit == crate::error::exit::NOT_FOUND => {
+            return Ok(name.to_owned());
+        }
+        object => object?,
+    };
+    match until {
+        Until::Gone => gone(&cluster, &object).await.map(|()| object.name_any()),
+        Until::Running => loop {
+            let seen = Vm::of_object(&cluster.get(&object.name_any()).await?, &[]);
+            if seen.status.state == "Running" {
+                return Ok(seen.metadata.name);
+            }
+            sleep(LOOK).await;
+        },
+        Until::Off => {
+            let (mut node, vm) = cluster.reach(&object).await?;
+            wait_here(&mut node, vm, Until::Off).await
+        }
+    }
+}
+
+async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -> Result<String, Failure> {
+    match until {
+        Until::Off => {
+            let off = client.wait_vm(pb::WaitVmRequest { vm: vm.id }).await?.into_inner();
+            Ok(exit_of(&off).to_string())
+        }
+        Until::Running => loop {
+            let seen = client.get_vm(pb::GetVmRequest { vm: vm.id.clone() }).await?.into_inner();
+            match seen.state() {
+                pb::VmState::Running => return Ok(seen.name),
+                pb::VmState::Failed => {
+                    let why = crate::error::printable(&seen.message);
+                    let help = format!("the whole story: coracle explain {}", seen.name);
+                    return Err(
+                        Failure::new("COR-GST-002", format!("VM {} failed: {why}", seen.name)).help(help)
+                    );
+                }
+                _ => sleep(LOOK).await,
+            }
+        },
+        Until::Gone => loop {
+            match client.get_vm(pb::GetVmRequest { vm: vm.id.clone() }).await {
+                Ok(_) => sleep(LOOK).await,
+                Err(status) if status.code() == tonic::Code::NotFound => return Ok(vm.name),
+                Err(status) => return Err(status.into()),
+            }
+        },
+    }
 }
 
 /// The guest's own exit code; ours when it had none.
@@ -187,7 +272,8 @@ pub(crate) fn exit_of(vm: &pb::Vm) -> u8 {
     }
 }
 
-fn now_ms() -> i64 {
+/// The wall clock, for ages that a person reads.
+pub(crate) fn now_ms() -> i64 {
     #[expect(clippy::disallowed_methods, reason = "an age is shown to a person at this moment")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)

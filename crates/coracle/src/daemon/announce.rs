@@ -20,6 +20,12 @@ const LEASE: Duration = Duration::from_secs(40);
 /// Between two renewals.
 const RENEW: Duration = Duration::from_secs(10);
 
+/// Where the cluster reaches a node: `host:port` of each door that is open.
+pub(crate) struct Doors {
+    pub(crate) agent: String,
+    pub(crate) host: Option<String>,
+}
+
 /// A client for a cluster; `None` when none is named.
 pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Client>> {
     let config = match kubeconfig {
@@ -37,7 +43,7 @@ pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miett
 pub(crate) async fn run(
     client: Client,
     node: String,
-    address: String,
+    doors: Doors,
     host: Host,
     stop: CancellationToken,
 ) -> miette::Result<()> {
@@ -45,10 +51,10 @@ pub(crate) async fn run(
     let params = PatchParams::apply("coracle-node").force();
     let mut announced = false;
     loop {
-        let lease = lease(&node, &address, &host);
+        let lease = lease(&node, &doors, &host);
         match leases.patch(&node, &params, &Patch::Apply(&lease)).await {
             Ok(_) if !announced => {
-                tracing::info!(node, address, "node announced");
+                tracing::info!(node, agent = doors.agent, host = doors.host, "node announced");
                 announced = true;
             }
             Ok(_) => {}
@@ -61,11 +67,11 @@ pub(crate) async fn run(
     }
 }
 
-fn lease(node: &str, address: &str, host: &Host) -> serde_json::Value {
+fn lease(node: &str, doors: &Doors, host: &Host) -> serde_json::Value {
     let capacity = host.capacity();
     let now = jiff::Timestamp::from_millisecond(host.clock().now().0).unwrap_or_default();
     let accelerator = host.probe().accelerator.map_or("", coracle_hypervisor::Accelerator::as_str);
-    json!({
+    let mut lease = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {
@@ -77,7 +83,7 @@ fn lease(node: &str, address: &str, host: &Host) -> serde_json::Value {
             },
             "annotations": {
                 keys::NODE: node,
-                keys::AGENT_ADDRESS: address,
+                keys::AGENT_ADDRESS: doors.agent,
                 keys::CAPACITY_VCPUS: capacity.cpus.to_string(),
                 keys::CAPACITY_MEMORY_MIB: capacity.memory_allowed_mib.to_string(),
                 keys::DRIVER: host.driver_name(),
@@ -89,5 +95,9 @@ fn lease(node: &str, address: &str, host: &Host) -> serde_json::Value {
             "leaseDurationSeconds": LEASE.as_secs(),
             "renewTime": format!("{now:.6}"),
         },
-    })
+    });
+    if let Some(address) = &doors.host {
+        lease["metadata"]["annotations"][keys::HOST_ADDRESS] = address.as_str().into();
+    }
+    lease
 }

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::cluster;
 use crate::cli::{DownArgs, Global};
 use crate::client;
 
@@ -24,7 +25,7 @@ pub(crate) const SUPERVISOR_FILE: &str = "up.pid";
 const GUEST_GRACE_MS: u32 = 5_000;
 
 /// Programs of a system, as their processes name themselves.
-const PROGRAMS: [&str; 2] = ["etcd", "kube-apiserver"];
+const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"];
 const OWN_PROGRAMS: [&str; 2] = ["node", "operator"];
 
 /// Stops everything of this state folder. Idempotent: with nothing up it says so.
@@ -42,6 +43,7 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     stop_vms(global).await;
     end_leftovers(&state).await;
     remove_traces(&state).await?;
+    cluster::withdraw(&state).await;
     let _absent = std::fs::remove_file(state.join("up.ready"));
     if args.purge && state.exists() {
         std::fs::remove_dir_all(&state)

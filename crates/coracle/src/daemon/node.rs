@@ -48,6 +48,10 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     let readiness = Readiness::default();
     let mut tasks = Tasks::new();
     serve_socket(&mut tasks, &host, &global.socket(), &state).await?;
+    let host_bound = match args.host_listen {
+        Some(at) => Some(serve_host(&mut tasks, &args, at, &host).await?),
+        None => None,
+    };
     if let Some(at) = args.agent_listen {
         let mut options = legacy.as_ref().map(AgentOptions::from).unwrap_or_default();
         if args.agent_inband_errors {
@@ -56,7 +60,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         let metrics = AgentMetrics::new(&mut registry, &host);
         let service = AgentService::new(host.clone(), options, metrics);
         let bound = serve_agent(&mut tasks, &args, at, service).await?;
-        announce_node(&mut tasks, &args, &host, bound).await?;
+        announce_node(&mut tasks, &args, &host, bound, host_bound).await?;
     }
     if let Some(at) = args.admin_listen {
         let listener = listen(at).await?;
@@ -231,19 +235,45 @@ async fn serve_agent(
     Ok(bound)
 }
 
+/// All that a node does, for the command line through the cluster. Never without certificates.
+async fn serve_host(
+    tasks: &mut Tasks,
+    args: &NodeArgs,
+    at: SocketAddr,
+    host: &Host,
+) -> miette::Result<SocketAddr> {
+    let mut server = Server::builder().tls_config(certificates(args, "--host-listen")?).into_diagnostic()?;
+    let listener = listen(at).await?;
+    let bound = listener.local_addr().into_diagnostic()?;
+    let service = HostServer::new(HostService::new(host.clone())).max_encoding_message_size(16 << 20);
+    let stopping = host.stopping();
+    tasks.spawn("host", move |stop| async move {
+        server
+            .add_service(service)
+            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), end(stop, stopping))
+            .await
+            .into_diagnostic()
+    });
+    Ok(bound)
+}
+
 fn tls(args: &NodeArgs) -> miette::Result<Option<ServerTlsConfig>> {
     if args.agent_plaintext {
         return Ok(None);
     }
+    certificates(args, "--agent-listen").map(Some)
+}
+
+fn certificates(args: &NodeArgs, door: &str) -> miette::Result<ServerTlsConfig> {
     let (Some(cert), Some(key), Some(ca)) = (&args.tls_cert, &args.tls_key, &args.tls_client_ca) else {
-        let message = "--agent-listen needs --tls-cert, --tls-key and --tls-client-ca";
+        let message = format!("{door} needs --tls-cert, --tls-key and --tls-client-ca");
         return Err(Failure::usage(message).help("old clients without TLS need --agent-plaintext").into());
     };
     let read = |path: &PathBuf| {
         std::fs::read(path).into_diagnostic().wrap_err_with(|| format!("read {}", path.display()))
     };
     let identity = Identity::from_pem(read(cert)?, read(key)?);
-    Ok(Some(ServerTlsConfig::new().identity(identity).client_ca_root(Certificate::from_pem(read(ca)?))))
+    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(Certificate::from_pem(read(ca)?)))
 }
 
 async fn announce_node(
@@ -251,13 +281,25 @@ async fn announce_node(
     args: &NodeArgs,
     host: &Host,
     bound: SocketAddr,
+    host_bound: Option<SocketAddr>,
 ) -> miette::Result<()> {
     let Some(client) = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await? else {
         return Ok(());
     };
     let node = args.node_name.clone().unwrap_or_else(super::hostname);
-    let address = args.advertise.clone().unwrap_or_else(|| bound.to_string());
+    let doors = announce::Doors {
+        agent: args.advertise.clone().unwrap_or_else(|| bound.to_string()),
+        host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),
+    };
     let host = host.clone();
-    tasks.spawn("announce", move |stop| announce::run(client, node, address, host, stop));
+    tasks.spawn("announce", move |stop| announce::run(client, node, doors, host, stop));
     Ok(())
+}
+
+/// A door's own port at the host that is advertised for the other one.
+fn beside(advertised: Option<&str>, bound: SocketAddr) -> String {
+    match advertised.and_then(|a| a.rsplit_once(':')) {
+        Some((host, _)) => format!("{host}:{}", bound.port()),
+        None => bound.to_string(),
+    }
 }

@@ -1,4 +1,4 @@
-//! Certificates of a local system: one authority, a leaf for the node, one for the operator.
+//! Certificates of a local system: one authority, a leaf for the node, one for the operator, one for the command line.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,6 +16,7 @@ pub(crate) struct Pki {
     pub(crate) ca: PathBuf,
     pub(crate) node: (PathBuf, PathBuf),
     pub(crate) operator: (PathBuf, PathBuf),
+    pub(crate) client: (PathBuf, PathBuf),
 }
 
 /// Makes all of it anew: nothing outlives a start of the system, so nothing must be rotated.
@@ -31,7 +32,8 @@ pub(crate) fn make(dir: &Path) -> miette::Result<Pki> {
     write(&ca, authority.pem().as_bytes())?;
     let node = leaf(dir, "node", ExtendedKeyUsagePurpose::ServerAuth, &authority)?;
     let operator = leaf(dir, "operator", ExtendedKeyUsagePurpose::ClientAuth, &authority)?;
-    Ok(Pki { ca, node, operator })
+    let client = leaf(dir, "client", ExtendedKeyUsagePurpose::ClientAuth, &authority)?;
+    Ok(Pki { ca, node, operator, client })
 }
 
 fn leaf(

@@ -1,4 +1,5 @@
-//! A local control plane: real etcd and kube-apiserver on loopback.
+//! A local control plane: real etcd and kube-apiserver on loopback, and on request
+//! scheduler and controller manager.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,14 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{announce, find_tool, pki};
+use crate::cli::Part;
 use crate::error::Failure;
 
 /// The API server is Ready after some 3 s; a cold disk and a busy host take longer.
 const READY_LIMIT: Duration = Duration::from_secs(90);
+
+/// How long a cluster that somebody else runs may be away.
+const FOREIGN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Ports of a system, chosen once and kept, so that a kubeconfig stays true.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -23,6 +28,10 @@ pub(crate) struct Ports {
     pub(crate) etcd_peer: u16,
     pub(crate) apiserver: u16,
     pub(crate) agent: u16,
+    pub(crate) host: u16,
+    pub(crate) webhook: u16,
+    pub(crate) scheduler: u16,
+    pub(crate) controller_manager: u16,
 }
 
 impl Ports {
@@ -36,10 +45,19 @@ impl Ports {
         }
         // All are held until all are known, or the system would hand one out twice.
         let held: Vec<_> =
-            (0..4).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().into_diagnostic()?;
+            (0..8).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().into_diagnostic()?;
         let mut free = held.iter().filter_map(|l| l.local_addr().ok()).map(|a| a.port());
         let mut next = || free.next().unwrap_or(0);
-        let ports = Self { etcd: next(), etcd_peer: next(), apiserver: next(), agent: next() };
+        let ports = Self {
+            etcd: next(),
+            etcd_peer: next(),
+            apiserver: next(),
+            agent: next(),
+            host: next(),
+            webhook: next(),
+            scheduler: next(),
+            controller_manager: next(),
+        };
         pki::write(&path, &serde_json::to_vec(&ports).into_diagnostic()?)?;
         Ok(ports)
     }
@@ -53,56 +71,128 @@ pub(crate) struct Program {
     pub(crate) args: Vec<String>,
 }
 
-/// etcd and kube-apiserver, and the kubeconfig that leads to them.
-pub(crate) fn programs(state: &Path, tools: Option<&Path>, ports: Ports) -> miette::Result<Vec<Program>> {
-    let find = |name: &str| {
-        find_tool(name, tools).ok_or_else(|| {
-            Failure::new("COR-UP-001", format!("{name} is not to be found"))
-                .help("in a checkout: cargo xtask setup\nelsewhere: --tools DIR, or --kubeconfig FILE for a cluster that runs")
+/// Which programs of a control plane are optional.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct With {
+    pub(crate) scheduler: bool,
+    pub(crate) controller_manager: bool,
+}
+
+impl With {
+    /// What `--with` asks for.
+    ///
+    /// # Errors
+    /// When it is not offered.
+    pub(crate) fn of(parts: &[Part]) -> Result<Self, Failure> {
+        if parts.contains(&Part::Kubelet) {
+            return Err(Failure::new("COR-UP-009", "a kubelet is not offered yet")
+                .help("it needs the CRI door of the node, which does not exist yet; MikromVMs need none")
+                .exit(crate::error::exit::UNSUPPORTED));
+        }
+        Ok(Self {
+            scheduler: parts.contains(&Part::Scheduler),
+            controller_manager: parts.contains(&Part::ControllerManager),
         })
-    };
+    }
+}
+
+fn find(name: &str, tools: Option<&Path>) -> Result<PathBuf, Failure> {
+    find_tool(name, tools).ok_or_else(|| {
+        Failure::new("COR-UP-001", format!("{name} is not to be found")).help(
+            "in a checkout: cargo xtask setup\nelsewhere: --tools DIR, or --kubeconfig FILE for a cluster that runs",
+        )
+    })
+}
+
+/// etcd and kube-apiserver, and the kubeconfig that leads to them.
+pub(crate) fn programs(
+    state: &Path,
+    tools: Option<&Path>,
+    ports: Ports,
+    with: With,
+) -> miette::Result<Vec<Program>> {
     let dir = state.join("plane");
     super::make_dir(&dir)?;
-    let at = dir.display();
     let token = secrets(&dir)?;
     kubeconfig(&state.join("kubeconfig"), ports.apiserver, &token)?;
-    let Ports { etcd, etcd_peer, apiserver, .. } = ports;
-    let etcd = Program {
-        name: "etcd",
-        path: find("etcd")?,
-        args: vec![
-            format!("--data-dir={at}/etcd"),
-            format!("--listen-client-urls=http://127.0.0.1:{etcd}"),
-            format!("--advertise-client-urls=http://127.0.0.1:{etcd}"),
-            format!("--listen-peer-urls=http://127.0.0.1:{etcd_peer}"),
-            "--log-level=warn".to_owned(),
-        ],
-    };
-    let client = ports.etcd;
-    let apiserver = Program {
-        name: "kube-apiserver",
-        path: find("kube-apiserver")?,
-        args: vec![
-            format!("--etcd-servers=http://127.0.0.1:{client}"),
-            "--bind-address=127.0.0.1".to_owned(),
-            // Nobody but this machine is told of it; without this a default route would be needed.
-            "--advertise-address=127.0.0.1".to_owned(),
-            "--endpoint-reconciler-type=none".to_owned(),
-            format!("--secure-port={apiserver}"),
-            format!("--cert-dir={at}/certs"),
-            format!("--token-auth-file={at}/tokens.csv"),
-            "--authorization-mode=Node,RBAC".to_owned(),
-            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            format!("--service-account-key-file={at}/sa.pub"),
-            format!("--service-account-signing-key-file={at}/sa.key"),
-            "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
-            // Without a controller manager nobody makes the default ServiceAccount.
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
-            "--allow-privileged=true".to_owned(),
-        ],
-    };
     link_kubectl(state, tools)?;
-    Ok(vec![etcd, apiserver])
+    Ok(vec![
+        Program { name: "etcd", path: find("etcd", tools)?, args: etcd(&dir, ports) },
+        Program {
+            name: "kube-apiserver",
+            path: find("kube-apiserver", tools)?,
+            args: apiserver(&dir, ports, with),
+        },
+    ])
+}
+
+fn etcd(dir: &Path, Ports { etcd, etcd_peer, .. }: Ports) -> Vec<String> {
+    vec![
+        format!("--data-dir={}/etcd", dir.display()),
+        format!("--listen-client-urls=http://127.0.0.1:{etcd}"),
+        format!("--advertise-client-urls=http://127.0.0.1:{etcd}"),
+        format!("--listen-peer-urls=http://127.0.0.1:{etcd_peer}"),
+        "--log-level=warn".to_owned(),
+    ]
+}
+
+fn apiserver(dir: &Path, Ports { etcd, apiserver, .. }: Ports, with: With) -> Vec<String> {
+    let at = dir.display();
+    let mut args = vec![
+        format!("--etcd-servers=http://127.0.0.1:{etcd}"),
+        "--bind-address=127.0.0.1".to_owned(),
+        // Nobody but this machine is told of it; without this a default route would be needed.
+        "--advertise-address=127.0.0.1".to_owned(),
+        "--endpoint-reconciler-type=none".to_owned(),
+        format!("--secure-port={apiserver}"),
+        format!("--cert-dir={at}/certs"),
+        format!("--token-auth-file={at}/tokens.csv"),
+        "--authorization-mode=Node,RBAC".to_owned(),
+        "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+        format!("--service-account-key-file={at}/sa.pub"),
+        format!("--service-account-signing-key-file={at}/sa.key"),
+        "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+        "--allow-privileged=true".to_owned(),
+    ];
+    if !with.controller_manager {
+        // Without a controller manager nobody makes the default ServiceAccount.
+        args.push("--disable-admission-plugins=ServiceAccount".to_owned());
+    }
+    args
+}
+
+/// Scheduler and controller manager, as far as they are wanted. They read files that a running API server has made.
+pub(crate) fn late_programs(
+    state: &Path,
+    tools: Option<&Path>,
+    ports: Ports,
+    with: With,
+) -> miette::Result<Vec<Program>> {
+    let kubeconfig = state.join("kubeconfig").display().to_string();
+    let common = |port: u16| {
+        let kubeconfig = &kubeconfig;
+        vec![
+            format!("--kubeconfig={kubeconfig}"),
+            format!("--authentication-kubeconfig={kubeconfig}"),
+            format!("--authorization-kubeconfig={kubeconfig}"),
+            "--leader-elect=false".to_owned(),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--secure-port={port}"),
+        ]
+    };
+    let mut programs = Vec::new();
+    if with.scheduler {
+        let (name, args) = ("kube-scheduler", common(ports.scheduler));
+        programs.push(Program { name, path: find(name, tools)?, args });
+    }
+    if with.controller_manager {
+        let (name, mut args) = ("kube-controller-manager", common(ports.controller_manager));
+        let at = state.join("plane");
+        args.push(format!("--service-account-private-key-file={}/sa.key", at.display()));
+        args.push(format!("--root-ca-file={}/certs/apiserver.crt", at.display()));
+        programs.push(Program { name, path: find(name, tools)?, args });
+    }
+    Ok(programs)
 }
 
 /// Signing key of ServiceAccounts and the administrator's token; made once.
@@ -147,26 +237,49 @@ fn link_kubectl(state: &Path, tools: Option<&Path>) -> miette::Result<()> {
     std::os::unix::fs::symlink(&kubectl, &link).into_diagnostic().wrap_err("link kubectl")
 }
 
-/// Waits until the API server says that it is ready.
-pub(crate) async fn wait_ready(kubeconfig: &Path) -> miette::Result<kube::Client> {
-    let deadline = Instant::now() + READY_LIMIT;
+/// Waits until the API server says that it is ready. A cluster that is not ours is up already, or is not.
+pub(crate) async fn wait_ready(kubeconfig: &Path, own: bool) -> miette::Result<kube::Client> {
+    let deadline = Instant::now() + if own { READY_LIMIT } else { FOREIGN_LIMIT };
     let client =
         announce::client(Some(kubeconfig), false).await?.ok_or_else(|| miette::miette!("no cluster"))?;
     let request = || http_get("/readyz");
     loop {
-        match client.request_text(request()?).await {
+        let why = match client.request_text(request()?).await {
             Ok(text) if text.trim() == "ok" => return Ok(client),
-            _ if Instant::now() > deadline => {
-                let help = "its log is logs/kube-apiserver.log in the state folder";
-                return Err(Failure::new("COR-UP-002", "the API server did not become ready")
-                    .help(help)
-                    .into());
-            }
-            _ => sleep(Duration::from_millis(100)).await,
+            Ok(text) => text,
+            Err(error) => chain(&error),
+        };
+        if Instant::now() > deadline {
+            let help = if own {
+                "its log is logs/kube-apiserver.log in the state folder".to_owned()
+            } else {
+                format!("check the cluster: kubectl --kubeconfig {} get --raw /readyz", kubeconfig.display())
+            };
+            let message = format!("the API server did not become ready: {}", crate::error::printable(&why));
+            return Err(Failure::new("COR-UP-002", message).help(help).into());
         }
+        sleep(Duration::from_millis(100)).await;
     }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |e| e.source());
+    causes.last().map(ToString::to_string).unwrap_or_default()
 }
 
 fn http_get(path: &str) -> miette::Result<http::Request<Vec<u8>>> {
     http::Request::get(path).body(vec![]).into_diagnostic()
+}
+
+/// Waits until something listens on the port.
+pub(crate) async fn wait_listening(name: &str, port: u16) -> Result<(), Failure> {
+    let deadline = Instant::now() + READY_LIMIT;
+    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        if Instant::now() > deadline {
+            let help = format!("its log is logs/{name}.log in the state folder");
+            return Err(Failure::new("COR-UP-012", format!("{name} did not become ready")).help(help));
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! coracle up ─┬─ etcd ── kube-apiserver      (unless --kubeconfig names a cluster)
+//!             ├─ kube-scheduler, kube-controller-manager      (--with)
 //!             ├─ coracle node ──▶ VMMs       (the VMMs outlive it)
-//!             └─ coracle operator
+//!             └─ coracle operator ── admission webhook
 //! ```
-//! A child that ends is started again. ^C, SIGTERM and `coracle down` take
-//! everything away but the state folder.
+//! A child that ends is started again, unless it never really runs. ^C, SIGTERM and
+//! `coracle down` take everything away but the state folder.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,19 +16,13 @@ use std::time::Duration;
 
 use coracle_hypervisor::ProcessId;
 use coracle_proto::host as pb;
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::{Api, Client};
 use miette::{IntoDiagnostic, WrapErr};
-use serde_json::json;
-use tokio::process::{Child, Command};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio::process::Command;
+use tokio::time::{Instant, sleep};
 
-use super::plane::{Ports, Program, programs, wait_ready};
+use super::cluster::{self, READY_LIMIT};
+use super::plane::{self, Ports, Program, With};
+use super::supervise::{CHILD_GRACE, Supervisor, terminate};
 use super::{default_tools, down, make_dir, pki};
 use crate::cli::{Global, UpArgs};
 use crate::commands::image::import;
@@ -37,14 +32,16 @@ use crate::tasks::stop_signal;
 /// Name of the image that `examples/mikromvm.yaml` runs.
 const DEMO: &str = "localhost/coracle/demo:1";
 
-/// From start to Ready of everything.
-const READY_LIMIT: Duration = Duration::from_secs(180);
-
-/// How long a child gets after SIGTERM.
-const CHILD_GRACE: Duration = Duration::from_secs(20);
-
 /// Starts the system; returns when it is stopped, or with `--detach` when it is Ready.
-pub(crate) async fn run(global: &Global, args: UpArgs) -> miette::Result<()> {
+pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
+    let with = With::of(&args.with)?;
+    if let Some(kubeconfig) = &args.kubeconfig {
+        args.kubeconfig = Some(readable(kubeconfig)?);
+        if !args.with.is_empty() {
+            let message = "--with adds to a local control plane, and --kubeconfig names another";
+            return Err(Failure::usage(message).into());
+        }
+    }
     let state = global.state();
     make_dir(&state)?;
     if args.detach {
@@ -56,22 +53,36 @@ pub(crate) async fn run(global: &Global, args: UpArgs) -> miette::Result<()> {
     pki::write(&state.join(down::SUPERVISOR_FILE), &own)?;
     let _absent = std::fs::remove_file(state.join("up.ready"));
     down::end_leftovers(&state).await;
-    let stop = CancellationToken::new();
-    let mut children = JoinSet::new();
-    let outcome = tokio::select! {
-        outcome = bring_up(&state, &args, &stop, &mut children) => outcome,
+    make_dir(&state.join("logs"))?;
+    let (mut children, mut gave_up) = Supervisor::new(state.join("logs"));
+    let mut outcome = tokio::select! {
+        outcome = bring_up(&state, &args, with, &mut children) => outcome,
+        Some(failure) = gave_up.recv() => Err(failure.into()),
         () = stop_signal() => Ok(()),
     };
     if outcome.is_ok() && state.join("up.ready").exists() {
-        stop_signal().await;
-        eprintln!("stopping");
+        tokio::select! {
+            () = stop_signal() => eprintln!("stopping"),
+            Some(failure) = gave_up.recv() => outcome = Err(failure.into()),
+        }
     }
     let _absent = std::fs::remove_file(state.join("up.ready"));
     down::stop_vms(global).await;
-    stop.cancel();
-    while children.join_next().await.is_some() {}
+    children.stop().await;
+    cluster::withdraw(&state).await;
     down::remove_traces(&state).await?;
     outcome
+}
+
+/// The whole path of a kubeconfig that can be read.
+fn readable(kubeconfig: &Path) -> miette::Result<PathBuf> {
+    let path = std::path::absolute(kubeconfig).into_diagnostic()?;
+    match File::open(&path) {
+        Ok(_) => Ok(path),
+        Err(error) => Err(Failure::usage(format!("read the kubeconfig {}: {error}", path.display()))
+            .help("leave --kubeconfig out to start a control plane of this machine's own")
+            .into()),
+    }
 }
 
 /// One supervisor per state folder.
@@ -103,16 +114,19 @@ async fn detach(state: &Path, args: &UpArgs) -> miette::Result<()> {
     if args.no_demo {
         command.arg("--no-demo");
     }
+    for part in &args.with {
+        command.arg("--with").arg(part.as_str());
+    }
+    if let Some(host) = &args.webhook_url_host {
+        command.arg("--webhook-url-host").arg(host);
+    }
     command.stdin(Stdio::null()).stdout(log.try_clone().into_diagnostic()?).stderr(log).process_group(0);
     let mut child = command.spawn().into_diagnostic().wrap_err("start the background process")?;
     let mut shown = 0;
     let ended = loop {
-        let text = std::fs::read_to_string(&log_path).unwrap_or_default();
-        for line in text.lines().skip(shown) {
-            eprintln!("{line}");
-            shown += 1;
-        }
+        shown += show(&log_path, shown);
         if state.join("up.ready").exists() {
+            show(&log_path, shown);
             return Ok(());
         }
         tokio::select! {
@@ -124,36 +138,39 @@ async fn detach(state: &Path, args: &UpArgs) -> miette::Result<()> {
             () = sleep(Duration::from_millis(100)) => {}
         }
     };
+    show(&log_path, shown);
     let help = format!("the whole story: {}, and logs/ beside it", log_path.display());
     Err(Failure::new("COR-UP-004", format!("the system did not come up ({ended})")).help(help).into())
 }
 
-async fn bring_up(
-    state: &Path,
-    args: &UpArgs,
-    stop: &CancellationToken,
-    children: &mut JoinSet<()>,
-) -> miette::Result<()> {
+/// Prints the lines of a log after the first `shown`, and says how many they were.
+fn show(log: &Path, shown: usize) -> usize {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    text.lines().skip(shown).inspect(|line| eprintln!("{line}")).count()
+}
+
+async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Supervisor) -> miette::Result<()> {
     let began = Instant::now();
     let say = |what: &str| eprintln!("{:>6.1} s  {what}", began.elapsed().as_secs_f64());
     let ports = Ports::load_or_choose(state)?;
+    let own = args.kubeconfig.is_none();
     let kubeconfig = args.kubeconfig.clone().unwrap_or_else(|| state.join("kubeconfig"));
-    make_dir(&state.join("logs"))?;
-    if args.kubeconfig.is_none() {
-        for program in programs(state, args.tools.as_deref(), ports)? {
-            children.spawn(supervise(state.join("logs"), program, stop.clone()));
+    cluster::note_foreign(state, args.kubeconfig.as_deref())?;
+    if own {
+        for program in plane::programs(state, args.tools.as_deref(), ports, with)? {
+            children.start(program);
         }
     }
-    let client = wait_ready(&kubeconfig).await?;
+    let client = plane::wait_ready(&kubeconfig, own).await?;
     say("API server ready");
-    install(&client).await?;
+    for program in plane::late_programs(state, args.tools.as_deref(), ports, with)? {
+        children.start(program);
+    }
+    cluster::install(&client).await?;
     let pki = pki::make(&state.join("pki"))?;
+    cluster::publish_client(&client, &pki).await?;
     let boot = boot_files(state, args.tools.as_deref())?;
-    children.spawn(supervise(
-        state.join("logs"),
-        node(state, &kubeconfig, &boot, ports, &pki)?,
-        stop.clone(),
-    ));
+    children.start(node(state, &kubeconfig, &boot, ports, &pki)?);
     let mut host = wait_host(state).await?;
     let info = host.info(pb::InfoRequest {}).await.map_err(Failure::from)?.into_inner();
     let driver = info.drivers.first().cloned().unwrap_or_default();
@@ -171,53 +188,39 @@ async fn bring_up(
         import(&mut host, &source, Some(DEMO), crate::cli::ProgressMode::None).await?;
         say(&format!("image {DEMO} imported"));
     }
-    children.spawn(supervise(state.join("logs"), operator(&kubeconfig, &pki)?, stop.clone()));
-    wait_leases(&client).await?;
-    say("operator ready");
+    // A foreign API server reaches this machine by a name that only its user knows.
+    let webhook = args.webhook_url_host.clone().or_else(|| own.then(|| "127.0.0.1".to_owned()));
+    children.start(operator(&kubeconfig, ports, webhook.as_deref(), &pki)?);
+    cluster::wait_leases(&client).await?;
+    if webhook.is_some() {
+        cluster::wait_admission(&client).await?;
+    }
+    say(if webhook.is_some() { "operator ready, admission answers" } else { "operator ready" });
+    wait_late(&client, ports, with).await?;
     pki::write(&state.join("up.ready"), format!("{}\n", std::process::id()).as_bytes())?;
     eprintln!();
     eprintln!("  export KUBECONFIG={}", kubeconfig.display());
-    eprintln!("  export PATH={}:$PATH", state.join("bin").display());
+    if own {
+        eprintln!("  export PATH={}:$PATH", state.join("bin").display());
+    }
     eprintln!("  kubectl apply -f examples/mikromvm.yaml && kubectl get mvm -w");
     eprintln!();
     Ok(())
 }
 
-fn or_none(text: &str) -> &str {
-    if text.is_empty() { "a network of their own" } else { text }
-}
-
-/// Namespace and custom resources; applying them again changes nothing.
-async fn install(client: &Client) -> miette::Result<()> {
-    let params = PatchParams::apply("coracle-up").force();
-    let name = coracle_api::keys::SYSTEM_NAMESPACE;
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    namespaces
-        .patch(name, &params, &Patch::Apply(&namespace))
-        .await
-        .into_diagnostic()
-        .wrap_err("make the namespace")?;
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    for crd in coracle_api::crds() {
-        let name = crd.metadata.name.clone().unwrap_or_default();
-        definitions
-            .patch(&name, &params, &Patch::Apply(&crd))
-            .await
-            .into_diagnostic()
-            .wrap_err_with(|| format!("apply {name}"))?;
-        let established = kube::runtime::wait::await_condition(
-            definitions.clone(),
-            &name,
-            kube::runtime::wait::conditions::is_crd_established(),
-        );
-        timeout(Duration::from_secs(20), established)
-            .await
-            .into_diagnostic()
-            .wrap_err_with(|| format!("{name} is not established"))?
-            .into_diagnostic()?;
+async fn wait_late(client: &kube::Client, ports: Ports, with: With) -> miette::Result<()> {
+    if with.scheduler {
+        plane::wait_listening("kube-scheduler", ports.scheduler).await?;
+    }
+    if with.controller_manager {
+        plane::wait_listening("kube-controller-manager", ports.controller_manager).await?;
+        cluster::wait_service_account(client).await?;
     }
     Ok(())
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "a network of their own" } else { text }
 }
 
 /// The kernel and initramfs of this system are its own copy: a new set-up does
@@ -262,6 +265,7 @@ fn node(
         ("--state", show(state)),
         ("--boot", show(boot)),
         ("--agent-listen", format!("127.0.0.1:{}", ports.agent)),
+        ("--host-listen", format!("127.0.0.1:{}", ports.host)),
         ("--tls-cert", show(&pki.node.0)),
         ("--tls-key", show(&pki.node.1)),
         ("--tls-client-ca", show(&pki.ca)),
@@ -271,14 +275,24 @@ fn node(
     own_program("node", &args)
 }
 
-fn operator(kubeconfig: &Path, pki: &pki::Pki) -> miette::Result<Program> {
+fn operator(
+    kubeconfig: &Path,
+    ports: Ports,
+    webhook: Option<&str>,
+    pki: &pki::Pki,
+) -> miette::Result<Program> {
     let show = |path: &Path| path.display().to_string();
-    let args = [
+    let mut args = vec![
         ("--kubeconfig", show(kubeconfig)),
         ("--agent-ca", show(&pki.ca)),
         ("--agent-cert", show(&pki.operator.0)),
         ("--agent-key", show(&pki.operator.1)),
     ];
+    if let Some(host) = webhook {
+        let address = if host == "127.0.0.1" { "127.0.0.1" } else { "0.0.0.0" };
+        args.push(("--webhook-listen", format!("{address}:{}", ports.webhook)));
+        args.push(("--webhook-url-host", host.to_owned()));
+    }
     own_program("operator", &args)
 }
 
@@ -286,47 +300,6 @@ fn own_program(name: &'static str, flags: &[(&str, String)]) -> miette::Result<P
     let path = std::env::current_exe().into_diagnostic()?;
     let args = flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]);
     Ok(Program { name, path, args: std::iter::once(name.to_owned()).chain(args).collect() })
-}
-
-/// Runs a child until `stop`; starts it again a second after it ended.
-async fn supervise(logs: PathBuf, program: Program, stop: CancellationToken) {
-    while !stop.is_cancelled() {
-        match spawn(&logs, &program) {
-            Ok(mut child) => {
-                tokio::select! {
-                    ended = child.wait() => {
-                        let how = ended.map_or_else(|e| e.to_string(), |status| status.to_string());
-                        eprintln!("{} ended ({how}), starting it again; see logs/{}.log", program.name, program.name);
-                    }
-                    () = stop.cancelled() => terminate(&mut child, CHILD_GRACE).await,
-                }
-            }
-            Err(error) => eprintln!("{} cannot be started: {error}", program.name),
-        }
-        stop.run_until_cancelled(sleep(Duration::from_secs(1))).await;
-    }
-}
-
-fn spawn(logs: &Path, program: &Program) -> std::io::Result<Child> {
-    let log = File::options().create(true).append(true).open(logs.join(format!("{}.log", program.name)))?;
-    Command::new(&program.path)
-        .args(&program.args)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .process_group(0)
-        .spawn()
-}
-
-async fn terminate(child: &mut Child, grace: Duration) {
-    if let Some(pid) =
-        child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
-    {
-        let _already_gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-    }
-    if timeout(grace, child.wait()).await.is_err() {
-        let _already_gone = child.kill().await;
-    }
 }
 
 async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<tonic::transport::Channel>> {
@@ -343,32 +316,5 @@ async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<t
             }
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
-    }
-}
-
-/// Ready means: the node is announced and an operator leads.
-async fn wait_leases(client: &Client) -> miette::Result<()> {
-    let leases: Api<Lease> = Api::namespaced(client.clone(), coracle_api::keys::SYSTEM_NAMESPACE);
-    let held = |lease: &Lease| {
-        lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref()).is_some_and(|h| !h.is_empty())
-    };
-    let deadline = Instant::now() + READY_LIMIT;
-    loop {
-        let found = leases.list(&ListParams::default()).await.into_diagnostic()?.items;
-        let node = found.iter().any(|l| {
-            l.metadata.labels.as_ref().is_some_and(|l| l.contains_key(coracle_api::keys::node::AGENT_LABEL))
-        });
-        let operator =
-            found.iter().any(|l| l.metadata.name.as_deref() == Some("coracle-mikromvm") && held(l));
-        if node && operator {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            let help = "their logs are logs/node.log and logs/operator.log in the state folder";
-            return Err(Failure::new("COR-UP-007", "node and operator did not become ready")
-                .help(help)
-                .into());
-        }
-        sleep(Duration::from_millis(100)).await;
     }
 }

@@ -1,0 +1,223 @@
+//! What `coracle up` puts into a cluster, waits for in it, and takes back.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use coracle_api::keys::{CLIENT_SECRET, SYSTEM_NAMESPACE, node as keys};
+use coracle_api::{MikromVM, MikromVMSpec};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Secret, ServiceAccount};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use miette::{IntoDiagnostic, WrapErr};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{announce, pki};
+use crate::error::Failure;
+
+/// From start to Ready of each part.
+pub(crate) const READY_LIMIT: Duration = Duration::from_secs(180);
+
+/// A cluster that does not answer keeps nobody from going down.
+const WITHDRAW_LIMIT: Duration = Duration::from_secs(10);
+
+/// Field manager of what is applied here.
+const MANAGER: &str = "coracle-up";
+
+/// Where the cluster is noted whose traces are to be removed.
+const RECORD: &str = "cluster.json";
+
+/// Namespace and custom resources; applying them again changes nothing.
+pub(crate) async fn install(client: &Client) -> miette::Result<()> {
+    let params = PatchParams::apply(MANAGER).force();
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}});
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces
+        .patch(SYSTEM_NAMESPACE, &params, &Patch::Apply(&namespace))
+        .await
+        .into_diagnostic()
+        .wrap_err("make the namespace")?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in coracle_api::crds() {
+        let name = crd.metadata.name.clone().unwrap_or_default();
+        definitions
+            .patch(&name, &params, &Patch::Apply(&crd))
+            .await
+            .into_diagnostic()
+            .wrap_err_with(|| format!("apply {name}"))?;
+        let established = kube::runtime::wait::await_condition(
+            definitions.clone(),
+            &name,
+            kube::runtime::wait::conditions::is_crd_established(),
+        );
+        timeout(Duration::from_secs(20), established)
+            .await
+            .into_diagnostic()
+            .wrap_err_with(|| format!("{name} is not established"))?
+            .into_diagnostic()?;
+    }
+    Ok(())
+}
+
+/// What the command line shows to nodes when it comes through the cluster: whoever may read the Secret may use them.
+pub(crate) async fn publish_client(client: &Client, pki: &pki::Pki) -> miette::Result<()> {
+    let read = |path: &Path| std::fs::read(path).map(ByteString).into_diagnostic();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+        "metadata": {"name": CLIENT_SECRET},
+        "data": {"ca.crt": read(&pki.ca)?, "tls.crt": read(&pki.client.0)?, "tls.key": read(&pki.client.1)?},
+    });
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let params = PatchParams::apply(MANAGER).force();
+    secrets
+        .patch(CLIENT_SECRET, &params, &Patch::Apply(&secret))
+        .await
+        .into_diagnostic()
+        .wrap_err("store the command line's certificate")
+        .map(drop)
+}
+
+/// Ready means: the node is announced and an operator leads.
+pub(crate) async fn wait_leases(client: &Client) -> miette::Result<()> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let held = |lease: &Lease| {
+        lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref()).is_some_and(|h| !h.is_empty())
+    };
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        let found = leases.list(&ListParams::default()).await.into_diagnostic()?.items;
+        let node = found
+            .iter()
+            .any(|l| l.metadata.labels.as_ref().is_some_and(|l| l.contains_key(keys::AGENT_LABEL)));
+        let operator =
+            found.iter().any(|l| l.metadata.name.as_deref() == Some("coracle-mikromvm") && held(l));
+        if node && operator {
+            return Ok(());
+        }
+        let help = "their logs are logs/node.log and logs/operator.log in the state folder";
+        pause(deadline, || Failure::new("COR-UP-007", "node and operator did not become ready").help(help))
+            .await?;
+    }
+}
+
+/// Admission answers when an object that is not stored gets a verdict, whichever.
+pub(crate) async fn wait_admission(client: &Client) -> miette::Result<()> {
+    let spec =
+        MikromVMSpec { image: "check".into(), vcpu_count: 1, memory_mib: 128, ..MikromVMSpec::default() };
+    let check = MikromVM::new("coracle-admission-check", spec);
+    let vms: Api<MikromVM> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let hooks: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let dry_run = PostParams { dry_run: true, field_manager: None };
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        let installed = hooks.get_opt(&webhook_name()).await.into_diagnostic()?.is_some();
+        let why = match vms.create(&dry_run, &check).await {
+            _ if !installed => "it is not installed".to_owned(),
+            Err(kube::Error::Api(status)) if status.message.contains("calling webhook") => status.message,
+            Err(kube::Error::Api(_)) | Ok(_) => return Ok(()),
+            Err(error) => error.to_string(),
+        };
+        let help = "its log is logs/operator.log in the state folder; the API server must be able to dial this machine";
+        pause(deadline, || {
+            Failure::new("COR-UP-010", format!("admission does not answer: {why}")).help(help)
+        })
+        .await?;
+    }
+}
+
+/// The controller manager works when it has made what every Pod needs.
+pub(crate) async fn wait_service_account(client: &Client) -> miette::Result<()> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let deadline = Instant::now() + READY_LIMIT;
+    while accounts.get_opt("default").await.into_diagnostic()?.is_none() {
+        let help = "its log is logs/kube-controller-manager.log in the state folder";
+        pause(deadline, || {
+            Failure::new("COR-UP-011", "the controller manager did not become ready").help(help)
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Waits a moment, or fails when it is too late.
+async fn pause(deadline: Instant, failure: impl FnOnce() -> Failure) -> Result<(), Failure> {
+    if Instant::now() > deadline {
+        return Err(failure());
+    }
+    sleep(Duration::from_millis(100)).await;
+    Ok(())
+}
+
+fn webhook_name() -> String {
+    coracle_admission::Config::default().name
+}
+
+/// Which cluster a system works for, when it is not its own.
+#[derive(Serialize, Deserialize)]
+struct Foreign {
+    kubeconfig: PathBuf,
+    node: String,
+}
+
+/// Notes a cluster that is not ours, before anything is put into it.
+pub(crate) fn note_foreign(state: &Path, kubeconfig: Option<&Path>) -> miette::Result<()> {
+    let path = state.join(RECORD);
+    match kubeconfig {
+        Some(kubeconfig) => {
+            let foreign = Foreign { kubeconfig: kubeconfig.to_owned(), node: super::hostname() };
+            pki::write(&path, &serde_json::to_vec(&foreign).into_diagnostic()?)
+        }
+        None => {
+            let _absent = std::fs::remove_file(path);
+            Ok(())
+        }
+    }
+}
+
+/// Takes back what would harm a cluster that lives on without us: a webhook that nobody answers, a node that is gone.
+/// Objects of users and their definitions stay. Idempotent; without such a cluster, nothing.
+pub(crate) async fn withdraw(state: &Path) {
+    let path = state.join(RECORD);
+    let Some(foreign) =
+        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Foreign>(&bytes).ok())
+    else {
+        return;
+    };
+    let outcome = match timeout(WITHDRAW_LIMIT, withdraw_from(&foreign)).await {
+        Ok(outcome) => outcome.map_err(|e| format!("{e:?}")),
+        Err(_) => Err("no answer".to_owned()),
+    };
+    match outcome {
+        Ok(()) => {
+            let _absent = std::fs::remove_file(path);
+        }
+        Err(why) => eprintln!(
+            "the cluster of {} keeps our webhook configuration {} and Lease {}: {why}",
+            foreign.kubeconfig.display(),
+            webhook_name(),
+            foreign.node
+        ),
+    }
+}
+
+async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
+    let client = announce::client(Some(&foreign.kubeconfig), false)
+        .await?
+        .ok_or_else(|| miette::miette!("no cluster"))?;
+    let params = DeleteParams::default();
+    let absent_is_ok = |outcome: Result<(), kube::Error>| match outcome {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.into_diagnostic(),
+    };
+    let hooks: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    absent_is_ok(hooks.delete(&webhook_name(), &params).await.map(drop))?;
+    let leases: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
+    let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    absent_is_ok(secrets.delete(CLIENT_SECRET, &params).await.map(drop))
+}

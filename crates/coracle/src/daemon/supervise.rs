@@ -1,0 +1,176 @@
+//! Children of `coracle up`: started, started again when they end, and given up
+//! when they do not really run.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::plane::Program;
+use crate::error::Failure;
+
+/// A program that ends sooner than this after its start has not really run.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// So many ends at once in a row, and the next would be no different.
+const TRIES: u32 = 3;
+
+/// Between an end and the next start.
+const PAUSE: Duration = Duration::from_millis(700);
+
+/// How long a child gets after SIGTERM.
+pub(crate) const CHILD_GRACE: Duration = Duration::from_secs(20);
+
+/// Lines of a program's log that go into the report of its failure.
+const LAST_LINES: usize = 8;
+
+/// Most bytes of a log that are looked at for them.
+const LAST_BYTES: usize = 16 * 1024;
+
+/// Owns the children of one system.
+pub(crate) struct Supervisor {
+    logs: PathBuf,
+    stop: CancellationToken,
+    children: JoinSet<()>,
+    gave_up: mpsc::Sender<Failure>,
+}
+
+impl Supervisor {
+    /// The second half tells of the first program that is given up.
+    pub(crate) fn new(logs: PathBuf) -> (Self, mpsc::Receiver<Failure>) {
+        let (gave_up, failures) = mpsc::channel(1);
+        (Self { logs, stop: CancellationToken::new(), children: JoinSet::new(), gave_up }, failures)
+    }
+
+    /// Keeps `program` running until [`Self::stop`].
+    pub(crate) fn start(&mut self, program: Program) {
+        let (logs, stop, gave_up) = (self.logs.clone(), self.stop.clone(), self.gave_up.clone());
+        self.children.spawn(async move {
+            if let Err(failure) = supervise(&logs, &program, &stop).await {
+                let _another_was_first = gave_up.try_send(failure);
+            }
+        });
+    }
+
+    /// Ends every child and waits for it.
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        while self.children.join_next().await.is_some() {}
+    }
+}
+
+/// Runs a program until `stop`, and again when it ends.
+async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> Result<(), Failure> {
+    let log = logs.join(format!("{}.log", program.name));
+    let mut short_lives = 0;
+    while !stop.is_cancelled() {
+        let began = Instant::now();
+        let how = match spawn(&log, program) {
+            Ok(mut child) => tokio::select! {
+                ended = child.wait() => ended.map_or_else(|e| e.to_string(), |status| status.to_string()),
+                () = stop.cancelled() => {
+                    terminate(&mut child, CHILD_GRACE).await;
+                    return Ok(());
+                }
+            },
+            Err(error) => format!("it cannot be started: {error}"),
+        };
+        short_lives = if began.elapsed() < AT_ONCE { short_lives + 1 } else { 0 };
+        if short_lives >= TRIES {
+            return Err(gave_up(program.name, &how, &log));
+        }
+        eprintln!("{} ended ({how}), starting it again; see logs/{}.log", program.name, program.name);
+        stop.run_until_cancelled(sleep(PAUSE)).await;
+    }
+    Ok(())
+}
+
+fn gave_up(name: &str, how: &str, log: &Path) -> Failure {
+    let last = last_lines(&std::fs::read(log).unwrap_or_default());
+    let mut message = format!("{name} ended {TRIES} times right after its start ({how})");
+    for line in last {
+        message += "\n  | ";
+        message += &line;
+    }
+    Failure::new("COR-UP-008", message).help(format!("its whole log: {}", log.display()))
+}
+
+/// The last lines of a log, fit for a terminal. Pure.
+fn last_lines(log: &[u8]) -> Vec<String> {
+    let tail = &log[log.len().saturating_sub(LAST_BYTES)..];
+    let text = String::from_utf8_lossy(tail);
+    let lines: Vec<_> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    let from = lines.len().saturating_sub(LAST_LINES);
+    lines[from..].iter().map(|line| crate::error::printable(line)).collect()
+}
+
+fn spawn(log: &Path, program: &Program) -> std::io::Result<Child> {
+    let log = File::options().create(true).append(true).open(log)?;
+    Command::new(&program.path)
+        .args(&program.args)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0)
+        .spawn()
+}
+
+/// SIGTERM, then SIGKILL after `grace`.
+pub(crate) async fn terminate(child: &mut Child, grace: Duration) {
+    if let Some(pid) =
+        child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
+    {
+        let _already_gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    if timeout(grace, child.wait()).await.is_err() {
+        let _already_gone = child.kill().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(path: &Path, args: &[&str]) -> Program {
+        Program { name: "etcd", path: path.to_owned(), args: args.iter().map(|a| (*a).to_owned()).collect() }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_dies_at_once_is_given_up_with_its_last_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut supervisor, mut failures) = Supervisor::new(dir.path().to_owned());
+        let script = "echo first; echo 'listen tcp 127.0.0.1:2379: address in use' >&2; exit 3";
+        supervisor.start(program(Path::new("/bin/sh"), &["-c", script]));
+        let failure = timeout(Duration::from_secs(5), failures.recv()).await.unwrap().unwrap();
+        assert_eq!(failure.code, "COR-UP-008");
+        assert!(failure.message.starts_with("etcd ended 3 times right after its start (exit status: 3)"));
+        assert!(failure.message.contains("| listen tcp 127.0.0.1:2379: address in use"), "{failure}");
+        assert!(failure.help.unwrap().ends_with("etcd.log"));
+        supervisor.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_not_there_is_given_up_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut supervisor, mut failures) = Supervisor::new(dir.path().to_owned());
+        supervisor.start(program(Path::new("/nowhere/etcd"), &[]));
+        let failure = timeout(Duration::from_secs(5), failures.recv()).await.unwrap().unwrap();
+        assert!(failure.message.contains("cannot be started"), "{failure}");
+        supervisor.stop().await;
+    }
+
+    #[test]
+    fn last_lines_are_few_and_harmless() {
+        let log: Vec<u8> = (0..100).flat_map(|n| format!("line {n}\n\n").into_bytes()).collect();
+        let lines = last_lines(&log);
+        assert_eq!((lines.len(), lines[0].as_str()), (LAST_LINES, "line 92"));
+        assert_eq!(last_lines(b"\x1b[2Jgone\xff"), [" [2Jgone\u{fffd}"]);
+        assert!(last_lines(b"").is_empty());
+    }
+}
