@@ -47,16 +47,35 @@ pub(crate) fn run_all(only: &[String]) -> Result<()> {
     if failed { bail!("a suite failed") } else { Ok(()) }
 }
 
-/// What cargo has built, in the order of its report.
-fn suites() -> Result<Vec<Suite>> {
+/// The product as the tests use it: built if it is not.
+pub(crate) fn product() -> Result<PathBuf> {
+    let is_product = |m: &Value| {
+        m["target"]["name"] == "coracle" && m["target"]["kind"][0] == "bin" && m["profile"]["test"] == false
+    };
+    let built = artifacts()?;
+    let found = built.iter().filter(|m| is_product(m)).find_map(|m| m["executable"].as_str());
+    found.map(PathBuf::from).context("cargo did not report the binary coracle")
+}
+
+/// Everything that cargo has built for the tests, in the order of its report.
+fn artifacts() -> Result<Vec<Value>> {
     let output = Command::new("cargo")
-        .args(["test", "--locked", "--workspace", "--no-run", "--message-format", "json"])
+        .args(["test", "--locked", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"])
         .current_dir(root())
+        .stderr(std::process::Stdio::inherit())
         .output()
         .context("run cargo test --no-run")?;
+    if !output.status.success() {
+        bail!("the tests do not build");
+    }
+    let text = String::from_utf8(output.stdout)?;
+    text.lines().map(|line| serde_json::from_str(line).context("read a message of cargo")).collect()
+}
+
+/// The test programs among them.
+fn suites() -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
-    for line in String::from_utf8(output.stdout)?.lines() {
-        let message: Value = serde_json::from_str(line).context("read a message of cargo")?;
+    for message in artifacts()? {
         let Some(program) = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)
         else {
             continue;

@@ -1,5 +1,6 @@
 //! What no compiler checks: which crate may depend on which, and how long a file may be.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -53,13 +54,21 @@ const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rus
 /// Longest production file.
 const LINES_MAX: usize = 800;
 
+/// Where every metric has a line.
+const METRICS: &str = "docs/reference/metrics.md";
+
 /// Fails with every violation at once.
 pub(crate) fn check() -> Result<()> {
     let mut wrong = Vec::new();
+    let product = product()?;
+    let reference = fs::read_to_string(root().join(METRICS)).with_context(|| format!("read {METRICS}"))?;
     for (name, manifest) in members()? {
         dependencies(&name, &manifest, &mut wrong)?;
         let dir = Path::new(&manifest).parent().context("manifest without a folder")?;
         lengths(&dir.join("src"), &mut wrong)?;
+        if product.contains(&name) {
+            metrics(&dir.join("src"), &reference, &mut wrong)?;
+        }
     }
     if wrong.is_empty() {
         return Ok(());
@@ -126,4 +135,52 @@ fn lengths(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The crates that the binary is made of: nobody scrapes the metrics of the others yet.
+fn product() -> Result<BTreeSet<String>> {
+    let members = members()?;
+    let mut found = BTreeSet::from(["coracle".to_owned()]);
+    let mut open = vec!["coracle".to_owned()];
+    while let Some(name) = open.pop() {
+        let Some((_, manifest)) = members.iter().find(|(member, _)| *member == name) else { continue };
+        open.extend(direct(manifest)?.into_iter().filter(|dependency| found.insert(dependency.clone())));
+    }
+    Ok(found)
+}
+
+/// Every metric that a source registers has a line in the reference.
+fn metrics(dir: &Path, reference: &str, wrong: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            metrics(&path, reference, wrong)?;
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let source = fs::read_to_string(&path)?;
+            let missing = registered(&source).filter(|name| !reference.contains(&format!("`{name}")));
+            let shown = path.strip_prefix(root()).unwrap_or(&path).display();
+            wrong.extend(missing.map(|name| format!("{shown}: the metric {name} has no line in {METRICS}")));
+        }
+    }
+    Ok(())
+}
+
+/// Names of metrics in a source that has to do with a registry. Pure.
+fn registered(source: &str) -> impl Iterator<Item = &str> {
+    let literals = source.split('"').skip(1).step_by(2);
+    let plain = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    let ours = |name: &&str| name.starts_with("coracle_") || name.starts_with("firecracker_");
+    literals.filter(move |_| source.contains("prometheus_client")).filter(plain).filter(ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_found_by_their_names() {
+        let source = r#"use prometheus_client; r.register("coracle_vm_state", "State"); f("coracle-x"); g("firecracker_a")"#;
+        assert_eq!(registered(source).collect::<Vec<_>>(), ["coracle_vm_state", "firecracker_a"]);
+        assert_eq!(registered(r#"nft("coracle_table")"#).count(), 0);
+    }
 }
