@@ -53,14 +53,16 @@ async fn in_cluster(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     };
     let mut printed: Vec<Happened> = of_cluster(&cluster, only.as_deref()).await?;
     print(&args.output, &printed, true)?;
-    while args.watch {
+    if !args.watch {
+        return Ok(());
+    }
+    loop {
         sleep(LOOK).await;
         let all = of_cluster(&cluster, only.as_deref()).await?;
         let news: Vec<_> = all.iter().filter(|h| !printed.contains(h)).cloned().collect();
         print(&args.output, &news, false)?;
         printed = all;
     }
-    Ok(())
 }
 
 /// What the cluster has noted, of all VMs or of one.
