@@ -2,6 +2,7 @@
 //! and views of the foreign objects that they are about.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
+#![expect(clippy::duplicated_attributes, reason = "columns of a table have types, and some the same")]
 
 pub mod foreign;
 pub mod names;

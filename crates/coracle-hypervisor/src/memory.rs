@@ -73,14 +73,14 @@ impl SealedFile {
     ///
     /// # Errors
     /// When the kernel does not tell.
-    pub fn len(&self) -> io::Result<u64> {
+    pub fn length(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
 
     /// Memory that it takes, in bytes.
     ///
     /// # Errors
-    /// As [`SealedFile::len`].
+    /// As [`SealedFile::length`].
     pub fn resident(&self) -> io::Result<u64> {
         use std::os::unix::fs::MetadataExt;
         Ok(self.0.metadata()?.blocks() * 512)
@@ -113,9 +113,9 @@ impl SealedFile {
     /// When the disk is full, for one.
     pub fn store(&self, target: &Path, mut seen: impl FnMut(u64, &[u8])) -> io::Result<()> {
         let mut out = File::options().write(true).create(true).truncate(true).open(target)?;
-        out.set_len(self.len()?)?;
+        out.set_len(self.length()?)?;
         let source = self.reopen()?;
-        each_piece(&source, self.len()?, |offset, piece| {
+        each_piece(&source, self.length()?, |offset, piece| {
             out.seek(SeekFrom::Start(offset))?;
             out.write_all(piece)?;
             seen(offset, piece);
@@ -214,7 +214,7 @@ mod tests {
         let back =
             SealedFile::load("back", &dir.path().join("ram"), |at, piece| loaded.push((at, piece.to_vec())));
         let back = back.unwrap();
-        assert_eq!(back.len().unwrap(), 64 << 20);
+        assert_eq!(back.length().unwrap(), 64 << 20);
         assert!(back.resident().unwrap() < 1 << 20, "holes take no memory");
         let read = |file: &SealedFile| {
             let mut bytes = vec![0; 5000];

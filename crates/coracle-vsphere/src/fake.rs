@@ -404,7 +404,7 @@ impl Vsphere for FakeVsphere {
     }
 
     async fn create(&self, site: &Site, _store: &Store, spec: &VmSpec) -> Result<TaskId, VsphereError> {
-        self.start("CreateVM_Task", Effect::Create(spec.clone(), site.folder.clone())).await
+        self.start("CreateVM_Task", Effect::Create(Box::new(spec.clone()), site.folder.clone())).await
     }
 
     async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError> {

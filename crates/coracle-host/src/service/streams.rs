@@ -19,7 +19,7 @@ use crate::{GuestClient, Host, HostError, LogEntry, LogStream};
 fn guest_of(host: &Host, name: &str) -> Result<GuestClient, Status> {
     let view = host.get(name)?;
     let refused = |source| HostError::Refused { name: view.record.name.to_string(), source };
-    view.record.state.admit(Op::Guest).map_err(|e| refused(e))?;
+    view.record.state.admit(Op::Guest).map_err(refused)?;
     view.guest.clone().ok_or_else(|| {
         let source = Box::new(Status::unavailable("the guest agent is not connected"));
         HostError::Guest { name: view.record.name.to_string(), operation: "answers", source }.status()

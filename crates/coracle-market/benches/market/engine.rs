@@ -84,7 +84,7 @@ impl Load {
 
     fn place(&mut self, at_least: i64) {
         // Bids come in bursts: an operator places for one namespace after the other.
-        if self.bids % BURST == 0 {
+        if self.bids.is_multiple_of(BURST) {
             self.burst = (self.below(TENANTS), self.below(OWNERS));
         }
         let (tenant, owner) = self.burst;

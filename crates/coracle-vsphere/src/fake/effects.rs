@@ -6,7 +6,7 @@ use super::State;
 
 #[derive(Clone, Debug)]
 pub(super) enum Effect {
-    Create(VmSpec, Object),
+    Create(Box<VmSpec>, Object),
     Power(String, bool),
     Destroy(String),
     Change(String, Change),

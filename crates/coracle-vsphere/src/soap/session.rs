@@ -271,8 +271,7 @@ impl Session {
             let arguments = super::xml::el("specSet", set + &list) + "<options/>";
             let mut answer =
                 self.call("RetrievePropertiesEx", &self.content.property_collector, &arguments).await?;
-            loop {
-                let Some(page) = answer.get("returnval") else { break };
+            while let Some(page) = answer.get("returnval") {
                 all.extend(page.all("objects").filter_map(read_object));
                 let token = page.text_of("token").to_owned();
                 if token.is_empty() {

@@ -23,9 +23,11 @@ struct Door {
 #[derive(Debug, Default)]
 struct Known {
     door: Option<Door>,
-    /// Name → ids, with the category that each is in.
-    names: Option<Arc<HashMap<String, Vec<(String, String)>>>>,
+    names: Option<Arc<TagsByName>>,
 }
+
+/// Name → ids, with the category that each is in.
+type TagsByName = HashMap<String, Vec<(String, String)>>;
 
 /// What was asked once about tags.
 #[derive(Debug, Default)]
@@ -124,13 +126,10 @@ async fn open(session: &Session) -> Result<Door, VsphereError> {
     Err(VsphereError::Status { operation: "open a tagging session".into(), status: 404 })
 }
 
-async fn list(
-    session: &Session,
-    door: &Door,
-) -> Result<HashMap<String, Vec<(String, String)>>, VsphereError> {
+async fn list(session: &Session, door: &Door) -> Result<TagsByName, VsphereError> {
     let base = if door.is_api { "/api/cis/tagging/tag" } else { "/rest/com/vmware/cis/tagging/tag" };
     let ids = ask(session, door, Method::GET, base, None).await?;
-    let mut names: HashMap<String, Vec<(String, String)>> = HashMap::new();
+    let mut names = TagsByName::new();
     for id in ids.as_array().into_iter().flatten().filter_map(Value::as_str) {
         let path = if door.is_api { format!("{base}/{id}") } else { format!("{base}/id:{id}") };
         let tag = ask(session, door, Method::GET, &path, None).await?;
