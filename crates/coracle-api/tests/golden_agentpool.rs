@@ -43,7 +43,10 @@ fn defaults_are_applied_to_objects_made_before_there_was_one() {
     }))
     .unwrap();
     let (v, t, a) = (&pool.spec.vsphere, &pool.spec.template, &pool.spec.agent);
-    assert_eq!((v.datacenter.as_str(), v.guest_id.as_str(), v.scsi_type.as_str()), ("dc1", "rhel9_64Guest", "pvscsi"));
+    assert_eq!(
+        (v.datacenter.as_str(), v.guest_id.as_str(), v.scsi_type.as_str()),
+        ("dc1", "rhel9_64Guest", "pvscsi")
+    );
     assert_eq!((t.num_cpus, t.memory_mib, t.disk_gib), (4, 16384, 100));
     assert_eq!((a.role.as_str(), a.approve), ("worker", Some(true)));
 }
