@@ -16,7 +16,7 @@ use crate::{
     world::{POOL, Vcenter, World, eventually},
 };
 
-const LONG: Duration = Duration::from_secs(170);
+const LONG: Duration = Duration::from_secs(500);
 
 #[test]
 fn hypershift_scales_from_0_to_20_to_5_to_0_and_vcenter_follows() {
