@@ -36,7 +36,7 @@ const QUEUE: usize = 8;
 pub struct TemplatePolicy {
     /// False: every start is a cold boot, and nothing is kept.
     pub enabled: bool,
-    /// Templates kept; the ones longest unused go first.
+    /// Templates kept; the oldest go first.
     pub count_max: usize,
     /// A template older than this is taken anew.
     pub age_max: Duration,

@@ -2,7 +2,8 @@
 //! folder that its arguments name, spoken to over QMP.
 //!
 //! `argv.rs` turns a recipe into arguments (pure), `qmp.rs` speaks the
-//! monitor's protocol, `accel.rs` proves an accelerator before it is used.
+//! monitor's protocol, `accel.rs` proves an accelerator before it is used,
+//! `templates.rs` saves a machine and starts clones of it.
 //! No state is kept here: a driver made after a restart is as good as the first.
 
 mod accel;
