@@ -78,9 +78,7 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "status":
 		w.WriteHeader(hit.Status)
 	case "fault":
-		w.Header().Set("Content-Type", "text/xml; charset=utf-8")
-		w.WriteHeader(http.StatusInternalServerError)
-		fmt.Fprintf(w, faultText, hit.Fault, hit.Fault, hit.Detail, hit.Fault)
+		fault(w, hit.Fault, hit.Detail)
 	}
 }
 
@@ -88,12 +86,29 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (d *door) serve(w http.ResponseWriter, r *http.Request, method string, body []byte) {
 	switch method {
 	case "WaitForUpdatesEx":
-		d.updates.wait(d.next, w, r, body)
+		d.updates.wait(d.next, w, r, body, func() bool { return d.hasEnded(r) })
 		return
 	case "CreateFilter":
 		d.updates.noteFilter(r, body)
+	case "DestroyPropertyCollector":
+		d.updates.forget(key(r, body))
 	}
 	d.next.ServeHTTP(w, r)
+}
+
+// hasEnded says whether the session of a call that goes on has ended since.
+func (d *door) hasEnded(r *http.Request) bool {
+	cookie, err := r.Cookie("vmware_soap_session")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return err != nil || d.expired[cookie.Value]
+}
+
+// fault answers with a fault of that type.
+func fault(w http.ResponseWriter, kind, detail string) {
+	w.Header().Set("Content-Type", "text/xml; charset=utf-8")
+	w.WriteHeader(http.StatusInternalServerError)
+	fmt.Fprintf(w, faultText, kind, kind, detail, kind)
 }
 
 const faultText = `<?xml version="1.0" encoding="UTF-8"?>

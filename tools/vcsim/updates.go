@@ -33,13 +33,18 @@ type updates struct {
 	collectors map[string]*collector
 }
 
-func (u *updates) of(id string) *collector {
+// of is the collector of that key; nil: no filter was ever given to it.
+func (u *updates) of(key string) *collector {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.collectors[id] == nil {
-		u.collectors[id] = &collector{sent: map[string]map[string]string{}}
-	}
-	return u.collectors[id]
+	return u.collectors[key]
+}
+
+// forget drops a collector that is destroyed.
+func (u *updates) forget(key string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.collectors, key)
 }
 
 // child returns the raw XML of the first element of that name, and its text.
@@ -77,15 +82,33 @@ func (u *updates) noteFilter(r *http.Request, body []byte) {
 	raw, _ := child(body, "spec")
 	raw = strings.Replace(raw, "<spec>", "<specSet>", 1)
 	raw = raw[:strings.LastIndex(raw, "</")] + "</specSet>"
-	c := u.of(key(r, body))
+	id := key(r, body)
+	u.mu.Lock()
+	c := u.collectors[id]
+	if c == nil {
+		c = &collector{sent: map[string]map[string]string{}}
+		u.collectors[id] = c
+	}
+	u.mu.Unlock()
 	c.mu.Lock()
 	c.specs = append(c.specs, raw)
 	c.mu.Unlock()
 }
 
-// wait answers WaitForUpdatesEx.
-func (u *updates) wait(next http.Handler, w http.ResponseWriter, r *http.Request, body []byte) {
+// wait answers WaitForUpdatesEx. A session takes its collectors along when it ends: whoever waits then is told so, and
+// whoever asks for one of them in another session asks for an object that is not there.
+func (u *updates) wait(next http.Handler, w http.ResponseWriter, r *http.Request, body []byte, ended func() bool) {
+	if _, err := r.Cookie("vmware_soap_session"); err != nil {
+		next.ServeHTTP(w, r)
+		return
+	}
 	c := u.of(key(r, body))
+	if c == nil {
+		this, _ := child(body, "_this")
+		this = strings.ReplaceAll(this, "_this", "obj")
+		fault(w, "ManagedObjectNotFound", this)
+		return
+	}
 	_, version := child(body, "version")
 	_, longest := child(body, "maxWaitSeconds")
 	var seconds int
@@ -96,6 +119,10 @@ func (u *updates) wait(next http.Handler, w http.ResponseWriter, r *http.Request
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
+		if ended() {
+			fault(w, "NotAuthenticated", "")
+			return
+		}
 		now, status, answer := c.read(next, r)
 		if status != http.StatusOK {
 			w.WriteHeader(status)

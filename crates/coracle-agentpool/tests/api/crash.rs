@@ -28,7 +28,9 @@ async fn live(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> 
             let requests = w.requests().list(&ListParams::default()).await.unwrap().items;
             (requests.is_empty() && w.vcenter.vms().await.is_empty()).then_some(())
         };
-        anyhow::ensure!(eventually(gone).await.is_some(), "crash {crash:?}: not all is gone");
+        if eventually(gone).await.is_none() {
+            anyhow::bail!("crash {crash:?}: not all is gone: {}", w.everything().await?);
+        }
         anyhow::Ok(())
     };
     let mut life = std::pin::pin!(life);

@@ -87,7 +87,10 @@ async fn turn(client: &Client, ns: &str, style: Style) -> kube::Result<()> {
             json!({"status": {"agentRef": {"name": agent.name_any(), "namespace": ns}, "conditions": ready}});
         set(&agent_machines, &name, status, true).await?;
     }
-    for machine in machines.list(&ListParams::default()).await? {
+    let going = machines.list(&ListParams::default()).await?;
+    // Read after the Machines: an Agent that was claimed above must be found too.
+    let all = agents.list(&ListParams::default()).await?.items;
+    for machine in going {
         if machine.metadata.deletion_timestamp.is_none() {
             continue;
         }

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// No state is waited for longer.
-pub(crate) const LIMIT: Duration = Duration::from_secs(150);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const POOL: &str = "demo-worker";
 
 #[derive(Clone)]

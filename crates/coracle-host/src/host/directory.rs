@@ -92,6 +92,9 @@ impl Host {
         if directory.by_name.contains_key(&spec.name) || directory.by_id.contains_key(id) {
             return Err(HostError::AlreadyExists { name: spec.name.to_string(), uid: String::new() });
         }
+        if usize::from(spec.vcpus.get()) > capacity.cpus {
+            return Err(HostError::TooManyVcpus { wanted: spec.vcpus.get(), total: capacity.cpus });
+        }
         let wanted = u64::from(spec.memory.get());
         let (declared, total) = (directory.declared().0, capacity.memory_allowed_mib);
         if declared + wanted > total {
