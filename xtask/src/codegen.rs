@@ -14,17 +14,29 @@ use crate::{root, test};
 /// File path below the repository root → wanted bytes.
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// Writes every generated file, or with `check` fails when one differs.
+/// Writes every generated file, or with `check` fails when one differs. The gRPC code first: the product is built of it,
+/// and prints the rest.
 pub(crate) fn run(check: bool) -> Result<()> {
-    let mut files = Files::new();
-    proto(&mut files).context("generate gRPC code")?;
-    product(&mut files).context("ask the product for its manifests and references")?;
+    let mut code = Files::new();
+    proto(&mut code).context("generate gRPC code")?;
+    let mut stale = settle(&code, check)?;
+    let mut texts = Files::new();
+    product(&mut texts).context("ask the product for its manifests and references")?;
     let api = fs::read_to_string(root().join(API)).with_context(|| format!("read {API}"))?;
-    files.insert("docs/reference/conditions.md".into(), conditions(&api)?.into_bytes());
+    texts.insert("docs/reference/conditions.md".into(), conditions(&api)?.into_bytes());
+    stale.extend(settle(&texts, check)?);
+    if !stale.is_empty() {
+        bail!("out of date, run `cargo xtask codegen`:\n  {}", stale.join("\n  "));
+    }
+    Ok(())
+}
+
+/// Writes the files that differ, or with `check` returns their names.
+fn settle(files: &Files, check: bool) -> Result<Vec<String>> {
     let mut stale = Vec::new();
-    for (path, wanted) in &files {
+    for (path, wanted) in files {
         let full = root().join(path);
-        if std::fs::read(&full).ok().as_deref() == Some(wanted) {
+        if fs::read(&full).ok().as_deref() == Some(wanted) {
             continue;
         }
         if check {
@@ -32,15 +44,12 @@ pub(crate) fn run(check: bool) -> Result<()> {
             continue;
         }
         if let Some(dir) = full.parent() {
-            std::fs::create_dir_all(dir)?;
+            fs::create_dir_all(dir)?;
         }
-        std::fs::write(&full, wanted).with_context(|| format!("write {}", full.display()))?;
+        fs::write(&full, wanted).with_context(|| format!("write {}", full.display()))?;
         eprintln!("wrote {}", path.display());
     }
-    if !stale.is_empty() {
-        bail!("out of date, run `cargo xtask codegen`:\n  {}", stale.join("\n  "));
-    }
-    Ok(())
+    Ok(stale)
 }
 
 /// CRDs, RBAC, manifests, and the references of the command line and of the metrics: the binary that the tests use

@@ -9,8 +9,9 @@ mod soak;
 mod test;
 mod tidy;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command as Process;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
@@ -130,7 +131,13 @@ fn members() -> Result<Vec<(String, String)>> {
     Ok(packages.iter().map(|p| (text(p, "name"), text(p, "manifest_path"))).collect())
 }
 
-/// The repository's root, wherever the command was started.
+/// The repository's root, wherever the command was started. Asked of cargo at run time: two checkouts may share one
+/// target folder, and so one program.
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ lies below the root")
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let manifest =
+            std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        Path::new(&manifest).parent().expect("xtask/ lies below the root").to_owned()
+    });
+    &ROOT
 }

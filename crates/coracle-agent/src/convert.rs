@@ -25,9 +25,10 @@ pub(crate) const PAGE_MAX: usize = 1000;
 pub(crate) fn state(record: &Record, style: ErrorStyle) -> pb::VmState {
     match (record.state, style) {
         (VmState::Creating | VmState::Created | VmState::Starting, _) => pb::VmState::Creating,
-        (VmState::Running, _) => pb::VmState::Running,
+        // The old vocabulary knows of no pause: its guest is there and will go on.
+        (VmState::Running | VmState::Paused | VmState::Hibernating, _) => pb::VmState::Running,
         (VmState::Stopping, _) => pb::VmState::Stopping,
-        (VmState::Stopped, _) => pb::VmState::Stopped,
+        (VmState::Stopped | VmState::Hibernated, _) => pb::VmState::Stopped,
         (VmState::Deleting, _) => pb::VmState::Deleting,
         // A VM that ran and whose process died was STOPPED to the first generation.
         (VmState::Failed, ErrorStyle::Inband) if record.started_at.is_some() => pb::VmState::Stopped,

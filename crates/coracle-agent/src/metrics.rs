@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use coracle_host::Host;
-use coracle_types::VmState;
+use coracle_host::{Host, View};
+use coracle_proto::firecracker as pb;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
@@ -12,6 +12,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::ErrorStyle;
+use crate::convert::state;
 
 /// Default buckets of the original's client library, seconds.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -72,7 +75,8 @@ struct Running(Host);
 
 impl Collector for Running {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let running = self.0.list().iter().filter(|v| v.record.state == VmState::Running).count();
+        let is_running = |view: &Arc<View>| state(&view.record, ErrorStyle::Status) == pb::VmState::Running;
+        let running = self.0.list().iter().filter(|view| is_running(view)).count();
         let gauge = ConstGauge::new(i64::try_from(running).unwrap_or(i64::MAX));
         let metric = encoder.encode_descriptor(
             "firecracker_vms_running",

@@ -13,7 +13,9 @@ pub(crate) enum Adoption {
     Rest,
     /// Connect to the VMM that runs.
     Attach,
-    /// Its start was promised and cut off: start again.
+    /// Its memory was being saved: let it run on.
+    WakeUp,
+    /// Its start was promised and cut off: start again, after ending what is there.
     Start,
     /// Its stop was promised and cut off: finish it.
     FinishStop,
@@ -23,24 +25,33 @@ pub(crate) enum Adoption {
     KillStray,
 }
 
-/// The whole table; `running` is whether a VMM of this VM was found.
-pub(crate) fn adopt(state: VmState, running: bool) -> Adoption {
-    use VmState::{Created, Creating, Deleting, Failed, Running, Starting, Stopped, Stopping};
+/// The whole table. `running`: a VMM of this VM was found; `saved`: its memory lies in a file, and no guest has gone on
+/// from it.
+pub(crate) fn adopt(state: VmState, running: bool, saved: bool) -> Adoption {
+    use VmState::{
+        Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,
+        Stopping,
+    };
     match (state, running) {
         (Creating, _) => Adoption::Discard,
         (Deleting, _) => Adoption::FinishDelete,
-        (Created | Stopped | Failed, false) => Adoption::Rest,
-        (Created | Stopped | Failed, true) => Adoption::KillStray,
-        (Starting | Running, true) => Adoption::Attach,
+        (Created | Stopped | Failed | Hibernated, false) => Adoption::Rest,
+        (Created | Stopped | Failed | Hibernated, true) => Adoption::KillStray,
+        (Starting, true) if saved => Adoption::Start,
+        (Starting | Running | Paused, true) => Adoption::Attach,
         (Starting, false) => Adoption::Start,
-        (Running, false) => Adoption::Lost,
+        (Hibernating, true) => Adoption::WakeUp,
+        (Running | Paused | Hibernating, false) => Adoption::Lost,
         (Stopping, _) => Adoption::FinishStop,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use VmState::{Created, Creating, Deleting, Failed, Running, Starting, Stopped, Stopping};
+    use VmState::{
+        Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,
+        Stopping,
+    };
 
     use super::*;
 
@@ -53,6 +64,12 @@ mod tests {
             ("cut off before spawn", Starting, false, Adoption::Start),
             ("the usual case", Running, true, Adoption::Attach),
             ("it died while nobody watched", Running, false, Adoption::Lost),
+            ("it stands still and is watched again", Paused, true, Adoption::Attach),
+            ("a paused VMM can die, too", Paused, false, Adoption::Lost),
+            ("a save that was cut off is undone", Hibernating, true, Adoption::WakeUp),
+            ("the VMM died while it was saved", Hibernating, false, Adoption::Lost),
+            ("its memory is on disk", Hibernated, false, Adoption::Rest),
+            ("cut off before its VMM was ended", Hibernated, true, Adoption::KillStray),
             ("a stop is a promise", Stopping, true, Adoption::FinishStop),
             ("the guest went while we were away", Stopping, false, Adoption::FinishStop),
             ("nothing to do", Stopped, false, Adoption::Rest),
@@ -60,7 +77,9 @@ mod tests {
             ("a failed VM has no VMM", Failed, true, Adoption::KillStray),
             ("a delete is a promise", Deleting, true, Adoption::FinishDelete),
         ] {
-            assert_eq!(adopt(state, running), want, "{why}");
+            assert_eq!(adopt(state, running, false), want, "{why}");
         }
+        assert_eq!(adopt(Starting, true, true), Adoption::Start, "cut off while loading: load again");
+        assert_eq!(adopt(Starting, false, true), Adoption::Start, "cut off before loading");
     }
 }

@@ -148,6 +148,30 @@ pub enum HostError {
         /// What was asked for.
         key: String,
     },
+    /// The hypervisor cannot do it.
+    #[error("VM {name}: the driver {driver} cannot {what}")]
+    Unsupported {
+        /// Which VM.
+        name: String,
+        /// Which driver.
+        driver: &'static str,
+        /// What was wanted.
+        what: &'static str,
+    },
+    /// Memory that was saved on a machine that is not like this one.
+    #[error(
+        "VM {name} was saved with {field} {saved:?}, and this node has {here:?}: its memory cannot be loaded"
+    )]
+    Incompatible {
+        /// Which VM.
+        name: String,
+        /// What differs.
+        field: &'static str,
+        /// Its value when it was saved.
+        saved: String,
+        /// Its value here.
+        here: String,
+    },
     /// The host is going down.
     #[error("the node is stopping")]
     Stopping,
@@ -222,7 +246,9 @@ impl HostError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotFound { .. } | Self::NoTemplate { .. } => Fault::NotFound,
-            Self::Template { .. } => Fault::Precondition,
+            Self::Template { .. } | Self::Unsupported { .. } | Self::Incompatible { .. } => {
+                Fault::Precondition
+            }
             Self::AlreadyExists { .. } => Fault::AlreadyExists,
             Self::Ambiguous { .. } | Self::Invalid { .. } | Self::TooManyVcpus { .. } => Fault::Invalid,
             Self::NoCapacity { .. } => Fault::Exhausted,
@@ -304,6 +330,8 @@ impl HostError {
             Self::State { .. } => "COR-VM-012",
             Self::Template { .. } => "COR-TPL-001",
             Self::NoTemplate { .. } => "COR-TPL-002",
+            Self::Unsupported { .. } => "COR-DRV-002",
+            Self::Incompatible { .. } => "COR-VM-013",
         }
     }
 
@@ -311,6 +339,9 @@ impl HostError {
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match self {
+            Self::Incompatible { name, .. } => Some(format!(
+                "start the node with the VMM that saved it; or give its memory up: coracle rm {name}"
+            )),
             Self::NotFound { .. } => Some("list what there is: coracle ps -a".to_owned()),
             Self::NoTemplate { .. } => Some("list what there is: coracle template ls".to_owned()),
             Self::AlreadyExists { name, .. } => {

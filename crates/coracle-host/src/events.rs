@@ -38,10 +38,17 @@ impl EventKind {
         match to {
             _ if from == to => Self::Updated,
             VmState::Created => Self::Created,
+            // Its guest never went off.
+            VmState::Running if matches!(from, VmState::Paused | VmState::Hibernating) => Self::Updated,
             VmState::Running => Self::Started,
-            VmState::Stopped => Self::Stopped,
+            VmState::Stopped | VmState::Hibernated => Self::Stopped,
             VmState::Failed => Self::Failed,
-            VmState::Creating | VmState::Starting | VmState::Stopping | VmState::Deleting => Self::Updated,
+            VmState::Creating
+            | VmState::Starting
+            | VmState::Paused
+            | VmState::Hibernating
+            | VmState::Stopping
+            | VmState::Deleting => Self::Updated,
         }
     }
 }

@@ -24,7 +24,7 @@ const HELLO_MAGIC: &[u8; 8] = b"CORACLE1";
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
 
 /// The guest sees that the host is gone only when it stays away for a moment.
-const GAP: Duration = Duration::from_millis(50);
+pub(crate) const GAP: Duration = Duration::from_millis(50);
 
 /// Bytes of a dead session that may precede the hello.
 const STALE_BYTES_MAX: usize = 4 << 20;
@@ -42,7 +42,7 @@ pub(crate) const ASK_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct GuestClient {
     client: pb::guest_client::GuestClient<Channel>,
-    _hangup: Arc<Hangup>,
+    hangup: Arc<Hangup>,
 }
 
 /// Closes the stream for sure: dropping a channel does so only when its task runs.
@@ -112,7 +112,12 @@ impl GuestClient {
             .await
             .map_err(io::Error::other)?;
         let client = pb::guest_client::GuestClient::new(channel).max_decoding_message_size(MESSAGE_MAX);
-        Ok(Self { client, _hangup: hangup })
+        Ok(Self { client, hangup })
+    }
+
+    /// Ends the session for all who share it; the guest sees that at once.
+    pub(crate) fn close(&self) {
+        let _already_closed = self.hangup.0.shutdown(Shutdown::Both);
     }
 
     /// The stub. Every call through it needs a deadline of the caller's.

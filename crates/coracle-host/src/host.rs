@@ -10,7 +10,7 @@ use std::time::Duration;
 use coracle_hypervisor::{Accelerator, Driver, Probe};
 use coracle_image::Store;
 use coracle_net::Network;
-use coracle_types::{Clock, VmState};
+use coracle_types::{Clock, Op, VmState};
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -219,6 +219,30 @@ impl Host {
     /// As [`Host::stop`].
     pub async fn delete(&self, name: &str, force: bool, fence: Option<Fence>) -> Result<(), HostError> {
         self.ask(name, |reply| Request::Delete { force, fence, reply }).await.map(|_| ())
+    }
+
+    /// Holds the guest's CPUs and returns when they stand still. `Ok` when they do.
+    ///
+    /// # Errors
+    /// As [`Host::stop`]; [`HostError::Driver`].
+    pub async fn pause(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
+        self.ask(name, |reply| Request::Suspend { op: Op::Pause, fence, reply }).await
+    }
+
+    /// Lets a paused guest go on, or loads the memory of a hibernated one; returns when it runs.
+    ///
+    /// # Errors
+    /// As [`Host::start`]; [`HostError::Incompatible`].
+    pub async fn resume(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
+        self.ask(name, |reply| Request::Suspend { op: Op::Resume, fence, reply }).await
+    }
+
+    /// Saves the guest's memory and ends its VMM; returns when the memory is on disk. What fails leaves it running.
+    ///
+    /// # Errors
+    /// As [`Host::pause`]; [`HostError::Files`] when there is no room.
+    pub async fn hibernate(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
+        self.ask(name, |reply| Request::Suspend { op: Op::Hibernate, fence, reply }).await
     }
 
     async fn ask(

@@ -29,6 +29,15 @@ impl VmPaths {
         self.state.join("disks").join("overlay.ext4")
     }
 
+    /// Holds the memory of a VM that was hibernated.
+    pub(crate) fn saved(&self) -> PathBuf {
+        self.state.join("saved")
+    }
+
+    pub(crate) fn saved_memory(&self) -> PathBuf {
+        self.saved().join("memory")
+    }
+
     pub(crate) fn console(&self) -> PathBuf {
         self.state.join("console.ring")
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Forward, ProcessId};
+use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +94,21 @@ pub struct Record {
     /// Never start it as a clone.
     #[serde(default)]
     pub cold: bool,
+    /// The memory of a VM that was hibernated, until its guest goes on.
+    #[serde(default)]
+    pub saved: Option<SavedMemory>,
+}
+
+/// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SavedMemory {
+    /// What must be alike where it is loaded.
+    pub machine: Compatibility,
+    /// Length of the file.
+    pub bytes: u64,
+    /// When it was written.
+    pub saved_at: UnixMillis,
 }
 
 /// The cluster object that a VM belongs to; all empty for a local VM.
@@ -224,6 +239,7 @@ pub(crate) mod tests {
             boot_ms: 0,
             template: None,
             cold: false,
+            saved: None,
         }
     }
 

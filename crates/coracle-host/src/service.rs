@@ -20,7 +20,7 @@ use crate::{EventKind, Fence, Host};
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What this version can do beyond the first release of the wire.
-const FEATURES: [&str; 1] = ["images"];
+const FEATURES: [&str; 3] = ["hibernate", "images", "pause"];
 
 type Reply<T> = Result<Response<T>, Status>;
 type Replies<T> = Result<Response<BoxStream<'static, Result<T, Status>>>, Status>;
@@ -104,6 +104,24 @@ impl HostRpc for HostService {
         let pb::DeleteVmRequest { vm, force } = request.into_inner();
         self.host.delete(&vm, force, fence).await?;
         Ok(Response::new(pb::DeleteVmResponse {}))
+    }
+
+    async fn pause_vm(&self, request: Request<pb::PauseVmRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let record = self.host.pause(&request.into_inner().vm, fence).await?;
+        self.vm(record.id.as_str())
+    }
+
+    async fn resume_vm(&self, request: Request<pb::ResumeVmRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let record = self.host.resume(&request.into_inner().vm, fence).await?;
+        self.vm(record.id.as_str())
+    }
+
+    async fn hibernate_vm(&self, request: Request<pb::HibernateVmRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let record = self.host.hibernate(&request.into_inner().vm, fence).await?;
+        self.vm(record.id.as_str())
     }
 
     async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::Vm> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Driver, ProcessId};
 use coracle_net::Network;
-use coracle_types::{Clock, VmId};
+use coracle_types::{Clock, Op, VmId};
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -63,6 +63,8 @@ pub(crate) enum Request {
     Start { fence: Option<Fence>, reply: Reply },
     /// Answers when the guest is off.
     Stop { grace: Duration, fence: Option<Fence>, reply: Reply },
+    /// [`Op::Pause`], [`Op::Resume`] or [`Op::Hibernate`]; answers when it is done.
+    Suspend { op: Op, fence: Option<Fence>, reply: Reply },
     /// Answers when nothing is left.
     Delete { force: bool, fence: Option<Fence>, reply: Reply },
 }
@@ -78,6 +80,8 @@ pub(crate) struct Note {
 enum What {
     /// A VMM runs.
     Spawned { vmm: ProcessId, template: Option<TemplateKey> },
+    /// A VMM has loaded the saved memory and stands still. Told to go on, that memory is used up.
+    Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.
     Booted(Result<GuestClient, HostError>),
     /// There is a session, or none any more.

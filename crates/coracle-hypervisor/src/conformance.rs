@@ -1,5 +1,7 @@
 //! What every driver must do, run against the fake and the real ones alike.
 
+use std::fs::File;
+use std::io::{Seek, Write};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
@@ -84,6 +86,75 @@ pub async fn check_templates<D: Driver>(driver: &D, recipe: &VmRecipe) {
         driver.kill(clone.process).await.expect("kill");
     }
     assert_eq!(driver.find(recipe).await.expect("find"), None, "nothing is left");
+}
+
+/// What every driver must do about pausing, and with [`crate::Snapshots`]: a guest whose CPUs are held says nothing, a
+/// saved one goes on where it was, twice from one file.
+///
+/// # Panics
+/// When the driver does not do what [`Driver`] and [`crate::Snapshots`] say.
+#[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
+pub async fn check_snapshots<D: Driver>(driver: &D, recipe: &VmRecipe) {
+    assert!(driver.pause(recipe).await.is_err(), "no pause without a VMM");
+    let process = driver.start(recipe).await.expect("start");
+    expect_hello(driver, recipe).await;
+    for _ in 0..2 {
+        driver.pause(recipe).await.expect("pause, also twice");
+    }
+    let snapshots = driver.snapshots().expect("snapshots");
+    let machine = snapshots.compatibility(recipe).await;
+    let mut file = memory();
+    snapshots.save(recipe, &file).await.expect("save");
+    assert!(file.stream_position().expect("position") > 0, "something was written");
+    let mut silent = driver.guest_channel(recipe).await.expect("open the channel of a paused VM");
+    let said = timeout(Duration::from_millis(200), silent.read_u8()).await;
+    assert!(said.is_err(), "a paused guest says nothing");
+    drop(silent);
+    for _ in 0..2 {
+        driver.resume(recipe).await.expect("resume, also twice");
+    }
+    expect_hello_again(driver, recipe).await;
+    driver.kill(process).await.expect("kill");
+    for _ in 0..2 {
+        file.rewind().expect("rewind");
+        let mut restored = snapshots.restore(recipe, &file).await.expect("restore");
+        assert_eq!(driver.find(recipe).await.expect("find"), Some(restored.process), "find sees it");
+        let said = timeout(Duration::from_millis(200), restored.channel.read_u8()).await;
+        assert!(said.is_err(), "it stands still until it is resumed");
+        driver.resume(recipe).await.expect("resume");
+        let mut hello = [0; 16];
+        let said = timeout(Duration::from_secs(10), restored.channel.read_exact(&mut hello)).await;
+        said.expect("it goes on at once").expect("hello");
+        driver.kill(restored.process).await.expect("kill");
+    }
+    assert_eq!(machine.difference(&snapshots.compatibility(recipe).await), None, "the same machine");
+    let mut torn = memory();
+    torn.write_all(b"no state of any machine").expect("write");
+    torn.rewind().expect("rewind");
+    assert!(snapshots.restore(recipe, &torn).await.is_err(), "what is no state is refused");
+    assert_eq!(driver.find(recipe).await.expect("find"), None, "nothing is left");
+}
+
+/// An empty file in memory.
+#[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
+fn memory() -> File {
+    rustix::fs::memfd_create("state", rustix::fs::MemfdFlags::CLOEXEC).expect("memory").into()
+}
+
+/// As [`expect_hello`], of a guest that may not have seen the last session end: a second try cures that.
+#[expect(clippy::panic, reason = "a test suite reports by panicking")]
+async fn expect_hello_again<D: Driver>(driver: &D, recipe: &VmRecipe) {
+    for _ in 0..10 {
+        if let Ok(mut stream) = driver.guest_channel(recipe).await {
+            let mut hello = [0; 16];
+            if let Ok(Ok(_)) = timeout(Duration::from_secs(1), stream.read_exact(&mut hello)).await {
+                assert_eq!(&hello[..8], b"CORACLE1", "the agent's hello");
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("no hello after a pause");
 }
 
 /// The agent speaks first, within the boot limit, also to a second connection.

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use coracle_types::VmId;
 use tokio::net::UnixStream;
 
-use crate::{Accelerator, ProcessId, Templates, VmRecipe};
+use crate::{Accelerator, ProcessId, Snapshots, Templates, VmRecipe};
 
 /// What a driver can do on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,23 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// As [`Driver::guest_channel`].
     async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError>;
+
+    /// Holds the guest's CPUs; `Ok` when they are held already.
+    ///
+    /// # Errors
+    /// [`DriverError::Control`].
+    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError>;
+
+    /// Lets the guest's CPUs go on; `Ok` when they run.
+    ///
+    /// # Errors
+    /// [`DriverError::Control`].
+    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError>;
+
+    /// Saving a machine whole and starting it again; `None` where the hypervisor cannot.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
 
     /// Starting from a saved machine instead of booting; `None` where the hypervisor cannot.
     fn templates(&self) -> Option<&dyn Templates> {

@@ -4,7 +4,8 @@
 mod guest;
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,7 +17,8 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    Accelerator, Cloned, Driver, DriverError, MemoryFile, Probe, ProcessId, Template, Templates, VmRecipe,
+    Accelerator, Cloned, Compatibility, Driver, DriverError, MemoryFile, Probe, ProcessId, Snapshots,
+    Template, Templates, VmRecipe,
 };
 
 /// The machines of a pretended host. Share one between drivers to play a restart.
@@ -100,8 +102,13 @@ impl FakeDriver {
         Self { machines }
     }
 
-    /// A machine whose guest says hello after `boot_time`.
-    fn spawn(&self, recipe: &VmRecipe, boot_time: Duration) -> Result<ProcessId, DriverError> {
+    /// A machine whose guest says hello after `boot_time`, or goes on from where it was saved.
+    fn spawn(
+        &self,
+        recipe: &VmRecipe,
+        boot_time: Duration,
+        saved: Option<guest::Progress>,
+    ) -> Result<ProcessId, DriverError> {
         let machines = &self.machines;
         if let Some(last_words) = lock(&machines.failing_start).clone() {
             return Err(DriverError::Exited { id: recipe.id.clone(), last_words });
@@ -117,7 +124,7 @@ impl FakeDriver {
                 machines.crash(&id);
             }
         };
-        let guest = guest::start(boot_time, stop.clone(), power_off);
+        let guest = guest::start(boot_time, saved, stop.clone(), power_off);
         let machine = Machine { process, gone: watch::Sender::new(false), guest, _stop: stop.drop_guard() };
         lock(&machines.running).insert(recipe.id.clone(), machine);
         Ok(process)
@@ -140,7 +147,7 @@ impl Driver for FakeDriver {
 
     async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
         let boot_time = *lock(&self.machines.boot_time);
-        self.spawn(recipe, boot_time)
+        self.spawn(recipe, boot_time, None)
     }
 
     async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
@@ -166,6 +173,14 @@ impl Driver for FakeDriver {
         Ok(())
     }
 
+    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.guest(recipe, "stop", |guest| guest.hold(true))
+    }
+
+    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.guest(recipe, "cont", |guest| guest.hold(false))
+    }
+
     async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
         let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
         let running = lock(&self.machines.running);
@@ -180,8 +195,61 @@ impl Driver for FakeDriver {
         machine.guest.console().map_err(refused)
     }
 
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
     fn templates(&self) -> Option<&dyn Templates> {
         Some(self)
+    }
+}
+
+impl FakeDriver {
+    /// Does something to the guest of a machine that must be there.
+    fn guest<T>(
+        &self,
+        recipe: &VmRecipe,
+        operation: &'static str,
+        act: impl FnOnce(&guest::Handle) -> T,
+    ) -> Result<T, DriverError> {
+        let running = lock(&self.machines.running);
+        let no_vmm = || io::Error::from(io::ErrorKind::NotConnected);
+        running.get(&recipe.id).map(|machine| act(&machine.guest)).ok_or_else(|| DriverError::Control {
+            id: recipe.id.clone(),
+            operation,
+            source: Box::new(no_vmm()),
+        })
+    }
+}
+
+#[async_trait]
+impl Snapshots for FakeDriver {
+    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+        Compatibility {
+            driver: "fake".to_owned(),
+            vmm: "1".to_owned(),
+            accelerator: recipe.accelerator.as_str().to_owned(),
+            cpu: "none".to_owned(),
+            devices: self.fingerprint(recipe).await,
+        }
+    }
+
+    async fn save(&self, recipe: &VmRecipe, mut file: &File) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("save {}", recipe.id), source };
+        let (held, progress) = self.guest(recipe, "migrate", |g| (g.is_held(), g.progress()))?;
+        if !held {
+            return Err(io(io::Error::other("the guest runs")));
+        }
+        file.write_all(progress.save().as_bytes()).map_err(io)
+    }
+
+    async fn restore(&self, recipe: &VmRecipe, mut file: &File) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load {}", recipe.id), source };
+        let mut line = String::new();
+        file.read_to_string(&mut line).map_err(io)?;
+        let saved = guest::Progress::load(&line).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
+        let process = self.spawn(recipe, Duration::ZERO, Some(saved))?;
+        Ok(Cloned { process, channel: self.guest_channel(recipe).await? })
     }
 }
 
@@ -214,7 +282,7 @@ impl Templates for FakeDriver {
         if std::fs::read(template.state.path()).map_err(io)? != STATE {
             return Err(io(io::ErrorKind::InvalidData.into()));
         }
-        let process = self.spawn(recipe, Duration::ZERO)?;
+        let process = self.spawn(recipe, Duration::ZERO, None)?;
         Ok(Cloned { process, channel: self.guest_channel(recipe).await? })
     }
 }
@@ -246,6 +314,8 @@ mod tests {
         crate::conformance::check(|| FakeDriver::new(machines.clone()), &recipe).await;
         assert_eq!((machines.running(), machines.starts()), (0, 2));
         crate::conformance::check_templates(&FakeDriver::new(machines.clone()), &recipe).await;
+        assert_eq!(machines.running(), 0);
+        crate::conformance::check_snapshots(&FakeDriver::new(machines.clone()), &recipe).await;
         assert_eq!(machines.running(), 0);
     }
 }

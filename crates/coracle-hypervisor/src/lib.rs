@@ -12,10 +12,12 @@ pub mod fake;
 mod memory;
 mod process;
 mod recipe;
+mod snapshots;
 mod templates;
 
 pub use driver::{Driver, DriverError, Probe};
 pub use memory::{MemoryFile, SealedFile};
 pub use process::{ProcessId, find_by_argument};
 pub use recipe::{Accelerator, Disk, Forward, Nic, NicBackend, Slots, VmRecipe};
+pub use snapshots::{Compatibility, Snapshots};
 pub use templates::{Cloned, Template, Templates};

@@ -25,6 +25,20 @@ pub enum Birth {
         /// Number of the RAM's file.
         ram: RawFd,
     },
+    /// It waits for a saved state that has its RAM, too; its disks are in their slots.
+    Restore,
+}
+
+impl Birth {
+    /// Does it wait for a state instead of running?
+    fn waits(self) -> bool {
+        matches!(self, Self::Clone { .. } | Self::Restore)
+    }
+
+    /// Are its disks there from the start?
+    fn has_disks(self) -> bool {
+        matches!(self, Self::Cold | Self::Restore)
+    }
 }
 
 /// The arguments of `qemu-system-x86_64` for this VM.
@@ -57,12 +71,14 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Bi
     match (&recipe.nic, birth) {
         // The device must be there for clones; its other end comes with them.
         (Some(nic), Birth::Template { .. }) => args.nic(nic, "hubport,id=net0,hubid=0".to_owned()),
-        (Some(nic), Birth::Cold | Birth::Clone { .. }) => args.nic(nic, netdev(&nic.backend)),
+        (Some(nic), Birth::Cold | Birth::Clone { .. } | Birth::Restore) => {
+            args.nic(nic, netdev(&nic.backend))
+        }
         (None, _) => {}
     }
     args.pair("-device", "virtio-rng-device");
     args.pair("-qmp", format!("unix:{run}/qmp.sock,server=on,wait=off"));
-    if let Birth::Clone { .. } = birth {
+    if birth.waits() {
         args.pair("-incoming", "defer");
     }
     args.0
@@ -120,7 +136,7 @@ impl Args {
         self.pair(
             "-object",
             match birth {
-                Birth::Cold => format!("memory-backend-ram,id=ram,size={mib}M"),
+                Birth::Cold | Birth::Restore => format!("memory-backend-ram,id=ram,size={mib}M"),
                 Birth::Template { ram } => file(ram, "on"),
                 Birth::Clone { ram } => file(ram, "off"),
             },
@@ -131,7 +147,7 @@ impl Args {
     /// its devices must first look as they did when the template was saved.
     fn slots(&mut self, recipe: &VmRecipe, birth: Birth) {
         for slot in 0..recipe.slots.total() {
-            let disk = recipe.disk_in(slot).filter(|_| birth == Birth::Cold);
+            let disk = recipe.disk_in(slot).filter(|_| birth.has_disks());
             let read_only = if recipe.slots.is_read_only(slot) { "on" } else { "off" };
             let backing = match disk {
                 Some(disk) => {
@@ -222,6 +238,14 @@ mod tests {
         insta::assert_snapshot!(
             argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Template { ram: 7 }).join("\n")
         );
+    }
+
+    #[test]
+    fn a_restored_machine_differs_from_a_booted_one_only_in_waiting() {
+        let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
+        let (mut booted, restored) = (lines(Birth::Cold), lines(Birth::Restore));
+        booted.extend(["-incoming".to_owned(), "defer".to_owned()]);
+        assert_eq!(restored, booted);
     }
 
     #[test]

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Accelerator, Driver, DriverError, Probe, ProcessId, Templates, VmRecipe, find_by_argument,
+    Accelerator, Driver, DriverError, Probe, ProcessId, Snapshots, Templates, VmRecipe, find_by_argument,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::monitor::Monitor;
 use crate::{Birth, KvmProbe, Qmp, Verdict, argv, tsc};
 
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
@@ -186,6 +187,18 @@ impl Driver for QemuDriver {
 
     async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
         self.connect(recipe, "console").await
+    }
+
+    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        Monitor::open(recipe).await?.run("stop", json!({})).await.map(drop)
+    }
+
+    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        Monitor::open(recipe).await?.run("cont", json!({})).await.map(drop)
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
     }
 
     fn templates(&self) -> Option<&dyn Templates> {

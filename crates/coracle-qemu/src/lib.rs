@@ -3,14 +3,17 @@
 //!
 //! `argv.rs` turns a recipe into arguments (pure), `qmp.rs` speaks the
 //! monitor's protocol, `accel.rs` proves an accelerator before it is used,
-//! `templates.rs` saves a machine and starts clones of it.
+//! `templates.rs` saves a machine and starts clones of it, `snapshots.rs` saves
+//! one whole and lets it go on.
 //! No state is kept here: a driver made after a restart is as good as the first.
 
 mod accel;
 mod argv;
 mod driver;
 mod kvm;
+mod monitor;
 mod qmp;
+mod snapshots;
 mod templates;
 mod tsc;
 

@@ -3,40 +3,28 @@
 //! With `x-ignore-shared` a migration leaves out RAM that is mapped shared, so the state of a machine is some
 //! 140 KB; a clone maps the same file privately and loads the state in milliseconds (microvm.md §7.3).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
     Cloned, Disk, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmRecipe,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::net::UnixStream;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::argv::{Birth, argv};
-use crate::{QemuDriver, Qmp, QmpError, tsc};
+use crate::monitor::Monitor;
+use crate::{QemuDriver, tsc};
 
-/// Saving or loading device state; milliseconds alone, more on a loaded host.
-const STATE_LIMIT: Duration = Duration::from_secs(20);
-/// Between two looks at a migration.
-const STATE_POLL: Duration = Duration::from_millis(1);
 /// The guest sees that the host has left the channel only when it stays away for a moment.
 const CHANNEL_GAP: Duration = Duration::from_millis(50);
 
 #[async_trait]
 impl Templates for QemuDriver {
     async fn fingerprint(&self, recipe: &VmRecipe) -> String {
-        let nobody = [recipe.id.as_str(), &recipe.run_dir.display().to_string()].map(str::to_owned);
-        let mut shape = recipe.clone();
-        (shape.kernel, shape.initrd) = ("kernel".into(), "initrd".into());
-        if let Some(nic) = &mut shape.nic {
-            nic.mac = coracle_types::MacAddr::of(&shape.id);
-        }
-        let mac = coracle_types::MacAddr::of(&shape.id).to_string();
-        let arguments = argv(&shape, shape.accelerator, tsc::khz(), Birth::Template { ram: 0 }).join("\n");
-        let arguments = nobody.iter().chain([&mac]).fold(arguments, |text, own| text.replace(own, "-"));
-        format!("{}\n{}\n{arguments}", self.probe().await.version, cpu_model())
+        format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), devices(recipe))
     }
 
     async fn boot_template(&self, recipe: &VmRecipe, ram: &MemoryFile) -> Result<ProcessId, DriverError> {
@@ -82,7 +70,7 @@ impl QemuDriver {
     async fn load(&self, recipe: &VmRecipe, state: i32) -> Result<UnixStream, DriverError> {
         let mut monitor = Monitor::open(recipe).await?;
         let channel = self.connect(recipe, "guest").await?;
-        monitor.ignore_shared_ram().await?;
+        monitor.ignore_shared_ram(true).await?;
         monitor.run("migrate-incoming", json!({"uri": format!("fd:{state}")})).await?;
         monitor.migrated().await?;
         for (slot, disk) in recipe.filled_slots() {
@@ -96,72 +84,31 @@ impl QemuDriver {
 async fn save(recipe: &VmRecipe, state: &MemoryFile) -> Result<(), DriverError> {
     let mut monitor = Monitor::open(recipe).await?;
     monitor.run("stop", json!({})).await?;
-    monitor.ignore_shared_ram().await?;
-    // Unlimited; the default would hold a save back to 128 MiB/s.
-    monitor.run("migrate-set-parameters", json!({"max-bandwidth": 0})).await?;
-    monitor.pass_file("state", state.as_fd()).await?;
-    monitor.run("migrate", json!({"uri": "fd:state"})).await?;
-    monitor.migrated().await
+    monitor.ignore_shared_ram(true).await?;
+    monitor.save_to(state.as_fd()).await
+}
+
+/// The command line of a machine of this shape without what is a VM's own: names, folders, disks, files to boot.
+pub(crate) fn devices(recipe: &VmRecipe) -> String {
+    let mut shape = recipe.clone();
+    (shape.kernel, shape.initrd) = ("kernel".into(), "initrd".into());
+    let mac = coracle_types::MacAddr::of(&shape.id);
+    if let Some(nic) = &mut shape.nic {
+        nic.mac = mac;
+    }
+    let arguments = argv(&shape, shape.accelerator, tsc::khz(), Birth::Template { ram: 0 }).join("\n");
+    let own = [recipe.id.to_string(), recipe.run_dir.display().to_string(), mac.to_string()];
+    own.iter().fold(arguments, |text, own| text.replace(own, "-"))
 }
 
 /// The processor's name and features: a saved CPU state fits no other.
-fn cpu_model() -> String {
+pub(crate) fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let wanted = |line: &&str| line.starts_with("model name") || line.starts_with("flags");
     text.lines().filter(wanted).take(2).collect::<Vec<_>>().join("\n")
 }
 
-/// A monitor whose errors name the VM.
-struct Monitor<'a> {
-    recipe: &'a VmRecipe,
-    qmp: Qmp,
-}
-
-impl<'a> Monitor<'a> {
-    async fn open(recipe: &'a VmRecipe) -> Result<Self, DriverError> {
-        let refused = |source| control(recipe, "connect", source);
-        let qmp = Qmp::connect(&recipe.run_dir.join("qmp.sock")).await.map_err(refused)?;
-        Ok(Self { recipe, qmp })
-    }
-
-    async fn run(&mut self, command: &'static str, arguments: Value) -> Result<Value, DriverError> {
-        self.qmp.execute(command, arguments).await.map_err(|source| control(self.recipe, command, source))
-    }
-
-    async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), DriverError> {
-        self.qmp.pass_file(name, file).await.map_err(|source| control(self.recipe, "getfd", source))
-    }
-
-    async fn ignore_shared_ram(&mut self) -> Result<(), DriverError> {
-        let capabilities = json!({"capabilities": [{"capability": "x-ignore-shared", "state": true}]});
-        self.run("migrate-set-capabilities", capabilities).await.map(drop)
-    }
-
-    /// Waits until the state is saved or loaded.
-    async fn migrated(&mut self) -> Result<(), DriverError> {
-        let deadline = Instant::now() + STATE_LIMIT;
-        loop {
-            let report = self.run("query-migrate", json!({})).await?;
-            let text = |key: &str| report.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-            match text("status").as_str() {
-                "completed" => return Ok(()),
-                "failed" | "cancelled" => {
-                    let refused = QmpError::Refused {
-                        command: "migrate",
-                        class: text("status"),
-                        description: text("error-desc"),
-                    };
-                    return Err(control(self.recipe, "migrate", refused));
-                }
-                _ if Instant::now() >= deadline => {
-                    let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                    return Err(control(self.recipe, "migrate", late.into()));
-                }
-                _ => sleep(STATE_POLL).await,
-            }
-        }
-    }
-
+impl Monitor<'_> {
     /// Puts a disk into an empty slot and tells the guest its size.
     ///
     /// A read-only node cannot be resized, and a resize is how the guest hears of a new size. So a read-only slot is
@@ -205,8 +152,4 @@ impl<'a> Monitor<'a> {
         let arguments = json!({"node-name": format!("slot{slot}"), "size": bytes});
         self.run("block_resize", arguments).await.map(drop)
     }
-}
-
-fn control(recipe: &VmRecipe, operation: &'static str, source: QmpError) -> DriverError {
-    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
 }

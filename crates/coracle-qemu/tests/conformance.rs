@@ -33,6 +33,7 @@ async fn qemu_conforms() {
     let driver = || QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
     conformance::check(driver, &recipe(dir.path(), &boot)).await;
     conformance::check_templates(&driver(), &recipe(dir.path(), &boot)).await;
+    conformance::check_snapshots(&driver(), &recipe(dir.path(), &boot)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 /// ```text
 /// Creating ─▶ Created ─▶ Starting ─▶ Running ─▶ Stopping ─▶ Stopped ─▶ Starting …
 ///                            └────────▶ Failed ◀──┘   (any) ─▶ Deleting ─▶ gone
+/// Running ◀─▶ Paused;  Running, Paused ─▶ Hibernating ─▶ Hibernated ─▶ Starting …
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -21,6 +22,12 @@ pub enum VmState {
     Starting,
     /// The guest acknowledged its configuration and started the workload.
     Running,
+    /// The VMM is there and the guest's CPUs stand still.
+    Paused,
+    /// The guest stands still and its memory is being saved; cut off, it runs again.
+    Hibernating,
+    /// No VMM; disk, address and the saved memory are kept.
+    Hibernated,
     /// The guest was asked to power off.
     Stopping,
     /// No VMM; disk and address are kept.
@@ -34,8 +41,14 @@ pub enum VmState {
 /// What a caller may ask of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Boot it.
+    /// Make it run: boot it, let its CPUs go on, or load its saved memory.
     Start,
+    /// Hold its CPUs.
+    Pause,
+    /// As [`Op::Start`], but never boot.
+    Resume,
+    /// Save its memory and end its VMM.
+    Hibernate,
     /// Power it off.
     Stop,
     /// Remove it.
@@ -65,21 +78,36 @@ impl VmState {
     /// # Errors
     /// [`Refused`] with what to do instead.
     pub fn admit(self, op: Op) -> Result<(), Refused> {
-        use VmState::{Created, Creating, Deleting, Failed, Running, Starting, Stopped, Stopping};
+        use VmState::{
+            Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,
+            Stopping,
+        };
         let refuse = |why, transient| Err(Refused { state: self, why, transient });
         match (op, self) {
             (Op::Delete { .. }, Deleting) => Ok(()),
             (_, Deleting) => refuse("it is being deleted", false),
             (_, Creating) => refuse("wait until it is created", true),
-            (Op::Start, Created | Starting | Running | Stopped | Failed) => Ok(()),
+            (_, Hibernating) => refuse("wait until its memory is saved", true),
             (Op::Start, Stopping) => refuse("wait until it has stopped", true),
+            (Op::Start, _) => Ok(()),
+            (Op::Pause, Running | Paused) => Ok(()),
+            (Op::Resume, Running | Paused | Hibernated) => Ok(()),
+            (Op::Hibernate, Running | Paused | Hibernated) => Ok(()),
+            (Op::Pause | Op::Resume | Op::Hibernate | Op::Guest, Starting) => {
+                refuse("wait until it runs", true)
+            }
+            (Op::Pause, Hibernated) => refuse("it is at rest already", false),
+            (Op::Pause | Op::Resume | Op::Hibernate, Created | Stopping | Stopped | Failed) => {
+                refuse("start it first", false)
+            }
+            (Op::Stop, Hibernated) => refuse("resume it and stop it then, or delete it", false),
             (Op::Stop, _) => Ok(()),
-            (Op::Delete { force: false }, Starting | Running | Stopping) => {
+            (Op::Delete { force: false }, Starting | Running | Paused | Stopping) => {
                 refuse("stop it first, or force", false)
             }
-            (Op::Delete { .. }, Created | Starting | Running | Stopping | Stopped | Failed) => Ok(()),
+            (Op::Delete { .. }, _) => Ok(()),
             (Op::Guest, Running) => Ok(()),
-            (Op::Guest, Starting) => refuse("wait until it runs", true),
+            (Op::Guest, Paused | Hibernated) => refuse("resume it first", false),
             (Op::Guest, Created | Stopping | Stopped | Failed) => refuse("start it first", false),
         }
     }
@@ -87,7 +115,7 @@ impl VmState {
     /// Is there, or may there be, a VMM in this state?
     #[must_use]
     pub fn has_vmm(self) -> bool {
-        matches!(self, Self::Starting | Self::Running | Self::Stopping)
+        matches!(self, Self::Starting | Self::Running | Self::Paused | Self::Hibernating | Self::Stopping)
     }
 }
 
@@ -98,6 +126,9 @@ impl fmt::Display for VmState {
             Self::Created => "Created",
             Self::Starting => "Starting",
             Self::Running => "Running",
+            Self::Paused => "Paused",
+            Self::Hibernating => "Hibernating",
+            Self::Hibernated => "Hibernated",
             Self::Stopping => "Stopping",
             Self::Stopped => "Stopped",
             Self::Failed => "Failed",
@@ -108,20 +139,38 @@ impl fmt::Display for VmState {
 
 #[cfg(test)]
 mod tests {
-    use VmState::{Created, Creating, Deleting, Failed, Running, Starting, Stopped, Stopping};
+    use VmState::{
+        Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,
+        Stopping,
+    };
 
     use super::*;
 
     #[test]
     fn admission_table() {
-        let states = [Creating, Created, Starting, Running, Stopping, Stopped, Failed, Deleting];
+        let states = [
+            Creating,
+            Created,
+            Starting,
+            Running,
+            Paused,
+            Hibernating,
+            Hibernated,
+            Stopping,
+            Stopped,
+            Failed,
+            Deleting,
+        ];
         for (op, allowed) in [
-            (Op::Start, vec![Created, Starting, Running, Stopped, Failed]),
-            (Op::Stop, vec![Created, Starting, Running, Stopping, Stopped, Failed]),
-            (Op::Delete { force: false }, vec![Created, Stopped, Failed, Deleting]),
+            (Op::Start, vec![Created, Starting, Running, Paused, Hibernated, Stopped, Failed]),
+            (Op::Pause, vec![Running, Paused]),
+            (Op::Resume, vec![Running, Paused, Hibernated]),
+            (Op::Hibernate, vec![Running, Paused, Hibernated]),
+            (Op::Stop, vec![Created, Starting, Running, Paused, Stopping, Stopped, Failed]),
+            (Op::Delete { force: false }, vec![Created, Hibernated, Stopped, Failed, Deleting]),
             (
                 Op::Delete { force: true },
-                vec![Created, Starting, Running, Stopping, Stopped, Failed, Deleting],
+                vec![Created, Starting, Running, Paused, Hibernated, Stopping, Stopped, Failed, Deleting],
             ),
             (Op::Guest, vec![Running]),
         ] {

@@ -2,6 +2,7 @@
 
 mod daemons;
 mod format;
+mod template;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use daemons::{AcceleratorChoice, DownArgs, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs};
 pub(crate) use format::Format;
+pub(crate) use template::{TemplateArgs, TemplateCommand};
 
 /// Virtual machines for Kubernetes, on one command line.
 #[derive(Parser, Debug)]
@@ -99,6 +101,12 @@ pub(crate) enum Command {
     Start(StartArgs),
     /// Power VMs off
     Stop(StopArgs),
+    /// Hold the CPUs of VMs
+    Pause(StartArgs),
+    /// Let paused VMs go on, and wake hibernated ones
+    Resume(StartArgs),
+    /// Save the memory of VMs to disk and end them; resume continues
+    Hibernate(StartArgs),
     /// Remove VMs
     Rm(RmArgs),
     /// Wait until VMs are off (and print their exit codes), run, or are gone
@@ -111,6 +119,8 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Images on the node
     Image(ImageArgs),
+    /// Saved machines that VMs start from
+    Template(TemplateArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
     /// Run the controllers and webhooks
@@ -193,6 +203,9 @@ pub(crate) struct RunArgs {
     /// Use this kernel
     #[arg(long, default_value = "")]
     pub(crate) kernel: String,
+    /// Boot it every time, even where a template could be cloned
+    #[arg(long)]
+    pub(crate) cold: bool,
     /// When to ask the registry
     #[arg(long, value_enum, default_value_t)]
     pub(crate) pull: Pull,

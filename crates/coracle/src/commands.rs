@@ -9,7 +9,9 @@ pub(crate) mod explain;
 pub(crate) mod image;
 pub(crate) mod logs;
 pub(crate) mod port_forward;
+pub(crate) mod power;
 pub(crate) mod run;
+pub(crate) mod template;
 pub(crate) mod terminal;
 pub(crate) mod vm;
 

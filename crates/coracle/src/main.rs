@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
+use crate::commands::power::Verb;
 
 fn main() -> ExitCode {
     // A pipe that closes ends the command, as for every Unix tool, instead of a panic.
@@ -57,8 +58,11 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Exec(args) => commands::exec::run(&global, args).await,
         Command::Ps(args) => commands::vm::ps(&global, args).await,
         Command::Inspect(args) => commands::vm::inspect(&global, args).await,
-        Command::Start(args) => commands::vm::start(&global, args).await,
-        Command::Stop(args) => commands::vm::stop(&global, args).await,
+        Command::Start(args) => commands::power::run(&global, Verb::Start, args).await,
+        Command::Pause(args) => commands::power::run(&global, Verb::Pause, args).await,
+        Command::Resume(args) => commands::power::run(&global, Verb::Resume, args).await,
+        Command::Hibernate(args) => commands::power::run(&global, Verb::Hibernate, args).await,
+        Command::Stop(args) => commands::power::stop(&global, args).await,
         Command::Rm(args) => commands::vm::rm(&global, args).await,
         Command::Wait(args) => commands::vm::wait(&global, args).await,
         Command::Explain(args) => commands::explain::run(&global, args).await,
@@ -68,6 +72,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Console(args) => commands::console::run(&global, args).await,
         Command::Cp(args) => commands::cp::run(&global, args).await,
         Command::PortForward(args) => commands::port_forward::run(&global, args).await,
+        Command::Template(args) => commands::template::run(&global, args.command).await,
         Command::Image(args) => commands::image::run(&global, args.command).await,
         Command::Completion { shell } => commands::completion(shell),
     }

@@ -75,6 +75,10 @@ pub(crate) struct Status {
     pub(crate) boot_ms: u64,
     pub(crate) agent_connected: bool,
     pub(crate) disk_bytes: u64,
+    /// Key of the template that the latest run was cloned from; empty: it booted.
+    pub(crate) template: String,
+    /// Size of the memory of a hibernated VM on disk.
+    pub(crate) saved_bytes: u64,
     pub(crate) conditions: Vec<Condition>,
 }
 
@@ -95,7 +99,8 @@ pub(crate) struct Condition {
     pub(crate) message: String,
 }
 
-fn time(ms: i64) -> Option<String> {
+/// A time of the wire; `None` for never.
+pub(crate) fn time(ms: i64) -> Option<String> {
     (ms > 0).then(|| jiff::Timestamp::from_millisecond(ms).ok()).flatten().map(|t| t.to_string())
 }
 
@@ -106,6 +111,9 @@ pub(crate) fn state_name(state: pb::VmState) -> &'static str {
         pb::VmState::Created => "Created",
         pb::VmState::Starting => "Starting",
         pb::VmState::Running => "Running",
+        pb::VmState::Paused => "Paused",
+        pb::VmState::Hibernating => "Hibernating",
+        pb::VmState::Hibernated => "Hibernated",
         pb::VmState::Stopping => "Stopping",
         pb::VmState::Stopped => "Stopped",
         pb::VmState::Failed => "Failed",
@@ -158,6 +166,8 @@ impl Vm {
                 boot_ms: vm.boot_ms,
                 agent_connected: vm.agent_connected,
                 disk_bytes: vm.disk_bytes,
+                template: vm.template.clone(),
+                saved_bytes: vm.saved_bytes,
                 conditions: vec![],
             },
         }

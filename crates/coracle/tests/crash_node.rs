@@ -31,6 +31,8 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 enum Known {
     Absent,
     Running(u32),
+    Paused(u32),
+    Hibernated,
     Off,
     /// The last operation was cut off: either outcome is right.
     Open,
@@ -77,7 +79,7 @@ async fn import(state: &Path, dir: &Path) {
 }
 
 /// One operation of a user; returns what is known after it was acknowledged.
-async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, stop: bool) -> Option<Known> {
+async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, choice: u8) -> Option<Known> {
     let vm = name.to_owned();
     let after = match known {
         Known::Absent => {
@@ -93,14 +95,24 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, st
             client.create_vm(request).await.ok()?;
             Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
         }
-        Known::Off if !stop => {
+        Known::Off | Known::Hibernated if choice > 0 => {
             Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
         }
-        Known::Running(_) if stop => {
+        Known::Running(_) if choice == 1 => {
             client.stop_vm(pb::StopVmRequest { vm, grace_ms: Some(0) }).await.ok()?;
             Known::Off
         }
-        Known::Running(_) | Known::Off | Known::Open => {
+        Known::Running(_) if choice == 2 => {
+            Known::Paused(client.pause_vm(pb::PauseVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
+        }
+        Known::Paused(_) if choice == 1 => {
+            Known::Running(client.resume_vm(pb::ResumeVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
+        }
+        Known::Running(_) | Known::Paused(_) if choice > 1 => {
+            client.hibernate_vm(pb::HibernateVmRequest { vm }).await.ok()?;
+            Known::Hibernated
+        }
+        Known::Running(_) | Known::Paused(_) | Known::Hibernated | Known::Off | Known::Open => {
             client.delete_vm(pb::DeleteVmRequest { vm, force: true }).await.ok()?;
             Known::Absent
         }
@@ -114,7 +126,7 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
         let found = client.get_vm(pb::GetVmRequest { vm: (*name).to_owned() }).await;
         match (&known, found) {
             (Known::Absent, found) => assert!(found.is_err(), "kill {round}: {name} was deleted and is back"),
-            (Known::Running(pid), found) => {
+            (Known::Running(pid) | Known::Paused(pid), found) => {
                 let vm = found
                     .unwrap_or_else(|e| panic!("kill {round}: {name} ran and is gone: {e}"))
                     .into_inner();
@@ -123,13 +135,17 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
                     "kill {round}: the VMM of {name} is another one: {}",
                     vm.message
                 );
-                assert_eq!(vm.state(), pb::VmState::Running, "kill {round}: {name}: {}", vm.message);
+                let running = matches!(known, Known::Running(_));
+                let state = if running { pb::VmState::Running } else { pb::VmState::Paused };
+                assert_eq!(vm.state(), state, "kill {round}: {name}: {}", vm.message);
             }
-            (Known::Off, found) => {
+            (Known::Off | Known::Hibernated, found) => {
                 let vm = found
                     .unwrap_or_else(|e| panic!("kill {round}: {name} was off and is gone: {e}"))
                     .into_inner();
                 assert_eq!(vm.vmm_pid, 0, "kill {round}: {name} was stopped and runs");
+                let asleep = vm.state() == pb::VmState::Hibernated;
+                assert_eq!(asleep, *known == Known::Hibernated, "kill {round}: {name}: {}", vm.message);
             }
             (Known::Open, Err(_)) => *known = Known::Absent,
             (Known::Open, Ok(_)) => {
@@ -173,14 +189,16 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
             let name = NAMES[random.random_range(0..NAMES.len())];
             let before = world[name].clone();
             let moment = Duration::from_millis(random.random_range(0..4000));
-            let outcome = timeout(moment, operate(&mut client, name, &before, random.random())).await;
+            let outcome =
+                timeout(moment, operate(&mut client, name, &before, random.random_range(0..4))).await;
             world.insert(name, outcome.ok().flatten().unwrap_or(Known::Open));
             node.kill().await.unwrap(); // SIGKILL, and waits
             node = start_node(&state);
             client = connect(&state).await;
             check(&mut client, &mut world, round).await;
             let processes = vmms(&run);
-            let running = world.values().filter(|k| matches!(k, Known::Running(_))).count();
+            let running =
+                world.values().filter(|k| matches!(k, Known::Running(_) | Known::Paused(_))).count();
             assert_eq!(processes.len(), running, "kill {round}: {processes:?} for {world:?}");
         }
         for name in NAMES {

@@ -153,10 +153,15 @@ pub(crate) async fn guests(client: Client, ns: String, infra_env: String, vms: i
             .map(|vm| (vm.uuid.clone(), vm))
             .collect();
         if let Ok(there) = agents.list(&ListParams::default()).await {
-            for (uuid, vm) in running {
-                if there.iter().all(|a| a.name_any() != uuid) {
-                    let _ = register(&client, &ns, &infra_env, &vm).await;
+            for (uuid, vm) in &running {
+                if there.iter().all(|a| a.name_any() != *uuid) {
+                    let _ = register(&client, &ns, &infra_env, vm).await;
                 }
+            }
+            // We look at VMs from outside, and late: one that was gone already has registered nothing.
+            let is_stray = |a: &&Agent| a.view.spec.hostname.is_none() && !running.contains_key(&a.name_any());
+            for stray in there.iter().filter(is_stray) {
+                let _ = agents.delete(&stray.name_any(), &DeleteParams::default()).await;
             }
         }
         tokio::time::sleep(TICK).await;

@@ -243,7 +243,13 @@ impl World {
             let told: Vec<_> = requests.iter().map(|r| (r.name_any(), ready(r))).collect();
             let vms = self.vcenter.vms().await;
             let vms: Vec<_> = vms.iter().map(|v| (&v.name, &v.uuid, v.powered_on, &v.mac)).collect();
-            anyhow::bail!("not {n} rows {phase}: {rows:?}\n{told:?}\n{vms:?}");
+            let (_, agent_machines, agents) = apis(&self.client, &self.ns);
+            let wait: Vec<_> = agent_machines.list(&ListParams::default()).await?.items;
+            let wait: Vec<_> = wait.iter().map(|am| (am.name_any(), &am.view)).collect();
+            let agents = agents.list(&ListParams::default()).await?.items;
+            let agents: Vec<_> = agents.iter().map(|a| (a.name_any(), a.labels(), &a.view.spec)).collect();
+            let all = self.everything().await?;
+            anyhow::bail!("not {n} rows {phase}: {rows:?}\n{told:?}\n{vms:?}\n{wait:?}\n{agents:?}\n{all}");
         }
         Ok(())
     }

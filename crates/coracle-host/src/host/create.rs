@@ -236,6 +236,7 @@ impl Host {
             boot_ms: 0,
             template: None,
             cold: spec.cold,
+            saved: None,
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();

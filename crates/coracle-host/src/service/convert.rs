@@ -121,6 +121,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         boot_ms: record.boot_ms,
         disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).overlay()),
         command: record.workload.argv.clone(),
+        saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
@@ -144,6 +145,9 @@ fn state(state: VmState) -> pb::VmState {
         VmState::Creating | VmState::Created => pb::VmState::Created,
         VmState::Starting => pb::VmState::Starting,
         VmState::Running => pb::VmState::Running,
+        VmState::Paused => pb::VmState::Paused,
+        VmState::Hibernating => pb::VmState::Hibernating,
+        VmState::Hibernated => pb::VmState::Hibernated,
         VmState::Stopping => pb::VmState::Stopping,
         VmState::Stopped => pb::VmState::Stopped,
         VmState::Failed => pb::VmState::Failed,

@@ -1,5 +1,7 @@
 //! The task that owns a VM: requests from a queue, reports from jobs, one at a time.
 
+mod suspend;
+
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +10,7 @@ use coracle_hypervisor::ProcessId;
 use coracle_proto::guest as pb;
 use coracle_types::{Op, VmState};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Handle, Note, Reply, Request, Shared, View, What, boot, follow};
@@ -43,6 +45,10 @@ struct Actor {
     tell: mpsc::Sender<Note>,
     /// Everything that runs for the present boot; ends with it.
     jobs: JoinSet<()>,
+    /// The job that stays in touch with the guest.
+    follower: Option<AbortHandle>,
+    /// The guest's CPUs are held.
+    held: watch::Sender<bool>,
     starters: Vec<Reply>,
     stoppers: Vec<Reply>,
     /// When patience with a guest that was asked to stop is over.
@@ -82,6 +88,8 @@ pub(crate) fn spawn(
         notes,
         tell,
         jobs: JoinSet::new(),
+        follower: None,
+        held: watch::Sender::new(false),
         starters: vec![],
         stoppers: vec![],
         kill_at: None,
@@ -119,7 +127,7 @@ impl Actor {
     /// What a restart asks for. True when nothing is left of the VM.
     async fn adopt(&mut self) -> bool {
         let found = self.find().await;
-        let adoption = adopt(self.record.state, found.is_some());
+        let adoption = adopt(self.record.state, found.is_some(), self.record.saved.is_some());
         if adoption != Adoption::Rest {
             tracing::info!(vm = %self.record.id, ?adoption, "adopt");
         }
@@ -130,32 +138,40 @@ impl Actor {
                 let (state, message) = (self.record.state, self.record.message.clone());
                 self.end_run(state, message).await;
             }
-            (Adoption::Start, _) => self.begin_boot().await,
+            (Adoption::Start, _) => match self.end_vmm().await {
+                Ok(()) => self.begin_boot().await,
+                Err(error) => self.end_run(VmState::Failed, error.chain()).await,
+            },
             (Adoption::FinishStop, _) => self.end_run(VmState::Stopped, String::new()).await,
-            (Adoption::Lost, _) | (Adoption::Attach, None) => {
+            (Adoption::Lost, _) | (Adoption::Attach | Adoption::WakeUp, None) => {
                 let why = "the VMM went away while the node was down".to_owned();
                 self.end_run(VmState::Failed, why).await;
             }
-            (Adoption::Attach, Some(vmm)) => {
-                self.record.process = Some(vmm);
-                self.watch(vmm);
-                if self.record.state == VmState::Starting {
-                    self.boot_began = Instant::now();
-                    self.spawn_boot();
-                } else {
-                    let lease = self.shared.network.lease(&self.record.id, self.record.address);
-                    if let Ok(lease) = lease {
-                        let attached =
-                            self.shared.network.attach(&self.record.id, self.record.mac, lease).await;
-                        if let Err(error) = attached {
-                            tracing::warn!(vm = %self.record.id, %error, "network not restored");
-                        }
-                    }
-                    self.follow(None);
-                }
-            }
+            (Adoption::Attach | Adoption::WakeUp, Some(vmm)) => self.attach(vmm).await,
         }
         false
+    }
+
+    /// Takes a VMM that runs as it is, and makes it stand still or run as the record says.
+    async fn attach(&mut self, vmm: ProcessId) {
+        self.record.process = Some(vmm);
+        self.watch(vmm);
+        if self.record.state == VmState::Starting {
+            self.boot_began = Instant::now();
+            self.spawn_boot();
+            return;
+        }
+        if let Ok(lease) = self.shared.network.lease(&self.record.id, self.record.address) {
+            let attached = self.shared.network.attach(&self.record.id, self.record.mac, lease).await;
+            if let Err(error) = attached {
+                tracing::warn!(vm = %self.record.id, %error, "network not restored");
+            }
+        }
+        if let Err(error) = self.hold_as_recorded().await {
+            tracing::warn!(vm = %self.record.id, %error, "VMM does not do as the record says");
+        }
+        self.follow(None);
+        self.forget_saved().await;
     }
 
     /// True when the VM is gone.
@@ -163,6 +179,7 @@ impl Actor {
         let (op, fence) = match &request {
             Request::Start { fence, .. } => (Op::Start, fence),
             Request::Stop { fence, .. } => (Op::Stop, fence),
+            Request::Suspend { op, fence, .. } => (*op, fence),
             Request::Delete { fence, force, .. } => (Op::Delete { force: *force }, fence),
         };
         let allowed = self.check_fence(fence.as_ref()).and_then(|()| {
@@ -171,13 +188,17 @@ impl Actor {
         });
         match (request, allowed) {
             (
-                Request::Start { reply, .. } | Request::Stop { reply, .. } | Request::Delete { reply, .. },
+                Request::Start { reply, .. }
+                | Request::Stop { reply, .. }
+                | Request::Suspend { reply, .. }
+                | Request::Delete { reply, .. },
                 Err(e),
             ) => {
                 let _caller_gone = reply.send(Err(e));
             }
             (Request::Start { reply, .. }, Ok(())) => self.start(reply).await,
             (Request::Stop { grace, reply, .. }, Ok(())) => self.stop(grace, reply).await,
+            (Request::Suspend { op, reply, .. }, Ok(())) => self.suspend(op, reply).await,
             (Request::Delete { reply, .. }, Ok(())) => {
                 let result = self.remove().await;
                 let gone = result.is_ok();
@@ -208,8 +229,9 @@ impl Actor {
     }
 
     async fn start(&mut self, reply: Reply) {
-        if self.record.state == VmState::Running {
-            let _caller_gone = reply.send(Ok(self.record.clone()));
+        if matches!(self.record.state, VmState::Running | VmState::Paused) {
+            let done = self.go_on().await;
+            let _caller_gone = reply.send(done.map(|()| self.record.clone()));
             return;
         }
         self.starters.push(reply);
@@ -219,7 +241,10 @@ impl Actor {
     }
 
     async fn begin_boot(&mut self) {
-        self.record.boots += 1;
+        // A guest that goes on from its saved memory does not boot, and its output has no new beginning.
+        if self.record.saved.is_none() {
+            self.record.boots += 1;
+        }
         self.record.exit = None;
         self.record.finished_at = None;
         self.record.address_acknowledged = false;
@@ -239,16 +264,21 @@ impl Actor {
 
     async fn stop(&mut self, grace: Duration, reply: Reply) {
         match self.record.state {
-            VmState::Starting | VmState::Running | VmState::Stopping => {}
+            VmState::Starting | VmState::Running | VmState::Paused | VmState::Stopping => {}
             _ => {
                 let _caller_gone = reply.send(Ok(self.record.clone()));
                 return;
             }
         }
         self.stoppers.push(reply);
-        if grace.is_zero() || self.record.state == VmState::Starting {
+        if self.record.state == VmState::Starting && self.record.saved.is_some() {
+            self.end_run(VmState::Hibernated, String::new()).await;
+        } else if grace.is_zero() || self.record.state == VmState::Starting {
             self.end_run(VmState::Stopped, String::new()).await;
         } else {
+            if let Err(error) = self.go_on().await {
+                tracing::warn!(vm = %self.record.id, %error, "a paused guest cannot be asked to power off");
+            }
             self.ask_to_power_off(grace).await;
         }
     }
@@ -288,13 +318,19 @@ impl Actor {
                 self.save_quietly().await;
                 self.watch(vmm);
             }
+            What::Loaded { vmm, go } => self.loaded(vmm, go).await,
             What::Booted(Ok(guest)) if self.record.state == VmState::Starting => self.booted(guest).await,
             What::Booted(Ok(_)) => {}
             What::Booted(Err(error)) => {
                 let message = error.chain();
                 tracing::warn!(vm = %self.record.id, error = message, "VM did not start");
+                // Who is told of it finds it so.
+                let starters = std::mem::take(&mut self.starters);
+                // Nothing is lost while its memory is there.
+                let end = if self.record.saved.is_some() { VmState::Hibernated } else { VmState::Failed };
+                self.end_run(end, message).await;
+                self.starters = starters;
                 self.answer_starters(Err(error));
-                self.end_run(VmState::Failed, message).await;
             }
             What::Session(guest) => {
                 self.guest = guest;
@@ -325,6 +361,7 @@ impl Actor {
         let record = self.record.clone();
         self.answer_starters(Ok(record));
         self.follow(Some(guest));
+        self.forget_saved().await;
     }
 
     async fn vmm_gone(&mut self) {
@@ -349,8 +386,11 @@ impl Actor {
     /// Ends whatever runs, gives back what only a running VM needs, and records it.
     async fn end_run(&mut self, state: VmState, message: String) {
         self.jobs.shutdown().await;
+        // What they still had to say is of a run that is over.
+        while self.notes.try_recv().is_ok() {}
         self.guest = None;
         self.kill_at = None;
+        self.held.send_replace(false);
         if let Err(error) = self.end_vmm().await {
             tracing::error!(vm = %self.record.id, %error, "VMM not ended");
         }
@@ -465,7 +505,9 @@ impl Actor {
     fn follow(&mut self, guest: Option<GuestClient>) {
         let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
         let (boot, log, tell) = (self.record.boots, self.log.clone(), self.tell.clone());
-        self.jobs.spawn(follow::run(self.shared.clone(), recipe, boot, log, guest, tell));
+        let held = self.held.subscribe();
+        let job = follow::run(self.shared.clone(), recipe, boot, log, guest, held, tell);
+        self.follower = Some(self.jobs.spawn(job));
     }
 
     /// Records a new state, then tells everybody.

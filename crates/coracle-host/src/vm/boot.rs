@@ -1,6 +1,7 @@
 //! From "start" to a guest that runs its workload. Runs as a job of the VM's
 //! task; safe to run again after being cut anywhere.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +9,13 @@ use std::time::Duration;
 use coracle_hypervisor::{Cloned, ProcessId, VmRecipe};
 use coracle_proto::guest as pb;
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Note, Shared, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{VmPaths, configuration, process, recipe};
+use crate::record::SavedMemory;
 use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks};
 
 /// The configuration includes mounts and the first use of a fresh disk.
@@ -42,9 +44,25 @@ async fn try_boot(
 ) -> Result<GuestClient, HostError> {
     let permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let deadline = Instant::now() + shared.config.boot_limit;
-    let Launched { recipe, vmm, clone, missing } = launch(shared, record).await?;
-    let (template, channel) = clone.unzip();
-    let _task_gone = notes.send(Note { boot: record.boots, what: What::Spawned { vmm, template } }).await;
+    let Launched { recipe, vmm, origin } = launch(shared, record).await?;
+    let (channel, missing) = match origin {
+        Origin::Booted { missing } => {
+            tell_spawned(notes, record, vmm, None).await;
+            (None, missing)
+        }
+        Origin::Cloned { template, channel } => {
+            tell_spawned(notes, record, vmm, Some(template)).await;
+            (Some(channel), None)
+        }
+        Origin::Restored { channel } => {
+            let (go, told) = oneshot::channel();
+            let _task_gone = notes.send(Note { boot: record.boots, what: What::Loaded { vmm, go } }).await;
+            told.await.map_err(|_| HostError::Stopping)?;
+            let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+            shared.driver.resume(&recipe).await.map_err(driver)?;
+            (Some(channel), None)
+        }
+    };
     let ready = bring_up(shared, record, &recipe, channel);
     let failed = |why: String| HostError::Boot {
         name: record.name.to_string(),
@@ -67,14 +85,30 @@ async fn try_boot(
     }
 }
 
-/// A VMM that runs.
+async fn tell_spawned(
+    notes: &mpsc::Sender<Note>,
+    record: &Record,
+    vmm: ProcessId,
+    template: Option<TemplateKey>,
+) {
+    let _task_gone = notes.send(Note { boot: record.boots, what: What::Spawned { vmm, template } }).await;
+}
+
+/// A VMM that is there.
 struct Launched {
     recipe: VmRecipe,
     vmm: ProcessId,
-    /// Of a clone: its template, and the channel, on which the agent speaks first.
-    clone: Option<(TemplateKey, UnixStream)>,
-    /// The template that it might have been cloned from, had there been one.
-    missing: Option<TemplateKey>,
+    origin: Origin,
+}
+
+/// Where its guest comes from. The agent speaks first on a channel that is there already.
+enum Origin {
+    /// It boots, or was found; `missing` is the template that it might have been cloned from, had there been one.
+    Booted { missing: Option<TemplateKey> },
+    /// It runs.
+    Cloned { template: TemplateKey, channel: UnixStream },
+    /// Its memory is loaded, and its CPUs are held.
+    Restored { channel: UnixStream },
 }
 
 /// Network, disk, VMM: each is kept when it is already there.
@@ -88,17 +122,55 @@ async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostE
     let recipe = recipe(&shared.config, record, accelerator, Some(&plug));
     prepare_files(shared, record).await?;
     if let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
-        return Ok(Launched { recipe, vmm, clone: None, missing: None });
+        // Cut off between the end of loading and the first step, it stands still.
+        shared.driver.resume(&recipe).await.map_err(driver)?;
+        return Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: None } });
+    }
+    if let Some(saved) = &record.saved {
+        let restored = restore(shared, record, &recipe, saved).await?;
+        let origin = Origin::Restored { channel: restored.channel };
+        return Ok(Launched { recipe, vmm: restored.process, origin });
     }
     let key = if record.cold { None } else { shared.templates.key(shared, &recipe).await };
     if let Some(key) = &key
         && let Some(cloned) = clone(shared, &recipe, key).await
     {
-        let clone = Some((key.clone(), cloned.channel));
-        return Ok(Launched { recipe, vmm: cloned.process, clone, missing: None });
+        let origin = Origin::Cloned { template: key.clone(), channel: cloned.channel };
+        return Ok(Launched { recipe, vmm: cloned.process, origin });
     }
     let vmm = shared.driver.start(&recipe).await.map_err(driver)?;
-    Ok(Launched { recipe, vmm, clone: None, missing: key })
+    Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: key } })
+}
+
+/// A VMM with the memory of a VM that was hibernated, if this is a machine like the one that it was saved on.
+async fn restore(
+    shared: &Arc<Shared>,
+    record: &Record,
+    recipe: &VmRecipe,
+    saved: &SavedMemory,
+) -> Result<Cloned, HostError> {
+    let name = || record.name.to_string();
+    let driver = shared.driver.name();
+    let unsupported =
+        || HostError::Unsupported { name: name(), driver, what: "load the memory of a saved VM" };
+    let snapshots = shared.driver.snapshots().ok_or_else(unsupported)?;
+    let here = snapshots.compatibility(&VmRecipe { nic: None, ..recipe.clone() }).await;
+    if let Some((field, was, is)) = saved.machine.difference(&here) {
+        return Err(HostError::Incompatible { name: name(), field, saved: was.into(), here: is.into() });
+    }
+    let path = VmPaths::of(&shared.config, &record.id).saved_memory();
+    let open = || -> io::Result<File> {
+        let file = File::open(&path)?;
+        let length = file.metadata()?.len();
+        if length == saved.bytes {
+            return Ok(file);
+        }
+        let why = format!("{} has {length} bytes instead of {}", path.display(), saved.bytes);
+        Err(io::Error::new(io::ErrorKind::InvalidData, why))
+    };
+    let id = record.id.clone();
+    let file = open().map_err(|source| HostError::Files { operation: "open the memory", id, source })?;
+    snapshots.restore(recipe, &file).await.map_err(|source| HostError::Driver { name: name(), source })
 }
 
 /// A clone of the shape's template. `None`: it has to boot.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coracle_hypervisor::VmRecipe;
 use coracle_proto::guest as pb;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::{Note, Shared, What};
@@ -29,6 +29,7 @@ pub(super) async fn run(
     boot: u32,
     log: Arc<Mutex<LogWriter>>,
     first: Option<GuestClient>,
+    mut held: watch::Receiver<bool>,
     notes: mpsc::Sender<Note>,
 ) {
     let tell = async |what| {
@@ -36,6 +37,10 @@ pub(super) async fn run(
     };
     let mut session = first;
     loop {
+        // A guest that stands still says no hello.
+        if held.wait_for(|held| !held).await.is_err() {
+            return;
+        }
         let client = match session.take() {
             Some(client) => client,
             None => match GuestClient::open(shared.driver.as_ref(), &recipe, OPEN_LIMIT, None).await {
@@ -47,7 +52,7 @@ pub(super) async fn run(
             },
         };
         tell(What::Session(Some(client.clone()))).await;
-        if let Some(exit) = follow_session(&client, boot, &log, &tell).await {
+        if let Some(exit) = follow_session(&client, boot, &log, &held).await {
             tell(What::Exited(exit)).await;
             let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log)).await;
             tell(What::Drained).await;
@@ -64,7 +69,7 @@ async fn follow_session(
     client: &GuestClient,
     boot: u32,
     log: &Arc<Mutex<LogWriter>>,
-    _tell: &impl AsyncFn(What),
+    held: &watch::Receiver<bool>,
 ) -> Option<Exit> {
     let wait = async {
         let reply = client.rpc().wait_workload(pb::WaitWorkloadRequest {}).await;
@@ -78,15 +83,19 @@ async fn follow_session(
     tokio::select! {
         exit = wait => exit.map(|e| Exit { code: e.code, signal: e.signal, error: bounded(e.error) }),
         () = output => None,
-        () = pulse(client) => None,
+        () = pulse(client, held) => None,
     }
 }
 
-/// Resolves when the guest stopped answering.
-async fn pulse(client: &GuestClient) {
+/// Resolves when the guest stopped answering, though its CPUs run.
+async fn pulse(client: &GuestClient, held: &watch::Receiver<bool>) {
     let mut missed = 0;
     while missed < 2 {
         sleep(PULSE).await;
+        if *held.borrow() {
+            missed = 0;
+            continue;
+        }
         missed = if client.status().await.is_ok() { 0 } else { missed + 1 };
     }
 }

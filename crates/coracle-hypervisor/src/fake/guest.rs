@@ -23,13 +23,34 @@ use tonic::{Request, Response, Status, Streaming};
 pub(super) struct Handle {
     sessions: mpsc::Sender<UnixStream>,
     state: watch::Sender<Progress>,
+    paused: watch::Sender<bool>,
 }
 
+/// How far a guest has come: all the memory that it has.
 #[derive(Clone, Debug, Default)]
-struct Progress {
+pub(super) struct Progress {
     configured: Option<String>,
     started: bool,
-    exit: Option<pb::ExitStatus>,
+    exit: Option<i32>,
+}
+
+impl Progress {
+    /// As a line of text, which is what a save of the guest's memory is.
+    pub(super) fn save(&self) -> String {
+        let exit = self.exit.map(|code| code.to_string()).unwrap_or_default();
+        format!("{}|{}|{exit}", self.configured.as_deref().unwrap_or("-"), self.started)
+    }
+
+    /// What [`Progress::save`] wrote; `None`: it is something else.
+    pub(super) fn load(line: &str) -> Option<Self> {
+        let [configured, started, exit] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
+        let configured = Some(configured).filter(|c| *c != "-").map(str::to_owned);
+        Some(Self { configured, started: started.parse().ok()?, exit: exit.parse().ok() })
+    }
+}
+
+fn exit_status(code: i32) -> pb::ExitStatus {
+    pb::ExitStatus { code, signal: (code - 128).max(0), ..Default::default() }
 }
 
 impl Handle {
@@ -46,26 +67,43 @@ impl Handle {
     }
 
     pub(super) fn exit_workload(&self, code: i32) {
-        self.state.send_modify(|s| s.exit = Some(pb::ExitStatus { code, ..Default::default() }));
+        self.state.send_modify(|s| s.exit = Some(code));
+    }
+
+    /// A guest whose CPUs are held answers nothing.
+    pub(super) fn hold(&self, held: bool) {
+        self.paused.send_replace(held);
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        *self.paused.borrow()
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        self.state.borrow().clone()
     }
 }
 
-/// Starts the guest's task; it ends with `stop`. `power_off` is the machine's off switch.
+/// Starts the guest's task; it ends with `stop`. `power_off` is the machine's off switch. A guest that was saved goes
+/// on from `saved`, held.
 pub(super) fn start(
     boot_time: Duration,
+    saved: Option<Progress>,
     stop: CancellationToken,
     power_off: impl Fn() + Send + Sync + 'static,
 ) -> Handle {
     let (sessions, mut incoming) = mpsc::channel::<UnixStream>(4);
-    let state = watch::Sender::new(Progress::default());
+    let paused = watch::Sender::new(saved.is_some());
+    let state = watch::Sender::new(saved.unwrap_or_default());
     let guest = FakeGuest { state: state.clone(), power_off: Arc::new(power_off) };
+    let held = paused.subscribe();
     let serve = async move {
         tokio::time::sleep(boot_time).await;
         let mut tasks = JoinSet::new();
         let mut session = 0_u64;
         while let Some(stream) = incoming.recv().await {
             session += 1;
-            tasks.spawn(serve_session(stream, session, guest.clone()));
+            tasks.spawn(while_running(held.clone(), serve_session(stream, session, guest.clone())));
             while tasks.try_join_next().is_some() {}
         }
     };
@@ -74,7 +112,23 @@ pub(super) fn start(
         reason = "owned by the machine's stop token, as a guest by its VMM"
     )]
     tokio::spawn(async move { stop.run_until_cancelled(serve).await });
-    Handle { sessions, state }
+    Handle { sessions, state, paused }
+}
+
+/// Does nothing while the CPUs are held.
+async fn while_running(mut held: watch::Receiver<bool>, work: impl Future<Output = ()>) {
+    let mut work = std::pin::pin!(work);
+    loop {
+        // The sender lives as long as the machine.
+        if held.wait_for(|held| !held).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            _ = held.wait_for(|held| *held) => {}
+            () = &mut work => return,
+        }
+    }
 }
 
 async fn serve_session(mut stream: UnixStream, session: u64, guest: FakeGuest) {
@@ -109,7 +163,7 @@ impl Guest for FakeGuest {
             agent_version: "fake".to_owned(),
             configured: state.configured.is_some(),
             workload: workload.into(),
-            exit: state.exit,
+            exit: state.exit.map(exit_status),
             ..Default::default()
         }))
     }
@@ -137,8 +191,7 @@ impl Guest for FakeGuest {
         request: Request<pb::SignalWorkloadRequest>,
     ) -> Reply<pb::SignalWorkloadResponse> {
         let signal = request.into_inner().signal;
-        let exit = pb::ExitStatus { code: 128_i32.saturating_add(signal), signal, ..Default::default() };
-        self.state.send_modify(|s| s.exit = Some(exit));
+        self.state.send_modify(|s| s.exit = Some(128_i32.saturating_add(signal)));
         Ok(Response::new(pb::SignalWorkloadResponse {}))
     }
 
@@ -146,7 +199,7 @@ impl Guest for FakeGuest {
         let mut state = self.state.subscribe();
         let state =
             state.wait_for(|s| s.exit.is_some()).await.map_err(|_| Status::unavailable("powered off"))?;
-        Ok(Response::new(pb::WaitWorkloadResponse { exit: state.exit.clone() }))
+        Ok(Response::new(pb::WaitWorkloadResponse { exit: state.exit.map(exit_status) }))
     }
 
     type LogsStream = BoxStream<'static, Result<pb::LogChunk, Status>>;

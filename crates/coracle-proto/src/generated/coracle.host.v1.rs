@@ -186,6 +186,21 @@ pub struct StopVmRequest {
     pub grace_ms: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseVmRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeVmRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HibernateVmRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
@@ -283,6 +298,9 @@ pub struct Vm {
     /// Key of the template that the latest run was cloned from; empty: it booted.
     #[prost(string, tag = "26")]
     pub template: ::prost::alloc::string::String,
+    /// Size of the memory of a hibernated VM on disk.
+    #[prost(uint64, tag = "27")]
+    pub saved_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
@@ -694,6 +712,9 @@ pub enum VmState {
     Stopped = 5,
     Failed = 6,
     Deleting = 7,
+    Paused = 8,
+    Hibernating = 9,
+    Hibernated = 10,
 }
 impl VmState {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -710,6 +731,9 @@ impl VmState {
             Self::Stopped => "VM_STATE_STOPPED",
             Self::Failed => "VM_STATE_FAILED",
             Self::Deleting => "VM_STATE_DELETING",
+            Self::Paused => "VM_STATE_PAUSED",
+            Self::Hibernating => "VM_STATE_HIBERNATING",
+            Self::Hibernated => "VM_STATE_HIBERNATED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -723,6 +747,9 @@ impl VmState {
             "VM_STATE_STOPPED" => Some(Self::Stopped),
             "VM_STATE_FAILED" => Some(Self::Failed),
             "VM_STATE_DELETING" => Some(Self::Deleting),
+            "VM_STATE_PAUSED" => Some(Self::Paused),
+            "VM_STATE_HIBERNATING" => Some(Self::Hibernating),
+            "VM_STATE_HIBERNATED" => Some(Self::Hibernated),
             _ => None,
         }
     }
@@ -894,6 +921,53 @@ pub mod host_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "StopVm"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Holds the guest's CPUs. Idempotent on a paused VM.
+        pub async fn pause_vm(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PauseVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/PauseVm");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "PauseVm"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lets a paused guest go on, or loads the memory of a hibernated one. A VM
+        /// that is off is FAILED_PRECONDITION: StartVm starts whatever there is.
+        pub async fn resume_vm(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResumeVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/ResumeVm");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "ResumeVm"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Answers when the guest's memory is on disk and its VMM is gone. When that
+        /// fails the guest goes on. Idempotent on a hibernated VM.
+        pub async fn hibernate_vm(
+            &mut self,
+            request: impl tonic::IntoRequest<super::HibernateVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/HibernateVm");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "HibernateVm"));
             self.inner.unary(req, path, codec).await
         }
         /// Removes every trace. A VM that is not there is NOT_FOUND.
@@ -1251,6 +1325,23 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::StopVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
+        /// Holds the guest's CPUs. Idempotent on a paused VM.
+        async fn pause_vm(
+            &self,
+            request: tonic::Request<super::PauseVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
+        /// Lets a paused guest go on, or loads the memory of a hibernated one. A VM
+        /// that is off is FAILED_PRECONDITION: StartVm starts whatever there is.
+        async fn resume_vm(
+            &self,
+            request: tonic::Request<super::ResumeVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
+        /// Answers when the guest's memory is on disk and its VMM is gone. When that
+        /// fails the guest goes on. Idempotent on a hibernated VM.
+        async fn hibernate_vm(
+            &self,
+            request: tonic::Request<super::HibernateVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
         /// Removes every trace. A VM that is not there is NOT_FOUND.
         async fn delete_vm(
             &self,
@@ -1588,6 +1679,118 @@ pub mod host_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StopVmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/PauseVm" => {
+                    #[allow(non_camel_case_types)]
+                    struct PauseVmSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::PauseVmRequest> for PauseVmSvc<T> {
+                        type Response = super::Vm;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PauseVmRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::pause_vm(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PauseVmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/ResumeVm" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResumeVmSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::ResumeVmRequest> for ResumeVmSvc<T> {
+                        type Response = super::Vm;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResumeVmRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::resume_vm(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResumeVmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/HibernateVm" => {
+                    #[allow(non_camel_case_types)]
+                    struct HibernateVmSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::HibernateVmRequest> for HibernateVmSvc<T> {
+                        type Response = super::Vm;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::HibernateVmRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::hibernate_vm(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HibernateVmSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

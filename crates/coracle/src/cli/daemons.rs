@@ -106,6 +106,15 @@ pub(crate) struct NodeArgs {
     /// Folder with the guest's vmlinuz and initrd
     #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
     pub(crate) boot: Option<PathBuf>,
+    /// Boot every VM instead of cloning templates
+    #[arg(long, env = "CORACLE_NODE_NO_TEMPLATES")]
+    pub(crate) no_templates: bool,
+    /// Keep so many templates; the oldest go first
+    #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX", value_name = "COUNT", default_value_t = 8)]
+    pub(crate) templates_max: usize,
+    /// Take a template anew when it is older, like 24h
+    #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_AGE", value_name = "DURATION", default_value = "168h")]
+    pub(crate) templates_max_age: jiff::SignedDuration,
     /// Folder that kernels named by callers may lie in
     #[arg(long, env = "CORACLE_NODE_KERNEL_DIR", value_name = "DIR")]
     pub(crate) kernel_dir: Vec<PathBuf>,

@@ -85,6 +85,7 @@ fn request(args: &RunArgs, image: String) -> Result<pb::CreateVmRequest, Failure
         workdir: args.workdir.clone(),
         ports: args.publish.iter().map(|p| publish(p)).collect::<Result<_, _>>()?,
         disk_mib: args.disk.unwrap_or(0),
+        cold: args.cold,
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()
     })

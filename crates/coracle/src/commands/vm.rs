@@ -1,4 +1,4 @@
-//! ps, inspect, start, stop, rm, wait.
+//! ps, inspect, rm, wait.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,8 +9,8 @@ use pb::host_client::HostClient;
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
-use crate::cli::{Format, Global, InspectArgs, PsArgs, RmArgs, StartArgs, StopArgs, Until, WaitArgs};
-use crate::client::{connect, connect_local, find, within};
+use crate::cli::{Format, Global, InspectArgs, PsArgs, RmArgs, Until, WaitArgs};
+use crate::client::{connect, find, within};
 use crate::cluster::{self, Cluster};
 use crate::error::Failure;
 use crate::output;
@@ -92,33 +92,6 @@ pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
         Ok((_, known)) => vm.with_node(&known),
         Err(_) => vm,
     })
-}
-
-/// `coracle start`.
-pub(crate) async fn start(global: &Global, args: StartArgs) -> miette::Result<u8> {
-    let mut client = connect_local(global, "coracle start").await?;
-    for name in args.vms {
-        let vm = find(&mut client, &name).await?;
-        let start =
-            async { Ok(client.start_vm(pb::StartVmRequest { vm: vm.id.clone() }).await?.into_inner()) };
-        let vm = within(args.timeout, &format!("start {name}"), start).await?;
-        output::write(&format!("{}\n", vm.name))?;
-    }
-    Ok(0)
-}
-
-/// `coracle stop`.
-pub(crate) async fn stop(global: &Global, args: StopArgs) -> miette::Result<u8> {
-    let mut client = connect_local(global, "coracle stop").await?;
-    let grace = Duration::try_from(args.timeout).map_err(|_| Failure::usage("a timeout is not negative"))?;
-    let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-    for name in args.vms {
-        let vm = find(&mut client, &name).await?;
-        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(grace_ms) };
-        let vm = client.stop_vm(request).await.map_err(Failure::from)?.into_inner();
-        output::write(&format!("{}\n", vm.name))?;
-    }
-    Ok(0)
 }
 
 /// `coracle rm`. Goes on after a failure and reports the first.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, LegacyConfig};
-use coracle_host::{Host, HostConfig, HostService};
+use coracle_host::{Host, HostConfig, HostService, TemplatePolicy};
 use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, Network, Subnet, UserNetwork};
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
@@ -116,6 +116,12 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     let mut config = HostConfig::new(state.to_owned(), kernel, initrd);
     config.kernel_dirs.clone_from(&args.kernel_dir);
     config.memory_overcommit = args.memory_overcommit;
+    config.templates = TemplatePolicy {
+        enabled: !args.no_templates,
+        count_max: args.templates_max,
+        age_max: Duration::try_from(args.templates_max_age)
+            .map_err(|_| Failure::usage("--templates-max-age is not negative"))?,
+    };
     let kvm = (args.accelerator == AcceleratorChoice::Auto).then(kvm_probe_of);
     let driver = QemuDriver::new(QemuConfig { program: args.qemu.clone(), kvm });
     let images = Store::open(state.join("images"), StoreOptions::default())

@@ -1,0 +1,215 @@
+//! Holding a guest, saving its memory, and letting it go on.
+//!
+//! ```text
+//! pause      record Paused ─▶ hold                     resume   record Running ─▶ let go
+//! hibernate  record Hibernating ─▶ hold ─▶ save, sync, rename ─▶ record Hibernated ─▶ end the VMM
+//! start      record Starting ─▶ VMM loads ─▶ record "used up" ─▶ let go ─▶ record Running ─▶ remove the file
+//! ```
+//! Cut off anywhere, the record says which of VMM and file counts (`adopt.rs`): up to "Hibernated" the VMM does, from
+//! then on the file, until it is used up.
+
+use std::fs::File;
+use std::io::{self, Seek};
+
+use coracle_hypervisor::{ProcessId, Snapshots};
+use coracle_types::{Op, VmState};
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+use super::{Actor, EventKind, Reply};
+use crate::guest::GAP;
+use crate::recipe::recipe;
+use crate::record::SavedMemory;
+use crate::{HostError, files};
+
+/// Room for what a save holds beside the RAM.
+const DEVICES_BYTES: u64 = 64 << 20;
+
+impl Actor {
+    pub(super) async fn suspend(&mut self, op: Op, reply: Reply) {
+        let done = match (op, self.record.state) {
+            (Op::Pause, VmState::Running) => self.pause().await,
+            (Op::Hibernate, VmState::Running | VmState::Paused) => self.hibernate().await,
+            (Op::Resume, _) => return self.start(reply).await,
+            _ => Ok(()), // so it is already
+        };
+        let _caller_gone = reply.send(done.map(|()| self.record.clone()));
+    }
+
+    async fn pause(&mut self) -> Result<(), HostError> {
+        self.change(VmState::Paused, String::new()).await?;
+        if let Err(error) = self.hold_as_recorded().await {
+            self.change(VmState::Running, String::new()).await?;
+            let _runs_as_it_did = self.hold_as_recorded().await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Lets a paused guest run; nothing to do for any other.
+    pub(super) async fn go_on(&mut self) -> Result<(), HostError> {
+        if self.record.state != VmState::Paused {
+            return Ok(());
+        }
+        self.change(VmState::Running, String::new()).await?;
+        if let Err(error) = self.hold_as_recorded().await {
+            self.change(VmState::Paused, String::new()).await?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Makes the VMM hold its guest, or not, as the record says. A save that was cut off ends here, too.
+    pub(super) async fn hold_as_recorded(&mut self) -> Result<(), HostError> {
+        let driver = &self.shared.driver;
+        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let hold = self.record.state == VmState::Paused;
+        // Nobody may wait for a guest that stands still.
+        if hold {
+            self.held.send_replace(true);
+        }
+        let done = if hold { driver.pause(&recipe).await } else { driver.resume(&recipe).await };
+        done.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
+        self.held.send_replace(hold);
+        if self.record.state == VmState::Hibernating {
+            self.change(VmState::Running, "its hibernation was cut off".to_owned()).await?;
+        }
+        Ok(())
+    }
+
+    async fn hibernate(&mut self) -> Result<(), HostError> {
+        let before = self.record.state;
+        let driver = self.shared.driver.clone();
+        let snapshots = driver.snapshots().ok_or_else(|| HostError::Unsupported {
+            name: self.record.name.to_string(),
+            driver: driver.name(),
+            what: "save the memory of a VM",
+        })?;
+        self.change(VmState::Hibernating, String::new()).await?;
+        let saved = match self.save_memory(snapshots).await {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.record.state = before;
+                return Err(self.undo_hibernation(error).await);
+            }
+        };
+        self.record.saved = Some(saved);
+        if let Err(error) = self.change(VmState::Hibernated, String::new()).await {
+            (self.record.saved, self.record.state) = (None, before);
+            return Err(self.undo_hibernation(error).await);
+        }
+        self.end_run(VmState::Hibernated, String::new()).await;
+        Ok(())
+    }
+
+    /// Back to the state before, which the record has already in memory.
+    async fn undo_hibernation(&mut self, error: HostError) -> HostError {
+        let state = self.record.state;
+        let message = format!("not hibernated: {}", error.chain());
+        if let Err(error) = self.change(state, message).await {
+            tracing::error!(vm = %self.record.id, %error, "state not recorded");
+        }
+        if let Err(error) = self.hold_as_recorded().await {
+            tracing::error!(vm = %self.record.id, %error, "VMM does not go on after a failed save");
+        }
+        self.follow(None);
+        self.forget_saved().await;
+        error
+    }
+
+    /// Reserves the space, leaves the guest, holds it and writes its memory; on disk when this returns.
+    async fn save_memory(&mut self, snapshots: &dyn Snapshots) -> Result<SavedMemory, HostError> {
+        let (id, name) = (self.record.id.clone(), self.record.name.to_string());
+        let files = move |operation| {
+            let id = id.clone();
+            move |source| HostError::Files { operation, id, source }
+        };
+        let (dir, place) = (self.paths.saved(), self.paths.saved_memory());
+        let part = dir.join("memory.part");
+        let room = (u64::from(self.record.memory.get()) << 20) + DEVICES_BYTES;
+        let reserve = {
+            let part = part.clone();
+            move || reserve(&dir, &part, room)
+        };
+        let file = blocking(reserve).await.map_err(files("reserve space for the memory"))?;
+        self.leave_guest().await;
+        let driver = |source| HostError::Driver { name: name.clone(), source };
+        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        self.shared.driver.pause(&recipe).await.map_err(driver)?;
+        snapshots.save(&recipe, &file).await.map_err(driver)?;
+        let bytes = blocking(move || seal(file, &part, &place)).await.map_err(files("keep the memory"))?;
+        let machine = snapshots.compatibility(&recipe).await;
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now() })
+    }
+
+    /// Ends the session, so that the guest waits for the next one and finds no dead one when it goes on.
+    async fn leave_guest(&mut self) {
+        if let Some(follower) = self.follower.take() {
+            follower.abort();
+        }
+        if let Some(guest) = self.guest.take() {
+            guest.close();
+            self.publish(EventKind::Updated);
+            sleep(GAP).await;
+        }
+    }
+
+    /// The VMM has loaded the memory. With its first step the guest changes its disks, so the file is used up before.
+    pub(super) async fn loaded(&mut self, vmm: ProcessId, go: oneshot::Sender<()>) {
+        let saved = self.record.saved.take();
+        self.record.process = Some(vmm);
+        self.record.accelerator = Some(self.shared.accelerator);
+        match self.save().await {
+            Ok(()) => {
+                self.watch(vmm);
+                let _job_gone = go.send(());
+            }
+            Err(error) => {
+                self.record.saved = saved;
+                let message = error.chain();
+                self.answer_starters(Err(error));
+                self.end_run(VmState::Hibernated, message).await;
+            }
+        }
+    }
+
+    /// Removes memory that no guest will go on from.
+    pub(super) async fn forget_saved(&self) {
+        if self.record.saved.is_some() {
+            return;
+        }
+        let dir = self.paths.saved();
+        if let Err(error) = blocking(move || files::remove_tree(&dir)).await {
+            tracing::warn!(vm = %self.record.id, %error, "memory that is used up was not removed");
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)))
+}
+
+/// A file that the whole memory fits into, whatever else is written meanwhile.
+fn reserve(dir: &std::path::Path, part: &std::path::Path, bytes: u64) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::create_dir_all(dir)?;
+    let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(part)?;
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes) {
+        // Where space cannot be reserved, a full disk is met while writing.
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(file),
+        Err(error) => {
+            let _nothing_is_kept = std::fs::remove_file(part);
+            Err(error.into())
+        }
+    }
+}
+
+/// Gives back what was not needed and puts the file into its place; its length.
+fn seal(mut file: File, part: &std::path::Path, place: &std::path::Path) -> io::Result<u64> {
+    let bytes = file.stream_position()?;
+    file.set_len(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(part, place)?;
+    files::sync_parent(place)?;
+    Ok(bytes)
+}

@@ -1,0 +1,142 @@
+//! Guests that stand still, sleep on disk and go on, with real VMs.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_host::{Host, Record};
+use coracle_image::NoProgress;
+use coracle_testkit::netns;
+use coracle_types::{Clock, VmState};
+use support::{Node, exec, spec, vmms};
+use tokio::time::{Instant, sleep};
+
+/// Counts in the memory of a shell, and says so.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
+
+async fn counter(host: &Host, name: &str) -> Record {
+    let mut spec = spec(name);
+    spec.command = ["sh", "-c", COUNT].map(str::to_owned).to_vec();
+    host.create(spec, Arc::new(NoProgress)).await.unwrap();
+    host.start(name, None).await.unwrap_or_else(|e| panic!("start {name}: {e:?}"))
+}
+
+/// Everything that it counted: from one, without a gap and without a repetition.
+async fn counted(host: &Host, name: &str) -> usize {
+    let (log, _) = host.logs(name).await.unwrap();
+    let text: Vec<u8> = log.into_iter().flat_map(|entry| entry.data).collect();
+    let numbers: Vec<usize> =
+        String::from_utf8(text).unwrap().lines().filter_map(|line| line.parse().ok()).collect();
+    assert_eq!(numbers, (1..=numbers.len()).collect::<Vec<_>>(), "{name} counts on");
+    numbers.len()
+}
+
+async fn until_counted(host: &Host, name: &str, least: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while counted(host, name).await < least {
+        assert!(Instant::now() < deadline, "{name} does not reach {least}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn a_guest_stands_still_sleeps_on_disk_and_goes_on() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let record = counter(&host, "web").await;
+        until_counted(&host, "web", 5).await;
+
+        assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused);
+        sleep(Duration::from_millis(300)).await; // what was on its way
+        let still = counted(&host, "web").await;
+        sleep(Duration::from_millis(700)).await;
+        assert_eq!(counted(&host, "web").await, still, "a paused guest counts nothing");
+        assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused, "again");
+        // A daemon that starts anew leaves it as it is.
+        host.shutdown().await;
+        drop(host);
+        let host = node.open().await;
+        assert_eq!(host.get("web").unwrap().record.state, VmState::Paused);
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!(counted(&host, "web").await, still, "nor does the daemon's start wake it");
+        assert_eq!(host.resume("web", None).await.unwrap().state, VmState::Running);
+        until_counted(&host, "web", still + 5).await;
+
+        let asleep = host.hibernate("web", None).await.unwrap();
+        assert_eq!((asleep.state, asleep.process), (VmState::Hibernated, None));
+        assert_eq!(vmms(node.dir.path()), 0, "no VMM is left");
+        let saved = asleep.saved.as_ref().expect("its memory is on disk").bytes;
+        eprintln!("128 MiB of memory are {} MiB on disk", saved >> 20);
+        assert!(saved < 128 << 20, "empty pages take no room");
+        let still = counted(&host, "web").await;
+        host.shutdown().await;
+        drop(host);
+        let host = node.open().await;
+        let awake = host.resume("web", None).await.unwrap();
+        assert_eq!((awake.state, awake.address, awake.boots), (VmState::Running, record.address, 1));
+        assert_eq!(awake.saved, None, "used up");
+        until_counted(&host, "web", still + 5).await;
+        let (time, _) = exec(&host, "web", &["date", "+%s"]).await;
+        let clock: i64 = time.trim().parse().unwrap();
+        assert!(Clock::system().now().seconds().abs_diff(clock) <= 2, "its clock was set");
+        assert!(!node.state().join("vms").join(record.id.as_str()).join("saved").exists());
+        host.delete("web", true, None).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+#[test]
+fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        counter(&host, "first").await;
+        host.hibernate("first", None).await.unwrap();
+        host.delete("first", false, None).await.unwrap();
+        let warm = host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "").await.unwrap();
+        let clone = counter(&host, "clone").await;
+        assert_eq!(clone.template, Some(warm.key), "clones sleep, too");
+        until_counted(&host, "clone", 3).await;
+        host.pause("clone", None).await.unwrap();
+        host.hibernate("clone", None).await.unwrap();
+        let still = counted(&host, "clone").await;
+        let wrong = host.stop("clone", Duration::ZERO, None).await.unwrap_err();
+        assert_eq!(wrong.code(), "COR-VM-005", "a stop would lose its memory: {}", wrong.chain());
+
+        // As if another build of the VMM had saved it.
+        let path = node.state().join("vms").join(clone.id.as_str()).join("record.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let vmm = host.probe().version.clone();
+        host.shutdown().await;
+        drop(host);
+        std::fs::write(&path, text.replace(&format!("\"vmm\": \"{vmm}\""), "\"vmm\": \"6.0.0\"")).unwrap();
+        let host = node.open().await;
+        let refused = host.start("clone", None).await.unwrap_err();
+        let words = refused.chain();
+        assert!(words.contains("VMM version") && words.contains("6.0.0") && words.contains(&vmm), "{words}");
+        let kept = host.get("clone").unwrap().record.clone();
+        assert_eq!((kept.state, kept.message), (VmState::Hibernated, words), "nothing is lost");
+        host.shutdown().await;
+        drop(host);
+        std::fs::write(&path, text).unwrap();
+        let host = node.open().await;
+        host.start("clone", None).await.unwrap();
+        until_counted(&host, "clone", still + 3).await;
+
+        // A file that was cut short is no memory either.
+        host.hibernate("clone", None).await.unwrap();
+        let memory = path.with_file_name("saved").join("memory");
+        std::fs::File::options().write(true).open(memory).unwrap().set_len(1 << 20).unwrap();
+        let refused = host.start("clone", None).await.unwrap_err().chain();
+        assert!(refused.contains("1048576 bytes instead of"), "{refused}");
+        assert_eq!(vmms(node.dir.path()), 0);
+        host.delete("clone", false, None).await.unwrap();
+        assert_eq!(std::fs::read_dir(node.state().join("vms")).unwrap().count(), 0, "no file is left");
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}

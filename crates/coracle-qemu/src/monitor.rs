@@ -1,0 +1,89 @@
+//! One VM's monitor: commands whose errors name the VM, and the waiting for a state.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use coracle_hypervisor::{DriverError, VmRecipe};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::{Qmp, QmpError};
+
+/// Saving or loading device state; milliseconds alone, more on a loaded host.
+const STATE_LIMIT: Duration = Duration::from_secs(20);
+/// Memory that goes with it may take as long as at this rate: a slow disk.
+const SLOWEST_MIB_PER_SECOND: u64 = 16;
+/// Between two looks at a migration.
+const STATE_POLL: Duration = Duration::from_millis(1);
+
+/// A monitor whose errors name the VM.
+pub(crate) struct Monitor<'a> {
+    recipe: &'a VmRecipe,
+    qmp: Qmp,
+}
+
+impl<'a> Monitor<'a> {
+    pub(crate) async fn open(recipe: &'a VmRecipe) -> Result<Self, DriverError> {
+        let refused = |source| control(recipe, "connect", source);
+        let qmp = Qmp::connect(&recipe.run_dir.join("qmp.sock")).await.map_err(refused)?;
+        Ok(Self { recipe, qmp })
+    }
+
+    pub(crate) async fn run(
+        &mut self,
+        command: &'static str,
+        arguments: Value,
+    ) -> Result<Value, DriverError> {
+        self.qmp.execute(command, arguments).await.map_err(|source| control(self.recipe, command, source))
+    }
+
+    async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), DriverError> {
+        self.qmp.pass_file(name, file).await.map_err(|source| control(self.recipe, "getfd", source))
+    }
+
+    /// Leaves RAM that is mapped shared out of the state, or not. Who loads must say the same as who saved; a clone
+    /// remembers what it was loaded with.
+    pub(crate) async fn ignore_shared_ram(&mut self, ignore: bool) -> Result<(), DriverError> {
+        let capabilities = json!({"capabilities": [{"capability": "x-ignore-shared", "state": ignore}]});
+        self.run("migrate-set-capabilities", capabilities).await.map(drop)
+    }
+
+    /// Writes the state to the file, from where it stands.
+    pub(crate) async fn save_to(&mut self, file: BorrowedFd<'_>) -> Result<(), DriverError> {
+        // Unlimited; the default would hold a save back to 128 MiB/s.
+        self.run("migrate-set-parameters", json!({"max-bandwidth": 0})).await?;
+        self.pass_file("state", file).await?;
+        self.run("migrate", json!({"uri": "fd:state"})).await?;
+        self.migrated().await
+    }
+
+    /// Waits until the state is saved or loaded.
+    pub(crate) async fn migrated(&mut self) -> Result<(), DriverError> {
+        let memory = u64::from(self.recipe.memory.get());
+        let deadline = Instant::now() + STATE_LIMIT + Duration::from_secs(memory / SLOWEST_MIB_PER_SECOND);
+        loop {
+            let report = self.run("query-migrate", json!({})).await?;
+            let text = |key: &str| report.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            match text("status").as_str() {
+                "completed" => return Ok(()),
+                "failed" | "cancelled" => {
+                    let refused = QmpError::Refused {
+                        command: "migrate",
+                        class: text("status"),
+                        description: text("error-desc"),
+                    };
+                    return Err(control(self.recipe, "migrate", refused));
+                }
+                _ if Instant::now() >= deadline => {
+                    let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                    return Err(control(self.recipe, "migrate", late.into()));
+                }
+                _ => sleep(STATE_POLL).await,
+            }
+        }
+    }
+}
+
+pub(crate) fn control(recipe: &VmRecipe, operation: &'static str, source: QmpError) -> DriverError {
+    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
+}
