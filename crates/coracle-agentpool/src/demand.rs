@@ -76,11 +76,38 @@ pub fn serves(agent: &VsphereAgent, am: &AgentMachine) -> bool {
             || (am.uid().is_some() && label(names::AGENT_MACHINE_UID) == am.uid().as_deref()))
 }
 
+/// The name of the VM whose Agent an AgentMachine gets, which its selector is pinned to: its own, or a second one once
+/// another Machine has taken the VM of its name, as it may until its own selector is pinned.
+#[must_use]
+pub fn place<'a>(
+    am: &AgentMachine,
+    pool: &VsphereAgentPool,
+    agents: impl IntoIterator<Item = &'a VsphereAgent>,
+) -> String {
+    let (name, ns) = (am.name_any(), am.namespace().unwrap_or_default());
+    let own = label_value(&name);
+    let machine = am.machine().unwrap_or(&name);
+    if !agents.into_iter().any(|a| vm_name(a) == own && is_taken(a, machine)) {
+        return own;
+    }
+    let pool_ns = pool.namespace().unwrap_or_default();
+    label_value(&second_name(&pool_ns, &pool.name_any(), &ns, &name))
+}
+
+/// Its VM is another Machine's node.
+fn is_taken(agent: &VsphereAgent, machine: &str) -> bool {
+    let bound = agent.vm().filter(|vm| vm.phase == names::phase::BOUND);
+    let to = bound.and_then(|vm| vm.machine_ref.as_ref()?.name.as_deref());
+    to.is_some_and(|to| to != machine)
+}
+
 /// What is done for one AgentMachine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// The value that its selector is pinned to.
     pub pin: Option<String>,
+    /// Name of its VM.
+    pub vm: String,
     /// Names to try for a new VsphereAgent, in order; empty: none is made.
     pub create: Vec<String>,
     /// Why nothing is done, or cannot be.
@@ -104,22 +131,22 @@ pub fn plan<'a>(
         _ => return note("several pools serve its NodePool: remove all but one"),
     };
     let (name, ns) = (am.name_any(), am.namespace().unwrap_or_default());
-    let wanted = label_value(&name);
-    let pin = (am.selected(names::AGENT_MACHINE) != Some(&wanted)).then_some(wanted);
-    let is_served = agents.into_iter().any(|a| a.spec.pool_ref.name == pool.name_any() && serves(a, am));
-    let pool_ns = pool.namespace().unwrap_or_default();
-    let create = if is_served {
-        Vec::new()
-    } else {
-        vec![name.clone(), second_name(&pool_ns, &pool.name_any(), &ns, &name)]
+    let agents: Vec<_> = agents.into_iter().filter(|a| a.spec.pool_ref.name == pool.name_any()).collect();
+    let wanted = place(am, pool, agents.iter().copied());
+    let is_served = agents.iter().any(|a| serves(a, am) && vm_name(a) == wanted);
+    let second = second_name(&pool.namespace().unwrap_or_default(), &pool.name_any(), &ns, &name);
+    let create = match is_served {
+        true => Vec::new(),
+        false if wanted == label_value(&name) => vec![name, second],
+        false => vec![second],
     };
-    Demand { pin, create, note: None }
+    let is_pinned = am.selected(names::AGENT_MACHINE) == Some(&wanted);
+    Demand { pin: (!is_pinned).then(|| wanted.clone()), vm: wanted, create, note: None }
 }
 
-/// The VsphereAgent for an AgentMachine.
+/// The VsphereAgent for an AgentMachine, with that name for its VM.
 #[must_use]
-pub fn request(name: &str, am: &AgentMachine, pool: &VsphereAgentPool) -> VsphereAgent {
-    let wanted = label_value(&am.name_any());
+pub fn request(name: &str, vm: &str, am: &AgentMachine, pool: &VsphereAgentPool) -> VsphereAgent {
     let mut agent = VsphereAgent::new(
         name,
         coracle_api::agentpool::VsphereAgentSpec {
@@ -133,14 +160,13 @@ pub fn request(name: &str, am: &AgentMachine, pool: &VsphereAgentPool) -> Vspher
         [
             (names::POOL_LABEL, label_value(&pool.name_any())),
             (names::CREATED_FOR, names::FOR_AGENT_MACHINE.to_owned()),
-            (names::AGENT_MACHINE, wanted.clone()),
+            (names::AGENT_MACHINE, label_value(&am.name_any())),
         ]
         .map(|(k, v)| (k.to_owned(), v))
         .into(),
     );
-    agent.metadata.annotations = Some([(names::VM_NAME.to_owned(), wanted)].into());
+    agent.metadata.annotations = Some([(names::VM_NAME.to_owned(), vm.to_owned())].into());
     agent.metadata.owner_references =
         kube::Resource::controller_owner_ref(pool, &()).map(|owner| vec![owner]);
-    debug_assert_eq!(vm_name(&agent), label_value(&am.name_any()));
     agent
 }

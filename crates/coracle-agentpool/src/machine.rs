@@ -38,18 +38,18 @@ async fn reconcile(cached: Arc<AgentMachine>, cx: Arc<Context>) -> Result<Action
         .filter(|p| p.metadata.deletion_timestamp.is_none() && is_of(&cached, p))
         .collect();
     let requests: Vec<_> = pools.iter().flat_map(|p| cx.caches.requests_of(p)).collect();
-    let Demand { pin, create, note } = plan(&cached, &pools, requests.iter().map(AsRef::as_ref));
+    let Demand { pin, vm, create, note } = plan(&cached, &pools, requests.iter().map(AsRef::as_ref));
     if let Some(note) = note {
         tracing::debug!(name = cached.name_any(), note, "no VM is made");
         return if pools.is_empty() { Ok(Action::await_change()) } else { again };
     }
     let Some(pool) = pools.first() else { return again };
-    if pin.is_some() {
-        pin_selector(&cx, &cached).await?;
+    if let Some(wanted) = pin {
+        pin_selector(&cx, &cached, &wanted).await?;
     }
     let api_of: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), &pool.namespace().unwrap_or_default());
     for name in create {
-        let wanted = request(&name, &cached, pool);
+        let wanted = request(&name, &vm, &cached, pool);
         match api_of
             .create(
                 &PostParams { field_manager: Some(crate::REQUEST_MANAGER.into()), ..PostParams::default() },
@@ -74,12 +74,11 @@ async fn reconcile(cached: Arc<AgentMachine>, cx: Arc<Context>) -> Result<Action
     again
 }
 
-/// Pins an AgentMachine's selector to its own name; its other terms stay.
-pub(crate) async fn pin_selector(cx: &Context, am: &AgentMachine) -> Result<(), Error> {
+/// Pins an AgentMachine's selector to the name of a VM; its other terms stay.
+pub(crate) async fn pin_selector(cx: &Context, am: &AgentMachine, wanted: &str) -> Result<(), Error> {
     let (ns, name) = (am.namespace().unwrap_or_default(), am.name_any());
     let api_of: Api<AgentMachine> =
         Api::namespaced_with(cx.client.clone(), &ns, &cx.caches.kinds.agent_machine);
-    let wanted = crate::identity::label_value(&name);
     let patch = json!({
         "metadata": {"resourceVersion": am.resource_version()},
         "spec": {"agentLabelSelector": {"matchLabels": {names::AGENT_MACHINE: wanted}}},

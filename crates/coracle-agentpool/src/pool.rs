@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Context, Error, POOL_MANAGER, act,
-    demand::{Counters, belongs, count, is_of},
+    demand::{Counters, belongs, count, is_of, is_waiting, place},
     error::{api, chain},
     identity::{AgentFacts, Identity},
     iso,
@@ -225,12 +225,16 @@ fn agents(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<AgentF
 
 /// Pins every AgentMachine of the pool to its own Agent, waiting or not.
 async fn pin_all(cx: &Context, pool: &VsphereAgentPool) -> Result<(), Error> {
+    let requests = cx.caches.requests_of(pool);
     for am in cx.caches.agent_machines.state() {
-        let wanted = crate::identity::label_value(&am.name_any());
-        let open =
-            am.metadata.deletion_timestamp.is_none() && am.selected(names::AGENT_MACHINE) != Some(&wanted);
-        if open && is_of(&am, pool) {
-            pin_selector(cx, &am).await?;
+        if am.metadata.deletion_timestamp.is_some() || !is_of(&am, pool) {
+            continue;
+        }
+        let wanted = place(&am, pool, requests.iter().map(AsRef::as_ref));
+        let selected = am.selected(names::AGENT_MACHINE);
+        // One that has its Agent keeps what it was pinned to.
+        if selected.is_none() || (selected != Some(&wanted) && is_waiting(&am)) {
+            pin_selector(cx, &am, &wanted).await?;
         }
     }
     Ok(())

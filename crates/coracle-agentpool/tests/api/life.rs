@@ -154,6 +154,39 @@ async fn sims_without_provider(w: &mut World, machines: &[&str]) -> anyhow::Resu
 }
 
 #[test]
+fn a_machine_whose_vm_another_one_took_gets_a_second_one() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate_guests();
+        w.pool(|_| {}).await?;
+        let _operator = w.operator();
+        w.scale(2).await?;
+        sims_without_provider(&mut w, &["w-0"]).await?;
+        let vm = w.until_vms(1).await?.remove(0);
+        assert!(eventually(async || w.agents().get_opt(&vm.uuid).await.unwrap()).await.is_some());
+        // As if w-1 had been looking for any Agent, not yet for its own.
+        let claim = json!({
+            "metadata": {"labels": {"agentMachineRef": "w-1"}},
+            "spec": {"approved": true, "clusterDeploymentName": {"name": "demo", "namespace": w.ns}},
+        });
+        set(&w.agents(), &vm.uuid, claim, false).await?;
+        let (_, agent_machines, _) = crate::sims::apis(&w.client, &w.ns);
+        let ready = json!({"status": {
+            "agentRef": {"name": vm.uuid, "namespace": w.ns},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "AgentBound"}],
+        }});
+        set(&agent_machines, "w-1", ready, true).await?;
+        w.simulate_provider(Style::Old);
+        w.until_rows(2, "Bound").await?;
+        let mut vms = w.until_vms(2).await?;
+        vms.retain(|other| other.uuid != vm.uuid);
+        assert!(vms[0].name.starts_with("w-0-demo-worker-"), "{}", vms[0].name);
+        w.scale(0).await?;
+        w.until_vms(0).await.map(drop)
+    });
+}
+
+#[test]
 fn existing_agents_are_adopted_as_rows_and_never_destroyed() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;

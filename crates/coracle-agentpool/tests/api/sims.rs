@@ -159,7 +159,8 @@ pub(crate) async fn guests(client: Client, ns: String, infra_env: String, vms: i
                 }
             }
             // We look at VMs from outside, and late: one that was gone already has registered nothing.
-            let is_stray = |a: &&Agent| a.view.spec.hostname.is_none() && !running.contains_key(&a.name_any());
+            let is_stray =
+                |a: &&Agent| a.view.spec.hostname.is_none() && !running.contains_key(&a.name_any());
             for stray in there.iter().filter(is_stray) {
                 let _ = agents.delete(&stray.name_any(), &DeleteParams::default()).await;
             }

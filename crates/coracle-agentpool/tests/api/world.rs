@@ -139,8 +139,16 @@ impl World {
 
     /// Starts the provider and the guests.
     pub(crate) fn simulate(&mut self, style: Style) {
+        self.simulate_provider(style);
+        self.simulate_guests();
+    }
+
+    pub(crate) fn simulate_provider(&mut self, style: Style) {
+        self.sims.spawn(sims::provider(self.client.clone(), self.ns.clone(), style));
+    }
+
+    pub(crate) fn simulate_guests(&mut self) {
         let (client, ns, vcenter) = (self.client.clone(), self.ns.clone(), self.vcenter.clone());
-        self.sims.spawn(sims::provider(client.clone(), ns.clone(), style));
         self.sims.spawn(sims::guests(client, ns, "demo".into(), async move || vcenter.vms().await));
     }
 

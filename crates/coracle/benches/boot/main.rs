@@ -4,13 +4,14 @@
 
 mod fleet;
 mod raw;
+#[path = "../support/system.rs"]
 mod system;
 
 use std::time::Duration;
 
 use coracle_testkit::figures::{figure, no_figure, percentile};
 use coracle_testkit::{netns, tools};
-use system::System;
+use system::{Birth, System, to_f64};
 
 /// Boots of each kind, alternating.
 const SAMPLES: usize = 20;
@@ -30,7 +31,7 @@ fn main() {
         eprintln!("boot ratio {ratio:.3}, goal 1.25");
         applies(&system).await;
         let before = system.node_rss_mib().await;
-        system.create_many(AT_ONCE).await;
+        system.create_many(AT_ONCE, Birth::Cold).await;
         let after = system.node_rss_mib().await;
         eprintln!("node RSS MiB: {before:.1} without VMs, {after:.1} with {AT_ONCE}");
         figure("node.rss_per_vm_mib", (after - before) / to_f64(AT_ONCE), "MiB");
@@ -55,7 +56,7 @@ async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKe
     let (mut raw, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         raw.push(raw::boot(dir, boot, n == 0));
-        ready.push(system.boot(n).await);
+        ready.push(system.boot(n, Birth::Cold).await);
     }
     eprintln!("raw ms: {raw:.0?}\nready ms: {ready:.0?}\nsamples: {SAMPLES} each, alternating");
     let (raw, ready) = (percentile(&raw, 50), percentile(&ready, 50));
@@ -78,9 +79,4 @@ async fn applies(system: &System) {
     );
     figure("apply.running_ms", percentile(&running, 50), "ms");
     figure("apply.api_writes", system.writes_of_one(APPLIES).await, "writes/VM");
-}
-
-/// Small counts only.
-fn to_f64(n: usize) -> f64 {
-    f64::from(u32::try_from(n).expect("a small count"))
 }

@@ -1,4 +1,5 @@
 //! A whole `coracle up` in release mode, driven as users drive it: through the node's socket and the API server.
+#![allow(dead_code, reason = "each benchmark uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,11 +22,21 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
-const IMAGE: &str = "localhost/bench/idle:1";
+pub(crate) const IMAGE: &str = "localhost/bench/idle:1";
 const GROUP: &str = "mikromvms.vm.mikrom.es";
 /// Memory of a daemon is read after so long without work.
-const IDLE: Duration = Duration::from_secs(10);
+pub(crate) const IDLE: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Memory of every VM here.
+pub(crate) const MEMORY_MIB: u64 = 128;
+
+/// How a VM is to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Birth {
+    Cold,
+    Clone,
+}
 
 pub(crate) struct System {
     state: PathBuf,
@@ -38,13 +49,7 @@ impl System {
     pub(crate) async fn up(dir: &Path) -> Self {
         let state = dir.join("state");
         coracle(&state, &["up", "--detach", "--no-demo"]).await;
-        let busybox = std::fs::read(tools::tool("busybox").expect("busybox")).expect("read busybox");
-        let layer =
-            LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
-        let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
-        let layout = dir.join("layout");
-        write_layout(&layout, &[layer], &spec, "1").expect("write the image");
-        coracle(&state, &["image", "import", &format!("oci:{}:1", layout.display()), IMAGE]).await;
+        import(&state, &dir.join("layout"), IMAGE, "the image").await;
         let kubeconfig = Kubeconfig::read_from(state.join("kubeconfig")).expect("a kubeconfig");
         let options = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.expect("a configuration");
@@ -67,38 +72,61 @@ impl System {
     }
 
     /// Milliseconds from create to the answer that the workload runs; the VM is removed again.
-    pub(crate) async fn boot(&mut self, n: usize) -> f64 {
+    pub(crate) async fn boot(&mut self, n: usize, birth: Birth) -> f64 {
         let name = format!("bench-{n}");
-        let began = Instant::now();
-        self.create(&name).await;
-        let elapsed = began.elapsed();
+        let (elapsed, _) = self.create(&name, IMAGE, birth).await;
         if n == 0 {
             self.show_argv(&name);
         }
-        let request = pb::DeleteVmRequest { vm: name, force: true };
+        self.remove(&name).await;
+        elapsed
+    }
+
+    /// Removes a VM, whatever it does.
+    pub(crate) async fn remove(&mut self, name: &str) {
+        let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true };
         self.host.delete_vm(request).await.expect("delete");
-        elapsed.as_secs_f64() * 1000.0
     }
 
-    /// Leaves so many VMs running.
-    pub(crate) async fn create_many(&mut self, count: usize) {
+    /// The node, for calls of one's own.
+    pub(crate) fn host(&self) -> HostClient<Channel> {
+        self.host.clone()
+    }
+
+    /// Leaves so many VMs running; their VMMs.
+    pub(crate) async fn create_many(&mut self, count: usize, birth: Birth) -> Vec<u32> {
+        let mut vmms = Vec::new();
         for n in 0..count {
-            self.create(&format!("many-{n}")).await;
+            vmms.push(self.create(&format!("many-{n}"), IMAGE, birth).await.1.vmm_pid);
         }
+        vmms
     }
 
-    async fn create(&mut self, name: &str) {
+    /// Milliseconds from create to the answer that the workload runs, and the VM.
+    pub(crate) async fn create(&self, name: &str, image: &str, birth: Birth) -> (f64, pb::Vm) {
+        let mut host = self.host();
+        let began = Instant::now();
         let request = pb::CreateVmRequest {
             name: name.to_owned(),
-            image: IMAGE.to_owned(),
+            image: image.to_owned(),
             vcpus: 1,
-            memory_mib: 128,
+            memory_mib: MEMORY_MIB,
             disk_mib: 256,
-            cold: true,
+            cold: birth == Birth::Cold,
             ..Default::default()
         };
-        self.host.create_vm(request).await.expect("create");
-        self.host.start_vm(pb::StartVmRequest { vm: name.to_owned() }).await.expect("start");
+        host.create_vm(request).await.expect("create");
+        let vm = host.start_vm(pb::StartVmRequest { vm: name.to_owned() }).await.expect("start").into_inner();
+        let elapsed = began.elapsed().as_secs_f64() * 1000.0;
+        assert_eq!(vm.template.is_empty(), birth == Birth::Cold, "{name} starts as it should");
+        (elapsed, vm)
+    }
+
+    /// Gives the node an image that no VM has run, and returns its name. Its layers are its own.
+    pub(crate) async fn import_fresh(&self, dir: &Path, n: usize) -> String {
+        let name = format!("localhost/bench/fresh-{n}:1");
+        import(&self.state, &dir.join(format!("fresh-{n}")), &name, &format!("image {n}")).await;
+        name
     }
 
     fn show_argv(&self, name: &str) {
@@ -135,14 +163,14 @@ impl System {
             sum += grown.objects.get(GROUP).copied().unwrap_or_default() - 1.0;
             self.delete(&name).await;
         }
-        sum / crate::to_f64(count)
+        sum / to_f64(count)
     }
 
     async fn apply(&self, name: &str) -> Duration {
         let vms: Api<MikromVM> = Api::default_namespaced(self.client.clone());
         let object = serde_json::json!({
             "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": name},
-            "spec": {"image": IMAGE, "vcpuCount": 1, "memoryMB": 128},
+            "spec": {"image": IMAGE, "vcpuCount": 1, "memoryMB": MEMORY_MIB},
         });
         let began = Instant::now();
         vms.patch(name, &PatchParams::apply("bench"), &Patch::Apply(&object)).await.expect("apply");
@@ -161,6 +189,24 @@ impl System {
         let gone = await_condition(vms, name, kube::runtime::conditions::is_deleted(&uid));
         timeout(LIMIT, gone).await.expect("gone in time").expect("a watch");
     }
+}
+
+/// An image whose workload sleeps, different from others by `words`.
+async fn import(state: &Path, layout: &Path, name: &str, words: &str) {
+    let busybox = std::fs::read(tools::tool("busybox").expect("busybox")).expect("read busybox");
+    let layer = LayerTar::new()
+        .file("bin/busybox", 0o755, &busybox)
+        .symlink("bin/sleep", "busybox")
+        .file("words", 0o644, words.as_bytes())
+        .finish();
+    let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
+    write_layout(layout, &[layer], &spec, "1").expect("write the image");
+    coracle(state, &["image", "import", &format!("oci:{}:1", layout.display()), name]).await;
+}
+
+/// Small counts only.
+pub(crate) fn to_f64(n: usize) -> f64 {
+    f64::from(u32::try_from(n).expect("a small count"))
 }
 
 /// Runs the program and shows what it says.

@@ -1,0 +1,143 @@
+//! `cargo xtask bench clone`: what a start by clone costs beside a boot, and what holding and saving a guest costs.
+//!
+//! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server. A start counts
+//! from the request to the answer that the workload runs, so the guest's new identity is part of it.
+
+#[path = "../support/system.rs"]
+mod system;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coracle_proto::host as pb;
+use coracle_testkit::figures::{cpu_seconds, figure, no_figure, percentile, private_mib};
+use coracle_testkit::netns;
+use futures_util::future::join_all;
+use system::{Birth, IDLE, MEMORY_MIB, System, to_f64};
+use tokio::time::sleep;
+
+/// Cold boots, and clones of images that never ran, alternating.
+const SAMPLES: usize = 20;
+/// Pauses and resumes of one VM.
+const PAUSES: usize = 20;
+/// Saves of clones.
+const SAVES: usize = 5;
+/// Objects applied one after another.
+const APPLIES: usize = 10;
+/// Clones at once.
+const BURST: usize = 20;
+/// Idle clones whose memory is read.
+const AT_REST: usize = 8;
+
+fn main() {
+    netns::run_within(Duration::from_secs(3000), || async {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut system = System::up(dir.path()).await;
+        let took_ms = warm(&system).await;
+        let cold = starts(&mut system, dir.path()).await;
+        figure("template.ratio", took_ms / cold, "ratio");
+        at_rest(&mut system).await;
+        verbs(&mut system).await;
+        applies(&system).await;
+        burst(&mut system).await;
+        system.down().await;
+    });
+}
+
+/// Milliseconds that taking the template took.
+async fn warm(system: &System) -> f64 {
+    let request = pb::WarmTemplateRequest { vcpus: 1, memory_mib: MEMORY_MIB, kernel_path: String::new() };
+    let template = system.host().warm_template(request).await.expect("a template").into_inner();
+    eprintln!("template: {} ms, {} MiB resident", template.took_ms, template.ram_bytes >> 20);
+    f64::from(u32::try_from(template.took_ms).expect("minutes at most"))
+}
+
+/// The median of the cold boots, ms.
+async fn starts(system: &mut System, dir: &Path) -> f64 {
+    let (mut cold, mut clone) = (Vec::new(), Vec::new());
+    for n in 0..SAMPLES {
+        cold.push(system.boot(n, Birth::Cold).await);
+        let image = system.import_fresh(dir, n).await;
+        let name = format!("clone-{n}");
+        clone.push(system.create(&name, &image, Birth::Clone).await.0);
+        system.remove(&name).await;
+    }
+    eprintln!("cold ms: {cold:.0?}\nclone ms: {clone:.0?}\nsamples: {SAMPLES} each, alternating");
+    let (cold, p50) = (percentile(&cold, 50), percentile(&clone, 50));
+    figure("clone.cold_ms", cold, "ms");
+    figure("clone.p50_ms", p50, "ms");
+    figure("clone.p95_ms", percentile(&clone, 95), "ms");
+    figure("clone.ratio", p50 / cold, "ratio");
+    cold
+}
+
+/// Memory that no other process shares of clones that do nothing.
+async fn at_rest(system: &mut System) {
+    let vmms = system.create_many(AT_REST, Birth::Clone).await;
+    sleep(IDLE).await;
+    let each: Vec<_> = vmms.iter().map(|pid| private_mib(*pid).expect("its memory")).collect();
+    eprintln!("private MiB of {AT_REST} idle clones of {MEMORY_MIB} MiB: {each:.1?}");
+    figure("clone.private_mib", each.iter().sum::<f64>() / to_f64(AT_REST), "MiB");
+    for n in 0..AT_REST {
+        system.remove(&format!("many-{n}")).await;
+    }
+}
+
+/// Pause, resume, and saving a clone to disk.
+async fn verbs(system: &mut System) {
+    let vm = || "verbs".to_owned();
+    system.create("verbs", system::IMAGE, Birth::Clone).await;
+    let mut host = system.host();
+    let (mut pauses, mut resumes, mut saves) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..PAUSES {
+        let began = Instant::now();
+        host.pause_vm(pb::PauseVmRequest { vm: vm() }).await.expect("pause");
+        pauses.push(ms_since(began));
+        let began = Instant::now();
+        host.resume_vm(pb::ResumeVmRequest { vm: vm() }).await.expect("resume");
+        resumes.push(ms_since(began));
+    }
+    for _ in 0..SAVES {
+        let began = Instant::now();
+        let vm =
+            host.hibernate_vm(pb::HibernateVmRequest { vm: vm() }).await.expect("hibernate").into_inner();
+        saves.push(ms_since(began));
+        eprintln!("saved {} MiB", vm.saved_bytes >> 20);
+        host.resume_vm(pb::ResumeVmRequest { vm: vm.name }).await.expect("wake up");
+    }
+    eprintln!("pause ms: {pauses:.1?}\nresume ms: {resumes:.1?}\nhibernate ms: {saves:.0?}");
+    figure("pause.ms", percentile(&pauses, 50), "ms");
+    figure("resume.ms", percentile(&resumes, 50), "ms");
+    no_figure("save.ms", "VMs with shared RAM cannot be saved yet; templates alone have it", "ms");
+    figure("save.clone_ms", percentile(&saves, 50), "ms");
+    system.remove("verbs").await;
+}
+
+async fn applies(system: &System) {
+    let mut running = Vec::new();
+    for n in 0..APPLIES {
+        running.push(system.apply_until_running(n).await);
+    }
+    eprintln!("apply ms: {running:.0?}");
+    figure("apply.clone_running_ms", percentile(&running, 50), "ms");
+}
+
+/// Many at once, and what CPU time each took until all ran.
+async fn burst(system: &mut System) {
+    let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
+    let began = Instant::now();
+    let all = join_all(names.iter().map(|name| system.create(name, system::IMAGE, Birth::Clone))).await;
+    let whole = ms_since(began);
+    let times: Vec<_> = all.iter().map(|(ms, _)| *ms).collect();
+    let cpu: Vec<_> = all.iter().map(|(_, vm)| cpu_seconds(vm.vmm_pid).expect("its CPU time")).collect();
+    eprintln!("burst of {BURST}: {whole:.0} ms in all, each {times:.0?}\nCPU seconds each: {cpu:.2?}");
+    figure("burst20.p50_ms", percentile(&times, 50), "ms");
+    figure("burst20.p95_ms", percentile(&times, 95), "ms");
+    for name in &names {
+        system.remove(name).await;
+    }
+}
+
+fn ms_since(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1000.0
+}
