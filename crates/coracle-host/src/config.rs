@@ -24,6 +24,8 @@ pub struct HostConfig {
     pub disk_mib: u64,
     /// From start to acknowledged configuration.
     pub boot_limit: Duration,
+    /// What a clone may take to become somebody else than its template; after that it boots instead.
+    pub identity_limit: Duration,
     /// How many guests may boot at once.
     pub boots_at_once: usize,
     /// Memory that VMs may declare together, as a share of the host's.
@@ -46,6 +48,7 @@ impl HostConfig {
             kernel_dirs: vec![],
             disk_mib: 10 * 1024,
             boot_limit: Duration::from_secs(120),
+            identity_limit: Duration::from_secs(2),
             boots_at_once: 4,
             memory_overcommit: 1.0,
             nameservers: nameservers(),

@@ -88,6 +88,9 @@ pub struct Record {
     /// Milliseconds from start to acknowledged configuration.
     #[serde(default)]
     pub boot_ms: u64,
+    /// Milliseconds of them until the guest had taken its identity.
+    #[serde(default)]
+    pub identity_ms: u64,
     /// The template that the present or last run was cloned from; `None`: it booted.
     #[serde(default)]
     pub template: Option<TemplateKey>,
@@ -237,6 +240,7 @@ pub(crate) mod tests {
             finished_at: None,
             boots: 0,
             boot_ms: 0,
+            identity_ms: 0,
             template: None,
             cold: false,
             saved: None,

@@ -76,6 +76,14 @@ pub(crate) struct Note {
     what: What,
 }
 
+/// A guest that runs its workload.
+#[derive(Debug)]
+struct Up {
+    guest: GuestClient,
+    /// What it took to become who it is: entropy, clock, names, network, disks.
+    identity: Duration,
+}
+
 #[derive(Debug)]
 enum What {
     /// A VMM runs.
@@ -83,7 +91,7 @@ enum What {
     /// A VMM has loaded the saved memory and stands still. Told to go on, that memory is used up.
     Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.
-    Booted(Result<GuestClient, HostError>),
+    Booted(Result<Up, HostError>),
     /// There is a session, or none any more.
     Session(Option<GuestClient>),
     /// The workload ended; some output may still be on its way.

@@ -59,6 +59,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
             let name = format!("clone-{n}");
             let clone = start(&host, &name).await;
             assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
+            assert!(clone.identity_ms > 0 && clone.identity_ms <= clone.boot_ms, "its new identity is measured");
             let who = lines(&host, &name).await;
             assert_eq!(who[0], name);
             assert!(who[4].ends_with(&clone.mac.to_string()), "{who:?} has the MAC of its record");
@@ -113,6 +114,20 @@ fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
         cold.cold = true;
         host.create(cold, Arc::new(NoProgress)).await.unwrap();
         assert_eq!(host.start("cold", None).await.unwrap().template, None);
+
+        // A clone that does not become somebody else in time is not let loose.
+        host.shutdown().await;
+        drop(host);
+        let slow = |config: &mut coracle_host::HostConfig| {
+            config.templates.enabled = true;
+            config.identity_limit = Duration::from_millis(1);
+        };
+        let host = node.open_with(slow).await;
+        let late = run(&host, "late").await;
+        assert_eq!((late.state, late.template), (VmState::Running, None), "too late, and booted");
+        assert!(page(&host.get("late").unwrap().record).await.contains("hello from the guest"));
+        assert_eq!(host.templates().len(), 1, "the template is as good as it was");
+        host.delete("late", true, None).await.unwrap();
 
         // What lies on disk is changed while no daemon looks.
         host.shutdown().await;

@@ -3,15 +3,19 @@
 //! `/dev/kvm` may open, create a VM and a CPU, and then interpret every
 //! privileged instruction a thousand times too slowly, or stop at the first
 //! one that its interpreter lacks. So the payload of `kvm.rs` runs in a child
-//! process with a limit, and its steps are read from the child's output.
+//! process with a limit, and its steps are read from the child's output. The
+//! verdict is kept for as long as host, kernel and VMM stay what they are.
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use coracle_hypervisor::Accelerator;
+use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
+
+use crate::templates::cpu_model;
 
 /// The limit of the payload, and then of the child that runs it.
 const LIMIT: Duration = Duration::from_millis(750);
@@ -23,10 +27,41 @@ pub struct KvmProbe {
     pub device: PathBuf,
     /// A program that calls [`crate::run_kvm_payload`], and its arguments.
     pub command: Vec<PathBuf>,
+    /// Where the verdict is kept; `None`: it is asked for each time.
+    pub kept: Option<PathBuf>,
+}
+
+/// What a verdict holds for: one boot of one host, with one VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Circumstances {
+    boot_id: String,
+    kernel: String,
+    cpu: String,
+    vmm: String,
+}
+
+impl Circumstances {
+    fn now(vmm: &str) -> Self {
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Self {
+            boot_id: boot_id.trim().to_owned(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            cpu: cpu_model(),
+            vmm: vmm.to_owned(),
+        }
+    }
+}
+
+/// A verdict on disk.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    circumstances: Circumstances,
+    verdict: Verdict,
 }
 
 /// The accelerator to use, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Which one.
     pub accelerator: Accelerator,
@@ -41,11 +76,30 @@ impl Verdict {
 }
 
 impl KvmProbe {
-    /// Runs the probe. Takes milliseconds, and never longer than a second.
-    pub async fn run(&self) -> Verdict {
+    /// The verdict for this version of the VMM: the kept one when nothing has changed since, else the probe's. Takes
+    /// milliseconds, and never longer than a second. What cannot be kept is asked for again.
+    pub async fn verdict(&self, vmm: &str) -> Verdict {
         if !self.device.exists() {
             return Verdict::tcg(format!("{} does not exist", self.device.display()));
         }
+        let Some(path) = &self.kept else { return self.run().await };
+        let circumstances = Circumstances::now(vmm);
+        let kept = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+        if let Some(kept) = kept.filter(|kept| kept.circumstances == circumstances) {
+            return kept.verdict;
+        }
+        let verdict = self.run().await;
+        let kept = Kept { circumstances, verdict: verdict.clone() };
+        let part = path.with_extension("part");
+        let text = serde_json::to_vec_pretty(&kept).unwrap_or_default();
+        if let Err(error) = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path)) {
+            tracing::debug!(path = %path.display(), %error, "verdict on the accelerator not kept");
+        }
+        verdict
+    }
+
+    /// Runs the probe.
+    async fn run(&self) -> Verdict {
         let Some((program, args)) = self.command.split_first() else {
             return Verdict::tcg("no probe program is configured");
         };
@@ -95,7 +149,7 @@ mod tests {
 
     fn probe(script: &str) -> KvmProbe {
         let command = ["/bin/sh", "-c", script].map(PathBuf::from).to_vec();
-        KvmProbe { device: "/dev/null".into(), command }
+        KvmProbe { device: "/dev/null".into(), command, kept: None }
     }
 
     #[tokio::test]
@@ -117,7 +171,23 @@ mod tests {
         ] {
             assert_eq!(probe(script).run().await.accelerator, want, "{script}");
         }
-        let absent = KvmProbe { device: "/dev/absent".into(), command: vec![] };
-        assert_eq!(absent.run().await.reason, "/dev/absent does not exist");
+        let absent = KvmProbe { device: "/dev/absent".into(), command: vec![], kept: None };
+        assert_eq!(absent.verdict("7.2").await.reason, "/dev/absent does not exist");
+    }
+
+    #[tokio::test]
+    async fn a_verdict_is_kept_until_something_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = dir.path().join("count");
+        let script = format!("echo x >> {}; echo ok guest code ran", count.display());
+        let probe = KvmProbe { kept: Some(dir.path().join("accelerator.json")), ..probe(&script) };
+        let asked = || std::fs::read_to_string(&count).unwrap().lines().count();
+        for (vmm, times) in [("7.2", 1), ("7.2", 1), ("10.0", 2), ("10.0", 2)] {
+            assert_eq!(probe.verdict(vmm).await.accelerator, Accelerator::Kvm);
+            assert_eq!(asked(), times, "{vmm}");
+        }
+        std::fs::write(probe.kept.as_ref().unwrap(), "torn").unwrap();
+        probe.verdict("10.0").await;
+        assert_eq!(asked(), 3, "what cannot be read is asked for again");
     }
 }

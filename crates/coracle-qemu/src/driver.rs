@@ -59,7 +59,7 @@ impl QemuDriver {
             return absent(format!("{program} {version} has no microvm machine"));
         }
         let Verdict { accelerator, reason } = match &self.config.kvm {
-            Some(probe) => probe.run().await,
+            Some(probe) => probe.verdict(&version).await,
             None => Verdict { accelerator: Accelerator::Tcg, reason: "TCG by configuration".to_owned() },
         };
         Probe { version, accelerator: Some(accelerator), reason }

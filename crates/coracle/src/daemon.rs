@@ -18,9 +18,9 @@ use coracle_qemu::KvmProbe;
 use miette::{IntoDiagnostic, WrapErr};
 
 /// Proves KVM by running ourselves in a child process.
-pub(crate) fn kvm_probe_of() -> KvmProbe {
+pub(crate) fn kvm_probe_of(kept: Option<PathBuf>) -> KvmProbe {
     let own = std::env::current_exe().unwrap_or_else(|_| "coracle".into());
-    KvmProbe { device: "/dev/kvm".into(), command: vec![own, "kvm-probe".into()] }
+    KvmProbe { device: "/dev/kvm".into(), command: vec![own, "kvm-probe".into()], kept }
 }
 
 /// A program: in `tools` or its `bin`, next to this binary, on the PATH, or where

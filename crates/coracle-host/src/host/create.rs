@@ -234,6 +234,7 @@ impl Host {
             finished_at: None,
             boots: 0,
             boot_ms: 0,
+            identity_ms: 0,
             template: None,
             cold: spec.cold,
             saved: None,

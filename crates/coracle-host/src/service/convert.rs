@@ -121,6 +121,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         boot_ms: record.boot_ms,
         disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).overlay()),
         command: record.workload.argv.clone(),
+        identity_ms: record.identity_ms,
         saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
     }

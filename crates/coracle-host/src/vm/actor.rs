@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Handle, Note, Reply, Request, Shared, View, What, boot, follow};
+use super::{Handle, Note, Reply, Request, Shared, Up, View, What, boot, follow};
 use crate::adopt::{Adoption, adopt};
 use crate::console::{self, ConsoleInput};
 use crate::events::EventKind;
@@ -319,7 +319,7 @@ impl Actor {
                 self.watch(vmm);
             }
             What::Loaded { vmm, go } => self.loaded(vmm, go).await,
-            What::Booted(Ok(guest)) if self.record.state == VmState::Starting => self.booted(guest).await,
+            What::Booted(Ok(up)) if self.record.state == VmState::Starting => self.booted(up).await,
             What::Booted(Ok(_)) => {}
             What::Booted(Err(error)) => {
                 let message = error.chain();
@@ -349,7 +349,8 @@ impl Actor {
         }
     }
 
-    async fn booted(&mut self, guest: GuestClient) {
+    async fn booted(&mut self, Up { guest, identity }: Up) {
+        self.record.identity_ms = u64::try_from(identity.as_millis()).unwrap_or(u64::MAX);
         self.record.started_at = Some(self.shared.clock.now());
         self.record.boot_ms = u64::try_from(self.boot_began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.record.address_acknowledged = self.record.address.is_some();

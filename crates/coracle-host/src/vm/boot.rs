@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Note, Shared, What};
+use super::{Note, Shared, Up, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{VmPaths, configuration, process, recipe};
 use crate::record::SavedMemory;
@@ -20,6 +20,9 @@ use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A clone's agent waits for the host when it is saved: it answers at once.
+const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// Last console bytes that go into an error.
 const LAST_WORDS: usize = 600;
@@ -41,29 +44,55 @@ async fn try_boot(
     record: &Record,
     console: &ConsoleHandle,
     notes: &mpsc::Sender<Note>,
-) -> Result<GuestClient, HostError> {
-    let permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+) -> Result<Up, HostError> {
+    let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let deadline = Instant::now() + shared.config.boot_limit;
-    let Launched { recipe, vmm, origin } = launch(shared, record).await?;
-    let (channel, missing) = match origin {
-        Origin::Booted { missing } => {
+    let launched = launch(shared, record).await?;
+    let vmm = launched.vmm;
+    let is_clone = matches!(launched.origin, Origin::Cloned { .. });
+    match attend(shared, record, console, notes, launched, deadline).await {
+        Err(error) if is_clone => {
+            let error = error.chain();
+            tracing::warn!(vm = %record.id, error, "clone did not come up, booting instead");
+            let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+            shared.driver.kill(vmm).await.map_err(driver)?;
+            let launched = launch(shared, &Record { cold: true, ..record.clone() }).await?;
+            attend(shared, record, console, notes, launched, deadline).await
+        }
+        outcome => outcome,
+    }
+}
+
+/// Tells of a VMM, lets its guest go, and stays until it is up.
+async fn attend(
+    shared: &Arc<Shared>,
+    record: &Record,
+    console: &ConsoleHandle,
+    notes: &mpsc::Sender<Note>,
+    Launched { recipe, vmm, origin }: Launched,
+    deadline: Instant,
+) -> Result<Up, HostError> {
+    let (mut limits, mut missing, mut channel) = (Limits::of_boot(shared), None, None);
+    match origin {
+        Origin::Booted { missing: key } => {
             tell_spawned(notes, record, vmm, None).await;
-            (None, missing)
+            missing = key;
         }
-        Origin::Cloned { template, channel } => {
+        Origin::Cloned { template, channel: open } => {
             tell_spawned(notes, record, vmm, Some(template)).await;
-            (Some(channel), None)
+            limits = Limits::of_clone(shared);
+            channel = Some(open);
         }
-        Origin::Restored { channel } => {
+        Origin::Restored { channel: open } => {
             let (go, told) = oneshot::channel();
             let _task_gone = notes.send(Note { boot: record.boots, what: What::Loaded { vmm, go } }).await;
             told.await.map_err(|_| HostError::Stopping)?;
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
             shared.driver.resume(&recipe).await.map_err(driver)?;
-            (Some(channel), None)
+            channel = Some(open);
         }
-    };
-    let ready = bring_up(shared, record, &recipe, channel);
+    }
+    let ready = bring_up(shared, record, &recipe, channel, limits);
     let failed = |why: String| HostError::Boot {
         name: record.name.to_string(),
         why: format!("{why}{}", last_words(console)),
@@ -72,7 +101,6 @@ async fn try_boot(
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
     };
-    drop(permit);
     if let (Ok(Ok(_)), Some(key)) = (&outcome, missing) {
         shared.templates.wish(key, recipe);
     }
@@ -82,6 +110,24 @@ async fn try_boot(
             let limit = shared.config.boot_limit.as_secs();
             Err(failed(format!("the guest was not ready within {limit} s")))
         }
+    }
+}
+
+/// What a guest may take for its first answers.
+#[derive(Clone, Copy)]
+struct Limits {
+    hello: Duration,
+    /// To become who it is: until then a clone is the twin of all others.
+    identity: Duration,
+}
+
+impl Limits {
+    fn of_boot(shared: &Shared) -> Self {
+        Self { hello: shared.config.boot_limit, identity: CONFIGURE_LIMIT }
+    }
+
+    fn of_clone(shared: &Shared) -> Self {
+        Self { hello: CLONE_HELLO_LIMIT, identity: shared.config.identity_limit }
     }
 }
 
@@ -211,19 +257,22 @@ async fn bring_up(
     record: &Record,
     recipe: &VmRecipe,
     channel: Option<UnixStream>,
-) -> Result<GuestClient, HostError> {
+    limits: Limits,
+) -> Result<Up, HostError> {
     let guest = |operation| {
         let name = record.name.to_string();
         move |status: tonic::Status| HostError::Guest { name, operation, source: Box::new(status) }
     };
     let unanswered = |e: io::Error| tonic::Status::unavailable(e.to_string());
-    let client = GuestClient::open(shared.driver.as_ref(), recipe, shared.config.boot_limit, channel)
+    let client = GuestClient::open(shared.driver.as_ref(), recipe, limits.hello, channel)
         .await
         .map_err(|e| guest("answers")(unanswered(e)))?;
     let entropy: [u8; 64] = rand::random();
+    let began = Instant::now();
     let request =
         configuration(&shared.config, record, shared.network.subnet(), entropy.to_vec(), shared.clock.now());
-    let reply = within(CONFIGURE_LIMIT, client.rpc().configure(request)).await.map_err(guest("configure"))?;
+    let reply = within(limits.identity, client.rpc().configure(request)).await.map_err(guest("configure"))?;
+    let identity = began.elapsed();
     if let Some(address) = record.address {
         let told = address.to_string();
         if !reply.addresses.iter().any(|a| a.split('/').next() == Some(told.as_str())) {
@@ -232,7 +281,7 @@ async fn bring_up(
     }
     let request = pb::StartWorkloadRequest { process: Some(process(record)) };
     within(ASK_LIMIT, client.rpc().start_workload(request)).await.map_err(guest("start the workload"))?;
-    Ok(client)
+    Ok(Up { guest: client, identity })
 }
 
 /// The end of the console, one line, without control characters.

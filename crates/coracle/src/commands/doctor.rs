@@ -56,7 +56,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     if global.is_remote() {
         return Err(crate::client::local_only("coracle doctor").into());
     }
-    let config = QemuConfig { program: "qemu-system-x86_64".into(), kvm: Some(kvm_probe_of()) };
+    let config = QemuConfig { program: "qemu-system-x86_64".into(), kvm: Some(kvm_probe_of(None)) };
     let probe = QemuDriver::new(config).probe().await;
     let mut checks = vec![hypervisor(&probe), accelerator(&probe)];
     checks.push(memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()));
