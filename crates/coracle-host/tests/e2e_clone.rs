@@ -59,7 +59,10 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
             let name = format!("clone-{n}");
             let clone = start(&host, &name).await;
             assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
-            assert!(clone.identity_ms > 0 && clone.identity_ms <= clone.boot_ms, "its new identity is measured");
+            assert!(
+                clone.identity_ms > 0 && clone.identity_ms <= clone.boot_ms,
+                "its new identity is measured"
+            );
             let who = lines(&host, &name).await;
             assert_eq!(who[0], name);
             assert!(who[4].ends_with(&clone.mac.to_string()), "{who:?} has the MAC of its record");

@@ -87,6 +87,8 @@ impl VmState {
             (Op::Delete { .. }, Deleting) => Ok(()),
             (_, Deleting) => refuse("it is being deleted", false),
             (_, Creating) => refuse("wait until it is created", true),
+            // Asked for while a VMM that does not answer holds it in this state.
+            (Op::Stop | Op::Delete { force: true }, Hibernating) => Ok(()),
             (_, Hibernating) => refuse("wait until its memory is saved", true),
             (Op::Start, Stopping) => refuse("wait until it has stopped", true),
             (Op::Start, _) => Ok(()),
@@ -166,11 +168,22 @@ mod tests {
             (Op::Pause, vec![Running, Paused]),
             (Op::Resume, vec![Running, Paused, Hibernated]),
             (Op::Hibernate, vec![Running, Paused, Hibernated]),
-            (Op::Stop, vec![Created, Starting, Running, Paused, Stopping, Stopped, Failed]),
+            (Op::Stop, vec![Created, Starting, Running, Paused, Hibernating, Stopping, Stopped, Failed]),
             (Op::Delete { force: false }, vec![Created, Hibernated, Stopped, Failed, Deleting]),
             (
                 Op::Delete { force: true },
-                vec![Created, Starting, Running, Paused, Hibernated, Stopping, Stopped, Failed, Deleting],
+                vec![
+                    Created,
+                    Starting,
+                    Running,
+                    Paused,
+                    Hibernating,
+                    Hibernated,
+                    Stopping,
+                    Stopped,
+                    Failed,
+                    Deleting,
+                ],
             ),
             (Op::Guest, vec![Running]),
         ] {

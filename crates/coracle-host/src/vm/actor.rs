@@ -264,7 +264,7 @@ impl Actor {
 
     async fn stop(&mut self, grace: Duration, reply: Reply) {
         match self.record.state {
-            VmState::Starting | VmState::Running | VmState::Paused | VmState::Stopping => {}
+            state if state.has_vmm() => {}
             _ => {
                 let _caller_gone = reply.send(Ok(self.record.clone()));
                 return;
@@ -273,7 +273,7 @@ impl Actor {
         self.stoppers.push(reply);
         if self.record.state == VmState::Starting && self.record.saved.is_some() {
             self.end_run(VmState::Hibernated, String::new()).await;
-        } else if grace.is_zero() || self.record.state == VmState::Starting {
+        } else if grace.is_zero() || matches!(self.record.state, VmState::Starting | VmState::Hibernating) {
             self.end_run(VmState::Stopped, String::new()).await;
         } else {
             if let Err(error) = self.go_on().await {

@@ -122,7 +122,8 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
         age_max: Duration::try_from(args.templates_max_age)
             .map_err(|_| Failure::usage("--templates-max-age is not negative"))?,
     };
-    let kvm = (args.accelerator == AcceleratorChoice::Auto).then(|| kvm_probe_of(Some(state.join("accelerator.json"))));
+    let kvm = (args.accelerator == AcceleratorChoice::Auto)
+        .then(|| kvm_probe_of(Some(state.join("accelerator.json"))));
     let driver = QemuDriver::new(QemuConfig { program: args.qemu.clone(), kvm });
     let images = Store::open(state.join("images"), StoreOptions::default())
         .map_err(|e| Failure::new(e.code(), e.to_string()))?;
