@@ -301,6 +301,10 @@ pub struct Vm {
     /// Size of the memory of a hibernated VM on disk.
     #[prost(uint64, tag = "27")]
     pub saved_bytes: u64,
+    /// Milliseconds of boot_ms until the guest had taken its identity: entropy,
+    /// clock, names, network, disks.
+    #[prost(uint64, tag = "28")]
+    pub identity_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
