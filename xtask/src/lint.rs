@@ -1,4 +1,4 @@
-//! Format, clippy, layers, generated files, links; licences on request.
+//! Format, clippy, layers, generated files, links, licences.
 
 use std::fs;
 use std::path::Path;
@@ -22,6 +22,8 @@ pub(crate) fn run_all() -> Result<()> {
     codegen::run(true)?;
     step("links in documents");
     links()?;
+    step("licences, bans and sources of dependencies");
+    deny()?;
     step("clippy");
     run(Command::new("cargo").args([
         "clippy",
