@@ -7,6 +7,13 @@ use std::path::Path;
 
 use rustix::fs::SeekFrom;
 
+/// File work away from the runtime's threads. Not cancel-safe: work that has begun goes on.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)))
+}
+
 /// Replaces a file: temporary, fsync, rename, fsync of the folder. A reader sees
 /// the old bytes or the new ones. Readable by the owner only.
 pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -307,9 +307,11 @@ impl Host {
         let mut printed = handle.printed.clone();
         printed.mark_unchanged();
         let dir = VmPaths::of(self.config(), &handle.id).state;
-        let read = tokio::task::spawn_blocking(move || logs::read_all(&dir)).await;
-        let entries = read.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|source| {
-            HostError::Files { operation: "read the log", id: handle.id.clone(), source }
+        let read = files::blocking(move || logs::read_all(&dir)).await;
+        let entries = read.map_err(|source| HostError::Files {
+            operation: "read the log",
+            id: handle.id.clone(),
+            source,
         })?;
         Ok((entries, printed))
     }

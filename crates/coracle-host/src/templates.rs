@@ -128,8 +128,7 @@ impl Templates {
             return Some(template);
         }
         let (dir, info) = (self.dir.join(key.as_str()), found.info.clone());
-        let loaded = tokio::task::spawn_blocking(move || manifest::load(&dir, &info)).await;
-        match loaded.unwrap_or_else(|e| Err(io::Error::other(e))) {
+        match files::blocking(move || manifest::load(&dir, &info)).await {
             Ok(template) => {
                 let template = Arc::new(template);
                 self.insert(found.info, template.clone());

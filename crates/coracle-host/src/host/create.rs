@@ -241,17 +241,14 @@ impl Host {
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();
-        let saved = tokio::task::spawn_blocking(move || -> io::Result<Record> {
+        let save = move || -> io::Result<Record> {
             std::fs::create_dir_all(&paths.state)?;
             record.save(&paths.record())?;
             files::sync_parent(&paths.state)?;
             Ok(record)
-        });
-        saved.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|source| HostError::Files {
-            operation: "write the record",
-            id,
-            source,
-        })
+        };
+        let failed = |source| HostError::Files { operation: "write the record", id, source };
+        files::blocking(save).await.map_err(failed)
     }
 }
 

@@ -75,8 +75,7 @@ impl FileDigests {
                 Some((then, digest)) if then == stamp => digest,
                 _ => {
                     let file = path.clone();
-                    let read = tokio::task::spawn_blocking(move || digest_of(&file)).await;
-                    read.unwrap_or_else(|e| Err(io::Error::other(e)))?
+                    crate::files::blocking(move || digest_of(&file)).await?
                 }
             };
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone(), (stamp, digest));

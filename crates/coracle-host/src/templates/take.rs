@@ -112,9 +112,9 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
     // On disk it is for the next daemon; this one has it.
     let stored = {
         let (part, info) = (part.clone(), info.clone());
-        tokio::task::spawn_blocking(move || manifest::store(&part, &place, &info, &template)).await
+        files::blocking(move || manifest::store(&part, &place, &info, &template)).await
     };
-    if let Err(error) = stored.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
+    if let Err(error) = stored {
         tracing::warn!(template = wish.key.as_str(), %error, "template is kept in memory only");
         let _leave_nothing = files::remove_tree(&part);
     }
@@ -137,20 +137,18 @@ fn template_recipe(shared: &Shared, key: &TemplateKey, mut recipe: VmRecipe, par
 async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<Template, HostError> {
     let name = || recipe.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
-    let files = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
+    let io = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
     let templates = shared.driver.templates().ok_or(HostError::Stopping)?;
-    let ram = MemoryFile::new("template-ram", u64::from(recipe.memory.get()) << 20).map_err(files)?;
-    let state = MemoryFile::new("template-state", 0).map_err(files)?;
+    let ram = MemoryFile::new("template-ram", u64::from(recipe.memory.get()) << 20).map_err(io)?;
+    let state = MemoryFile::new("template-state", 0).map_err(io)?;
     let process = templates.boot_template(recipe, &ram).await.map_err(driver)?;
     if let Err(error) = wait_for_agent(shared, recipe, process).await {
         shared.driver.kill(process).await.map_err(driver)?;
         return Err(error);
     }
     templates.save_template(recipe, process, &state).await.map_err(driver)?;
-    let sealed =
-        tokio::task::spawn_blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? })).await;
-    sealed
-        .unwrap_or_else(|e| Err(std::io::Error::other(e)))
+    files::blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? }))
+        .await
         .map_err(|source| HostError::State { operation: "seal a template".to_owned(), source })
 }
 

@@ -456,8 +456,7 @@ impl Actor {
             files::sync_parent(&doomed)?;
             files::remove_tree(&doomed)
         };
-        let erased = tokio::task::spawn_blocking(erase).await.unwrap_or_else(|e| Err(io::Error::other(e)));
-        erased.map_err(|source| HostError::Files {
+        files::blocking(erase).await.map_err(|source| HostError::Files {
             operation: "remove the files",
             id: self.record.id.clone(),
             source,
@@ -523,8 +522,7 @@ impl Actor {
 
     async fn save(&self) -> Result<(), HostError> {
         let (record, path) = (self.record.clone(), self.paths.record());
-        let saved = tokio::task::spawn_blocking(move || record.save(&path)).await;
-        saved.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|source| HostError::Files {
+        files::blocking(move || record.save(&path)).await.map_err(|source| HostError::Files {
             operation: "write the record",
             id: self.record.id.clone(),
             source,

@@ -16,7 +16,7 @@ use super::{Note, Shared, Up, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{VmPaths, configuration, process, recipe};
 use crate::record::SavedMemory;
-use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks};
+use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks, files};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -247,7 +247,7 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), Host
         }
         disks::ensure_overlay(&cache, &overlay, size)
     };
-    let made = tokio::task::spawn_blocking(make).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    let made = files::blocking(make).await;
     made.map_err(|source| HostError::Files { operation: "make the disk", id, source })
 }
 

@@ -17,10 +17,11 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::{Actor, EventKind, Reply};
+use crate::HostError;
+use crate::files::{self, blocking};
 use crate::guest::GAP;
 use crate::recipe::recipe;
 use crate::record::SavedMemory;
-use crate::{HostError, files};
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
@@ -120,7 +121,7 @@ impl Actor {
     /// Reserves the space, leaves the guest, holds it and writes its memory; on disk when this returns.
     async fn save_memory(&mut self, snapshots: &dyn Snapshots) -> Result<SavedMemory, HostError> {
         let (id, name) = (self.record.id.clone(), self.record.name.to_string());
-        let files = move |operation| {
+        let failed = move |operation| {
             let id = id.clone();
             move |source| HostError::Files { operation, id, source }
         };
@@ -131,13 +132,13 @@ impl Actor {
             let part = part.clone();
             move || reserve(&dir, &part, room)
         };
-        let file = blocking(reserve).await.map_err(files("reserve space for the memory"))?;
+        let file = blocking(reserve).await.map_err(failed("reserve space for the memory"))?;
         self.leave_guest().await;
         let driver = |source| HostError::Driver { name: name.clone(), source };
         let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
         self.shared.driver.pause(&recipe).await.map_err(driver)?;
         snapshots.save(&recipe, &file).await.map_err(driver)?;
-        let bytes = blocking(move || seal(file, &part, &place)).await.map_err(files("keep the memory"))?;
+        let bytes = blocking(move || seal(file, &part, &place)).await.map_err(failed("keep the memory"))?;
         let machine = snapshots.compatibility(&recipe).await;
         Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now() })
     }
@@ -183,10 +184,6 @@ impl Actor {
             tracing::warn!(vm = %self.record.id, %error, "memory that is used up was not removed");
         }
     }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)))
 }
 
 /// A file that the whole memory fits into, whatever else is written meanwhile.
