@@ -36,6 +36,20 @@ pub(crate) fn state(record: &Record, style: ErrorStyle) -> pb::VmState {
     }
 }
 
+/// What the old vocabulary has no word for.
+fn power_state(state: VmState) -> &'static str {
+    match state {
+        VmState::Paused => "Paused",
+        VmState::Hibernated => "Hibernated",
+        VmState::Creating
+        | VmState::Created
+        | VmState::Starting
+        | VmState::Running
+        | VmState::Hibernating => "Running",
+        VmState::Stopping | VmState::Stopped | VmState::Failed | VmState::Deleting => "Stopped",
+    }
+}
+
 /// A VM as old clients see it.
 pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmInfo {
     let record = &view.record;
@@ -43,6 +57,7 @@ pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmIn
     if !record.image_digest.is_empty() {
         metadata.insert(keys::IMAGE_DIGEST.to_owned(), record.image_digest.clone());
     }
+    metadata.insert(keys::POWER_STATE.to_owned(), power_state(record.state).to_owned());
     pb::VmInfo {
         vm_id: record.name.to_string(),
         state: state(record, style).into(),

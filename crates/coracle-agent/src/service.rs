@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{EventKind, Host, HostError, View};
+use coracle_api::keys::{POWER, vm};
+use coracle_host::{CreateSpec, EventKind, Host, HostError, RestoreSpec, View};
 use coracle_image::NoProgress;
 use coracle_proto::firecracker as pb;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgent;
@@ -112,7 +113,11 @@ impl AgentService {
         caller: &MetadataMap,
     ) -> Result<Arc<View>, HostError> {
         let options = &self.options;
+        let snapshot = request.metadata.get(vm::CLONE_FROM).filter(|name| !name.is_empty()).cloned();
         let spec = convert::create_spec(request, caller, &options.default_image, &options.default_kernel)?;
+        if let Some(snapshot) = snapshot {
+            return self.restore(&snapshot, spec).await;
+        }
         let record = self.host.create(spec, Arc::new(NoProgress)).await?;
         self.metrics.created();
         let id = record.id.to_string();
@@ -128,6 +133,25 @@ impl AgentService {
         self.host.get(&id)
     }
 
+    /// A VM that is there already is what an earlier try made.
+    async fn restore(&self, snapshot: &str, spec: CreateSpec) -> Result<Arc<View>, HostError> {
+        if let Ok(view) = self.exact(spec.name.as_str())
+            && spec.idempotent
+            && view.record.owner.uid == spec.owner.uid
+        {
+            return Ok(view);
+        }
+        let wanted = RestoreSpec {
+            name: Some(spec.name),
+            owner: spec.owner,
+            shape: Some((spec.vcpus, spec.memory)),
+            metadata: spec.metadata,
+        };
+        let record = self.host.restore(snapshot, wanted).await?;
+        self.metrics.created();
+        self.host.get(record.id.as_str())
+    }
+
     async fn stop(
         &self,
         request: &pb::StopVmRequest,
@@ -135,8 +159,16 @@ impl AgentService {
     ) -> Result<pb::VmState, HostError> {
         let view = self.exact(&request.vm_id)?;
         let grace = if request.force { Duration::ZERO } else { DEFAULT_GRACE };
-        let fence = convert::fence_of(caller);
-        let record = self.host.stop(view.record.id.as_str(), grace, fence).await?;
+        let (id, fence) = (view.record.id.as_str(), convert::fence_of(caller));
+        let record = match caller.get(POWER).map(|v| v.to_str().unwrap_or_default()) {
+            None => self.host.stop(id, grace, fence).await?,
+            Some("Paused") => self.host.pause(id, fence).await?,
+            Some("Hibernated") => self.host.hibernate(id, fence).await?,
+            Some(other) => {
+                let message = format!("{POWER} is {other:?}: it is Paused, Hibernated or absent");
+                return Err(HostError::Invalid { message });
+            }
+        };
         Ok(convert::state(&record, ErrorStyle::Inband))
     }
 

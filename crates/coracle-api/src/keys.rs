@@ -61,6 +61,10 @@ pub mod vm {
     pub const IMAGE_PULL_POLICY: &str = "coracle.dev/image-pull-policy";
     /// Set by the node in its replies: digest of the image that runs.
     pub const IMAGE_DIGEST: &str = "coracle.dev/image-digest";
+    /// Snapshot on the node that the VM goes on from.
+    pub const CLONE_FROM: &str = "coracle.dev/clone-from";
+    /// Set by the node in its replies: Running, Paused, Stopped or Hibernated.
+    pub const POWER_STATE: &str = "coracle.dev/power-state";
 }
 
 /// gRPC metadata of every mutating call.
@@ -70,3 +74,6 @@ pub mod fence {
     /// Its `metadata.generation`; a node refuses an older one than it has seen.
     pub const GENERATION: &str = "coracle-generation";
 }
+
+/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM is not to be powered off.
+pub const POWER: &str = "coracle-power";

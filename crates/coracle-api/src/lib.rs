@@ -7,7 +7,8 @@ pub mod keys;
 mod mikromvm;
 
 pub use mikromvm::{
-    ImagePullPolicy, MikromVM, MikromVMSpec, MikromVMStatus, Phase, RestartPolicy, condition, event, reason,
+    ImagePullPolicy, MikromVM, MikromVMSpec, MikromVMStatus, Phase, PowerState, RestartPolicy, condition,
+    event, reason,
 };
 
 pub use agentpool::{VsphereAgent, VsphereAgentPool};

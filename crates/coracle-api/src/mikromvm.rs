@@ -38,7 +38,7 @@ const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSe
     validation = Rule::new(FROZEN).message("image, vcpuCount, memoryMB and kernelPath cannot change once the VM exists (status.vmID is set): delete the object and create a new one")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("(has(self.image) && self.image != '') || (has(self.kernelPath) && self.kernelPath != '')").message("give an image (or a kernelPath, for a root file system that the node has)"))]
+#[x_kube(validation = Rule::new("(has(self.image) && self.image != '') || (has(self.kernelPath) && self.kernelPath != '') || (has(self.cloneFrom) && self.cloneFrom != '')").message("give an image (or a kernelPath, for a root file system that the node has; or cloneFrom, for a snapshot that it has)"))]
 pub struct MikromVMSpec {
     /// OCI reference of the image that the VM runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -71,6 +71,49 @@ pub struct MikromVMSpec {
     /// What happens when the VM is down without having been asked to: Always, OnFailure (not after a clean end) or Never.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
+    /// What the VM shall do: Running, Paused (CPUs held, memory kept), Stopped, or Hibernated (memory on the node's disk,
+    /// no VMM). Empty: Running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_state: Option<PowerState>,
+    /// Snapshot on the node that the VM goes on from, with an identity of its own, instead of booting its image.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 128))]
+    pub clone_from: String,
+}
+
+/// What a VM does, or shall do.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PowerState {
+    /// Its guest runs.
+    #[default]
+    Running,
+    /// Its CPUs are held; memory and VMM stay.
+    Paused,
+    /// It is powered off; the disk stays.
+    Stopped,
+    /// Its memory is on the node's disk, and it has no VMM.
+    Hibernated,
+}
+
+impl PowerState {
+    /// As it is written.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "Running",
+            Self::Paused => "Paused",
+            Self::Stopped => "Stopped",
+            Self::Hibernated => "Hibernated",
+        }
+    }
+
+    /// The one that is written so.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Running, Self::Paused, Self::Stopped, Self::Hibernated]
+            .into_iter()
+            .find(|p| p.as_str() == text)
+    }
 }
 
 /// When a node asks the registry for an image.
@@ -133,6 +176,9 @@ pub struct MikromVMStatus {
     /// Digest of the image that runs, as the node reports it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub image_digest: String,
+    /// What the VM does, as the node says it. Nodes of other kinds do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_state: Option<PowerState>,
     /// How often the VM was started again by restartPolicy.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0))]
@@ -184,6 +230,14 @@ pub mod reason {
     pub const IN_TRANSITION: &str = "InTransition";
     /// The VM ended.
     pub const VM_STOPPED: &str = "VMStopped";
+    /// Its CPUs are held, as spec.powerState asks.
+    pub const PAUSED: &str = "Paused";
+    /// Its memory is on the node's disk, as spec.powerState asks.
+    pub const HIBERNATED: &str = "Hibernated";
+    /// It was powered off, as spec.powerState asks.
+    pub const POWERED_OFF: &str = "PoweredOff";
+    /// The node did not bring it into spec.powerState; the message says why. It is tried again.
+    pub const POWER_STATE_FAILED: &str = "PowerStateFailed";
     /// The agent reports an error of the VM.
     pub const VM_FAILED: &str = "VMFailed";
     /// The agent no longer knows the VM.

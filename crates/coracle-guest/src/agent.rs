@@ -154,17 +154,18 @@ fn apply(
     root: &RootSlot,
     started: bool,
 ) -> Result<ConfigureResponse, Error> {
-    if started && before.as_ref() != Some(&plan) {
+    let changed = before.as_ref() != Some(&plan);
+    if started && changed && !plan.takes_over() {
         return Err(Error::State(
             "the workload has started: its machine can no longer be configured differently".into(),
         ));
     }
-    let mounted = lock(root).is_some();
+    let mounted = lock(root).clone();
     let kept = before.as_ref().and_then(|b| b.root.as_ref());
-    if mounted && plan.root.is_some() && plan.root.as_ref() != kept {
+    if mounted.is_some() && plan.root.is_some() && plan.root.as_ref() != kept {
         return Err(Error::State("the root is mounted from other disks already".into()));
     }
-    let applied = configure::apply(&plan, mounted)?;
+    let applied = configure::apply(&plan, mounted.as_deref(), changed)?;
     if let Some(mounted) = applied.root {
         *lock(root) = Some(Arc::new(mounted));
     }

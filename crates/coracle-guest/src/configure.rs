@@ -11,12 +11,10 @@ use rustix::time::{ClockId, Timespec};
 use crate::console::say;
 use crate::error::Error;
 use crate::root::Root;
-use crate::{mounts, net, sys};
+use crate::{furniture, mounts, net, sys};
 
 /// Longest host name, bytes (HOST_NAME_MAX).
 const HOSTNAME_MAX: usize = 64;
-/// Where the machine's own boot id is laid over the template's.
-const BOOT_ID: &str = "/run/coracle/boot_id";
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +32,7 @@ pub(crate) struct Plan {
 struct Moment {
     entropy: Vec<u8>,
     clock_unix_ns: i64,
+    takes_over: bool,
 }
 
 impl PartialEq for Moment {
@@ -61,8 +60,17 @@ impl Plan {
             root: request.root.as_ref().map(mounts::Plan::parse).transpose()?,
             hostname: request.hostname,
             machine_id: request.machine_id,
-            moment: Moment { entropy: request.entropy, clock_unix_ns: request.clock_unix_ns },
+            moment: Moment {
+                entropy: request.entropy,
+                clock_unix_ns: request.clock_unix_ns,
+                takes_over: request.takes_over,
+            },
         })
+    }
+
+    /// Does the machine go on from another one's memory?
+    pub(crate) fn takes_over(&self) -> bool {
+        self.moment.takes_over
     }
 
     /// This plan with the root that an earlier one has mounted, where it names none itself.
@@ -90,13 +98,13 @@ pub(crate) struct Applied {
     pub(crate) root: Option<Root>,
 }
 
-/// Makes the machine as planned; blocking. `mounted` tells that the root is in place already. Entropy comes first:
-/// nothing may draw a random number that a clone's twin draws too.
-pub(crate) fn apply(plan: &Plan, mounted: bool) -> Result<Applied, Error> {
+/// Makes the machine as planned; blocking. `mounted` is the root that is in place already, and `changed` tells that it
+/// is another's. Entropy comes first: nothing may draw a random number that a clone's twin draws too.
+pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Result<Applied, Error> {
     identity(plan)?;
     let addresses = plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default();
-    let root = match &plan.root {
-        Some(wanted) if !mounted => {
+    let root = match (&plan.root, mounted) {
+        (Some(wanted), None) => {
             let root = mounts::root(wanted)?;
             if let Err(error) = files(&root, plan) {
                 drop(root);
@@ -104,6 +112,10 @@ pub(crate) fn apply(plan: &Plan, mounted: bool) -> Result<Applied, Error> {
                 return Err(error);
             }
             Some(root)
+        }
+        (_, Some(mounted)) if changed => {
+            files(mounted, plan)?;
+            None
         }
         _ => None,
     };
@@ -146,18 +158,17 @@ fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
             put("/var/lib/dbus/machine-id", &text, 0o444)?;
         }
     }
-    if let Err(e) = boot_id(root) {
+    if let Err(e) = boot_id() {
         say!("boot id: {e}"); // a twin's boot id is a nuisance, not a reason to refuse the machine
     }
     Ok(())
 }
 
-/// A boot id of the machine's own: the kernel's is that of the template.
-fn boot_id(root: &Root) -> io::Result<()> {
+/// A boot id of the machine's own.
+fn boot_id() -> io::Result<()> {
     let mut id = [0u8; 16];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
-    std::fs::write(BOOT_ID, uuid(u128::from_be_bytes(id)))?;
-    mounts::cover(root, Path::new("/proc/sys/kernel/random/boot_id"), Path::new(BOOT_ID))
+    furniture::boot_id(&uuid(u128::from_be_bytes(id)))
 }
 
 /// A version 4 UUID and a line feed.

@@ -6,6 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -117,22 +118,50 @@ pub(crate) fn is_name(text: &str, max: usize) -> bool {
         && !text.starts_with(['-', '.'])
 }
 
+/// The Ethernet link, if there is one, once it is ready to get its address.
+static LINK: OnceLock<Option<String>> = OnceLock::new();
+
+/// Loopback up, and the Ethernet link made ready to get its address: it announces itself when it comes up, and speaks no
+/// IPv6, of which machines here have no address. Idempotent.
+///
+/// # Errors
+/// When the kernel refuses, or the machine has more than one link.
+pub(crate) fn prepare() -> Result<(), Error> {
+    if LINK.get().is_some() {
+        return Ok(());
+    }
+    let net = Net::open()?;
+    net.up("lo", true).map_err(Error::io("bring up loopback"))?;
+    let link = net.ethernet()?;
+    for (family, setting) in [("ipv4", "arp_notify"), ("ipv6", "disable_ipv6")] {
+        let Some(name) = &link else { break };
+        let path = Path::new("/proc/sys/net").join(family).join("conf").join(name).join(setting);
+        match std::fs::write(&path, "1") {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io(format!("write {}", path.display()))(e));
+            }
+            _ => {}
+        }
+    }
+    LINK.get_or_init(|| link);
+    Ok(())
+}
+
 /// Loopback up and the one Ethernet link as planned. Idempotent; the new address is announced by the kernel (ARP).
 pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
-    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-        .map_err(Error::io("open a socket for interface requests"))?;
-    let net = Net { socket };
-    net.up("lo", true).map_err(Error::io("bring up loopback"))?;
+    prepare()?;
+    let net = Net::open()?;
+    let name = LINK.get().and_then(Option::as_ref);
     let Some(link) = &plan.link else {
-        if let Ok(name) = net.ethernet() {
-            net.up(&name, false).map_err(Error::io(format!("take down {name}")))?;
+        if let Some(name) = name {
+            net.up(name, false).map_err(Error::io(format!("take down {name}")))?;
         }
         return Ok(Vec::new());
     };
-    let name = net.ethernet()?;
-    net.configure(&name, link).map_err(Error::io(format!("configure {name}")))?;
-    net.default_route(&name, link).map_err(Error::io(format!("route by {name}")))?;
-    let address = net.address(&name).map_err(Error::io(format!("read the address of {name}")))?;
+    let name = name.ok_or_else(|| Error::State("this machine has no Ethernet link".into()))?;
+    net.configure(name, link).map_err(Error::io(format!("configure {name}")))?;
+    net.default_route(name, link).map_err(Error::io(format!("route by {name}")))?;
+    let address = net.address(name).map_err(Error::io(format!("read the address of {name}")))?;
     Ok(vec![address])
 }
 
@@ -141,20 +170,26 @@ struct Net {
 }
 
 impl Net {
+    fn open() -> Result<Self, Error> {
+        rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+            .map(|socket| Self { socket })
+            .map_err(Error::io("open a socket for interface requests"))
+    }
+
     fn request(&self, request: c_ulong, name: &str, value: IfValue) -> io::Result<IfValue> {
         sys::interface(self.socket.as_fd(), request, name, value)
     }
 
     /// The only link but loopback. More than one is a machine that this agent was not made for.
-    fn ethernet(&self) -> Result<String, Error> {
+    fn ethernet(&self) -> Result<Option<String>, Error> {
         let links = std::fs::read_dir("/sys/class/net").map_err(Error::io("list links"))?;
         let mut found = links.flatten().filter_map(|l| l.file_name().into_string().ok()).filter(|name| {
             let hardware = self.request(SIOCGIFHWADDR, name, [0; 24]);
             name != "lo" && hardware.is_ok_and(|[a, b, ..]| u16::from_ne_bytes([a, b]) == ARPHRD_ETHER)
         });
         match (found.next(), found.next()) {
-            (Some(name), None) => Ok(name),
-            (None, _) => Err(Error::State("this machine has no Ethernet link".into())),
+            (found, None) => Ok(found),
+            (None, _) => Ok(None),
             (Some(a), Some(b)) => {
                 Err(Error::State(format!("this machine has more than one Ethernet link: {a}, {b}")))
             }
@@ -165,7 +200,11 @@ impl Net {
         let mut value = self.request(SIOCGIFFLAGS, name, [0; 24])?;
         let [a, b, ..] = &mut value;
         let flags = u16::from_ne_bytes([*a, *b]);
-        [*a, *b] = (if up { flags | IFF_UP } else { flags & !IFF_UP }).to_ne_bytes();
+        let wanted = if up { flags | IFF_UP } else { flags & !IFF_UP };
+        if wanted == flags {
+            return Ok(());
+        }
+        [*a, *b] = wanted.to_ne_bytes();
         self.request(SIOCSIFFLAGS, name, value).map(drop)
     }
 
@@ -184,9 +223,6 @@ impl Net {
         }
         self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
         self.request(SIOCSIFNETMASK, name, padded(socket_address(link.mask())))?;
-        // With this set, the kernel sends a gratuitous ARP when the link comes up.
-        let notify = Path::new("/proc/sys/net/ipv4/conf").join(name).join("arp_notify");
-        let _ = std::fs::write(notify, "1");
         self.up(name, true)
     }
 

@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::{channel, modules, mounts, session, shutdown};
+use crate::{channel, disks, furniture, modules, mounts, net, session, shutdown};
 
 /// Threads for file work beside the one that serves; each costs its stack only where touched.
 const FILE_THREADS: usize = 8;
@@ -26,6 +26,7 @@ pub fn run() {
     mounts::at_boot();
     console::open();
     modules::load();
+    prepare();
     let _ = rustix::process::setrlimit(Resource::Nofile, FILES);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     say!("version {} up after {} ms", env!("CARGO_PKG_VERSION"), crate::sys::uptime_ms());
@@ -33,6 +34,16 @@ pub fn run() {
         say!("cannot serve: {e}");
     }
     shutdown::power_off();
+}
+
+/// What can be done before the machine is anybody's, so that its clones need not. What fails is tried again, and told,
+/// when the machine is configured.
+fn prepare() {
+    disks::prepare();
+    let ready = mounts::prepare().and_then(|()| furniture::prepare()).and_then(|()| net::prepare());
+    if let Err(e) = ready {
+        say!("prepare: {e}");
+    }
 }
 
 fn serve() -> io::Result<()> {

@@ -90,6 +90,7 @@ fn request() -> ConfigureRequest {
             image_fs: "erofs".into(),
             overlay_device: "/dev/vdb".into(),
         }),
+        takes_over: false,
     }
 }
 

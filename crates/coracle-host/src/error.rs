@@ -148,6 +148,32 @@ pub enum HostError {
         /// What was asked for.
         key: String,
     },
+    /// No snapshot of that name is here.
+    #[error("snapshot {name} not found")]
+    NoSnapshot {
+        /// What was asked for.
+        name: String,
+    },
+    /// The name is taken by another snapshot.
+    #[error("snapshot {name} already exists")]
+    SnapshotExists {
+        /// The name.
+        name: String,
+    },
+    /// The image that a snapshot's disk lies over cannot be had.
+    #[error("the snapshot needs image {image} as {digest}, which is not here")]
+    NoSnapshotImage {
+        /// Its reference.
+        image: String,
+        /// Digest that it had.
+        digest: String,
+    },
+    /// An archive that is not one of a snapshot, or not whole.
+    #[error("the archive is refused")]
+    Archive {
+        /// What is wrong with it.
+        source: io::Error,
+    },
     /// The hypervisor cannot do it.
     #[error("VM {name}: the driver {driver} cannot {what}")]
     Unsupported {
@@ -245,10 +271,14 @@ impl HostError {
     #[must_use]
     pub fn fault(&self) -> Fault {
         match self {
-            Self::NotFound { .. } | Self::NoTemplate { .. } => Fault::NotFound,
-            Self::Template { .. } | Self::Unsupported { .. } | Self::Incompatible { .. } => {
-                Fault::Precondition
-            }
+            Self::NotFound { .. } | Self::NoTemplate { .. } | Self::NoSnapshot { .. } => Fault::NotFound,
+            Self::SnapshotExists { .. } => Fault::AlreadyExists,
+            Self::Archive { source } if source.kind() == io::ErrorKind::StorageFull => Fault::Exhausted,
+            Self::Archive { .. } => Fault::Invalid,
+            Self::NoSnapshotImage { .. }
+            | Self::Template { .. }
+            | Self::Unsupported { .. }
+            | Self::Incompatible { .. } => Fault::Precondition,
             Self::AlreadyExists { .. } => Fault::AlreadyExists,
             Self::Ambiguous { .. } | Self::Invalid { .. } | Self::TooManyVcpus { .. } => Fault::Invalid,
             Self::NoCapacity { .. } => Fault::Exhausted,
@@ -332,6 +362,10 @@ impl HostError {
             Self::NoTemplate { .. } => "COR-TPL-002",
             Self::Unsupported { .. } => "COR-DRV-002",
             Self::Incompatible { .. } => "COR-VM-013",
+            Self::NoSnapshot { .. } => "COR-SNP-001",
+            Self::SnapshotExists { .. } => "COR-SNP-002",
+            Self::NoSnapshotImage { .. } => "COR-SNP-003",
+            Self::Archive { .. } => "COR-SNP-004",
         }
     }
 
@@ -343,6 +377,13 @@ impl HostError {
                 "start the node with the VMM that saved it; or give its memory up: coracle rm {name}"
             )),
             Self::NotFound { .. } => Some("list what there is: coracle ps -a".to_owned()),
+            Self::NoSnapshot { .. } => Some("list what there is: coracle snapshot ls".to_owned()),
+            Self::SnapshotExists { name } => {
+                Some(format!("choose another --name, or remove it: coracle snapshot rm {name}"))
+            }
+            Self::NoSnapshotImage { image, .. } => Some(format!(
+                "bring that very image here first: coracle image pull {image}, or coracle image import"
+            )),
             Self::NoTemplate { .. } => Some("list what there is: coracle template ls".to_owned()),
             Self::AlreadyExists { name, .. } => {
                 Some(format!("choose another --name, or remove it: coracle rm {name}"))

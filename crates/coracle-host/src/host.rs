@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 pub use self::capacity::Capacity;
 pub use self::create::{CreateSpec, PullMode};
 use self::directory::Directory;
+pub use self::snapshots::RestoreSpec;
 use crate::recipe::VmPaths;
+use crate::snapshots::SnapshotStore;
 use crate::templates::Templates;
 use crate::vm::{self, Handle, Request, Shared};
 use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files, logs};
@@ -26,6 +28,7 @@ use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, V
 mod capacity;
 mod create;
 mod directory;
+mod snapshots;
 mod templates;
 
 /// Events that a watcher may lag behind before it must list again.
@@ -48,6 +51,7 @@ pub struct Host(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     images: Arc<Store>,
+    snapshots: SnapshotStore,
     probe: Probe,
     directory: Mutex<Directory>,
     tasks: Mutex<JoinSet<()>>,
@@ -91,10 +95,13 @@ impl Host {
             events: broadcast::channel(EVENTS).0,
             stop: CancellationToken::new(),
         });
+        let snapshots =
+            SnapshotStore::open(&shared.config.state_dir).map_err(state("open the snapshots".to_owned()))?;
         let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let host = Self(Arc::new(Inner {
             shared,
             images,
+            snapshots,
             probe,
             directory: Mutex::default(),
             tasks: Mutex::default(),

@@ -126,6 +126,7 @@ pub(crate) fn configuration(
         entropy,
         clock_unix_ns: now.0.saturating_mul(1_000_000),
         machine_id: machine_id(&record.id),
+        takes_over: false,
         network: Some(network),
         root: Some(pb::RootMount {
             image_device: device(0),

@@ -9,7 +9,7 @@ use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
-use crate::{TemplateKey, files};
+use crate::{SnapshotName, TemplateKey, files};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub(crate) const SCHEMA: u32 = 1;
@@ -112,6 +112,9 @@ pub struct SavedMemory {
     pub bytes: u64,
     /// When it was written.
     pub saved_at: UnixMillis,
+    /// The snapshot that it was copied from: the guest in it takes another identity before it goes on.
+    #[serde(default)]
+    pub of: Option<SnapshotName>,
 }
 
 /// The cluster object that a VM belongs to; all empty for a local VM.

@@ -2,6 +2,7 @@
 
 mod convert;
 mod images;
+mod snapshots;
 mod streams;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::{EventKind, Fence, Host};
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What this version can do beyond the first release of the wire.
-const FEATURES: [&str; 3] = ["hibernate", "images", "pause"];
+const FEATURES: [&str; 4] = ["hibernate", "images", "pause", "snapshots"];
 
 type Reply<T> = Result<Response<T>, Status>;
 type Replies<T> = Result<Response<BoxStream<'static, Result<T, Status>>>, Status>;
@@ -247,6 +248,51 @@ impl HostRpc for HostService {
     ) -> Reply<pb::DeleteTemplateResponse> {
         self.host.delete_template(&request.into_inner().key)?;
         Ok(Response::new(pb::DeleteTemplateResponse {}))
+    }
+
+    async fn save_snapshot(&self, request: Request<pb::SaveSnapshotRequest>) -> Reply<pb::Snapshot> {
+        snapshots::save(&self.host, request.into_inner()).await
+    }
+
+    async fn list_snapshots(&self, _: Request<pb::ListSnapshotsRequest>) -> Reply<pb::ListSnapshotsResponse> {
+        snapshots::list(&self.host).await
+    }
+
+    async fn get_snapshot(&self, request: Request<pb::GetSnapshotRequest>) -> Reply<pb::Snapshot> {
+        let info = self.host.snapshot(&request.into_inner().name).await?;
+        Ok(Response::new(snapshots::wire(&info)))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<pb::DeleteSnapshotRequest>,
+    ) -> Reply<pb::DeleteSnapshotResponse> {
+        self.host.delete_snapshot(&request.into_inner().name).await?;
+        Ok(Response::new(pb::DeleteSnapshotResponse {}))
+    }
+
+    type ExportSnapshotStream = BoxStream<'static, Result<pb::ExportSnapshotResponse, Status>>;
+
+    async fn export_snapshot(
+        &self,
+        request: Request<pb::ExportSnapshotRequest>,
+    ) -> Replies<pb::ExportSnapshotResponse> {
+        snapshots::export(&self.host, request.into_inner().name).await
+    }
+
+    async fn import_snapshot(
+        &self,
+        request: Request<Streaming<pb::ImportSnapshotRequest>>,
+    ) -> Reply<pb::Snapshot> {
+        snapshots::import(&self.host, request.into_inner()).await
+    }
+
+    async fn restore_vm(&self, request: Request<pb::RestoreVmRequest>) -> Reply<pb::Vm> {
+        snapshots::restore(&self.host, request.into_inner()).await
+    }
+
+    async fn fork_vm(&self, request: Request<pb::ForkVmRequest>) -> Reply<pb::ForkVmResponse> {
+        snapshots::fork(&self.host, request.into_inner()).await
     }
 }
 

@@ -4,6 +4,7 @@ mod actor;
 mod boot;
 mod follow;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use actor::spawn;
 
+use crate::record::SavedMemory;
 use crate::templates::Templates;
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
 
@@ -56,6 +58,9 @@ pub(crate) struct Handle {
 
 pub(crate) type Reply = oneshot::Sender<Result<Record, HostError>>;
 
+/// The record, and what was copied of its memory.
+pub(crate) type Copied = oneshot::Sender<Result<(Record, SavedMemory), HostError>>;
+
 /// What can be asked of a VM's task.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -65,6 +70,8 @@ pub(crate) enum Request {
     Stop { grace: Duration, fence: Option<Fence>, reply: Reply },
     /// [`Op::Pause`], [`Op::Resume`] or [`Op::Hibernate`]; answers when it is done.
     Suspend { op: Op, fence: Option<Fence>, reply: Reply },
+    /// Answers when a copy of memory and disk is in the folder, which it makes.
+    Snapshot { dir: PathBuf, reply: Copied },
     /// Answers when nothing is left.
     Delete { force: bool, fence: Option<Fence>, reply: Reply },
 }

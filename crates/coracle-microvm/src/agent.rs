@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use coracle_api::keys::{fence, vm as meta};
+use coracle_api::{
+    PowerState,
+    keys::{POWER, fence, vm as meta},
+};
 use coracle_proto::firecracker as wire;
 use coracle_reconcile::{ControllerMetrics, Outcome};
 use tokio::time::Instant;
@@ -78,6 +81,8 @@ pub struct Machine {
     pub image_digest: String,
     /// Unix seconds; 0 when unknown.
     pub created_at: i64,
+    /// What it does, from agents that have more words for it than the state; `None` from others.
+    pub power: Option<PowerState>,
 }
 
 impl From<wire::VmInfo> for Machine {
@@ -88,6 +93,7 @@ impl From<wire::VmInfo> for Machine {
             uid: info.metadata.remove(meta::UID).filter(|uid| !uid.is_empty()),
             image_digest: info.metadata.remove(meta::IMAGE_DIGEST).unwrap_or_default(),
             created_at: info.created_at,
+            power: info.metadata.remove(meta::POWER_STATE).as_deref().and_then(PowerState::parse),
         }
     }
 }
@@ -295,6 +301,22 @@ impl Agent {
         let request = fenced(wire::StartVmRequest { vm_id: id.to_owned() }, fence);
         let reply = self.call("StartVM", self.deadlines.boot, async |c| c.start_vm(request).await).await?;
         self.in_band("StartVM", &reply.error_message, reply.state == State::Error as i32)
+    }
+
+    /// Pauses, hibernates or powers off the VM, which gets its time; or starts it.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub async fn power(&mut self, id: &str, fence: &Fence, to: PowerState) -> Result<(), AgentError> {
+        if to == PowerState::Running {
+            return self.start(id, fence).await;
+        }
+        let mut request = fenced(wire::StopVmRequest { vm_id: id.to_owned(), force: false }, fence);
+        if to != PowerState::Stopped {
+            request.metadata_mut().insert(POWER, AsciiMetadataValue::from_static(to.as_str()));
+        }
+        let reply = self.call("StopVM", self.deadlines.boot, async |c| c.stop_vm(request).await).await?;
+        self.in_band("StopVM", &reply.error_message, reply.state == State::Error as i32)
     }
 
     /// Stops the VM by force. An unknown one is `Ok`.

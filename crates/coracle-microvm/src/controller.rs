@@ -171,7 +171,7 @@ fn note(step: &crate::plan::Step, vm: &MikromVM, progress: &mut Progress) {
             progress.started = true;
             progress.restarted = vm.is_provisioned();
         }
-        Step::Hold | Step::Bind(_) | Step::Stop | Step::Delete | Step::Release(_) => {}
+        Step::Hold | Step::Bind(_) | Step::Power(_) | Step::Stop | Step::Delete | Step::Release(_) => {}
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) async fn execute(
             }
             Ok(After::Gone)
         }
-        Step::Create | Step::Start | Step::Stop | Step::Delete => {
+        Step::Create | Step::Start | Step::Power(_) | Step::Stop | Step::Delete => {
             let Some(agent) = agent else { return Ok(After::Same) };
             call(cx, vm, wire, agent, step).await?;
             Ok(After::Same)
@@ -71,13 +71,14 @@ async fn call(
 ) -> Result<(), Error> {
     let (id, fence) = (vm.vm_id(), fence(vm));
     let _slot = match step {
-        Step::Create | Step::Start => Some(boot_slot(cx, wire, to).await?),
+        Step::Create | Step::Start | Step::Power(_) => Some(boot_slot(cx, wire, to).await?),
         Step::Stop | Step::Delete | Step::Hold | Step::Bind(_) | Step::Release(_) => None,
     };
     let agent = wire.to(cx, to).await?;
     match step {
         Step::Create => agent.create(create_request(vm), &fence).await?,
         Step::Start => agent.start(&id, &fence).await?,
+        Step::Power(state) => agent.power(&id, &fence, *state).await?,
         Step::Stop => agent.stop(&id, &fence).await?,
         Step::Delete => agent.delete(&id, &fence).await?,
         Step::Hold | Step::Bind(_) | Step::Release(_) => {}
@@ -135,6 +136,9 @@ fn create_request(vm: &MikromVM) -> CreateVmRequest {
     ]);
     if let Some(policy) = vm.spec.image_pull_policy {
         metadata.insert(meta::IMAGE_PULL_POLICY.to_owned(), policy.as_str().to_owned());
+    }
+    if !vm.spec.clone_from.is_empty() {
+        metadata.insert(meta::CLONE_FROM.to_owned(), vm.spec.clone_from.clone());
     }
     CreateVmRequest {
         vm_id: vm.vm_id(),

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use coracle_api::{MikromVM, RestartPolicy, keys};
+use coracle_api::{MikromVM, PowerState, RestartPolicy, keys};
 use coracle_reconcile::Backoff;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -140,6 +140,8 @@ pub enum Step {
     Create,
     /// Start it.
     Start,
+    /// Bring it into a power state.
+    Power(PowerState),
     /// Stop it by force.
     Stop,
     /// Delete it.
@@ -242,6 +244,15 @@ fn recreate(o: &Observed<'_>) -> Plan {
 fn running(o: &Observed<'_>, machine: Option<&Machine>) -> Plan {
     use State::{Creating, Deleting, Error, Running, Stopped, Stopping, Unspecified};
     let Some(machine) = machine else { return down(o, Report::Vanished, true) };
+    let wanted = o.vm.spec.power_state.unwrap_or_default();
+    match power(wanted, machine) {
+        Power::To(state) => return act(o, vec![Step::Power(state)]),
+        Power::AsWanted => return say(o, Report::Machine(machine.clone())),
+        Power::Unsupported => {
+            return say(o, Report::PowerFailed(format!("the agent cannot make it {}", wanted.as_str())));
+        }
+        Power::ByPolicy => {}
+    }
     match machine.state {
         Running => {
             let memo = Memo { streak: o.memo.streak, ..Memo::default() };
@@ -250,6 +261,38 @@ fn running(o: &Observed<'_>, machine: Option<&Machine>) -> Plan {
         Creating | Stopping | Deleting | Unspecified => say(o, Report::Machine(machine.clone())),
         Stopped => down(o, Report::Machine(machine.clone()), false),
         Error => down(o, Report::Machine(machine.clone()), true),
+    }
+}
+
+/// What a wanted power state asks of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Power {
+    /// It is as it shall be, and stays.
+    AsWanted,
+    /// It is brought there, by way of running where it must.
+    To(PowerState),
+    /// Its agent has no way to.
+    Unsupported,
+    /// It shall be up: restartPolicy decides what becomes of one that is down.
+    ByPolicy,
+}
+
+fn power(wanted: PowerState, machine: &Machine) -> Power {
+    use PowerState::{Hibernated, Paused, Running, Stopped};
+    let now = match (machine.power, machine.state) {
+        (Some(power), State::Running | State::Stopped | State::Error) => power,
+        (None, State::Running) => Running,
+        (None, State::Stopped | State::Error) => Stopped,
+        _ => return Power::ByPolicy, // on its way
+    };
+    match (wanted, now) {
+        (Running, Paused | Hibernated) | (Paused, Hibernated) => Power::To(Running),
+        (Running, Running) => Power::ByPolicy,
+        (Running | Paused | Hibernated, Stopped) => Power::ByPolicy,
+        (Stopped, Running | Paused) => Power::To(Stopped),
+        (Paused, Running) | (Hibernated, Running | Paused) if machine.power.is_some() => Power::To(wanted),
+        (Paused, Running) | (Hibernated, Running | Paused) => Power::Unsupported,
+        _ => Power::AsWanted,
     }
 }
 
@@ -404,6 +447,10 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
             Verdict { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
         }
         (Step::Start, tonic::Code::NotFound) => quiet,
+        // The VM does what it did; its phase says so.
+        (Step::Power(_), _) if !error.is_silence() => {
+            Verdict { report: Some(Report::PowerFailed(error.to_string())), again: false, memo }
+        }
         // Agents of ours say at once what a person can mend; it is tried again all the same.
         (Step::Create | Step::Start, _) if error.is_transient() && error.is_explained() => Verdict {
             report: Some(Report::Waiting(error.clone())),

@@ -1,6 +1,6 @@
 //! What the status says. Pure: it takes what was seen and gives the whole status, times of conditions included.
 
-use coracle_api::{MikromVM, MikromVMStatus, Phase, condition, event, reason};
+use coracle_api::{MikromVM, MikromVMStatus, Phase, PowerState, condition, event, reason};
 use coracle_reconcile::{Desired, Event, Kind, find, is_true, merge};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -31,6 +31,8 @@ pub enum Report {
     Internal(AgentError),
     /// The agent says what is wrong; it is tried again.
     Waiting(AgentError),
+    /// It is not in the power state that it shall be in; why.
+    PowerFailed(String),
     /// The node is gone for good; why the VM does not move.
     NodeLost(String),
 }
@@ -53,7 +55,7 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
             down(Phase::Creating, reason::CREATING, format!("being created by agent {}", at.address))
         }
         Report::Unschedulable(why) => down(Phase::Pending, reason::UNSCHEDULABLE, why.clone()),
-        Report::Machine(machine) => machine_words(machine),
+        Report::Machine(machine) => machine_words(machine, vm.spec.power_state.unwrap_or_default()),
         Report::Vanished => {
             let message = format!("agent {} no longer knows VM {}", at.address, vm.vm_id());
             down(Phase::Failed, reason::VM_VANISHED, message)
@@ -89,6 +91,12 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
             },
             message: error.to_string(),
         },
+        Report::PowerFailed(why) => Words {
+            phase: None,
+            up: Some(is_up(vm)),
+            reason: reason::POWER_STATE_FAILED,
+            message: why.clone(),
+        },
         Report::NodeLost(why) => {
             let node = if at.node.is_empty() { &at.address } else { &at.node };
             down(
@@ -108,8 +116,17 @@ fn refusal(error: &AgentError) -> &'static str {
 }
 
 /// The contract's table of states (`microvm.md` §2.1).
-fn machine_words(machine: &Machine) -> Words {
+fn machine_words(machine: &Machine, wanted: PowerState) -> Words {
     let (phase, up, reason, message) = match machine.state {
+        State::Running if machine.power == Some(PowerState::Paused) => {
+            (Phase::Running, false, reason::PAUSED, "the VM is paused")
+        }
+        State::Stopped if machine.power == Some(PowerState::Hibernated) => {
+            (Phase::Stopped, false, reason::HIBERNATED, "the memory of the VM is on the node's disk")
+        }
+        State::Stopped if wanted == PowerState::Stopped => {
+            (Phase::Stopped, false, reason::POWERED_OFF, "the VM is powered off, as asked")
+        }
         State::Unspecified => {
             (Phase::Pending, false, reason::IN_TRANSITION, "the agent does not say its state")
         }
@@ -134,7 +151,9 @@ pub fn derive(
 ) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
     let said = words(vm, report, at);
-    if matches!(report, Report::Unreachable(_) | Report::Waiting(_)) && has_reason(&status, said.reason) {
+    if matches!(report, Report::Unreachable(_) | Report::Waiting(_) | Report::PowerFailed(_))
+        && has_reason(&status, said.reason)
+    {
         return status; // said already; the error's wording may vary, and would be written again and again
     }
     status.phase = said.phase.or(status.phase);
@@ -146,6 +165,7 @@ pub fn derive(
             status.ip_address.clone_from(&machine.ip);
             status.node_name.clone_from(&at.node);
             status.agent_address.clone_from(&at.address);
+            status.power_state = machine.power;
             status.image_digest.clone_from(&machine.image_digest);
             status.created_at = status.created_at.or_else(|| Some(created_at(machine, now)));
             status.restarts = status.restarts.saturating_add(i32::from(progress.restarted));
@@ -156,6 +176,7 @@ pub fn derive(
         | Report::Refused(_)
         | Report::Unreachable(_)
         | Report::Waiting(_)
+        | Report::PowerFailed(_)
         | Report::Internal(_) => {}
     }
     status
@@ -195,6 +216,11 @@ fn created_at(machine: &Machine, now: Timestamp) -> Time {
 
 fn has_reason(status: &MikromVMStatus, reason: &str) -> bool {
     find(&status.conditions, condition::READY).is_some_and(|c| c.reason == reason)
+}
+
+/// Is the VM Ready, by its status?
+fn is_up(vm: &MikromVM) -> bool {
+    vm.status.as_ref().is_some_and(|status| is_true(&status.conditions, condition::READY))
 }
 
 /// Since when the VM is Ready, by its status.
@@ -241,6 +267,10 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
         reason::VM_RUNNING if is_true(&new.conditions, condition::READY) => {
             vec![normal(event::STARTED, "Start", format!("VM {} runs on {place}", new.vm_id))]
         }
+        reason::PAUSED => vec![normal(reason::PAUSED, "Power", ready.message.clone())],
+        reason::HIBERNATED => vec![normal(reason::HIBERNATED, "Power", ready.message.clone())],
+        reason::POWERED_OFF => vec![normal(reason::POWERED_OFF, "Power", ready.message.clone())],
+        reason::POWER_STATE_FAILED => vec![warning(reason::POWER_STATE_FAILED)],
         reason::AGENT_ERROR => vec![warning(event::FAILED)],
         reason::IMAGE_PULL_FAILED => vec![warning(reason::IMAGE_PULL_FAILED)],
         reason::NO_SPACE => vec![warning(reason::NO_SPACE)],
@@ -295,6 +325,7 @@ mod tests {
             uid: None,
             image_digest: "sha256:x".into(),
             created_at: 0,
+            power: None,
         })
     }
 

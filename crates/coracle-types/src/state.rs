@@ -49,6 +49,8 @@ pub enum Op {
     Resume,
     /// Save its memory and end its VMM.
     Hibernate,
+    /// Copy its memory and its disk as of one instant.
+    Snapshot,
     /// Power it off.
     Stop,
     /// Remove it.
@@ -94,14 +96,15 @@ impl VmState {
             (Op::Start, _) => Ok(()),
             (Op::Pause, Running | Paused) => Ok(()),
             (Op::Resume, Running | Paused | Hibernated) => Ok(()),
-            (Op::Hibernate, Running | Paused | Hibernated) => Ok(()),
-            (Op::Pause | Op::Resume | Op::Hibernate | Op::Guest, Starting) => {
+            (Op::Hibernate | Op::Snapshot, Running | Paused | Hibernated) => Ok(()),
+            (Op::Pause | Op::Resume | Op::Hibernate | Op::Snapshot | Op::Guest, Starting) => {
                 refuse("wait until it runs", true)
             }
             (Op::Pause, Hibernated) => refuse("it is at rest already", false),
-            (Op::Pause | Op::Resume | Op::Hibernate, Created | Stopping | Stopped | Failed) => {
-                refuse("start it first", false)
-            }
+            (
+                Op::Pause | Op::Resume | Op::Hibernate | Op::Snapshot,
+                Created | Stopping | Stopped | Failed,
+            ) => refuse("start it first", false),
             (Op::Stop, Hibernated) => refuse("resume it and stop it then, or delete it", false),
             (Op::Stop, _) => Ok(()),
             (Op::Delete { force: false }, Starting | Running | Paused | Stopping) => {
@@ -168,6 +171,7 @@ mod tests {
             (Op::Pause, vec![Running, Paused]),
             (Op::Resume, vec![Running, Paused, Hibernated]),
             (Op::Hibernate, vec![Running, Paused, Hibernated]),
+            (Op::Snapshot, vec![Running, Paused, Hibernated]),
             (Op::Stop, vec![Created, Starting, Running, Paused, Hibernating, Stopping, Stopped, Failed]),
             (Op::Delete { force: false }, vec![Created, Hibernated, Stopped, Failed, Deleting]),
             (

@@ -2,6 +2,7 @@
 
 mod daemons;
 mod format;
+mod snapshot;
 mod template;
 
 use std::ffi::OsString;
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use daemons::{AcceleratorChoice, DownArgs, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs};
 pub(crate) use format::Format;
+pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 
 /// Virtual machines for Kubernetes, on one command line.
@@ -107,6 +109,12 @@ pub(crate) enum Command {
     Resume(StartArgs),
     /// Save the memory of VMs to disk and end them; resume continues
     Hibernate(StartArgs),
+    /// Copies of VMs, memory included
+    Snapshot(SnapshotArgs),
+    /// Make a VM that goes on where a snapshot was taken
+    Restore(RestoreArgs),
+    /// Make copies of a VM that go on where it is now
+    Fork(ForkArgs),
     /// Remove VMs
     Rm(RmArgs),
     /// Wait until VMs are off (and print their exit codes), run, or are gone

@@ -11,6 +11,7 @@ pub(crate) mod logs;
 pub(crate) mod port_forward;
 pub(crate) mod power;
 pub(crate) mod run;
+pub(crate) mod snapshot;
 pub(crate) mod template;
 pub(crate) mod terminal;
 pub(crate) mod vm;

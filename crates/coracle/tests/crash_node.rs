@@ -108,6 +108,10 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, ch
         Known::Paused(_) if choice == 1 => {
             Known::Running(client.resume_vm(pb::ResumeVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
         }
+        Known::Running(_) | Known::Paused(_) | Known::Hibernated if choice == 4 => {
+            client.save_snapshot(pb::SaveSnapshotRequest { vm, name: String::new() }).await.ok()?;
+            known.clone()
+        }
         Known::Running(_) | Known::Paused(_) if choice > 1 => {
             client.hibernate_vm(pb::HibernateVmRequest { vm }).await.ok()?;
             Known::Hibernated
@@ -190,7 +194,7 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
             let before = world[name].clone();
             let moment = Duration::from_millis(random.random_range(0..4000));
             let outcome =
-                timeout(moment, operate(&mut client, name, &before, random.random_range(0..4))).await;
+                timeout(moment, operate(&mut client, name, &before, random.random_range(0..5))).await;
             world.insert(name, outcome.ok().flatten().unwrap_or(Known::Open));
             node.kill().await.unwrap(); // SIGKILL, and waits
             node = start_node(&state);
@@ -206,6 +210,16 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
         }
         assert!(vmms(&run).is_empty());
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
+        for snapshot in
+            client.list_snapshots(pb::ListSnapshotsRequest {}).await.unwrap().into_inner().snapshots
+        {
+            client.delete_snapshot(pb::DeleteSnapshotRequest { name: snapshot.name }).await.unwrap();
+        }
+        assert_eq!(
+            std::fs::read_dir(state.join("snapshots")).unwrap().count(),
+            0,
+            "no half snapshot is left"
+        );
         let taps: Vec<_> =
             coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
         assert!(taps.is_empty(), "taps are left: {taps:?}");

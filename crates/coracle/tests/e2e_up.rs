@@ -52,7 +52,11 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
         let listed = coracle_ok(&state, &["ps"]).await;
         assert!(listed.contains("default-demo") && listed.contains(&running), "{listed}");
 
-        kubectl(&state, &["delete", "mvm", "demo", "--timeout=60s"]).await.unwrap();
+        power_states(&state, &running).await;
+        cloned_from_a_snapshot(&state).await;
+
+        kubectl(&state, &["delete", "mvm", "demo", "twin", "--timeout=60s"]).await.unwrap();
+        coracle_ok(&state, &["snapshot", "rm", "demo-now"]).await;
         assert_eq!(coracle_ok(&state, &["ps", "-a", "-q"]).await, "", "the VM is gone with its object");
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
 
@@ -61,6 +65,48 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
         let left = coracle_hypervisor::find_by_argument(&state).unwrap();
         assert!(left.is_empty(), "processes are left: {left:?}");
     });
+}
+
+/// What a user asks of the object comes about in the VM, and shows in the status.
+async fn power_states(state: &Path, address: &str) {
+    for (wanted, reason, ready) in [
+        ("Paused", "Paused", "False"),
+        ("Hibernated", "Hibernated", "False"),
+        ("Running", "VMRunning", "True"),
+        ("Stopped", "PoweredOff", "False"),
+        ("Running", "VMRunning", "True"),
+    ] {
+        let patch = format!(r#"{{"spec":{{"powerState":"{wanted}"}}}}"#);
+        kubectl(state, &["patch", "mvm", "demo", "--type=merge", "-p", &patch]).await.unwrap();
+        eventually(wanted, Duration::from_secs(60), || async {
+            let path = r#"-o=jsonpath={.status.powerState} {.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Ready")].status}"#;
+            let said = kubectl(state, &["get", "mvm", "demo", path]).await?;
+            if said == format!("{wanted} {reason} {ready}") { Ok(()) } else { Err(said) }
+        })
+        .await;
+    }
+    let row = row(state, "demo").await.unwrap();
+    assert_eq!(row.get(5).map(String::as_str), Some(address), "it kept its address: {row:?}");
+}
+
+/// A second object goes on from a copy of the first one, as a machine of its own.
+async fn cloned_from_a_snapshot(state: &Path) {
+    coracle_ok(state, &["exec", "default-demo", "sh", "-c", "echo precious > /kept; sync"]).await;
+    coracle_ok(state, &["snapshot", "save", "default-demo", "--name", "demo-now"]).await;
+    let listed = coracle_ok(state, &["snapshot", "ls"]).await;
+    assert!(listed.contains("demo-now") && listed.contains("default-demo"), "{listed}");
+    let twin = state.join("twin.yaml");
+    let manifest = "apiVersion: vm.mikrom.es/v1alpha1\nkind: MikromVM\nmetadata: {name: twin}\n\
+        spec: {cloneFrom: demo-now, vcpuCount: 1, memoryMB: 128}\n";
+    std::fs::write(&twin, manifest).unwrap();
+    kubectl(state, &["apply", "-f", twin.to_str().unwrap()]).await.unwrap();
+    eventually("the twin runs", Duration::from_secs(60), || async {
+        let row = row(state, "twin").await?;
+        if row.get(1).is_some_and(|phase| phase == "Running") { Ok(()) } else { Err(format!("{row:?}")) }
+    })
+    .await;
+    assert_eq!(coracle_ok(state, &["exec", "default-twin", "hostname"]).await, "twin\n");
+    assert_eq!(coracle_ok(state, &["exec", "default-twin", "cat", "/kept"]).await, "precious\n");
 }
 
 /// The end of every log, for the report of a failure.

@@ -90,14 +90,19 @@ impl Host {
     /// [`HostError::AlreadyExists`], [`HostError::Invalid`], [`HostError::Kernel`],
     /// [`HostError::Image`], [`HostError::NoCapacity`], [`HostError::Network`], [`HostError::Files`].
     pub async fn create(&self, spec: CreateSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
-        let (reply, answer) = oneshot::channel();
         let host = self.clone();
-        {
-            let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-            tasks.spawn(async move {
-                let _caller_gone = reply.send(host.create_whole(spec, progress).await);
-            });
-        }
+        self.whatever_becomes_of_the_caller(async move { host.create_whole(spec, progress).await }).await
+    }
+
+    /// Runs it as a task of the host.
+    pub(super) async fn whatever_becomes_of_the_caller<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, HostError>> + Send + 'static,
+    ) -> Result<T, HostError> {
+        let (reply, answer) = oneshot::channel();
+        self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
+            let _caller_gone = reply.send(work.await);
+        });
         answer.await.unwrap_or(Err(HostError::Stopping))
     }
 
@@ -115,23 +120,30 @@ impl Host {
             uid: &owner.uid,
         };
         let id = VmId::of_object(&spec.name, identity);
-        let reservation = self.reserve(&id, &spec)?;
+        let reservation = self.reserve(&id, &spec.name, spec.vcpus, spec.memory)?;
         let result = self.lay_out(spec, id.clone(), image, rootfs, kernel).await;
         match result.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
-                let event =
-                    HostEvent { kind: EventKind::Created, record: record.clone(), time: self.clock().now() };
-                let _nobody_watches = self.0.shared.events.send(event);
+                self.tell(EventKind::Created, &record);
                 Ok(record)
             }
             Err(error) => {
-                self.0.shared.network.release(&id);
-                let paths = VmPaths::of(self.config(), &id);
-                let _leave_nothing = files::remove_tree(&paths.state);
+                self.undo_creation(&id);
                 Err(error)
             }
         }
+    }
+
+    pub(super) fn tell(&self, kind: EventKind, record: &Record) {
+        let event = HostEvent { kind, record: record.clone(), time: self.clock().now() };
+        let _nobody_watches = self.0.shared.events.send(event);
+    }
+
+    /// Nothing is left of a VM that was never acknowledged.
+    pub(super) fn undo_creation(&self, id: &VmId) {
+        self.0.shared.network.release(id);
+        let _leave_nothing = files::remove_tree(&VmPaths::of(self.config(), id).state);
     }
 
     fn existing(&self, spec: &CreateSpec) -> Result<Option<Record>, HostError> {
@@ -204,7 +216,8 @@ impl Host {
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let workload = workload(&spec, &image)?;
-        let hostname = if spec.hostname.is_empty() { hostname(&spec) } else { spec.hostname };
+        let hostname =
+            if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
         let record = Record {
             schema: SCHEMA,
             mac: MacAddr::of(&id),
@@ -282,8 +295,8 @@ fn environment(image: &[String], own: &[String]) -> Vec<String> {
 }
 
 /// The object's name where there is one: `web`, not `default-web`.
-fn hostname(spec: &CreateSpec) -> String {
-    let name = if spec.owner.name.is_empty() { spec.name.as_str() } else { &spec.owner.name };
+pub(super) fn hostname(name: &VmName, owner: &Owner) -> String {
+    let name = if owner.name.is_empty() { name.as_str() } else { &owner.name };
     let clean = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });
     clean.take(63).collect::<String>().trim_matches('-').to_owned()
 }

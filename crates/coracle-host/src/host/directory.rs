@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use coracle_types::{MemoryMib, Vcpus, VmId, VmName};
 
 use super::Host;
+use crate::HostError;
 use crate::vm::Handle;
-use crate::{CreateSpec, HostError};
 
 #[derive(Debug, Default)]
 pub(super) struct Directory {
@@ -86,23 +86,29 @@ impl Drop for Reservation {
 
 impl Host {
     /// Takes the name, the memory and the CPUs, or says who has them.
-    pub(super) fn reserve(&self, id: &VmId, spec: &CreateSpec) -> Result<Reservation, HostError> {
+    pub(super) fn reserve(
+        &self,
+        id: &VmId,
+        name: &VmName,
+        vcpus: Vcpus,
+        memory: MemoryMib,
+    ) -> Result<Reservation, HostError> {
         let capacity = self.capacity();
         let mut directory = self.0.directory();
-        if directory.by_name.contains_key(&spec.name) || directory.by_id.contains_key(id) {
-            return Err(HostError::AlreadyExists { name: spec.name.to_string(), uid: String::new() });
+        if directory.by_name.contains_key(name) || directory.by_id.contains_key(id) {
+            return Err(HostError::AlreadyExists { name: name.to_string(), uid: String::new() });
         }
-        if usize::from(spec.vcpus.get()) > capacity.cpus {
-            return Err(HostError::TooManyVcpus { wanted: spec.vcpus.get(), total: capacity.cpus });
+        if usize::from(vcpus.get()) > capacity.cpus {
+            return Err(HostError::TooManyVcpus { wanted: vcpus.get(), total: capacity.cpus });
         }
-        let wanted = u64::from(spec.memory.get());
+        let wanted = u64::from(memory.get());
         let (declared, total) = (directory.declared().0, capacity.memory_allowed_mib);
         if declared + wanted > total {
             return Err(HostError::NoCapacity { wanted, declared, total });
         }
-        directory.by_name.insert(spec.name.clone(), id.clone());
-        directory.by_id.insert(id.clone(), Slot::Reserved { memory: spec.memory, vcpus: spec.vcpus });
-        Ok(Reservation { host: self.clone(), id: id.clone(), name: spec.name.clone(), kept: false })
+        directory.by_name.insert(name.clone(), id.clone());
+        directory.by_id.insert(id.clone(), Slot::Reserved { memory, vcpus });
+        Ok(Reservation { host: self.clone(), id: id.clone(), name: name.clone(), kept: false })
     }
 
     /// Exact name, then id, then a prefix of either that fits one VM only.

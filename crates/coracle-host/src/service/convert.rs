@@ -22,16 +22,9 @@ pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, St
         "" => None,
         text => Some(text.parse::<Ipv4Addr>().map_err(|_| invalid(format!("{text:?} is no IPv4 address")))?),
     };
-    let owner = request.owner.unwrap_or_default();
     Ok(CreateSpec {
         name: request.name.parse().map_err(|e: coracle_types::InvalidVmName| invalid(e.to_string()))?,
-        owner: Owner {
-            cluster: owner.cluster,
-            namespace: owner.namespace,
-            name: owner.name,
-            uid: owner.uid,
-            generation: owner.generation,
-        },
+        owner: owner_of(request.owner.unwrap_or_default()),
         image: request.image,
         pull,
         vcpus: Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?,
@@ -50,6 +43,17 @@ pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, St
         idempotent: request.idempotent,
         cold: request.cold,
     })
+}
+
+/// The object that a caller speaks for.
+pub(super) fn owner_of(owner: pb::Owner) -> Owner {
+    Owner {
+        cluster: owner.cluster,
+        namespace: owner.namespace,
+        name: owner.name,
+        uid: owner.uid,
+        generation: owner.generation,
+    }
 }
 
 /// A shape that somebody wants a template of.

@@ -123,8 +123,10 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
 }
 
 pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesResponse> {
+    let snapshots = host.snapshots().await?;
+    let of_snapshots = snapshots.iter().filter_map(|s| s.image_digest.parse().ok());
     let in_use: HashSet<Digest> =
-        host.list().iter().filter_map(|v| v.record.image_digest.parse().ok()).collect();
+        host.list().iter().filter_map(|v| v.record.image_digest.parse().ok()).chain(of_snapshots).collect();
     let report = host.images().prune(&in_use, dry_run).await.map_err(failed("prune"))?;
     Ok(Response::new(pb::PruneImagesResponse {
         removed: report.removed.iter().map(|r| r.path.display().to_string()).collect(),

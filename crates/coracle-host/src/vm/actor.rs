@@ -180,6 +180,7 @@ impl Actor {
             Request::Start { fence, .. } => (Op::Start, fence),
             Request::Stop { fence, .. } => (Op::Stop, fence),
             Request::Suspend { op, fence, .. } => (*op, fence),
+            Request::Snapshot { .. } => (Op::Snapshot, &None),
             Request::Delete { fence, force, .. } => (Op::Delete { force: *force }, fence),
         };
         let allowed = self.check_fence(fence.as_ref()).and_then(|()| {
@@ -196,9 +197,13 @@ impl Actor {
             ) => {
                 let _caller_gone = reply.send(Err(e));
             }
+            (Request::Snapshot { reply, .. }, Err(e)) => {
+                let _caller_gone = reply.send(Err(e));
+            }
             (Request::Start { reply, .. }, Ok(())) => self.start(reply).await,
             (Request::Stop { grace, reply, .. }, Ok(())) => self.stop(grace, reply).await,
             (Request::Suspend { op, reply, .. }, Ok(())) => self.suspend(op, reply).await,
+            (Request::Snapshot { dir, reply }, Ok(())) => self.snapshot(dir, reply).await,
             (Request::Delete { reply, .. }, Ok(())) => {
                 let result = self.remove().await;
                 let gone = result.is_ok();

@@ -87,6 +87,9 @@ async fn attend(
             let (go, told) = oneshot::channel();
             let _task_gone = notes.send(Note { boot: record.boots, what: What::Loaded { vmm, go } }).await;
             told.await.map_err(|_| HostError::Stopping)?;
+            if record.saved.as_ref().is_some_and(|saved| saved.of.is_some()) {
+                limits = Limits::of_copy(shared);
+            }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
             shared.driver.resume(&recipe).await.map_err(driver)?;
             channel = Some(open);
@@ -119,15 +122,21 @@ struct Limits {
     hello: Duration,
     /// To become who it is: until then a clone is the twin of all others.
     identity: Duration,
+    /// Its workload runs as another machine's.
+    takes_over: bool,
 }
 
 impl Limits {
     fn of_boot(shared: &Shared) -> Self {
-        Self { hello: shared.config.boot_limit, identity: CONFIGURE_LIMIT }
+        Self { hello: shared.config.boot_limit, identity: CONFIGURE_LIMIT, takes_over: false }
     }
 
     fn of_clone(shared: &Shared) -> Self {
-        Self { hello: CLONE_HELLO_LIMIT, identity: shared.config.identity_limit }
+        Self { hello: CLONE_HELLO_LIMIT, identity: shared.config.identity_limit, takes_over: false }
+    }
+
+    fn of_copy(shared: &Shared) -> Self {
+        Self { takes_over: true, ..Self::of_clone(shared) }
     }
 }
 
@@ -269,8 +278,9 @@ async fn bring_up(
         .map_err(|e| guest("answers")(unanswered(e)))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
-    let request =
+    let mut request =
         configuration(&shared.config, record, shared.network.subnet(), entropy.to_vec(), shared.clock.now());
+    request.takes_over = limits.takes_over;
     let reply = within(limits.identity, client.rpc().configure(request)).await.map_err(guest("configure"))?;
     let identity = began.elapsed();
     if let Some(address) = record.address {

@@ -168,3 +168,31 @@ pub(crate) async fn page(record: &Record) -> String {
 pub(crate) fn vmms(dir: &Path) -> usize {
     coracle_hypervisor::find_by_argument(&dir.join("run")).unwrap().len()
 }
+
+/// Counts in the memory of a shell, and says so.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
+
+pub(crate) async fn counter(host: &Host, name: &str) -> Record {
+    let mut spec = spec(name);
+    spec.command = ["sh", "-c", COUNT].map(str::to_owned).to_vec();
+    host.create(spec, Arc::new(NoProgress)).await.unwrap();
+    host.start(name, None).await.unwrap_or_else(|e| panic!("start {name}: {e:?}"))
+}
+
+/// Everything that it counted: from one, without a gap and without a repetition.
+pub(crate) async fn counted(host: &Host, name: &str) -> usize {
+    let (log, _) = host.logs(name).await.unwrap();
+    let text: Vec<u8> = log.into_iter().flat_map(|entry| entry.data).collect();
+    let numbers: Vec<usize> =
+        String::from_utf8(text).unwrap().lines().filter_map(|line| line.parse().ok()).collect();
+    assert_eq!(numbers, (1..=numbers.len()).collect::<Vec<_>>(), "{name} counts on");
+    numbers.len()
+}
+
+pub(crate) async fn until_counted(host: &Host, name: &str, least: usize) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while counted(host, name).await < least {
+        assert!(tokio::time::Instant::now() < deadline, "{name} does not reach {least}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

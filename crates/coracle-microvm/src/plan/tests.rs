@@ -79,6 +79,7 @@ fn machine(state: State, uid: Option<&str>) -> Look {
         uid,
         image_digest: String::new(),
         created_at: 0,
+        power: None,
     }))
 }
 
@@ -108,6 +109,7 @@ fn verbs(plan: &Plan) -> String {
         Step::Bind(place) => format!("bind:{}", place.node),
         Step::Create => "create".into(),
         Step::Start => "start".into(),
+        Step::Power(state) => format!("power:{}", state.as_str()),
         Step::Stop => "stop".into(),
         Step::Delete => "delete".into(),
         Step::Release(None) => "release".into(),
@@ -440,4 +442,103 @@ fn an_address_that_nobody_announces_is_said_to_be_silent_sooner() {
     assert!(matches!(report(false, 1), Some(Report::Unreachable(_))));
     assert_eq!(report(true, 1), None);
     assert!(matches!(report(true, 4), Some(Report::Unreachable(_))));
+}
+
+/// What the agent says, by state and power state.
+fn powered(state: State, power: Option<PowerState>) -> Look {
+    match machine(state, None) {
+        Look::Seen(Some(machine)) => Look::Seen(Some(Machine { power, ..machine })),
+        look => look,
+    }
+}
+
+#[test]
+fn power_state_table() {
+    use PowerState::{Hibernated, Paused, Running, Stopped};
+    let policy = Policy::default();
+    let up = |power| powered(State::Running, Some(power));
+    let off = |power| powered(State::Stopped, Some(power));
+    for (why, wanted, restart, look, want) in [
+        ("absent means running", None, RestartPolicy::Always, up(Running), "say:Machine"),
+        ("a VM that somebody paused goes on", None, RestartPolicy::Never, up(Paused), "power:Running"),
+        ("one that sleeps is woken", Some(Running), RestartPolicy::Never, off(Hibernated), "power:Running"),
+        (
+            "one that ended is for restartPolicy",
+            Some(Running),
+            RestartPolicy::Never,
+            off(Stopped),
+            "say:Machine",
+        ),
+        (
+            "one that ended is for restartPolicy",
+            Some(Running),
+            RestartPolicy::Always,
+            off(Stopped),
+            "say:Machine",
+        ),
+        ("paused as asked", Some(Paused), RestartPolicy::Always, up(Running), "power:Paused"),
+        ("and stays so", Some(Paused), RestartPolicy::Always, up(Paused), "say:Machine"),
+        (
+            "it wakes before it is paused",
+            Some(Paused),
+            RestartPolicy::Always,
+            off(Hibernated),
+            "power:Running",
+        ),
+        ("hibernated as asked", Some(Hibernated), RestartPolicy::Always, up(Running), "power:Hibernated"),
+        ("also a paused one", Some(Hibernated), RestartPolicy::Always, up(Paused), "power:Hibernated"),
+        (
+            "and restartPolicy leaves it",
+            Some(Hibernated),
+            RestartPolicy::Always,
+            off(Hibernated),
+            "say:Machine",
+        ),
+        ("powered off as asked", Some(Stopped), RestartPolicy::Always, up(Running), "power:Stopped"),
+        ("also a paused one", Some(Stopped), RestartPolicy::Always, up(Paused), "power:Stopped"),
+        ("and restartPolicy leaves it", Some(Stopped), RestartPolicy::Always, off(Stopped), "say:Machine"),
+        (
+            "a failed one is down",
+            Some(Stopped),
+            RestartPolicy::Always,
+            powered(State::Error, Some(Stopped)),
+            "say:Machine",
+        ),
+        (
+            "on its way",
+            Some(Paused),
+            RestartPolicy::Always,
+            powered(State::Creating, Some(Running)),
+            "say:Machine",
+        ),
+        (
+            "an old agent cannot",
+            Some(Paused),
+            RestartPolicy::Always,
+            powered(State::Running, None),
+            "say:PowerFailed",
+        ),
+        (
+            "an old agent can power off",
+            Some(Stopped),
+            RestartPolicy::Always,
+            powered(State::Running, None),
+            "power:Stopped",
+        ),
+    ] {
+        let mut vm = object(Stage::Live);
+        (vm.spec.power_state, vm.spec.restart_policy) = (wanted, restart);
+        let plan = plan(&observed(&vm, look, &policy));
+        assert_eq!(verbs(&plan), want, "{why}");
+    }
+}
+
+#[test]
+fn a_power_state_that_is_not_reached_is_told_and_the_vm_goes_on() {
+    let refused = AgentError { failure: "COR-VM-011".into(), ..error(Code::ResourceExhausted) };
+    let step = Step::Power(PowerState::Hibernated);
+    let verdict = judge(&step, &refused, &Memo::default(), &Policy::default());
+    assert!(matches!(verdict.report, Some(Report::PowerFailed(_))), "{verdict:?}");
+    let silent = judge(&step, &error(Code::Unavailable), &Memo::default(), &Policy::default());
+    assert_eq!(silent.report, None, "nobody answered: that is counted, as for other calls");
 }

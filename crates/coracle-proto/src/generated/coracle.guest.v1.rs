@@ -48,6 +48,9 @@ pub struct ConfigureRequest {
     pub network: ::core::option::Option<Network>,
     #[prost(message, optional, tag = "6")]
     pub root: ::core::option::Option<RootMount>,
+    /// This machine goes on from a copy of another one's memory: the workload runs, and names and network are new.
+    #[prost(bool, tag = "7")]
+    pub takes_over: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Network {

@@ -3,6 +3,7 @@
 //! ```text
 //! pause      record Paused ─▶ hold                     resume   record Running ─▶ let go
 //! hibernate  record Hibernating ─▶ hold ─▶ save, sync, rename ─▶ record Hibernated ─▶ end the VMM
+//! snapshot   hold ─▶ save, copy the disk ─▶ let go as recorded ─▶ sync
 //! start      record Starting ─▶ VMM loads ─▶ record "used up" ─▶ let go ─▶ record Running ─▶ remove the file
 //! ```
 //! Cut off anywhere, the record says which of VMM and file counts (`adopt.rs`): up to "Hibernated" the VMM does, from
@@ -10,8 +11,9 @@
 
 use std::fs::File;
 use std::io::{self, Seek};
+use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{ProcessId, Snapshots};
+use coracle_hypervisor::{Compatibility, ProcessId, Snapshots};
 use coracle_types::{Op, VmState};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -22,6 +24,8 @@ use crate::files::{self, blocking};
 use crate::guest::GAP;
 use crate::recipe::recipe;
 use crate::record::SavedMemory;
+use crate::snapshots::{DISK_FILE, MEMORY_FILE};
+use crate::vm::Copied;
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
@@ -81,11 +85,7 @@ impl Actor {
     async fn hibernate(&mut self) -> Result<(), HostError> {
         let before = self.record.state;
         let driver = self.shared.driver.clone();
-        let snapshots = driver.snapshots().ok_or_else(|| HostError::Unsupported {
-            name: self.record.name.to_string(),
-            driver: driver.name(),
-            what: "save the memory of a VM",
-        })?;
+        let snapshots = driver.snapshots().ok_or_else(|| self.cannot_save())?;
         self.change(VmState::Hibernating, String::new()).await?;
         let saved = match self.save_memory(snapshots).await {
             Ok(saved) => saved,
@@ -118,29 +118,107 @@ impl Actor {
         error
     }
 
-    /// Reserves the space, leaves the guest, holds it and writes its memory; on disk when this returns.
+    /// Writes the memory where the VM itself goes on from it; on disk when this returns.
     async fn save_memory(&mut self, snapshots: &dyn Snapshots) -> Result<SavedMemory, HostError> {
-        let (id, name) = (self.record.id.clone(), self.record.name.to_string());
-        let failed = move |operation| {
-            let id = id.clone();
-            move |source| HostError::Files { operation, id, source }
-        };
         let (dir, place) = (self.paths.saved(), self.paths.saved_memory());
         let part = dir.join("memory.part");
-        let room = (u64::from(self.record.memory.get()) << 20) + DEVICES_BYTES;
-        let reserve = {
-            let part = part.clone();
-            move || reserve(&dir, &part, room)
-        };
-        let file = blocking(reserve).await.map_err(failed("reserve space for the memory"))?;
+        let (file, machine) = self.write_memory(snapshots, &dir, &part, 0).await?;
+        let sealed = blocking(move || {
+            let bytes = trim(&file)?;
+            file.sync_all()?;
+            std::fs::rename(&part, &place)?;
+            files::sync_parent(&place)?;
+            Ok(bytes)
+        });
+        let bytes = sealed.await.map_err(self.files_failed("keep the memory"))?;
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None })
+    }
+
+    /// Reserves the space and `more`, leaves the guest, holds it and writes its memory to `part` in `dir`. It stands
+    /// still when this returns.
+    async fn write_memory(
+        &mut self,
+        snapshots: &dyn Snapshots,
+        dir: &Path,
+        part: &Path,
+        more: u64,
+    ) -> Result<(File, Compatibility), HostError> {
+        let room = (u64::from(self.record.memory.get()) << 20) + DEVICES_BYTES + more;
+        let (dir, part) = (dir.to_owned(), part.to_owned());
+        let reserved = blocking(move || reserve(&dir, &part, room)).await;
+        let file = reserved.map_err(self.files_failed("reserve space for the memory"))?;
         self.leave_guest().await;
+        // It stands still, and nobody may wait for it.
+        self.held.send_replace(true);
+        let name = self.record.name.to_string();
         let driver = |source| HostError::Driver { name: name.clone(), source };
         let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
         self.shared.driver.pause(&recipe).await.map_err(driver)?;
         snapshots.save(&recipe, &file).await.map_err(driver)?;
-        let bytes = blocking(move || seal(file, &part, &place)).await.map_err(failed("keep the memory"))?;
-        let machine = snapshots.compatibility(&recipe).await;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now() })
+        Ok((file, snapshots.compatibility(&recipe).await))
+    }
+
+    /// Copies memory and disk of one instant into `dir`, and lets the guest go on as it did. On disk when it answers.
+    pub(super) async fn snapshot(&mut self, dir: PathBuf, reply: Copied) {
+        let copied = match self.record.state {
+            VmState::Hibernated => self.copy_saved(dir).await,
+            _ => self.copy_live(dir).await,
+        };
+        let copied = copied.map(|memory| (self.record.clone(), memory));
+        let _caller_gone = reply.send(copied);
+    }
+
+    async fn copy_live(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
+        let driver = self.shared.driver.clone();
+        let snapshots = driver.snapshots().ok_or_else(|| self.cannot_save())?;
+        let overlay = self.paths.overlay();
+        let room = files::allocated_bytes(&overlay);
+        let (place, disk) = (dir.join(MEMORY_FILE), dir.join(DISK_FILE));
+        let taken = match self.write_memory(snapshots, &dir, &place, room).await {
+            Ok((file, machine)) => blocking(move || {
+                let bytes = trim(&file)?;
+                files::copy_sparse(&overlay, &disk)?;
+                Ok((file, File::open(&disk)?, bytes, machine))
+            })
+            .await
+            .map_err(self.files_failed("copy the disk")),
+            Err(error) => Err(error),
+        };
+        // It goes on as it did, whatever became of the copy, and the wait for the disk is not its.
+        let goes_on = self.hold_as_recorded().await;
+        self.follow(None);
+        let (memory, disk, bytes, machine) = taken?;
+        goes_on?;
+        let synced = blocking(move || memory.sync_all().and_then(|()| disk.sync_all())).await;
+        synced.map_err(self.files_failed("write the snapshot to disk"))?;
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None })
+    }
+
+    /// Of a VM at rest: its memory is there, and never written again.
+    async fn copy_saved(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
+        let saved = self.record.saved.clone().ok_or_else(|| self.cannot_save())?;
+        let (memory, overlay) = (self.paths.saved_memory(), self.paths.overlay());
+        let copied = blocking(move || {
+            std::fs::create_dir_all(&dir)?;
+            std::fs::hard_link(&memory, dir.join(MEMORY_FILE))?;
+            files::copy_sparse(&overlay, &dir.join(DISK_FILE))?;
+            File::open(dir.join(DISK_FILE))?.sync_all()
+        });
+        copied.await.map_err(self.files_failed("copy the saved VM"))?;
+        Ok(saved)
+    }
+
+    fn cannot_save(&self) -> HostError {
+        HostError::Unsupported {
+            name: self.record.name.to_string(),
+            driver: self.shared.driver.name(),
+            what: "save the memory of a VM",
+        }
+    }
+
+    fn files_failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> HostError + use<> {
+        let id = self.record.id.clone();
+        move |source| HostError::Files { operation, id, source }
     }
 
     /// Ends the session, so that the guest waits for the next one and finds no dead one when it goes on.
@@ -187,7 +265,7 @@ impl Actor {
 }
 
 /// A file that the whole memory fits into, whatever else is written meanwhile.
-fn reserve(dir: &std::path::Path, part: &std::path::Path, bytes: u64) -> io::Result<File> {
+fn reserve(dir: &Path, part: &Path, bytes: u64) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::create_dir_all(dir)?;
     let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(part)?;
@@ -201,12 +279,9 @@ fn reserve(dir: &std::path::Path, part: &std::path::Path, bytes: u64) -> io::Res
     }
 }
 
-/// Gives back what was not needed and puts the file into its place; its length.
-fn seal(mut file: File, part: &std::path::Path, place: &std::path::Path) -> io::Result<u64> {
+/// Gives back what was not needed behind what was written; the length.
+fn trim(mut file: &File) -> io::Result<u64> {
     let bytes = file.stream_position()?;
     file.set_len(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(part, place)?;
-    files::sync_parent(place)?;
     Ok(bytes)
 }

@@ -1,0 +1,83 @@
+//! The machine's disks: found by serial number, as udev would name them, and fresh.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+
+/// What udev calls a virtio disk by its serial number; there is no udev here, so the name is looked up.
+pub(crate) const BY_SERIAL: &str = "/dev/disk/by-id/virtio-";
+/// Size of a slot that no disk is in, bytes.
+const EMPTY_SLOT: u64 = 1 << 40;
+
+/// Limit for a disk to appear.
+const DEVICE_WAIT: Duration = Duration::from_secs(2);
+const DEVICE_POLL: Duration = Duration::from_millis(2);
+
+/// Nodes of the disks that were there at boot, by serial number. A device keeps its own for as long as it is there.
+static AT_BOOT: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
+
+/// Learns the disks. Asking one for its number is a request to it, so this is done while nobody waits.
+pub(crate) fn prepare() {
+    AT_BOOT.get_or_init(|| disks().collect());
+}
+
+/// Waits for the disk and drops what the kernel cached of it: a slot's disk may have been swapped since. Returns the
+/// device's node.
+pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
+    let since = Instant::now();
+    let (node, file) = loop {
+        match locate(device).and_then(|node| Ok((File::open(&node)?, node))) {
+            Ok((file, node)) => break (node, file),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && since.elapsed() < DEVICE_WAIT => {
+                std::thread::sleep(DEVICE_POLL)
+            }
+            Err(e) => return Err(Error::io(format!("open {}", device.display()))(e)),
+        }
+    };
+    let kind = file.metadata().map_err(Error::io(format!("inspect {}", device.display())))?.file_type();
+    if !kind.is_block_device() {
+        return Err(Error::invalid(format!("{} is no block device", device.display())));
+    }
+    crate::sys::flush_block_cache(file.as_fd()).map_err(Error::io(format!("flush {}", device.display())))?;
+    Ok(node)
+}
+
+/// The node of a disk that is named by its serial number. `NotFound` also while its slot is empty.
+fn locate(device: &Path) -> io::Result<PathBuf> {
+    let Some(serial) = device.to_str().and_then(|path| path.strip_prefix(BY_SERIAL)) else {
+        return Ok(device.to_owned());
+    };
+    let known = AT_BOOT.get().and_then(|disks| disks.get(serial)).cloned();
+    let node = known.or_else(|| disks().find(|(number, _)| number == serial).map(|(_, node)| node));
+    let node = node.ok_or(io::ErrorKind::NotFound)?;
+    let mut disk = File::open(&node)?;
+    let bytes = io::Seek::seek(&mut disk, io::SeekFrom::End(0))?;
+    if bytes == EMPTY_SLOT { Err(io::ErrorKind::NotFound.into()) } else { Ok(node) }
+}
+
+/// Serial number and node of every disk that has a number.
+fn disks() -> impl Iterator<Item = (String, PathBuf)> {
+    let blocks = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    blocks.filter_map(|block| {
+        let serial = std::fs::read_to_string(block.path().join("serial")).ok()?;
+        Some((serial.trim_end().to_owned(), Path::new("/dev").join(block.file_name())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_refused_as_a_disk() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(ready(file.path()), Err(Error::Invalid(_))));
+    }
+}

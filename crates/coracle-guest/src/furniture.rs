@@ -1,0 +1,119 @@
+//! What every container finds in its root: proc, sys and dev.
+//!
+//! Put together while nobody waits, before the machine is anybody's; the container's root then gets it by three moves.
+//! A clone's first use of anything is slow where the processor is emulated, and this has been used in its template.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::error::Error;
+use crate::mounts::{PLAIN, handle};
+use crate::root::Root;
+
+const STORE: &str = "/run/coracle/furniture";
+/// The trees that are moved, and the modes of folders that an image lacks.
+const TREES: [(&str, u32); 3] = [("proc", 0o555), ("sys", 0o555), ("dev", 0o755)];
+/// A machine's own boot id lies here, over the kernel's, which is that of its template.
+const BOOT_ID: &str = "/run/coracle/boot_id";
+const KERNEL_BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+
+/// Puts it together, where that was not done yet. Idempotent.
+///
+/// # Errors
+/// When the kernel refuses a mount.
+pub(crate) fn prepare() -> Result<(), Error> {
+    if is_mounted(&stored("dev")) {
+        return Ok(());
+    }
+    for (tree, _) in TREES {
+        let _what_a_failure_left = rustix::mount::unmount(stored(tree), UnmountFlags::DETACH);
+    }
+    let device_flags = MountFlags::NOSUID.union(MountFlags::NOEXEC);
+    for (kind, target, flags, data) in [
+        ("proc", "proc", PLAIN, c""),
+        ("sysfs", "sys", PLAIN, c""),
+        ("cgroup2", "sys/fs/cgroup", PLAIN, c""),
+        ("tmpfs", "dev", device_flags, c"mode=0755,size=64k"),
+        ("devpts", "dev/pts", device_flags, c"newinstance,mode=0620,gid=5,ptmxmode=0666"),
+        ("tmpfs", "dev/shm", PLAIN, c"mode=1777"),
+        ("mqueue", "dev/mqueue", PLAIN, c""),
+    ] {
+        let place = stored(target);
+        std::fs::create_dir_all(&place).map_err(Error::io(format!("make {}", place.display())))?;
+        match rustix::mount::mount(kind, &place, kind, flags, data) {
+            Ok(()) if target == "dev" => nodes().map_err(Error::io("make device nodes"))?,
+            Ok(()) => {}
+            Err(Errno::NODEV) if kind == "mqueue" => {} // not in every kernel
+            Err(e) => return Err(Error::io(format!("mount {}", place.display()))(e)),
+        }
+    }
+    boot_id("").map_err(Error::io("make room for a boot id"))?;
+    let covered = rustix::mount::mount_bind(BOOT_ID, stored(KERNEL_BOOT_ID));
+    covered.map_err(Error::io("cover the kernel's boot id"))
+}
+
+/// Moves it into the container's root, each tree onto a folder that is resolved inside: the image is not trusted.
+/// Detaching the root takes along what lies on it, so there is nothing further to undo.
+///
+/// # Errors
+/// When the image has something else in its place.
+pub(crate) fn move_into(root: &Root) -> Result<(), Error> {
+    prepare()?;
+    for (tree, mode) in TREES {
+        let target = Path::new("/").join(tree);
+        let dir = root
+            .ensure_dir(&target, Mode::from_raw_mode(mode))
+            .map_err(Error::io(format!("make {} in the image", target.display())))?;
+        rustix::mount::mount_move(stored(tree), handle(&dir))
+            .map_err(Error::io(format!("mount {} in the image", target.display())))?;
+    }
+    Ok(())
+}
+
+/// Gives the machine a boot id of its own.
+///
+/// # Errors
+/// When the agent's own file system is full.
+pub(crate) fn boot_id(id: &str) -> std::io::Result<()> {
+    std::fs::write(BOOT_ID, id)
+}
+
+fn stored(path: &str) -> PathBuf {
+    Path::new(STORE).join(path)
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
+    matches!((device(path), device(Path::new("/run"))), (Ok(a), Ok(b)) if a != b)
+}
+
+/// The device nodes that every container has.
+fn nodes() -> std::io::Result<()> {
+    let dev = std::fs::File::open(stored("dev"))?;
+    for (name, major, minor) in [
+        ("null", 1, 3),
+        ("zero", 1, 5),
+        ("full", 1, 7),
+        ("random", 1, 8),
+        ("urandom", 1, 9),
+        ("tty", 5, 0),
+        ("fuse", 10, 229),
+    ] {
+        let mode = Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
+        rustix::fs::chmodat(&dev, name, mode, rustix::fs::AtFlags::empty())?; // the umask does not apply
+    }
+    for (name, to) in [
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
+        rustix::fs::symlinkat(to, &dev, name)?;
+    }
+    Ok(())
+}

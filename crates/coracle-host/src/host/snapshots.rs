@@ -1,0 +1,441 @@
+//! Snapshots of VMs, and VMs made from them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use coracle_image::{Image, NoProgress, Reference};
+use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
+use futures_util::{StreamExt, stream};
+use tokio::sync::oneshot;
+
+use super::Host;
+use crate::recipe::{VmPaths, of_shape};
+use crate::record::{SCHEMA, SavedMemory};
+use crate::snapshots::{Part, SnapshotInfo, SnapshotName, SnapshotStore, archive};
+use crate::vm::Request;
+use crate::{EventKind, HostError, Owner, PullMode, Record, files};
+
+/// Copies of one VM that may be asked for at once.
+const FORKS_MAX: u32 = 64;
+/// Copies that take their identity at the same time: each has only so long for it.
+const FORKS_AT_ONCE: usize = 2;
+/// Longest label of a host name (RFC 1123).
+const HOSTNAME_MAX: usize = 63;
+
+/// A VM that is to be made from a snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct RestoreSpec {
+    /// Its name; `None` is that of the VM that the snapshot was taken of.
+    pub name: Option<VmName>,
+    /// The object that the caller speaks for.
+    pub owner: Owner,
+    /// Size that the caller expects; a snapshot of another one is refused.
+    pub shape: Option<(Vcpus, MemoryMib)>,
+    /// Replaces that of the snapshot's VM, unless empty.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Host {
+    /// Copies memory and disk of a VM as of one instant, and lets it go on as it did. When this returns the copy is on
+    /// disk and stays until it is removed; when it fails nothing is left of it. Cancel-safe: it goes on by itself.
+    ///
+    /// # Errors
+    /// [`HostError::Refused`] unless it runs, is paused or hibernated; [`HostError::SnapshotExists`];
+    /// [`HostError::Files`] when there is no room.
+    pub async fn save_snapshot(
+        &self,
+        vm: &str,
+        name: Option<SnapshotName>,
+    ) -> Result<SnapshotInfo, HostError> {
+        let (host, vm) = (self.clone(), vm.to_owned());
+        self.whatever_becomes_of_the_caller(async move {
+            let name = name.unwrap_or_else(|| host.snapshot_name(&vm));
+            let part = host.begin_snapshot(name)?;
+            host.copy_into(&vm, part).await
+        })
+        .await
+    }
+
+    /// The snapshots of this host, by name.
+    ///
+    /// # Errors
+    /// [`HostError::State`].
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, HostError> {
+        let store = self.snapshot_store();
+        state("list the snapshots", files::blocking(move || store.list()).await)
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// [`HostError::NoSnapshot`], [`HostError::State`].
+    pub async fn snapshot(&self, name: &str) -> Result<SnapshotInfo, HostError> {
+        let missing = || HostError::NoSnapshot { name: name.to_owned() };
+        let wanted: SnapshotName = name.parse().map_err(|_| missing())?;
+        let store = self.snapshot_store();
+        let found = files::blocking(move || store.get(&wanted)).await;
+        state("read a snapshot", found)?.ok_or_else(missing)
+    }
+
+    /// Removes a snapshot. VMs that were made from it go on.
+    ///
+    /// # Errors
+    /// As [`Host::snapshot`].
+    pub async fn delete_snapshot(&self, name: &str) -> Result<(), HostError> {
+        let missing = || HostError::NoSnapshot { name: name.to_owned() };
+        let wanted: SnapshotName = name.parse().map_err(|_| missing())?;
+        let store = self.snapshot_store();
+        let removed = files::blocking(move || store.remove(&wanted)).await;
+        state("remove a snapshot", removed)?.then_some(()).ok_or_else(missing)
+    }
+
+    /// Writes the archive of a snapshot. Blocks a thread of its own until `out` has taken it.
+    ///
+    /// # Errors
+    /// As [`Host::snapshot`].
+    pub async fn export_snapshot(
+        &self,
+        name: &str,
+        out: impl io::Write + Send + 'static,
+    ) -> Result<(), HostError> {
+        let info = self.snapshot(name).await?;
+        let store = self.snapshot_store();
+        let written = files::blocking(move || archive::write(&store, &info, out)).await;
+        state("write the archive of a snapshot", written)
+    }
+
+    /// Takes a snapshot from an archive, under `name` or that of the archive. When it fails nothing is left of it.
+    ///
+    /// # Errors
+    /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with what is wrong with it.
+    pub async fn import_snapshot(
+        &self,
+        name: SnapshotName,
+        input: impl io::Read + Send + 'static,
+    ) -> Result<SnapshotInfo, HostError> {
+        let part = self.begin_snapshot(name)?;
+        let taken = files::blocking(move || {
+            let info = archive::read(input, &part)?;
+            part.seal(&info)?;
+            Ok(info)
+        });
+        taken.await.map_err(|source| HostError::Archive { source })
+    }
+
+    /// Makes a VM that goes on where the snapshot was taken, with an identity of its own, and returns when it runs. When
+    /// it fails no VM is left. Cancel-safe: it goes on by itself.
+    ///
+    /// # Errors
+    /// [`HostError::Incompatible`] naming what differs on this host; as [`Host::create`] and [`Host::start`].
+    pub async fn restore(&self, snapshot: &str, spec: RestoreSpec) -> Result<Record, HostError> {
+        let info = self.snapshot(snapshot).await?;
+        let host = self.clone();
+        self.whatever_becomes_of_the_caller(async move {
+            let image = host.image_of(&info).await?;
+            host.restore_from(&info, &image, spec).await
+        })
+        .await
+    }
+
+    /// Makes `count` VMs that go on where this one is now, each with an identity of its own, named by `prefix` and a
+    /// number. All run when this returns, or none is left. Cancel-safe: it goes on by itself.
+    ///
+    /// # Errors
+    /// As [`Host::save_snapshot`] and [`Host::restore`].
+    pub async fn fork(&self, vm: &str, count: u32, prefix: Option<VmName>) -> Result<Vec<Record>, HostError> {
+        if !(1..=FORKS_MAX).contains(&count) {
+            let message = format!("{count} copies: from 1 to {FORKS_MAX} are made at once");
+            return Err(HostError::Invalid { message });
+        }
+        let record = self.get(vm)?.record.clone();
+        let names = self.fork_names(prefix.as_ref().unwrap_or(&record.name), count)?;
+        let host = self.clone();
+        self.whatever_becomes_of_the_caller(async move {
+            let name = host.snapshot_name(&format!("fork-{}", record.name));
+            let info = host.copy_into(record.id.as_str(), host.begin_snapshot(name)?).await?;
+            let forked = host.fork_from(&info, names).await;
+            if let Err(error) = host.delete_snapshot(info.name.as_str()).await {
+                tracing::warn!(snapshot = %info.name, %error, "snapshot of a fork not removed");
+            }
+            forked
+        })
+        .await
+    }
+
+    async fn fork_from(&self, info: &SnapshotInfo, names: Vec<VmName>) -> Result<Vec<Record>, HostError> {
+        let image = self.image_of(info).await?;
+        let restored = names.into_iter().map(|name| {
+            let spec = RestoreSpec { name: Some(name), ..RestoreSpec::default() };
+            self.restore_from(info, &image, spec)
+        });
+        let (mut made, mut failed) = (Vec::new(), None);
+        let mut outcomes = stream::iter(restored).buffered(FORKS_AT_ONCE);
+        while let Some(outcome) = outcomes.next().await {
+            match outcome {
+                Ok(record) => made.push(record),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        let Some(error) = failed else { return Ok(made) };
+        for record in made {
+            if let Err(error) = self.delete(record.id.as_str(), true, None).await {
+                tracing::warn!(vm = %record.id, %error, "one of several copies not removed");
+            }
+        }
+        Err(error)
+    }
+
+    async fn restore_from(
+        &self,
+        info: &SnapshotInfo,
+        image: &Image,
+        spec: RestoreSpec,
+    ) -> Result<Record, HostError> {
+        let name = spec.name.unwrap_or_else(|| info.vm.clone());
+        if let Some((vcpus, memory)) = spec.shape.filter(|shape| *shape != (info.vcpus, info.memory)) {
+            let machine =
+                |vcpus: Vcpus, memory: MemoryMib| format!("{} CPUs and {} MiB", vcpus.get(), memory.get());
+            let (has, wants) = (machine(info.vcpus, info.memory), machine(vcpus, memory));
+            let message =
+                format!("snapshot {} is of a machine of {has}, and {name} shall have {wants}", info.name);
+            return Err(HostError::Invalid { message });
+        }
+        self.check_machine(info, &name).await?;
+        let Owner { cluster, namespace, name: object, uid, .. } = &spec.owner;
+        let id = VmId::of_object(&name, Identity { cluster, namespace, name: object, uid });
+        let reservation = self.reserve(&id, &name, info.vcpus, info.memory)?;
+        let metadata = if spec.metadata.is_empty() { info.metadata.clone() } else { spec.metadata };
+        let laid_out = self.lay_out_copy(info, image, (&name, &id), spec.owner, metadata).await;
+        match laid_out.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
+            Ok(record) => {
+                reservation.keep();
+                self.tell(EventKind::Created, &record);
+            }
+            Err(error) => {
+                self.undo_creation(&id);
+                return Err(error);
+            }
+        }
+        match self.start(id.as_str(), None).await {
+            Ok(record) => Ok(record),
+            Err(error) => {
+                if let Err(error) = self.delete(id.as_str(), true, None).await {
+                    tracing::warn!(vm = %id, %error, "a copy that did not start is not removed");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Is this a machine like the one that the snapshot was taken on? Said before anything is made.
+    async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
+        let shared = &self.0.shared;
+        let mut recipe = of_shape(&shared.config, shared.accelerator);
+        (recipe.vcpus, recipe.memory, recipe.nic) = (info.vcpus, info.memory, None);
+        let (name, driver) = (name.to_string(), shared.driver.name());
+        let Some(snapshots) = shared.driver.snapshots() else {
+            let what = "load the memory of a saved VM";
+            return Err(HostError::Unsupported { name, driver, what });
+        };
+        let here = snapshots.compatibility(&recipe).await;
+        match info.machine.difference(&here) {
+            Some((field, was, is)) => {
+                Err(HostError::Incompatible { name, field, saved: was.into(), here: is.into() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The image whose root the snapshot's disk lies over: by digest, from its registry where it is not here.
+    async fn image_of(&self, info: &SnapshotInfo) -> Result<Image, HostError> {
+        let failed = |source| HostError::Image { reference: info.image.clone(), source };
+        if let Ok(digest) = info.image_digest.parse()
+            && let Some(image) = self.images().get_by_digest(&digest).await.map_err(failed)?
+        {
+            return Ok(image);
+        }
+        let exact = exact_reference(&info.image, &info.image_digest);
+        let reference: Reference = exact.parse().map_err(failed)?;
+        let image = self.pull(&reference, PullMode::IfNotPresent, Arc::new(NoProgress)).await?;
+        if image.digest.to_string() == info.image_digest {
+            return Ok(image);
+        }
+        Err(HostError::NoSnapshotImage { image: info.image.clone(), digest: info.image_digest.clone() })
+    }
+
+    async fn lay_out_copy(
+        &self,
+        info: &SnapshotInfo,
+        image: &Image,
+        (name, id): (&VmName, &VmId),
+        owner: Owner,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Record, HostError> {
+        let failed = |source| HostError::Image { reference: info.image.clone(), source };
+        let rootfs = self.images().rootfs(image).await.map_err(failed)?.path;
+        let address = self.address_for(id, name, info.address)?;
+        let saved = SavedMemory {
+            machine: info.machine.clone(),
+            bytes: info.memory_bytes,
+            saved_at: info.taken_at,
+            of: Some(info.name.clone()),
+        };
+        let record = Record {
+            schema: SCHEMA,
+            mac: MacAddr::of(id),
+            id: id.clone(),
+            name: name.clone(),
+            hostname: super::create::hostname(name, &owner),
+            owner,
+            state: VmState::Hibernated,
+            message: format!("made from snapshot {}", info.name),
+            image: info.image.clone(),
+            image_digest: info.image_digest.clone(),
+            rootfs,
+            workload: info.workload.clone(),
+            vcpus: info.vcpus,
+            memory: info.memory,
+            kernel: info.kernel.clone(),
+            disk_mib: info.disk_mib,
+            address,
+            address_acknowledged: false,
+            ports: vec![],
+            metadata,
+            accelerator: None,
+            process: None,
+            exit: None,
+            created_at: self.clock().now(),
+            started_at: None,
+            finished_at: None,
+            boots: 1,
+            boot_ms: 0,
+            identity_ms: 0,
+            template: None,
+            cold: false,
+            saved: Some(saved),
+        };
+        let (paths, store, snapshot) =
+            (VmPaths::of(self.config(), id), self.snapshot_store(), info.name.clone());
+        let copy = move || copy_files(&paths, &store, &snapshot, record);
+        let failed = |source| HostError::Files { operation: "copy the files", id: id.clone(), source };
+        files::blocking(copy).await.map_err(failed)
+    }
+
+    /// The address that the snapshot's VM had, when it is free here; else any.
+    fn address_for(
+        &self,
+        id: &VmId,
+        name: &VmName,
+        had: Option<Ipv4Addr>,
+    ) -> Result<Option<Ipv4Addr>, HostError> {
+        let network = &self.0.shared.network;
+        let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
+        let failed = |source| HostError::Network { name: name.to_string(), source };
+        Ok(lease.map_err(failed)?.map(|lease| lease.address))
+    }
+
+    async fn copy_into(&self, vm: &str, part: Part) -> Result<SnapshotInfo, HostError> {
+        let handle = self.handle(vm)?;
+        let (reply, answer) = oneshot::channel();
+        let gone = || HostError::NotFound { name: vm.to_owned() };
+        let request = Request::Snapshot { dir: part.dir().to_owned(), reply };
+        handle.requests.send(request).await.map_err(|_| gone())?;
+        let (record, saved) = answer.await.map_err(|_| gone())??;
+        let sealed = files::blocking(move || {
+            let disk_bytes = files::allocated_bytes(&part.dir().join(crate::snapshots::DISK_FILE));
+            let info = SnapshotInfo::of(part.name().clone(), &record, saved, disk_bytes);
+            part.seal(&info)?;
+            Ok(info)
+        });
+        state("put a snapshot into its place", sealed.await)
+    }
+
+    fn begin_snapshot(&self, name: SnapshotName) -> Result<Part, HostError> {
+        let taken = || HostError::SnapshotExists { name: name.to_string() };
+        self.0.snapshots.begin(name.clone()).ok_or_else(taken)
+    }
+
+    fn snapshot_store(&self) -> SnapshotStore {
+        self.0.snapshots.clone()
+    }
+
+    /// The VM's name and the time: unique enough, and it sorts.
+    fn snapshot_name(&self, vm: &str) -> SnapshotName {
+        let name = self.get(vm).map_or_else(|_| vm.to_owned(), |view| view.record.name.to_string());
+        SnapshotName::made_of(&name, &format!("{:x}", self.clock().now().0))
+    }
+
+    /// Names that no VM has.
+    fn fork_names(&self, prefix: &VmName, count: u32) -> Result<Vec<VmName>, HostError> {
+        let known: HashSet<VmName> = self.list().iter().map(|view| view.record.name.clone()).collect();
+        let free = (1u32..).map(|n| numbered(prefix, n));
+        let free = free.filter(|name| name.as_ref().map_or(true, |name| !known.contains(name)));
+        free.take(usize::try_from(count).unwrap_or(usize::MAX)).collect()
+    }
+}
+
+fn state<T>(operation: &str, result: io::Result<T>) -> Result<T, HostError> {
+    result.map_err(|source| HostError::State { operation: operation.to_owned(), source })
+}
+
+/// The record comes last: a folder without one belongs to nobody.
+fn copy_files(
+    paths: &VmPaths,
+    store: &SnapshotStore,
+    snapshot: &SnapshotName,
+    record: Record,
+) -> io::Result<Record> {
+    let overlay = paths.overlay();
+    for dir in [overlay.parent(), Some(paths.saved().as_path())].into_iter().flatten() {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::hard_link(store.memory_of(snapshot), paths.saved_memory())?;
+    files::copy_sparse(&store.disk_of(snapshot), &overlay)?;
+    std::fs::File::open(&overlay)?.sync_all()?;
+    record.save(&paths.record())?;
+    files::sync_parent(&paths.state)?;
+    Ok(record)
+}
+
+/// `prefix-number`, the prefix cut so that a host name comes of it.
+fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
+    let number = number.to_string();
+    let room = HOSTNAME_MAX.saturating_sub(number.len() + 1);
+    let prefix: String = prefix.as_str().chars().take(room).collect();
+    let invalid = |e: InvalidVmName| HostError::Invalid { message: e.to_string() };
+    format!("{}-{number}", prefix.trim_end_matches('-')).parse().map_err(invalid)
+}
+
+/// `repository@digest` of a reference that may carry a tag.
+fn exact_reference(reference: &str, digest: &str) -> String {
+    let name = reference.split('@').next().unwrap_or_default();
+    let slash = name.rfind('/').map_or(0, |at| at + 1);
+    let end = name.get(slash..).and_then(|last| last.find(':')).map_or(name.len(), |at| slash + at);
+    format!("{}@{digest}", name.get(..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_copies() {
+        let numbered = |prefix: &str, n| numbered(&prefix.parse().unwrap(), n).unwrap().to_string();
+        assert_eq!(numbered("web", 3), "web-3");
+        assert_eq!(numbered(&"a".repeat(253), 64).len(), HOSTNAME_MAX);
+    }
+
+    #[test]
+    fn an_image_is_named_by_digest() {
+        for (reference, want) in [
+            ("nginx:1.27", "nginx@sha256:0"),
+            ("localhost:5000/a/b", "localhost:5000/a/b@sha256:0"),
+            ("localhost:5000/a/b:1", "localhost:5000/a/b@sha256:0"),
+            ("a@sha256:1", "a@sha256:0"),
+        ] {
+            assert_eq!(exact_reference(reference, "sha256:0"), want);
+        }
+    }
+}

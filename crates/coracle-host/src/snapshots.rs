@@ -1,0 +1,333 @@
+//! Snapshots: memory and disk of a VM as of one instant, kept until somebody removes them.
+//!
+//! ```text
+//! <state>/snapshots/<name>/{manifest.json, memory, disk.ext4}   immutable; renamed into place when it is whole
+//! save ─▶ .part-<name> ─▶ <name>            restore: memory is linked, the disk copied, and a VM starts from them
+//! import of an archive ─▶ .part-<name> ─▶ <name>
+//! ```
+
+pub(crate) mod archive;
+mod name;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coracle_hypervisor::Compatibility;
+use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmName};
+use serde::{Deserialize, Serialize};
+
+pub use self::name::{InvalidSnapshotName, SnapshotName};
+
+use crate::{Record, Workload, files};
+
+/// Version of the manifest. A newer one is refused.
+const SCHEMA: u32 = 1;
+pub(crate) const MEMORY_FILE: &str = "memory";
+pub(crate) const DISK_FILE: &str = "disk.ext4";
+const MANIFEST_FILE: &str = "manifest.json";
+/// Longest manifest that is read, bytes.
+const MANIFEST_MAX: u64 = 1 << 20;
+/// What a folder is called while it is filled: this and the name.
+const PART: &str = ".part-";
+
+/// What is known of a snapshot, `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotInfo {
+    schema: u32,
+    /// Its name, unique on the host.
+    pub name: SnapshotName,
+    /// The VM that it was taken of.
+    pub vm: VmName,
+    /// Image reference of that VM.
+    pub image: String,
+    /// Manifest digest of the image, without which it cannot be restored.
+    pub image_digest: String,
+    /// What runs in it.
+    pub workload: Workload,
+    /// Number of CPUs.
+    pub vcpus: Vcpus,
+    /// Guest memory.
+    pub memory: MemoryMib,
+    /// Kernel that the VM named; it is in the memory already.
+    #[serde(default)]
+    pub kernel: Option<PathBuf>,
+    /// Size of the writable disk.
+    pub disk_mib: u64,
+    /// Address that the VM had.
+    #[serde(default)]
+    pub address: Option<Ipv4Addr>,
+    /// What the VM's owner wanted to find again.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// When memory and disk were as they are.
+    pub taken_at: UnixMillis,
+    /// What must be alike where it is restored.
+    pub machine: Compatibility,
+    /// Length of the memory's file.
+    pub memory_bytes: u64,
+    /// Bytes that the disk takes.
+    pub disk_bytes: u64,
+}
+
+impl SnapshotInfo {
+    pub(crate) fn of(
+        name: SnapshotName,
+        record: &Record,
+        saved: crate::record::SavedMemory,
+        disk_bytes: u64,
+    ) -> Self {
+        Self {
+            schema: SCHEMA,
+            name,
+            vm: record.name.clone(),
+            image: record.image.clone(),
+            image_digest: record.image_digest.clone(),
+            workload: record.workload.clone(),
+            vcpus: record.vcpus,
+            memory: record.memory,
+            kernel: record.kernel.clone(),
+            disk_mib: record.disk_mib,
+            address: record.address,
+            metadata: record.metadata.clone(),
+            taken_at: saved.saved_at,
+            machine: saved.machine,
+            memory_bytes: saved.bytes,
+            disk_bytes,
+        }
+    }
+}
+
+/// The snapshots of a host.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotStore {
+    dir: PathBuf,
+    /// Names that are being filled.
+    taken: Arc<Mutex<HashSet<SnapshotName>>>,
+}
+
+impl SnapshotStore {
+    /// Opens `<state>/snapshots` and removes what a crash left half-made. Blocking.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
+        let dir = state_dir.join("snapshots");
+        std::fs::create_dir_all(&dir)?;
+        for entry in std::fs::read_dir(&dir)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                files::remove_tree(&entry.path())?;
+            }
+        }
+        Ok(Self { dir, taken: Arc::default() })
+    }
+
+    /// All that are whole, by name. Blocking.
+    ///
+    /// # Errors
+    /// When the folder cannot be read. A snapshot that cannot be is left alone and told of in the log.
+    pub(crate) fn list(&self) -> io::Result<Vec<SnapshotInfo>> {
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            let hidden = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
+            if hidden {
+                continue;
+            }
+            match read(&path) {
+                Ok(info) => all.push(info),
+                Err(error) => tracing::warn!(dir = %path.display(), %error, "snapshot cannot be read"),
+            }
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    /// One of them; `None` when there is none. Blocking.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn get(&self, name: &SnapshotName) -> io::Result<Option<SnapshotInfo>> {
+        match read(&self.place(name)) {
+            Ok(info) => Ok(Some(info)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Takes the name, which is free again when the part is dropped; `None` when somebody has it.
+    pub(crate) fn begin(&self, name: SnapshotName) -> Option<Part> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.place(&name).exists() || !taken.insert(name.clone()) {
+            return None;
+        }
+        drop(taken);
+        let dir = self.dir.join(format!("{PART}{name}"));
+        Some(Part { store: self.clone(), name, dir })
+    }
+
+    /// False when there is none. Blocking.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub(crate) fn remove(&self, name: &SnapshotName) -> io::Result<bool> {
+        // Renamed first: a half-removed folder is never taken for a snapshot.
+        let doomed = self.dir.join(format!(".removed-{name}"));
+        files::remove_tree(&doomed)?;
+        match std::fs::rename(self.place(name), &doomed) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            renamed => renamed?,
+        }
+        files::sync_parent(&doomed)?;
+        files::remove_tree(&doomed)?;
+        Ok(true)
+    }
+
+    pub(crate) fn memory_of(&self, name: &SnapshotName) -> PathBuf {
+        self.place(name).join(MEMORY_FILE)
+    }
+
+    pub(crate) fn disk_of(&self, name: &SnapshotName) -> PathBuf {
+        self.place(name).join(DISK_FILE)
+    }
+
+    fn place(&self, name: &SnapshotName) -> PathBuf {
+        self.dir.join(name.as_str())
+    }
+}
+
+fn read(dir: &Path) -> io::Result<SnapshotInfo> {
+    let path = dir.join(MANIFEST_FILE);
+    let wrong =
+        |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()));
+    if std::fs::metadata(&path)?.len() > MANIFEST_MAX {
+        return Err(wrong("it is too long for a manifest".to_owned()));
+    }
+    let info = parse(&std::fs::read(&path)?).map_err(wrong)?;
+    if dir.file_name().and_then(|n| n.to_str()) == Some(info.name.as_str()) {
+        return Ok(info);
+    }
+    Err(wrong(format!("it is of snapshot {}", info.name)))
+}
+
+fn parse(manifest: &[u8]) -> Result<SnapshotInfo, String> {
+    #[derive(Deserialize)]
+    struct Version {
+        schema: u32,
+    }
+    let Version { schema } = serde_json::from_slice(manifest).map_err(|e| format!("no manifest: {e}"))?;
+    if schema > SCHEMA {
+        return Err(format!("written by a newer version (schema {schema}, this one knows {SCHEMA})"));
+    }
+    serde_json::from_slice(manifest).map_err(|e| format!("no manifest: {e}"))
+}
+
+/// A snapshot that is being filled. Dropped, it leaves nothing.
+#[derive(Debug)]
+pub(crate) struct Part {
+    store: SnapshotStore,
+    name: SnapshotName,
+    dir: PathBuf,
+}
+
+impl Part {
+    /// Where it is filled; whoever does makes the folder.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn name(&self) -> &SnapshotName {
+        &self.name
+    }
+
+    /// Puts it into its place; on disk when this returns. Its files are synced already. Blocking.
+    ///
+    /// # Errors
+    /// When the disk is full, for one; then nothing is left.
+    pub(crate) fn seal(self, info: &SnapshotInfo) -> io::Result<()> {
+        files::write_atomic(&self.dir.join(MANIFEST_FILE), &serde_json::to_vec_pretty(info)?)?;
+        let place = self.store.place(&self.name);
+        std::fs::rename(&self.dir, &place)?;
+        files::sync_parent(&place)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Err(error) = files::remove_tree(&self.dir) {
+            tracing::warn!(dir = %self.dir.display(), %error, "part of a snapshot not removed");
+        }
+        self.store.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use coracle_types::VmState;
+
+    use super::*;
+    use crate::record::SavedMemory;
+
+    pub(crate) fn info(name: &str) -> SnapshotInfo {
+        let record = crate::record::tests::example("web", VmState::Running);
+        let text = |s: &str| s.to_owned();
+        let machine = Compatibility {
+            driver: text("qemu"),
+            vmm: text("7.2"),
+            accelerator: text("tcg"),
+            cpu: text("cpu"),
+            devices: text("devices"),
+        };
+        let saved = SavedMemory { machine, bytes: 6, saved_at: UnixMillis(5), of: None };
+        SnapshotInfo::of(name.parse().unwrap(), &record, saved, 4)
+    }
+
+    pub(crate) fn fill(store: &SnapshotStore, name: &str) -> SnapshotInfo {
+        let part = store.begin(name.parse().unwrap()).unwrap();
+        std::fs::create_dir_all(part.dir()).unwrap();
+        std::fs::write(part.dir().join(MEMORY_FILE), "memory").unwrap();
+        std::fs::write(part.dir().join(DISK_FILE), "disk").unwrap();
+        let info = info(name);
+        part.seal(&info).unwrap();
+        info
+    }
+
+    #[test]
+    fn a_snapshot_is_there_when_it_is_sealed_and_gone_when_it_is_removed() {
+        let state = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(state.path()).unwrap();
+        let name: SnapshotName = "first".parse().unwrap();
+        let part = store.begin(name.clone()).unwrap();
+        assert!(store.begin(name.clone()).is_none(), "two at once never fill the same");
+        std::fs::create_dir_all(part.dir()).unwrap();
+        assert_eq!(store.list().unwrap(), []);
+        drop(part);
+        let info = fill(&store, "first");
+        assert!(store.begin(name.clone()).is_none(), "the name is taken");
+        assert_eq!(SnapshotStore::open(state.path()).unwrap().list().unwrap(), [info]);
+        assert!(store.remove(&name).unwrap());
+        assert!(!store.remove(&name).unwrap());
+        assert_eq!(std::fs::read_dir(state.path().join("snapshots")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_a_crash_left_is_removed_and_what_is_foreign_is_not_taken() {
+        let state = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(state.path()).unwrap();
+        fill(&store, "good");
+        let dir = state.path().join("snapshots");
+        for left in [".part-a", ".removed-b"] {
+            std::fs::create_dir_all(dir.join(left)).unwrap();
+        }
+        std::fs::rename(dir.join("good"), dir.join("other")).unwrap();
+        let store = SnapshotStore::open(state.path()).unwrap();
+        assert_eq!(store.list().unwrap(), [], "a manifest under another's name");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "left alone, and the parts are gone");
+        let newer = br#"{"schema": 99}"#;
+        assert!(parse(newer).unwrap_err().contains("newer version (schema 99"));
+    }
+}

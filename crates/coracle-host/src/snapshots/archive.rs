@@ -1,0 +1,359 @@
+//! A snapshot as one stream, for another node: a tar archive, compressed by zstd.
+//!
+//! ```text
+//! coracle-snapshot.json   {format, manifest, extents of the disk, SHA-256 of what follows}
+//! memory                  as in the folder
+//! disk                    what is not a hole, end to end
+//! ```
+//! Whoever made the archive is not trusted: three entries of these names in this order, each of the length and the digest
+//! that the first one tells, extents inside the disk. Nothing of it is ever a path.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::SeekFrom;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{DISK_FILE, MANIFEST_MAX, MEMORY_FILE, Part, SCHEMA, SnapshotInfo, SnapshotStore};
+
+/// Version of the archive.
+const FORMAT: u32 = 1;
+const HEAD: &str = "coracle-snapshot.json";
+const MEMORY: &str = "memory";
+const DISK: &str = "disk";
+/// Fast, and memory of a guest still shrinks to a fraction.
+const LEVEL: i32 = 1;
+const CHUNK: usize = 256 * 1024;
+/// More pieces than this has no disk of ours.
+const EXTENTS_MAX: usize = 1 << 20;
+/// What a machine saves beside its memory, at most.
+const DEVICES_MAX: u64 = 256 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    format: u32,
+    snapshot: SnapshotInfo,
+    memory_sha256: String,
+    disk_sha256: String,
+    /// Length of the disk with its holes.
+    disk_length: u64,
+    /// Offset and length of what is not a hole, in order.
+    extents: Vec<(u64, u64)>,
+}
+
+/// Writes the snapshot `info` to `out`. Blocking.
+///
+/// # Errors
+/// When it cannot be read, or `out` takes no more.
+pub(crate) fn write(store: &SnapshotStore, info: &SnapshotInfo, out: impl Write) -> io::Result<()> {
+    let memory = File::open(store.memory_of(&info.name))?;
+    let disk = File::open(store.disk_of(&info.name))?;
+    let memory_length = memory.metadata()?.len();
+    let extents = extents(&disk)?;
+    let head = Head {
+        format: FORMAT,
+        snapshot: info.clone(),
+        memory_sha256: digest(&mut Extents::new(&memory, vec![(0, memory_length)]))?,
+        disk_sha256: digest(&mut Extents::new(&disk, extents.clone()))?,
+        disk_length: disk.metadata()?.len(),
+        extents: extents.clone(),
+    };
+    let head = serde_json::to_vec(&head)?;
+    let mut archive = tar::Builder::new(zstd::Encoder::new(out, LEVEL)?);
+    let length = |extents: &[(u64, u64)]| extents.iter().map(|(_, n)| n).sum::<u64>();
+    append(&mut archive, HEAD, head.len() as u64, head.as_slice())?;
+    append(&mut archive, MEMORY, memory_length, Extents::new(&memory, vec![(0, memory_length)]))?;
+    append(&mut archive, DISK, length(&extents), Extents::new(&disk, extents))?;
+    archive.into_inner()?.finish()?.flush()
+}
+
+fn append<W: Write>(
+    archive: &mut tar::Builder<W>,
+    name: &str,
+    length: u64,
+    content: impl Read,
+) -> io::Result<()> {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(length);
+    header.set_mode(0o600);
+    header.set_entry_type(tar::EntryType::Regular);
+    archive.append_data(&mut header, name, content)
+}
+
+/// Reads an archive into `part`, under whose name it will be; its files are on disk when this returns. Blocking.
+///
+/// # Errors
+/// `InvalidData` with the reason when it is not what it should be; [`Part`] then removes what came of it.
+pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
+    std::fs::create_dir_all(part.dir())?;
+    let mut archive = tar::Archive::new(zstd::Decoder::new(input)?);
+    let mut entries = archive.entries()?;
+    let mut text = Vec::new();
+    next(&mut entries, HEAD)?.take(MANIFEST_MAX * 16).read_to_end(&mut text)?;
+    let head: Head = serde_json::from_slice(&text).map_err(|e| refused(format!("{HEAD} is none: {e}")))?;
+    check(&head)?;
+    let memory = next(&mut entries, MEMORY)?;
+    let whole = [(0, head.snapshot.memory_bytes)];
+    take(memory, &part.dir().join(MEMORY_FILE), head.snapshot.memory_bytes, &whole, &head.memory_sha256)?;
+    let disk = next(&mut entries, DISK)?;
+    take(disk, &part.dir().join(DISK_FILE), head.disk_length, &head.extents, &head.disk_sha256)?;
+    if entries.next().is_some() {
+        return Err(refused("there is more in it than a snapshot".to_owned()));
+    }
+    Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot })
+}
+
+fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// The next entry, which must be a plain file of this name.
+fn next<'a, R: Read>(entries: &mut tar::Entries<'a, R>, name: &str) -> io::Result<tar::Entry<'a, R>> {
+    let entry = entries.next().ok_or_else(|| refused(format!("it ends before {name}")))?;
+    let entry = entry.map_err(|e| refused(format!("it is cut off or damaged before {name}: {e}")))?;
+    let plain = entry.header().entry_type() == tar::EntryType::Regular;
+    if plain && &*entry.path_bytes() == name.as_bytes() {
+        return Ok(entry);
+    }
+    Err(refused(format!("{:?} stands where {name} must", String::from_utf8_lossy(&entry.path_bytes()))))
+}
+
+/// Everything in the head that sizes are taken from.
+fn check(head: &Head) -> io::Result<()> {
+    let info = &head.snapshot;
+    if head.format != FORMAT || info.schema > SCHEMA {
+        return Err(refused(format!("it is of format {}, and this version reads {FORMAT}", head.format)));
+    }
+    let memory_max = (u64::from(info.memory.get()) << 20).saturating_add(DEVICES_MAX);
+    if info.memory_bytes > memory_max {
+        return Err(refused(format!(
+            "{} bytes are no memory of {} MiB",
+            info.memory_bytes,
+            info.memory.get()
+        )));
+    }
+    if info.disk_mib.checked_mul(1 << 20) != Some(head.disk_length) {
+        return Err(refused(format!("{} bytes are no disk of {} MiB", head.disk_length, info.disk_mib)));
+    }
+    if head.extents.len() > EXTENTS_MAX {
+        return Err(refused("its disk is in too many pieces".to_owned()));
+    }
+    let mut end = 0;
+    for (offset, length) in &head.extents {
+        let next = offset.checked_add(*length).filter(|next| *offset >= end && *next <= head.disk_length);
+        end = next.ok_or_else(|| refused("a piece of its disk lies outside of it".to_owned()))?;
+    }
+    Ok(())
+}
+
+/// Puts an entry's bytes where they belong in a new file of `length`.
+fn take(
+    mut entry: impl Read,
+    to: &Path,
+    length: u64,
+    extents: &[(u64, u64)],
+    sha256: &str,
+) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let name = to.file_name().unwrap_or_default().display().to_string();
+    let file = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    file.set_len(length)?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; CHUNK];
+    for (offset, length) in extents {
+        let mut done = 0;
+        while done < *length {
+            let want = usize::try_from(length - done).unwrap_or(CHUNK).min(CHUNK);
+            let piece = buffer.get_mut(..want).unwrap_or_default();
+            let read =
+                entry.read(piece).map_err(|e| refused(format!("{name} is cut off or damaged: {e}")))?;
+            if read == 0 {
+                return Err(refused(format!("{name} is shorter than it says")));
+            }
+            let piece = piece.get(..read).unwrap_or_default();
+            digest.update(piece);
+            file.write_all_at(piece, offset + done)?;
+            done += read as u64;
+        }
+    }
+    if entry.read(&mut buffer)? != 0 {
+        return Err(refused(format!("{name} is longer than it says")));
+    }
+    if hex(digest) != sha256 {
+        return Err(refused(format!("{name} has not the digest that it should have")));
+    }
+    file.sync_all()
+}
+
+/// Where a file is no hole.
+fn extents(file: &File) -> io::Result<Vec<(u64, u64)>> {
+    let length = file.metadata()?.len();
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < length {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break, // only a hole is left
+            Err(e) => return Err(e.into()),
+        };
+        at = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+        found.push((start, at - start));
+    }
+    Ok(found)
+}
+
+/// Reads pieces of a file end to end.
+struct Extents<'a> {
+    file: &'a File,
+    left: std::collections::VecDeque<(u64, u64)>,
+}
+
+impl<'a> Extents<'a> {
+    fn new(file: &'a File, extents: Vec<(u64, u64)>) -> Self {
+        Self { file, left: extents.into() }
+    }
+}
+
+impl Read for Extents<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some((offset, length)) = self.left.front_mut().filter(|_| !buffer.is_empty()) else {
+            return Ok(0);
+        };
+        let want = usize::try_from(*length).unwrap_or(usize::MAX).min(buffer.len());
+        let read = self.file.read_at(buffer.get_mut(..want).unwrap_or_default(), *offset)?;
+        if read == 0 && want > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        (*offset, *length) = (*offset + read as u64, *length - read as u64);
+        if *length == 0 {
+            self.left.pop_front();
+        }
+        Ok(read)
+    }
+}
+
+fn digest(content: &mut impl Read) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match content.read(&mut buffer)? {
+            0 => return Ok(hex(digest)),
+            n => digest.update(buffer.get(..n).unwrap_or_default()),
+        }
+    }
+}
+
+fn hex(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshots::tests::fill;
+
+    /// A host with a snapshot whose disk has holes, and its archive.
+    fn exported() -> (tempfile::TempDir, SnapshotStore, Vec<u8>) {
+        let state = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(state.path()).unwrap();
+        let info = fill(&store, "first");
+        let disk = File::options().write(true).open(store.disk_of(&info.name)).unwrap();
+        disk.set_len(64 << 20).unwrap();
+        disk.write_all_at(b"middle", 32 << 20).unwrap();
+        let mut archive = Vec::new();
+        write(&store, &info, &mut archive).unwrap();
+        (state, store, archive)
+    }
+
+    fn import(store: &SnapshotStore, archive: &[u8]) -> io::Result<SnapshotInfo> {
+        let part = store.begin("second".parse().unwrap()).unwrap();
+        let info = read(archive, &part)?;
+        part.seal(&info)?;
+        Ok(info)
+    }
+
+    /// The archive with other entries: name, type, content.
+    fn rewritten(archive: &[u8], change: impl Fn(&mut Vec<(String, tar::EntryType, Vec<u8>)>)) -> Vec<u8> {
+        let mut entries = Vec::new();
+        for entry in tar::Archive::new(zstd::Decoder::new(archive).unwrap()).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = String::from_utf8(entry.path_bytes().into_owned()).unwrap();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            entries.push((name, tar::EntryType::Regular, content));
+        }
+        change(&mut entries);
+        let mut out = tar::Builder::new(zstd::Encoder::new(Vec::new(), LEVEL).unwrap());
+        for (name, kind, content) in entries {
+            let mut header = tar::Header::new_ustar();
+            // Written by hand: the library refuses names that lead out.
+            header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_entry_type(kind);
+            header.set_size(content.len() as u64);
+            header.set_cksum();
+            out.append(&header, content.as_slice()).unwrap();
+        }
+        out.into_inner().unwrap().finish().unwrap()
+    }
+
+    fn head(entries: &mut [(String, tar::EntryType, Vec<u8>)], change: impl Fn(&mut serde_json::Value)) {
+        let mut value = serde_json::from_slice(&entries[0].2).unwrap();
+        change(&mut value);
+        entries[0].2 = serde_json::to_vec(&value).unwrap();
+    }
+
+    #[test]
+    fn an_archive_brings_the_same_snapshot_and_its_holes() {
+        let (_state, store, archive) = exported();
+        assert!(archive.len() < 1 << 20, "holes take no room: {}", archive.len());
+        let info = import(&store, &archive).unwrap();
+        let first = store.get(&"first".parse().unwrap()).unwrap().unwrap();
+        assert_eq!(SnapshotInfo { name: first.name.clone(), ..info.clone() }, first);
+        for file in [SnapshotStore::disk_of, SnapshotStore::memory_of] {
+            assert_eq!(
+                std::fs::read(file(&store, &first.name)).unwrap(),
+                std::fs::read(file(&store, &info.name)).unwrap()
+            );
+        }
+        assert!(crate::files::allocated_bytes(&store.disk_of(&info.name)) < 1 << 20);
+    }
+
+    #[test]
+    fn an_archive_that_was_tampered_with_leaves_nothing() {
+        use tar::EntryType;
+        let (state, store, archive) = exported();
+        type Entries = Vec<(String, EntryType, Vec<u8>)>;
+        type Change = fn(&mut Entries);
+        let changes: [(&str, Change); 14] = [
+            ("a path outside", |e| e[1].0 = "../../../etc/cron.d/x".to_owned()),
+            ("an absolute path", |e| e[2].0 = "/etc/passwd".to_owned()),
+            ("a link", |e| e[1].1 = EntryType::Symlink),
+            ("a hard link", |e| e[1].1 = EntryType::Link),
+            ("another order", |e| e.swap(1, 2)),
+            ("one too many", |e| e.push(("extra".to_owned(), EntryType::Regular, vec![]))),
+            ("one missing", |e| e.truncate(2)),
+            ("no head", |e| _ = e.remove(0)),
+            ("another byte of memory", |e| e[1].2[0] ^= 1),
+            ("another byte of the disk", |e| e[2].2[0] ^= 1),
+            ("more memory", |e| e[1].2.push(0)),
+            ("less memory", |e| e[1].2.truncate(5)),
+            ("an extent outside", |e| head(e, |h| h["extents"][0][0] = (1u64 << 40).into())),
+            ("memory without end", |e| head(e, |h| h["snapshot"]["memoryBytes"] = (1u64 << 50).into())),
+        ];
+        for (why, change) in changes {
+            let error = import(&store, &rewritten(&archive, change)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{why}: {error}");
+        }
+        let newer = rewritten(&archive, |e| head(e, |h| h["format"] = 9.into()));
+        assert!(import(&store, &newer).unwrap_err().to_string().contains("format 9"));
+        for (why, bytes) in [("nothing", 0), ("a beginning", 40), ("all but the end", archive.len() - 40)] {
+            assert!(import(&store, &archive[..bytes]).is_err(), "{why}");
+        }
+        assert!(import(&store, &[b"no archive at all ".as_slice(); 100].concat()).is_err());
+        let left: Vec<_> = std::fs::read_dir(state.path().join("snapshots")).unwrap().collect();
+        assert_eq!(left.len(), 1, "only the first is there: {left:?}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Copies of running guests: saved, restored, forked and carried to another node, with real VMs.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::time::Duration;
+
+use coracle_host::{Host, RestoreSpec, SnapshotName};
+use coracle_testkit::netns;
+use coracle_types::{Clock, VmState};
+use support::{Node, counted, counter, exec, until_counted, vmms};
+
+const FORKS: u32 = 10;
+
+fn named(name: &str) -> RestoreSpec {
+    RestoreSpec { name: Some(name.parse().unwrap()), ..RestoreSpec::default() }
+}
+
+async fn close(node: &Node, host: Host) {
+    for view in host.list() {
+        host.delete(view.record.id.as_str(), true, None).await.unwrap();
+    }
+    assert_eq!(vmms(node.dir.path()), 0, "no VMM is left");
+    assert_eq!(std::fs::read_dir(node.state().join("vms")).unwrap().count(), 0, "no file is left");
+    host.network().teardown().await.unwrap();
+    host.shutdown().await;
+}
+
+/// What no two machines may have in common, and how far its clock is off, in seconds.
+async fn self_portrait(host: &Host, name: &str) -> (Vec<String>, u64) {
+    let ask = "cat /etc/machine-id /proc/sys/kernel/random/boot_id /sys/class/net/eth0/address; hostname; \
+               ip -4 addr show eth0 | grep inet; dd if=/dev/urandom bs=16 count=1 2>/dev/null | md5sum; date +%s";
+    let (said, code) = exec(host, name, &["sh", "-c", ask]).await;
+    assert_eq!(code, 0, "{said}");
+    let mut lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    let clock: i64 = lines.pop().unwrap().parse().unwrap();
+    (lines, Clock::system().now().seconds().abs_diff(clock))
+}
+
+#[test]
+fn forks_go_on_as_machines_of_their_own() {
+    netns::run_within(Duration::from_secs(300), || async {
+        let Some(node) = Node::new().await else { return };
+        // Who they are is what counts here; how soon, on a machine that does other things, too, is for the benchmark.
+        let host = node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await;
+        counter(&host, "web").await;
+        until_counted(&host, "web", 5).await;
+        let before = counted(&host, "web").await;
+        let forks = host.fork("web", FORKS, None).await.unwrap();
+        assert_eq!(forks.len(), usize::try_from(FORKS).unwrap());
+        assert_eq!(host.snapshots().await.unwrap(), [], "what they were made from is not kept");
+        until_counted(&host, "web", before + 3).await;
+
+        let mut seen: Vec<HashSet<String>> = Vec::new();
+        let names: Vec<String> = forks.iter().map(|record| record.name.to_string()).collect();
+        for name in names.iter().map(String::as_str).chain(["web"]) {
+            let (lines, off) = self_portrait(&host, name).await;
+            assert!(off <= 1, "the clock of {name} is {off} s off");
+            seen.resize_with(lines.len(), HashSet::new);
+            for (kind, line) in seen.iter_mut().zip(lines) {
+                assert!(kind.insert(line.clone()), "{line} is not {name}'s alone");
+            }
+        }
+        assert_eq!(seen.len(), 6, "machine id, boot id, MAC, host name, address, random draw");
+        for record in &forks {
+            assert_eq!(record.state, VmState::Running);
+            assert!(record.identity_ms > 0);
+            until_counted(&host, record.name.as_str(), before + 3).await;
+        }
+        close(&node, host).await;
+    });
+}
+
+#[test]
+fn a_snapshot_outlives_its_vm() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let web = counter(&host, "web").await;
+        until_counted(&host, "web", 5).await;
+        exec(&host, "web", &["sh", "-c", "echo precious > /kept; sync"]).await;
+        let name: SnapshotName = "first".parse().unwrap();
+        let saved = host.save_snapshot("web", Some(name.clone())).await.unwrap();
+        assert_eq!((saved.vm.as_str(), saved.image.as_str()), ("web", support::IMAGE));
+        let taken = host.save_snapshot("web", Some(name)).await.unwrap_err();
+        assert_eq!(taken.code(), "COR-SNP-002", "{}", taken.chain());
+        let at_save = counted(&host, "web").await;
+        until_counted(&host, "web", at_save + 5).await;
+        exec(&host, "web", &["sh", "-c", "echo changed > /kept"]).await;
+        host.pause("web", None).await.unwrap();
+        host.save_snapshot("web", Some("still".parse().unwrap())).await.unwrap();
+        assert_eq!(host.get("web").unwrap().record.state, VmState::Paused, "it stands still as before");
+        host.delete("web", true, None).await.unwrap();
+        host.shutdown().await;
+        drop(host);
+
+        let host = node.open().await;
+        let twice = [host.restore("first", RestoreSpec::default()).await.unwrap()];
+        assert_eq!(
+            (twice[0].name.as_str(), twice[0].address),
+            ("web", web.address),
+            "its name and address are free"
+        );
+        let other = host.restore("first", named("other")).await.unwrap();
+        assert_ne!(other.address, web.address);
+        for name in ["web", "other"] {
+            until_counted(&host, name, at_save + 5).await;
+            assert_eq!(
+                exec(&host, name, &["cat", "/kept"]).await.0,
+                "precious\n",
+                "the disk is of that instant, too"
+            );
+        }
+        host.delete_snapshot("first").await.unwrap();
+        until_counted(&host, "other", at_save + 10).await;
+        let gone = host.restore("first", RestoreSpec::default()).await.unwrap_err();
+        assert_eq!(gone.code(), "COR-SNP-001");
+
+        // On a machine that is another one, it is refused before anything is made.
+        let manifest = node.state().join("snapshots/still/manifest.json");
+        let text = std::fs::read_to_string(&manifest).unwrap();
+        let vmm = host.probe().version.clone();
+        std::fs::write(&manifest, text.replace(&format!("\"vmm\": \"{vmm}\""), "\"vmm\": \"6.0.0\""))
+            .unwrap();
+        let foreign = host.restore("still", named("foreign")).await.unwrap_err().chain();
+        assert!(foreign.contains("VMM version") && foreign.contains("6.0.0"), "{foreign}");
+        assert_eq!(host.list().len(), 2);
+        close(&node, host).await;
+    });
+}
+
+#[test]
+fn a_sleeping_vm_moves_to_another_node() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let web = counter(&host, "web").await;
+        until_counted(&host, "web", 5).await;
+        host.hibernate("web", None).await.unwrap();
+        let still = counted(&host, "web").await;
+        host.save_snapshot("web", Some("moving".parse().unwrap())).await.unwrap();
+        let path = node.dir.path().join("moving.tar.zst");
+        host.export_snapshot("moving", File::create(&path).unwrap()).await.unwrap();
+        close(&node, host).await;
+
+        let other = Node::new().await.unwrap();
+        let host = other.open().await;
+        let archive = || File::open(&path).unwrap();
+        host.import_snapshot("moving".parse().unwrap(), archive()).await.unwrap();
+        let moved = host.restore("moving", RestoreSpec::default()).await.unwrap();
+        assert_eq!((moved.name.clone(), moved.address), (web.name, web.address), "same name, same address");
+        assert_eq!((moved.id, moved.mac), (web.id, web.mac), "the same machine");
+        until_counted(&host, "web", still + 5).await;
+        let again = host.import_snapshot("moving".parse().unwrap(), archive()).await.unwrap_err();
+        assert_eq!(again.code(), "COR-SNP-002");
+        close(&other, host).await;
+    });
+}

@@ -1,0 +1,82 @@
+//! `coracle snapshot …`, restore and fork.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Format;
+
+#[derive(Args, Debug)]
+pub(crate) struct SnapshotArgs {
+    #[command(subcommand)]
+    pub(crate) command: SnapshotCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum SnapshotCommand {
+    /// Copy memory and disk of a VM as of one instant; it goes on as it did
+    Save {
+        /// Name, id or unique prefix
+        vm: String,
+        /// Name of the snapshot [default: made from the VM's name and the time]
+        #[arg(long, default_value = "", hide_default_value = true)]
+        name: String,
+    },
+    /// List snapshots
+    Ls {
+        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+        #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+        output: Format,
+    },
+    /// Show everything about snapshots
+    Inspect {
+        /// Output format: json, yaml, name or jsonpath=TEMPLATE
+        #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
+        output: Format,
+        /// Names, as ls shows them
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Remove snapshots; VMs that were made from them go on
+    Rm {
+        /// Names, as ls shows them
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Write a snapshot as one archive, for another node
+    Export {
+        /// Name, as ls shows it
+        name: String,
+        /// Where to write it; - is the standard output
+        file: PathBuf,
+    },
+    /// Take a snapshot from an archive
+    Import {
+        /// The archive; - is the standard input
+        file: PathBuf,
+        /// Name of the snapshot [default: that of the file]
+        #[arg(long)]
+        name: Option<String>,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RestoreArgs {
+    /// Name of the snapshot, as coracle snapshot ls shows it
+    pub(crate) snapshot: String,
+    /// Name of the new VM [default: that of the VM that the snapshot was taken of]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ForkArgs {
+    /// Name, id or unique prefix
+    pub(crate) vm: String,
+    /// How many copies
+    #[arg(default_value_t = 1)]
+    pub(crate) count: u32,
+    /// What their names begin with [default: the VM's name]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+}
