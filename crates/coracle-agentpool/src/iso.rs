@@ -36,11 +36,23 @@ pub struct IsoOptions {
     pub idle: Duration,
     /// Authorities in PEM besides the system's.
     pub ca_file: Option<PathBuf>,
+    /// How a stored one is checked.
+    pub verify: IsoVerify,
+}
+
+/// How an ISO on a datastore is checked when it is due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IsoVerify {
+    /// By name and size.
+    #[default]
+    Size,
+    /// Read back whole, and compared by digest.
+    Full,
 }
 
 impl Default for IsoOptions {
     fn default() -> Self {
-        Self { bytes_max: 10 << 30, idle: Duration::from_secs(60), ca_file: None }
+        Self { bytes_max: 10 << 30, idle: Duration::from_secs(60), ca_file: None, verify: IsoVerify::Size }
     }
 }
 

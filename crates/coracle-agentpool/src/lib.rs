@@ -41,7 +41,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
-pub use iso::IsoOptions;
+pub use iso::{IsoOptions, IsoVerify};
 pub use metrics::PoolMetrics;
 pub use status::pool_conditions;
 pub use vcenters::ProviderError;
