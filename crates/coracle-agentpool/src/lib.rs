@@ -32,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-use coracle_api::agentpool::names;
+use coracle_api::agentpool::{VsphereAgent, names};
 use coracle_reconcile::{Backoff, Backoffs, Clock, ControllerMetrics, Election, EventRecorder, SystemClock};
 use coracle_vsphere::Connect;
 use jiff::SignedDuration;
@@ -263,6 +263,14 @@ impl Context {
             c.agents.wait_until_ready(),
             c.infra_envs.wait_until_ready(),
         );
+    }
+
+    /// The VM of `request` came to a stage of its life.
+    pub(crate) fn reached(&self, request: &VsphereAgent, stage: &'static str) {
+        let Some(made) = &request.metadata.creation_timestamp else { return };
+        let after = self.config.clock.now().duration_since(made.0);
+        // Clocks differ by a little.
+        self.config.pool_metrics.stage(stage, after.try_into().unwrap_or_default());
     }
 
     /// Follows the machines of a folder, unless they are followed in this session already.

@@ -66,6 +66,7 @@ async fn reconcile(cached: Arc<VsphereAgentPool>, cx: Arc<Context>) -> Result<Ac
     };
     let url = infra_env_url(&cx, &pool).await?;
     let look = look(&cx, &pool);
+    stages(&cx, &pool, &look);
     pin_all(&cx, &pool).await?;
     let mut rows = look.rows.clone();
     let snapshot = Snapshot {
@@ -192,6 +193,24 @@ fn look(cx: &Context, pool: &VsphereAgentPool) -> Look {
     }
     let demand = count(agent_machines.iter().copied());
     Look { rows: next, agents, matches: found, demand, machines }
+}
+
+/// Counts the VMs whose Agent came, or was claimed, since the last pass.
+fn stages(cx: &Context, pool: &VsphereAgentPool, look: &Look) {
+    let before = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
+    let requests = cx.caches.requests_of(pool);
+    for row in &look.rows {
+        let was = before.iter().find(|r| r.name == row.name).map(|r| r.phase.as_str()).unwrap_or_default();
+        let stages: &[&'static str] = match (was, row.phase.as_str()) {
+            (names::phase::PROVISIONING, names::phase::AVAILABLE) => &["discovered"],
+            (names::phase::PROVISIONING, names::phase::BOUND) => &["discovered", "bound"],
+            (names::phase::AVAILABLE, names::phase::BOUND) => &["bound"],
+            _ => continue,
+        };
+        if let Some(request) = requests.iter().find(|r| r.uid().as_deref() == Some(&row.owner_uid)) {
+            stages.iter().for_each(|stage| cx.reached(request, stage));
+        }
+    }
 }
 
 /// Agents of the pool: those of its rows whatever their labels; others by labels, and when no other pool has them.

@@ -4,7 +4,7 @@ mod bring_up;
 mod fence;
 mod take_down;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use coracle_api::agentpool::{OwnedVm, VsphereAgent, VsphereAgentPool, foreign::InfraEnv, names};
 use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
@@ -22,6 +22,7 @@ pub(crate) use fence::{Fenced, fence};
 use crate::{
     Context, Error, REQUEST_MANAGER, act,
     error::{Trouble, api},
+    identity::owner_note,
     iso,
     status::{report_request, request_event, say},
     vcenters::Provider,
@@ -233,6 +234,12 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
     let machines = provider.vcenter.api.machines(&provider.site);
     let seen = machines.borrow().clone();
     cx.follow(&provider, machines);
+    if seen.is_current {
+        let notes: HashSet<_> =
+            cx.caches.requests.state().iter().filter_map(|r| r.uid()).map(|uid| owner_note(&uid)).collect();
+        let count = unowned(&seen, &notes);
+        cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
+    }
     if seen.is_current
         && let Some(done) = compare(cx, request, &vm, &provider, &seen).await?
     {
@@ -246,6 +253,12 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
     report_request(cx, request, Some(vm), say("Ready", true, reason, "")).await?;
     let again = if seen.is_current { cx.config.times.steady } else { cx.config.times.machine };
     Ok(Done::Well(again))
+}
+
+/// VMs that carry our notes and that no VsphereAgent stands for.
+fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
+    let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
+    ours.filter(|vm| !owners.contains(&vm.annotation)).count()
 }
 
 /// What vSphere shows against the record; `None`: they agree.
