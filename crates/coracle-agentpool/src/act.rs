@@ -43,7 +43,8 @@ pub(crate) async fn control<K>(
     let queue = queue.take_until(stop.clone().cancelled_owned());
     let waiting = Arc::new(Waiting { name, cx: cx.clone(), objects: Mutex::default() });
     let came = waiting.clone();
-    let queue = queue.inspect(move |object| came.note(|all| all.insert(named(&object.name, object.namespace.as_deref()))));
+    let queue = queue
+        .inspect(move |object| came.note(|all| all.insert(named(&object.name, object.namespace.as_deref()))));
     let queue = queue.map(|object| Ok::<_, watcher::Error>(ReconcileRequest::from(object)));
     controller::applier(
         move |object: Arc<K>, cx: Arc<Context>| {

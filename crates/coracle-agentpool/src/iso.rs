@@ -282,8 +282,14 @@ async fn pass(
         let found = api.files(site, &folder, name).await?.unwrap_or_default();
         Ok(found.iter().any(|f| f.name == name && size.is_none_or(|s| i64::try_from(f.size) == Ok(s))))
     };
-    let keep = due == Due::Check && is_there(&old.path, old.size_bytes).await?;
-    let validator = if keep { old.last_modified.clone() } else { String::new() };
+    let mut keep = due == Due::Check && is_there(&old.path, old.size_bytes).await?;
+    if keep && cx.iso.options.verify == IsoVerify::Full {
+        match api.digest(site, &old.path).await? {
+            Some(digest) => keep = digest == old.sha256,
+            // Read at the next pass, when the machine that holds it may have let go; until then it counts as it is.
+            None => return Ok((old, "VerificationDeferred")),
+        }
+    }
     let refused = |what: String| IsoError::Refused { url: redacted(url), what };
     let download = |source: reqwest::Error| IsoError::Download {
         url: redacted(url),
@@ -291,8 +297,11 @@ async fn pass(
     };
     let client = client(&cx.iso.options).map_err(refused)?;
     let mut request = client.get(url);
-    if !validator.is_empty() {
-        request = request.header(header::IF_MODIFIED_SINCE, &validator);
+    for (name, value) in [(header::IF_NONE_MATCH, &old.etag), (header::IF_MODIFIED_SINCE, &old.last_modified)]
+    {
+        if keep && !value.is_empty() {
+            request = request.header(name, value);
+        }
     }
     let response = request.send().await.map_err(download)?;
     let mut status = IsoStatus {
@@ -306,10 +315,13 @@ async fn pass(
         },
         ..old.clone()
     };
-    let modified =
-        response.headers().get(header::LAST_MODIFIED).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let modified = modified.to_owned();
-    let unchanged = keep && !modified.is_empty() && modified == old.last_modified;
+    let said =
+        |name| response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+    let (modified, etag) = (said(header::LAST_MODIFIED), said(header::ETAG));
+    let same = |new: &str, old: &str| !new.is_empty() && new == old;
+    // An ETag says more than a date, which has only seconds.
+    let unchanged =
+        keep && if etag.is_empty() { same(&modified, &old.last_modified) } else { same(&etag, &old.etag) };
     if response.status() == StatusCode::NOT_MODIFIED && keep || unchanged {
         return Ok((status, "Reused"));
     }
@@ -352,7 +364,8 @@ async fn pass(
     let size = i64::try_from(length).ok();
     status.path.clone_from(&path);
     status.sha256.clone_from(&sha256);
-    (status.size_bytes, status.last_modified, status.uploaded_at) = (size, modified, Some(now.clone()));
+    (status.last_modified, status.etag) = (modified, etag);
+    (status.size_bytes, status.uploaded_at) = (size, Some(now.clone()));
     status.history.retain(|v| v.path != path);
     status.history.insert(0, IsoVersion { path, sha256, size_bytes: size, uploaded_at: Some(now) });
     Ok((status, if moved { "Uploaded" } else { "Reused" }))

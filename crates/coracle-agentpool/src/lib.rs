@@ -11,10 +11,12 @@
 
 mod act;
 pub mod demand;
+pub mod eject;
 mod error;
 pub mod identity;
 pub mod iso;
 mod machine;
+pub mod manifests;
 mod metrics;
 pub mod plan;
 mod pool;
@@ -42,6 +44,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
 pub use iso::{IsoOptions, IsoVerify};
+pub use manifests::manifests;
 pub use metrics::PoolMetrics;
 pub use status::pool_conditions;
 pub use vcenters::ProviderError;

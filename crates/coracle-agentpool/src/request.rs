@@ -1,6 +1,7 @@
 //! VsphereAgents: one object, one VM.
 
 mod bring_up;
+mod ejection;
 mod fence;
 mod take_down;
 
@@ -29,6 +30,9 @@ use crate::{
     vm::{Identity, iso_url, undo},
     watches::{Triggers, pool_of},
 };
+
+/// An ejection that is under way is looked at again after so long.
+const EJECTING: Duration = Duration::from_secs(1);
 
 /// Reconciles until `stop`.
 pub(crate) async fn control(
@@ -95,6 +99,10 @@ async fn reconcile(cached: Arc<VsphereAgent>, cx: Arc<Context>) -> Result<Action
     let pool = pools.get_opt(&pool_name).await.map_err(api("read VsphereAgentPool", &pool_name))?;
     let deleting = request.metadata.deletion_timestamp.is_some();
     let Some(pool) = pool else { return without_pool(&cx, &request, deleting).await };
+    let ejects = request.status.as_ref().is_some_and(|s| s.iso_ejection.is_some());
+    if deleting && ejects && !finish_ejection(&cx, &request, &pool).await? {
+        return Ok(Action::requeue(EJECTING));
+    }
     if deleting {
         return outcome(&cx, &request, take_down::remove(&cx, &request, &pool).await?).await;
     }
@@ -112,6 +120,20 @@ async fn reconcile(cached: Arc<VsphereAgent>, cx: Arc<Context>) -> Result<Action
         create(&cx, &request, &pool).await?
     };
     outcome(&cx, &request, done).await
+}
+
+/// An ejection that was begun is finished before the VM goes: a question that waits would hold it up. `true`: nothing is
+/// left to do, or nothing can be done.
+async fn finish_ejection(
+    cx: &Context,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+) -> Result<bool, Error> {
+    match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) => ejection::eject(cx, request, pool, &provider).await,
+        // What follows needs vCenter too, and tells.
+        Err(_) => Ok(true),
+    }
 }
 
 /// How a pass ended.
@@ -251,6 +273,9 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
         "VMCreated"
     };
     report_request(cx, request, Some(vm), say("Ready", true, reason, "")).await?;
+    if !ejection::eject(cx, request, pool, &provider).await? {
+        return Ok(Done::Waits(EJECTING));
+    }
     let again = if seen.is_current { cx.config.times.steady } else { cx.config.times.machine };
     Ok(Done::Well(again))
 }

@@ -306,7 +306,12 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
         }
         Changed::Agent(a) => {
             let ours = |p: &&Arc<VsphereAgentPool>| p.namespace() == a.namespace();
-            caches.pools.state().iter().filter(ours).for_each(|p| pool(ObjectRef::from_obj(p.as_ref())));
+            caches.pools.state().iter().filter(ours).for_each(|p| {
+                pool(ObjectRef::from_obj(p.as_ref()));
+                if p.spec.iso.as_ref().is_some_and(|iso| iso.eject_after_install) {
+                    caches.requests_of(p).iter().filter(|r| is_agent_of(r, a)).for_each(|r| request(r));
+                }
+            });
         }
         Changed::InfraEnv(env) => {
             for p in caches.pools.state() {
@@ -317,6 +322,12 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
             }
         }
     }
+}
+
+/// The Agent is the one that was recognised in this VsphereAgent's VM.
+fn is_agent_of(request: &VsphereAgent, agent: &Agent) -> bool {
+    let reference = request.vm().and_then(|vm| vm.agent_ref.as_ref());
+    reference.and_then(|r| r.name.as_deref()) == Some(&agent.name_any())
 }
 
 /// A change of a pool's status is about this VsphereAgent: it goes, or its row changed.

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use agentpool::{
-    AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags,
+pub(crate) use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags};
+pub(crate) use daemons::{
+    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs,
 };
-pub(crate) use daemons::{AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs};
 pub(crate) use format::Format;
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 

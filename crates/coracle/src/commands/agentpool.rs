@@ -4,8 +4,8 @@ mod explain;
 
 use coracle_api::agentpool::foreign::{AGENT_MACHINE, AgentMachine};
 use coracle_api::{VsphereAgent, VsphereAgentPool};
-use kube::api::{Api, ListParams};
 use kube::ResourceExt;
+use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
 use crate::cli::{AgentPoolCommand, Format, Global, PoolArgs};
@@ -50,14 +50,16 @@ async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
     })?;
     let names: Vec<_> = all.iter().map(ResourceExt::name_any).collect();
     let Some(pool) = all.into_iter().find(|p| p.name_any() == args.pool) else {
-        let message = format!("VsphereAgentPool {} not found in namespace {}", args.pool, cluster.namespace());
+        let message =
+            format!("VsphereAgentPool {} not found in namespace {}", args.pool, cluster.namespace());
         let failure = Failure::new("COR-VM-001", message)
             .help("list what there is: kubectl get vap -A")
             .exit(exit::NOT_FOUND);
         return Err(with_hint(failure, suggest::sentence(&args.pool, names.iter().map(String::as_str))));
     };
     let requests: Api<VsphereAgent> = cluster.api();
-    let requests = requests.list(&ListParams::default()).await.map_err(|e| asked("list VsphereAgents", &e))?;
+    let requests =
+        requests.list(&ListParams::default()).await.map_err(|e| asked("list VsphereAgents", &e))?;
     let mut requests: Vec<_> =
         requests.into_iter().filter(|r| r.spec.pool_ref.name == pool.name_any()).collect();
     requests.sort_by_key(ResourceExt::name_any);
@@ -210,9 +212,7 @@ mod tests {
     /// A pool in trouble: one VM bound, one that cannot be made, one Agent that vanished, one Machine without anything.
     pub(super) fn facts() -> Facts {
         let time = "2026-06-01T10:00:00Z";
-        let condition = |kind: &str, status: &str, reason: &str, message: &str| {
-            json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time})
-        };
+        let condition = |kind: &str, status: &str, reason: &str, message: &str| json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time});
         let pool = json!({
             "apiVersion": "agent-forge.containeroo.ch/v1alpha1", "kind": "VsphereAgentPool",
             "metadata": {"name": "demo-worker", "namespace": "demo", "uid": "u", "generation": 2},

@@ -58,12 +58,7 @@ pub(crate) async fn run(args: AgentForgeArgs) -> miette::Result<()> {
 }
 
 /// Health on one port, metrics on the other.
-async fn serve(
-    args: &AgentForgeArgs,
-    client: Client,
-    admin: Admin,
-    tasks: &mut Tasks,
-) -> miette::Result<()> {
+async fn serve(args: &AgentForgeArgs, client: Client, admin: Admin, tasks: &mut Tasks) -> miette::Result<()> {
     if let Some(listener) = bind(&args.health_probe_bind_address).await? {
         let admin = admin.clone();
         let serve = |stop| async move { admin.serve_health(listener, stop).await.into_diagnostic() };
@@ -150,8 +145,7 @@ impl Reviews {
         let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
             return Ok(Access::Unknown);
         };
-        let what =
-            NonResourceAttributes { path: Some("/metrics".to_owned()), verb: Some("get".to_owned()) };
+        let what = NonResourceAttributes { path: Some("/metrics".to_owned()), verb: Some("get".to_owned()) };
         let spec = SubjectAccessReviewSpec {
             user: user.username,
             groups: user.groups,
