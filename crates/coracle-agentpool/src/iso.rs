@@ -13,7 +13,7 @@ use std::{
 
 use coracle_api::agentpool::{IsoSpec, IsoStatus, IsoVersion, VsphereAgentPool, names};
 use coracle_reconcile::Kind;
-use coracle_vsphere::{Machines, VsphereError};
+use coracle_vsphere::{File, Machines, VsphereError};
 use futures_util::{StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -26,6 +26,9 @@ use crate::{
     status::{pool_event, report_iso, say, seconds},
     vcenters::Provider,
 };
+
+/// A partial upload that is so old belongs to nobody.
+const PARTIAL_AGE: SignedDuration = SignedDuration::from_hours(1);
 
 /// How images are downloaded.
 #[derive(Clone, Debug)]
@@ -334,6 +337,11 @@ async fn pass(
     }
     let partial = format!("{folder}/.{:016x}.partial", rand::random::<u64>());
     api.make_folder(site, &folder).await?;
+    // Only where something is uploaded can something be left over; at rest nothing is asked.
+    let left = api.files(site, &folder, "*.partial").await?.unwrap_or_default();
+    for name in stale(&left, now.0) {
+        api.delete_file(site, &format!("{folder}/{name}")).await?;
+    }
     let digest = Arc::new(Mutex::new(Sha256::new()));
     let sum = digest.clone();
     let body = stream::try_unfold(response, |mut response| async move {
@@ -369,6 +377,28 @@ async fn pass(
     status.history.retain(|v| v.path != path);
     status.history.insert(0, IsoVersion { path, sha256, size_bytes: size, uploaded_at: Some(now) });
     Ok((status, if moved { "Uploaded" } else { "Reused" }))
+}
+
+/// Uploads that were given up long ago. Another upload into the same folder may be under way.
+fn stale(files: &[File], now: Timestamp) -> Vec<&str> {
+    let is_old = |file: &&File| {
+        let at: Option<Timestamp> = file.modified.parse().ok();
+        at.is_some_and(|at| now.duration_since(at) >= PARTIAL_AGE)
+    };
+    files.iter().filter(is_old).map(|file| file.name.as_str()).collect()
+}
+
+/// Deletes all images below the prefix of a pool that is deleted, where it asks for that.
+pub(crate) async fn delete_all(pool: &VsphereAgentPool, provider: &Provider) -> Result<usize, VsphereError> {
+    let (api, site, folder) = (&provider.vcenter.api, &provider.site, prefix(pool));
+    let mut count = 0;
+    for pattern in ["*.iso", "*.partial"] {
+        for file in api.files(site, &folder, pattern).await?.unwrap_or_default() {
+            api.delete_file(site, &format!("{folder}/{}", file.name)).await?;
+            count += 1;
+        }
+    }
+    Ok(count)
 }
 
 fn client(options: &IsoOptions) -> Result<reqwest::Client, String> {
@@ -456,6 +486,18 @@ mod tests {
         let held = HashSet::from(["[ds] p/1.iso".to_owned()]);
         assert_eq!(surplus(&history, "p/3.iso", 2, &held), ["p/0.iso"]);
         assert_eq!(surplus(&history, "p/0.iso", 2, &HashSet::new()), ["p/1.iso"], "the current one stays");
+    }
+
+    #[test]
+    fn only_an_upload_that_was_given_up_long_ago_is_removed() {
+        let file =
+            |name: &str, modified: &str| File { name: name.into(), size: 1, modified: modified.into() };
+        let files = [
+            file(".old.partial", "2026-06-01T08:59:00Z"),
+            file(".young.partial", "2026-06-01T09:30:00Z"),
+            file(".unknown.partial", ""),
+        ];
+        assert_eq!(stale(&files, "2026-06-01T10:00:00Z".parse().unwrap()), [".old.partial"]);
     }
 
     #[test]

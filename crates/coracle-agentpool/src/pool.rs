@@ -116,9 +116,24 @@ async fn end(cx: &Context, pools: &Api<VsphereAgentPool>, pool: &VsphereAgentPoo
         // Their ends trigger the next pass.
         return Ok(Action::requeue(cx.config.times.blocked.min(std::time::Duration::from_secs(10))));
     }
+    if pool.annotations().get(names::DELETE_ISOS).is_some_and(|v| v == "true")
+        && let Err(why) = delete_isos(cx, pool).await
+    {
+        pool_event(cx, pool, Kind::Warning, "ISOPruneFailed", why).await;
+        return Ok(Action::requeue(cx.config.times.blocked));
+    }
     remove_finalizer(pools, pool, names::POOL_FINALIZER, POOL_MANAGER).await?;
     cx.config.pool_metrics.forget(&ns, &pool.name_any());
     Ok(Action::await_change())
+}
+
+/// The images of a pool go with it; why not, otherwise.
+async fn delete_isos(cx: &Context, pool: &VsphereAgentPool) -> Result<(), String> {
+    let provider = cx.vcenters.provider(&cx.client, pool).await.map_err(|e| chain(&e))?;
+    let count = iso::delete_all(pool, &provider).await.map_err(|e| chain(&e))?;
+    cx.config.pool_metrics.iso("delete", "success");
+    tracing::info!(pool = pool.name_any(), count, "ISO images deleted with their pool");
+    Ok(())
 }
 
 async fn delete_request(requests: &Api<VsphereAgent>, request: &VsphereAgent) -> Result<(), Error> {

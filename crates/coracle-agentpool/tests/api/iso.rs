@@ -7,7 +7,10 @@ use coracle_api::agentpool::{IsoStatus, VsphereAgentPool};
 use coracle_reconcile::find;
 use coracle_testkit::cluster;
 use coracle_vsphere::{FakeFault, Question};
-use kube::{ResourceExt as _, api::ListParams};
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::json;
 
 use crate::{
@@ -186,6 +189,30 @@ fn a_silent_image_service_is_given_up_and_leaves_nothing_behind() {
             (files.len() == 1).then_some(())
         });
         assert!(left.await.is_some(), "{:?}", w.vcenter.fake().stored());
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn images_outlive_their_pool_unless_it_says_otherwise() {
+    cluster::run(|cluster| async move {
+        for (annotation, left) in [("false", 1), ("true", 0)] {
+            let mut w = World::fake(cluster).await?;
+            w.simulate(Style::Old);
+            w.pool(|p| {
+                p.metadata.annotations = Some([("coracle.dev/delete-isos".into(), annotation.into())].into());
+            })
+            .await?;
+            let _operator = w.operator();
+            w.scale(1).await?;
+            w.until_rows(1, "Bound").await?;
+            w.scale(0).await?;
+            w.until_vms(0).await?;
+            w.pools().delete(POOL, &DeleteParams::default()).await?;
+            let gone = async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(());
+            assert!(eventually(gone).await.is_some());
+            assert_eq!(w.vcenter.fake().stored().len(), left, "delete-isos={annotation}");
+        }
         anyhow::Ok(())
     });
 }
