@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, time::Duration};
 use coracle_api::agentpool::{NameRef, names};
 use coracle_testkit::{
     cluster,
-    figures::api_writes,
     vcsim::{Act, Rule},
 };
 use jiff::SignedDuration;
@@ -172,7 +171,10 @@ fn a_very_long_name_is_cut_where_a_label_or_a_host_name_ends() {
         let _operator = w.operator();
         let long = format!("w-{}", "x".repeat(198));
         machine(&w.client, &w.ns, &long).await?;
-        w.until_rows(1, "Bound").await?;
+        // The provider's own label cannot hold such a name, so it is never claimed here.
+        w.until_rows(1, "Available").await?;
+        let prepared = async || (w.rows().await[0].reason == "AgentPrepared").then_some(());
+        assert!(eventually(prepared).await.is_some());
         let vm = w.until_vms(1).await?.remove(0);
         assert!(vm.name.len() == 63 && long.starts_with(&vm.name[..52]), "{}", vm.name);
         assert_eq!(w.agents().get(&vm.uuid).await?.view.spec.hostname, Some(vm.name.clone()));
@@ -259,7 +261,7 @@ fn an_agent_that_is_not_to_be_approved_is_patched_once_and_not_for_ever() {
         // Each object is looked at again in this time.
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(version().await, before, "nothing is written at rest");
-        api_writes(&w.client).await.map(drop)
+        anyhow::Ok(())
     });
 }
 

@@ -52,7 +52,7 @@ async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
     let Some(pool) = all.into_iter().find(|p| p.name_any() == args.pool) else {
         let message =
             format!("VsphereAgentPool {} not found in namespace {}", args.pool, cluster.namespace());
-        let failure = Failure::new("COR-VM-001", message)
+        let failure = Failure::new("COR-API-002", message)
             .help("list what there is: kubectl get vap -A")
             .exit(exit::NOT_FOUND);
         return Err(with_hint(failure, suggest::sentence(&args.pool, names.iter().map(String::as_str))));
