@@ -80,7 +80,7 @@ pub(crate) struct AgentForgeArgs {
     pub(crate) metrics_secure: bool,
     /// Folder of the metrics' certificate; empty: one is made
     #[arg(long, default_value = "", value_name = "DIR")]
-    pub(crate) metrics_cert_path: PathBuf,
+    pub(crate) metrics_cert_path: String,
     /// File of the certificate
     #[arg(long, default_value = "tls.crt", value_name = "FILE")]
     pub(crate) metrics_cert_name: String,
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(args.health_probe_bind_address, ":8081");
         assert!(!args.leader_elect && args.metrics_secure && !args.ignored.enable_http2);
         assert_eq!((args.metrics_cert_name.as_str(), args.metrics_cert_key.as_str()), ("tls.crt", "tls.key"));
-        assert_eq!(args.kubeconfig, None);
+        assert_eq!((args.metrics_cert_path.as_str(), args.kubeconfig), ("", None));
     }
 
     #[test]

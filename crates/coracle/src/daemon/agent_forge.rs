@@ -1,6 +1,7 @@
 //! `agent-forge-operator`: the controllers of pools under the name, the flags and the ports of the original.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,14 +101,14 @@ async fn bind(text: &str) -> miette::Result<Option<TcpListener>> {
 
 /// The certificate that the flags name, or one made for this process.
 fn tls(args: &AgentForgeArgs) -> miette::Result<Arc<ServerConfig>> {
-    let (chain, key) = if args.metrics_cert_path.as_os_str().is_empty() {
+    let (chain, key) = if args.metrics_cert_path.is_empty() {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), super::hostname()]);
         let made = made.into_diagnostic().wrap_err("make a certificate for metrics")?;
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
         (vec![made.cert.der().clone()], PrivateKeyDer::from(key))
     } else {
-        let chain = args.metrics_cert_path.join(&args.metrics_cert_name);
-        let key = args.metrics_cert_path.join(&args.metrics_cert_key);
+        let dir = Path::new(&args.metrics_cert_path);
+        let (chain, key) = (dir.join(&args.metrics_cert_name), dir.join(&args.metrics_cert_key));
         let read = || {
             let certificates = CertificateDer::pem_file_iter(&chain)?.collect::<Result<_, _>>()?;
             Ok::<_, rustls::pki_types::pem::Error>((certificates, PrivateKeyDer::from_pem_file(&key)?))
