@@ -4,6 +4,7 @@
 //! count of calls. Writes are the API server's count, less what this process writes to play the rest of the cluster.
 
 #![allow(dead_code, reason = "the simulated cluster is that of the tests, and serves more there")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
 
 #[path = "../../../coracle-agentpool/tests/api/image.rs"]
 mod image;
