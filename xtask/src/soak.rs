@@ -9,11 +9,26 @@ use crate::{run, setup, step};
 struct Scenario {
     name: &'static str,
     test: &'static str,
+    /// Begin of the names of its tests; empty: all.
+    filter: &'static str,
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 1] =
-    [Scenario { name: "crash_node", test: "crash_node", environment: &[("CORACLE_CRASHES", "100")] }];
+const SCENARIOS: [Scenario; 2] = [
+    Scenario {
+        name: "crash_node",
+        test: "crash_node",
+        filter: "",
+        environment: &[("CORACLE_CRASHES", "100")],
+    },
+    // The controllers of pools are killed so often at each of their calls.
+    Scenario {
+        name: "crash_operator",
+        test: "api",
+        filter: "crash::",
+        environment: &[("CORACLE_ROUNDS", "20")],
+    },
+];
 
 /// Runs the named scenarios, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {
@@ -26,7 +41,9 @@ pub(crate) fn run_all(names: &[String]) -> Result<()> {
             step(&format!("soak {}", scenario.name));
             let mut command = Command::new("cargo");
             command.args(["test", "--locked", "--workspace", "--test", scenario.test]);
-            run(command.args(["--", "--nocapture"]).envs(scenario.environment.iter().copied()))?;
+            run(command
+                .args(["--", "--nocapture", scenario.filter])
+                .envs(scenario.environment.iter().copied()))?;
         }
     }
     Ok(())

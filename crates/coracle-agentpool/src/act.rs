@@ -1,6 +1,11 @@
 //! What all three controllers do alike: a queue, a reconcile, and a later one after a failure.
 
-use std::{fmt::Debug, hash::Hash, sync::Arc};
+use std::{
+    collections::HashSet,
+    fmt::Debug,
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use coracle_reconcile::Outcome;
 use futures_util::{StreamExt as _, future::BoxFuture, stream};
@@ -36,9 +41,16 @@ pub(crate) async fn control<K>(
 {
     let queue = stream::unfold(queue, |mut queue| async move { Some((queue.recv().await?, queue)) });
     let queue = queue.take_until(stop.clone().cancelled_owned());
+    let waiting = Arc::new(Waiting { name, cx: cx.clone(), objects: Mutex::default() });
+    let came = waiting.clone();
+    let queue = queue
+        .inspect(move |object| came.note(|all| all.insert(named(&object.name, object.namespace.as_deref()))));
     let queue = queue.map(|object| Ok::<_, watcher::Error>(ReconcileRequest::from(object)));
     controller::applier(
-        move |object: Arc<K>, cx: Arc<Context>| Box::pin(timed(name, object, cx, reconcile)),
+        move |object: Arc<K>, cx: Arc<Context>| {
+            waiting.note(|all| all.remove(&named(&object.name_any(), object.namespace().as_deref())));
+            Box::pin(timed(name, object, cx, reconcile))
+        },
         |object: Arc<K>, error: &Error, cx: Arc<Context>| {
             let wait = cx.backoffs.failed(object.uid().unwrap_or_default());
             let error: &dyn std::error::Error = error;
@@ -59,6 +71,27 @@ pub(crate) async fn control<K>(
     .await;
 }
 
+/// Objects that were triggered and whose reconcile has not begun.
+struct Waiting {
+    name: &'static str,
+    cx: Arc<Context>,
+    objects: Mutex<HashSet<String>>,
+}
+
+impl Waiting {
+    fn note(&self, change: impl FnOnce(&mut HashSet<String>) -> bool) {
+        let mut all = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        if change(&mut all) {
+            self.cx.config.pool_metrics.waiting(self.name, all.len());
+            self.cx.config.metrics.queue_depth(self.name, all.len());
+        }
+    }
+}
+
+fn named(name: &str, namespace: Option<&str>) -> String {
+    format!("{}/{name}", namespace.unwrap_or_default())
+}
+
 async fn timed<K>(
     name: &'static str,
     object: Arc<K>,
@@ -74,6 +107,7 @@ where
     let result = reconcile(object, cx.clone()).instrument(span).await;
     drop(running);
     let outcome = if result.is_ok() { Outcome::Ok } else { Outcome::Error };
+    cx.config.pool_metrics.reconciled(name, result.is_ok(), began.elapsed());
     cx.config.metrics.ended(name, outcome, began.elapsed(), cx.config.clock.now());
     result
 }

@@ -170,3 +170,105 @@ pub fn request(name: &str, vm: &str, am: &AgentMachine, pool: &VsphereAgentPool)
         kube::Resource::controller_owner_ref(pool, &()).map(|owner| vec![owner]);
     agent
 }
+
+#[cfg(test)]
+mod tests {
+    use coracle_api::agentpool::NameRef;
+    use serde_json::json;
+
+    use super::*;
+
+    const SECOND: &str = "w-0-pool-";
+
+    fn pool() -> VsphereAgentPool {
+        let mut pool = VsphereAgentPool::default();
+        (pool.metadata.name, pool.metadata.namespace) = (Some("pool".into()), Some("ns".into()));
+        pool.spec.control_plane_namespace = "cp".into();
+        pool.spec.node_pool_ref = NameRef { name: "np".into() };
+        pool
+    }
+
+    fn waits(name: &str, pinned: Option<&str>) -> AgentMachine {
+        let mut am = json!({
+            "metadata": {"name": name, "namespace": "cp", "uid": format!("uid-{name}"),
+                "annotations": {"hypershift.openshift.io/nodePool": "ns/np"}},
+            "spec": {},
+            "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "NoSuitableAgents"}]},
+        });
+        if let Some(pin) = pinned {
+            am["spec"]["agentLabelSelector"] = json!({"matchLabels": {names::AGENT_MACHINE: pin}});
+        }
+        serde_json::from_value(am).unwrap()
+    }
+
+    /// A VsphereAgent of the pool: its name, its VM, and the Machine that the VM is bound to.
+    fn agent(name: &str, vm: &str, bound_to: Option<&str>) -> VsphereAgent {
+        let status = bound_to
+            .map(|machine| json!({"vm": {"name": vm, "phase": "Bound", "machineRef": {"name": machine}}}));
+        serde_json::from_value(json!({
+            "apiVersion": "agent-forge.containeroo.ch/v1alpha1", "kind": "VsphereAgent",
+            "metadata": {"name": name, "annotations": {names::VM_NAME: vm},
+                "labels": {names::CREATED_FOR: "agent-machine", names::AGENT_MACHINE: "w-0"}},
+            "spec": {"poolRef": {"name": "pool"}}, "status": status.unwrap_or(json!({})),
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_place_of_an_agent_machine_is_its_own_name_until_another_machine_has_taken_that_vm() {
+        let long = "x".repeat(80);
+        let cut = label_value(&long);
+        for (why, name, there, want) in [
+            ("nothing is there", "w-0", vec![], "w-0"),
+            ("its VM is being made", "w-0", vec![agent("w-0", "w-0", None)], "w-0"),
+            ("its VM is its own node", "w-0", vec![agent("w-0", "w-0", Some("w-0"))], "w-0"),
+            ("another took its VM", "w-0", vec![agent("w-0", "w-0", Some("w-1"))], SECOND),
+            ("another has another's VM", "w-0", vec![agent("w-1", "w-1", Some("w-2"))], "w-0"),
+            (
+                "another took its VM, and a second one is there",
+                "w-0",
+                vec![agent("w-0", "w-0", Some("w-1")), agent("w-0-pool-x", "w-0-pool-x", None)],
+                SECOND,
+            ),
+            ("a name too long for a label is cut", long.as_str(), vec![], cut.as_str()),
+        ] {
+            let got = place(&waits(name, None), &pool(), there.iter());
+            let fits = if want == SECOND { got.starts_with(SECOND) && got.len() == 19 } else { got == want };
+            assert!(fits, "{why}: {got}");
+        }
+    }
+
+    #[test]
+    fn one_vsphere_agent_for_each_waiting_agent_machine_and_never_two() {
+        let pools = [pool(), pool()];
+        let one = [&pools[0]];
+        let two = [&pools[0], &pools[1]];
+        let mut ready = waits("w-0", None);
+        ready.view.status.conditions = None;
+        let taken = agent("w-0", "w-0", Some("w-1"));
+        for (why, am, pools, there, pin, create) in [
+            ("it does not wait", ready, &one[..], vec![], None, 0),
+            ("no pool is its", waits("w-0", None), &[][..], vec![], None, 0),
+            ("two pools are its: never guess", waits("w-0", None), &two[..], vec![], None, 0),
+            ("it waits: pinned, and one is made", waits("w-0", None), &one[..], vec![], Some("w-0"), 2),
+            ("pinned already", waits("w-0", Some("w-0")), &one[..], vec![], None, 2),
+            ("served", waits("w-0", Some("w-0")), &one[..], vec![agent("w-0", "w-0", None)], None, 0),
+            (
+                "served under a second name of its object",
+                waits("w-0", Some("w-0")),
+                &one[..],
+                vec![agent("w-0-pool-x", "w-0", None)],
+                None,
+                0,
+            ),
+            ("its VM was taken", waits("w-0", Some("w-0")), &one[..], vec![taken], Some(SECOND), 1),
+        ] {
+            let demand = plan(&am, pools, there.iter());
+            assert_eq!(demand.create.len(), create, "{why}: {demand:?}");
+            match (demand.pin, pin) {
+                (Some(got), Some(want)) => assert!(got.starts_with(want), "{why}: {got}"),
+                (got, want) => assert_eq!(got.as_deref(), want, "{why}"),
+            }
+        }
+    }
+}

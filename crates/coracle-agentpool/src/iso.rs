@@ -4,28 +4,21 @@
 //! revisions apart is the URL and the service's own validators, and only a new one, a forced refresh or a missing object
 //! starts an upload.
 
-use std::{
-    collections::{HashMap, HashSet},
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+mod cache;
+mod upload;
 
-use coracle_api::agentpool::{IsoSpec, IsoStatus, IsoVersion, VsphereAgentPool, names};
-use coracle_reconcile::Kind;
-use coracle_vsphere::{Machines, VsphereError};
-use futures_util::{StreamExt as _, stream};
+use std::{collections::HashSet, path::PathBuf, time::Duration};
+
+use coracle_api::agentpool::{IsoSpec, IsoVersion, VsphereAgentPool, names};
+use coracle_vsphere::{File, VsphereError};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
-use reqwest::{StatusCode, header};
 use sha2::{Digest as _, Sha256};
 
-use crate::{
-    Context,
-    error::chain,
-    status::{pool_event, report_iso, say, seconds},
-    vcenters::Provider,
-};
+pub(crate) use cache::{Cache, delete_all, ensure};
+
+/// A partial upload that is so old belongs to nobody.
+const PARTIAL_AGE: SignedDuration = SignedDuration::from_hours(1);
 
 /// How images are downloaded.
 #[derive(Clone, Debug)]
@@ -36,11 +29,23 @@ pub struct IsoOptions {
     pub idle: Duration,
     /// Authorities in PEM besides the system's.
     pub ca_file: Option<PathBuf>,
+    /// How a stored one is checked.
+    pub verify: IsoVerify,
+}
+
+/// How an ISO on a datastore is checked when it is due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IsoVerify {
+    /// By name and size.
+    #[default]
+    Size,
+    /// Read back whole, and compared by digest.
+    Full,
 }
 
 impl Default for IsoOptions {
     fn default() -> Self {
-        Self { bytes_max: 10 << 30, idle: Duration::from_secs(60), ca_file: None }
+        Self { bytes_max: 10 << 30, idle: Duration::from_secs(60), ca_file: None, verify: IsoVerify::Size }
     }
 }
 
@@ -67,31 +72,6 @@ pub enum IsoError {
     /// vCenter.
     #[error(transparent)]
     Vsphere(#[from] VsphereError),
-}
-
-/// One pass at a time for each folder of ISO images; those who come together share it.
-#[derive(Debug)]
-pub(crate) struct Cache {
-    options: IsoOptions,
-    places: Mutex<HashMap<String, Place>>,
-}
-
-type Place = Arc<tokio::sync::Mutex<Option<Known>>>;
-
-/// What this process found last in a folder, so that a second pool of the same content need not ask again.
-#[derive(Clone, Debug)]
-struct Known {
-    status: IsoStatus,
-}
-
-impl Cache {
-    pub(crate) fn new(options: IsoOptions) -> Self {
-        Self { options, places: Mutex::default() }
-    }
-
-    fn place(&self, key: String) -> Place {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
-    }
 }
 
 /// A duration as Go writes it (`1h30m`, `10m`, `90s`); `None`: it is not one, or none is set.
@@ -185,178 +165,6 @@ fn hash(url: &str) -> String {
     hex::encode(Sha256::digest(url))
 }
 
-/// Makes sure that the ISO of `pool` is on its datastore; its path. Shared by all who ask at the same time.
-///
-/// # Errors
-/// [`IsoError`]; the condition is written by then.
-pub(crate) async fn ensure(
-    cx: &Context,
-    pool: &VsphereAgentPool,
-    provider: &Provider,
-    url: &str,
-    in_use: &Machines,
-) -> Result<String, IsoError> {
-    let stored =
-        |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
-    let now = cx.config.clock.now();
-    if due(pool, url, now) == Due::No {
-        return Ok(stored(pool).path);
-    }
-    let folder = prefix(pool);
-    let key = format!("{}/{}/{folder}", provider.vcenter.api.instance(), provider.site.iso.name);
-    let place = cx.iso.place(key);
-    // Whoever waits here finds what the one before did.
-    let mut known = place.lock().await;
-    let token = pool.annotations().get(names::FORCE_ISO_REFRESH).cloned().unwrap_or_default();
-    let mut with = pool.clone();
-    if let Some(known) = known.as_ref().filter(|k| k.status.url_hash == hash(url)) {
-        let history = stored(pool).history;
-        let mut status = known.status.clone();
-        if history.len() > status.history.len() {
-            status.history = history;
-        }
-        with.status.get_or_insert_default().iso = Some(status);
-    }
-    let result = match due(&with, url, now) {
-        Due::No => Ok((stored(&with), "Reused")),
-        due => pass(cx, &with, provider, url, due, &token).await,
-    };
-    match result {
-        Ok((mut status, reason)) => {
-            prune(cx, pool, provider, &mut status, in_use).await;
-            *known = Some(Known { status: status.clone() });
-            cx.config.pool_metrics.iso("ensure", "success");
-            if stored(pool).path != status.path {
-                let event = if reason == "Uploaded" { "ISOUploaded" } else { "ISOReused" };
-                pool_event(cx, pool, Kind::Normal, event, format!("{} is {}", status.url, status.path)).await;
-            }
-            let path = status.path.clone();
-            if let Err(error) =
-                report_iso(cx, pool, Some(&status), say("ISOReady", true, reason, path.clone())).await
-            {
-                tracing::debug!(error = chain(&error), "ISO not reported; it is at the next pass");
-            }
-            Ok(path)
-        }
-        Err(error) => {
-            cx.config.pool_metrics.iso("ensure", "error");
-            let text = chain(&error);
-            pool_event(cx, pool, Kind::Warning, "ISORefreshFailed", text.clone()).await;
-            if let Err(error) =
-                report_iso(cx, pool, None, say("ISOReady", false, "ISORefreshFailed", text)).await
-            {
-                tracing::debug!(error = chain(&error), "ISO not reported");
-            }
-            // An image that is there is better than none.
-            Err(error)
-        }
-    }
-}
-
-/// Asks the service, and uploads when it must be.
-async fn pass(
-    cx: &Context,
-    pool: &VsphereAgentPool,
-    provider: &Provider,
-    url: &str,
-    due: Due,
-    token: &str,
-) -> Result<(IsoStatus, &'static str), IsoError> {
-    let now = seconds(cx.config.clock.now());
-    let old = pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
-    let (api, site, folder) = (&provider.vcenter.api, &provider.site, prefix(pool));
-    let is_there = async |path: &str, size: Option<i64>| -> Result<bool, IsoError> {
-        let Some(name) = path.strip_prefix(&format!("{folder}/")) else { return Ok(false) };
-        let found = api.files(site, &folder, name).await?.unwrap_or_default();
-        Ok(found.iter().any(|f| f.name == name && size.is_none_or(|s| i64::try_from(f.size) == Ok(s))))
-    };
-    let keep = due == Due::Check && is_there(&old.path, old.size_bytes).await?;
-    let validator = if keep { old.last_modified.clone() } else { String::new() };
-    let refused = |what: String| IsoError::Refused { url: redacted(url), what };
-    let download = |source: reqwest::Error| IsoError::Download {
-        url: redacted(url),
-        source: Box::new(source.without_url()),
-    };
-    let client = client(&cx.iso.options).map_err(refused)?;
-    let mut request = client.get(url);
-    if !validator.is_empty() {
-        request = request.header(header::IF_MODIFIED_SINCE, &validator);
-    }
-    let response = request.send().await.map_err(download)?;
-    let mut status = IsoStatus {
-        url: redacted(url),
-        url_hash: hash(url),
-        checked_at: Some(now.clone()),
-        force_refresh_token: if token.is_empty() {
-            old.force_refresh_token.clone()
-        } else {
-            token.to_owned()
-        },
-        ..old.clone()
-    };
-    let modified =
-        response.headers().get(header::LAST_MODIFIED).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let modified = modified.to_owned();
-    let unchanged = keep && !modified.is_empty() && modified == old.last_modified;
-    if response.status() == StatusCode::NOT_MODIFIED && keep || unchanged {
-        return Ok((status, "Reused"));
-    }
-    if !response.status().is_success() {
-        return Err(refused(format!("HTTP status {}", response.status().as_u16())));
-    }
-    let length = response.content_length().ok_or_else(|| refused("it does not tell the length".into()))?;
-    if length > cx.iso.options.bytes_max || length == 0 {
-        return Err(refused(format!("{length} bytes are not between 1 and {}", cx.iso.options.bytes_max)));
-    }
-    let partial = format!("{folder}/.{:016x}.partial", rand::random::<u64>());
-    api.make_folder(site, &folder).await?;
-    let digest = Arc::new(Mutex::new(Sha256::new()));
-    let sum = digest.clone();
-    let body = stream::try_unfold(response, |mut response| async move {
-        let chunk = response.chunk().await.map_err(|e| std::io::Error::other(e.without_url()))?;
-        Ok::<_, std::io::Error>(chunk.map(|chunk| (chunk, response)))
-    });
-    let body = body.inspect(move |chunk| {
-        if let Ok(chunk) = chunk {
-            sum.lock().unwrap_or_else(PoisonError::into_inner).update(chunk);
-        }
-    });
-    let uploaded = api.upload(site, &partial, length, body.boxed()).await;
-    let whole = match &uploaded {
-        Ok(()) => is_there(&partial, i64::try_from(length).ok()).await?,
-        Err(_) => false,
-    };
-    if !whole {
-        let _removed = api.delete_file(site, &partial).await;
-        uploaded?;
-        return Err(refused(format!("fewer than {length} bytes came")));
-    }
-    let sha256 = hex::encode(digest.lock().unwrap_or_else(PoisonError::into_inner).clone().finalize());
-    let path = format!("{folder}/{sha256}.iso");
-    let moved = api.move_file(site, &partial, &path).await?;
-    if !moved {
-        api.delete_file(site, &partial).await?;
-    }
-    let size = i64::try_from(length).ok();
-    status.path.clone_from(&path);
-    status.sha256.clone_from(&sha256);
-    (status.size_bytes, status.last_modified, status.uploaded_at) = (size, modified, Some(now.clone()));
-    status.history.retain(|v| v.path != path);
-    status.history.insert(0, IsoVersion { path, sha256, size_bytes: size, uploaded_at: Some(now) });
-    Ok((status, if moved { "Uploaded" } else { "Reused" }))
-}
-
-fn client(options: &IsoOptions) -> Result<reqwest::Client, String> {
-    let mut builder =
-        reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.idle);
-    if let Some(file) = &options.ca_file {
-        let pem = std::fs::read(file).map_err(|e| format!("read {}: {e}", file.display()))?;
-        let bundle = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| e.to_string())?;
-        builder = builder.tls_certs_merge(bundle);
-    }
-    builder.build().map_err(|e| e.to_string())
-}
-
 /// Versions that are not kept: those past the limit which no VM holds.
 #[must_use]
 pub fn surplus(history: &[IsoVersion], current: &str, keep: usize, held: &HashSet<String>) -> Vec<String> {
@@ -364,84 +172,14 @@ pub fn surplus(history: &[IsoVersion], current: &str, keep: usize, held: &HashSe
     past.filter(|path| path != current && !held.iter().any(|h| h.ends_with(&format!("] {path}")))).collect()
 }
 
-/// Deletes old versions. One that cannot be deleted stays in the history and is tried again.
-async fn prune(
-    cx: &Context,
-    pool: &VsphereAgentPool,
-    provider: &Provider,
-    status: &mut IsoStatus,
-    in_use: &Machines,
-) {
-    // What VMs hold is known only while the watch is up to date.
-    if !in_use.is_current {
-        return;
-    }
-    let keep = pool.spec.iso.clone().unwrap_or_default().retain_versions;
-    let held: HashSet<_> = in_use.vms.values().filter_map(|vm| vm.cdrom.as_ref()?.iso.clone()).collect();
-    let keep = usize::try_from(keep.max(1)).unwrap_or(1);
-    for path in surplus(&status.history, &status.path, keep, &held) {
-        match provider.vcenter.api.delete_file(&provider.site, &path).await {
-            Ok(()) => {
-                cx.config.pool_metrics.iso("delete", "success");
-                status.history.retain(|v| v.path != path);
-            }
-            Err(error) => {
-                cx.config.pool_metrics.iso("delete", "error");
-                pool_event(cx, pool, Kind::Warning, "ISOPruneFailed", format!("{path}: {}", chain(&error)))
-                    .await;
-            }
-        }
-    }
+/// Uploads that were given up long ago. Another upload into the same folder may be under way.
+fn stale(files: &[File], now: Timestamp) -> Vec<&str> {
+    let is_old = |file: &&File| {
+        let at: Option<Timestamp> = file.modified.parse().ok();
+        at.is_some_and(|at| now.duration_since(at) >= PARTIAL_AGE)
+    };
+    files.iter().filter(is_old).map(|file| file.name.as_str()).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_is_in_no_url_that_is_shown() {
-        for (url, want) in [
-            ("https://h/images/1?api_key=secret&version=4.18", "https://h/images/1"),
-            ("https://u:secret@h:8443/a/b.iso#secret", "https://h:8443/a/b.iso"),
-            ("http://h?image_token=secret", "http://h"),
-        ] {
-            assert_eq!(redacted(url), want);
-        }
-    }
-
-    #[test]
-    fn intervals_are_written_as_go_writes_them() {
-        for (text, want) in [
-            ("10m", Some(600)),
-            ("1h30m", Some(5400)),
-            ("90s", Some(90)),
-            ("0s", None),
-            ("", None),
-            ("soon", None),
-            ("5", None),
-        ] {
-            assert_eq!(go_duration(text).map(|d| d.as_secs()), want, "{text}");
-        }
-    }
-
-    #[test]
-    fn an_iso_that_a_vm_holds_is_never_pruned() {
-        let v = |p: &str| IsoVersion { path: p.into(), ..IsoVersion::default() };
-        let history = [v("p/3.iso"), v("p/2.iso"), v("p/1.iso"), v("p/0.iso")];
-        let held = HashSet::from(["[ds] p/1.iso".to_owned()]);
-        assert_eq!(surplus(&history, "p/3.iso", 2, &held), ["p/0.iso"]);
-        assert_eq!(surplus(&history, "p/0.iso", 2, &HashSet::new()), ["p/1.iso"], "the current one stays");
-    }
-
-    #[test]
-    fn a_prefix_stays_inside_the_datastore() {
-        let mut pool = VsphereAgentPool::default();
-        (pool.metadata.namespace, pool.metadata.name) = (Some("ns".into()), Some("p".into()));
-        for (given, want) in
-            [("", "agent-forge/ns/p"), ("a//b/./c", "a/b/c"), ("a/../../x", "x"), ("..", "agent-forge/ns/p")]
-        {
-            pool.spec.iso = Some(IsoSpec { path_prefix: given.into(), ..IsoSpec::default() });
-            assert_eq!(prefix(&pool), want, "{given}");
-        }
-    }
-}
+mod tests;

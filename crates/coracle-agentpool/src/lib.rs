@@ -11,10 +11,12 @@
 
 mod act;
 pub mod demand;
+pub mod eject;
 mod error;
 pub mod identity;
 pub mod iso;
 mod machine;
+pub mod manifests;
 mod metrics;
 pub mod plan;
 mod pool;
@@ -32,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use coracle_api::agentpool::names;
+use coracle_api::agentpool::{VsphereAgent, names};
 use coracle_reconcile::{Backoff, Backoffs, Clock, ControllerMetrics, Election, EventRecorder, SystemClock};
 use coracle_vsphere::Connect;
 use jiff::SignedDuration;
@@ -41,7 +43,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
-pub use iso::IsoOptions;
+pub use iso::{IsoOptions, IsoVerify};
+pub use manifests::manifests;
 pub use metrics::PoolMetrics;
 pub use status::pool_conditions;
 pub use vcenters::ProviderError;
@@ -263,6 +266,14 @@ impl Context {
             c.agents.wait_until_ready(),
             c.infra_envs.wait_until_ready(),
         );
+    }
+
+    /// The VM of `request` came to a stage of its life.
+    pub(crate) fn reached(&self, request: &VsphereAgent, stage: &'static str) {
+        let Some(made) = &request.metadata.creation_timestamp else { return };
+        let after = self.config.clock.now().duration_since(made.0);
+        // Clocks differ by a little.
+        self.config.pool_metrics.stage(stage, after.try_into().unwrap_or_default());
     }
 
     /// Follows the machines of a folder, unless they are followed in this session already.

@@ -66,6 +66,7 @@ async fn reconcile(cached: Arc<VsphereAgentPool>, cx: Arc<Context>) -> Result<Ac
     };
     let url = infra_env_url(&cx, &pool).await?;
     let look = look(&cx, &pool);
+    stages(&cx, &pool, &look);
     pin_all(&cx, &pool).await?;
     let mut rows = look.rows.clone();
     let snapshot = Snapshot {
@@ -115,9 +116,24 @@ async fn end(cx: &Context, pools: &Api<VsphereAgentPool>, pool: &VsphereAgentPoo
         // Their ends trigger the next pass.
         return Ok(Action::requeue(cx.config.times.blocked.min(std::time::Duration::from_secs(10))));
     }
+    if pool.annotations().get(names::DELETE_ISOS).is_some_and(|v| v == "true")
+        && let Err(why) = delete_isos(cx, pool).await
+    {
+        pool_event(cx, pool, Kind::Warning, "ISOPruneFailed", why).await;
+        return Ok(Action::requeue(cx.config.times.blocked));
+    }
     remove_finalizer(pools, pool, names::POOL_FINALIZER, POOL_MANAGER).await?;
     cx.config.pool_metrics.forget(&ns, &pool.name_any());
     Ok(Action::await_change())
+}
+
+/// The images of a pool go with it; why not, otherwise.
+async fn delete_isos(cx: &Context, pool: &VsphereAgentPool) -> Result<(), String> {
+    let provider = cx.vcenters.provider(&cx.client, pool).await.map_err(|e| chain(&e))?;
+    let count = iso::delete_all(pool, &provider).await.map_err(|e| chain(&e))?;
+    cx.config.pool_metrics.iso("delete", "success");
+    tracing::info!(pool = pool.name_any(), count, "ISO images deleted with their pool");
+    Ok(())
 }
 
 async fn delete_request(requests: &Api<VsphereAgent>, request: &VsphereAgent) -> Result<(), Error> {
@@ -192,6 +208,24 @@ fn look(cx: &Context, pool: &VsphereAgentPool) -> Look {
     }
     let demand = count(agent_machines.iter().copied());
     Look { rows: next, agents, matches: found, demand, machines }
+}
+
+/// Counts the VMs whose Agent came, or was claimed, since the last pass.
+fn stages(cx: &Context, pool: &VsphereAgentPool, look: &Look) {
+    let before = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
+    let requests = cx.caches.requests_of(pool);
+    for row in &look.rows {
+        let was = before.iter().find(|r| r.name == row.name).map(|r| r.phase.as_str()).unwrap_or_default();
+        let stages: &[&'static str] = match (was, row.phase.as_str()) {
+            (names::phase::PROVISIONING, names::phase::AVAILABLE) => &["discovered"],
+            (names::phase::PROVISIONING, names::phase::BOUND) => &["discovered", "bound"],
+            (names::phase::AVAILABLE, names::phase::BOUND) => &["bound"],
+            _ => continue,
+        };
+        if let Some(request) = requests.iter().find(|r| r.uid().as_deref() == Some(&row.owner_uid)) {
+            stages.iter().for_each(|stage| cx.reached(request, stage));
+        }
+    }
 }
 
 /// Agents of the pool: those of its rows whatever their labels; others by labels, and when no other pool has them.

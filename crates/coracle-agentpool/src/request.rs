@@ -1,10 +1,11 @@
 //! VsphereAgents: one object, one VM.
 
 mod bring_up;
+mod ejection;
 mod fence;
 mod take_down;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use coracle_api::agentpool::{OwnedVm, VsphereAgent, VsphereAgentPool, foreign::InfraEnv, names};
 use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
@@ -22,12 +23,16 @@ pub(crate) use fence::{Fenced, fence};
 use crate::{
     Context, Error, REQUEST_MANAGER, act,
     error::{Trouble, api},
+    identity::owner_note,
     iso,
     status::{report_request, request_event, say},
     vcenters::Provider,
     vm::{Identity, iso_url, undo},
     watches::{Triggers, pool_of},
 };
+
+/// An ejection that is under way is looked at again after so long.
+const EJECTING: Duration = Duration::from_secs(1);
 
 /// Reconciles until `stop`.
 pub(crate) async fn control(
@@ -94,6 +99,10 @@ async fn reconcile(cached: Arc<VsphereAgent>, cx: Arc<Context>) -> Result<Action
     let pool = pools.get_opt(&pool_name).await.map_err(api("read VsphereAgentPool", &pool_name))?;
     let deleting = request.metadata.deletion_timestamp.is_some();
     let Some(pool) = pool else { return without_pool(&cx, &request, deleting).await };
+    let ejects = request.status.as_ref().is_some_and(|s| s.iso_ejection.is_some());
+    if deleting && ejects && !finish_ejection(&cx, &request, &pool).await? {
+        return Ok(Action::requeue(EJECTING));
+    }
     if deleting {
         return outcome(&cx, &request, take_down::remove(&cx, &request, &pool).await?).await;
     }
@@ -111,6 +120,20 @@ async fn reconcile(cached: Arc<VsphereAgent>, cx: Arc<Context>) -> Result<Action
         create(&cx, &request, &pool).await?
     };
     outcome(&cx, &request, done).await
+}
+
+/// An ejection that was begun is finished before the VM goes: a question that waits would hold it up. `true`: nothing is
+/// left to do, or nothing can be done.
+async fn finish_ejection(
+    cx: &Context,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+) -> Result<bool, Error> {
+    match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) => ejection::eject(cx, request, pool, &provider).await,
+        // What follows needs vCenter too, and tells.
+        Err(_) => Ok(true),
+    }
 }
 
 /// How a pass ended.
@@ -233,6 +256,12 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
     let machines = provider.vcenter.api.machines(&provider.site);
     let seen = machines.borrow().clone();
     cx.follow(&provider, machines);
+    if seen.is_current {
+        let notes: HashSet<_> =
+            cx.caches.requests.state().iter().filter_map(|r| r.uid()).map(|uid| owner_note(&uid)).collect();
+        let count = unowned(&seen, &notes);
+        cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
+    }
     if seen.is_current
         && let Some(done) = compare(cx, request, &vm, &provider, &seen).await?
     {
@@ -244,8 +273,17 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
         "VMCreated"
     };
     report_request(cx, request, Some(vm), say("Ready", true, reason, "")).await?;
+    if !ejection::eject(cx, request, pool, &provider).await? {
+        return Ok(Done::Waits(EJECTING));
+    }
     let again = if seen.is_current { cx.config.times.steady } else { cx.config.times.machine };
     Ok(Done::Well(again))
+}
+
+/// VMs that carry our notes and that no VsphereAgent stands for.
+fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
+    let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
+    ours.filter(|vm| !owners.contains(&vm.annotation)).count()
 }
 
 /// What vSphere shows against the record; `None`: they agree.

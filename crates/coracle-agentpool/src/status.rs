@@ -1,12 +1,16 @@
 //! What is told of pools and VsphereAgents (pure), and how it is written.
 
 use coracle_api::agentpool::{
-    IsoStatus, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolStatus, VsphereAgentStatus,
+    IsoEjection, IsoStatus, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolStatus,
+    VsphereAgentStatus,
 };
 use coracle_reconcile::{ApplyError, Desired, Event, Kind, apply_status, find, merge};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{Api, Resource as _, ResourceExt as _};
+use kube::{
+    Api, Resource as _, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 
 use crate::{Context, Error, ISO_MANAGER, POOL_MANAGER, REQUEST_MANAGER, demand::Counters, plan::Plan};
 
@@ -132,8 +136,8 @@ pub(crate) async fn report_iso(
         "metadata": {"name": pool.name_any(), "uid": pool.uid()},
         "status": {"iso": iso.or(stored.iso.as_ref()), "conditions": conditions},
     });
-    let params = kube::api::PatchParams::apply(ISO_MANAGER).force();
-    match api.patch_status(&pool.name_any(), &params, &kube::api::Patch::Apply(&patch)).await {
+    let params = PatchParams::apply(ISO_MANAGER).force();
+    match api.patch_status(&pool.name_any(), &params, &Patch::Apply(&patch)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(source) => Err(ApplyError::Api {
@@ -161,8 +165,8 @@ pub(crate) async fn report_request(
     if vm.is_none() && request.vm().is_some() {
         // What another writer stored stays under server-side apply unless it is taken away by name.
         let patch = serde_json::json!({"metadata": {"uid": request.uid()}, "status": {"vm": null}});
-        let params = kube::api::PatchParams::default();
-        api.patch_status(&request.name_any(), &params, &kube::api::Patch::Merge(&patch))
+        let params = PatchParams::default();
+        api.patch_status(&request.name_any(), &params, &Patch::Merge(&patch))
             .await
             .map_err(crate::error::api("clear the VM of VsphereAgent", request.name_any()))?;
     }
@@ -176,6 +180,33 @@ pub(crate) async fn report_request(
     if warn {
         request_event(cx, request, Kind::Warning, reason, note).await;
     }
+    Ok(())
+}
+
+/// Writes how far the emptying of a drive has come, and its condition; the rest of the status stays.
+pub(crate) async fn report_ejection(
+    cx: &Context,
+    request: &VsphereAgent,
+    record: Option<&IsoEjection>,
+    desired: Desired,
+) -> Result<(), Error> {
+    let api = apis(cx, request);
+    // Read now: the same pass has written this status.
+    let read = api.get_opt(&request.name_any()).await;
+    let Some(fresh) = read.map_err(crate::error::api("read VsphereAgent", request.name_any()))? else {
+        return Ok(());
+    };
+    let stored = fresh.status.clone().unwrap_or_default();
+    if record.is_none() && stored.iso_ejection.is_some() {
+        // It may have been begun by another implementation, whose fields stay unless they are taken away by name.
+        let patch = serde_json::json!({"metadata": {"uid": fresh.uid()}, "status": {"isoEjection": null}});
+        api.patch_status(&fresh.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .map_err(crate::error::api("clear the ejection of VsphereAgent", fresh.name_any()))?;
+    }
+    let conditions = merge(&stored.conditions, &[desired], fresh.metadata.generation, cx.config.clock.now());
+    let status = VsphereAgentStatus { iso_ejection: record.cloned(), conditions, ..stored };
+    apply_status(&api, &fresh, fresh.status.as_ref(), &status, REQUEST_MANAGER).await?;
     Ok(())
 }
 

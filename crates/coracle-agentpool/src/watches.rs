@@ -9,7 +9,7 @@ use std::{
 };
 
 use coracle_api::agentpool::{
-    VsphereAgent, VsphereAgentPool,
+    OwnedVm, VsphereAgent, VsphereAgentPool,
     foreign::{self, Agent, AgentMachine, ForeignKind, InfraEnv, Machine},
     names,
 };
@@ -306,7 +306,12 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
         }
         Changed::Agent(a) => {
             let ours = |p: &&Arc<VsphereAgentPool>| p.namespace() == a.namespace();
-            caches.pools.state().iter().filter(ours).for_each(|p| pool(ObjectRef::from_obj(p.as_ref())));
+            caches.pools.state().iter().filter(ours).for_each(|p| {
+                pool(ObjectRef::from_obj(p.as_ref()));
+                if p.spec.iso.as_ref().is_some_and(|iso| iso.eject_after_install) {
+                    caches.requests_of(p).iter().filter(|r| is_agent_of(r, a)).for_each(|r| request(r));
+                }
+            });
         }
         Changed::InfraEnv(env) => {
             for p in caches.pools.state() {
@@ -319,15 +324,23 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
     }
 }
 
+/// The Agent is the one that was recognised in this VsphereAgent's VM.
+fn is_agent_of(request: &VsphereAgent, agent: &Agent) -> bool {
+    let reference = request.vm().and_then(|vm| vm.agent_ref.as_ref());
+    reference.and_then(|r| r.name.as_deref()) == Some(&agent.name_any())
+}
+
 /// A change of a pool's status is about this VsphereAgent: it goes, or its row changed.
 /// A pool's status changes often, and most of its VsphereAgents have nothing to do then.
 fn concerns(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
     let going = request.metadata.deletion_timestamp.is_some() || pool.metadata.deletion_timestamp.is_some();
     let Some(vm) = request.vm() else { return going };
     let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
+    // Why it is Provisioning still is copied with the next pass: a write of its own for each VM would say nothing new.
+    let waits = |r: &OwnedVm| r.phase == vm.phase && vm.phase == names::phase::PROVISIONING;
     let differs = rows.iter().find(|r| r.name == vm.name).is_some_and(|r| {
-        (&r.phase, &r.reason, &r.agent_ref, &r.machine_ref)
-            != (&vm.phase, &vm.reason, &vm.agent_ref, &vm.machine_ref)
+        (&r.phase, &r.agent_ref, &r.machine_ref) != (&vm.phase, &vm.agent_ref, &vm.machine_ref)
+            || (r.reason != vm.reason && !waits(r))
     });
     going || differs
 }

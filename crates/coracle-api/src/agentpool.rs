@@ -464,6 +464,9 @@ pub struct IsoStatus {
     /// The image service's `Last-Modified`.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub last_modified: String,
+    /// The image service's `ETag`.
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
+    pub etag: String,
     /// When it was last asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked_at: Option<Time>,

@@ -19,7 +19,7 @@ use kube::CustomResourceExt as _;
 /// Every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them to `deploy/`.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![MikromVM::crd()]
+    vec![MikromVM::crd(), VsphereAgentPool::crd(), VsphereAgent::crd()]
 }
 
 /// The definitions as files of `deploy/kustomize/crds`: file name and YAML.

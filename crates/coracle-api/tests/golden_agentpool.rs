@@ -2,14 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_api::{VsphereAgent, VsphereAgentPool};
-use kube::CustomResourceExt as _;
-
-#[test]
-fn custom_resource_definitions() {
-    for crd in [VsphereAgentPool::crd(), VsphereAgent::crd()] {
-        insta::assert_snapshot!(crd.spec.names.plural.clone(), serde_saphyr::to_string(&crd).unwrap());
-    }
-}
 
 #[test]
 fn zero_structs_and_nulls_of_go_are_nothing() {

@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 
 use coracle_api::keys::{SYSTEM_NAMESPACE, node};
+use coracle_reconcile::manifest::{bind, field_env, kustomization, named, role, rule, yaml};
 
 /// Image of the manifests; overlays and the chart replace it.
 pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
@@ -52,16 +53,6 @@ pub fn manifests() -> Vec<(String, String)> {
     files
 }
 
-fn yaml(objects: &[Value]) -> String {
-    let documents: Vec<_> =
-        objects.iter().map(|o| serde_saphyr::to_string(o).expect("a value of ours is YAML")).collect();
-    documents.join("---\n")
-}
-
-fn kustomization(resources: &[Value]) -> Value {
-    json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources})
-}
-
 fn labels(component: &str) -> Value {
     json!({
         "app.kubernetes.io/name": "coracle",
@@ -90,29 +81,8 @@ fn namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE, "labels": labels}})
 }
 
-fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
-    json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
-}
-
-fn named(mut rule: Value, names: &[&str]) -> Value {
-    rule["resourceNames"] = json!(names);
-    rule
-}
-
 fn account(name: &str, component: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(name, component)})
-}
-
-fn bind(kind: &str, metadata: Value, role_kind: &str, role: &str, to: &str) -> Value {
-    json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata,
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role_kind, "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": to, "namespace": SYSTEM_NAMESPACE}],
-    })
-}
-
-fn role(kind: &str, metadata: Value, rules: &[Value]) -> Value {
-    json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": rules})
 }
 
 /// What each call of the controller and the webhook needs, and no more.
@@ -140,9 +110,16 @@ fn operator_rights() -> Vec<Value> {
     vec![
         account(name, component),
         role("ClusterRole", cluster_meta(name, component), &everywhere),
-        bind("ClusterRoleBinding", cluster_meta(name, component), "ClusterRole", name, name),
+        bind(
+            "ClusterRoleBinding",
+            cluster_meta(name, component),
+            "ClusterRole",
+            name,
+            SYSTEM_NAMESPACE,
+            name,
+        ),
         role("Role", meta(name, component), &system),
-        bind("RoleBinding", meta(name, component), "Role", name, name),
+        bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
     ]
 }
 
@@ -153,12 +130,8 @@ fn node_rights() -> Vec<Value> {
     vec![
         account(name, component),
         role("Role", meta(name, component), &system),
-        bind("RoleBinding", meta(name, component), "Role", name, name),
+        bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
     ]
-}
-
-fn field_env(name: &str, path: &str) -> Value {
-    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
 }
 
 fn probe(path: &str) -> Value {

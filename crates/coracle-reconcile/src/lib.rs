@@ -9,6 +9,7 @@ mod clock;
 mod conditions;
 mod election;
 mod events;
+pub mod manifest;
 mod metrics;
 
 pub use apply::{ApplyError, add_finalizer, apply_status, remove_finalizer};

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use async_trait::async_trait;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::Listener;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// Named parts of a daemon that must be up before it is ready. Clones are the same.
@@ -34,34 +35,79 @@ impl Readiness {
     }
 }
 
+/// Whether someone may read the metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Yes.
+    Granted,
+    /// We do not know who it is.
+    Unknown,
+    /// No.
+    Denied,
+    /// Nobody can tell now.
+    Unavailable,
+}
+
+/// Decides who reads metrics.
+#[async_trait]
+pub trait Guard: std::fmt::Debug + Send + Sync {
+    /// For the bearer token of a request.
+    async fn check(&self, token: &str) -> Access;
+}
+
 /// What the admin port serves.
 #[derive(Clone, Debug)]
 pub struct Admin {
     registry: Arc<Registry>,
     readiness: Readiness,
+    guard: Option<Arc<dyn Guard>>,
 }
 
 impl Admin {
     /// Serves these metrics and this readiness.
     #[must_use]
     pub fn new(registry: Registry, readiness: Readiness) -> Self {
-        Self { registry: Arc::new(registry), readiness }
+        Self { registry: Arc::new(registry), readiness, guard: None }
+    }
+
+    /// Shows metrics only to those whom `guard` lets.
+    #[must_use]
+    pub fn guarded(mut self, guard: Arc<dyn Guard>) -> Self {
+        self.guard = Some(guard);
+        self
     }
 
     /// Serves until `stop`. `/health` answers `OK`, as clients of old agents expect.
     ///
     /// # Errors
     /// When the listener fails.
-    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
-        let routes = Router::new()
-            .route("/livez", get(|| async { "ok\n" }))
-            .route("/health", get(|| async { "OK" }))
-            .route("/version", get(|| async { concat!(env!("CARGO_PKG_VERSION"), "\n") }))
-            .route("/readyz", get(ready))
-            .route("/metrics", get(metrics))
-            .with_state(self);
+    pub async fn serve<L: Listener>(self, listener: L, stop: CancellationToken) -> io::Result<()>
+    where
+        L::Addr: std::fmt::Debug,
+    {
+        let routes = health().route("/metrics", get(metrics)).with_state(self);
         axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
     }
+
+    /// As [`Self::serve`], without metrics.
+    ///
+    /// # Errors
+    /// When the listener fails.
+    pub async fn serve_health<L: Listener>(self, listener: L, stop: CancellationToken) -> io::Result<()>
+    where
+        L::Addr: std::fmt::Debug,
+    {
+        axum::serve(listener, health().with_state(self)).with_graceful_shutdown(stop.cancelled_owned()).await
+    }
+}
+
+fn health() -> Router<Admin> {
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/health", get(|| async { "OK" }))
+        .route("/version", get(|| async { concat!(env!("CARGO_PKG_VERSION"), "\n") }))
+        .route("/readyz", get(ready))
 }
 
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
@@ -69,14 +115,25 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, report)
 }
 
-async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    if let Some(guard) = &admin.guard {
+        let said = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+        let token = said.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
+        let access = if token.is_empty() { Access::Unknown } else { guard.check(token).await };
+        match access {
+            Access::Granted => {}
+            Access::Unknown => return (StatusCode::UNAUTHORIZED, "Unauthorized\n").into_response(),
+            Access::Denied => return (StatusCode::FORBIDDEN, "Forbidden\n").into_response(),
+            Access::Unavailable => return StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        }
+    }
     let mut text = String::new();
     match encode(&mut text, &admin.registry) {
         Ok(()) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text)
+            (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
         }
-        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], e.to_string()),
+        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
     }
 }
 

@@ -3,6 +3,8 @@
 
 mod admin;
 mod logs;
+mod tls;
 
-pub use admin::{Admin, Readiness};
+pub use admin::{Access, Admin, Guard, Readiness};
 pub use logs::{LogFormat, init_logs};
+pub use tls::TlsListener;

@@ -11,6 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
+use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -56,6 +57,8 @@ struct State {
     tasks: HashMap<String, Task>,
     order: Vec<String>,
     files: BTreeMap<String, u64>,
+    digests: BTreeMap<String, String>,
+    locked: BTreeSet<String>,
     folders: BTreeSet<String>,
     tags: BTreeMap<String, BTreeSet<String>>,
     calls: Vec<&'static str>,
@@ -186,6 +189,30 @@ impl FakeVsphere {
         }
         drop(state);
         self.publish();
+    }
+
+    /// A file's content is not what was uploaded any more; its size is.
+    pub fn corrupt_file(&self, path: &str) {
+        self.lock().digests.insert(path.to_owned(), "0".repeat(64));
+    }
+
+    /// A machine holds a file open, so that it cannot be read; or no longer.
+    pub fn lock_file(&self, path: &str, yes: bool) {
+        let mut state = self.lock();
+        if yes {
+            state.locked.insert(path.to_owned())
+        } else {
+            state.locked.remove(path)
+        };
+    }
+
+    /// vCenter asks about a machine before it goes on.
+    pub fn ask(&self, id: &str, question: crate::Question) {
+        self.meddle(id, |vm| {
+            if let Some(vm) = vm {
+                vm.question = Some(question);
+            }
+        });
     }
 
     /// Someone else takes a file away.
@@ -488,10 +515,11 @@ impl Vsphere for FakeVsphere {
         mut body: Body,
     ) -> Result<(), VsphereError> {
         let call = self.begin("PUT").await?;
-        let mut bytes = 0;
+        let (mut bytes, mut sum) = (0, Sha256::new());
         while let Some(chunk) = body.next().await {
             let Ok(chunk) = chunk else { break };
             bytes += u64::try_from(chunk.len()).unwrap_or(0);
+            sum.update(&chunk);
             self.lock().files.insert(path.to_owned(), bytes);
         }
         if bytes != length {
@@ -500,7 +528,21 @@ impl Vsphere for FakeVsphere {
                 what: format!("{bytes} bytes came of {length}"),
             });
         }
+        self.lock().digests.insert(path.to_owned(), hex::encode(sum.finalize()));
         self.finish(&call, ()).await
+    }
+
+    async fn digest(&self, _site: &Site, path: &str) -> Result<Option<String>, VsphereError> {
+        let call = self.begin("GET").await?;
+        let found = {
+            let state = self.lock();
+            let digest = state.digests.get(path).cloned();
+            digest.map(|digest| (!state.locked.contains(path)).then_some(digest))
+        };
+        let Some(digest) = found else {
+            return Err(VsphereError::Status { operation: format!("read {path}"), status: 404 });
+        };
+        self.finish(&call, digest).await
     }
 
     async fn move_file(&self, _site: &Site, from: &str, to: &str) -> Result<bool, VsphereError> {
@@ -511,6 +553,9 @@ impl Vsphere for FakeVsphere {
                 Some(false)
             } else {
                 let size = state.files.remove(from);
+                if let Some(digest) = state.digests.remove(from) {
+                    state.digests.insert(to.to_owned(), digest);
+                }
                 size.map(|size| state.files.insert(to.to_owned(), size).is_none())
             }
         };

@@ -375,6 +375,13 @@ pub trait Vsphere: Debug + Send + Sync {
     /// What calls may return.
     async fn move_file(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError>;
 
+    /// SHA-256 of a file of the ISO datastore, lower-case hex, read back whole and not kept. `None`: it is held open by
+    /// a machine and cannot be read now.
+    ///
+    /// # Errors
+    /// What calls may return.
+    async fn digest(&self, site: &Site, path: &str) -> Result<Option<String>, VsphereError>;
+
     /// Deletes a file of the ISO datastore. Gone already is fine.
     ///
     /// # Errors

@@ -256,6 +256,10 @@ impl Vsphere for SoapVsphere {
         self.rename(site, from, to).await
     }
 
+    async fn digest(&self, site: &Site, path: &str) -> Result<Option<String>, VsphereError> {
+        files::digest(&self.session, site, path).await
+    }
+
     async fn delete_file(&self, site: &Site, path: &str) -> Result<(), VsphereError> {
         self.remove(site, path).await
     }

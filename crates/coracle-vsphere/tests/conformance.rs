@@ -7,6 +7,7 @@ use bytes::Bytes;
 use coracle_testkit::netns;
 use coracle_vsphere::{Change, FakeVsphere, FaultClass, Vsphere, Wanted};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
+use sha2::{Digest as _, Sha256};
 use support::{client, credentials, site_spec, vm_spec};
 
 /// One machine's life, and the ways in which names and files are asked for.
@@ -65,7 +66,17 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
     }
     let vm = &vsphere.find(&site, &wanted).await?[0];
     assert_eq!(vm.annotation, "another's");
-    assert_eq!(vm.cdrom.as_ref().unwrap().iso.as_deref(), Some("[LocalDS_0] other.iso"));
+    let drive = vm.cdrom.clone().unwrap();
+    assert_eq!((drive.iso.as_deref(), drive.connected), (Some("[LocalDS_0] other.iso"), true));
+    for (change, iso) in [
+        (Change::Disconnect(drive.clone()), Some("[LocalDS_0] other.iso")),
+        (Change::Empty(drive.clone()), None),
+    ] {
+        let task = vsphere.reconfigure(&object, &change).await?;
+        vsphere.ended(&task).await?;
+        let seen = vsphere.find(&site, &wanted).await?[0].cdrom.clone().unwrap();
+        assert_eq!((seen.key, seen.iso.as_deref(), seen.connected), (drive.key, iso, false), "{change:?}");
+    }
 
     let off = vsphere.power_off(&object).await?;
     vsphere.ended(&off).await?;
@@ -97,6 +108,13 @@ async fn files(vsphere: &dyn Vsphere, site: &coracle_vsphere::Site) -> anyhow::R
     );
     let iso = format!("{folder}/a.iso");
     assert!(vsphere.move_file(site, &partial, &iso).await?);
+    let whole: Vec<u8> = (0..64).flat_map(|n: u8| vec![n; 4096]).collect();
+    assert_eq!(
+        vsphere.digest(site, &iso).await?,
+        Some(hex::encode(Sha256::digest(&whole))),
+        "read back whole"
+    );
+    assert!(vsphere.digest(site, &format!("{folder}/none.iso")).await.is_err());
     vsphere.upload(site, &partial, 64 * 4096, chunks()).await?;
     assert!(!vsphere.move_file(site, &partial, &iso).await?, "one of that name is there");
     vsphere.delete_file(site, &partial).await?;

@@ -1,5 +1,6 @@
 //! The grammar of the command line. Help texts are written for the person who types.
 
+mod agentpool;
 mod daemons;
 mod format;
 mod snapshot;
@@ -10,7 +11,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use daemons::{AcceleratorChoice, DownArgs, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs};
+pub(crate) use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags};
+pub(crate) use daemons::{
+    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs,
+};
 pub(crate) use format::Format;
 pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
@@ -129,10 +133,16 @@ pub(crate) enum Command {
     Image(ImageArgs),
     /// Saved machines that VMs start from
     Template(TemplateArgs),
+    /// Pools of vSphere VMs for a HyperShift NodePool
+    #[command(name = "agentpool")]
+    AgentPool(AgentPoolArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
     /// Run the controllers and webhooks
     Operator(Box<OperatorArgs>),
+    /// Run the controllers of pools with the flags of the original agent-forge-operator
+    #[command(name = agentpool::AGENT_FORGE, hide = true)]
+    AgentForge(Box<AgentForgeArgs>),
     /// Print a shell completion script
     Completion {
         /// Which shell
@@ -151,7 +161,7 @@ pub(crate) enum Command {
 
 impl Command {
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Node(_) | Self::Operator(_) | Self::Up(_))
+        matches!(self, Self::Node(_) | Self::Operator(_) | Self::AgentForge(_) | Self::Up(_))
     }
 }
 
@@ -474,8 +484,16 @@ pub(crate) fn drop_in(args: &mut Vec<OsString>) {
         .first()
         .and_then(|arg| std::path::Path::new(arg).file_name())
         .map(|name| name.to_string_lossy().into_owned());
-    if name.as_deref() == Some("firecracker-agent") {
-        args.splice(1..1, ["node", "--legacy"].map(OsString::from));
+    match name.as_deref() {
+        Some("firecracker-agent") => {
+            args.splice(1..1, ["node", "--legacy"].map(OsString::from));
+        }
+        Some(agentpool::AGENT_FORGE) => {
+            let flags = agentpool::go_flags(args.split_off(1));
+            args.push(agentpool::AGENT_FORGE.into());
+            args.extend(flags);
+        }
+        _ => {}
     }
 }
 

@@ -52,6 +52,19 @@ impl Cluster {
         Ok(Self { client, namespace, all: global.all_namespaces })
     }
 
+    /// The namespace that the flags or the kubeconfig mean.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Objects of another kind in that namespace.
+    pub(crate) fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
     /// The objects that the flags mean.
     pub(crate) fn vms(&self) -> Api<MikromVM> {
         if self.all {

@@ -1,5 +1,6 @@
 //! Commands that speak to a node and end.
 
+pub(crate) mod agentpool;
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod doctor;

@@ -1,6 +1,8 @@
 //! Long-lived processes. Each parses its flags into plain settings, builds its
 //! parts and hands every task to one owner.
 
+pub(crate) mod agent_forge;
+pub(crate) mod agentpool;
 pub(crate) mod announce;
 pub(crate) mod cluster;
 pub(crate) mod down;
@@ -55,4 +57,14 @@ pub(crate) fn make_dir(dir: &Path) -> miette::Result<()> {
 /// The name of this host.
 pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The namespace of this Pod, or `default` outside of one.
+pub(crate) fn own_namespace(default: String) -> String {
+    let mounted = || {
+        let file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+        std::fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
+    };
+    let said = std::env::var("POD_NAMESPACE").ok().or_else(mounted);
+    said.filter(|name| !name.is_empty()).unwrap_or(default)
 }

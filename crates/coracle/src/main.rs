@@ -50,6 +50,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
     match cli.command {
         Command::Node(args) => daemon::node::run(&global, *args).await.map(|()| 0),
         Command::Operator(args) => daemon::operator::run(*args).await.map(|()| 0),
+        Command::AgentForge(args) => daemon::agent_forge::run(*args).await.map(|()| 0),
         Command::Up(args) => daemon::up::run(&global, *args).await.map(|()| 0),
         Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
         Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
@@ -76,6 +77,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Restore(args) => commands::snapshot::restore(&global, args).await,
         Command::Fork(args) => commands::snapshot::fork(&global, args).await,
         Command::Template(args) => commands::template::run(&global, args.command).await,
+        Command::AgentPool(args) => commands::agentpool::run(&global, args.command).await,
         Command::Image(args) => commands::image::run(&global, args.command).await,
         Command::Completion { shell } => commands::completion(shell),
     }

@@ -45,7 +45,7 @@ pub(super) async fn bring_up(
         Ok(place) => place,
         Err(_) => return Ok(Err(Trouble::new(FAILED, "the session was closed", FaultClass::Session))),
     };
-    if let Err(trouble) = pending(cx, request, provider).await? {
+    if let Err(trouble) = pending(request, provider).await {
         return Ok(Err(trouble));
     }
     let mut spec = vm::vm_spec(pool, request, iso);
@@ -87,6 +87,7 @@ pub(super) async fn bring_up(
         if let Err(trouble) = power_on(provider, &object).await {
             return Ok(Err(trouble));
         }
+        cx.reached(request, "powered");
         if let Some(vm) = shown(provider, &object, &id).await {
             return Ok(Ok(vm));
         }
@@ -103,26 +104,19 @@ fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
 }
 
 /// Waits for the task of an earlier life, so that it is not started twice.
-async fn pending(
-    cx: &Context,
-    request: &VsphereAgent,
-    provider: &Provider,
-) -> Result<Result<(), Trouble>, Error> {
-    let Some(note) = request.annotations().get(names::PENDING_TASK) else { return Ok(Ok(())) };
+async fn pending(request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
+    let Some(note) = request.annotations().get(names::PENDING_TASK) else { return Ok(()) };
     let mut parts = note.splitn(3, '/');
     let (instance, task) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     if instance != provider.vcenter.api.instance() || task.is_empty() {
-        return Ok(Ok(()));
+        return Ok(());
     }
     info!(task, "going on with a task of an earlier life");
     match provider.vcenter.api.ended(&TaskId(task.to_owned())).await {
-        Ok(_) => Ok(Ok(())),
+        Ok(_) => Ok(()),
         // The fault is of that earlier try. What counts is what a look shows.
-        Err(error) if error.fault().is_some() => {
-            let _ = cx;
-            Ok(Ok(()))
-        }
-        Err(error) => Ok(Err(failed(provider, &error))),
+        Err(error) if error.fault().is_some() => Ok(()),
+        Err(error) => Err(failed(provider, &error)),
     }
 }
 
@@ -139,13 +133,18 @@ async fn make(
         Ok(store) => store,
         Err(error) => return Ok(Err(error)),
     };
+    cx.reached(request, "placed");
     let task = match vcenter.api.create(&provider.site, &store, spec).await {
         Ok(task) => task,
         Err(error) => return Ok(Err(error)),
     };
     let now = seconds(cx.config.clock.now()).0;
     remember(cx, request, Some(format!("{}/{}/{now}", vcenter.api.instance(), task.0))).await?;
-    Ok(vcenter.api.ended(&task).await)
+    let ended = vcenter.api.ended(&task).await;
+    if ended.is_ok() {
+        cx.reached(request, "created");
+    }
+    Ok(ended)
 }
 
 async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) -> Result<(), Error> {

@@ -52,8 +52,13 @@ fn a_refused_user_is_reported_and_not_hammered() {
 #[test]
 fn unknown_names_are_named_with_their_field() {
     cluster::run(|cluster| async move {
-        for field in ["vsphere.datacenter", "vsphere.network", "vsphere.resourcePool", "vsphere.isoDatastore"]
-        {
+        for field in [
+            "vsphere.datacenter",
+            "vsphere.network",
+            "vsphere.resourcePool",
+            "vsphere.isoDatastore",
+            "vsphere.datastoreCluster",
+        ] {
             let w = waiting(cluster).await?;
             w.vcenter.fake().without(field);
             let _operator = w.operator();
@@ -145,6 +150,110 @@ fn a_vm_of_our_name_with_the_notes_of_another_is_left_alone() {
         w.scale(0).await?;
         w.until_event("VMOwnershipMismatch").await?;
         assert_eq!(w.vcenter.vms().await.len(), 1, "it is not ours to destroy");
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn a_vm_of_our_name_that_nobody_owns_is_left_alone_until_a_person_claims_it() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        let operator = w.operator();
+        w.until_rows(1, "Bound").await?;
+        // The same VM, as if someone had made it by hand: no notes, and a UUID that nobody has recorded.
+        let vm = w.until_vms(1).await?.remove(0);
+        operator.kill().await;
+        let other = "11111111-2222-3333-4444-555555555555";
+        w.vcenter.fake().meddle(&vm.object.id, |vm| {
+            let vm = vm.as_mut().unwrap();
+            (vm.annotation, vm.uuid, vm.instance_uuid) = (String::new(), other.into(), "none".into());
+        });
+        set(&w.requests(), "w-0", json!({"status": {"vm": null}}), true).await?;
+        let _operator = w.operator();
+        w.until_reason("w-0", "VMOwnershipMismatch").await?;
+        assert_eq!(w.vcenter.vms().await.len(), 1, "no second VM of that name is made");
+        set(
+            &w.requests(),
+            "w-0",
+            json!({"metadata": {"annotations": {"coracle.dev/claim-vm": other}}}),
+            false,
+        )
+        .await?;
+        w.until_reason("w-0", "VMCreated").await?;
+        let vm = w.until_vms(1).await?.remove(0);
+        assert!(
+            vm.annotation.starts_with("agent-forge.containeroo.ch/vsphere-agent-uid="),
+            "{}",
+            vm.annotation
+        );
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn of_two_vms_with_our_notes_none_is_picked() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        let operator = w.operator();
+        w.until_rows(1, "Bound").await?;
+        let vm = w.until_vms(1).await?.remove(0);
+        operator.kill().await;
+        w.vcenter.fake().meddle("a-copy", |place| {
+            let mut copy = vm.clone();
+            copy.object.id = "a-copy".into();
+            *place = Some(copy);
+        });
+        w.scale(0).await?;
+        let _operator = w.operator();
+        w.until_event("VMOwnershipMismatch").await?;
+        assert_eq!(w.vcenter.vms().await.len(), 2, "which of them was ours cannot be known");
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn a_certificate_that_is_not_the_secrets_is_refused_and_named() {
+    cluster::run(|cluster| async move {
+        let Some(mut w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
+        let right = w.vcenter.vcsim().thumbprint().to_owned();
+        set(&secrets, "vsphere-credentials", json!({"stringData": {"thumbprint": "ab".repeat(32)}}), false)
+            .await?;
+        let _operator = w.operator();
+        w.scale(1).await?;
+        let message = w.until_reason("w-0", "ProviderUnavailable").await?;
+        assert!(message.contains("thumbprint"), "{message}");
+        w.until_event("ProviderUnavailable").await?;
+        set(&secrets, "vsphere-credentials", json!({"stringData": {"thumbprint": right}}), false).await?;
+        w.until_rows(1, "Bound").await
+    });
+}
+
+#[test]
+fn sizes_that_no_vm_can_have_are_refused_by_the_api_server() {
+    cluster::run(|cluster| async move {
+        let w = World::fake(cluster).await?;
+        for (field, value) in [
+            ("numCPUs", 0),
+            ("numCPUs", 129),
+            ("memoryMiB", 1023),
+            ("memoryMiB", 1_048_577),
+            ("diskGiB", 19),
+            ("diskGiB", 65_537),
+        ] {
+            let refused = w.pool(|pool| {
+                let template = &mut pool.spec.template;
+                match field {
+                    "numCPUs" => template.num_cpus = value,
+                    "memoryMiB" => template.memory_mib = value,
+                    _ => template.disk_gib = value,
+                }
+            });
+            let error = refused.await.unwrap_err().to_string();
+            assert!(error.contains(&format!("spec.template.{field}")), "{value}: {error}");
+        }
         anyhow::Ok(())
     });
 }

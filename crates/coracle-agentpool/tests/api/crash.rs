@@ -60,15 +60,21 @@ async fn world(cluster: &'static coracle_testkit::cluster::Cluster) -> anyhow::R
     Ok(w)
 }
 
+/// How often each point is tried: once in tests, as often as it says in soak.
+fn rounds() -> u32 {
+    std::env::var("CORACLE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
 #[test]
 fn converges_after_a_crash_anywhere_with_no_lost_and_no_second_vm() {
-    cluster::run_within(Duration::from_secs(170), |cluster| async move {
+    cluster::run_within(Duration::from_secs(170) * rounds(), |cluster| async move {
         let whole = world(cluster).await?;
         let calls = live(&whole, None).await?;
         let points: Vec<_> = (0..calls).flat_map(|k| [(k, true), (k, false)]).collect();
         eprintln!("{} crash points of {calls} calls: {:?}", points.len(), whole.vcenter.fake().calls());
         assert!(calls >= 12, "a life makes more calls than {calls}");
-        for some in points.chunks(6) {
+        let all = points.repeat(usize::try_from(rounds())?);
+        for some in all.chunks(6) {
             try_join_all(some.iter().map(|at| async move {
                 let w = world(cluster).await?;
                 live(&w, Some(*at)).await

@@ -15,6 +15,10 @@ use tokio::{
 pub(crate) struct Behaviour {
     pub(crate) status: u16,
     pub(crate) truncate: bool,
+    /// It names revisions by ETag, and its date never changes.
+    pub(crate) etag: bool,
+    /// It says how much will come, and then nothing comes.
+    pub(crate) silent: bool,
     pub(crate) revision: u32,
     pub(crate) downloads: usize,
     pub(crate) asked: usize,
@@ -49,6 +53,9 @@ impl ImageService {
                     let request = String::from_utf8_lossy(&request).to_lowercase();
                     let answer = answer(&state, &request);
                     let _ = stream.write_all(&answer).await;
+                    if state.lock().unwrap().silent {
+                        std::future::pending::<()>().await;
+                    }
                     let _ = stream.shutdown().await;
                 });
             }
@@ -72,20 +79,28 @@ impl ImageService {
 fn answer(state: &Mutex<Behaviour>, request: &str) -> Vec<u8> {
     let mut state = state.lock().unwrap();
     state.asked += 1;
-    let modified = format!("Mon, 01 Jun 2026 10:00:{:02} GMT", state.revision);
+    let second = if state.etag { 0 } else { state.revision };
+    let modified = format!("Mon, 01 Jun 2026 10:00:{second:02} GMT");
+    let tag = format!("\"revision-{}\"", state.revision);
     if state.status != 200 {
         return format!("HTTP/1.1 {} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", state.status)
             .into_bytes();
     }
-    if request.contains(&format!("if-modified-since: {}", modified.to_lowercase())) {
+    let is_same = match (state.etag, request.contains("if-none-match:")) {
+        // As RFC 9110 has it: where an ETag is asked for, the date does not count.
+        (true, true) => request.contains(&format!("if-none-match: {tag}")),
+        _ => request.contains(&format!("if-modified-since: {}", modified.to_lowercase())),
+    };
+    if is_same {
         return b"HTTP/1.1 304 Not Modified\r\nConnection: close\r\n\r\n".to_vec();
     }
     state.downloads += 1;
     // The service puts a fresh token into each download.
     let body = format!("revision {} download {}", state.revision, state.downloads).repeat(1000);
-    let sent = if state.truncate { &body[..body.len() / 2] } else { &body };
+    let sent = if state.truncate || state.silent { &body[..body.len() / 2] } else { &body };
+    let etag = if state.etag { format!("ETag: {tag}\r\n") } else { String::new() };
     format!(
-        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nLast-Modified: {modified}\r\nConnection: close\r\n\r\n{sent}",
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nLast-Modified: {modified}\r\n{etag}Connection: close\r\n\r\n{sent}",
         body.len()
     )
     .into_bytes()

@@ -8,7 +8,7 @@ use coracle_testkit::{
     vcsim::{Act, Rule},
 };
 use coracle_vsphere::Vsphere as _;
-use kube::{ResourceExt as _, api::ListParams};
+use kube::api::ListParams;
 use serde_json::json;
 
 use crate::{
@@ -265,43 +265,6 @@ fn two_operators_and_one_lease_make_one_vm_each() {
         assert_eq!(w.vcenter.vms().await.len(), 4);
         let creates = w.vcenter.fake().calls().into_iter().filter(|c| *c == "CreateVM_Task").count();
         assert_eq!(creates, 4, "a stolen lease does not make a second VM");
-        anyhow::Ok(())
-    });
-}
-
-#[test]
-fn an_iso_of_a_new_revision_is_uploaded_once_and_a_lost_one_is_repaired() {
-    cluster::run(|cluster| async move {
-        let mut w = World::fake(cluster).await?;
-        w.simulate(Style::Old);
-        w.pool(|p| p.spec.iso = Some(serde_json::from_value(json!({"checkInterval": "300ms"})).unwrap()))
-            .await?;
-        let _operator = w.operator();
-        w.scale(1).await?;
-        w.until_rows(1, "Bound").await?;
-        let iso = async || w.pools().get(POOL).await.unwrap().status.unwrap().iso.unwrap();
-        let first = iso().await;
-        let asked = w.image.seen().asked;
-        assert!(eventually(async || (w.image.seen().asked > asked + 2).then_some(())).await.is_some());
-        assert_eq!(w.image.seen().downloads, 1, "asked for again and again, downloaded once");
-        w.image.change(|i| i.revision = 2);
-        let second =
-            eventually(async || Some(iso().await).filter(|i| i.path != first.path)).await.expect("a new ISO");
-        assert_eq!((w.image.seen().downloads, second.history.len()), (2, 2));
-        w.vcenter.fake().lose_file(&second.path);
-        let repaired = eventually(async || Some(iso().await).filter(|i| i.path != second.path))
-            .await
-            .expect("a new upload");
-        assert!(w.vcenter.fake().stored().contains_key(&repaired.path));
-        w.edit(json!({"metadata": {"annotations": {"agent-forge.containeroo.ch/force-iso-refresh": "now"}}}))
-            .await?;
-        let forced = eventually(async || Some(iso().await).filter(|i| i.force_refresh_token == "now")).await;
-        assert_ne!(forced.expect("a forced refresh").path, repaired.path);
-        let files = w.vcenter.fake().stored();
-        assert!(files.keys().all(|f| !f.ends_with(".partial")), "{files:?}");
-        assert!(files.contains_key(&first.path), "the VM still has it in its drive: {files:?}");
-        let names = w.requests().list(&ListParams::default()).await?;
-        assert_eq!(names.iter().map(|r| r.name_any()).collect::<Vec<_>>(), ["w-0"]);
         anyhow::Ok(())
     });
 }

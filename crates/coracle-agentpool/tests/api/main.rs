@@ -6,6 +6,9 @@
 mod bad;
 mod crash;
 mod image;
+mod iso;
 mod life;
+mod objects;
+mod safety;
 mod sims;
 mod world;

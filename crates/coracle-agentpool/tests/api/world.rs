@@ -7,10 +7,8 @@ use std::{
 
 use coracle_agentpool::Config;
 use coracle_api::agentpool::{
-    AgentSpec, NameRef, OwnedVm, SecretRef, VsphereAgent, VsphereAgentPool, VsphereAgentPoolSpec,
-    VsphereSpec,
-    foreign::{AGENT_MACHINE, Agent, INFRA_ENV, InfraEnv, MACHINE},
-    names,
+    OwnedVm, VsphereAgent, VsphereAgentPool,
+    foreign::{Agent, INFRA_ENV, InfraEnv},
 };
 use coracle_reconcile::{Backoff, find};
 use coracle_testkit::{cluster::Cluster, vcsim::Vcsim};
@@ -18,14 +16,10 @@ use coracle_vsphere::{
     Connect, Credentials, FakeVsphere, SoapConnect, SoapOptions, SoapVsphere, Vm, Vsphere as _,
     VsphereMetrics,
 };
-use k8s_openapi::{
-    api::{core::v1::Secret, events::v1::Event},
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
+use k8s_openapi::api::{core::v1::Secret, events::v1::Event};
 use kube::{
-    Api, Client, CustomResourceExt as _, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
-    runtime::wait::await_condition,
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -33,12 +27,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     image::ImageService,
-    sims::{self, HOOK, Style, apis, create, set},
+    objects::{install, machine, pool_object, secret, site_spec},
+    sims::{self, Style, apis, create, set},
 };
+
+pub(crate) use crate::objects::POOL;
 
 /// No state is waited for longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
-pub(crate) const POOL: &str = "demo-worker";
 
 #[derive(Clone)]
 pub(crate) enum Vcenter {
@@ -72,10 +68,6 @@ impl Vcenter {
             Self::Fake(_) => panic!("this world has a fake vCenter"),
         }
     }
-}
-
-fn site_spec() -> coracle_vsphere::SiteSpec {
-    coracle_agentpool::vm::site_spec(&pool_object("any"))
 }
 
 pub(crate) struct World {
@@ -209,23 +201,8 @@ impl World {
         let (machines, ..) = apis(&self.client, &self.ns);
         let there: Vec<_> =
             machines.list(&ListParams::default()).await?.iter().map(|m| m.name_any()).collect();
-        let annotations = json!({names::NODEPOOL_ANNOTATION: format!("{}/{POOL}", self.ns)});
-        for i in 0..n {
-            let name = format!("w-{i}");
-            if there.contains(&name) {
-                continue;
-            }
-            let machine = json!({
-                "metadata": {"name": name, "annotations": annotations, "finalizers": [HOOK]}, "spec": {},
-            });
-            create(&self.client, &self.ns, &MACHINE, machine).await?;
-            let am = json!({
-                "metadata": {"name": name, "annotations": annotations, "ownerReferences": [
-                    {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name, "uid": "x"},
-                ]},
-                "spec": {"agentLabelSelector": {"matchLabels": {"customer": "example"}}},
-            });
-            create(&self.client, &self.ns, &AGENT_MACHINE, am).await?;
+        for name in (0..n).map(|i| format!("w-{i}")).filter(|name| !there.contains(name)) {
+            machine(&self.client, &self.ns, &name).await?;
         }
         for name in there.iter().filter(|m| m[2..].parse::<usize>().is_ok_and(|i| i >= n)) {
             machines.delete(name, &DeleteParams::default()).await?;
@@ -346,93 +323,12 @@ pub(crate) fn ready(request: &VsphereAgent) -> (String, String) {
     find(&conditions, "Ready").map(|c| (c.reason.clone(), c.message.clone())).unwrap_or_default()
 }
 
-pub(crate) fn pool_object(ns: &str) -> VsphereAgentPool {
-    let name = |name: &str| NameRef { name: name.into() };
-    let mut pool = VsphereAgentPool::new(
-        POOL,
-        VsphereAgentPoolSpec {
-            hosted_cluster_ref: name("demo"),
-            node_pool_ref: name(POOL),
-            infra_env_ref: name("demo"),
-            control_plane_namespace: ns.into(),
-            vsphere: VsphereSpec {
-                credentials_secret_ref: SecretRef {
-                    name: "vsphere-credentials".into(),
-                    namespace: String::new(),
-                },
-                datacenter: "DC0".into(),
-                datastore_cluster: "DC0_POD0".into(),
-                iso_datastore: "LocalDS_0".into(),
-                resource_pool: "DC0_C0/Resources".into(),
-                network: "VM Network".into(),
-                ..VsphereSpec::default()
-            },
-            agent: AgentSpec {
-                labels: [("customer".into(), "example".into())].into(),
-                ..AgentSpec::default()
-            },
-            ..VsphereAgentPoolSpec::default()
-        },
-    );
-    pool.metadata.namespace = Some(ns.into());
-    pool
-}
-
-fn secret(server: &str, thumbprint: &str) -> std::collections::BTreeMap<String, String> {
-    [("server", server), ("username", "user"), ("password", "pass"), ("thumbprint", thumbprint)]
-        .map(|(k, v)| (k.to_owned(), v.to_owned()))
-        .into()
-}
-
 fn fast() -> SoapOptions {
     SoapOptions { coalesce: Duration::from_millis(50), ..SoapOptions::default() }
 }
 
 fn rustls_provider() -> bool {
     rustls::crypto::aws_lc_rs::default_provider().install_default().is_ok()
-}
-
-/// Our definitions, and small ones of our own writing for the objects of others.
-async fn install(client: &Client) -> anyhow::Result<()> {
-    let foreign = |group: &str, kind: &str, versions: &[&str]| -> CustomResourceDefinition {
-        let plural = format!("{}s", kind.to_lowercase());
-        let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-        let versions: Vec<_> = versions
-            .iter()
-            .enumerate()
-            .map(|(i, name)| {
-                json!({
-                    "name": name, "served": true, "storage": i == 0, "subresources": {"status": {}},
-                    "schema": {"openAPIV3Schema": open},
-                })
-            })
-            .collect();
-        serde_json::from_value(json!({
-            "metadata": {"name": format!("{plural}.{group}")},
-            "spec": {
-                "group": group, "scope": "Namespaced", "versions": versions,
-                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
-            },
-        }))
-        .unwrap()
-    };
-    let all = [
-        VsphereAgentPool::crd(),
-        VsphereAgent::crd(),
-        foreign("cluster.x-k8s.io", "Machine", &["v1beta2", "v1beta1"]),
-        foreign("capi-provider.agent-install.openshift.io", "AgentMachine", &["v1beta1"]),
-        foreign("agent-install.openshift.io", "InfraEnv", &["v1beta1"]),
-        foreign("agent-install.openshift.io", "Agent", &["v1beta1"]),
-    ];
-    for mut crd in all {
-        crd.metadata.annotations =
-            Some([("api-approved.kubernetes.io".to_owned(), "unapproved, a test".to_owned())].into());
-        let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-        api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
-        let established = kube::runtime::conditions::is_crd_established();
-        tokio::time::timeout(LIMIT, await_condition(api, &crd.name_any(), established)).await??;
-    }
-    Ok(())
 }
 
 /// Asks until there is an answer, or for too long.

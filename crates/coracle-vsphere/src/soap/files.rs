@@ -10,7 +10,8 @@ use std::{
 
 use futures_util::StreamExt as _;
 use reqwest::{Method, header};
-use tokio::time::sleep;
+use sha2::{Digest as _, Sha256};
+use tokio::time::{sleep, timeout};
 
 use super::{
     SoapVsphere, machines,
@@ -48,6 +49,43 @@ pub(super) async fn make_folder(session: &Session, site: &Site, folder: &str) ->
     }
 }
 
+/// Path and query of a file's URL.
+fn url(site: &Site, path: &str) -> String {
+    format!(
+        "/folder/{}?dcPath={}&dsName={}",
+        percent(path, true),
+        percent(site.spec.datacenter.trim_matches('/'), false),
+        percent(&site.iso.name, false),
+    )
+}
+
+/// Reads a file through a digest; gives up when no byte came for a while.
+pub(super) async fn digest(
+    session: &Session,
+    site: &Site,
+    path: &str,
+) -> Result<Option<String>, VsphereError> {
+    let operation = || format!("read {}", on(site, path));
+    let request = session.request(Method::GET, &url(site, path)).await;
+    let mut response = request.send().await.map_err(|e| session.transport(operation(), e))?;
+    match response.status().as_u16() {
+        200 => {}
+        // A host refuses to open what a machine has locked.
+        403 | 409 | 423 | 500 => return Ok(None),
+        status => return Err(VsphereError::Status { operation: operation(), status }),
+    }
+    let mut sum = Sha256::new();
+    loop {
+        let stalled =
+            |_| VsphereError::Protocol { operation: operation(), what: "no byte came for too long".into() };
+        let chunk = timeout(session.options().upload_idle, response.chunk()).await.map_err(stalled)?;
+        match chunk.map_err(|e| session.transport(operation(), e))? {
+            Some(bytes) => sum.update(&bytes),
+            None => return Ok(Some(hex::encode(sum.finalize()))),
+        }
+    }
+}
+
 /// Streams `body`; gives up when no byte was taken for a while.
 pub(super) async fn upload(
     session: &Session,
@@ -57,12 +95,7 @@ pub(super) async fn upload(
     body: Body,
 ) -> Result<(), VsphereError> {
     let operation = || format!("upload to {}", on(site, path));
-    let query = format!(
-        "/folder/{}?dcPath={}&dsName={}",
-        percent(path, true),
-        percent(site.spec.datacenter.trim_matches('/'), false),
-        percent(&site.iso.name, false),
-    );
+    let query = url(site, path);
     let sent = Arc::new(AtomicU64::new(0));
     let (count, metrics) = (sent.clone(), session.metrics().clone());
     let counted = body.inspect(move |chunk| {

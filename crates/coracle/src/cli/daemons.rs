@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::PoolFlags;
+
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
     /// Return once everything is Ready
@@ -161,8 +163,14 @@ pub(crate) struct OperatorArgs {
     #[arg(long, env = "CORACLE_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Which controllers to run
-    #[arg(long, env = "CORACLE_OPERATOR_CONTROLLERS", value_delimiter = ',', default_value = "mikromvm")]
-    pub(crate) controllers: Vec<String>,
+    #[arg(
+        long,
+        env = "CORACLE_OPERATOR_CONTROLLERS",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "mikromvm"
+    )]
+    pub(crate) controllers: Vec<Group>,
     /// Authority of the nodes' certificates
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_CA", value_name = "FILE")]
     pub(crate) agent_ca: Option<PathBuf>,
@@ -193,4 +201,16 @@ pub(crate) struct OperatorArgs {
     /// Log level or filter
     #[arg(long, env = "CORACLE_OPERATOR_LOG", default_value = "info")]
     pub(crate) log: String,
+    #[command(flatten)]
+    pub(crate) pools: PoolFlags,
+}
+
+/// Controllers that run together, under a Lease of their own.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "lower")]
+pub(crate) enum Group {
+    /// MikromVMs
+    MikromVm,
+    /// VsphereAgentPools
+    AgentPool,
 }

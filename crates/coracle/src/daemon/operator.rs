@@ -5,12 +5,13 @@ use std::time::Duration;
 use coracle_microvm::{AgentTls, Config, Fleet};
 use coracle_reconcile::{ControllerMetrics, Election};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
+use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use super::announce;
-use crate::cli::OperatorArgs;
+use super::{agentpool, announce};
+use crate::cli::{Group, OperatorArgs};
 use crate::tasks::{Tasks, stop_signal};
 
 const GRACE: Duration = Duration::from_secs(20);
@@ -18,18 +19,47 @@ const GRACE: Duration = Duration::from_secs(20);
 /// Runs until a signal.
 pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     init_logs(&args.log, LogFormat::Auto);
-    if let Some(unknown) = args.controllers.iter().find(|c| *c != "mikromvm") {
-        bail!("no controller {unknown}; there is: mikromvm");
-    }
     let client = match announce::client(args.kubeconfig.as_deref(), args.kubeconfig.is_none()).await? {
         Some(client) => client,
         None => bail!("name a cluster with --kubeconfig"),
     };
     let mut registry = Registry::default();
-    let config = config(&args, &mut registry)?;
-    let readiness = Readiness::default();
+    let metrics = ControllerMetrics::register(&mut registry);
     let mut tasks = Tasks::new();
-    let (fleet, keep) = Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
+    if args.controllers.contains(&Group::MikromVm) {
+        mikromvm(&args, &client, &metrics, &mut tasks)?;
+    }
+    if args.controllers.contains(&Group::AgentPool) {
+        let election = (!args.no_election).then(|| coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
+        let election = election.map(super::own_namespace);
+        let config = agentpool::config(&args.pools, election.as_deref(), metrics.clone(), &mut registry)?;
+        agentpool::spawn(&mut tasks, client.clone(), config);
+    }
+    let readiness = Readiness::default();
+    if let Some(at) = args.admin_listen {
+        let listener =
+            TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
+        let admin = Admin::new(registry, readiness.clone());
+        tasks.spawn("admin", |stop| async move { admin.serve(listener, stop).await.into_diagnostic() });
+    }
+    readiness.set("operator", true);
+    tracing::info!("operator ready");
+    tasks.run(stop_signal(), GRACE).await
+}
+
+/// Who we are, among all that ever ran.
+pub(super) fn identity() -> String {
+    format!("{}-{}", super::hostname(), std::process::id())
+}
+
+fn mikromvm(
+    args: &OperatorArgs,
+    client: &Client,
+    metrics: &ControllerMetrics,
+    tasks: &mut Tasks,
+) -> miette::Result<()> {
+    let config = config(args, metrics.clone())?;
+    let (fleet, keep) = Fleet::watch(client, &config.scope, config.overcommit, config.clock.clone());
     let keep = Box::pin(keep);
     tasks.spawn("fleet", |stop| async move {
         stop.run_until_cancelled(keep).await;
@@ -45,26 +75,15 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
             Box::pin(coracle_admission::run(client, webhook, fleet, stop)).await.into_diagnostic()
         });
     }
-    if let Some(at) = args.admin_listen {
-        let listener =
-            TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
-        let admin = Admin::new(registry, readiness.clone());
-        tasks.spawn("admin", |stop| async move { admin.serve(listener, stop).await.into_diagnostic() });
-    }
+    let client = client.clone();
     tasks.spawn("mikromvm", |stop| async move {
         Box::pin(coracle_microvm::run_with(client, config, fleet, stop)).await.into_diagnostic()
     });
-    readiness.set("operator", true);
-    tracing::info!("operator ready");
-    tasks.run(stop_signal(), GRACE).await
+    Ok(())
 }
 
-fn config(args: &OperatorArgs, registry: &mut Registry) -> miette::Result<Config> {
-    let mut config = Config {
-        metrics: ControllerMetrics::register(registry),
-        identity: format!("{}-{}", super::hostname(), std::process::id()),
-        ..Config::default()
-    };
+fn config(args: &OperatorArgs, metrics: ControllerMetrics) -> miette::Result<Config> {
+    let mut config = Config { metrics, identity: identity(), ..Config::default() };
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
     config.tls = match (&args.agent_ca, args.agent_plaintext) {
         (_, true) => None,

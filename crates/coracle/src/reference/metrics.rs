@@ -65,6 +65,8 @@ fn operator() -> Registry {
     metrics.queue_depth(name, 0);
     metrics.leads(name, false);
     metrics.called("GetVM", Outcome::Ok, Duration::ZERO);
+    coracle_vsphere::VsphereMetrics::register(&mut registry).touch();
+    coracle_agentpool::PoolMetrics::register(&mut registry).touch();
     registry
 }
 

@@ -1,0 +1,268 @@
+//! Emptying the CD-ROM drive of a VM whose node is installed: what to do next (pure). Each step is recorded before it is
+//! done, so that it goes on after a crash, and each looks first whether the VM and its drive are still those of the record.
+
+use coracle_api::agentpool::{IsoEjection, names::OWNER_NOTE};
+use coracle_vsphere::{Cdrom, Object, Vm};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// The one question that is answered: the guest has locked the drive.
+const LOCKED: &str = "msg.cdromdisconnect.locked";
+
+/// What is known when the next step is chosen.
+#[derive(Clone, Debug)]
+pub struct Eject<'a> {
+    /// The pool asks for it.
+    pub is_wanted: bool,
+    /// It was done before.
+    pub is_done: bool,
+    /// Its Agent is known by UUID or MAC, stays, and is installed.
+    pub is_installed: bool,
+    /// UID of the VsphereAgent.
+    pub owner: &'a str,
+    /// Datacenter of the pool.
+    pub datacenter: &'a str,
+    /// How far it has come; `None`: it has not begun.
+    pub record: Option<&'a IsoEjection>,
+    /// The VM, read now.
+    pub vm: Option<&'a Vm>,
+    /// Now.
+    pub now: Time,
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Nobody asks for it.
+    Disabled,
+    /// It waits for the node to be installed.
+    Wait,
+    /// The record is written.
+    Record(IsoEjection),
+    /// The drive is disconnected.
+    Disconnect(Object, Cdrom),
+    /// The question of vCenter is answered with that choice.
+    Answer {
+        /// The VM.
+        object: Object,
+        /// The question.
+        question: String,
+        /// Key of the choice.
+        choice: String,
+    },
+    /// The drive is emptied.
+    Empty(Object, Cdrom),
+    /// The drive is empty.
+    Done,
+    /// It cannot go on, and nothing is touched.
+    Failed(String),
+}
+
+/// Chooses it.
+#[must_use]
+pub fn next(e: &Eject<'_>) -> Step {
+    let Some(record) = e.record else { return begin(e) };
+    let Some(vm) = e.vm else { return Step::Failed(format!("VM {} is gone", record.vm_name)) };
+    if let Some(why) = differs(record, vm) {
+        return Step::Failed(why);
+    }
+    let drive = vm.cdrom.clone().unwrap_or_default();
+    if drive.iso.is_none() {
+        return Step::Done;
+    }
+    if let Some(question) = &vm.question {
+        return answer(record, vm, question);
+    }
+    match (drive.connected, record.disconnect_started) {
+        (true, Some(true)) => Step::Disconnect(vm.object.clone(), drive),
+        (true, _) => Step::Record(IsoEjection { disconnect_started: Some(true), ..record.clone() }),
+        (false, _) => Step::Empty(vm.object.clone(), drive),
+    }
+}
+
+fn begin(e: &Eject<'_>) -> Step {
+    if !e.is_wanted {
+        return Step::Disabled;
+    }
+    if e.is_done {
+        return Step::Done;
+    }
+    let Some((vm, drive)) = e.vm.and_then(|vm| Some((vm, vm.cdrom.as_ref()?))).filter(|_| e.is_installed)
+    else {
+        return Step::Wait;
+    };
+    let Some(iso) = &drive.iso else { return Step::Done };
+    Step::Record(IsoEjection {
+        vm_name: vm.name.clone(),
+        bios_uuid: vm.uuid.clone(),
+        owner_uid: e.owner.to_owned(),
+        datacenter: e.datacenter.to_owned(),
+        device_key: drive.key,
+        iso_path: iso.clone(),
+        started_at: e.now.clone(),
+        disconnect_started: None,
+        question_id: String::new(),
+    })
+}
+
+/// Why this is not the VM, the drive or the image of the record.
+fn differs(record: &IsoEjection, vm: &Vm) -> Option<String> {
+    let drive = vm.cdrom.clone().unwrap_or_default();
+    let owner = format!("{OWNER_NOTE}{}", record.owner_uid);
+    if vm.uuid != record.bios_uuid || (!record.owner_uid.is_empty() && vm.annotation != owner) {
+        return Some(format!("VM {} is not the one whose drive was to be emptied", vm.name));
+    }
+    if drive.key != record.device_key {
+        return Some(format!("VM {} has another drive than the one to be emptied", vm.name));
+    }
+    let other = drive.iso.as_ref().filter(|iso| **iso != record.iso_path)?;
+    Some(format!("the drive of VM {} holds {other} by now", vm.name))
+}
+
+fn answer(record: &IsoEjection, vm: &Vm, question: &coracle_vsphere::Question) -> Step {
+    let yes = question.choices.iter().find(|(_, label)| label == "Yes" || label == "button.yes");
+    let is_ours = question.message_ids.iter().any(|id| id == LOCKED);
+    match yes.filter(|_| is_ours) {
+        None => Step::Failed(format!("VM {} asks something else; a person must answer", vm.name)),
+        Some(_) if record.question_id != question.id => {
+            Step::Record(IsoEjection { question_id: question.id.clone(), ..record.clone() })
+        }
+        Some((choice, _)) => {
+            Step::Answer { object: vm.object.clone(), question: question.id.clone(), choice: choice.clone() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_vsphere::Question;
+
+    use super::*;
+
+    fn time() -> Time {
+        Time("2026-06-01T10:00:00Z".parse().unwrap())
+    }
+
+    fn vm(iso: Option<&str>, connected: bool) -> Vm {
+        let cdrom = Cdrom { key: 3000, iso: iso.map(str::to_owned), connected, ..Cdrom::default() };
+        Vm {
+            object: Object::new("VirtualMachine", "vm-1"),
+            name: "w-0".into(),
+            folder: None,
+            uuid: "u".into(),
+            instance_uuid: "i".into(),
+            annotation: format!("{OWNER_NOTE}owner"),
+            powered_on: true,
+            mac: "m".into(),
+            cdrom: Some(cdrom),
+            question: None,
+        }
+    }
+
+    fn verb(step: &Step) -> String {
+        match step {
+            Step::Record(r) => {
+                let disconnect = if r.disconnect_started == Some(true) { " disconnect" } else { "" };
+                let question = if r.question_id.is_empty() { "" } else { " question" };
+                format!("record{disconnect}{question}")
+            }
+            Step::Answer { choice, .. } => format!("answer {choice}"),
+            Step::Failed(why) => format!("failed: {why}"),
+            other => format!("{other:?}").split(['(', ' ']).next().unwrap_or_default().to_lowercase(),
+        }
+    }
+
+    #[test]
+    fn the_iso_is_ejected_only_from_an_installed_node_and_step_by_step() {
+        let iso = Some("[ds] a.iso");
+        let begun = IsoEjection {
+            vm_name: "w-0".into(),
+            bios_uuid: "u".into(),
+            owner_uid: "owner".into(),
+            datacenter: "dc".into(),
+            device_key: 3000,
+            iso_path: "[ds] a.iso".into(),
+            started_at: time(),
+            disconnect_started: None,
+            question_id: String::new(),
+        };
+        let going = IsoEjection { disconnect_started: Some(true), ..begun.clone() };
+        let asked = IsoEjection { question_id: "q".into(), ..going.clone() };
+        let asks = |message: &str| {
+            let choices = vec![("0".into(), "No".into()), ("1".into(), "Yes".into())];
+            let question = Question { id: "q".into(), message_ids: vec![message.into()], choices };
+            Vm { question: Some(question), ..vm(iso, true) }
+        };
+        let foreign = Vm { annotation: "somebody else's".into(), ..vm(iso, true) };
+        for (why, wanted, done, installed, record, vm, want) in [
+            ("opt-in", false, false, true, None, Some(vm(iso, true)), "disabled"),
+            ("not before it is installed", true, false, false, None, Some(vm(iso, true)), "wait"),
+            ("no VM yet", true, false, true, None, None, "wait"),
+            ("the record comes first", true, false, true, None, Some(vm(iso, true)), "record"),
+            ("nothing in it", true, false, true, None, Some(vm(None, false)), "done"),
+            ("done stays done", true, true, true, None, Some(vm(iso, true)), "done"),
+            ("then the intent", true, false, true, Some(&begun), Some(vm(iso, true)), "record disconnect"),
+            ("then the effect", true, false, true, Some(&going), Some(vm(iso, true)), "disconnect"),
+            ("off: it is emptied", true, false, true, Some(&going), Some(vm(iso, false)), "empty"),
+            ("verified", true, false, true, Some(&going), Some(vm(None, false)), "done"),
+            (
+                "finished even if nobody asks",
+                false,
+                false,
+                false,
+                Some(&going),
+                Some(vm(iso, false)),
+                "empty",
+            ),
+            (
+                "the question is noted",
+                true,
+                false,
+                true,
+                Some(&going),
+                Some(asks(LOCKED)),
+                "record disconnect question",
+            ),
+            ("then answered Yes", true, false, true, Some(&asked), Some(asks(LOCKED)), "answer 1"),
+            (
+                "any other is left alone",
+                true,
+                false,
+                true,
+                Some(&going),
+                Some(asks("msg.other")),
+                "failed: VM w-0 asks something else; a person must answer",
+            ),
+            (
+                "another VM",
+                true,
+                false,
+                true,
+                Some(&going),
+                Some(foreign),
+                "failed: VM w-0 is not the one whose drive was to be emptied",
+            ),
+            (
+                "another image",
+                true,
+                false,
+                true,
+                Some(&going),
+                Some(vm(Some("[ds] b.iso"), true)),
+                "failed: the drive of VM w-0 holds [ds] b.iso by now",
+            ),
+            ("no VM any more", true, false, true, Some(&going), None, "failed: VM w-0 is gone"),
+        ] {
+            let e = Eject {
+                is_wanted: wanted,
+                is_done: done,
+                is_installed: installed,
+                owner: "owner",
+                datacenter: "dc",
+                record,
+                vm: vm.as_ref(),
+                now: time(),
+            };
+            assert_eq!(verb(&next(&e)), want, "{why}");
+        }
+    }
+}

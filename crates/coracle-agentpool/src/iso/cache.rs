@@ -1,0 +1,234 @@
+//! What is on the datastores: checked when it is due, uploaded when it must be, pruned.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use coracle_api::agentpool::{IsoStatus, IsoVersion, VsphereAgentPool, names};
+use coracle_reconcile::Kind;
+use coracle_vsphere::{Machines, VsphereError};
+use kube::ResourceExt as _;
+use reqwest::{
+    RequestBuilder, Response, StatusCode,
+    header::{self, HeaderName},
+};
+
+use super::{Due, IsoError, IsoOptions, IsoVerify, due, hash, prefix, redacted, surplus, upload};
+use crate::{
+    Context,
+    error::chain,
+    status::{pool_event, report_iso, say, seconds},
+    vcenters::Provider,
+};
+
+/// One pass at a time for each folder of ISO images; those who come together share it.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    options: IsoOptions,
+    places: Mutex<HashMap<String, Place>>,
+}
+
+type Place = Arc<tokio::sync::Mutex<Option<Known>>>;
+
+/// What this process found last in a folder, so that a second pool of the same content need not ask again.
+#[derive(Clone, Debug)]
+struct Known {
+    status: IsoStatus,
+}
+
+impl Cache {
+    pub(crate) fn new(options: IsoOptions) -> Self {
+        Self { options, places: Mutex::default() }
+    }
+
+    fn place(&self, key: String) -> Place {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
+    }
+}
+
+/// Makes sure that the ISO of `pool` is on its datastore; its path. Shared by all who ask at the same time.
+///
+/// # Errors
+/// [`IsoError`]; the condition is written by then.
+pub(crate) async fn ensure(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+    url: &str,
+    in_use: &Machines,
+) -> Result<String, IsoError> {
+    let stored =
+        |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
+    let now = cx.config.clock.now();
+    if due(pool, url, now) == Due::No {
+        return Ok(stored(pool).path);
+    }
+    let folder = prefix(pool);
+    let key = format!("{}/{}/{folder}", provider.vcenter.api.instance(), provider.site.iso.name);
+    let place = cx.iso.place(key);
+    // Whoever waits here finds what the one before did.
+    let mut known = place.lock().await;
+    let token = pool.annotations().get(names::FORCE_ISO_REFRESH).cloned().unwrap_or_default();
+    let mut with = pool.clone();
+    if let Some(known) = known.as_ref().filter(|k| k.status.url_hash == hash(url)) {
+        let history = stored(pool).history;
+        let mut status = known.status.clone();
+        if history.len() > status.history.len() {
+            status.history = history;
+        }
+        with.status.get_or_insert_default().iso = Some(status);
+    }
+    let result = match due(&with, url, now) {
+        Due::No => Ok((stored(&with), "Reused")),
+        due => pass(cx, &with, provider, url, due, &token).await,
+    };
+    match result {
+        Ok((mut status, reason)) => {
+            prune(cx, pool, provider, &mut status, in_use).await;
+            *known = Some(Known { status: status.clone() });
+            cx.config.pool_metrics.iso("ensure", "success");
+            if stored(pool).path != status.path {
+                let event = if reason == "Uploaded" { "ISOUploaded" } else { "ISOReused" };
+                pool_event(cx, pool, Kind::Normal, event, format!("{} is {}", status.url, status.path)).await;
+            }
+            let path = status.path.clone();
+            if let Err(error) =
+                report_iso(cx, pool, Some(&status), say("ISOReady", true, reason, path.clone())).await
+            {
+                tracing::debug!(error = chain(&error), "ISO not reported; it is at the next pass");
+            }
+            Ok(path)
+        }
+        Err(error) => {
+            cx.config.pool_metrics.iso("ensure", "error");
+            let text = chain(&error);
+            pool_event(cx, pool, Kind::Warning, "ISORefreshFailed", text.clone()).await;
+            if let Err(error) =
+                report_iso(cx, pool, None, say("ISOReady", false, "ISORefreshFailed", text)).await
+            {
+                tracing::debug!(error = chain(&error), "ISO not reported");
+            }
+            // An image that is there is better than none.
+            Err(error)
+        }
+    }
+}
+
+/// Asks the service, and uploads when it must be.
+async fn pass(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+    url: &str,
+    due: Due,
+    token: &str,
+) -> Result<(IsoStatus, &'static str), IsoError> {
+    let now = seconds(cx.config.clock.now());
+    let old = pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
+    let (api, site, folder) = (&provider.vcenter.api, &provider.site, prefix(pool));
+    let mut keep =
+        due == Due::Check && upload::is_there(provider, &folder, &old.path, old.size_bytes).await?;
+    if keep && cx.iso.options.verify == IsoVerify::Full {
+        match api.digest(site, &old.path).await? {
+            Some(digest) => keep = digest == old.sha256,
+            // Read at the next pass, when the machine that holds it may have let go; until then it counts as it is.
+            None => return Ok((old, "VerificationDeferred")),
+        }
+    }
+    let refused = |what: String| IsoError::Refused { url: redacted(url), what };
+    let download = |source: reqwest::Error| IsoError::Download {
+        url: redacted(url),
+        source: Box::new(source.without_url()),
+    };
+    let client = upload::client(&cx.iso.options).map_err(refused)?;
+    let request = conditional(client.get(url), &old, keep);
+    let response = request.send().await.map_err(download)?;
+    let mut status = IsoStatus {
+        url: redacted(url),
+        url_hash: hash(url),
+        checked_at: Some(now.clone()),
+        force_refresh_token: if token.is_empty() {
+            old.force_refresh_token.clone()
+        } else {
+            token.to_owned()
+        },
+        ..old.clone()
+    };
+    let (modified, etag) = (header_of(&response, header::LAST_MODIFIED), header_of(&response, header::ETAG));
+    let same = |new: &str, old: &str| !new.is_empty() && new == old;
+    // An ETag says more than a date, which has only seconds.
+    let unchanged =
+        keep && if etag.is_empty() { same(&modified, &old.last_modified) } else { same(&etag, &old.etag) };
+    if response.status() == StatusCode::NOT_MODIFIED && keep || unchanged {
+        return Ok((status, "Reused"));
+    }
+    if !response.status().is_success() {
+        return Err(refused(format!("HTTP status {}", response.status().as_u16())));
+    }
+    let stored = upload::store(provider, &cx.iso.options, &folder, url, response, now.0).await?;
+    let upload::Stored { path, sha256, size, is_new } = stored;
+    status.path.clone_from(&path);
+    status.sha256.clone_from(&sha256);
+    (status.last_modified, status.etag) = (modified, etag);
+    (status.size_bytes, status.uploaded_at) = (size, Some(now.clone()));
+    status.history.retain(|v| v.path != path);
+    status.history.insert(0, IsoVersion { path, sha256, size_bytes: size, uploaded_at: Some(now) });
+    Ok((status, if is_new { "Uploaded" } else { "Reused" }))
+}
+
+/// Asks only for what is new, where the old one is still there.
+fn conditional(mut request: RequestBuilder, old: &IsoStatus, keep: bool) -> RequestBuilder {
+    let validators = [(header::IF_NONE_MATCH, &old.etag), (header::IF_MODIFIED_SINCE, &old.last_modified)];
+    for (name, value) in validators.into_iter().filter(|(_, value)| keep && !value.is_empty()) {
+        request = request.header(name, value);
+    }
+    request
+}
+
+fn header_of(response: &Response, name: HeaderName) -> String {
+    response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
+}
+
+/// Deletes old versions. One that cannot be deleted stays in the history and is tried again.
+async fn prune(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+    status: &mut IsoStatus,
+    in_use: &Machines,
+) {
+    // What VMs hold is known only while the watch is up to date.
+    if !in_use.is_current {
+        return;
+    }
+    let keep = pool.spec.iso.clone().unwrap_or_default().retain_versions;
+    let held: HashSet<_> = in_use.vms.values().filter_map(|vm| vm.cdrom.as_ref()?.iso.clone()).collect();
+    let keep = usize::try_from(keep.max(1)).unwrap_or(1);
+    for path in surplus(&status.history, &status.path, keep, &held) {
+        match provider.vcenter.api.delete_file(&provider.site, &path).await {
+            Ok(()) => {
+                cx.config.pool_metrics.iso("delete", "success");
+                status.history.retain(|v| v.path != path);
+            }
+            Err(error) => {
+                cx.config.pool_metrics.iso("delete", "error");
+                pool_event(cx, pool, Kind::Warning, "ISOPruneFailed", format!("{path}: {}", chain(&error)))
+                    .await;
+            }
+        }
+    }
+}
+
+/// Deletes all images below the prefix of a pool that is deleted, where it asks for that.
+pub(crate) async fn delete_all(pool: &VsphereAgentPool, provider: &Provider) -> Result<usize, VsphereError> {
+    let (api, site, folder) = (&provider.vcenter.api, &provider.site, prefix(pool));
+    let mut count = 0;
+    for pattern in ["*.iso", "*.partial"] {
+        for file in api.files(site, &folder, pattern).await?.unwrap_or_default() {
+            api.delete_file(site, &format!("{folder}/{}", file.name)).await?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}

@@ -1,0 +1,61 @@
+//! The rules of ISO images.
+
+use super::*;
+
+#[test]
+fn a_token_is_in_no_url_that_is_shown() {
+    for (url, want) in [
+        ("https://h/images/1?api_key=secret&version=4.18", "https://h/images/1"),
+        ("https://u:secret@h:8443/a/b.iso#secret", "https://h:8443/a/b.iso"),
+        ("http://h?image_token=secret", "http://h"),
+    ] {
+        assert_eq!(redacted(url), want);
+    }
+}
+
+#[test]
+fn intervals_are_written_as_go_writes_them() {
+    for (text, want) in [
+        ("10m", Some(600)),
+        ("1h30m", Some(5400)),
+        ("90s", Some(90)),
+        ("0s", None),
+        ("", None),
+        ("soon", None),
+        ("5", None),
+    ] {
+        assert_eq!(go_duration(text).map(|d| d.as_secs()), want, "{text}");
+    }
+}
+
+#[test]
+fn an_iso_that_a_vm_holds_is_never_pruned() {
+    let v = |p: &str| IsoVersion { path: p.into(), ..IsoVersion::default() };
+    let history = [v("p/3.iso"), v("p/2.iso"), v("p/1.iso"), v("p/0.iso")];
+    let held = HashSet::from(["[ds] p/1.iso".to_owned()]);
+    assert_eq!(surplus(&history, "p/3.iso", 2, &held), ["p/0.iso"]);
+    assert_eq!(surplus(&history, "p/0.iso", 2, &HashSet::new()), ["p/1.iso"], "the current one stays");
+}
+
+#[test]
+fn only_an_upload_that_was_given_up_long_ago_is_removed() {
+    let file = |name: &str, modified: &str| File { name: name.into(), size: 1, modified: modified.into() };
+    let files = [
+        file(".old.partial", "2026-06-01T08:59:00Z"),
+        file(".young.partial", "2026-06-01T09:30:00Z"),
+        file(".unknown.partial", ""),
+    ];
+    assert_eq!(stale(&files, "2026-06-01T10:00:00Z".parse().unwrap()), [".old.partial"]);
+}
+
+#[test]
+fn a_prefix_stays_inside_the_datastore() {
+    let mut pool = VsphereAgentPool::default();
+    (pool.metadata.namespace, pool.metadata.name) = (Some("ns".into()), Some("p".into()));
+    for (given, want) in
+        [("", "agent-forge/ns/p"), ("a//b/./c", "a/b/c"), ("a/../../x", "x"), ("..", "agent-forge/ns/p")]
+    {
+        pool.spec.iso = Some(IsoSpec { path_prefix: given.into(), ..IsoSpec::default() });
+        assert_eq!(prefix(&pool), want, "{given}");
+    }
+}

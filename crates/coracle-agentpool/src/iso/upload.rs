@@ -1,0 +1,107 @@
+//! From the image service to a datastore, through a digest and without a copy in between.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use coracle_vsphere::Body;
+use futures_util::{StreamExt as _, stream};
+use jiff::Timestamp;
+use reqwest::Response;
+use sha2::{Digest as _, Sha256};
+
+use super::{IsoError, IsoOptions, redacted, stale};
+use crate::vcenters::Provider;
+
+/// A client that trusts the system's authorities and those of the options.
+pub(super) fn client(options: &IsoOptions) -> Result<reqwest::Client, String> {
+    let mut builder =
+        reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.idle);
+    if let Some(file) = &options.ca_file {
+        let pem = std::fs::read(file).map_err(|e| format!("read {}: {e}", file.display()))?;
+        let bundle = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| e.to_string())?;
+        builder = builder.tls_certs_merge(bundle);
+    }
+    builder.build().map_err(|e| e.to_string())
+}
+
+/// An image on the datastore.
+pub(super) struct Stored {
+    pub(super) path: String,
+    pub(super) sha256: String,
+    pub(super) size: Option<i64>,
+    /// None of that content was there before.
+    pub(super) is_new: bool,
+}
+
+/// Whether `path` is in `folder`, with that size if one is given.
+pub(super) async fn is_there(
+    provider: &Provider,
+    folder: &str,
+    path: &str,
+    size: Option<i64>,
+) -> Result<bool, IsoError> {
+    let Some(name) = path.strip_prefix(&format!("{folder}/")) else { return Ok(false) };
+    let found = provider.vcenter.api.files(&provider.site, folder, name).await?.unwrap_or_default();
+    Ok(found.iter().any(|f| f.name == name && size.is_none_or(|s| i64::try_from(f.size) == Ok(s))))
+}
+
+/// Streams `response` under a name of its own, and moves it into place once all of it is there.
+pub(super) async fn store(
+    provider: &Provider,
+    options: &IsoOptions,
+    folder: &str,
+    url: &str,
+    response: Response,
+    now: Timestamp,
+) -> Result<Stored, IsoError> {
+    let refused = |what: String| IsoError::Refused { url: redacted(url), what };
+    let (api, site) = (&provider.vcenter.api, &provider.site);
+    let length = response.content_length().ok_or_else(|| refused("it does not tell the length".into()))?;
+    if length > options.bytes_max || length == 0 {
+        return Err(refused(format!("{length} bytes are not between 1 and {}", options.bytes_max)));
+    }
+    let size = i64::try_from(length).ok();
+    let partial = format!("{folder}/.{:016x}.partial", rand::random::<u64>());
+    api.make_folder(site, folder).await?;
+    // Only where something is uploaded can something be left over; at rest nothing is asked.
+    let left = api.files(site, folder, "*.partial").await?.unwrap_or_default();
+    for name in stale(&left, now) {
+        api.delete_file(site, &format!("{folder}/{name}")).await?;
+    }
+    let (body, digest) = through_digest(response);
+    let uploaded = api.upload(site, &partial, length, body).await;
+    let whole = match &uploaded {
+        Ok(()) => is_there(provider, folder, &partial, size).await?,
+        Err(_) => false,
+    };
+    if !whole {
+        let _removed = api.delete_file(site, &partial).await;
+        uploaded?;
+        return Err(refused(format!("fewer than {length} bytes came")));
+    }
+    let sha256 = hex::encode(digest.lock().unwrap_or_else(PoisonError::into_inner).clone().finalize());
+    let path = format!("{folder}/{sha256}.iso");
+    let is_new = api.move_file(site, &partial, &path).await?;
+    if !is_new {
+        api.delete_file(site, &partial).await?;
+    }
+    Ok(Stored { path, sha256, size, is_new })
+}
+
+/// The bytes of an answer, and the digest of those that went by.
+fn through_digest(response: Response) -> (Body, Arc<Mutex<Sha256>>) {
+    let digest = Arc::new(Mutex::new(Sha256::new()));
+    let sum = digest.clone();
+    let body = stream::try_unfold(response, |mut response| async move {
+        let chunk = response.chunk().await.map_err(|e| std::io::Error::other(e.without_url()))?;
+        Ok::<_, std::io::Error>(chunk.map(|chunk| (chunk, response)))
+    });
+    let body = body.inspect(move |chunk| {
+        if let Ok(chunk) = chunk {
+            sum.lock().unwrap_or_else(PoisonError::into_inner).update(chunk);
+        }
+    });
+    (body.boxed(), digest)
+}

@@ -1,0 +1,140 @@
+//! Empties the drive of a VM, one recorded step after the other.
+
+use coracle_api::agentpool::{IsoEjection, VsphereAgent, VsphereAgentPool};
+use coracle_reconcile::{Desired, find};
+use coracle_vsphere::{Change, FaultClass, Vsphere, VsphereError};
+use kube::ResourceExt as _;
+use tokio::time::timeout;
+
+use crate::{
+    Context, Error,
+    eject::{Eject, Step, next},
+    error::chain,
+    identity::{AgentFacts, Identity as Known},
+    status::{report_ejection, say, seconds},
+    vcenters::Provider,
+    vm::{Identity, Undo, undo},
+};
+
+/// Looks and acts at most this often in one pass; a whole ejection needs six.
+const ROUNDS_MAX: usize = 10;
+/// How long a disconnection may take before it is looked whether vCenter asks something.
+const ASKS: std::time::Duration = std::time::Duration::from_secs(3);
+const EJECTED: &str = "ISOEjected";
+
+/// Goes as far as it can now. `false`: there is more to do soon.
+pub(super) async fn eject(
+    cx: &Context,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+) -> Result<bool, Error> {
+    let stored = request.status.clone().unwrap_or_default();
+    let is_wanted = pool.spec.iso.as_ref().is_some_and(|iso| iso.eject_after_install);
+    let told = find(&stored.conditions, EJECTED);
+    let is_done = told.is_some_and(|c| c.status == "True");
+    let mut record = stored.iso_ejection;
+    if record.is_none() && (is_done || !is_wanted) {
+        // Silent where it was never asked for.
+        if !is_wanted && told.is_some_and(|c| c.reason != "Disabled") {
+            report_ejection(cx, request, None, say(EJECTED, false, "Disabled", "")).await?;
+        }
+        return Ok(true);
+    }
+    let is_installed = is_installed(cx, request);
+    if record.is_none() && !is_installed {
+        let waits = say(EJECTED, false, "WaitingForInstallation", "");
+        return report_ejection(cx, request, None, waits).await.map(|()| true);
+    }
+    let owner = request.uid().unwrap_or_default();
+    let id = Identity::of(request);
+    let api = &provider.vcenter.api;
+    for _ in 0..ROUNDS_MAX {
+        let found = match api.find(&provider.site, &id.wanted()).await {
+            Ok(found) => found,
+            Err(error) => return failed(cx, request, record.as_ref(), chain(&error)).await,
+        };
+        let ours = match undo(&id, &found) {
+            Undo::PowerOff(object) | Undo::Destroy(object) => Some(object),
+            Undo::Gone | Undo::Mismatch(_) => None,
+        };
+        let vm = found.iter().find(|vm| Some(&vm.object) == ours.as_ref());
+        let now = seconds(cx.config.clock.now());
+        let datacenter = &pool.spec.vsphere.datacenter;
+        let known = Eject {
+            is_wanted,
+            is_done,
+            is_installed,
+            owner: &owner,
+            datacenter,
+            record: record.as_ref(),
+            vm,
+            now,
+        };
+        let done = match next(&known) {
+            Step::Disabled | Step::Wait => return Ok(true),
+            Step::Done => {
+                cx.config.pool_metrics.iso("eject", "success");
+                return report_ejection(cx, request, None, say(EJECTED, true, "Ejected", ""))
+                    .await
+                    .map(|()| true);
+            }
+            Step::Failed(why) => return failed(cx, request, record.as_ref(), why).await,
+            Step::Record(next) => {
+                report_ejection(cx, request, Some(&next), going()).await?;
+                record = Some(next);
+                Ok(())
+            }
+            Step::Disconnect(object, drive) => {
+                change(api.as_ref(), &object, &Change::Disconnect(drive)).await
+            }
+            Step::Answer { object, question, choice } => api.answer(&object, &question, &choice).await,
+            Step::Empty(object, drive) => change(api.as_ref(), &object, &Change::Empty(drive)).await,
+        };
+        match done {
+            Ok(()) => {}
+            Err(error) if matches!(error.class(), FaultClass::Race | FaultClass::Gone) => return Ok(false),
+            Err(error) => return failed(cx, request, record.as_ref(), chain(&error)).await,
+        }
+    }
+    Ok(false)
+}
+
+fn going() -> Desired {
+    say(EJECTED, false, "EjectionInProgress", "")
+}
+
+async fn failed(
+    cx: &Context,
+    request: &VsphereAgent,
+    record: Option<&IsoEjection>,
+    why: String,
+) -> Result<bool, Error> {
+    cx.config.pool_metrics.iso("eject", "error");
+    // A record whose VM is gone has nothing left to be finished.
+    let gone = why.ends_with("is gone");
+    let record = record.filter(|_| !gone);
+    report_ejection(cx, request, record, say(EJECTED, false, "EjectionFailed", why)).await.map(|()| true)
+}
+
+/// Starts a change and waits for it, unless vCenter asks something first: then the next look sees the question.
+async fn change(
+    api: &dyn Vsphere,
+    object: &coracle_vsphere::Object,
+    change: &Change,
+) -> Result<(), VsphereError> {
+    let task = api.reconfigure(object, change).await?;
+    match timeout(ASKS, api.ended(&task)).await {
+        Ok(ended) => ended.map(drop),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Its Agent, by UUID or MAC alone, stays and says that it is installed.
+fn is_installed(cx: &Context, request: &VsphereAgent) -> bool {
+    let Some(vm) = request.vm() else { return false };
+    let id = Known::of_row(vm);
+    let agents = cx.caches.agents.state();
+    let mut ours = agents.iter().filter(|a| a.namespace() == request.namespace()).map(|a| AgentFacts::of(a));
+    ours.any(|a| id.is(&a.identity) && !a.is_going && a.is_installed)
+}

@@ -1,0 +1,120 @@
+//! Objects that a pool needs: our definitions, small ones of our own writing for those of others, and one of each.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use coracle_api::agentpool::{
+    AgentSpec, NameRef, SecretRef, VsphereAgentPool, VsphereAgentPoolSpec, VsphereSpec,
+    foreign::{AGENT_MACHINE, MACHINE},
+    names,
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams},
+    runtime::wait::await_condition,
+};
+use serde_json::json;
+
+use crate::sims::{HOOK, create};
+
+/// No definition is waited for longer.
+const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const POOL: &str = "demo-worker";
+
+/// A Machine and its AgentMachine, as the NodePool's owner makes them.
+pub(crate) async fn machine(client: &Client, ns: &str, name: &str) -> kube::Result<()> {
+    let annotations = json!({names::NODEPOOL_ANNOTATION: format!("{ns}/{POOL}")});
+    let machine =
+        json!({"metadata": {"name": name, "annotations": annotations, "finalizers": [HOOK]}, "spec": {}});
+    create(client, ns, &MACHINE, machine).await?;
+    let am = json!({
+        "metadata": {"name": name, "annotations": annotations, "ownerReferences": [
+            {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": name, "uid": "x"},
+        ]},
+        "spec": {"agentLabelSelector": {"matchLabels": {"customer": "example"}}},
+    });
+    create(client, ns, &AGENT_MACHINE, am).await
+}
+
+pub(crate) fn site_spec() -> coracle_vsphere::SiteSpec {
+    coracle_agentpool::vm::site_spec(&pool_object("any"))
+}
+
+pub(crate) fn pool_object(ns: &str) -> VsphereAgentPool {
+    let name = |name: &str| NameRef { name: name.into() };
+    let mut pool = VsphereAgentPool::new(
+        POOL,
+        VsphereAgentPoolSpec {
+            hosted_cluster_ref: name("demo"),
+            node_pool_ref: name(POOL),
+            infra_env_ref: name("demo"),
+            control_plane_namespace: ns.into(),
+            vsphere: VsphereSpec {
+                credentials_secret_ref: SecretRef {
+                    name: "vsphere-credentials".into(),
+                    namespace: String::new(),
+                },
+                datacenter: "DC0".into(),
+                datastore_cluster: "DC0_POD0".into(),
+                iso_datastore: "LocalDS_0".into(),
+                resource_pool: "DC0_C0/Resources".into(),
+                network: "VM Network".into(),
+                ..VsphereSpec::default()
+            },
+            agent: AgentSpec {
+                labels: [("customer".into(), "example".into())].into(),
+                ..AgentSpec::default()
+            },
+            ..VsphereAgentPoolSpec::default()
+        },
+    );
+    pool.metadata.namespace = Some(ns.into());
+    pool
+}
+
+pub(crate) fn secret(server: &str, thumbprint: &str) -> BTreeMap<String, String> {
+    [("server", server), ("username", "user"), ("password", "pass"), ("thumbprint", thumbprint)]
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .into()
+}
+
+/// Our definitions, and small ones of our own writing for the objects of others.
+pub(crate) async fn install(client: &Client) -> anyhow::Result<()> {
+    let foreign = |group: &str, kind: &str, versions: &[&str]| -> CustomResourceDefinition {
+        let plural = format!("{}s", kind.to_lowercase());
+        let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        let versions: Vec<_> = versions
+            .iter()
+            .enumerate()
+            .map(|(i, name)| {
+                json!({
+                    "name": name, "served": true, "storage": i == 0, "subresources": {"status": {}},
+                    "schema": {"openAPIV3Schema": open},
+                })
+            })
+            .collect();
+        serde_json::from_value(json!({
+            "metadata": {"name": format!("{plural}.{group}")},
+            "spec": {
+                "group": group, "scope": "Namespaced", "versions": versions,
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+            },
+        }))
+        .unwrap()
+    };
+    let others = [
+        foreign("cluster.x-k8s.io", "Machine", &["v1beta2", "v1beta1"]),
+        foreign("capi-provider.agent-install.openshift.io", "AgentMachine", &["v1beta1"]),
+        foreign("agent-install.openshift.io", "InfraEnv", &["v1beta1"]),
+        foreign("agent-install.openshift.io", "Agent", &["v1beta1"]),
+    ];
+    for mut crd in coracle_api::crds().into_iter().chain(others) {
+        crd.metadata.annotations =
+            Some([("api-approved.kubernetes.io".to_owned(), "unapproved, a test".to_owned())].into());
+        let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+        api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
+        let established = kube::runtime::conditions::is_crd_established();
+        tokio::time::timeout(LIMIT, await_condition(api, &crd.name_any(), established)).await??;
+    }
+    Ok(())
+}

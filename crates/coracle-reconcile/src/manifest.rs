@@ -1,0 +1,62 @@
+//! Objects of deployments as values: what every group of controllers writes alike.
+
+use serde_json::{Value, json};
+
+/// Objects as one file of YAML documents.
+///
+/// # Panics
+/// Never: every value can be written as YAML.
+#[must_use]
+pub fn yaml(objects: &[Value]) -> String {
+    let documents: Vec<_> =
+        objects.iter().map(|o| serde_saphyr::to_string(o).expect("a value is YAML")).collect();
+    documents.join("---\n")
+}
+
+/// A kustomization of those files.
+#[must_use]
+pub fn kustomization(resources: &[Value]) -> Value {
+    json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources})
+}
+
+/// Rights to resources of a group.
+#[must_use]
+pub fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
+}
+
+/// A rule for objects of these names alone.
+#[must_use]
+pub fn named(mut rule: Value, names: &[&str]) -> Value {
+    rule["resourceNames"] = json!(names);
+    rule
+}
+
+/// A Role or ClusterRole.
+#[must_use]
+pub fn role(kind: &str, metadata: Value, rules: &[Value]) -> Value {
+    json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": rules})
+}
+
+/// A binding of a role to the ServiceAccount `account` of `namespace`.
+#[must_use]
+pub fn bind(
+    kind: &str,
+    metadata: Value,
+    role_kind: &str,
+    role: &str,
+    namespace: &str,
+    account: &str,
+) -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role_kind, "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+    })
+}
+
+/// An environment variable from a field of the Pod.
+#[must_use]
+pub fn field_env(name: &str, path: &str) -> Value {
+    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+}
