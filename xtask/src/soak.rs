@@ -12,8 +12,10 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 1] =
-    [Scenario { name: "crash_node", test: "crash_node", environment: &[("CORACLE_CRASHES", "100")] }];
+const SCENARIOS: [Scenario; 2] = [
+    Scenario { name: "crash_node", test: "crash_node", environment: &[("CORACLE_CRASHES", "100")] },
+    Scenario { name: "registry_kill", test: "registry_kill", environment: &[("CORACLE_KILLS", "200")] },
+];
 
 /// Runs the named scenarios, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {

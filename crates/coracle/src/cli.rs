@@ -2,6 +2,7 @@
 
 mod daemons;
 mod format;
+mod registry;
 mod template;
 
 use std::ffi::OsString;
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use daemons::{AcceleratorChoice, DownArgs, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs};
 pub(crate) use format::Format;
+pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 
 /// Virtual machines for Kubernetes, on one command line.
@@ -125,6 +127,8 @@ pub(crate) enum Command {
     Node(Box<NodeArgs>),
     /// Run the controllers and webhooks
     Operator(Box<OperatorArgs>),
+    /// A registry for images, disks and snapshots
+    Registry(RegistryArgs),
     /// Print a shell completion script
     Completion {
         /// Which shell
@@ -143,7 +147,10 @@ pub(crate) enum Command {
 
 impl Command {
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Node(_) | Self::Operator(_) | Self::Up(_))
+        match self {
+            Self::Registry(args) => matches!(args.command, RegistryCommand::Serve(_)),
+            _ => matches!(self, Self::Node(_) | Self::Operator(_) | Self::Up(_)),
+        }
     }
 }
 
@@ -424,10 +431,15 @@ pub(crate) enum ImageCommand {
     Pull {
         /// Image reference
         reference: String,
+        /// It is a disk: write it to this file here, without the node
+        #[arg(long, value_name = "FILE")]
+        disk: Option<PathBuf>,
         /// How to show progress
         #[arg(long, value_enum, default_value_t)]
         progress: ProgressMode,
     },
+    /// Push a disk to a registry, in windows that are moved and verified alone
+    Push(ImagePushArgs),
     /// Take an image from oci:DIR[:TAG] or docker-archive:FILE
     Import {
         /// Where it is, on the node's file system
@@ -466,8 +478,10 @@ pub(crate) fn drop_in(args: &mut Vec<OsString>) {
         .first()
         .and_then(|arg| std::path::Path::new(arg).file_name())
         .map(|name| name.to_string_lossy().into_owned());
-    if name.as_deref() == Some("firecracker-agent") {
-        args.splice(1..1, ["node", "--legacy"].map(OsString::from));
+    match name.as_deref() {
+        Some("firecracker-agent") => drop(args.splice(1..1, ["node", "--legacy"].map(OsString::from))),
+        Some("epoch") => registry::epoch(args),
+        _ => {}
     }
 }
 
