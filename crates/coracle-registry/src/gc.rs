@@ -101,6 +101,7 @@ impl Registry {
         repo: &RepositoryName,
         digest: &Digest,
     ) -> Result<bool, StoreError> {
+        let _turn = self.turns.of(repo).await;
         for tag in self.meta.tags_of(repo, digest).await? {
             self.storage.delete(&self.storage.tag_key(repo.as_str(), &tag)).await?;
         }

@@ -127,6 +127,18 @@ async fn dispatch(
     }
 }
 
+/// Runs work to its end even when the client hangs up, so that nothing is left in the middle of a step.
+async fn to_its_end<T: Send + 'static>(
+    registry: &Registry,
+    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    let ended = registry.writes.spawn(work).await;
+    ended.unwrap_or_else(|error| {
+        tracing::error!(%error, "a request's task broke");
+        Err(Problem::new(Code::Unknown, "the registry could not do it; its log says why"))
+    })
+}
+
 /// The method is not for this path.
 fn method() -> Problem {
     Problem::new(Code::Unsupported, "the method is not for this path")

@@ -2,8 +2,8 @@
 
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::manifest;
-use crate::meta::NewManifest;
+use crate::manifest::{self, Manifest};
+use crate::meta::{NewManifest, Put};
 use crate::names::{RepositoryName, Tag};
 use crate::registry::Registry;
 
@@ -35,6 +35,11 @@ fn parse(key: &str) -> Option<Key> {
     Some(Key::Tag(repo.parse().ok()?, last.parse().ok()?))
 }
 
+/// A manifest that was taken once. One without a word on its type came as an OCI manifest.
+fn stored(bytes: &[u8]) -> Option<Manifest> {
+    manifest::parse(bytes, None).or_else(|_| manifest::parse(bytes, Some(manifest::OCI_MANIFEST))).ok()
+}
+
 impl Registry {
     /// Fills the tables of a new database from what the storage has.
     pub(crate) async fn fill(&self) -> Result<(), StoreError> {
@@ -51,6 +56,34 @@ impl Registry {
             );
         }
         self.meta.set_fact(FILLED, "yes").await
+    }
+
+    /// Ends what a crash cut off between the file of a manifest and its row: the manifest is entered when all that it
+    /// needs is there, else its file goes. Nobody was told of it either way. Safe while the registry works.
+    pub(crate) async fn settle(&self) -> Result<(), StoreError> {
+        for key in self.storage.manifests().await? {
+            let Some(Key::Manifest(repo, digest)) = parse(&key) else { continue };
+            if self.meta.manifest(&repo, &digest.to_string()).await?.is_some() {
+                continue;
+            }
+            let _turn = self.turns.of(&repo).await;
+            let Some(bytes) = self.storage.get(&key).await? else { continue };
+            let whole = Digest::made(&bytes, digest.algorithm()) == digest;
+            let entered = match stored(&bytes).filter(|_| whole) {
+                Some(manifest) => {
+                    let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+                    let new =
+                        NewManifest { repo: &repo, digest: &digest, tags: &[], size, manifest: &manifest };
+                    self.meta.put_manifest(&new, self.now(), false).await? == Put::Done
+                }
+                None => false,
+            };
+            tracing::info!(key, entered, "manifest of a push that was cut off");
+            if !entered {
+                self.storage.delete(&key).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Enters everything that the storage has. Takes nothing away. Safe to repeat, and while the registry works.
@@ -72,11 +105,7 @@ impl Registry {
                 Some(digest) => Digest::made(&bytes, digest.algorithm()),
                 None => Digest::of(&bytes),
             };
-            let Ok(parsed) = manifest::parse(&bytes, None)
-                .or_else(|_| manifest::parse(&bytes, Some(manifest::OCI_MANIFEST)))
-            else {
-                continue;
-            };
+            let Some(parsed) = stored(&bytes) else { continue };
             if digest.is_some_and(|named| named != actual) {
                 tracing::warn!(key, "a stored manifest does not have its digest");
                 continue;

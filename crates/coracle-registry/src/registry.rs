@@ -9,6 +9,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Gate;
 use crate::meta::Meta;
 use crate::metrics::Metrics;
+use crate::names::RepositoryName;
 use crate::storage::Storage;
 use crate::uploads::Sessions;
 
@@ -65,6 +66,17 @@ impl Default for Sweeping {
     }
 }
 
+/// Locks by repository; some repositories share one.
+#[derive(Debug, Default)]
+pub(crate) struct Turns([tokio::sync::Mutex<()>; 32]);
+
+impl Turns {
+    pub(crate) async fn of(&self, repo: &RepositoryName) -> tokio::sync::MutexGuard<'_, ()> {
+        let sum = repo.as_str().bytes().fold(7usize, |sum, b| sum.wrapping_mul(31).wrapping_add(b.into()));
+        self.0[sum % self.0.len()].lock().await
+    }
+}
+
 /// Storage, names, gate and limits of one registry.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -83,6 +95,8 @@ pub(crate) struct Registry {
     pub(crate) tls: bool,
     /// The original's empty token for anonymous clients; ours has a word, since clients refuse an empty one.
     pub(crate) empty_token: bool,
+    /// One change of the manifests of a repository at a time: file and row go together.
+    pub(crate) turns: Turns,
     /// Memory for manifests that are being read, in units of 64 KiB.
     pub(crate) manifest_memory: Arc<tokio::sync::Semaphore>,
 }

@@ -163,6 +163,7 @@ pub async fn serve(
         public_url: config.public_url,
         tls: acceptor.is_some(),
         empty_token: config.empty_token,
+        turns: Default::default(),
         manifest_memory: Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(usize::MAX))),
     });
     registry.fill().await?;
@@ -170,8 +171,13 @@ pub async fn serve(
     let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
     let address = listener.local_addr().map_err(fail)?;
     ready(&Ready { address, new_token, token_file });
-    let sweeping = registry.keep_sweeping(stop.clone());
-    tokio::join!(accept(&registry, &listener, acceptor, &stop), sweeping);
+    let upkeep = async {
+        if let Some(Err(error)) = stop.run_until_cancelled(registry.settle()).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "pushes that were cut off not settled");
+        }
+        registry.keep_sweeping(stop.clone()).await;
+    };
+    tokio::join!(accept(&registry, &listener, acceptor, &stop), upkeep);
     registry.writes.close();
     let _late = timeout(GRACE, registry.writes.wait()).await;
     Ok(())

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::ranges::is_known;
-use super::{DIGEST_HEADER, parameters, value};
+use super::{DIGEST_HEADER, parameters, to_its_end, value};
 use crate::digest::Digest;
 use crate::error::{Code, Problem};
 use crate::manifest::{self, Manifest};
@@ -136,7 +136,8 @@ pub(super) async fn put(
         Reference::Tag(_) => Digest::of(&bytes),
     };
     let (tags, extra) = tags(&reference, &parts)?;
-    store(&registry, &repo, &digest, &parsed, &tags, bytes).await?;
+    let (own, name, of, what) = (Arc::clone(&registry), repo.clone(), digest.clone(), parsed.clone());
+    to_its_end(&registry, async move { store(&own, &name, &of, &what, &tags, bytes).await }).await?;
     let mut response = StatusCode::CREATED.into_response();
     let headers = response.headers_mut();
     headers.insert(header::LOCATION, value(&format!("/v2/{repo}/manifests/{reference}")));
@@ -174,6 +175,7 @@ async fn store(
     tags: &[Tag],
     bytes: Bytes,
 ) -> Result<(), Problem> {
+    let _turn = registry.turns.of(repo).await;
     let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
     let key = manifest_key(repo.as_str(), digest);
     let known = registry.meta.manifest(repo, &digest.to_string()).await?.is_some();
@@ -211,6 +213,7 @@ pub(super) async fn delete(
 
 /// Takes a tag away. `false` when there was none.
 pub(super) async fn untag(registry: &Registry, repo: &RepositoryName, tag: &Tag) -> Result<bool, Problem> {
+    let _turn = registry.turns.of(repo).await;
     registry.storage.delete(&registry.storage.tag_key(repo.as_str(), tag.as_str())).await?;
     Ok(registry.meta.remove_tag(repo, tag).await?)
 }

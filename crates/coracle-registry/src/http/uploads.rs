@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::ranges::content_range;
-use super::{DIGEST_HEADER, parameter, value};
+use super::{DIGEST_HEADER, parameter, to_its_end, value};
 use crate::digest::Digest;
 use crate::error::{Code, Problem};
 use crate::names::{RepositoryName, UploadId};
@@ -16,18 +16,6 @@ use crate::registry::Registry;
 use crate::uploads::{Chunk, location, range};
 
 const UUID_HEADER: HeaderName = HeaderName::from_static("docker-upload-uuid");
-
-/// Runs work to its end even when the client hangs up, so that an upload is never left in the middle of a step.
-async fn to_its_end<T: Send + 'static>(
-    registry: &Registry,
-    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
-) -> Result<T, Problem> {
-    let ended = registry.writes.spawn(work).await;
-    ended.unwrap_or_else(|error| {
-        tracing::error!(%error, "an upload's task broke");
-        Err(Problem::new(Code::Unknown, "the registry could not do it; its log says why"))
-    })
-}
 
 fn chunk(parts: &Parts, body: Body) -> Result<Chunk, Problem> {
     let length = match parts.headers.get(header::CONTENT_LENGTH) {

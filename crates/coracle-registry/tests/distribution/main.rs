@@ -8,6 +8,7 @@ mod deleting;
 mod discovery;
 mod garbage;
 mod original;
+mod postgres;
 mod pulling;
 mod pushing;
 mod tokens;

@@ -181,6 +181,34 @@ async fn index_is_made_again_when_the_database_is_lost() {
     );
 }
 
+/// A crash between the file of a manifest and its row.
+#[tokio::test]
+async fn manifest_whose_push_was_cut_off_is_settled_at_the_next_start() {
+    let registry = start().await;
+    let whole = registry.manifest("a", json!({"annotations": {"n": "whole"}})).await;
+    let lacking = json!([{"mediaType": "application/octet-stream", "digest": digest(b"absent"), "size": 6}]);
+    let lacking = registry.manifest("a", json!({"layers": lacking})).await;
+    registry.image("a", "v1").await;
+    let dir = registry.end().await;
+    let file = |body: &[u8]| {
+        dir.path().join(format!("manifests/a/_digests/{}.json", digest(body).replace(':', "-")))
+    };
+    for body in [&whole, &lacking] {
+        std::fs::write(file(body), body).unwrap();
+    }
+    let gone = file(&lacking);
+    let registry = start_in(dir, |_| {}).await;
+    for _ in 0..100 {
+        if !registry.files("manifests").contains(&gone.file_name().unwrap().to_string_lossy().into_owned()) {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(registry.get(&format!("/v2/a/manifests/{}", digest(&whole))).await.body, whole);
+    assert_eq!(registry.get(&format!("/v2/a/manifests/{}", digest(&lacking))).await.status, 404);
+    assert_eq!(registry.files("manifests").len(), 3, "two manifests and a tag");
+}
+
 #[tokio::test]
 async fn single_sign_on_is_501_and_health_is_public() {
     let registry = start().await;
