@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::CORACLE;
+use crate::support::CORACLE;
 
 /// A running registry; it ends when this is dropped, its state folder stays.
 pub(crate) struct RegistryDaemon {
@@ -23,6 +23,7 @@ impl RegistryDaemon {
     }
 
     /// Starts one where another was.
+    #[allow(dead_code, reason = "each test file uses its part")]
     pub(crate) fn start_on(address: SocketAddr, state: &Path, args: &[&str]) -> Self {
         let mut command = Command::new(CORACLE);
         command
@@ -50,11 +51,13 @@ impl RegistryDaemon {
         std::fs::read_to_string(self.state.join("registry/token")).unwrap().trim().to_owned()
     }
 
+    #[allow(dead_code, reason = "each test file uses its part")]
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
     /// SIGKILL, now.
+    #[allow(dead_code, reason = "each test file uses its part")]
     pub(crate) fn kill(mut self) -> SocketAddr {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
