@@ -23,7 +23,7 @@ pub(crate) struct RegistryServeArgs {
     /// Serve here
     #[arg(long, visible_alias = "addr", env = "CORACLE_REGISTRY_LISTEN", value_name = "ADDR", value_parser = address, default_value = "127.0.0.1:5000")]
     pub(crate) listen: SocketAddr,
-    /// Names and tokens: postgres://… for several replicas [default: SQLite in the state folder]
+    /// Names and tokens: postgres://… [default: SQLite in the state folder]
     #[arg(long, env = "CORACLE_REGISTRY_DSN", value_name = "ADDRESS")]
     pub(crate) dsn: Option<String>,
     /// Certificate; without one the registry speaks plain HTTP
