@@ -14,7 +14,7 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 2] = [
+const SCENARIOS: [Scenario; 3] = [
     Scenario {
         name: "crash_node",
         test: "crash_node",
@@ -27,6 +27,12 @@ const SCENARIOS: [Scenario; 2] = [
         test: "api",
         filter: "crash::",
         environment: &[("CORACLE_ROUNDS", "20")],
+    },
+    Scenario {
+        name: "registry_kill",
+        test: "registry_kill",
+        filter: "",
+        environment: &[("CORACLE_KILLS", "200")],
     },
 ];
 

@@ -37,6 +37,7 @@
 
 mod auth;
 mod digest;
+mod disk;
 mod erofs;
 mod error;
 mod image;
@@ -55,6 +56,7 @@ mod tarball;
 
 pub use auth::{Credentials, Secret};
 pub use digest::{Digest, InvalidDigest};
+pub use disk::{DiskOptions, DiskProgress, DiskReport, pull_disk, push_disk};
 pub use error::ImageError;
 pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};
 pub use limits::Limits;

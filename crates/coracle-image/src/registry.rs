@@ -4,12 +4,13 @@
 //! reads a manifest whatever its size, and does not tell where a resumed blob begins.
 
 mod blob;
+mod push;
 mod session;
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-pub(crate) use blob::{fetch, fetch_small};
-pub(crate) use session::{Session, client};
+pub(crate) use blob::{fetch, fetch_small, fetch_small_of, fetch_whole};
+pub(crate) use session::{Operation, Session, client};
 
 use crate::Reference;
 

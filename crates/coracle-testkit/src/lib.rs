@@ -15,6 +15,7 @@ pub mod leaks;
 #[cfg(feature = "netns")]
 pub mod netns;
 pub mod oci;
+pub mod postgres;
 pub mod registry;
 pub mod tools;
 pub mod vcsim;

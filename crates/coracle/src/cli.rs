@@ -3,6 +3,7 @@
 mod agentpool;
 mod daemons;
 mod format;
+mod registry;
 mod snapshot;
 mod template;
 
@@ -17,6 +18,7 @@ pub(crate) use daemons::{
 };
 pub(crate) use format::Format;
 pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
+pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 
 /// Virtual machines for Kubernetes, on one command line.
@@ -143,6 +145,8 @@ pub(crate) enum Command {
     /// Run the controllers of pools with the flags of the original agent-forge-operator
     #[command(name = agentpool::AGENT_FORGE, hide = true)]
     AgentForge(Box<AgentForgeArgs>),
+    /// A registry for images, disks and snapshots
+    Registry(RegistryArgs),
     /// Print a shell completion script
     Completion {
         /// Which shell
@@ -161,7 +165,10 @@ pub(crate) enum Command {
 
 impl Command {
     pub(crate) fn is_daemon(&self) -> bool {
-        matches!(self, Self::Node(_) | Self::Operator(_) | Self::AgentForge(_) | Self::Up(_))
+        match self {
+            Self::Registry(args) => matches!(args.command, RegistryCommand::Serve(_)),
+            _ => matches!(self, Self::Node(_) | Self::Operator(_) | Self::AgentForge(_) | Self::Up(_)),
+        }
     }
 }
 
@@ -442,10 +449,15 @@ pub(crate) enum ImageCommand {
     Pull {
         /// Image reference
         reference: String,
+        /// It is a disk: write it to this file here, without the node
+        #[arg(long, value_name = "FILE")]
+        disk: Option<PathBuf>,
         /// How to show progress
         #[arg(long, value_enum, default_value_t)]
         progress: ProgressMode,
     },
+    /// Push a disk to a registry, in windows that are moved and verified alone
+    Push(ImagePushArgs),
     /// Take an image from oci:DIR[:TAG] or docker-archive:FILE
     Import {
         /// Where it is, on the node's file system
@@ -493,6 +505,7 @@ pub(crate) fn drop_in(args: &mut Vec<OsString>) {
             args.push(agentpool::AGENT_FORGE.into());
             args.extend(flags);
         }
+        Some("epoch") => registry::epoch(args),
         _ => {}
     }
 }

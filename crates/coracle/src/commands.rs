@@ -3,6 +3,7 @@
 pub(crate) mod agentpool;
 pub(crate) mod console;
 pub(crate) mod cp;
+pub(crate) mod disk;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;

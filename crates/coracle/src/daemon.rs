@@ -10,6 +10,7 @@ pub(crate) mod node;
 pub(crate) mod operator;
 pub(crate) mod pki;
 pub(crate) mod plane;
+pub(crate) mod registry;
 pub(crate) mod supervise;
 pub(crate) mod up;
 

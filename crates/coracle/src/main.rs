@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, RegistryCommand};
 use crate::commands::power::Verb;
 
 fn main() -> ExitCode {
@@ -53,6 +53,9 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::AgentForge(args) => daemon::agent_forge::run(*args).await.map(|()| 0),
         Command::Up(args) => daemon::up::run(&global, *args).await.map(|()| 0),
         Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
+        Command::Registry(args) => match args.command {
+            RegistryCommand::Serve(args) => daemon::registry::run(&global, *args).await.map(|()| 0),
+        },
         Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
         Command::Doctor(args) => commands::doctor::run(&global, args).await,
         Command::Run(args) => commands::run::run(&global, *args).await,

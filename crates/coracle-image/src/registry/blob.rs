@@ -67,6 +67,52 @@ pub(crate) async fn fetch(
     }
 }
 
+/// As [`fetch_small`], by digest and size.
+pub(crate) async fn fetch_small_of(
+    session: &Session,
+    digest: &crate::Digest,
+    size_bytes: u64,
+) -> Result<Vec<u8>, ImageError> {
+    let blob = Blob { media_type: String::new(), digest: *digest, size_bytes };
+    fetch_small(session, &blob).await
+}
+
+/// Fetches a blob of some size into memory and verifies it; what broke off goes on where it was.
+pub(crate) async fn fetch_whole(
+    session: &Session,
+    digest: &crate::Digest,
+    size_bytes: u64,
+) -> Result<Vec<u8>, ImageError> {
+    let have = tokio::sync::Mutex::new(Vec::new());
+    session
+        .retry(|| async {
+            let mut have = have.lock().await;
+            let mut response = session.blob(digest, have.len() as u64).await?;
+            if response.status() != StatusCode::PARTIAL_CONTENT {
+                have.clear();
+            }
+            while let Some(chunk) = response.chunk().await.map_err(|e| session.network("read blob", e))? {
+                have.extend_from_slice(&chunk);
+                if have.len() as u64 > size_bytes {
+                    return Err(ImageError::hostile(format!(
+                        "blob {digest} is longer than its manifest says"
+                    )));
+                }
+            }
+            match have.len() as u64 == size_bytes {
+                true => Ok(()),
+                false => Err(session.network("read blob", "it ended early")),
+            }
+        })
+        .await?;
+    let bytes = have.into_inner();
+    let actual = crate::Digest::of(&bytes);
+    match actual == *digest {
+        true => Ok(bytes),
+        false => Err(ImageError::DigestMismatch { what: "window".to_owned(), expected: *digest, actual }),
+    }
+}
+
 /// Fetches a small blob into memory and verifies it.
 pub(crate) async fn fetch_small(session: &Session, blob: &Blob) -> Result<Vec<u8>, ImageError> {
     session

@@ -10,7 +10,7 @@ use oci_client::{
     secrets::RegistryAuth,
 };
 use reqwest::{
-    Method, RequestBuilder, Response, StatusCode,
+    Method, RequestBuilder, Response, StatusCode, Url,
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RANGE},
 };
 use tokio::sync::Mutex;
@@ -27,9 +27,17 @@ pub(crate) struct Session {
     endpoint: Endpoint,
     reference: Reference,
     login: Login,
-    timeouts: Timeouts,
+    pub(crate) timeouts: Timeouts,
+    operation: Operation,
     retries: usize,
     authorization: Mutex<Option<HeaderValue>>,
+}
+
+/// What a login is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Pull,
+    Push,
 }
 
 /// A manifest or index as it came.
@@ -67,8 +75,21 @@ impl Session {
         timeouts: Timeouts,
         retries: usize,
     ) -> Result<Self, ImageError> {
-        let session =
-            Self { http, endpoint, reference, login, timeouts, retries, authorization: Mutex::new(None) };
+        Self::open_for(http, endpoint, reference, login, timeouts, retries, Operation::Pull).await
+    }
+
+    /// As [`Session::open`], for pulling or pushing.
+    pub(crate) async fn open_for(
+        http: reqwest::Client,
+        endpoint: Endpoint,
+        reference: Reference,
+        login: Login,
+        timeouts: Timeouts,
+        retries: usize,
+        operation: Operation,
+    ) -> Result<Self, ImageError> {
+        let authorization = Mutex::new(None);
+        let session = Self { http, endpoint, reference, login, timeouts, operation, retries, authorization };
         session.retry(|| session.authorize()).await?;
         Ok(session)
     }
@@ -107,9 +128,11 @@ impl Session {
             self.reference.repository().to_owned(),
             "latest".to_owned(),
         );
-        let asked =
-            tokio::time::timeout(self.timeouts.request, client.auth(&image, &auth, RegistryOperation::Pull))
-                .await;
+        let operation = match self.operation {
+            Operation::Pull => RegistryOperation::Pull,
+            Operation::Push => RegistryOperation::Push,
+        };
+        let asked = tokio::time::timeout(self.timeouts.request, client.auth(&image, &auth, operation)).await;
         let token = asked.map_err(|e| self.network("log in", e))?.map_err(|e| self.refused(e))?;
         let header = match (token, &self.login) {
             (Some(token), _) => Some(format!("Bearer {token}")),
@@ -210,13 +233,26 @@ impl Session {
         work.retry(self.backoff()).when(ImageError::is_transient).notify(note).await
     }
 
-    async fn request(&self, method: Method, path: &str) -> RequestBuilder {
+    pub(super) async fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let scheme = if self.endpoint.plain_http { "http" } else { "https" };
         // Docker Hub's API has another name than Docker Hub's images.
         let host =
             if self.endpoint.host == "docker.io" { "registry-1.docker.io" } else { &self.endpoint.host };
-        let request =
-            self.http.request(method, format!("{scheme}://{host}/v2/{}/{path}", self.reference.repository()));
+        self.authorized(method, &format!("{scheme}://{host}/v2/{}/{path}", self.reference.repository())).await
+    }
+
+    /// A request to where the registry said. Credentials go to the registry itself alone.
+    pub(super) async fn to(&self, method: Method, target: Url) -> RequestBuilder {
+        let host = target.host_str().unwrap_or_default();
+        let authority = target.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+        match authority == self.endpoint.host {
+            true => self.authorized(method, target.as_str()).await,
+            false => self.http.request(method, target),
+        }
+    }
+
+    async fn authorized(&self, method: Method, url: &str) -> RequestBuilder {
+        let request = self.http.request(method, url);
         match self.authorization.lock().await.clone() {
             Some(value) => request.header(AUTHORIZATION, value),
             None => request,
@@ -224,7 +260,7 @@ impl Session {
     }
 
     /// Sends a request and turns an error status into an error.
-    async fn send(
+    pub(super) async fn send(
         &self,
         request: RequestBuilder,
         operation: &str,

@@ -8,24 +8,31 @@ use tonic::transport::Channel;
 
 use crate::cli::{Format, Global, ImageCommand, ProgressMode, Pull};
 use crate::client::{connect_local, with_hint};
+use crate::commands::disk;
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::progress::Progress;
 use crate::suggest;
 
 pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
-    let mut client = connect_local(global, "coracle image").await?;
+    let connect = || connect_local(global, "coracle image");
     match command {
-        ImageCommand::Ls { output } => ls(&mut client, &output).await?,
-        ImageCommand::Pull { reference, progress } => {
-            let image = pull(&mut client, &reference, Pull::Always, progress).await?;
+        ImageCommand::Ls { output } => ls(&mut connect().await?, &output).await?,
+        ImageCommand::Push(args) => disk::push(args).await?,
+        ImageCommand::Pull { reference, disk: Some(file), progress } => {
+            disk::pull(&reference, &file, progress).await?;
+        }
+        ImageCommand::Pull { reference, disk: None, progress } => {
+            let image = pull(&mut connect().await?, &reference, Pull::Always, progress).await?;
             output::write(&format!("{}\n", image.digest))?;
         }
         ImageCommand::Import { source, reference } => {
+            let mut client = connect().await?;
             let image = import(&mut client, &source, reference.as_deref(), ProgressMode::Auto).await?;
             output::write(&format!("{}\n", image.digest))?;
         }
         ImageCommand::Inspect { output, reference } => {
+            let mut client = connect().await?;
             let image = match client.get_image(pb::GetImageRequest { reference: reference.clone() }).await {
                 Ok(image) => image.into_inner(),
                 Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
@@ -33,6 +40,7 @@ pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Resul
             print(&output, &image)?;
         }
         ImageCommand::Rm { force, references } => {
+            let mut client = connect().await?;
             for reference in references {
                 let request = pb::RemoveImageRequest { reference: reference.clone(), force };
                 if let Err(status) = client.remove_image(request).await {
@@ -41,7 +49,7 @@ pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Resul
                 output::write(&format!("{reference}\n"))?;
             }
         }
-        ImageCommand::Prune { dry_run } => prune(&mut client, dry_run).await?,
+        ImageCommand::Prune { dry_run } => prune(&mut connect().await?, dry_run).await?,
     }
     Ok(0)
 }

@@ -23,9 +23,11 @@ use super::GENERATED;
 pub(super) async fn page() -> miette::Result<String> {
     let mut text =
         format!("{GENERATED}\n# Metrics\n\nServed at `/metrics` of `--admin-listen`, as OpenMetrics text.\n");
-    for (title, registry) in
-        [("Node: `coracle node`", node().await?), ("Operator: `coracle operator`", operator())]
-    {
+    for (title, registry) in [
+        ("Node: `coracle node`", node().await?),
+        ("Operator: `coracle operator`", operator()),
+        ("Registry: `coracle registry serve`", images()),
+    ] {
         let mut scrape = String::new();
         prometheus_client::encoding::text::encode(&mut scrape, &registry).into_diagnostic()?;
         let _strings_take_everything = write!(text, "\n## {title}\n\n{}", table(&scrape));
@@ -67,6 +69,13 @@ fn operator() -> Registry {
     metrics.called("GetVM", Outcome::Ok, Duration::ZERO);
     coracle_vsphere::VsphereMetrics::register(&mut registry).touch();
     coracle_agentpool::PoolMetrics::register(&mut registry).touch();
+    registry
+}
+
+/// The registry of an image registry, after one request.
+fn images() -> Registry {
+    let mut registry = Registry::default();
+    coracle_registry::Metrics::register(&mut registry).answered("base", 200, Duration::ZERO);
     registry
 }
 

@@ -1,0 +1,77 @@
+//! VM disks in registries: cut into independent windows, each a blob of its own.
+//!
+//! ```text
+//! raw disk ─window by window─▶ all zero? nothing   known by its raw digest? its blob   else zstd frames ─HEAD, upload─▶ registry
+//! registry ─window by window, several at once─▶ verify ─▶ its place in a sparse file ─▶ synced, renamed
+//! ```
+//! A window is 64 MiB unless the disk would then have a thousand of them. So transfers are parallel, what broke off goes
+//! on, a small change moves little, and each window is verified alone.
+
+mod artifact;
+mod frame;
+mod pull;
+mod push;
+mod window;
+
+use crate::{Credentials, RegistryConfig, Timeouts};
+
+pub use pull::pull_disk;
+pub use push::push_disk;
+
+/// How disks are moved.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// Windows at once. Each takes up to twice a window of memory. Default 4.
+    pub concurrency: usize,
+    /// Bytes of a window, a power of two of at least 1 MiB. Default 64 MiB.
+    pub window_bytes: u64,
+    /// Compression, from 1 (fast) to 19. Default 1.
+    pub level: i32,
+    /// Where the credentials come from.
+    pub credentials: Credentials,
+    /// How registries are reached.
+    pub registries: std::collections::BTreeMap<String, RegistryConfig>,
+    /// Bounds on waiting.
+    pub timeouts: Timeouts,
+    /// How often a broken request is tried again.
+    pub retries: usize,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self {
+            concurrency: 4,
+            window_bytes: 64 << 20,
+            level: 1,
+            credentials: Credentials::default(),
+            registries: std::collections::BTreeMap::new(),
+            timeouts: Timeouts::default(),
+            retries: 4,
+        }
+    }
+}
+
+/// Hears of bytes of the disk that are done, and of all that there are to do. Must not block.
+pub type DiskProgress = std::sync::Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// What a transfer did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskReport {
+    /// Digest of the manifest.
+    pub digest: crate::Digest,
+    /// Bytes of the disk.
+    pub disk_bytes: u64,
+    /// Windows of it that are not all zero.
+    pub windows: usize,
+    /// Windows that had to be moved; the others were there.
+    pub moved: usize,
+    /// Bytes of those, as they went over the wire.
+    pub moved_bytes: u64,
+}
+
+/// Runs file work away from the runtime's threads.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(std::io::Error::other(e)))
+}

@@ -1,0 +1,173 @@
+//! One window as zstd frames of 1 MiB with a seek table behind them (zstd's "seekable format"): any zstd reads the whole,
+//! and who knows the table reads a part.
+
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
+
+use crate::{Digest, digest::Hasher};
+
+/// Raw bytes of a frame; the last one of a window may have less.
+pub(super) const FRAME_BYTES: usize = 1 << 20;
+const SKIPPABLE: u32 = 0x184D_2A5E;
+const SEEKABLE: u32 = 0x8F92_EAB1;
+/// Bytes of the table besides its entries: header of the skippable frame, footer.
+const TABLE_EXTRA: usize = 8 + 9;
+
+/// Digest of a window's raw bytes. `None`: it is all zero.
+pub(super) fn look(file: &File, part: &Range<u64>) -> io::Result<Option<Digest>> {
+    let (mut hasher, mut zero) = (Hasher::default(), true);
+    each_frame(file, part, |frame| {
+        zero &= is_zero(frame);
+        hasher.update(frame);
+        Ok(())
+    })?;
+    Ok((!zero).then(|| hasher.finish()))
+}
+
+/// A window, compressed.
+pub(super) fn pack(file: &File, part: &Range<u64>, level: i32) -> io::Result<Vec<u8>> {
+    let mut compressor = zstd::bulk::Compressor::new(level)?;
+    let (mut packed, mut table) = (Vec::new(), Vec::new());
+    each_frame(file, part, |frame| {
+        let compressed = compressor.compress(frame)?;
+        table.push((size(compressed.len())?, size(frame.len())?));
+        packed.extend_from_slice(&compressed);
+        Ok(())
+    })?;
+    packed.extend(SKIPPABLE.to_le_bytes());
+    packed.extend(size(table.len() * 8 + 9)?.to_le_bytes());
+    for (compressed, raw) in &table {
+        packed.extend(compressed.to_le_bytes());
+        packed.extend(raw.to_le_bytes());
+    }
+    packed.extend(size(table.len())?.to_le_bytes());
+    packed.push(0);
+    packed.extend(SEEKABLE.to_le_bytes());
+    Ok(packed)
+}
+
+/// Writes a window's raw bytes to its place and returns their digest.
+pub(super) fn unpack(packed: &[u8], file: &File, part: &Range<u64>) -> io::Result<Digest> {
+    let (mut decompressor, mut hasher) = (zstd::bulk::Decompressor::new()?, Hasher::default());
+    let (mut rest, mut at) = (packed, part.start);
+    for (compressed, raw) in table(packed)? {
+        let (frame, behind) =
+            rest.split_at_checked(compressed).ok_or_else(|| broken("its table is longer than it"))?;
+        let bytes = decompressor.decompress(frame, raw)?;
+        if bytes.len() != raw || at + raw as u64 > part.end {
+            return Err(broken("a frame has another length than the table says"));
+        }
+        hasher.update(&bytes);
+        file.write_all_at(&bytes, at)?;
+        (rest, at) = (behind, at + raw as u64);
+    }
+    if at != part.end {
+        return Err(broken("it is shorter than the window"));
+    }
+    Ok(hasher.finish())
+}
+
+/// Compressed and raw bytes of each frame.
+fn table(packed: &[u8]) -> io::Result<Vec<(usize, usize)>> {
+    let word =
+        |at: usize| -> Option<u32> { Some(u32::from_le_bytes(packed.get(at..at + 4)?.try_into().ok()?)) };
+    let footer = packed.len().checked_sub(9).ok_or_else(|| broken("it has no table"))?;
+    let count = word(footer).unwrap_or(0) as usize;
+    let length = count.checked_mul(8).and_then(|n| n.checked_add(TABLE_EXTRA)).unwrap_or(usize::MAX);
+    let begin = packed.len().checked_sub(length).ok_or_else(|| broken("its table is longer than it"))?;
+    let marked = word(footer + 5) == Some(SEEKABLE) && word(begin) == Some(SKIPPABLE);
+    if !marked || packed.get(footer + 4) != Some(&0) {
+        return Err(broken("it has no table"));
+    }
+    let entries = packed[begin + 8..footer].chunks_exact(8).map(|entry| {
+        let number = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+        (number(&entry[..4]), number(&entry[4..]))
+    });
+    let entries: Vec<_> = entries.collect();
+    match entries.iter().all(|(_, raw)| *raw <= FRAME_BYTES) {
+        true => Ok(entries),
+        false => Err(broken("a frame is larger than 1 MiB")),
+    }
+}
+
+fn each_frame(
+    file: &File,
+    part: &Range<u64>,
+    mut work: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (mut buffer, mut at) = (vec![0; FRAME_BYTES], part.start);
+    while at < part.end {
+        let length = usize::try_from(part.end - at).unwrap_or(FRAME_BYTES).min(FRAME_BYTES);
+        file.read_exact_at(&mut buffer[..length], at)?;
+        work(&buffer[..length])?;
+        at += length as u64;
+    }
+    Ok(())
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // Against itself, one byte on: the compiler's memcmp is faster than any loop here.
+    bytes.first().is_none_or(|first| *first == 0)
+        && bytes.get(1..).is_none_or(|rest| rest == &bytes[..rest.len()])
+}
+
+fn size(n: usize) -> io::Result<u32> {
+    u32::try_from(n).map_err(io::Error::other)
+}
+
+fn broken(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(bytes: &[u8]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn window_comes_back_whole_and_in_its_place() {
+        let noise: Vec<u8> =
+            (0..3_500_000u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
+        let (source, part) = (file(&noise), 100_000..3_400_000);
+        let packed = pack(&source, &part, 1).unwrap();
+        let target = file(&[]);
+        let digest = unpack(&packed, &target, &part).unwrap();
+        assert_eq!(Some(digest), look(&source, &part).unwrap());
+        let mut back = vec![0; 3_300_000];
+        target.read_exact_at(&mut back, 100_000).unwrap();
+        assert!(back == noise[100_000..3_400_000]);
+        let plain = zstd::stream::decode_all(packed.as_slice()).unwrap();
+        assert!(plain == back, "any zstd reads it");
+        assert!(unpack(&packed, &target, &(0..3_200_000)).is_err(), "more than the window");
+        assert!(unpack(&packed, &target, &(0..3_400_000)).is_err(), "less than the window");
+    }
+
+    #[test]
+    fn zero_is_seen() {
+        assert_eq!(look(&file(&[0; 3_000_000]), &(0..3_000_000)).unwrap(), None);
+        for at in [0, 1, 1_500_000, 2_999_999] {
+            let mut bytes = vec![0; 3_000_000];
+            bytes[at] = 1;
+            assert!(look(&file(&bytes), &(0..3_000_000)).unwrap().is_some(), "{at}");
+        }
+        assert!(is_zero(&[]) && is_zero(&[0]) && !is_zero(&[1]));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_window_is_an_error_and_no_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), real in any::<bool>(), at in any::<usize>(), value in any::<u8>()) {
+            if real {
+                bytes = pack(&file(&bytes), &(0..bytes.len() as u64), 1).unwrap();
+                let place = at % bytes.len();
+                bytes[place] = value;
+            }
+            let _either = unpack(&bytes, &file(&[]), &(0..200));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! A disk out of a registry.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use super::{
+    DiskOptions, DiskProgress, DiskReport, artifact::Disk, artifact::Window, blocking, frame, window,
+};
+use crate::{
+    Digest, ImageError, Reference, auth,
+    registry::{self, Operation, Session, fetch_small_of},
+};
+
+/// Largest manifest, in bytes: a thousand windows take less than one mebibyte.
+pub(super) const MANIFEST_MAX: u64 = 4 << 20;
+
+/// Begins a conversation with the registry itself; mirrors are for images.
+pub(super) async fn open(
+    reference: &Reference,
+    options: &DiskOptions,
+    operation: Operation,
+) -> Result<Session, ImageError> {
+    let network = |e: reqwest::Error| ImageError::Network {
+        registry: reference.registry().to_owned(),
+        operation: "prepare HTTP client".to_owned(),
+        source: e.into(),
+    };
+    let http = registry::client(&options.timeouts).map_err(network)?;
+    let unknown = || ImageError::NotPresent { image: reference.to_string() };
+    let endpoint = registry::endpoints(reference, &options.registries).pop().ok_or_else(unknown)?;
+    let login = auth::lookup(&options.credentials, &endpoint.host).await?;
+    Session::open_for(
+        http,
+        endpoint,
+        reference.clone(),
+        login,
+        options.timeouts.clone(),
+        options.retries,
+        operation,
+    )
+    .await
+}
+
+/// Pulls a disk into the file `path`, which is there, whole, synced and sparse, when this returns. Until then it grows
+/// beside it as `path.partial`; what is in there and right is not fetched again. Idempotent.
+///
+/// # Errors
+/// [`ImageError::Unsupported`] for what is no disk; [`ImageError::DigestMismatch`] and [`ImageError::Hostile`] for
+/// wrong bytes; [`ImageError::StorageFull`], [`ImageError::Io`] for the file; those of the registry.
+pub async fn pull_disk(
+    reference: &Reference,
+    path: &Path,
+    options: &DiskOptions,
+    progress: DiskProgress,
+) -> Result<DiskReport, ImageError> {
+    let session = open(reference, options, Operation::Pull).await?;
+    let manifest = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
+    let (config, size) = Disk::config_of(&manifest)?;
+    let disk = Disk::read(&manifest, &fetch_small_of(&session, &config, size).await?)?;
+    let partial = PathBuf::from(format!("{}.partial", path.display()));
+    let fail = |operation: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |e: io::Error| ImageError::io(operation, path.clone(), e)
+    };
+    let (at, layout) = (partial.clone(), disk.clone());
+    let (file, resumed) = blocking(move || prepare(&at, &layout)).await.map_err(fail("prepare", &partial))?;
+    let job = Arc::new(Job { session, file: Arc::new(file), path: partial.clone(), resumed });
+    let moved = fetch(&job, &disk, options.concurrency, &progress).await?;
+    let (file, to) = (Arc::clone(&job.file), path.to_owned());
+    let named = blocking(move || {
+        file.sync_all()?;
+        fs::rename(&partial, &to)?;
+        let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(parent)?.sync_all()
+    });
+    named.await.map_err(fail("name", path))?;
+    Ok(DiskReport {
+        digest: Digest::of(&manifest),
+        disk_bytes: disk.bytes,
+        windows: disk.windows.len(),
+        moved: moved.len(),
+        moved_bytes: moved.iter().sum(),
+    })
+}
+
+struct Job {
+    session: Session,
+    file: Arc<File>,
+    path: PathBuf,
+    /// The file was there: what is in it may be right.
+    resumed: bool,
+}
+
+/// The file, as long as the disk, with nothing where the disk has nothing.
+fn prepare(path: &Path, disk: &Disk) -> io::Result<(File, bool)> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    let resumed = file.metadata()?.len() == disk.bytes && disk.bytes > 0;
+    if !resumed {
+        file.set_len(0)?;
+        file.set_len(disk.bytes)?;
+        return Ok((file, false));
+    }
+    let mut empty: Vec<Range<u64>> = window::all(disk.bytes, disk.window_bytes).collect();
+    empty.retain(|part| disk.windows.iter().all(|w| w.part.end <= part.start || w.part.start >= part.end));
+    for part in empty {
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, flags, part.start, part.end - part.start)?;
+    }
+    Ok((file, true))
+}
+
+/// Fetches what is missing, several windows at once. Returns the bytes of each that was moved.
+async fn fetch(
+    job: &Arc<Job>,
+    disk: &Disk,
+    concurrency: usize,
+    progress: &DiskProgress,
+) -> Result<Vec<u64>, ImageError> {
+    let total_bytes = disk.windows.iter().map(|w| w.part.end - w.part.start).sum();
+    let slots = Arc::new(Semaphore::new(concurrency.max(1)));
+    let mut tasks = JoinSet::new();
+    for window in disk.windows.iter().cloned() {
+        let (job, slots) = (Arc::clone(job), Arc::clone(&slots));
+        tasks.spawn(async move {
+            // The semaphore is never closed.
+            let _slot = slots.acquire().await;
+            one(&job, &window).await.map(|moved| (window, moved))
+        });
+    }
+    let (mut moved, mut done_bytes) = (Vec::new(), 0);
+    while let Some(ended) = tasks.join_next().await {
+        let (window, was_moved) = ended.map_err(|e| job.session.network("move window", e))??;
+        done_bytes += window.part.end - window.part.start;
+        progress(done_bytes, total_bytes);
+        moved.extend(was_moved.then_some(window.blob_bytes));
+    }
+    Ok(moved)
+}
+
+/// One window into its place. `false` when it was there already.
+async fn one(job: &Arc<Job>, window: &Window) -> Result<bool, ImageError> {
+    let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, &job.path, e);
+    if job.resumed {
+        let (file, part) = (Arc::clone(&job.file), window.part.clone());
+        if blocking(move || frame::look(&file, &part)).await.map_err(fail("read"))? == Some(window.raw) {
+            return Ok(false);
+        }
+    }
+    let packed = registry::fetch_whole(&job.session, &window.blob, window.blob_bytes).await?;
+    let (file, part) = (Arc::clone(&job.file), window.part.clone());
+    let written = blocking(move || frame::unpack(&packed, &file, &part)).await;
+    let actual = written.map_err(|e| match e.kind() {
+        io::ErrorKind::InvalidData => ImageError::hostile(format!("window {}: {e}", window.blob)),
+        _ => fail("write")(e),
+    })?;
+    if actual == window.raw {
+        return Ok(true);
+    }
+    Err(ImageError::DigestMismatch {
+        what: format!("raw bytes of window {}", window.blob),
+        expected: window.raw,
+        actual,
+    })
+}

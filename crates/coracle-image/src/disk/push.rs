@@ -1,0 +1,127 @@
+//! A disk into a registry.
+
+use std::{collections::HashMap, fs::File, io, ops::Range, path::Path, sync::Arc};
+
+use bytes::Bytes;
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use super::{
+    DiskOptions, DiskProgress, DiskReport,
+    artifact::{Disk, EMPTY_BLOB, MANIFEST, Window},
+    blocking, frame, pull, window,
+};
+use crate::{
+    Digest, ImageError, Reference,
+    registry::{Operation, Session, fetch_small_of},
+};
+
+/// What every window's work needs.
+struct Job {
+    session: Session,
+    file: Arc<File>,
+    path: std::path::PathBuf,
+    level: i32,
+    /// Blobs of what the tag named before, by the digest of their raw bytes.
+    known: HashMap<Digest, (Digest, u64)>,
+}
+
+/// Pushes a raw disk as an image. Windows that are all zero are left out; those that the tag had before, or that the
+/// repository has, are not moved again. Idempotent; what broke off is found by the next call.
+///
+/// # Errors
+/// [`ImageError::Io`] for the file; those of the registry.
+pub async fn push_disk(
+    path: &Path,
+    reference: &Reference,
+    options: &DiskOptions,
+    progress: DiskProgress,
+) -> Result<DiskReport, ImageError> {
+    let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, path, e);
+    let file = File::open(path).map_err(fail("open"))?;
+    let disk_bytes = file.metadata().map_err(fail("look at"))?.len();
+    let window_bytes = window::choose(disk_bytes, options.window_bytes);
+    let session = pull::open(reference, options, Operation::Push).await?;
+    let known = before(&session, reference).await;
+    let job = Job { session, file: Arc::new(file), path: path.to_owned(), level: options.level, known };
+    let (job, parts) = (Arc::new(job), window::all(disk_bytes, window_bytes).collect());
+    let (windows, moved) = windows(&job, parts, options.concurrency, &progress).await?;
+    let session = &job.session;
+    let disk = Disk { bytes: disk_bytes, window_bytes, windows };
+    let title = path.file_name().map_or_else(|| "disk.raw".into(), |n| n.to_string_lossy());
+    let (config, manifest) = disk.write(&title);
+    session.put_blob(&Digest::of(&config), config.into()).await?;
+    if disk.windows.is_empty() {
+        session.put_blob(&Digest::of(EMPTY_BLOB), Bytes::from_static(EMPTY_BLOB)).await?;
+    }
+    let digest = Digest::of(&manifest);
+    session.put_manifest(&reference.api_name(), MANIFEST, manifest.into()).await?;
+    Ok(DiskReport {
+        digest,
+        disk_bytes,
+        windows: disk.windows.len(),
+        moved: moved.len(),
+        moved_bytes: moved.iter().sum(),
+    })
+}
+
+/// What the tag names now, as far as it is a disk of ours; only an optimisation, so nothing of it is an error.
+async fn before(session: &Session, reference: &Reference) -> HashMap<Digest, (Digest, u64)> {
+    let read = async {
+        let manifest = session.manifest(&reference.api_name(), pull::MANIFEST_MAX).await?.bytes;
+        let (config, size) = Disk::config_of(&manifest)?;
+        Disk::read(&manifest, &fetch_small_of(session, &config, size).await?)
+    };
+    let disk = read.await.ok();
+    disk.into_iter().flat_map(|d| d.windows).map(|w| (w.raw, (w.blob, w.blob_bytes))).collect()
+}
+
+/// Brings every window there, several at once. The first failure ends the others.
+async fn windows(
+    job: &Arc<Job>,
+    parts: Vec<Range<u64>>,
+    concurrency: usize,
+    progress: &DiskProgress,
+) -> Result<(Vec<Window>, Vec<u64>), ImageError> {
+    let total_bytes = parts.last().map_or(0, |part| part.end);
+    let slots = Arc::new(Semaphore::new(concurrency.max(1)));
+    let mut tasks = JoinSet::new();
+    for part in parts {
+        let (job, slots) = (Arc::clone(job), Arc::clone(&slots));
+        tasks.spawn(async move {
+            // The semaphore is never closed.
+            let _slot = slots.acquire().await;
+            one(&job, part.clone()).await.map(|done| (part, done))
+        });
+    }
+    let (mut windows, mut moved, mut done_bytes) = (Vec::new(), Vec::new(), 0);
+    while let Some(ended) = tasks.join_next().await {
+        let (part, done) = ended.map_err(|e| job.session.network("move window", e))??;
+        done_bytes += part.end - part.start;
+        progress(done_bytes, total_bytes);
+        let Some((window, was_moved)) = done else { continue };
+        moved.extend(was_moved.then_some(window.blob_bytes));
+        windows.push(window);
+    }
+    windows.sort_by_key(|w| w.part.start);
+    Ok((windows, moved))
+}
+
+/// One window: nothing when it is all zero; whether its bytes were moved.
+async fn one(job: &Arc<Job>, part: Range<u64>) -> Result<Option<(Window, bool)>, ImageError> {
+    let fail = |e: io::Error| ImageError::io("read", &job.path, e);
+    let (file, place) = (Arc::clone(&job.file), part.clone());
+    let raw = blocking(move || frame::look(&file, &place)).await.map_err(fail)?;
+    let Some(raw) = raw else { return Ok(None) };
+    if let Some((blob, blob_bytes)) = job.known.get(&raw).copied()
+        && job.session.has_blob(&blob).await?
+    {
+        return Ok(Some((Window { part, raw, blob, blob_bytes }, false)));
+    }
+    let (file, place, level) = (Arc::clone(&job.file), part.clone(), job.level);
+    let packed =
+        blocking(move || frame::pack(&file, &place, level).map(|packed| (Digest::of(&packed), packed)));
+    let (blob, packed) = packed.await.map_err(fail)?;
+    let blob_bytes = packed.len() as u64;
+    let moved = job.session.put_blob(&blob, packed.into()).await?;
+    Ok(Some((Window { part, raw, blob, blob_bytes }, moved)))
+}

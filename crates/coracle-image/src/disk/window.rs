@@ -1,0 +1,45 @@
+//! Where windows begin and end. Pure.
+
+use std::ops::Range;
+
+/// Most windows of one disk: a manifest stays below a thousand layers and a mebibyte.
+const WINDOWS_MAX: u64 = 999;
+
+/// The window for a disk: the one asked for, doubled until there are few enough.
+pub(super) fn choose(disk_bytes: u64, asked_bytes: u64) -> u64 {
+    let mut window = asked_bytes.next_power_of_two().max(1 << 20);
+    while disk_bytes.div_ceil(window) > WINDOWS_MAX {
+        window *= 2;
+    }
+    window
+}
+
+/// All windows of a disk, in order; the last one may be shorter.
+pub(super) fn all(disk_bytes: u64, window_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..disk_bytes.div_ceil(window_bytes))
+        .map(move |n| n * window_bytes..((n + 1) * window_bytes).min(disk_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_table() {
+        const MIB: u64 = 1 << 20;
+        for (why, disk, asked, want) in [
+            ("small", 10 * MIB, 64 * MIB, 64 * MIB),
+            ("999 of them", 999 * 64 * MIB, 64 * MIB, 64 * MIB),
+            ("one byte more", 999 * 64 * MIB + 1, 64 * MIB, 128 * MIB),
+            ("a terabyte", 1 << 40, 64 * MIB, 2048 * MIB),
+            ("the seed's layers", 50 << 30, 1 << 30, 1 << 30),
+            ("no power of two", MIB, 3 * MIB, 4 * MIB),
+            ("too small", MIB, 1, MIB),
+        ] {
+            assert_eq!(choose(disk, asked), want, "{why}");
+        }
+        let parts: Vec<_> = all(10, 4).collect();
+        assert_eq!(parts, [0..4, 4..8, 8..10]);
+        assert_eq!(all(0, 4).count(), 0);
+    }
+}

@@ -1,0 +1,43 @@
+//! `/v2/token`: where clients exchange what they have for a bearer token. Ours are bearer tokens already, so what is
+//! right comes back as it is.
+
+use axum::Json;
+use axum::body::{Body, to_bytes};
+use axum::http::Method;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::auth::{ANONYMOUS, presented};
+use crate::error::{Code, Problem};
+use crate::registry::Registry;
+
+/// Largest form, in bytes.
+const FORM_MAX: usize = 64 << 10;
+
+pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, Problem> {
+    let mut shown = presented(&parts.headers);
+    if parts.method == Method::POST {
+        let invalid = |_| Problem::new(Code::SizeInvalid, "the form is too large or was cut off");
+        let form = to_bytes(body, FORM_MAX).await.map_err(invalid)?;
+        let field = |name: &str| {
+            form_urlencoded::parse(&form)
+                .find(|(k, v)| k == name && !v.is_empty())
+                .map(|(_, v)| v.into_owned())
+        };
+        shown =
+            shown.or_else(|| field("password")).or_else(|| field("refresh_token")).filter(|t| t != ANONYMOUS);
+    }
+    let token = match shown {
+        Some(shown) => {
+            let known = registry.gate.caller(&registry.meta, &shown, registry.now()).await?;
+            known.ok_or_else(|| Problem::new(Code::Unauthorized, "the token is wrong or has run out"))?;
+            shown
+        }
+        None if registry.empty_token => String::new(),
+        None => ANONYMOUS.to_owned(),
+    };
+    let issued = jiff::Timestamp::from_millisecond(registry.now()).unwrap_or_default().to_string();
+    Ok(Json(json!({"token": token, "access_token": token, "expires_in": 3600, "issued_at": issued}))
+        .into_response())
+}

@@ -1,0 +1,174 @@
+//! Names: repositories, tags, manifests, which blob is where, uploads, tokens. SQLite, or PostgreSQL for several
+//! replicas. The statements are the same for both; only the type of bytes differs. All but uploads and tokens can be
+//! made again from the storage.
+//!
+//! A blob has a row before it has bytes, and loses its bytes before it loses its row:
+//!
+//! ```text
+//! (no row) ─arrive─▶ ARRIVING ─bytes are there─▶ LIVE ─swept: nobody names it, untouched for the grace─▶ DYING ─▶ (no row)
+//! ```
+//! Whoever needs a blob touches its row in the same transaction; the sweep asks for the age again under the row's
+//! lock. So no push waits for a sweep, and no sweep takes what a push relies on.
+
+mod blobs;
+mod gc;
+mod manifests;
+mod rows;
+mod tokens;
+mod uploads;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+
+pub(crate) use blobs::Arrival;
+pub(crate) use gc::Doomed;
+pub(crate) use manifests::{NewManifest, Put};
+pub(crate) use rows::{ManifestRow, RepositoryRow, StatsRow, TagRow, TokenRow, UploadRow};
+
+use crate::error::{StoreError, sql};
+
+/// Where the names are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetaAt {
+    /// One file, in WAL mode, every commit on disk.
+    Sqlite(PathBuf),
+    /// A database that several replicas share.
+    Postgres(String),
+}
+
+impl FromStr for MetaAt {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        match text.split_once(':') {
+            Some(("sqlite", file)) if !file.is_empty() => Ok(Self::Sqlite(file.into())),
+            Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.into())),
+            Some(("mysql" | "mariadb", _)) => Err(StoreError::MySql),
+            // The original's own form: user:password@tcp(host:port)/database.
+            _ if text.contains("@tcp(") => Err(StoreError::MySql),
+            _ => Err(StoreError::Address { text: text.chars().take(20).collect() }),
+        }
+    }
+}
+
+const SCHEMA: [&str; 12] = [
+    "CREATE TABLE IF NOT EXISTS repositories (name {NAME} NOT NULL PRIMARY KEY, created INT8 NOT NULL, updated INT8 NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS manifests (repo {NAME} NOT NULL, digest {NAME} NOT NULL, media_type TEXT NOT NULL, artifact_type TEXT NOT NULL, kind TEXT NOT NULL, annotations TEXT NOT NULL, size INT8 NOT NULL, total INT8 NOT NULL, layers INT8 NOT NULL, subject {NAME}, pushed INT8 NOT NULL, PRIMARY KEY (repo, digest))",
+    "CREATE INDEX IF NOT EXISTS manifests_subject ON manifests (repo, subject)",
+    "CREATE TABLE IF NOT EXISTS tags (repo {NAME} NOT NULL, tag {NAME} NOT NULL, digest {NAME} NOT NULL, pushed INT8 NOT NULL, PRIMARY KEY (repo, tag))",
+    "CREATE TABLE IF NOT EXISTS refs (repo {NAME} NOT NULL, parent {NAME} NOT NULL, child {NAME} NOT NULL, PRIMARY KEY (repo, parent, child))",
+    "CREATE INDEX IF NOT EXISTS refs_child ON refs (repo, child)",
+    "CREATE TABLE IF NOT EXISTS blobs (digest {NAME} NOT NULL PRIMARY KEY, size INT8 NOT NULL, state INT8 NOT NULL, touched INT8 NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS links (repo {NAME} NOT NULL, digest {NAME} NOT NULL, touched INT8 NOT NULL, PRIMARY KEY (repo, digest))",
+    "CREATE INDEX IF NOT EXISTS links_digest ON links (digest)",
+    "CREATE TABLE IF NOT EXISTS uploads (id {NAME} NOT NULL PRIMARY KEY, repo {NAME} NOT NULL, started INT8 NOT NULL, updated INT8 NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS tokens (id {NAME} NOT NULL PRIMARY KEY, name TEXT NOT NULL, hash {BYTES} NOT NULL UNIQUE, writes INT8 NOT NULL, created_by TEXT NOT NULL, created INT8 NOT NULL, expires INT8, last_used INT8)",
+    "CREATE TABLE IF NOT EXISTS facts (name {NAME} NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
+];
+
+/// The database.
+#[derive(Clone, Debug)]
+pub(crate) enum Meta {
+    Sqlite { write: SqlitePool, read: SqlitePool },
+    Postgres(PgPool),
+}
+
+/// Runs the same code on the pool of either database.
+macro_rules! on {
+    ($self:ident, $pool:ident, write => $code:expr) => {
+        match $self {
+            $crate::meta::Meta::Sqlite { write: $pool, .. } => $code,
+            $crate::meta::Meta::Postgres($pool) => $code,
+        }
+    };
+    ($self:ident, $pool:ident, read => $code:expr) => {
+        match $self {
+            $crate::meta::Meta::Sqlite { read: $pool, .. } => $code,
+            $crate::meta::Meta::Postgres($pool) => $code,
+        }
+    };
+}
+use on;
+
+impl Meta {
+    /// Opens the database and makes its tables.
+    pub(crate) async fn open(at: &MetaAt) -> Result<Self, StoreError> {
+        let meta = match at {
+            MetaAt::Sqlite(file) => {
+                let options = SqliteConnectOptions::new()
+                    .filename(file)
+                    .create_if_missing(true)
+                    .journal_mode(SqliteJournalMode::Wal)
+                    .synchronous(SqliteSynchronous::Full)
+                    .busy_timeout(Duration::from_secs(5));
+                let pool = |n| SqlitePoolOptions::new().max_connections(n).min_connections(1);
+                let write = pool(1).connect_with(options.clone()).await.map_err(sql("open"))?;
+                let read = pool(4).connect_with(options).await.map_err(sql("open"))?;
+                Self::Sqlite { write, read }
+            }
+            MetaAt::Postgres(dsn) => {
+                let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(5));
+                Self::Postgres(pool.connect(dsn).await.map_err(sql("open"))?)
+            }
+        };
+        meta.make_tables().await?;
+        Ok(meta)
+    }
+
+    /// Replicas may start at once, so the making is one transaction under a lock of the database.
+    async fn make_tables(&self) -> Result<(), StoreError> {
+        const OP: &str = "make tables";
+        // Names sort by their bytes, whatever the language of the database is.
+        let (bytes, name, lock) = match self {
+            Self::Sqlite { .. } => ("BLOB", "TEXT", "SELECT 1"),
+            Self::Postgres(_) => ("BYTEA", "TEXT COLLATE \"C\"", "SELECT pg_advisory_xact_lock(2019)"),
+        };
+        on!(self, pool, write => {
+            let mut tx = pool.begin().await.map_err(sql(OP))?;
+            sqlx::query(lock).execute(&mut *tx).await.map_err(sql(OP))?;
+            for statement in SCHEMA {
+                let statement = sqlx::AssertSqlSafe(statement.replace("{BYTES}", bytes).replace("{NAME}", name));
+                sqlx::query(statement).execute(&mut *tx).await.map_err(sql(OP))?;
+            }
+            tx.commit().await.map_err(sql(OP))
+        })
+    }
+
+    /// A fact about the whole registry.
+    pub(crate) async fn fact(&self, name: &str) -> Result<Option<String>, StoreError> {
+        on!(self, pool, read => sqlx::query_scalar("SELECT value FROM facts WHERE name = $1").bind(name).fetch_optional(pool).await)
+            .map_err(sql("read a fact"))
+    }
+
+    pub(crate) async fn set_fact(&self, name: &str, value: &str) -> Result<(), StoreError> {
+        const PUT: &str =
+            "INSERT INTO facts (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = $2";
+        on!(self, pool, write => sqlx::query(PUT).bind(name).bind(value).execute(pool).await.map(drop))
+            .map_err(sql("store a fact"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_table() {
+        for (text, want) in [
+            ("sqlite:/x/y.db", "ok"),
+            ("postgres://u:p@h/db", "ok"),
+            ("epoch:epoch@tcp(127.0.0.1:3306)/epoch?parseTime=true", "MySQL"),
+            ("mysql://h/db", "MySQL"),
+            ("what", "no address"),
+        ] {
+            let got = text.parse::<MetaAt>().map_or_else(|e| e.to_string(), |_| "ok".to_owned());
+            assert!(got.contains(want), "{text}: {got}");
+        }
+    }
+}

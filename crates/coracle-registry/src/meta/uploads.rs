@@ -1,0 +1,43 @@
+//! Uploads that were begun.
+
+use super::{Meta, UploadRow, on};
+use crate::error::{StoreError, sql};
+use crate::names::{RepositoryName, UploadId};
+
+impl Meta {
+    pub(crate) async fn begin_upload(
+        &self,
+        id: &UploadId,
+        repo: &RepositoryName,
+        now: i64,
+    ) -> Result<(), StoreError> {
+        on!(self, pool, write => sqlx::query("INSERT INTO uploads (id, repo, started, updated) VALUES ($1, $2, $3, $3)")
+            .bind(id.as_str()).bind(repo.as_str()).bind(now).execute(pool).await.map(drop))
+        .map_err(sql("begin an upload"))
+    }
+
+    /// The repository of an upload.
+    pub(crate) async fn upload(&self, id: &UploadId) -> Result<Option<UploadRow>, StoreError> {
+        on!(self, pool, read => sqlx::query_as("SELECT id, repo, updated FROM uploads WHERE id = $1")
+            .bind(id.as_str()).fetch_optional(pool).await)
+        .map_err(sql("look for an upload"))
+    }
+
+    pub(crate) async fn touch_upload(&self, id: &UploadId, now: i64) -> Result<(), StoreError> {
+        on!(self, pool, write => sqlx::query("UPDATE uploads SET updated = $1 WHERE id = $2")
+            .bind(now).bind(id.as_str()).execute(pool).await.map(drop))
+        .map_err(sql("touch an upload"))
+    }
+
+    pub(crate) async fn end_upload(&self, id: &UploadId) -> Result<(), StoreError> {
+        on!(self, pool, write => sqlx::query("DELETE FROM uploads WHERE id = $1")
+            .bind(id.as_str()).execute(pool).await.map(drop))
+        .map_err(sql("end an upload"))
+    }
+
+    /// All uploads.
+    pub(crate) async fn uploads(&self) -> Result<Vec<UploadRow>, StoreError> {
+        on!(self, pool, read => sqlx::query_as("SELECT id, repo, updated FROM uploads ORDER BY id").fetch_all(pool).await)
+            .map_err(sql("list uploads"))
+    }
+}

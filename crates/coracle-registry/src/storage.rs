@@ -1,0 +1,92 @@
+//! Where bytes are kept: a narrow trait, files below it.
+
+pub(crate) mod files;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::body::Body;
+use bytes::Bytes;
+
+use crate::digest::{Digest, Hasher};
+use crate::error::StoreError;
+use crate::names::UploadId;
+
+/// A body on its way into an upload.
+pub(crate) struct Incoming {
+    pub(crate) body: Body,
+    /// Offset in the upload at which it begins.
+    pub(crate) offset: u64,
+    /// Bytes that it must have, where it says so.
+    pub(crate) length: Option<u64>,
+    /// Bytes that it may have.
+    pub(crate) room: u64,
+    /// Longest wait for the next byte.
+    pub(crate) idle: Duration,
+    /// Of everything before `offset`.
+    pub(crate) hasher: Hasher,
+}
+
+/// How a body ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Whole,
+    /// The client hung up or sent less than it said.
+    Cut,
+    /// It was silent or slow for too long.
+    Slow,
+    /// It had more bytes than it may or than it said.
+    TooLong,
+}
+
+/// What is in the upload after a body, on disk.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) offset: u64,
+    pub(crate) hasher: Hasher,
+    pub(crate) ended: Ended,
+}
+
+/// Bytes by name. Every write is on disk when it returns; every operation is safe to repeat.
+#[async_trait]
+pub(crate) trait Storage: Send + Sync + Debug {
+    /// Makes an empty upload.
+    async fn begin(&self, id: &UploadId) -> Result<(), StoreError>;
+    /// Streams a body to the end of an upload. What arrived stays, also when the client went away.
+    async fn append(&self, id: &UploadId, incoming: Incoming) -> Result<Taken, StoreError>;
+    /// Bytes of an upload, and their hash by `algorithm`. `None` when there is no such upload.
+    async fn rehash(&self, id: &UploadId, hasher: Hasher) -> Result<Option<(u64, Hasher)>, StoreError>;
+    /// Makes an upload the blob `digest`, whose content was verified. `Ok` when the blob is there already.
+    async fn seal(&self, id: &UploadId, digest: &Digest) -> Result<(), StoreError>;
+    /// Forgets an upload.
+    async fn discard(&self, id: &UploadId) -> Result<(), StoreError>;
+    /// All uploads.
+    async fn uploads(&self) -> Result<Vec<UploadId>, StoreError>;
+
+    /// A part of a blob. `None` when it is not there.
+    async fn read(&self, digest: &Digest, part: Range<u64>) -> Result<Option<Body>, StoreError>;
+    /// Bytes of a blob.
+    async fn size(&self, digest: &Digest) -> Result<Option<u64>, StoreError>;
+    /// Removes a blob.
+    async fn remove(&self, digest: &Digest) -> Result<(), StoreError>;
+    /// All blobs with their sizes.
+    async fn blobs(&self) -> Result<Vec<(Digest, u64)>, StoreError>;
+
+    /// Key of the manifest behind a tag.
+    fn tag_key(&self, repository: &str, tag: &str) -> String;
+    /// Writes a small object, whole or not at all.
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError>;
+    /// Reads a small object.
+    async fn get(&self, key: &str) -> Result<Option<Bytes>, StoreError>;
+    /// Removes a small object.
+    async fn delete(&self, key: &str) -> Result<(), StoreError>;
+    /// Keys of all manifests and tags.
+    async fn manifests(&self) -> Result<Vec<String>, StoreError>;
+}
+
+/// Key of a manifest.
+pub(crate) fn manifest_key(repository: &str, digest: &Digest) -> String {
+    format!("manifests/{repository}/_digests/{}-{}.json", digest.algorithm_name(), digest.hex())
+}

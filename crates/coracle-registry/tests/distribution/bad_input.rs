@@ -1,0 +1,194 @@
+//! Ours: what clients should not send gets the right status and error, and leaves nothing behind.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::common::{MANIFEST, Registry, digest, start, start_in, start_with};
+
+fn nothing_stored(registry: &Registry) {
+    for part in ["blobs", "manifests", "tmp"] {
+        assert!(registry.files(part).is_empty(), "{part}");
+    }
+}
+
+/// Speaks HTTP by hand, and returns what comes until the other side closes or falls silent.
+async fn raw(registry: &Registry, pieces: &[&[u8]], close: bool) -> String {
+    let mut stream = TcpStream::connect(registry.url.trim_start_matches("http://")).await.unwrap();
+    for piece in pieces {
+        if stream.write_all(piece).await.is_err() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    if close {
+        stream.shutdown().await.ok();
+    }
+    let mut answer = Vec::new();
+    let _end = tokio::time::timeout(Duration::from_secs(4), stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn path_tricks_are_refused() {
+    let registry = start().await;
+    let named = digest(b"x");
+    for path in [
+        "/v2/../../etc/blobs/uploads/",
+        "/v2/a/../b/blobs/uploads/",
+        "/v2/%2e%2e/blobs/uploads/",
+        "/v2/a%00b/blobs/uploads/",
+        "/v2/A/blobs/uploads/",
+    ] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: r\r\nauthorization: Bearer {}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+            registry.token
+        );
+        let answer = raw(&registry, &[head.as_bytes()], false).await;
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("NAME_INVALID"), "{path}: {answer}");
+    }
+    let body = registry.manifest("a", json!({})).await;
+    for tag in ["..", ".x", "a%2Fb", "-x"] {
+        let put = registry.put_manifest("a", tag, MANIFEST, &body).await;
+        assert!(matches!(put.status, 400 | 404), "{tag}: {}", put.status);
+    }
+    assert_eq!(registry.get(&format!("/v2/a/blobs/{named}%2f..")).await.status, 404);
+    assert!(registry.files("manifests").is_empty());
+}
+
+#[tokio::test]
+async fn truncated_chunk_is_not_a_blob() {
+    let registry = start().await;
+    let at = registry.begin("a").await;
+    let head = format!(
+        "PUT {at}?digest={} HTTP/1.1\r\nhost: r\r\nauthorization: Bearer {}\r\ncontent-length: 10\r\n\r\n",
+        digest(b"0123456789"),
+        registry.token
+    );
+    raw(&registry, &[head.as_bytes(), b"01234"], true).await;
+    let state = registry.call("GET", &at, &[], "").await;
+    assert_eq!((state.status, state.header("range")), (204, Some("0-4")), "what came can be gone on with");
+    nothing_stored(&registry);
+    let done = registry.call("PUT", &format!("{at}?digest={}", digest(b"0123456789")), &[], "56789").await;
+    assert_eq!(done.status, 201);
+}
+
+#[tokio::test]
+async fn slow_body_is_408() {
+    let registry = start_with(|c| c.limits.body_idle = Duration::from_millis(300)).await;
+    let at = registry.begin("a").await;
+    let head = format!(
+        "PATCH {at} HTTP/1.1\r\nhost: r\r\nauthorization: Bearer {}\r\ncontent-length: 1000\r\n\r\n",
+        registry.token
+    );
+    let silent = raw(&registry, &[head.as_bytes(), b"0"], false).await;
+    assert!(silent.starts_with("HTTP/1.1 408") && silent.contains("BLOB_UPLOAD_INVALID"), "{silent}");
+    let drip: Vec<&[u8]> =
+        std::iter::once(head.as_bytes()).chain(std::iter::repeat_n(b"0".as_slice(), 20)).collect();
+    let slow = raw(&registry, &drip, false).await;
+    assert!(slow.starts_with("HTTP/1.1 408"), "one byte now and then: {slow}");
+    nothing_stored(&registry);
+}
+
+#[tokio::test]
+async fn slow_head_ends_the_connection() {
+    let registry = start_with(|c| c.limits.head_idle = Duration::from_millis(300)).await;
+    let began = std::time::Instant::now();
+    raw(&registry, &[b"GET /v2/ HTTP/1.1\r\nhost"], false).await;
+    assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test]
+async fn unknown_media_type_is_415() {
+    let registry = start().await;
+    let body = registry.manifest("a", json!({})).await;
+    let put = registry
+        .put_manifest("a", "v1", "application/vnd.docker.distribution.manifest.v1+prettyjws", &body)
+        .await;
+    assert_eq!((put.status, put.code().as_str()), (415, "MANIFEST_INVALID"));
+    for body in [b"".as_slice(), b"{", b"[]", b"null", b"{\"schemaVersion\":2}", b"\xff\xfe"] {
+        let put = registry.put_manifest("a", "v1", MANIFEST, body).await;
+        assert_eq!((put.status, put.code().as_str()), (400, "MANIFEST_INVALID"), "{body:?}");
+    }
+    assert!(registry.files("manifests").is_empty());
+}
+
+#[tokio::test]
+async fn upload_over_its_limit_is_413() {
+    let registry = start_with(|c| c.limits.upload_bytes = 100).await;
+    let bytes = vec![7; 101];
+    let at = registry.begin("a").await;
+    let said = registry.call("PATCH", &at, &[], bytes.clone()).await;
+    assert_eq!((said.status, said.code().as_str()), (413, "SIZE_INVALID"));
+    let stream = reqwest::Body::wrap_stream(futures_util::stream::iter([Ok::<_, std::io::Error>(bytes)]));
+    let request = registry.request("PATCH", &at).bearer_auth(&registry.token).body(stream);
+    assert_eq!(registry.send(request).await.status, 413, "also when it does not say how long it is");
+    nothing_stored(&registry);
+}
+
+#[tokio::test]
+async fn quota_that_is_used_up_is_403() {
+    let registry = start_with(|c| c.limits.repository_quota = Some(1000)).await;
+    registry.push("a", &[1; 900]).await;
+    let at = registry.begin("a").await;
+    assert_eq!(registry.call("PATCH", &at, &[], vec![2; 200]).await.status, 413, "more than is left");
+    registry.push("a", &[3; 100]).await;
+    let refused = registry.call("PATCH", &at, &[], vec![2; 1]).await;
+    assert_eq!((refused.status, refused.code().as_str()), (403, "DENIED"));
+    registry.push("b", &[2; 900]).await;
+}
+
+#[tokio::test]
+async fn method_that_a_path_does_not_have_is_405() {
+    let registry = start().await;
+    for (method, path) in
+        [("PUT", "/v2/_catalog"), ("POST", "/v2/a/manifests/v1"), ("PATCH", "/api/stats"), ("DELETE", "/v2/")]
+    {
+        let got = registry.call(method, path, &[], "").await;
+        assert_eq!((got.status, got.code().as_str()), (405, "UNSUPPORTED"), "{method} {path}");
+    }
+    assert_eq!(registry.get("/nothing").await.status, 404);
+}
+
+/// A small file system of its own, if we may mount.
+fn small() -> Option<tempfile::TempDir> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut mount = std::process::Command::new("mount");
+    let mounted = mount.args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(dir.path()).status();
+    if mounted.is_ok_and(|s| s.success()) {
+        return Some(dir);
+    }
+    coracle_testkit::tools::skip("cannot mount a tmpfs");
+    None
+}
+
+#[tokio::test]
+async fn full_disk_is_507_and_the_registry_goes_on() {
+    let Some(dir) = small() else { return };
+    let path = dir.path().to_owned();
+    let registry = start_in(dir, |_| {}).await;
+    let bytes = vec![7; 9 << 20];
+    let at = registry.begin("a").await;
+    let refused = registry.call("PUT", &format!("{at}?digest={}", digest(&bytes)), &[], bytes).await;
+    assert_eq!((refused.status, refused.code().as_str()), (507, "STORAGE_FULL"));
+    nothing_stored(&registry);
+    assert!(registry.files("uploads").is_empty(), "what was written of it is gone");
+    let named = registry.push("a", b"small").await;
+    assert_eq!(registry.get(&format!("/v2/a/blobs/{named}")).await.body, b"small");
+    registry.end().await;
+    let mut unmount = std::process::Command::new("umount");
+    assert!(unmount.arg("-l").arg(path).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn folder_of_a_registry_that_runs_is_refused() {
+    let registry = start().await;
+    let config =
+        coracle_registry::Config::new(registry.dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
+    let metrics = coracle_registry::Metrics::register(&mut prometheus_client::registry::Registry::default());
+    let refused = coracle_registry::serve(config, metrics, Default::default(), |_| {}).await.unwrap_err();
+    let source = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(source.contains("belongs to another registry"), "{source}");
+}

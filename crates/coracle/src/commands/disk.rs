@@ -1,0 +1,79 @@
+//! `coracle image push` and `coracle image pull --disk`: disks between files and registries, without a node.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+
+use coracle_image::{DiskOptions, DiskProgress, DiskReport, ImageError, Reference, pull_disk, push_disk};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::{ImagePushArgs, ProgressMode};
+use crate::error::{Failure, exit};
+use crate::output;
+
+/// Pushes a raw disk and prints the digest of its manifest.
+pub(crate) async fn push(args: ImagePushArgs) -> Result<(), Failure> {
+    let reference: Reference = args.reference.parse().map_err(failure)?;
+    let options =
+        DiskOptions { concurrency: args.parallel, window_bytes: args.window, ..DiskOptions::default() };
+    let bar = bar(args.progress, "push");
+    let pushed = push_disk(&args.disk, &reference, &options, progress(&bar)).await;
+    done(&bar, "moved", pushed)
+}
+
+/// Pulls a disk into a file and prints the digest of its manifest.
+pub(crate) async fn pull(reference: &str, path: &Path, mode: ProgressMode) -> Result<(), Failure> {
+    let reference: Reference = reference.parse().map_err(failure)?;
+    let bar = bar(mode, "pull");
+    let pulled = pull_disk(&reference, path, &DiskOptions::default(), progress(&bar)).await;
+    done(&bar, "fetched", pulled)
+}
+
+fn bar(mode: ProgressMode, what: &'static str) -> ProgressBar {
+    if mode != ProgressMode::Auto || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0).with_prefix(what);
+    let style = "{prefix:6} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn progress(bar: &ProgressBar) -> DiskProgress {
+    let bar = bar.clone();
+    Arc::new(move |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })
+}
+
+fn done(bar: &ProgressBar, verb: &str, report: Result<DiskReport, ImageError>) -> Result<(), Failure> {
+    bar.finish_and_clear();
+    let report = report.map_err(failure)?;
+    let (moved, size) = (output::bytes(report.moved_bytes), output::bytes(report.disk_bytes));
+    eprintln!("{verb} {moved} in {} of {} windows of a disk of {size}", report.moved, report.windows);
+    output::write(&format!("{}\n", report.digest))
+}
+
+fn failure(error: ImageError) -> Failure {
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(source) = cause {
+        message = format!("{message}: {source}");
+        cause = source.source();
+    }
+    let code = match &error {
+        ImageError::NotFound { .. } => exit::NOT_FOUND,
+        ImageError::Unauthorized { .. } => exit::FORBIDDEN,
+        ImageError::Unsupported { .. } => exit::UNSUPPORTED,
+        ImageError::InvalidReference { .. } => exit::USAGE,
+        _ => exit::FAILED,
+    };
+    let failure = Failure::new(error.code(), message).exit(code);
+    match error.help() {
+        Some(help) => failure.help(help),
+        None => failure,
+    }
+}

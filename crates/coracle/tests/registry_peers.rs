@@ -1,0 +1,188 @@
+//! The registry's real clients: skopeo, crane and oras-go push, pull, copy, list and delete.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+#[path = "support/registry.rs"]
+mod registry;
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_testkit::tools;
+use registry::RegistryDaemon;
+
+/// An OCI layout with one image of three layers; returns its digest.
+fn layout(dir: &Path) -> String {
+    let layer = |n: u8| LayerTar::new().file("f", 0o644, &vec![n; 200_000]).finish();
+    write_layout(dir, &[layer(1), layer(2), layer(3)], &ImageSpec::default(), "1").unwrap()
+}
+
+/// Runs a client to success; returns what it printed.
+fn ok(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs a client to failure; returns what it said.
+fn refused(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success(), "{command:?} was let through");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A docker configuration with the registry's token, as clients read it.
+fn login(dir: &Path, registry: &RegistryDaemon) -> PathBuf {
+    use base64::Engine;
+    let auth = base64::engine::general_purpose::STANDARD.encode(format!("token:{}", registry.token()));
+    let config = serde_json::json!({"auths": {registry.address.to_string(): {"auth": auth}}});
+    std::fs::create_dir_all(dir).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    dir.to_owned()
+}
+
+#[test]
+fn skopeo_pushes_pulls_copies_lists_and_deletes() {
+    let Some([skopeo]) = tools::require(["skopeo"]) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let registry = RegistryDaemon::start(&dir.path().join("state"), &[]);
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    let digest = layout(&source);
+    let image = format!("docker://{}/team/app:1", registry.address);
+    let creds = format!("token:{}", registry.token());
+    let from = format!("oci:{}:1", source.display());
+    let skopeo = |args: &[&str]| {
+        let mut command = Command::new(&skopeo);
+        command.args(args);
+        command
+    };
+    let denied = refused(&mut skopeo(&["copy", "--dest-tls-verify=false", &from, &image]));
+    assert!(
+        denied.contains("authentication required")
+            || denied.contains("unauthorized")
+            || denied.contains("token"),
+        "{denied}"
+    );
+    ok(&mut skopeo(&[
+        "copy",
+        "--preserve-digests",
+        "--dest-tls-verify=false",
+        "--dest-creds",
+        &creds,
+        &from,
+        &image,
+    ]));
+    let shown = ok(&mut skopeo(&["inspect", "--tls-verify=false", "--format", "{{.Digest}}", &image]));
+    assert_eq!(shown.trim(), digest, "anonymous reads");
+    let second = format!("docker://{}/other/app:2", registry.address);
+    ok(&mut skopeo(&[
+        "copy",
+        "--preserve-digests",
+        "--src-tls-verify=false",
+        "--dest-tls-verify=false",
+        "--dest-creds",
+        &creds,
+        &image,
+        &second,
+    ]));
+    ok(&mut skopeo(&[
+        "copy",
+        "--preserve-digests",
+        "--src-tls-verify=false",
+        &second,
+        &format!("oci:{}:1", copy.display()),
+    ]));
+    let name = digest.trim_start_matches("sha256:");
+    let same = |root: &Path| std::fs::read(root.join("blobs/sha256").join(name)).unwrap();
+    assert_eq!(same(&source), same(&copy));
+    let tags = ok(&mut skopeo(&[
+        "list-tags",
+        "--tls-verify=false",
+        &format!("docker://{}/team/app", registry.address),
+    ]));
+    assert!(tags.contains("\"1\""), "{tags}");
+    ok(&mut skopeo(&["delete", "--tls-verify=false", "--creds", &creds, &image]));
+    refused(&mut skopeo(&["inspect", "--tls-verify=false", &image]));
+    ok(&mut skopeo(&["inspect", "--tls-verify=false", &second]));
+}
+
+#[test]
+fn crane_pushes_pulls_copies_lists_and_deletes() {
+    let Some([crane]) = tools::require(["crane"]) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let registry = RegistryDaemon::start(&dir.path().join("state"), &[]);
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    let digest = layout(&source);
+    let config = login(&dir.path().join("docker"), &registry);
+    let crane = |args: &[&str], known: bool| {
+        let mut command = Command::new(&crane);
+        command
+            .args(args)
+            .arg("--insecure")
+            .env("DOCKER_CONFIG", if known { config.as_path() } else { dir.path() });
+        command
+    };
+    let image = format!("{}/team/app:1", registry.address);
+    let from = source.display().to_string();
+    refused(&mut crane(&["push", &from, &image], false));
+    ok(&mut crane(&["push", &from, &image], true));
+    let index = ok(&mut crane(&["digest", &image], false));
+    let second = format!("{}/other/app:2", registry.address);
+    ok(&mut crane(&["copy", &image, &second], true));
+    assert_eq!(ok(&mut crane(&["digest", &second], false)), index);
+    ok(&mut crane(&["pull", "--format=oci", &second, &copy.display().to_string()], false));
+    assert!(copy.join("blobs/sha256").join(digest.trim_start_matches("sha256:")).is_file());
+    assert_eq!(ok(&mut crane(&["ls", &format!("{}/team/app", registry.address)], false)).trim(), "1");
+    assert_eq!(
+        ok(&mut crane(&["catalog", &registry.address.to_string()], false)).trim(),
+        "other/app\nteam/app"
+    );
+    let named = format!("{}/team/app@{}", registry.address, index.trim());
+    ok(&mut crane(&["delete", &named], true));
+    refused(&mut crane(&["manifest", &image], false));
+}
+
+#[test]
+fn oras_pushes_pulls_lists_referrers_and_deletes() {
+    let Some([oras]) = tools::require(["oras"]) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let registry = RegistryDaemon::start(&dir.path().join("state"), &[]);
+    let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
+    let digest = layout(&source);
+    let token = registry.token();
+    let oras = |args: &[&str], token: &str| {
+        let mut command = Command::new(&oras);
+        command.args(args).env("ORAS_TOKEN", token);
+        command
+    };
+    let image = format!("{}/team/app:1", registry.address);
+    let from = source.display().to_string();
+    refused(&mut oras(&["push", &from, "1", &image], ""));
+    ok(&mut oras(&["push", &from, "1", &image], &token));
+    ok(&mut oras(&["pull", &image, &copy.display().to_string()], ""));
+    assert!(copy.join("blobs/sha256").join(digest.trim_start_matches("sha256:")).is_file());
+    let named = format!("{}/team/app@{digest}", registry.address);
+    assert_eq!(ok(&mut oras(&["tags", &named], "")).trim(), "1");
+    assert_eq!(ok(&mut oras(&["refs", &named], "")).trim(), "");
+    ok(&mut oras(&["rm", &named], &token));
+    refused(&mut oras(&["pull", &image, &copy.display().to_string()], ""));
+}
+
+#[test]
+fn the_name_epoch_serves_with_the_originals_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let epoch = dir.path().join("epoch");
+    std::os::unix::fs::symlink(support::CORACLE, &epoch).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(&epoch);
+        command.args(args).arg("--state").arg(dir.path().join("state"));
+        command
+    };
+    let mysql =
+        refused(&mut run(&["serve", "--dsn", "epoch:epoch@tcp(127.0.0.1:3306)/epoch?parseTime=true"]));
+    assert!(mysql.contains("MySQL is not supported"), "{mysql}");
+    let s3 = refused(run(&["serve"]).env("EPOCH_S3_ENDPOINT", "s3.example"));
+    assert!(s3.contains("object storage is not supported"), "{s3}");
+}
