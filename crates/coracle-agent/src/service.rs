@@ -114,7 +114,9 @@ impl AgentService {
     ) -> Result<Arc<View>, HostError> {
         let options = &self.options;
         let snapshot = request.metadata.get(vm::CLONE_FROM).filter(|name| !name.is_empty()).cloned();
-        let spec = convert::create_spec(request, caller, &options.default_image, &options.default_kernel)?;
+        // A snapshot has an image already.
+        let image = snapshot.as_ref().unwrap_or(&options.default_image);
+        let spec = convert::create_spec(request, caller, image, &options.default_kernel)?;
         if let Some(snapshot) = snapshot {
             return self.restore(&snapshot, spec).await;
         }

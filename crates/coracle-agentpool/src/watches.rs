@@ -9,7 +9,7 @@ use std::{
 };
 
 use coracle_api::agentpool::{
-    OwnedVm, VsphereAgent, VsphereAgentPool,
+    VsphereAgent, VsphereAgentPool,
     foreign::{self, Agent, AgentMachine, ForeignKind, InfraEnv, Machine},
     names,
 };
@@ -336,11 +336,9 @@ fn concerns(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
     let going = request.metadata.deletion_timestamp.is_some() || pool.metadata.deletion_timestamp.is_some();
     let Some(vm) = request.vm() else { return going };
     let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
-    // Why it is Provisioning still is copied with the next pass: a write of its own for each VM would say nothing new.
-    let waits = |r: &OwnedVm| r.phase == vm.phase && vm.phase == names::phase::PROVISIONING;
     let differs = rows.iter().find(|r| r.name == vm.name).is_some_and(|r| {
-        (&r.phase, &r.agent_ref, &r.machine_ref) != (&vm.phase, &vm.agent_ref, &vm.machine_ref)
-            || (r.reason != vm.reason && !waits(r))
+        (&r.phase, &r.reason, &r.agent_ref, &r.machine_ref)
+            != (&vm.phase, &vm.reason, &vm.agent_ref, &vm.machine_ref)
     });
     going || differs
 }

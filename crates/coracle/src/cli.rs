@@ -17,8 +17,8 @@ pub(crate) use daemons::{
     AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs,
 };
 pub(crate) use format::Format;
-pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
+pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 
 /// Virtual machines for Kubernetes, on one command line.
