@@ -25,7 +25,7 @@ use crate::{
     error::{Trouble, api},
     identity::owner_note,
     iso,
-    status::{report_request, request_event, say},
+    status::{report_request, request_event, say, seconds},
     vcenters::Provider,
     vm::{Identity, iso_url, undo},
     watches::{Triggers, pool_of},
@@ -247,7 +247,14 @@ async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPo
     if let Some(row) = row_of(pool, &vm, &uid) {
         let row = row.clone();
         (vm.agent_ref, vm.machine_ref) = (row.agent_ref, row.machine_ref);
-        (vm.phase, vm.reason, vm.last_transition_time) = (row.phase, row.reason, row.last_transition_time);
+        // A row from before the VM was made knows less than the record, and would be copied back from it for ever.
+        if row.reason != names::why::VM_CREATE_PENDING {
+            (vm.phase, vm.reason, vm.last_transition_time) =
+                (row.phase, row.reason, row.last_transition_time);
+        } else if vm.reason == names::why::VM_CREATE_PENDING {
+            vm.reason = names::why::CREATE_REQUESTED.into();
+            vm.last_transition_time = Some(seconds(cx.config.clock.now()));
+        }
     }
     let provider = match cx.vcenters.provider(&cx.client, pool).await {
         Ok(provider) => provider,
