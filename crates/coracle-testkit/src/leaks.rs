@@ -194,6 +194,11 @@ mod tests {
         fs::write(dir.path().join("left"), "x").unwrap();
         let _socket = UnixListener::bind(dir.path().join("s")).unwrap();
         let mut child = Command::new("sleep").arg("60").current_dir(dir.path()).spawn().unwrap();
+        // A program is there a moment before its arguments are.
+        let line = format!("/proc/{}/cmdline", child.id());
+        while fs::read(&line).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
         let diff = before.diff(&Inventory::take(dir.path()));
         child.kill().unwrap();
         child.wait().unwrap();
