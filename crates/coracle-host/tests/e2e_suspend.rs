@@ -109,3 +109,28 @@ fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
         host.shutdown().await;
     });
 }
+
+#[test]
+fn a_save_without_a_place_to_write_leaves_the_guest_as_it_was() {
+    netns::run_within(Duration::from_secs(120), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let web = counter(&host, "web").await;
+        until_counted(&host, "web", 3).await;
+        // Where the memory would be written there is something that cannot be.
+        let saved = node.state().join("vms").join(web.id.as_str()).join("saved");
+        std::fs::create_dir_all(saved.join("memory.part")).unwrap();
+        let refused = host.hibernate("web", None).await.unwrap_err().chain();
+        assert!(refused.contains("reserve space for the memory"), "{refused}");
+        std::fs::write(node.state().join("snapshots/.part-first"), "in the way").unwrap();
+        let refused = host.save_snapshot("web", Some("first".parse().unwrap())).await.unwrap_err().chain();
+        assert!(refused.contains("reserve space for the memory"), "{refused}");
+        assert_eq!(host.get("web").unwrap().record.state, VmState::Running);
+        let before = counted(&host, "web").await;
+        until_counted(&host, "web", before + 10).await; // and nothing twice
+        assert_eq!(exec(&host, "web", &["echo", "here"]).await.0, "here\n");
+        host.delete("web", true, None).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}

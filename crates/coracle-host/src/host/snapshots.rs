@@ -275,6 +275,11 @@ impl Host {
     ) -> Result<Record, HostError> {
         let failed = |source| HostError::Image { reference: info.image.clone(), source };
         let rootfs = self.images().rootfs(image).await.map_err(failed)?.path;
+        // Of an archive's making, perhaps, and what a later boot would start.
+        let kernel = match info.kernel.as_ref().and_then(|path| path.to_str()) {
+            Some(path) => self.kernel(path)?,
+            None => None,
+        };
         let address = self.address_for(id, name, info.address)?;
         let saved = SavedMemory {
             machine: info.machine.clone(),
@@ -297,7 +302,7 @@ impl Host {
             workload: info.workload.clone(),
             vcpus: info.vcpus,
             memory: info.memory,
-            kernel: info.kernel.clone(),
+            kernel,
             disk_mib: info.disk_mib,
             address,
             address_acknowledged: false,

@@ -113,7 +113,7 @@ impl Actor {
         if let Err(error) = self.hold_as_recorded().await {
             tracing::error!(vm = %self.record.id, %error, "VMM does not go on after a failed save");
         }
-        self.follow(None);
+        self.follow_again();
         self.forget_saved().await;
         error
     }
@@ -186,7 +186,7 @@ impl Actor {
         };
         // It goes on as it did, whatever became of the copy, and the wait for the disk is not its.
         let goes_on = self.hold_as_recorded().await;
-        self.follow(None);
+        self.follow_again();
         let (memory, disk, bytes, machine) = taken?;
         goes_on?;
         let synced = blocking(move || memory.sync_all().and_then(|()| disk.sync_all())).await;
@@ -230,6 +230,14 @@ impl Actor {
             guest.close();
             self.publish(EventKind::Updated);
             sleep(GAP).await;
+        }
+    }
+
+    /// Stays in touch again with a guest that was left. One that was not left has its follower still: a second one would
+    /// read its output twice.
+    fn follow_again(&mut self) {
+        if self.follower.is_none() {
+            self.follow(None);
         }
     }
 
