@@ -101,6 +101,20 @@ fn is_taken(agent: &VsphereAgent, machine: &str) -> bool {
     to.is_some_and(|to| to != machine)
 }
 
+/// Terms of an AgentMachine's selector that no Agent prepared for the pool fulfils, as `key=value`. The pin is ours.
+#[must_use]
+pub fn unmet(am: &AgentMachine, pool: &VsphereAgentPool) -> Vec<String> {
+    let agent = &pool.spec.agent;
+    let gives = |key: &str, value: &str| match key {
+        names::AGENT_MACHINE => true,
+        names::ROLE_LABEL => value == agent.role,
+        _ => agent.labels.get(key).is_some_and(|v| v == value),
+    };
+    let selector = am.view.spec.agent_label_selector.as_ref().and_then(|s| s.match_labels.as_ref());
+    let terms = selector.into_iter().flatten();
+    terms.filter(|(key, value)| !gives(key, value)).map(|(key, value)| format!("{key}={value}")).collect()
+}
+
 /// What is done for one AgentMachine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
@@ -235,6 +249,25 @@ mod tests {
             let got = place(&waits(name, None), &pool(), there.iter());
             let fits = if want == SECOND { got.starts_with(SECOND) && got.len() == 19 } else { got == want };
             assert!(fits, "{why}: {got}");
+        }
+    }
+
+    #[test]
+    fn a_selector_that_the_pools_labels_do_not_fulfil_is_named_term_by_term() {
+        let mut pool = pool();
+        pool.spec.agent.labels = [("customer".to_owned(), "example".to_owned())].into();
+        pool.spec.agent.role = "worker".into();
+        for (selector, want) in [
+            (json!({}), ""),
+            (json!({"customer": "example", names::AGENT_MACHINE: "w-0", names::ROLE_LABEL: "worker"}), ""),
+            (json!({"customer": "other"}), "customer=other"),
+            (json!({"customer": "example", "rack": "7"}), "rack=7"),
+            (json!({names::ROLE_LABEL: "infra"}), "hypershift.openshift.io/nodepool-role=infra"),
+        ] {
+            let mut am = waits("w-0", None);
+            am.view.spec.agent_label_selector =
+                serde_json::from_value(json!({"matchLabels": selector})).unwrap();
+            assert_eq!(unmet(&am, &pool).join(", "), want, "{selector}");
         }
     }
 

@@ -10,6 +10,7 @@
 //! decides is pure: [`demand`], [`rows`], [`plan`], [`vm`]. The rest reads and writes.
 
 mod act;
+mod adopt;
 pub mod demand;
 pub mod eject;
 mod error;
@@ -21,6 +22,7 @@ mod metrics;
 pub mod plan;
 mod pool;
 mod request;
+pub mod reuse;
 pub mod rows;
 mod status;
 mod vcenters;

@@ -1,8 +1,12 @@
 //! AgentMachines: who waits gets a VsphereAgent.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, foreign::AgentMachine, names};
+use coracle_api::agentpool::{
+    VsphereAgent, VsphereAgentPool,
+    foreign::{Agent, AgentMachine},
+    names,
+};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
@@ -14,9 +18,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Context, Error, act,
-    demand::{Demand, is_of, plan, request},
+    demand::{self, Demand, is_of, is_waiting, plan, request},
     error::api,
+    identity::AgentFacts,
+    reuse::{Reuse, reuse, reuses},
 };
+
+/// An Agent that changed while it was taken is in the cache after so long.
+const RACED: Duration = Duration::from_millis(500);
 
 /// Reconciles until `stop`.
 pub(crate) async fn control(
@@ -47,6 +56,13 @@ async fn reconcile(cached: Arc<AgentMachine>, cx: Arc<Context>) -> Result<Action
     if let Some(wanted) = pin {
         pin_selector(&cx, &cached, &wanted).await?;
     }
+    if !create.is_empty() && reuses(pool) {
+        match take_free(&cx, &cached, &vm, pool, &requests).await? {
+            Taken::Nothing => {}
+            Taken::One => return again,
+            Taken::Raced => return Ok(Action::requeue(RACED)),
+        }
+    }
     let api_of: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), &pool.namespace().unwrap_or_default());
     for name in create {
         let wanted = request(&name, &vm, &cached, pool);
@@ -72,6 +88,51 @@ async fn reconcile(cached: Arc<AgentMachine>, cx: Arc<Context>) -> Result<Action
         }
     }
     again
+}
+
+/// What came of the look for a free Agent.
+enum Taken {
+    Nothing,
+    One,
+    /// Someone else changed it at the same moment.
+    Raced,
+}
+
+/// Gives the AgentMachine a free Agent of the pool, if there is one, by selecting it.
+async fn take_free(
+    cx: &Context,
+    am: &AgentMachine,
+    place: &str,
+    pool: &VsphereAgentPool,
+    requests: &[Arc<VsphereAgent>],
+) -> Result<Taken, Error> {
+    let ns = pool.namespace().unwrap_or_default();
+    let agents = cx.caches.agents.state();
+    let facts: Vec<_> =
+        agents.iter().filter(|a| a.namespace().as_ref() == Some(&ns)).map(|a| AgentFacts::of(a)).collect();
+    let machines = cx.caches.agent_machines.state();
+    let machines: Vec<&AgentMachine> =
+        machines.iter().map(AsRef::as_ref).filter(|m| is_of(m, pool)).collect();
+    let of_pool = || requests.iter().map(AsRef::as_ref);
+    let served = |m: &AgentMachine| of_pool().any(|r| crate::demand::serves(r, m));
+    let waiting =
+        machines.iter().filter(|m| is_waiting(m) && !served(m)).map(|m| demand::place(m, pool, of_pool()));
+    let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
+    let agent = match reuse(place, &waiting.collect(), rows, &facts, &machines) {
+        Reuse::Nothing => return Ok(Taken::Nothing),
+        Reuse::Selected(_) => return Ok(Taken::One),
+        Reuse::Free(agent) => agent,
+    };
+    let api_of: Api<Agent> = Api::namespaced_with(cx.client.clone(), &ns, &cx.caches.kinds.agent);
+    let patch = json!({"metadata": {"resourceVersion": agent.resource_version, "labels": {names::AGENT_MACHINE: place}}});
+    match api_of.patch(&agent.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Ok(_) => {
+            tracing::info!(agent = agent.name, machine = am.name_any(), "a free Agent is used again");
+            Ok(Taken::One)
+        }
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Taken::Raced),
+        Err(error) => Err(api("select Agent", &agent.name)(error)),
+    }
 }
 
 /// Pins an AgentMachine's selector to the name of a VM; its other terms stay.

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use crate::{
     demand::Counters,
     identity::{AgentFacts, label_value},
+    reuse::reuses,
     rows::{Graces, Machines},
 };
 
@@ -82,6 +83,8 @@ pub struct Plan {
     pub prepare: Vec<Preparation>,
     /// VMs to destroy.
     pub remove: Vec<Removal>,
+    /// Free Agents of the pool that no row stands for, so that they cannot be prepared.
+    pub unassigned: Vec<String>,
 }
 
 /// Decides.
@@ -101,7 +104,19 @@ pub fn plan(s: &Snapshot<'_>) -> Plan {
         pending,
         prepare: prepare(s),
         remove: remove(s, available),
+        unassigned: unassigned(s),
     }
+}
+
+/// Two Agents that say the same of themselves are none's: a person has to tell them apart, and the others go on.
+fn unassigned(s: &Snapshot<'_>) -> Vec<String> {
+    let has_row = |name: &str| {
+        s.rows.iter().any(|r| r.agent_ref.as_ref().and_then(|a| a.name.as_deref()) == Some(name))
+    };
+    let matched = |index: usize| s.matches.values().any(|at| *at == index);
+    let free =
+        s.agents.iter().enumerate().filter(|(_, a)| !a.is_bound && !a.is_going && !a.hostname.is_empty());
+    free.filter(|(index, a)| !matched(*index) && !has_row(&a.name)).map(|(_, a)| a.name.clone()).collect()
 }
 
 fn whole(n: usize) -> i32 {
@@ -126,7 +141,9 @@ fn prepare(s: &Snapshot<'_>) -> Vec<Preparation> {
 fn prepare_one(s: &Snapshot<'_>, row: &OwnedVm, agent: &AgentFacts) -> Option<Preparation> {
     let spec = &s.pool.spec.agent;
     let label = |key: &str| agent.labels.get(key).map(String::as_str);
-    let selected = label_value(&row.name);
+    // An Agent that is used again answers to another AgentMachine than its VM was made for.
+    let given = label(names::AGENT_MACHINE).filter(|v| reuses(s.pool) && !v.is_empty());
+    let selected = given.map_or_else(|| label_value(&row.name), str::to_owned);
     let is_waited_for =
         s.demand.waiting > 0 && !matches!(row.phase.as_str(), phase::RELEASED | phase::ORPHANED);
     let wanted_nodepool = spec.labels.get(names::NODEPOOL).map(String::as_str);

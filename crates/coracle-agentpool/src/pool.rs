@@ -20,8 +20,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Context, Error, POOL_MANAGER, act,
-    demand::{Counters, belongs, count, is_of, is_waiting, place},
+    Context, Error, POOL_MANAGER, act, adopt,
+    demand::{Counters, belongs, count, is_of, is_waiting, place, unmet},
     error::{api, chain},
     identity::{AgentFacts, Identity},
     iso,
@@ -88,6 +88,8 @@ async fn reconcile(cached: Arc<VsphereAgentPool>, cx: Arc<Context>) -> Result<Ac
         desired.push(say("Ready", false, "InfraEnvUnavailable", why));
         desired.push(say("InfraEnvAvailable", false, "InfraEnvUnavailable", why));
     }
+    adopt::take_over(&cx, &pool, &rows).await?;
+    warn_of_selectors(&cx, &pool).await;
     let status = status(&pool, &look, &plan, rows);
     gauge(&cx, &pool, &look, &plan);
     report_pool(&cx, &pool, status, &desired).await?;
@@ -98,7 +100,10 @@ async fn reconcile(cached: Arc<VsphereAgentPool>, cx: Arc<Context>) -> Result<Ac
 }
 
 fn told(cx: &Context, look: &Look, plan: &Plan, applied: &Applied) -> (Vec<Desired>, std::time::Duration) {
-    let desired = pool_conditions(look.demand, plan, &applied.failed, &applied.blocked);
+    let stray =
+        plan.unassigned.iter().map(|a| format!("Agent {a}: no VM of the pool is its, or several are"));
+    let blocked: Vec<_> = applied.blocked.iter().cloned().chain(stray).collect();
+    let desired = pool_conditions(look.demand, plan, &applied.failed, &blocked);
     let waits = !applied.failed.is_empty() || !applied.blocked.is_empty();
     (desired, if waits { cx.config.times.blocked } else { cx.config.times.pool })
 }
@@ -272,6 +277,20 @@ async fn pin_all(cx: &Context, pool: &VsphereAgentPool) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Warns of AgentMachines whose selector no Agent of this pool can ever fit.
+async fn warn_of_selectors(cx: &Context, pool: &VsphereAgentPool) {
+    let all = cx.caches.agent_machines.state();
+    let terms: BTreeSet<_> = all.iter().filter(|am| is_of(am, pool)).flat_map(|am| unmet(am, pool)).collect();
+    if !terms.is_empty() {
+        let terms = terms.into_iter().collect::<Vec<_>>().join(", ");
+        let note = format!(
+            "AgentMachines select {terms}, which spec.agent.labels does not give: no Agent of this pool fits them. Add it \
+             there, or take it out of the NodePool's spec.platform.agent.agentLabelSelector"
+        );
+        pool_event(cx, pool, Kind::Warning, "SelectorMismatch", note).await;
+    }
 }
 
 #[derive(Debug, Default)]

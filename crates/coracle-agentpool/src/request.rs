@@ -240,15 +240,25 @@ fn row_of<'a>(pool: &'a VsphereAgentPool, vm: &OwnedVm, uid: &str) -> Option<&'a
     rows.iter().find(fits)
 }
 
+/// A reason alone, on the way to a node, changes several times and is the pool's to tell: it is copied with the next phase,
+/// or once it has lasted.
+fn is_worth_a_write(row: &OwnedVm, vm: &OwnedVm, cx: &Context) -> bool {
+    let under_way = matches!(row.phase.as_str(), names::phase::PROVISIONING | names::phase::AVAILABLE);
+    let since = row.last_transition_time.as_ref().map(|t| cx.config.clock.now().duration_since(t.0));
+    let lasts = since
+        .is_none_or(|since| since.try_into().is_ok_and(|since: Duration| since >= cx.config.times.steady));
+    !under_way || row.phase != vm.phase || lasts
+}
+
 /// There is a VM in the record: see that it is still there, and take over what the pool found out.
 async fn steady(cx: &Arc<Context>, request: &VsphereAgent, pool: &VsphereAgentPool) -> Result<Done, Error> {
     let uid = request.uid().unwrap_or_default();
     let mut vm = request.vm().cloned().unwrap_or_default();
     if let Some(row) = row_of(pool, &vm, &uid) {
         let row = row.clone();
-        (vm.agent_ref, vm.machine_ref) = (row.agent_ref, row.machine_ref);
+        (vm.agent_ref, vm.machine_ref) = (row.agent_ref.clone(), row.machine_ref.clone());
         // A row from before the VM was made knows less than the record, and would be copied back from it for ever.
-        if row.reason != names::why::VM_CREATE_PENDING {
+        if row.reason != names::why::VM_CREATE_PENDING && is_worth_a_write(&row, &vm, cx) {
             (vm.phase, vm.reason, vm.last_transition_time) =
                 (row.phase, row.reason, row.last_transition_time);
         } else if vm.reason == names::why::VM_CREATE_PENDING {

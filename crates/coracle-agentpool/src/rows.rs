@@ -94,7 +94,7 @@ pub fn is_candidate(agent: &AgentFacts, pool: &VsphereAgentPool) -> bool {
 }
 
 /// The Agent of each row, by index of both. UUID, then MAC, then hostname without conflict, then the recorded Agent without
-/// conflict. What two Agents share tells nothing.
+/// conflict. What two Agents share tells nothing, and a row without a VM has no Agent, whoever has its name.
 #[must_use]
 pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize> {
     let ids: Vec<_> = rows.iter().map(Identity::of_row).collect();
@@ -117,7 +117,7 @@ pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize
                 continue;
             };
             let conflict = level > 0 && id.conflicts(&agents[*agent].identity);
-            if !found.contains_key(&row) && !taken.contains(agent) && !conflict {
+            if has_vm(&rows[row]) && !found.contains_key(&row) && !taken.contains(agent) && !conflict {
                 found.insert(row, *agent);
                 taken.insert(*agent);
             }
@@ -132,6 +132,10 @@ pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize
         }
     }
     found
+}
+
+fn has_vm(row: &OwnedVm) -> bool {
+    row.reason != why::VM_CREATE_PENDING
 }
 
 /// Times that decide something.

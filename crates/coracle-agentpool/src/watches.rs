@@ -330,15 +330,14 @@ fn is_agent_of(request: &VsphereAgent, agent: &Agent) -> bool {
     reference.and_then(|r| r.name.as_deref()) == Some(&agent.name_any())
 }
 
-/// A change of a pool's status is about this VsphereAgent: it goes, or its row changed.
+/// A change of a pool's status is about this VsphereAgent: it goes, or its row came to another phase, Agent or Machine.
 /// A pool's status changes often, and most of its VsphereAgents have nothing to do then.
 fn concerns(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
     let going = request.metadata.deletion_timestamp.is_some() || pool.metadata.deletion_timestamp.is_some();
     let Some(vm) = request.vm() else { return going };
     let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
     let differs = rows.iter().find(|r| r.name == vm.name).is_some_and(|r| {
-        (&r.phase, &r.reason, &r.agent_ref, &r.machine_ref)
-            != (&vm.phase, &vm.reason, &vm.agent_ref, &vm.machine_ref)
+        (&r.phase, &r.agent_ref, &r.machine_ref) != (&vm.phase, &vm.agent_ref, &vm.machine_ref)
     });
     going || differs
 }

@@ -6,6 +6,7 @@ pub(crate) mod agentpool;
 pub(crate) mod announce;
 pub(crate) mod cluster;
 pub(crate) mod down;
+mod memory;
 pub(crate) mod node;
 pub(crate) mod operator;
 pub(crate) mod pki;

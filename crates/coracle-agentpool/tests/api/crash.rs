@@ -111,3 +111,33 @@ fn a_create_task_that_outlives_the_operator_is_adopted() {
         operator.stop().await
     });
 }
+
+#[test]
+fn a_create_task_of_five_seconds_survives_kills_and_vsphere_gets_one_vm() {
+    cluster::run_within(Duration::from_secs(120), |cluster| async move {
+        let Some(mut w) = World::real(cluster, &["-method-delay", "CreateVm:5000"]).await? else {
+            return Ok(());
+        };
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let mut operator = w.operator();
+        w.scale(1).await?;
+        let noted = async || {
+            let request = w.requests().get_opt("w-0").await.unwrap()?;
+            request.metadata.annotations?.get("coracle.dev/pending-task").cloned()
+        };
+        let task = eventually(noted).await.expect("the task is stored");
+        // Each life finds the task of the first one, and is killed while it waits for it.
+        for life in 0..3 {
+            operator.kill().await;
+            assert_eq!(noted().await.as_ref(), Some(&task), "life {life} started no other");
+            operator = w.operator();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        w.until_rows(1, "Bound").await?;
+        let calls = w.vcenter.vcsim().calls()?;
+        assert_eq!(calls.get("CreateVM_Task"), Some(&1), "{calls:?}");
+        assert_eq!(w.until_vms(1).await?.len(), 1);
+        operator.stop().await
+    });
+}

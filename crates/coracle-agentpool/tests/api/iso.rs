@@ -122,7 +122,7 @@ fn read_back_whole_a_spoilt_iso_is_replaced_and_one_in_use_is_looked_at_later() 
         w.pool(often).await?;
         let mut config = w.config();
         config.iso.verify = IsoVerify::Full;
-        let _operator = Operator::start(w.cluster.client(), config);
+        let _operator = Operator::start(w.operators.clone(), config);
         w.scale(1).await?;
         w.until_rows(1, "Bound").await?;
         let first = iso(&w).await;
@@ -178,7 +178,7 @@ fn a_silent_image_service_is_given_up_and_leaves_nothing_behind() {
         w.pool(|_| {}).await?;
         let mut config = w.config();
         config.iso.idle = Duration::from_millis(300);
-        let _operator = Operator::start(w.cluster.client(), config);
+        let _operator = Operator::start(w.operators.clone(), config);
         w.scale(1).await?;
         w.until_reason("w-0", "ISORefreshFailed").await?;
         assert!(w.vcenter.fake().stored().keys().all(|f| !f.ends_with(".iso")));

@@ -254,7 +254,7 @@ fn two_operators_and_one_lease_make_one_vm_each() {
             (election.lease, election.renew_deadline, election.retry) =
                 (Duration::from_millis(1000), Duration::from_millis(700), Duration::from_millis(100));
             config.election = Some(election);
-            crate::world::Operator::start(w.cluster.client(), config)
+            crate::world::Operator::start(w.operators.clone(), config)
         };
         let (first, _second) = (with("first"), with("second"));
         w.scale(4).await?;

@@ -9,6 +9,7 @@ mod image;
 mod iso;
 mod life;
 mod objects;
+mod pools;
 mod safety;
 mod sims;
 mod world;

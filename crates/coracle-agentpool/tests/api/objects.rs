@@ -78,8 +78,8 @@ pub(crate) fn secret(server: &str, thumbprint: &str) -> BTreeMap<String, String>
         .into()
 }
 
-/// Our definitions, and small ones of our own writing for the objects of others.
-pub(crate) async fn install(client: &Client) -> anyhow::Result<()> {
+/// Our definitions, and small ones of our own writing for the objects of others, Machines in these versions.
+pub(crate) async fn install(client: &Client, machine: &[&str]) -> anyhow::Result<()> {
     let foreign = |group: &str, kind: &str, versions: &[&str]| -> CustomResourceDefinition {
         let plural = format!("{}s", kind.to_lowercase());
         let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
@@ -103,7 +103,7 @@ pub(crate) async fn install(client: &Client) -> anyhow::Result<()> {
         .unwrap()
     };
     let others = [
-        foreign("cluster.x-k8s.io", "Machine", &["v1beta2", "v1beta1"]),
+        foreign("cluster.x-k8s.io", "Machine", machine),
         foreign("capi-provider.agent-install.openshift.io", "AgentMachine", &["v1beta1"]),
         foreign("agent-install.openshift.io", "InfraEnv", &["v1beta1"]),
         foreign("agent-install.openshift.io", "Agent", &["v1beta1"]),

@@ -218,7 +218,7 @@ fn an_agent_that_never_comes_costs_its_vm_and_the_demand_gets_another() {
         let mut config = w.config();
         config.times.discovery = SignedDuration::from_secs(2);
         config.times.orphan = SignedDuration::from_secs(2);
-        let _operator = Operator::start(w.cluster.client(), config);
+        let _operator = Operator::start(w.operators.clone(), config);
         w.scale(1).await?;
         let waits = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "NoSuitableAgents"}]}});
         set(&apis(&w.client, &w.ns).1, "w-0", waits, true).await?;

@@ -75,18 +75,19 @@ pub(crate) struct World {
     pub(crate) ns: String,
     pub(crate) vcenter: Vcenter,
     pub(crate) image: ImageService,
-    pub(crate) cluster: &'static Cluster,
+    /// The operators' way to the API server, apart from the rest of the cluster's.
+    pub(crate) operators: Client,
     sims: JoinSet<()>,
 }
 
 impl World {
     /// With a fake vCenter.
-    pub(crate) async fn fake(cluster: &'static Cluster) -> anyhow::Result<Self> {
+    pub(crate) async fn fake(cluster: &Cluster) -> anyhow::Result<Self> {
         Self::new(cluster, Vcenter::Fake(FakeVsphere::default()), secret("vc.example", "")).await
     }
 
     /// With a vCenter API in a process of its own; `None`: the program is missing.
-    pub(crate) async fn real(cluster: &'static Cluster, args: &[&str]) -> anyhow::Result<Option<Self>> {
+    pub(crate) async fn real(cluster: &Cluster, args: &[&str]) -> anyhow::Result<Option<Self>> {
         let _ = rustls_provider();
         let Some(vcsim) = Vcsim::start_or_skip(args)? else { return Ok(None) };
         let data = secret(vcsim.url(), vcsim.thumbprint());
@@ -99,20 +100,34 @@ impl World {
         Self::new(cluster, Vcenter::Real(Arc::new(vcsim), Arc::new(eyes)), data).await.map(Some)
     }
 
+    /// As [`Self::fake`], on a cluster that has the definitions already.
+    pub(crate) async fn on(cluster: &Cluster) -> anyhow::Result<Self> {
+        Self::furnish(cluster, Vcenter::Fake(FakeVsphere::default()), secret("vc.example", "")).await
+    }
+
     async fn new(
-        cluster: &'static Cluster,
+        cluster: &Cluster,
+        vcenter: Vcenter,
+        secret: std::collections::BTreeMap<String, String>,
+    ) -> anyhow::Result<Self> {
+        install(&cluster.client(), &["v1beta2", "v1beta1"]).await?;
+        Self::furnish(cluster, vcenter, secret).await
+    }
+
+    async fn furnish(
+        cluster: &Cluster,
         vcenter: Vcenter,
         secret: std::collections::BTreeMap<String, String>,
     ) -> anyhow::Result<Self> {
         let client = cluster.client();
-        install(&client).await?;
         let ns = cluster.namespace().await?;
         let mut object = Secret { string_data: Some(secret), ..Secret::default() };
         object.metadata.name = Some("vsphere-credentials".into());
         Api::<Secret>::namespaced(client.clone(), &ns).create(&PostParams::default(), &object).await?;
         let image = ImageService::start().await?;
         create(&client, &ns, &INFRA_ENV, json!({"metadata": {"name": "demo"}, "spec": {}})).await?;
-        let world = Self { client, ns, vcenter, image, cluster, sims: JoinSet::new() };
+        let operators = cluster.client();
+        let world = Self { client, ns, vcenter, image, operators, sims: JoinSet::new() };
         world.image_ready(true).await?;
         Ok(world)
     }
@@ -168,7 +183,7 @@ impl World {
     }
 
     pub(crate) fn operator(&self) -> Operator {
-        Operator::start(self.cluster.client(), self.config())
+        Operator::start(self.operators.clone(), self.config())
     }
 
     pub(crate) fn pools(&self) -> Api<VsphereAgentPool> {

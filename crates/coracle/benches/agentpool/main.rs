@@ -126,7 +126,7 @@ async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     demand(&client, FIFTY + 1..FLEET).await?;
     until_recorded(&client, FLEET).await?;
     bind(&client, &vcsim, &before).await?;
-    sleep(IDLE).await;
+    until_idle(&client).await?;
     let pid = operator.0.id();
     let (rss, cpu, _) = (rss_mib(pid)?, cpu_seconds(pid)?, vcsim.reset()?);
     figure("agentpool.rss_mib", rss, "MiB");
@@ -152,7 +152,7 @@ fn count(n: usize) -> f64 {
 
 /// Definitions, namespaces, the Secret, an InfraEnv with an image, and the pool.
 async fn prepare(client: &Client, vcsim: &Vcsim, image: &ImageService) -> Result<()> {
-    install(client).await?;
+    install(client, &["v1beta2", "v1beta1"]).await?;
     for name in [NS, coracle_api::keys::SYSTEM_NAMESPACE] {
         let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -206,6 +206,19 @@ async fn until_recorded(client: &Client, n: usize) -> Result<()> {
         }
         sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Waits until nothing has been written for [`IDLE`]: what VsphereAgents say follows their pool.
+async fn until_idle(client: &Client) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < LIMIT {
+        let before = api_writes(client).await?;
+        sleep(IDLE).await;
+        if api_writes(client).await?.since(&before).objects.values().all(|n| *n < 0.5) {
+            return Ok(());
+        }
+    }
+    bail!("objects are still written {LIMIT:?} after the last VM was bound")
 }
 
 /// Plays guests and provider until every VM is a node, and says what that cost.

@@ -13,7 +13,7 @@ use kube::Client;
 use miette::{IntoDiagnostic, WrapErr};
 use prometheus_client::registry::Registry;
 
-use super::operator::identity;
+use super::{memory, operator::identity};
 use crate::cli::{self, PoolFlags};
 use crate::tasks::Tasks;
 
@@ -44,6 +44,10 @@ pub(super) fn config(
 
 /// Runs them as a task of the process.
 pub(super) fn spawn(tasks: &mut Tasks, client: Client, config: Config) {
+    tasks.spawn("memory", |stop| async move {
+        memory::give_back(stop).await;
+        Ok(())
+    });
     tasks.spawn("agentpool", |stop| async move {
         Box::pin(coracle_agentpool::run(client, config, stop)).await.into_diagnostic()
     });

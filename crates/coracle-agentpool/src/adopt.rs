@@ -1,0 +1,148 @@
+//! Taking over machines that were there before (opt-in): an Agent of the pool in a VM that nobody stands for.
+//!
+//! What an Agent says of itself is the guest's word. So a VM is taken over only when vSphere shows one of that name in the
+//! pool's folder, with that UUID and that MAC address, and no owner in its notes.
+
+use std::sync::Arc;
+
+use coracle_api::agentpool::{NameRef, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentSpec, names};
+use coracle_reconcile::Kind;
+use coracle_vsphere::{Machines, Vm};
+use kube::{Api, ResourceExt as _, api::PostParams};
+
+use crate::{
+    Context, Error,
+    error::api,
+    identity::{Identity, label_value},
+    status::pool_event,
+};
+
+/// The pool takes over VMs of Agents that were there before.
+#[must_use]
+pub(crate) fn manages(pool: &VsphereAgentPool) -> bool {
+    pool.annotations().get(names::ADOPT).is_some_and(|v| v == "manage")
+}
+
+/// Rows of discovered Agents whose VM vSphere confirms, with that VM (pure).
+pub(crate) fn confirmed<'a>(
+    rows: &'a [OwnedVm],
+    seen: &'a Machines,
+) -> impl Iterator<Item = (&'a OwnedVm, &'a Arc<Vm>)> {
+    let all = rows.iter().filter(|r| seen.is_current && r.source == names::source::DISCOVERED_AGENT);
+    all.filter_map(|row| {
+        let id = Identity::of_row(row);
+        let mut named = seen.vms.values().filter(|vm| vm.name == row.name);
+        let vm = named.next().filter(|_| named.next().is_none())?;
+        let same = !id.uuid.is_empty() && vm.uuid == id.uuid && (id.mac.is_empty() || vm.mac == id.mac);
+        (same && !vm.annotation.starts_with(names::OWNER_NOTE)).then_some((row, vm))
+    })
+}
+
+/// Makes a VsphereAgent for each confirmed row that has none. What cannot be made is told and does not stop the others.
+pub(crate) async fn take_over(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Result<(), Error> {
+    if !manages(pool) || !rows.iter().any(|r| r.source == names::source::DISCOVERED_AGENT) {
+        return Ok(());
+    }
+    // Why vCenter cannot be reached is told with the VMs that wait for it.
+    let Ok(provider) = cx.vcenters.provider(&cx.client, pool).await else { return Ok(()) };
+    let machines = provider.vcenter.api.machines(&provider.site);
+    let seen = machines.borrow().clone();
+    let api_of: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), &pool.namespace().unwrap_or_default());
+    for (row, vm) in confirmed(rows, &seen) {
+        let wanted = request(pool, row);
+        match api_of.create(&PostParams::default(), &wanted).await {
+            Ok(_) => {
+                let note = format!("VM {} ({}) is taken over with its Agent", vm.name, vm.uuid);
+                pool_event(cx, pool, Kind::Normal, "VMAdopted", note).await;
+            }
+            // It is there and the cache is late, or another's: then its row says so.
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => return Err(api("create VsphereAgent", &row.name)(error)),
+        }
+    }
+    Ok(())
+}
+
+fn request(pool: &VsphereAgentPool, row: &OwnedVm) -> VsphereAgent {
+    let spec = VsphereAgentSpec { pool_ref: NameRef { name: pool.name_any() } };
+    let mut agent = VsphereAgent::new(&row.name, spec);
+    agent.metadata.namespace = pool.namespace();
+    agent.metadata.finalizers = Some(vec![names::AGENT_FINALIZER.to_owned()]);
+    agent.metadata.labels = Some(
+        [
+            (names::POOL_LABEL, label_value(&pool.name_any())),
+            (names::CREATED_FOR, names::FOR_ADOPTED.to_owned()),
+        ]
+        .map(|(k, v)| (k.to_owned(), v))
+        .into(),
+    );
+    agent.metadata.annotations = Some([(names::VM_NAME.to_owned(), row.name.clone())].into());
+    agent.metadata.owner_references =
+        kube::Resource::controller_owner_ref(pool, &()).map(|owner| vec![owner]);
+    agent
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_vsphere::Object;
+
+    use super::*;
+
+    const UUID: &str = "42000000-0000-0000-0000-000000000001";
+    const OTHER: &str = "42000000-0000-0000-0000-000000000002";
+
+    fn vm(id: &str, name: &str, uuid: &str, mac: &str, annotation: &str) -> (String, Arc<Vm>) {
+        let vm = Vm {
+            object: Object { kind: "VirtualMachine".into(), id: id.into() },
+            name: name.into(),
+            uuid: uuid.into(),
+            mac: mac.into(),
+            annotation: annotation.into(),
+            folder: None,
+            instance_uuid: String::new(),
+            powered_on: true,
+            cdrom: None,
+            question: None,
+        };
+        (id.to_owned(), Arc::new(vm))
+    }
+
+    #[test]
+    fn only_a_vm_whose_name_uuid_and_mac_vsphere_shows_and_nobody_owns_is_taken_over() {
+        let (mac, note) = ("00-50-56-00-00-01", "agent-forge.containeroo.ch/vsphere-agent-uid=x");
+        let row = |source: &str, mac: &str| OwnedVm {
+            name: "old".into(),
+            source: source.into(),
+            bios_uuid: UUID.into(),
+            mac_address: mac.into(),
+            ..OwnedVm::default()
+        };
+        let ours = || row(names::source::DISCOVERED_AGENT, mac);
+        for (why, row, vms, current, want) in [
+            ("all agree", ours(), vec![vm("1", "old", UUID, mac, "")], true, 1),
+            ("a person's notes are no owner", ours(), vec![vm("1", "old", UUID, mac, "rack 7")], true, 1),
+            ("another UUID", ours(), vec![vm("1", "old", OTHER, mac, "")], true, 0),
+            ("another MAC", ours(), vec![vm("1", "old", UUID, "00-50-56-00-00-02", "")], true, 0),
+            ("another name", ours(), vec![vm("1", "new", UUID, mac, "")], true, 0),
+            ("it has an owner", ours(), vec![vm("1", "old", UUID, mac, note)], true, 0),
+            (
+                "two of that name",
+                ours(),
+                vec![vm("1", "old", UUID, mac, ""), vm("2", "old", OTHER, "", "")],
+                true,
+                0,
+            ),
+            ("the inventory is not current", ours(), vec![vm("1", "old", UUID, mac, "")], false, 0),
+            (
+                "a row of our own",
+                row(names::source::VSPHERE_AGENT, mac),
+                vec![vm("1", "old", UUID, mac, "")],
+                true,
+                0,
+            ),
+        ] {
+            let seen = Machines { is_current: current, vms: vms.into_iter().collect() };
+            assert_eq!(confirmed(&[row], &seen).count(), want, "{why}");
+        }
+    }
+}
