@@ -14,7 +14,7 @@ use coracle_proto::guest as pb;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 
 /// First bytes of a hello; a session number of eight bytes follows.
@@ -76,7 +76,11 @@ impl GuestClient {
             let attempt = async {
                 let stream = match channel.take() {
                     Some(stream) => stream,
-                    None => driver.guest_channel(recipe).await.map_err(io::Error::other)?,
+                    // A guest that does not listen yet may keep it waiting.
+                    None => match timeout_at(deadline, driver.guest_channel(recipe)).await {
+                        Ok(opened) => opened.map_err(io::Error::other)?,
+                        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+                    },
                 };
                 Self::over(stream, patience_left).await
             };

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use coracle_types::VmId;
 use tokio::net::UnixStream;
 
-use crate::{Accelerator, ProcessId, Snapshots, Templates, VmRecipe};
+use crate::{Accelerator, Disk, ProcessId, Snapshots, Templates, VmRecipe};
 
 /// What a driver can do on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +81,19 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// [`DriverError::Control`].
     async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError>;
+
+    /// Puts a disk into an empty slot of a running machine; the guest learns of it. Repeated after a crash, it may be
+    /// refused because the disk is there: [`Driver::eject_disk`] first.
+    ///
+    /// # Errors
+    /// [`DriverError::Control`], [`DriverError::Io`] when the file is not there.
+    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError>;
+
+    /// Empties a slot of a running machine. The guest has let go of its disk, or loses it.
+    ///
+    /// # Errors
+    /// [`DriverError::Control`].
+    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError>;
 
     /// Saving a machine whole and starting it again; `None` where the hypervisor cannot.
     fn snapshots(&self) -> Option<&dyn Snapshots> {

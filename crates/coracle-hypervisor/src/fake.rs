@@ -3,7 +3,7 @@
 
 mod guest;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    Accelerator, Cloned, Compatibility, Driver, DriverError, MemoryFile, Probe, ProcessId, Snapshots,
+    Accelerator, Cloned, Compatibility, Disk, Driver, DriverError, MemoryFile, Probe, ProcessId, Snapshots,
     Template, Templates, VmRecipe,
 };
 
@@ -35,6 +35,8 @@ struct Machine {
     process: ProcessId,
     gone: watch::Sender<bool>,
     guest: guest::Handle,
+    /// Slots that disks are in.
+    filled: BTreeSet<usize>,
     /// Ends the guest's tasks with the machine.
     _stop: DropGuard,
 }
@@ -125,7 +127,9 @@ impl FakeDriver {
             }
         };
         let guest = guest::start(boot_time, saved, stop.clone(), power_off);
-        let machine = Machine { process, gone: watch::Sender::new(false), guest, _stop: stop.drop_guard() };
+        let filled = recipe.filled_slots().map(|(slot, _)| slot).collect();
+        let gone = watch::Sender::new(false);
+        let machine = Machine { process, gone, guest, filled, _stop: stop.drop_guard() };
         lock(&machines.running).insert(recipe.id.clone(), machine);
         Ok(process)
     }
@@ -195,6 +199,16 @@ impl Driver for FakeDriver {
         machine.guest.console().map_err(refused)
     }
 
+    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
+        let absent = |source| DriverError::Io { operation: format!("open {}", disk.path.display()), source };
+        std::fs::metadata(&disk.path).map_err(absent)?;
+        self.slot(recipe, slot, |slots| slots.insert(slot))
+    }
+
+    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
+        self.slot(recipe, slot, |slots| slots.remove(&slot))
+    }
+
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }
@@ -205,6 +219,24 @@ impl Driver for FakeDriver {
 }
 
 impl FakeDriver {
+    /// Changes the slots of a machine that must be there; false: it was so already.
+    fn slot(
+        &self,
+        recipe: &VmRecipe,
+        slot: usize,
+        change: impl FnOnce(&mut BTreeSet<usize>) -> bool,
+    ) -> Result<(), DriverError> {
+        let mut running = lock(&self.machines.running);
+        let changed = running.get_mut(&recipe.id).filter(|_| slot < recipe.slots.total());
+        let why = match changed.map(|machine| change(&mut machine.filled)) {
+            Some(true) => return Ok(()),
+            Some(false) => io::ErrorKind::AlreadyExists,
+            None => io::ErrorKind::NotConnected,
+        };
+        let source = Box::new(io::Error::from(why));
+        Err(DriverError::Control { id: recipe.id.clone(), operation: "swap a disk of", source })
+    }
+
     /// Does something to the guest of a machine that must be there.
     fn guest<T>(
         &self,
@@ -249,7 +281,7 @@ impl Snapshots for FakeDriver {
         file.read_to_string(&mut line).map_err(io)?;
         let saved = guest::Progress::load(&line).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
         let process = self.spawn(recipe, Duration::ZERO, Some(saved))?;
-        Ok(Cloned { process, channel: self.guest_channel(recipe).await? })
+        Ok(Cloned { process, channel: Some(self.guest_channel(recipe).await?) })
     }
 }
 
@@ -270,6 +302,7 @@ impl Templates for FakeDriver {
         &self,
         recipe: &VmRecipe,
         process: ProcessId,
+        _ram: &MemoryFile,
         state: &MemoryFile,
     ) -> Result<(), DriverError> {
         let saved = std::fs::write(format!("/proc/self/fd/{}", state.number()), STATE);
@@ -283,7 +316,7 @@ impl Templates for FakeDriver {
             return Err(io(io::ErrorKind::InvalidData.into()));
         }
         let process = self.spawn(recipe, Duration::ZERO, None)?;
-        Ok(Cloned { process, channel: self.guest_channel(recipe).await? })
+        Ok(Cloned { process, channel: Some(self.guest_channel(recipe).await?) })
     }
 }
 
@@ -316,6 +349,8 @@ mod tests {
         crate::conformance::check_templates(&FakeDriver::new(machines.clone()), &recipe).await;
         assert_eq!(machines.running(), 0);
         crate::conformance::check_snapshots(&FakeDriver::new(machines.clone()), &recipe).await;
+        assert_eq!(machines.running(), 0);
+        crate::conformance::check_disks(&FakeDriver::new(machines.clone()), &recipe).await;
         assert_eq!(machines.running(), 0);
     }
 }

@@ -6,18 +6,27 @@
 //! [`VmRecipe`], what exists is read from the process table. Lifecycle,
 //! records and guest sessions belong to `coracle-host`.
 
+mod accel;
+mod api;
+pub mod bundle;
 pub mod conformance;
 mod driver;
 pub mod fake;
+mod kvm;
+pub mod launch;
 mod memory;
 mod process;
 mod recipe;
 mod snapshots;
 mod templates;
+pub mod vsock;
 
+pub use accel::{KvmProbe, Verdict};
+pub use api::{ApiError, ApiSocket};
 pub use driver::{Driver, DriverError, Probe};
+pub use kvm::run_payload as run_kvm_payload;
 pub use memory::{MemoryFile, SealedFile};
 pub use process::{ProcessId, find_by_argument};
 pub use recipe::{Accelerator, Disk, Forward, Nic, NicBackend, Slots, VmRecipe};
-pub use snapshots::{Compatibility, Snapshots};
+pub use snapshots::{Compatibility, Snapshots, cpu_model};
 pub use templates::{Cloned, Template, Templates};

@@ -56,6 +56,12 @@ impl MemoryFile {
     pub fn number(&self) -> RawFd {
         self.0.as_raw_fd()
     }
+
+    /// It as a file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.0
+    }
 }
 
 impl AsFd for MemoryFile {
@@ -156,7 +162,7 @@ impl From<SealedFile> for OwnedFd {
 
 /// Every piece of data of a file in order, holes passed over (lseek(2), `SEEK_DATA`). A piece that is all zero is
 /// passed over, too: a file system without holes tells the same story.
-fn each_piece(
+pub(crate) fn each_piece(
     mut source: &File,
     length: u64,
     mut piece: impl FnMut(u64, &[u8]) -> io::Result<()>,

@@ -8,6 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cloned, DriverError, VmRecipe};
 
+/// The processor's name and features: a saved CPU state fits no other.
+#[must_use]
+pub fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let wanted = |line: &&str| line.starts_with("model name") || line.starts_with("flags");
+    text.lines().filter(wanted).take(2).collect::<Vec<_>>().join("\n")
+}
+
 /// What must be alike where a saved machine starts again. A saved CPU or device state fits no other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -24,8 +24,9 @@ pub struct Template {
 pub struct Cloned {
     /// Its VMM.
     pub process: ProcessId,
-    /// The channel to its agent, which is about to say hello.
-    pub channel: UnixStream,
+    /// The channel to its agent, which is about to say hello, where the guest must find a host when it wakes; `None`:
+    /// [`crate::Driver::guest_channel`] opens it.
+    pub channel: Option<UnixStream>,
 }
 
 /// A driver's power to take templates and start clones of them.
@@ -36,15 +37,15 @@ pub trait Templates: Send + Sync + Debug {
     /// and the program are.
     async fn fingerprint(&self, recipe: &VmRecipe) -> String;
 
-    /// Boots a machine of this shape with empty slots and no network, its RAM in `ram`. Disks and the other end of the
+    /// Boots a machine of this shape with empty slots and no network, its RAM in `ram` where the hypervisor can share it. Disks and the other end of the
     /// NIC are not looked at.
     ///
     /// # Errors
     /// As [`crate::Driver::start`].
     async fn boot_template(&self, recipe: &VmRecipe, ram: &MemoryFile) -> Result<ProcessId, DriverError>;
 
-    /// Stops the guest, writes the state of its devices to `state` and ends the VMM: the RAM is complete then. The
-    /// caller has closed the guest channel.
+    /// Stops the guest, writes the state of its devices to `state` and ends the VMM: `ram`, that of
+    /// [`Templates::boot_template`], is complete then. The caller has closed the guest channel.
     ///
     /// # Errors
     /// [`DriverError::Control`]; the VMM is gone in any case.
@@ -52,6 +53,7 @@ pub trait Templates: Send + Sync + Debug {
         &self,
         recipe: &VmRecipe,
         process: ProcessId,
+        ram: &MemoryFile,
         state: &MemoryFile,
     ) -> Result<(), DriverError>;
 

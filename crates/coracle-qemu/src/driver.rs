@@ -1,24 +1,21 @@
 //! The driver: start, find, kill and connect.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, Driver, DriverError, Probe, ProcessId, Snapshots, Templates, VmRecipe, find_by_argument,
+    Accelerator, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots, Templates, Verdict,
+    VmRecipe, find_by_argument,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, sleep, timeout};
 
 use crate::monitor::Monitor;
-use crate::{Birth, KvmProbe, Qmp, Verdict, argv, tsc};
+use crate::{Birth, Qmp, argv, tsc};
 
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -77,55 +74,18 @@ impl QemuDriver {
             // QEMU binds anew; a stale socket of the last VMM would answer nobody.
             let _absent = std::fs::remove_file(recipe.run_dir.join(socket));
         }
-        let io = |operation: &str| {
-            let operation = format!("{operation} of VM {}", recipe.id);
-            move |source| DriverError::Io { operation, source }
-        };
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(recipe.state_dir.join("vmm.log"))
-            .map_err(io("open the VMM log"))?;
-        log.set_len(0).map_err(io("empty the VMM log"))?;
-        let mut command = Command::new(&self.config.program);
-        command
-            .args(argv(recipe, accelerator, tsc::khz(), birth))
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().map_err(io("share the VMM log"))?)
-            .stderr(log);
-        own_session(&mut command, inherited.to_vec());
-        let child = command.spawn().map_err(|source| DriverError::Spawn {
-            id: recipe.id.clone(),
-            program: self.config.program.clone(),
-            source,
-        })?;
-        let process = match ProcessId::of_pid(child.id()).map_err(io("look at the VMM"))? {
-            Some(process) => process,
-            None => return Err(exited(recipe)),
-        };
-        self.wait_ready(recipe, process).await?;
-        Ok(process)
-    }
-
-    async fn wait_ready(&self, recipe: &VmRecipe, process: ProcessId) -> Result<(), DriverError> {
-        let deadline = Instant::now() + READY_LIMIT;
-        loop {
-            if let Ok(mut qmp) = Qmp::connect(&recipe.run_dir.join("qmp.sock")).await
-                && qmp.execute("query-status", json!({})).await.is_ok()
-            {
-                return Ok(());
-            }
-            if timeout(Duration::from_millis(5), self.exited(process)).await.is_ok() {
-                return Err(exited(recipe));
-            }
-            if Instant::now() >= deadline {
-                self.kill(process).await?;
-                return Err(DriverError::NotReady { id: recipe.id.clone(), seconds: READY_LIMIT.as_secs() });
-            }
-            sleep(Duration::from_millis(5)).await;
+        let process = Launch {
+            recipe,
+            program: &self.config.program,
+            args: argv(recipe, accelerator, tsc::khz(), birth),
+            folder: Path::new("/"),
+            serial: None,
+            inherited: inherited.to_vec(),
         }
+        .run()?;
+        let socket = recipe.run_dir.join("qmp.sock");
+        wait_ready(recipe, process, READY_LIMIT, || answers(socket.clone())).await?;
+        Ok(process)
     }
 
     pub(crate) async fn connect(
@@ -197,6 +157,14 @@ impl Driver for QemuDriver {
         Monitor::open(recipe).await?.run("cont", json!({})).await.map(drop)
     }
 
+    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
+        Monitor::open(recipe).await?.insert(recipe, slot, disk).await
+    }
+
+    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
+        Monitor::open(recipe).await?.eject(recipe, slot).await
+    }
+
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }
@@ -206,39 +174,12 @@ impl Driver for QemuDriver {
     }
 }
 
-/// A session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM. `inherited` stay
-/// open in it.
-fn own_session(command: &mut Command, inherited: Vec<RawFd>) {
-    // SAFETY: setsid and fcntl are async-signal-safe, take no memory and touch only the child; the numbers are of
-    // files that the caller holds open until the child runs.
-    #[allow(unsafe_code, reason = "pre_exec has no safe form")]
-    unsafe {
-        command.pre_exec(move || {
-            rustix::process::setsid()?;
-            for number in &inherited {
-                let file = BorrowedFd::borrow_raw(*number);
-                rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
-            }
-            Ok(())
-        });
+/// The monitor is there and talks.
+async fn answers(socket: PathBuf) -> bool {
+    match Qmp::connect(&socket).await {
+        Ok(mut qmp) => qmp.execute("query-status", json!({})).await.is_ok(),
+        Err(_) => false,
     }
-}
-
-fn exited(recipe: &VmRecipe) -> DriverError {
-    let last_words = tail(&recipe.state_dir.join("vmm.log"), 2048).unwrap_or_default();
-    let last_words = if last_words.is_empty() { "it left no message".to_owned() } else { last_words };
-    DriverError::Exited { id: recipe.id.clone(), last_words }
-}
-
-/// The last `limit` bytes of a text file, without control characters.
-fn tail(path: &std::path::Path, limit: i64) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let length = i64::try_from(file.metadata()?.len()).unwrap_or(i64::MAX);
-    file.seek(SeekFrom::End(-limit.min(length)))?;
-    let mut bytes = Vec::new();
-    file.take(4096).read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes);
-    Ok(text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
 }
 
 /// `QEMU emulator version 7.2.22 (Debian …)` → `7.2.22`.

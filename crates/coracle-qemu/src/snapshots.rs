@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
 use async_trait::async_trait;
-use coracle_hypervisor::{Cloned, Compatibility, Driver, DriverError, Snapshots, VmRecipe};
+use coracle_hypervisor::{Cloned, Compatibility, Driver, DriverError, Snapshots, VmRecipe, cpu_model};
 use serde_json::json;
 
 use crate::QemuDriver;
 use crate::argv::Birth;
 use crate::monitor::Monitor;
-use crate::templates::{cpu_model, devices};
+use crate::templates::devices;
 
 #[async_trait]
 impl Snapshots for QemuDriver {
@@ -42,7 +42,7 @@ impl Snapshots for QemuDriver {
             Ok(channel)
         };
         match loaded.await {
-            Ok(channel) => Ok(Cloned { process, channel }),
+            Ok(channel) => Ok(Cloned { process, channel: Some(channel) }),
             Err(error) => {
                 self.kill(process).await?;
                 Err(error)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Cloned, Disk, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmRecipe,
+    Cloned, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmRecipe, cpu_model,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -36,6 +36,7 @@ impl Templates for QemuDriver {
         &self,
         recipe: &VmRecipe,
         process: ProcessId,
+        _ram: &MemoryFile,
         state: &MemoryFile,
     ) -> Result<(), DriverError> {
         sleep(CHANNEL_GAP).await;
@@ -55,7 +56,7 @@ impl Templates for QemuDriver {
         let inherited = [template.ram.number(), number];
         let process = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
         match self.load(recipe, number).await {
-            Ok(channel) => Ok(Cloned { process, channel }),
+            Ok(channel) => Ok(Cloned { process, channel: Some(channel) }),
             Err(error) => {
                 self.kill(process).await?;
                 Err(error)
@@ -99,57 +100,4 @@ pub(crate) fn devices(recipe: &VmRecipe) -> String {
     let arguments = argv(&shape, shape.accelerator, tsc::khz(), Birth::Template { ram: 0 }).join("\n");
     let own = [recipe.id.to_string(), recipe.run_dir.display().to_string(), mac.to_string()];
     own.iter().fold(arguments, |text, own| text.replace(own, "-"))
-}
-
-/// The processor's name and features: a saved CPU state fits no other.
-pub(crate) fn cpu_model() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let wanted = |line: &&str| line.starts_with("model name") || line.starts_with("flags");
-    text.lines().filter(wanted).take(2).collect::<Vec<_>>().join("\n")
-}
-
-impl Monitor<'_> {
-    /// Puts a disk into an empty slot and tells the guest its size.
-    ///
-    /// A read-only node cannot be resized, and a resize is how the guest hears of a new size. So a read-only slot is
-    /// first writable for a moment, on an empty file of the disk's size, and never on the disk itself.
-    async fn insert(&mut self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
-        let io =
-            |source| DriverError::Io { operation: format!("size disk {slot} of VM {}", recipe.id), source };
-        let bytes = std::fs::metadata(&disk.path).map_err(io)?.len();
-        if disk.read_only {
-            let gauge = recipe.run_dir.join("gauge");
-            std::fs::File::create(&gauge).and_then(|file| file.set_len(bytes)).map_err(io)?;
-            self.add("gauge", &gauge, false).await?;
-            self.reopen(slot, "gauge", false).await?;
-            self.resize(slot, bytes).await?;
-            std::fs::remove_file(&gauge).map_err(io)?;
-        }
-        let node = format!("disk{slot}");
-        self.add(&node, &disk.path, disk.read_only).await?;
-        self.reopen(slot, &node, disk.read_only).await?;
-        if disk.read_only {
-            self.run("blockdev-del", json!({"node-name": "gauge"})).await.map(drop)
-        } else {
-            self.resize(slot, bytes).await
-        }
-    }
-
-    async fn add(&mut self, node: &str, path: &std::path::Path, read_only: bool) -> Result<(), DriverError> {
-        let file = json!({
-            "driver": "file", "node-name": node, "filename": path, "read-only": read_only, "discard": "unmap",
-        });
-        self.run("blockdev-add", file).await.map(drop)
-    }
-
-    async fn reopen(&mut self, slot: usize, node: &str, read_only: bool) -> Result<(), DriverError> {
-        let slot = format!("slot{slot}");
-        let raw = json!({"driver": "raw", "node-name": slot, "file": node, "read-only": read_only});
-        self.run("blockdev-reopen", json!({"options": [raw]})).await.map(drop)
-    }
-
-    async fn resize(&mut self, slot: usize, bytes: u64) -> Result<(), DriverError> {
-        let arguments = json!({"node-name": format!("slot{slot}"), "size": bytes});
-        self.run("block_resize", arguments).await.map(drop)
-    }
 }

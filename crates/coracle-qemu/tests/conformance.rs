@@ -34,6 +34,7 @@ async fn qemu_conforms() {
     conformance::check(driver, &recipe(dir.path(), &boot)).await;
     conformance::check_templates(&driver(), &recipe(dir.path(), &boot)).await;
     conformance::check_snapshots(&driver(), &recipe(dir.path(), &boot)).await;
+    conformance::check_disks(&driver(), &recipe(dir.path(), &boot)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

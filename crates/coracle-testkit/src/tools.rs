@@ -55,6 +55,12 @@ pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|v| v == "true")
 }
 
+/// Says that a test did not run because its program is in no registry of packages, so that it can be had nowhere but by
+/// name. Unlike [`skip`] that is no failure of CI: what it would show is shown on a stand-in beside it.
+pub fn not_to_be_had(what: &str) {
+    eprintln!("not run: {what}");
+}
+
 /// Skips the calling test: prints `reason`, or panics in CI. Write `let Some(x) = … else { return skip("…") };`.
 ///
 /// # Panics

@@ -18,7 +18,7 @@ pub(crate) mod up;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use coracle_qemu::KvmProbe;
+use coracle_hypervisor::KvmProbe;
 use miette::{IntoDiagnostic, WrapErr};
 
 /// Proves KVM by running ourselves in a child process.

@@ -146,7 +146,7 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<Template, HostE
         shared.driver.kill(process).await.map_err(driver)?;
         return Err(error);
     }
-    templates.save_template(recipe, process, &state).await.map_err(driver)?;
+    templates.save_template(recipe, process, &ram, &state).await.map_err(driver)?;
     files::blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? }))
         .await
         .map_err(|source| HostError::State { operation: "seal a template".to_owned(), source })

@@ -81,7 +81,7 @@ async fn attend(
         Origin::Cloned { template, channel: open } => {
             tell_spawned(notes, record, vmm, Some(template)).await;
             limits = Limits::of_clone(shared);
-            channel = Some(open);
+            channel = open;
         }
         Origin::Restored { channel: open } => {
             let (go, told) = oneshot::channel();
@@ -92,7 +92,7 @@ async fn attend(
             }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
             shared.driver.resume(&recipe).await.map_err(driver)?;
-            channel = Some(open);
+            channel = open;
         }
     }
     let ready = bring_up(shared, record, &recipe, channel, limits);
@@ -161,9 +161,9 @@ enum Origin {
     /// It boots, or was found; `missing` is the template that it might have been cloned from, had there been one.
     Booted { missing: Option<TemplateKey> },
     /// It runs.
-    Cloned { template: TemplateKey, channel: UnixStream },
+    Cloned { template: TemplateKey, channel: Option<UnixStream> },
     /// Its memory is loaded, and its CPUs are held.
-    Restored { channel: UnixStream },
+    Restored { channel: Option<UnixStream> },
 }
 
 /// Network, disk, VMM: each is kept when it is already there.

@@ -225,7 +225,7 @@ async fn node(global: &Global) -> Check {
 
 /// Runs the KVM payload in this process, which the caller kills when it hangs.
 pub(crate) fn kvm_probe(device: &Path) -> miette::Result<u8> {
-    let works = coracle_qemu::run_kvm_payload(device, &mut std::io::stdout())
+    let works = coracle_hypervisor::run_kvm_payload(device, &mut std::io::stdout())
         .map_err(|e| Failure::new("COR-CLI-003", e.to_string()))?;
     Ok(u8::from(!works))
 }

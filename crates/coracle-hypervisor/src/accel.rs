@@ -10,12 +10,11 @@ use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use coracle_hypervisor::Accelerator;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::templates::cpu_model;
+use crate::{Accelerator, cpu_model};
 
 /// The limit of the payload, and then of the child that runs it.
 const LIMIT: Duration = Duration::from_millis(750);

@@ -1,0 +1,53 @@
+//! A stand-in for Cloud Hypervisor where the real program cannot be had: its arguments, its API with its refusals, its
+//! events, its vsock and serial sockets and its snapshot folder, around a guest that only says hello. What is faithful is
+//! listed by the tables of `tests/endpoints.rs`, which run on the real program, too, where one is named.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "so does the real program")]
+
+mod api;
+#[path = "../../coracle-firecracker/fake/guest.rs"]
+mod guest;
+#[path = "../../coracle-firecracker/fake/server.rs"]
+mod server;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::json;
+
+use api::Machine;
+
+/// Longest body of a request.
+const BODY_BYTES_MAX: usize = 4 << 20;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let (mut socket, mut events) = (PathBuf::new(), None);
+    let path = |value: Option<String>| {
+        value.and_then(|v| v.strip_prefix("path=").map(PathBuf::from)).unwrap_or_default()
+    };
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--version" => {
+                println!("cloud-hypervisor v53.0.0");
+                return ExitCode::SUCCESS;
+            }
+            "--api-socket" => socket = path(args.next()),
+            "--event-monitor" => events = Some(path(args.next())),
+            other => {
+                eprintln!("error: unexpected argument '{other}' found");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    let machine = Mutex::new(Machine::new(events));
+    let handle = move |method: &str, path: &str, body: &[u8]| {
+        let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
+        match answered {
+            Ok(None) => (204, None),
+            Ok(body) => (200, body),
+            Err((status, why)) => (status, Some(json!(["Error from API", why]))),
+        }
+    };
+    server::run(&socket, BODY_BYTES_MAX, Arc::new(handle))
+}

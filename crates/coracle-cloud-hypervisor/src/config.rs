@@ -1,0 +1,266 @@
+//! Configurations. Pure; the golden test is the review (Cloud Hypervisor `vmm/src/api/openapi/cloud-hypervisor.yaml`).
+
+use coracle_hypervisor::{Disk, Nic, NicBackend, VmRecipe};
+use serde_json::{Map, Value, json};
+
+/// The guest's end of the vsock socket.
+pub(crate) const GUEST_SOCKET: &str = "guest.sock";
+/// The serial line.
+pub(crate) const CONSOLE_SOCKET: &str = "console.sock";
+/// Id of the one NIC.
+const NIC: &str = "eth0";
+/// Any number does: each machine has a socket of its own.
+const GUEST_CID: u32 = 3;
+
+/// A restart of the guest would start the machine again, so the agent is told to switch it off.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff cryptomgr.notests=1 \
+     initcall_blacklist=load_system_certificate_list";
+
+/// The machine of a recipe. Empty slots are left out: a disk can be plugged in.
+///
+/// # Errors
+/// What the recipe wants and Cloud Hypervisor has not, with the alternative.
+pub fn vm_config(recipe: &VmRecipe) -> Result<Value, String> {
+    let disks: Vec<_> = recipe.filled_slots().map(|(slot, disk)| disk_config(slot, disk)).collect();
+    let socket = |name: &str| recipe.run_dir.join(name);
+    let mut config = json!({
+        "payload": {"kernel": recipe.kernel, "initramfs": recipe.initrd, "cmdline": COMMAND_LINE},
+        "cpus": {"boot_vcpus": recipe.vcpus.get(), "max_vcpus": recipe.vcpus.get()},
+        "memory": {"size": u64::from(recipe.memory.get()) << 20},
+        "disks": disks,
+        "rng": {"src": "/dev/urandom"},
+        "vsock": {"id": "vsock", "cid": GUEST_CID, "socket": socket(GUEST_SOCKET)},
+        "serial": {"mode": "Socket", "socket": socket(CONSOLE_SOCKET)},
+        "console": {"mode": "Off"},
+    });
+    if let Some(nic) = &recipe.nic {
+        config["net"] = json!([{"id": NIC, "tap": tap(nic)?, "mac": nic.mac.to_string()}]);
+    }
+    Ok(config)
+}
+
+/// A disk in a slot. The guest knows it by its serial number.
+#[must_use]
+pub(crate) fn disk_config(slot: usize, disk: &Disk) -> Value {
+    let name = slot_name(slot);
+    json!({"id": name, "serial": name, "path": disk.path, "readonly": disk.read_only, "image_type": "Raw"})
+}
+
+/// The id of a slot's disk.
+#[must_use]
+pub(crate) fn slot_name(slot: usize) -> String {
+    format!("slot{slot}")
+}
+
+fn tap(nic: &Nic) -> Result<&str, String> {
+    match &nic.backend {
+        NicBackend::Tap { name } => Ok(name),
+        NicBackend::User { .. } => {
+            Err("Cloud Hypervisor needs a tap device: run the node as root, or use the qemu driver"
+                .to_owned())
+        }
+    }
+}
+
+/// Sections of a saved configuration that tell where the machine's state is looked for, and how it is shaped; in each the
+/// keys that are kept. All others, every path among them, are those of the machine here.
+const KEPT: [(&str, &[&str]); 8] = [
+    (
+        "cpus",
+        &["topology", "kvm_hyperv", "max_phys_bits", "affinity", "features", "nested", "core_scheduling"],
+    ),
+    (
+        "memory",
+        &[
+            "mergeable",
+            "hotplug_method",
+            "hugepages",
+            "prefault",
+            "thp",
+            "shared",
+            "hotplug_size",
+            "hotplugged_size",
+            "zones",
+        ],
+    ),
+    (
+        "disks",
+        &[
+            "num_queues",
+            "queue_size",
+            "pci_segment",
+            "iommu",
+            "direct",
+            "disable_io_uring",
+            "disable_aio",
+            "sparse",
+        ],
+    ),
+    (
+        "net",
+        &[
+            "num_queues",
+            "queue_size",
+            "pci_segment",
+            "iommu",
+            "mtu",
+            "offload_tso",
+            "offload_ufo",
+            "offload_csum",
+        ],
+    ),
+    ("rng", &["iommu"]),
+    ("vsock", &["iommu", "pci_segment"]),
+    ("serial", &["iommu"]),
+    ("console", &["iommu"]),
+];
+
+/// A saved configuration as that of the machine that `recipe` describes.
+///
+/// # Errors
+/// When it has another disk or NIC than the recipe, or a device that no machine of ours has.
+pub fn rewritten(saved: &Value, recipe: &VmRecipe) -> Result<Value, String> {
+    let saved = saved.as_object().ok_or("it is no object")?;
+    let mut config = vm_config(recipe)?;
+    for (section, value) in saved {
+        let kept = KEPT.iter().find(|(name, _)| name == section).map(|(_, keys)| *keys);
+        let ours = config.get_mut(section);
+        match (ours, kept) {
+            // The machine here says it all.
+            (Some(_), None) => {}
+            (Some(Value::Array(ours)), Some(keys)) => merge_devices(ours, value, keys, section)?,
+            (Some(Value::Object(ours)), Some(keys)) => keep(ours, value, keys),
+            _ if is_nothing(value) => {}
+            _ => return Err(format!("it has a section {section}, which no machine of ours has")),
+        }
+    }
+    Ok(config)
+}
+
+/// Devices are the same by id, in the saved order: that is the order of their state.
+fn merge_devices(ours: &mut Vec<Value>, saved: &Value, keys: &[&str], section: &str) -> Result<(), String> {
+    let saved = saved.as_array().map(Vec::as_slice).unwrap_or_default();
+    let id = |device: &Value| device.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let mut merged = Vec::new();
+    for device in saved {
+        let name = id(device);
+        let at = ours.iter().position(|own| id(own) == name);
+        let at = at.ok_or_else(|| format!("its {section} have {name}, which this VM has not"))?;
+        let mut own = ours.swap_remove(at);
+        if let Value::Object(own) = &mut own {
+            keep(own, device, keys);
+        }
+        merged.push(own);
+    }
+    if let Some(missing) = ours.first() {
+        return Err(format!("its {section} have no {}, which this VM has", id(missing)));
+    }
+    *ours = merged;
+    Ok(())
+}
+
+fn keep(ours: &mut Map<String, Value>, saved: &Value, keys: &[&str]) {
+    for key in keys {
+        if let Some(value) = saved.get(key) {
+            ours.insert((*key).to_owned(), value.clone());
+        }
+    }
+}
+
+/// A section that says nothing, or one that is only a switch or a number.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => true,
+        Value::Array(all) => all.is_empty(),
+        Value::Object(all) => all.is_empty(),
+        Value::String(_) => false,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use coracle_hypervisor::{Accelerator, Slots};
+    use coracle_types::{MacAddr, VmId};
+
+    use super::*;
+
+    pub(crate) fn recipe(name: &str) -> VmRecipe {
+        let id = VmId::of_name(&name.parse().unwrap());
+        VmRecipe {
+            vcpus: 2.try_into().unwrap(),
+            memory: 256.try_into().unwrap(),
+            kernel: "/boot/vmlinuz".into(),
+            initrd: "/boot/initrd".into(),
+            disks: vec![
+                Disk { path: "/images/a.erofs".into(), read_only: true },
+                Disk { path: format!("/vms/{name}/overlay.ext4").into(), read_only: false },
+            ],
+            slots: Slots { read_only: 2, writable: 1 },
+            nic: Some(Nic { mac: MacAddr::of(&id), backend: NicBackend::Tap { name: format!("ct-{name}") } }),
+            state_dir: format!("/state/vms/{name}").into(),
+            run_dir: format!("/run/coracle/{name}").into(),
+            accelerator: Accelerator::Kvm,
+            id,
+        }
+    }
+
+    #[test]
+    fn golden_config() {
+        let config = vm_config(&recipe("web")).unwrap();
+        insta::assert_snapshot!(serde_json::to_string_pretty(&config).unwrap());
+    }
+
+    #[test]
+    fn a_network_without_a_tap_is_refused_with_the_alternative() {
+        let mut recipe = recipe("web");
+        recipe.nic.as_mut().unwrap().backend = NicBackend::User { forwards: vec![] };
+        assert!(vm_config(&recipe).unwrap_err().contains("qemu driver"));
+    }
+
+    #[test]
+    fn a_copy_gets_its_own_tap_mac_disks_and_sockets_and_keeps_the_shape_of_the_saved_one() {
+        let mut saved = vm_config(&recipe("web")).unwrap();
+        saved["disks"].as_array_mut().unwrap().reverse();
+        saved["disks"][0]["queue_size"] = json!(64);
+        saved["net"][0]["num_queues"] = json!(2);
+        for nothing in ["fs", "devices", "balloon"] {
+            saved[nothing] = Value::Null;
+        }
+        saved["iommu"] = json!(false);
+        let copy = rewritten(&saved, &recipe("copy")).unwrap();
+        let text = copy.to_string();
+        assert!(!text.contains("/web") && !text.contains("ct-web"), "{text}");
+        assert_eq!(copy["disks"][0]["path"], "/vms/copy/overlay.ext4");
+        assert_eq!((&copy["disks"][0]["queue_size"], &copy["net"][0]["num_queues"]), (&json!(64), &json!(2)));
+    }
+
+    #[test]
+    fn what_no_machine_of_ours_has_is_refused() {
+        let good = || vm_config(&recipe("web")).unwrap();
+        let with = |pointer: &str, value: Value| {
+            let mut config = good();
+            config[pointer] = value;
+            config
+        };
+        let mut more = good();
+        more["disks"].as_array_mut().unwrap().push(json!({"id": "slot7", "path": "/etc/shadow"}));
+        let mut fewer = good();
+        fewer["disks"].as_array_mut().unwrap().pop();
+        for (why, saved, word) in [
+            ("a host folder", with("fs", json!([{"tag": "x", "socket": "/run/x"}])), "fs"),
+            ("a host device", with("devices", json!([{"path": "/sys/bus/pci/devices/0"}])), "devices"),
+            ("a disk too many", more, "slot7"),
+            ("a disk too few", fewer, "slot2"),
+            ("no object", json!([]), "object"),
+        ] {
+            let refused = rewritten(&saved, &recipe("web")).unwrap_err();
+            assert!(refused.contains(word), "{why}: {refused}");
+        }
+        // A path in a section that we have is not refused: it does not come through.
+        let kernel = rewritten(&with("payload", json!({"kernel": "/etc/shadow"})), &recipe("web")).unwrap();
+        let serial =
+            rewritten(&with("serial", json!({"mode": "File", "file": "/etc/passwd"})), &recipe("web"))
+                .unwrap();
+        assert_eq!([kernel, serial], [good(), good()]);
+    }
+}

@@ -1,0 +1,256 @@
+//! The driver: start, find, kill, connect and plug.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use coracle_hypervisor::launch::{Launch, wait_ready};
+use coracle_hypervisor::{
+    Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots,
+    VmRecipe, find_by_argument, vsock,
+};
+use hyper::Method;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
+
+use crate::config::{CONSOLE_SOCKET, GUEST_SOCKET, disk_config, slot_name, vm_config};
+use crate::events::EVENTS_FILE;
+
+/// The control socket.
+const API_SOCKET: &str = "api.sock";
+/// From spawn to an answer on the API socket; milliseconds alone.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+/// A call that writes or reads all of the guest's memory may take as long as a slow disk.
+const CALL_LIMIT: Duration = Duration::from_secs(120);
+/// Oldest version whose API has all that is called.
+const OLDEST: u32 = 50;
+
+/// How to run Cloud Hypervisor.
+#[derive(Clone, Debug)]
+pub struct CloudHypervisorConfig {
+    /// `cloud-hypervisor`, an absolute path or a name to look up.
+    pub program: PathBuf,
+    /// How KVM is proven, without which there is no Cloud Hypervisor; `None`: it is there.
+    pub kvm: Option<KvmProbe>,
+}
+
+/// Runs microVMs with Cloud Hypervisor. Cheap to make; keeps nothing but the probe's result.
+#[derive(Debug)]
+pub struct CloudHypervisorDriver {
+    config: CloudHypervisorConfig,
+    probe: OnceCell<Probe>,
+}
+
+impl CloudHypervisorDriver {
+    /// A driver that has not looked at the host yet.
+    #[must_use]
+    pub fn new(config: CloudHypervisorConfig) -> Self {
+        Self { config, probe: OnceCell::new() }
+    }
+
+    async fn look(&self) -> Probe {
+        let absent = |version: &str, reason| Probe { version: version.to_owned(), accelerator: None, reason };
+        let program = self.config.program.display();
+        let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await
+        {
+            Err(e) => {
+                return absent(
+                    "",
+                    format!("{program}: {e}; install Cloud Hypervisor, or use the qemu driver"),
+                );
+            }
+            Ok(output) => parse_version(&String::from_utf8_lossy(&output.stdout)),
+        };
+        let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        if major.is_none_or(|major| major < OLDEST) {
+            return absent(&version, format!("{program} is version {version}; {OLDEST} or newer is needed"));
+        }
+        let kvm = Some(Accelerator::Kvm);
+        match &self.config.kvm {
+            None => Probe { version, accelerator: kvm, reason: "KVM by configuration".to_owned() },
+            Some(probe) => match probe.verdict(&version).await {
+                proof if proof.accelerator == Accelerator::Kvm => {
+                    Probe { version, accelerator: kvm, reason: proof.reason }
+                }
+                proof => {
+                    let why = format!("Cloud Hypervisor needs KVM: {}; use the qemu driver", proof.reason);
+                    absent(&version, why)
+                }
+            },
+        }
+    }
+
+    /// One process whose API answers, and that has no machine yet.
+    pub(crate) async fn spawn(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
+        for stale in [API_SOCKET, GUEST_SOCKET, CONSOLE_SOCKET, EVENTS_FILE] {
+            let _absent = std::fs::remove_file(recipe.run_dir.join(stale));
+        }
+        let named = |name: &str| format!("path={}", recipe.run_dir.join(name).display());
+        let args =
+            ["--api-socket".to_owned(), named(API_SOCKET), "--event-monitor".to_owned(), named(EVENTS_FILE)];
+        let process = Launch {
+            recipe,
+            program: &self.config.program,
+            args: args.to_vec(),
+            folder: std::path::Path::new("/"),
+            serial: None,
+            inherited: vec![],
+        }
+        .run()?;
+        let api = api(recipe);
+        wait_ready(recipe, process, READY_LIMIT, || answers(api.clone())).await?;
+        Ok(process)
+    }
+
+    /// Ends a process whose machine could not be made.
+    pub(crate) async fn or_kill<T>(
+        &self,
+        process: ProcessId,
+        made: Result<T, DriverError>,
+    ) -> Result<T, DriverError> {
+        if made.is_err() {
+            self.kill(process).await?;
+        }
+        made
+    }
+
+    /// Brings the machine into a state; that it is there already is no error.
+    async fn switch(
+        &self,
+        recipe: &VmRecipe,
+        operation: &'static str,
+        wanted: &str,
+    ) -> Result<(), DriverError> {
+        let Err(error) = put(recipe, operation, None).await else { return Ok(()) };
+        let info = api(recipe).call(Method::GET, "/api/v1/vm.info", None).await;
+        let state = info.ok().flatten().and_then(|info| Some(info.get("state")?.as_str()?.to_owned()));
+        if state.as_deref() == Some(wanted) { Ok(()) } else { Err(error) }
+    }
+}
+
+fn api(recipe: &VmRecipe) -> ApiSocket {
+    ApiSocket::new(&recipe.run_dir.join(API_SOCKET), CALL_LIMIT, chain)
+}
+
+/// `PUT /api/v1/<operation>`.
+pub(crate) async fn put(
+    recipe: &VmRecipe,
+    operation: &'static str,
+    body: Option<&Value>,
+) -> Result<(), DriverError> {
+    let made = api(recipe).call(Method::PUT, &format!("/api/v1/{operation}"), body).await;
+    made.map(drop).map_err(|source| control(recipe, operation, source))
+}
+
+#[async_trait]
+impl Driver for CloudHypervisorDriver {
+    fn name(&self) -> &'static str {
+        "cloud-hypervisor"
+    }
+
+    async fn probe(&self) -> Probe {
+        self.probe.get_or_init(|| self.look()).await.clone()
+    }
+
+    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
+        let config = vm_config(recipe).map_err(refused)?;
+        let process = self.spawn(recipe).await?;
+        let made = async {
+            put(recipe, "vm.create", Some(&config)).await?;
+            put(recipe, "vm.boot", None).await
+        };
+        self.or_kill(process, made.await).await?;
+        Ok(process)
+    }
+
+    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
+        let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
+        Ok(find_by_argument(&recipe.run_dir).map_err(io)?.into_iter().next())
+    }
+
+    async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("watch process {}", process.pid), source };
+        process.exited().await.map_err(io)
+    }
+
+    async fn kill(&self, process: ProcessId) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("kill process {}", process.pid), source };
+        process.kill().await.map_err(io)
+    }
+
+    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
+        vsock::connect(&recipe.run_dir.join(GUEST_SOCKET), vsock::GUEST_PORT).await.map_err(refused)
+    }
+
+    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "console", source };
+        UnixStream::connect(recipe.run_dir.join(CONSOLE_SOCKET)).await.map_err(refused)
+    }
+
+    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.switch(recipe, "vm.pause", "Paused").await
+    }
+
+    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.switch(recipe, "vm.resume", "Running").await
+    }
+
+    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
+        put(recipe, "vm.add-disk", Some(&disk_config(slot, disk))).await
+    }
+
+    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
+        put(recipe, "vm.remove-device", Some(&json!({"id": slot_name(slot)}))).await
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+}
+
+async fn answers(api: ApiSocket) -> bool {
+    api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok()
+}
+
+/// A refusal's body is the chain of its causes, an array of strings.
+fn chain(body: &Value) -> Option<String> {
+    let all: Vec<_> = body.as_array()?.iter().filter_map(Value::as_str).collect();
+    (!all.is_empty()).then(|| all.join(": "))
+}
+
+fn control(recipe: &VmRecipe, operation: &'static str, source: ApiError) -> DriverError {
+    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
+}
+
+pub(crate) fn refused(reason: String) -> DriverError {
+    DriverError::Unavailable { driver: "cloud-hypervisor", reason }
+}
+
+/// `cloud-hypervisor v51.1.0` → `51.1.0`.
+fn parse_version(text: &str) -> String {
+    let word = text.split_whitespace().nth(1).unwrap_or("unknown");
+    word.trim_start_matches('v').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_and_refusals_are_read() {
+        assert_eq!(parse_version("cloud-hypervisor v51.1.0\n"), "51.1.0");
+        assert_eq!(parse_version(""), "unknown");
+        let body = json!(["Error from API", "The VM is not created"]);
+        assert_eq!(chain(&body).as_deref(), Some("Error from API: The VM is not created"));
+        assert_eq!(chain(&json!({"fault": 1})), None);
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_a_reason_not_an_error() {
+        let config = CloudHypervisorConfig { program: "/nowhere/cloud-hypervisor".into(), kvm: None };
+        let probe = CloudHypervisorDriver::new(config).probe().await;
+        assert!(probe.accelerator.is_none() && probe.reason.contains("qemu driver"), "{}", probe.reason);
+    }
+}

@@ -1,0 +1,55 @@
+//! What a machine tells of itself: `--event-monitor` writes one JSON object after the other, with nothing between them.
+
+use std::io;
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// The file of a VM's events, in its run folder.
+pub(crate) const EVENTS_FILE: &str = "events.json";
+/// Of a longer file the beginning is read: one life of a machine has some ten events.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Event {
+    /// `vm`, `vmm`, or a device.
+    pub source: String,
+    /// `booted`, `shutdown`, …
+    pub event: String,
+}
+
+/// Everything that the last machine of a VM has told; an object that is not whole yet is left out.
+///
+/// # Errors
+/// When the file cannot be read. None is no error: nothing was told.
+pub fn events(run_dir: &Path) -> io::Result<Vec<Event>> {
+    let file = match std::fs::File::open(run_dir.join(EVENTS_FILE)) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let mut text = Vec::new();
+    io::Read::read_to_end(&mut io::Read::take(file, BYTES_MAX), &mut text)?;
+    Ok(parse(&text))
+}
+
+fn parse(text: &[u8]) -> Vec<Event> {
+    serde_json::Deserializer::from_slice(text).into_iter::<Event>().map_while(Result::ok).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_follow_each_other_and_a_torn_one_waits() {
+        let text = br#"{
+  "timestamp": {"secs": 0, "nanos": 1}, "source": "vmm", "event": "starting", "properties": null
+}{"timestamp": {"secs": 0, "nanos": 2}, "source": "vm", "event": "booted", "properties": {"id": "x"}}
+{"source": "vm", "eve"#;
+        let told: Vec<_> = parse(text).into_iter().map(|e| format!("{} {}", e.source, e.event)).collect();
+        assert_eq!(told, ["vmm starting", "vm booted"]);
+        assert!(events(Path::new("/no/such/folder")).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,113 @@
+//! Whole machines on Cloud Hypervisor: the files of its snapshot folder as one stream (docs/snapshot_restore.md).
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use coracle_hypervisor::{
+    Cloned, Compatibility, Driver, DriverError, Snapshots, VmRecipe, bundle, cpu_model,
+};
+use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
+
+use crate::CloudHypervisorDriver;
+use crate::config::{rewritten, vm_config};
+use crate::driver::{put, refused};
+
+/// The files of a snapshot folder, and how long each may be; the last one is the memory.
+const PARTS: [(&str, u64); 2] = [("config.json", 4 << 20), ("state.json", 64 << 20)];
+const MEMORY: &str = "memory-ranges";
+
+#[async_trait]
+impl Snapshots for CloudHypervisorDriver {
+    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+        Compatibility {
+            driver: self.name().to_owned(),
+            vmm: self.probe().await.version,
+            accelerator: recipe.accelerator.as_str().to_owned(),
+            cpu: cpu_model(),
+            devices: shape(recipe),
+        }
+    }
+
+    async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("save VM {}", recipe.id), source };
+        let folder = Own::new(recipe.state_dir.join("saving")).map_err(io)?;
+        put(recipe, "vm.snapshot", Some(&json!({"destination_url": url(&folder.0)}))).await?;
+        let out = file.try_clone().map_err(io)?;
+        let packed = spawn_blocking(move || {
+            let open = |name: &str| File::open(folder.0.join(name));
+            let [config, state] = PARTS.map(|(name, _)| open(name));
+            let (config, state, memory) = (config?, state?, open(MEMORY)?);
+            bundle::pack(&out, &[(PARTS[0].0, &config), (PARTS[1].0, &state), (MEMORY, &memory)])
+        });
+        packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
+    }
+
+    /// The folder is read whole before the call ends, so it is gone when this returns.
+    async fn restore(&self, recipe: &VmRecipe, file: &File) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+        let folder = Own::new(recipe.state_dir.join("loading")).map_err(io)?;
+        let (input, place) = (file.try_clone().map_err(io)?, folder.0.clone());
+        // A little more than the guest's memory: ranges of devices are with it.
+        let memory = (u64::from(recipe.memory.get()) << 20) + (64 << 20);
+        let unpacked = spawn_blocking(move || unpack(&input, &place, memory));
+        let saved = unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)?;
+        let config = rewritten(&saved, recipe).map_err(refused)?;
+        fs::write(folder.0.join(PARTS[0].0), config.to_string()).map_err(io)?;
+        let process = self.spawn(recipe).await?;
+        let body = json!({"source_url": url(&folder.0), "prefault": false});
+        let loaded = put(recipe, "vm.restore", Some(&body)).await;
+        self.or_kill(process, loaded).await?;
+        Ok(Cloned { process, channel: None })
+    }
+}
+
+/// Fills the folder and gives the configuration as it was saved.
+fn unpack(input: &File, folder: &Path, memory: u64) -> io::Result<Value> {
+    let create = |name: &str| File::options().read(true).write(true).create_new(true).open(folder.join(name));
+    let [config, state] = PARTS.map(|(name, _)| create(name));
+    let (config, state, ranges) = (config?, state?, create(MEMORY)?);
+    let [(one, long), (two, longer)] = PARTS;
+    bundle::unpack(input, &[(one, long, &config), (two, longer, &state), (MEMORY, memory, &ranges)])?;
+    serde_json::from_slice(&fs::read(folder.join(one))?).map_err(io::Error::from)
+}
+
+fn url(folder: &Path) -> String {
+    format!("file://{}", folder.display())
+}
+
+/// A folder that is new, and gone when this is.
+struct Own(PathBuf);
+
+impl Own {
+    fn new(path: PathBuf) -> io::Result<Self> {
+        let _absent = fs::remove_dir_all(&path);
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _absent = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A machine of this shape without what is a VM's own.
+fn shape(recipe: &VmRecipe) -> String {
+    let mut shape = recipe.clone();
+    (shape.kernel, shape.initrd, shape.run_dir) = ("kernel".into(), "initrd".into(), "run".into());
+    for disk in &mut shape.disks {
+        disk.path = "disk".into();
+    }
+    if let Some(nic) = &mut shape.nic {
+        nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };
+    }
+    let text = vm_config(&shape).map(|config| config.to_string()).unwrap_or_default();
+    match &recipe.nic {
+        Some(nic) => text.replace(&nic.mac.to_string(), "-"),
+        None => text,
+    }
+}

@@ -1,0 +1,167 @@
+//! The API as the driver knows it: one row for each call of Cloud Hypervisor's description, what it takes, what it refuses
+//! and with which status (those of version 53). They run on the stand-in; those before a machine is made, which need no
+//! guest, on the real program, too, where `CORACLE_CLOUD_HYPERVISOR_BIN` names one.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use coracle_hypervisor::{ApiError, ApiSocket};
+use coracle_testkit::tools;
+use hyper::Method;
+use serde_json::{Value, json};
+
+struct Vmm {
+    child: Child,
+    api: ApiSocket,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Vmm {
+    async fn start(program: &Path) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["disk", "kernel"] {
+            std::fs::write(dir.path().join(name), [0; 4096]).unwrap();
+        }
+        std::fs::create_dir(dir.path().join("saved")).unwrap();
+        let socket = dir.path().join("api.sock");
+        let mut command = Command::new(program);
+        command.arg("--api-socket").arg(format!("path={}", socket.display())).current_dir(dir.path());
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let said = |body: &Value| Some(body.as_array()?.iter().filter_map(Value::as_str).collect());
+        let api = ApiSocket::new(&socket, Duration::from_secs(10), said);
+        for _ in 0..1000 {
+            if api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok() {
+                return Self { child, api, dir };
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("{} does not answer", program.display());
+    }
+
+    fn url(&self, name: &str) -> String {
+        format!("file://{}", self.dir.path().join(name).display())
+    }
+
+    /// Each row: method, call, body, and the status that is wanted: 204 without and 200 with an answer.
+    async fn rows(&self, rows: &[(&str, &str, Value, u16)]) {
+        for (method, call, body, want) in rows {
+            let path = format!("/api/v1/{call}");
+            let body = Some(body).filter(|body| !body.is_null());
+            let got = match self.api.call(method.parse().unwrap(), &path, body).await {
+                Ok(None) => 204,
+                Ok(Some(_)) => 200,
+                Err(ApiError::Refused { status, message, .. }) => {
+                    assert!(!message.is_empty(), "{call} says why");
+                    status.as_u16()
+                }
+                Err(error) => panic!("{method} {call}: {error}"),
+            };
+            assert_eq!(got, *want, "{method} {call} {body:?}");
+        }
+    }
+}
+
+fn before() -> Vec<(&'static str, &'static str, Value, u16)> {
+    let none = || Value::Null;
+    vec![
+        ("GET", "vmm.ping", none(), 200),
+        ("GET", "vm.info", none(), 404),
+        ("GET", "vm.counters", none(), 404),
+        ("PUT", "vm.boot", none(), 404),
+        ("PUT", "vm.boot", json!({}), 400),
+        ("PUT", "vm.pause", none(), 404),
+        ("PUT", "vm.resume", none(), 404),
+        ("PUT", "vm.shutdown", none(), 404),
+        ("PUT", "vm.delete", none(), 404),
+        ("PUT", "vm.create", json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 1}}), 400),
+        ("PUT", "vm.create", json!({"payload": {"kernel": "kernel"}, "colour": "red"}), 400),
+        ("GET", "vm.nowhere", none(), 404),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_before_there_is_a_machine() {
+    Vmm::start(Path::new(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"))).await.rows(&before()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_before_there_is_a_machine_on_cloud_hypervisor() {
+    match std::env::var_os("CORACLE_CLOUD_HYPERVISOR_BIN") {
+        Some(program) => Vmm::start(Path::new(&program)).await.rows(&before()).await,
+        None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_of_a_machine_in_each_of_its_states() {
+    let vmm = Vmm::start(Path::new(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"))).await;
+    let none = || Value::Null;
+    let disk = |id: &str, path: &str| json!({"id": id, "path": path, "readonly": true, "image_type": "Raw", "serial": id});
+    let config = json!({
+        "payload": {"kernel": "kernel"}, "memory": {"size": 128 << 20}, "disks": [disk("slot0", "disk")],
+        "vsock": {"id": "vsock", "cid": 3, "socket": "guest.sock"},
+    });
+    let (saved, absent) = (vmm.url("saved"), vmm.url("absent"));
+    vmm.rows(&[
+        ("PUT", "vm.create", config.clone(), 204),
+        ("PUT", "vm.create", config.clone(), 500),
+        ("GET", "vm.info", none(), 200),
+        ("GET", "vm.counters", none(), 200),
+        // Before the start a device is only added to the configuration.
+        ("PUT", "vm.add-disk", disk("slot1", "disk"), 204),
+        ("PUT", "vm.shutdown", none(), 500),
+        ("PUT", "vm.pause", none(), 500),
+        ("PUT", "vm.boot", none(), 204),
+        ("PUT", "vm.boot", none(), 500),
+        ("PUT", "vm.resume", none(), 500),
+        ("PUT", "vm.power-button", none(), 204),
+        ("PUT", "vm.nmi", none(), 204),
+        ("PUT", "vm.reboot", none(), 204),
+        ("PUT", "vm.resize", json!({"desired_vcpus": 2, "desired_ram": 256 << 20}), 204),
+        ("PUT", "vm.resize", json!({"vcpus": 2}), 400),
+        ("PUT", "vm.resize-disk", json!({"id": "slot0", "desired_size": 1 << 20}), 204),
+        ("PUT", "vm.resize-zone", json!({"id": "zone0", "desired_ram": 1 << 20}), 204),
+        ("PUT", "vm.add-disk", disk("slot2", "disk"), 200),
+        ("PUT", "vm.add-disk", disk("slot2", "disk"), 409),
+        ("PUT", "vm.add-disk", disk("slot3", "absent"), 500),
+        ("PUT", "vm.add-net", json!({"id": "eth0", "tap": "tap0"}), 200),
+        ("PUT", "vm.add-fs", json!({"id": "fs0", "tag": "x", "socket": "x.sock"}), 200),
+        ("PUT", "vm.add-pmem", json!({"id": "pmem0", "file": "disk"}), 200),
+        ("PUT", "vm.add-device", json!({"id": "vfio0", "path": "/sys/x"}), 200),
+        ("PUT", "vm.add-user-device", json!({"id": "user0", "socket": "u.sock"}), 200),
+        ("PUT", "vm.add-vdpa", json!({"id": "vdpa0", "path": "/dev/vhost-vdpa-0"}), 200),
+        ("PUT", "vm.add-vsock", json!({"id": "vsock", "cid": 3, "socket": "v.sock"}), 200),
+        ("PUT", "vm.remove-device", json!({"id": "slot2"}), 204),
+        ("PUT", "vm.remove-device", json!({"id": "slot2"}), 404),
+        ("PUT", "vm.remove-device", json!({}), 400),
+        ("PUT", "vm.coredump", json!({"destination_url": saved}), 204),
+        ("PUT", "vm.send-migration", json!({"destination_url": "unix:/x", "local": true}), 204),
+        ("PUT", "vm.receive-migration", json!({"receiver_url": "unix:/x"}), 500),
+        ("PUT", "vm.snapshot", json!({"destination_url": saved}), 500),
+        ("PUT", "vm.pause", none(), 204),
+        ("PUT", "vm.pause", none(), 500),
+        ("PUT", "vm.snapshot", json!({"destination_url": absent}), 500),
+        ("PUT", "vm.snapshot", json!({"destination_url": saved}), 204),
+        ("PUT", "vm.restore", json!({"source_url": saved}), 500),
+        ("PUT", "vm.resume", none(), 204),
+        ("PUT", "vm.shutdown", none(), 204),
+        ("PUT", "vm.shutdown", none(), 500),
+        ("PUT", "vm.delete", none(), 204),
+        ("GET", "vm.info", none(), 404),
+        ("PUT", "vm.restore", json!({"source_url": absent}), 500),
+        ("PUT", "vm.restore", json!({"source_url": saved, "colour": "red"}), 400),
+    ])
+    .await;
+    for name in ["config.json", "state.json", "memory-ranges"] {
+        assert!(vmm.dir.path().join("saved").join(name).is_file(), "{name}");
+    }
+}

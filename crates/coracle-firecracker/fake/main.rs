@@ -1,0 +1,56 @@
+//! A stand-in for Firecracker where the real program cannot be had: its arguments, its API with its refusals, its vsock
+//! socket, its serial line and its snapshot files, around a guest that only says hello. What is faithful is listed by
+//! the tables of `tests/endpoints.rs`, which run on the real program, too, where one is named.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "so does the real program")]
+
+mod api;
+mod bodies;
+mod guest;
+mod server;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::json;
+
+use api::Machine;
+
+/// Longest body of a request (docs, `--http-api-max-payload-size`).
+const BODY_BYTES_MAX: usize = 51_200;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let (mut socket, mut id) = (PathBuf::from("/run/firecracker.socket"), "anonymous-instance".to_owned());
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--version" => {
+                println!("Firecracker v1.16.0\n\nSupported snapshot data format versions: v8.0.0");
+                return ExitCode::SUCCESS;
+            }
+            "--api-sock" => socket = args.next().unwrap_or_default().into(),
+            "--id" => id = args.next().unwrap_or_default(),
+            "--log-path" | "--level" => drop(args.next()),
+            "--enable-pci" => {}
+            other => {
+                eprintln!("Arguments parsing error: Found argument '{other}' which wasn't expected");
+                return ExitCode::from(153);
+            }
+        }
+    }
+    let machine = Mutex::new(Machine::new(id));
+    let handle = move |method: &str, path: &str, body: &[u8]| {
+        let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
+        match answered {
+            Ok(None) => (204, None),
+            Ok(body) => (200, body),
+            // A snapshot that cannot be loaded ends the process.
+            Err(why) if path == "/snapshot/load" => {
+                eprintln!("{why}");
+                std::process::exit(1)
+            }
+            Err(why) => (400, Some(json!({"fault_message": why}))),
+        }
+    };
+    server::run(&socket, BODY_BYTES_MAX, Arc::new(handle))
+}

@@ -1,0 +1,182 @@
+//! From recipe to API calls, in Firecracker's order. Pure; the golden tests are the review.
+
+use coracle_hypervisor::{Nic, NicBackend, VmRecipe};
+use hyper::Method;
+use serde_json::{Value, json};
+
+/// Name of the one NIC, and the device that a loaded machine is given another tap for.
+pub(crate) const NIC: &str = "eth0";
+/// The guest's end of the vsock socket, in the folder of the process.
+pub(crate) const GUEST_SOCKET: &str = "guest.sock";
+/// Any number does: each machine has a socket of its own.
+const GUEST_CID: u32 = 3;
+
+/// One call of the API (Firecracker `src/firecracker/swagger/firecracker.yaml`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// PUT or PATCH.
+    pub method: Method,
+    /// Its path.
+    pub path: String,
+    /// Its body.
+    pub body: Value,
+}
+
+impl Call {
+    fn put(path: impl Into<String>, body: Value) -> Self {
+        Self { method: Method::PUT, path: path.into(), body }
+    }
+
+    fn patch(path: impl Into<String>, body: Value) -> Self {
+        Self { method: Method::PATCH, path: path.into(), body }
+    }
+}
+
+/// Where the process finds what it opens itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The kernel, an ELF file.
+    pub kernel: String,
+    /// The initramfs.
+    pub initrd: String,
+}
+
+/// How a machine is made: everything before the guest runs, and `InstanceStart`.
+///
+/// # Errors
+/// What the recipe wants and Firecracker has not, with the alternative.
+pub fn boot_calls(recipe: &VmRecipe, places: &Places) -> Result<Vec<Call>, String> {
+    let mut calls = vec![
+        Call::put(
+            "/machine-config",
+            json!({"vcpu_count": recipe.vcpus.get(), "mem_size_mib": recipe.memory.get()}),
+        ),
+        Call::put(
+            "/boot-source",
+            json!({
+                "kernel_image_path": places.kernel, "initrd_path": places.initrd, "boot_args": COMMAND_LINE,
+            }),
+        ),
+    ];
+    calls.extend((0..recipe.slots.total()).map(|slot| {
+        Call::put(
+            format!("/drives/slot{slot}"),
+            json!({
+                "drive_id": format!("slot{slot}"), "path_on_host": slot_path(slot), "is_root_device": false,
+                "is_read_only": recipe.slots.is_read_only(slot),
+            }),
+        )
+    }));
+    if let Some(nic) = &recipe.nic {
+        let tap = tap(nic)?;
+        calls.push(Call::put(
+            format!("/network-interfaces/{NIC}"),
+            json!({"iface_id": NIC, "host_dev_name": tap, "guest_mac": nic.mac.to_string()}),
+        ));
+    }
+    calls.push(Call::put("/vsock", json!({"guest_cid": GUEST_CID, "uds_path": GUEST_SOCKET})));
+    calls.push(Call::put("/entropy", json!({})));
+    calls.push(Call::put("/actions", json!({"action_type": "InstanceStart"})));
+    Ok(calls)
+}
+
+/// How a saved machine is loaded, and stands still: its disks are read anew, since the guest knows those of the template
+/// (`PATCH /drives/{id}` reads the size again and tells the guest).
+///
+/// # Errors
+/// As [`boot_calls`].
+pub fn load_calls(recipe: &VmRecipe, state: &str, memory: &str, refilled: bool) -> Result<Vec<Call>, String> {
+    let mut load = json!({
+        "snapshot_path": state, "mem_backend": {"backend_type": "File", "backend_path": memory}, "resume_vm": false,
+    });
+    if let Some(nic) = &recipe.nic {
+        load["network_overrides"] = json!([{"iface_id": NIC, "host_dev_name": tap(nic)?}]);
+    }
+    let mut calls = vec![Call::put("/snapshot/load", load)];
+    let filled = recipe.filled_slots().filter(|_| refilled);
+    calls.extend(filled.map(|(slot, _)| refill(slot)));
+    Ok(calls)
+}
+
+/// A slot's file is opened anew, and the guest told of its size.
+pub(crate) fn refill(slot: usize) -> Call {
+    let body = json!({"drive_id": format!("slot{slot}"), "path_on_host": slot_path(slot)});
+    Call::patch(format!("/drives/slot{slot}"), body)
+}
+
+/// Name of a slot's disk in the folder of the process.
+#[must_use]
+pub(crate) fn slot_path(slot: usize) -> String {
+    format!("slot{slot}")
+}
+
+fn tap(nic: &Nic) -> Result<&str, String> {
+    match &nic.backend {
+        NicBackend::Tap { name } => Ok(name),
+        NicBackend::User { .. } => {
+            Err("Firecracker needs a tap device: run the node as root, or use the qemu driver".to_owned())
+        }
+    }
+}
+
+/// `reboot=k`: the guest's restart, by the keyboard controller, ends the process. With `--enable-pci` there must be no
+/// `pci=off`. The rest spares the guest looking for devices that are not there (docs, "Default kernel args").
+const COMMAND_LINE: &str = "console=ttyS0 quiet reboot=k panic=-1 nomodule 8250.nr_uarts=1 i8042.noaux i8042.nomux \
+     i8042.dumbkbd swiotlb=noforce cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list";
+
+#[cfg(test)]
+mod tests {
+    use coracle_hypervisor::{Accelerator, Disk, Slots};
+    use coracle_types::{MacAddr, VmId};
+
+    use super::*;
+
+    fn recipe(backend: NicBackend) -> VmRecipe {
+        let id = VmId::of_name(&"web".parse().unwrap());
+        VmRecipe {
+            vcpus: 2.try_into().unwrap(),
+            memory: 256.try_into().unwrap(),
+            kernel: "/boot/vmlinuz".into(),
+            initrd: "/boot/initrd".into(),
+            disks: vec![
+                Disk { path: "/images/a.erofs".into(), read_only: true },
+                Disk { path: "/vms/web/overlay.ext4".into(), read_only: false },
+            ],
+            slots: Slots { read_only: 2, writable: 1 },
+            nic: Some(Nic { mac: MacAddr::of(&id), backend }),
+            state_dir: "/state/vms/web".into(),
+            run_dir: "/run/coracle/0123/abc".into(),
+            accelerator: Accelerator::Kvm,
+            id,
+        }
+    }
+
+    fn tap() -> VmRecipe {
+        recipe(NicBackend::Tap { name: "ct0123".into() })
+    }
+
+    fn text(calls: &[Call]) -> String {
+        let line = |c: &Call| format!("{} {} {}", c.method, c.path, c.body);
+        calls.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn golden_boot() {
+        let places = Places { kernel: "/boot/vmlinux".into(), initrd: "/boot/initrd".into() };
+        insta::assert_snapshot!(text(&boot_calls(&tap(), &places).unwrap()));
+    }
+
+    #[test]
+    fn golden_clone() {
+        insta::assert_snapshot!(text(
+            &load_calls(&tap(), "/proc/self/fd/7", "/proc/self/fd/8", true).unwrap()
+        ));
+    }
+
+    #[test]
+    fn a_network_without_a_tap_is_refused_with_the_alternative() {
+        let places = Places { kernel: String::new(), initrd: String::new() };
+        let why = boot_calls(&recipe(NicBackend::User { forwards: vec![] }), &places).unwrap_err();
+        assert!(why.contains("qemu driver"), "{why}");
+    }
+}

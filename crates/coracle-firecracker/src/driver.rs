@@ -1,0 +1,338 @@
+//! The driver: start, find, kill and connect.
+
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use coracle_hypervisor::launch::{LOG_FILE, Launch, wait_ready};
+use coracle_hypervisor::{
+    Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots,
+    Templates, VmRecipe, find_by_argument, vsock,
+};
+use hyper::Method;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
+
+use crate::calls::{Call, GUEST_SOCKET, Places, boot_calls, refill};
+use crate::console::{self, Relays};
+use crate::folder::{self, API_SOCKET};
+use crate::jail::Jail;
+
+/// From spawn to an answer on the API socket; milliseconds alone.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+/// A call that writes or reads all of the guest's memory may take as long as a slow disk.
+const CALL_LIMIT: Duration = Duration::from_secs(120);
+/// Oldest version whose API has all that is called.
+const OLDEST: (u32, u32) = (1, 13);
+
+/// How to run Firecracker.
+#[derive(Clone, Debug)]
+pub struct FirecrackerConfig {
+    /// `firecracker`, an absolute path or a name to look up.
+    pub program: PathBuf,
+    /// How KVM is proven, without which there is no Firecracker; `None`: it is there.
+    pub kvm: Option<KvmProbe>,
+    /// The jailer that runs it; `None`: it is run bare.
+    pub jail: Option<Jail>,
+}
+
+/// Runs microVMs with Firecracker. Cheap to make; keeps nothing but the probe's result.
+#[derive(Debug)]
+pub struct FirecrackerDriver {
+    config: FirecrackerConfig,
+    probe: OnceCell<Probe>,
+    relays: Relays,
+}
+
+impl FirecrackerDriver {
+    /// A driver that has not looked at the host yet.
+    #[must_use]
+    pub fn new(config: FirecrackerConfig) -> Self {
+        Self { config, probe: OnceCell::new(), relays: Relays::default() }
+    }
+
+    async fn look(&self) -> Probe {
+        let absent = |version: &str, reason| Probe { version: version.to_owned(), accelerator: None, reason };
+        let program = self.config.program.display();
+        let version = match tokio::process::Command::new(&self.config.program).arg("--version").output().await
+        {
+            Err(e) => {
+                return absent("", format!("{program}: {e}; install Firecracker, or use the qemu driver"));
+            }
+            Ok(output) => parse_version(&String::from_utf8_lossy(&output.stdout)),
+        };
+        if numbers(&version).is_none_or(|found| found < OLDEST) {
+            let (major, minor) = OLDEST;
+            return absent(
+                &version,
+                format!("{program} is version {version}; {major}.{minor} or newer is needed"),
+            );
+        }
+        let proof = match &self.config.kvm {
+            Some(probe) => probe.verdict(&version).await,
+            None => {
+                return Probe {
+                    version,
+                    accelerator: Some(Accelerator::Kvm),
+                    reason: "KVM by configuration".into(),
+                };
+            }
+        };
+        match proof.accelerator {
+            Accelerator::Kvm => Probe { version, accelerator: Some(Accelerator::Kvm), reason: proof.reason },
+            Accelerator::Tcg => {
+                absent(&version, format!("Firecracker needs KVM: {}; use the qemu driver", proof.reason))
+            }
+        }
+    }
+
+    /// The folder that the VM's process runs in, as we see it.
+    pub(crate) fn folder(&self, recipe: &VmRecipe) -> PathBuf {
+        match &self.config.jail {
+            Some(jail) => jail.root(&self.config.program, recipe),
+            None => recipe.run_dir.clone(),
+        }
+    }
+
+    pub(crate) fn jailed(&self) -> bool {
+        self.config.jail.is_some()
+    }
+
+    /// One process whose API answers, and that has no machine yet. It inherits the files of these numbers.
+    pub(crate) async fn spawn(
+        &self,
+        recipe: &VmRecipe,
+        filled: bool,
+        inherited: &[RawFd],
+    ) -> Result<ProcessId, DriverError> {
+        let folder = self.folder(recipe);
+        let prepared = match &self.config.jail {
+            Some(jail) => jail.prepare(&self.config.program, recipe, filled),
+            None => folder::prepare(recipe, &folder, filled),
+        };
+        let io =
+            |source| DriverError::Io { operation: format!("prepare the folder of VM {}", recipe.id), source };
+        let serial = Some(prepared.and_then(|()| console::ends(&folder)).map_err(io)?);
+        let (program, args) = match &self.config.jail {
+            Some(jail) => (&jail.program, jail.arguments(&self.config.program, recipe)),
+            None => (&self.config.program, arguments(recipe)),
+        };
+        let inherited = inherited.to_vec();
+        let process = Launch { recipe, program, args, folder: &folder, serial, inherited }.run()?;
+        let api = self.api(recipe);
+        wait_ready(recipe, process, READY_LIMIT, || answers(api.clone())).await?;
+        // The jailer's process becomes Firecracker's: it neither forks nor daemonises here.
+        Ok(process)
+    }
+
+    fn api(&self, recipe: &VmRecipe) -> ApiSocket {
+        ApiSocket::new(&self.folder(recipe).join(API_SOCKET), CALL_LIMIT, fault)
+    }
+
+    /// Makes `calls`, one after the other.
+    pub(crate) async fn call(&self, recipe: &VmRecipe, calls: &[Call]) -> Result<(), DriverError> {
+        let api = self.api(recipe);
+        for call in calls {
+            let made = api.call(call.method.clone(), &call.path, Some(&call.body)).await;
+            made.map_err(|source| control(recipe, "configure", source))?;
+        }
+        Ok(())
+    }
+
+    /// Makes `calls` of a new process, which is ended when one is refused.
+    pub(crate) async fn call_or_kill(
+        &self,
+        recipe: &VmRecipe,
+        process: ProcessId,
+        calls: &[Call],
+    ) -> Result<(), DriverError> {
+        let made = self.call(recipe, calls).await;
+        if made.is_err() {
+            self.kill(process).await?;
+        }
+        made
+    }
+
+    async fn set_state(&self, recipe: &VmRecipe, state: &'static str) -> Result<(), DriverError> {
+        let call = self.api(recipe).call(Method::PATCH, "/vm", Some(&json!({"state": state}))).await;
+        call.map(drop).map_err(|source| control(recipe, state, source))
+    }
+
+    /// Starts a machine that boots.
+    pub(crate) async fn boot(&self, recipe: &VmRecipe, filled: bool) -> Result<ProcessId, DriverError> {
+        let places = self.places(recipe);
+        let calls = boot_calls(recipe, &places).map_err(refused)?;
+        let process = self.spawn(recipe, filled, &[]).await?;
+        self.call_or_kill(recipe, process, &calls).await?;
+        Ok(process)
+    }
+
+    /// Another file under a slot's name, which is read anew.
+    async fn swap(&self, recipe: &VmRecipe, slot: usize, disk: Option<&Disk>) -> Result<(), DriverError> {
+        let io =
+            |source| DriverError::Io { operation: format!("change disk {slot} of VM {}", recipe.id), source };
+        let folder = self.folder(recipe);
+        let placed = match &self.config.jail {
+            Some(jail) => jail.fill(&folder, slot, disk),
+            None => folder::fill(&folder, slot, disk),
+        };
+        placed.map_err(io)?;
+        self.call(recipe, &[refill(slot)]).await
+    }
+
+    fn places(&self, recipe: &VmRecipe) -> Places {
+        let kernel = folder::elf_kernel(&recipe.kernel);
+        match &self.config.jail {
+            Some(_) => Places { kernel: crate::jail::KERNEL.into(), initrd: crate::jail::INITRD.into() },
+            None => {
+                Places { kernel: kernel.display().to_string(), initrd: recipe.initrd.display().to_string() }
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Driver for FirecrackerDriver {
+    fn name(&self) -> &'static str {
+        "firecracker"
+    }
+
+    async fn probe(&self) -> Probe {
+        self.probe.get_or_init(|| self.look()).await.clone()
+    }
+
+    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
+        self.boot(recipe, true).await
+    }
+
+    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
+        let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
+        let needle = match &self.config.jail {
+            // Inside the jail no path names it; its id does, of a process of this program only.
+            Some(_) => Path::new(recipe.id.as_str()),
+            None => recipe.run_dir.as_path(),
+        };
+        let mut found = find_by_argument(needle).map_err(io)?;
+        if self.jailed() {
+            found.retain(|process| runs(*process, &self.config.program));
+        }
+        Ok(found.into_iter().next())
+    }
+
+    async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("watch process {}", process.pid), source };
+        process.exited().await.map_err(io)
+    }
+
+    async fn kill(&self, process: ProcessId) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("kill process {}", process.pid), source };
+        process.kill().await.map_err(io)
+    }
+
+    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
+        let socket = self.folder(recipe).join(GUEST_SOCKET);
+        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
+        vsock::connect(&socket, vsock::GUEST_PORT).await.map_err(refused)
+    }
+
+    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "console", source };
+        self.relays.open(&self.folder(recipe)).map_err(refused)
+    }
+
+    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.set_state(recipe, "Paused").await
+    }
+
+    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.set_state(recipe, "Resumed").await
+    }
+
+    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
+        self.swap(recipe, slot, Some(disk)).await
+    }
+
+    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
+        self.swap(recipe, slot, None).await
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
+    /// Not in a jail: a template's memory is a file that only this process and its children see.
+    fn templates(&self) -> Option<&dyn Templates> {
+        (!self.jailed()).then_some(self as &dyn Templates)
+    }
+}
+
+/// Without a jail. The socket's path is how the process is found again.
+fn arguments(recipe: &VmRecipe) -> Vec<String> {
+    let socket = recipe.run_dir.join(API_SOCKET).display().to_string();
+    let log = recipe.state_dir.join(LOG_FILE).display().to_string();
+    let pairs = [
+        ("--api-sock", socket),
+        ("--id", recipe.id.to_string()),
+        ("--log-path", log),
+        ("--level", "Warn".into()),
+    ];
+    let pairs = pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+    pairs.chain(["--enable-pci".to_owned()]).collect()
+}
+
+/// The process runs this program, whatever folder it sees it in.
+fn runs(process: ProcessId, program: &Path) -> bool {
+    let running = std::fs::read_link(format!("/proc/{}/exe", process.pid));
+    running.is_ok_and(|exe| exe.file_name().is_some() && exe.file_name() == program.file_name())
+}
+
+async fn answers(api: ApiSocket) -> bool {
+    api.call(Method::GET, "/", None).await.is_ok()
+}
+
+/// A refusal's body is `{"fault_message": "…"}`.
+fn fault(body: &Value) -> Option<String> {
+    Some(body.get("fault_message")?.as_str()?.to_owned())
+}
+
+pub(crate) fn control(recipe: &VmRecipe, operation: &'static str, source: ApiError) -> DriverError {
+    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
+}
+
+pub(crate) fn refused(reason: String) -> DriverError {
+    DriverError::Unavailable { driver: "firecracker", reason }
+}
+
+/// `Firecracker v1.16.0` → `1.16.0`.
+fn parse_version(text: &str) -> String {
+    let word = text.split_whitespace().find_map(|word| word.strip_prefix('v')).unwrap_or("unknown");
+    word.to_owned()
+}
+
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_is_read_and_compared_by_number() {
+        let version =
+            parse_version("Firecracker v1.16.0\n\nSupported snapshot data format versions: v8.0.0\n");
+        assert_eq!((version.as_str(), numbers(&version)), ("1.16.0", Some((1, 16))));
+        assert!(numbers("1.9.1").unwrap() < OLDEST);
+        assert_eq!(numbers(&parse_version("something else")), None);
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_a_reason_not_an_error() {
+        let config = FirecrackerConfig { program: "/nowhere/firecracker".into(), kvm: None, jail: None };
+        let probe = FirecrackerDriver::new(config).probe().await;
+        assert!(probe.accelerator.is_none() && probe.reason.contains("qemu driver"), "{}", probe.reason);
+    }
+}

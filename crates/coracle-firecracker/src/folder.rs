@@ -1,0 +1,106 @@
+//! The folder that a process runs in: the names that it opens, and what stands behind them.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use coracle_hypervisor::{Disk, VmRecipe};
+use rustix::fs::Mode;
+
+use crate::calls::{GUEST_SOCKET, slot_path};
+
+/// The control socket.
+pub(crate) const API_SOCKET: &str = "api.sock";
+/// What the guest's serial line is read from, and written to.
+pub(crate) const CONSOLE: [&str; 2] = ["console.in", "console.out"];
+/// What an empty slot shows: a file without a byte, of the size that tells the guest so.
+const EMPTY: &str = "empty";
+/// The guest's sign that nothing is in a slot, bytes.
+const EMPTY_BYTES: u64 = 1 << 40;
+
+/// Prepares `folder` for a process that is about to start: nothing is left of the last one, every slot leads to its disk.
+/// Blocking, idempotent.
+pub(crate) fn prepare(recipe: &VmRecipe, folder: &Path, filled: bool) -> io::Result<()> {
+    for socket in [API_SOCKET, GUEST_SOCKET] {
+        remove(&folder.join(socket))?;
+    }
+    File::create(folder.join(EMPTY))?.set_len(EMPTY_BYTES)?;
+    for slot in 0..recipe.slots.total() {
+        fill(folder, slot, recipe.disk_in(slot).filter(|_| filled))?;
+    }
+    for name in CONSOLE {
+        let fifo = folder.join(name);
+        remove(&fifo)?;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    }
+    Ok(())
+}
+
+/// Lets a slot lead to its disk, or to nothing.
+pub(crate) fn fill(folder: &Path, slot: usize, disk: Option<&Disk>) -> io::Result<()> {
+    let link = folder.join(slot_path(slot));
+    remove(&link)?;
+    symlink(disk.map_or(Path::new(EMPTY), |disk| disk.path.as_path()), link)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// The kernel as an ELF file: Firecracker before 1.17 reads no bzImage. `cargo xtask guest-image` puts `vmlinux` beside
+/// `vmlinuz`.
+pub(crate) fn elf_kernel(kernel: &Path) -> PathBuf {
+    let elf = kernel.with_file_name("vmlinux");
+    if kernel.file_name().is_some_and(|name| name == "vmlinuz") && elf.is_file() {
+        elf
+    } else {
+        kernel.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_hypervisor::{Accelerator, Slots};
+    use coracle_types::VmId;
+
+    use super::*;
+
+    #[test]
+    fn slots_lead_to_their_disks_or_to_nothing_of_the_size_that_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let recipe = VmRecipe {
+            id: VmId::of_name(&"web".parse().unwrap()),
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            kernel: "/k".into(),
+            initrd: "/i".into(),
+            disks: vec![Disk { path: "/disks/overlay".into(), read_only: false }],
+            slots: Slots { read_only: 1, writable: 1 },
+            nic: None,
+            state_dir: dir.path().into(),
+            run_dir: dir.path().into(),
+            accelerator: Accelerator::Kvm,
+        };
+        for filled in [false, true, true] {
+            prepare(&recipe, dir.path(), filled).unwrap();
+            let [empty, disk] = ["slot0", "slot1"].map(|s| fs::read_link(dir.path().join(s)).unwrap());
+            assert_eq!(empty, Path::new("empty"));
+            assert_eq!(disk, Path::new(if filled { "/disks/overlay" } else { "empty" }));
+        }
+        assert_eq!(fs::metadata(dir.path().join("slot0")).unwrap().len(), EMPTY_BYTES);
+    }
+
+    #[test]
+    fn the_elf_kernel_is_used_where_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = dir.path().join("vmlinuz");
+        assert_eq!(elf_kernel(&kernel), kernel);
+        fs::write(dir.path().join("vmlinux"), "").unwrap();
+        assert_eq!(elf_kernel(&kernel), dir.path().join("vmlinux"));
+        assert_eq!(elf_kernel(&dir.path().join("mine")), dir.path().join("mine"));
+    }
+}

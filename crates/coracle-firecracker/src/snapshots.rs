@@ -1,0 +1,124 @@
+//! Whole machines on Firecracker: its two files as one stream (docs/snapshotting).
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use coracle_hypervisor::launch::own_file;
+use coracle_hypervisor::{
+    Cloned, Compatibility, Driver, DriverError, MemoryFile, Snapshots, VmRecipe, bundle, cpu_model,
+};
+use serde_json::json;
+use tokio::task::spawn_blocking;
+
+use crate::FirecrackerDriver;
+use crate::calls::{Call, Places, boot_calls, load_calls};
+use crate::driver::refused;
+
+/// What the two files are called, in the folder of the process and in the stream.
+const STATE: &str = "saved.state";
+const MEMORY: &str = "saved.memory";
+/// Far more than the state of any machine; what is longer is none.
+const STATE_BYTES_MAX: u64 = 64 << 20;
+
+impl FirecrackerDriver {
+    /// Writes a paused machine to two files, as Firecracker names them.
+    pub(crate) async fn save_to(
+        &self,
+        recipe: &VmRecipe,
+        state: &Path,
+        memory: &Path,
+    ) -> Result<(), DriverError> {
+        let body = json!({"snapshot_type": "Full", "snapshot_path": state, "mem_file_path": memory});
+        let call = Call { method: hyper::Method::PUT, path: "/snapshot/create".to_owned(), body };
+        self.call(recipe, &[call]).await
+    }
+}
+
+#[async_trait]
+impl Snapshots for FirecrackerDriver {
+    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+        Compatibility {
+            driver: self.name().to_owned(),
+            vmm: self.probe().await.version,
+            accelerator: recipe.accelerator.as_str().to_owned(),
+            cpu: cpu_model(),
+            devices: devices(recipe),
+        }
+    }
+
+    /// Firecracker writes its files into the folder of the process, from where they are moved into the stream.
+    async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("save VM {}", recipe.id), source };
+        let files = Own([STATE, MEMORY].map(|name| self.folder(recipe).join(name)));
+        self.save_to(recipe, Path::new(STATE), Path::new(MEMORY)).await?;
+        let out = file.try_clone().map_err(io)?;
+        let packed = spawn_blocking(move || {
+            let [state, memory] = &files.0;
+            let (state, memory) = (File::open(state)?, File::open(memory)?);
+            bundle::pack(&out, &[(STATE, &state), (MEMORY, &memory)])
+        });
+        packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
+    }
+
+    /// The memory becomes a memory file of ours, which the process maps privately for as long as it lives. Under the
+    /// jailer, which closes what it inherits, it is a file of the jail.
+    async fn restore(&self, recipe: &VmRecipe, file: &File) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+        let input = file.try_clone().map_err(io)?;
+        let bytes = u64::from(recipe.memory.get()) << 20;
+        let loaded = spawn_blocking(move || {
+            let (state, memory) = (MemoryFile::new(STATE, 0)?, MemoryFile::new(MEMORY, 0)?);
+            let parts = [(STATE, STATE_BYTES_MAX, state.file()), (MEMORY, bytes, memory.file())];
+            bundle::unpack(&input, &parts)?;
+            Ok((state.seal()?, memory.seal()?))
+        });
+        let (state, memory) = loaded.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)?;
+        let numbers = [state.number(), memory.number()];
+        let (inherited, names) = match self.jailed() {
+            false => (numbers.to_vec(), numbers.map(|n| own_file(n).display().to_string())),
+            true => (vec![], [STATE, MEMORY].map(str::to_owned)),
+        };
+        let calls = load_calls(recipe, &names[0], &names[1], false).map_err(refused)?;
+        let process = self.spawn(recipe, true, &inherited).await?;
+        if self.jailed() {
+            let folder = self.folder(recipe);
+            let stored = spawn_blocking(move || {
+                state.store(&folder.join(STATE), |_, _| ())?;
+                memory.store(&folder.join(MEMORY), |_, _| ())
+            });
+            let stored = stored.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+            if let Err(error) = stored {
+                self.kill(process).await?;
+                return Err(io(error));
+            }
+        }
+        self.call_or_kill(recipe, process, &calls).await?;
+        Ok(Cloned { process, channel: None })
+    }
+}
+
+/// Files that are gone when this is.
+struct Own([PathBuf; 2]);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        for file in &self.0 {
+            let _absent = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// A machine of this shape without what is a VM's own.
+pub(crate) fn devices(recipe: &VmRecipe) -> String {
+    let mut shape = recipe.clone();
+    let places = Places { kernel: "kernel".to_owned(), initrd: "initrd".to_owned() };
+    if let Some(nic) = &mut shape.nic {
+        nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };
+    }
+    let mac = shape.nic.as_ref().map(|nic| nic.mac.to_string()).unwrap_or_default();
+    let calls = boot_calls(&shape, &places).unwrap_or_default();
+    let lines: Vec<_> = calls.iter().map(|c| format!("{} {}", c.path, c.body)).collect();
+    if mac.is_empty() { lines.join("\n") } else { lines.join("\n").replace(&mac, "-") }
+}

@@ -1,0 +1,51 @@
+//! Templates on Firecracker: its memory file and its state file are memory files of ours.
+
+use async_trait::async_trait;
+use coracle_hypervisor::launch::{our_file, own_file};
+use coracle_hypervisor::{
+    Cloned, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmRecipe, cpu_model,
+};
+
+use crate::FirecrackerDriver;
+use crate::calls::load_calls;
+use crate::driver::refused;
+
+#[async_trait]
+impl Templates for FirecrackerDriver {
+    async fn fingerprint(&self, recipe: &VmRecipe) -> String {
+        format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), crate::snapshots::devices(recipe))
+    }
+
+    /// Its RAM is its own; `ram` is filled when it is saved.
+    async fn boot_template(&self, recipe: &VmRecipe, _ram: &MemoryFile) -> Result<ProcessId, DriverError> {
+        self.boot(recipe, false).await
+    }
+
+    async fn save_template(
+        &self,
+        recipe: &VmRecipe,
+        process: ProcessId,
+        ram: &MemoryFile,
+        state: &MemoryFile,
+    ) -> Result<(), DriverError> {
+        let saved = match self.pause(recipe).await {
+            Ok(()) => self.save_to(recipe, &our_file(state.number()), &our_file(ram.number())).await,
+            Err(error) => Err(error),
+        };
+        self.kill(process).await?;
+        saved
+    }
+
+    async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {
+        let (state, memory) = (template.state.number(), template.ram.number());
+        let names = [state, memory].map(|number| own_file(number).display().to_string());
+        let calls = load_calls(recipe, &names[0], &names[1], true).map_err(refused)?;
+        let process = self.spawn(recipe, true, &[state, memory]).await?;
+        self.call_or_kill(recipe, process, &calls).await?;
+        if let Err(error) = self.resume(recipe).await {
+            self.kill(process).await?;
+            return Err(error);
+        }
+        Ok(Cloned { process, channel: None })
+    }
+}

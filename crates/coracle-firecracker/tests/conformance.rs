@@ -1,0 +1,113 @@
+//! The suite that every driver passes, on the stand-in; and on the real Firecracker where `CORACLE_FIRECRACKER_BIN`
+//! names one.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+use std::path::{Path, PathBuf};
+
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
+use coracle_hypervisor::{Accelerator, Driver as _, DriverError, Nic, NicBackend, VmRecipe, conformance};
+use coracle_testkit::tools;
+use coracle_types::{MacAddr, VmId};
+use tokio::io::AsyncReadExt as _;
+
+/// The program, and what it boots.
+struct Machine {
+    program: PathBuf,
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+fn stand_in() -> Machine {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_fake-firecracker"));
+    Machine { kernel: program.clone(), initrd: program.clone(), program }
+}
+
+fn real() -> Option<Machine> {
+    let program = PathBuf::from(std::env::var_os("CORACLE_FIRECRACKER_BIN")?);
+    let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup makes it");
+    Some(Machine { program, kernel: boot.kernel, initrd: boot.initrd })
+}
+
+fn recipe(name: &str, dir: &Path, machine: &Machine) -> VmRecipe {
+    VmRecipe {
+        id: VmId::of_name(&name.parse().unwrap()),
+        vcpus: 1.try_into().unwrap(),
+        memory: 128.try_into().unwrap(),
+        kernel: machine.kernel.clone(),
+        initrd: machine.initrd.clone(),
+        disks: vec![],
+        slots: Default::default(),
+        nic: None,
+        state_dir: dir.to_owned(),
+        run_dir: dir.to_owned(),
+        accelerator: Accelerator::Kvm,
+    }
+}
+
+fn driver(machine: &Machine) -> FirecrackerDriver {
+    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None, jail: None })
+}
+
+async fn conforms(machine: &Machine) {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe("conformance", dir.path(), machine);
+    conformance::check(|| driver(machine), &recipe).await;
+    conformance::check_templates(&driver(machine), &recipe).await;
+    conformance::check_snapshots(&driver(machine), &recipe).await;
+    conformance::check_disks(&driver(machine), &recipe).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_conforms_on_the_stand_in() {
+    conforms(&stand_in()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_conforms_on_firecracker() {
+    match real() {
+        Some(machine) => conforms(&machine).await,
+        None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_ends_the_process_and_says_why() {
+    let machine = stand_in();
+    let dir = tempfile::tempdir().unwrap();
+    let mut recipe = recipe("refused", dir.path(), &machine);
+    recipe.kernel = dir.path().join("absent");
+    let driver = driver(&machine);
+    match driver.start(&recipe).await {
+        Err(error @ DriverError::Control { .. }) => {
+            let why = std::error::Error::source(&error).unwrap().to_string();
+            assert!(why.contains("/actions") && why.contains("Kernel file cannot be opened"), "{why}");
+        }
+        other => panic!("it should have been refused: {other:?}"),
+    }
+    assert_eq!(driver.find(&recipe).await.unwrap(), None, "nothing is left");
+    let backend = NicBackend::User { forwards: vec![] };
+    recipe.nic = Some(Nic { mac: MacAddr::of(&recipe.id), backend });
+    match driver.start(&recipe).await {
+        Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("qemu driver"), "{reason}"),
+        other => panic!("it should have been refused: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_console_is_the_serial_line_and_its_reader_may_come_and_go() {
+    let machine = stand_in();
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe("console", dir.path(), &machine);
+    let driver = driver(&machine);
+    let process = driver.start(&recipe).await.unwrap();
+    let mut console = driver.console(&recipe).await.unwrap();
+    let mut said = [0; 13];
+    console.read_exact(&mut said).await.unwrap();
+    assert_eq!(&said, b"coracle-guest");
+    drop(console);
+    let mut again = driver.console(&recipe).await.unwrap();
+    driver.kill(process).await.unwrap();
+    let mut rest = Vec::new();
+    again.read_to_end(&mut rest).await.unwrap();
+    assert!(process.is_alive().is_ok_and(|alive| !alive), "the stream ended with the process");
+}

@@ -1,0 +1,149 @@
+//! The control socket of Firecracker and Cloud Hypervisor: JSON over HTTP/1.1 on a Unix socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// Longest answer that is read; the longest true one is a VM's configuration.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// Why a call did not do what it should.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// The VMM answered, and refused.
+    #[error("{method} {path}: {message}")]
+    Refused {
+        /// The call's method.
+        method: Method,
+        /// The call's path.
+        path: String,
+        /// Status of the answer.
+        status: StatusCode,
+        /// The VMM's own words.
+        message: String,
+    },
+    /// It was not answered in time.
+    #[error("{method} {path}: no answer within {seconds} s")]
+    TimedOut {
+        /// The call's method.
+        method: Method,
+        /// The call's path.
+        path: String,
+        /// The limit.
+        seconds: u64,
+    },
+    /// The socket failed: the VMM is gone, most likely.
+    #[error("{method} {path}")]
+    Io {
+        /// The call's method.
+        method: Method,
+        /// The call's path.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl ApiError {
+    /// The status of a refusal.
+    #[must_use]
+    pub fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            Self::TimedOut { .. } | Self::Io { .. } => None,
+        }
+    }
+}
+
+/// One VMM's control socket. Each call is a connection of its own: a VMM serves one at a time, and nothing is left
+/// half-sent when a caller is dropped.
+#[derive(Clone, Debug)]
+pub struct ApiSocket {
+    socket: PathBuf,
+    limit: Duration,
+    /// What an error's body says, in the words of this VMM.
+    refusal: fn(&Value) -> Option<String>,
+}
+
+impl ApiSocket {
+    /// Of the VMM that listens at `socket`. Calls end after `limit`; `refusal` reads the body of a refusal.
+    #[must_use]
+    pub fn new(socket: &Path, limit: Duration, refusal: fn(&Value) -> Option<String>) -> Self {
+        Self { socket: socket.to_owned(), limit, refusal }
+    }
+
+    /// One call; `None` when the answer has no body. Not cancel-safe: the VMM may do it all the same.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Option<Value>, ApiError> {
+        let io = |source| ApiError::Io { method: method.clone(), path: path.to_owned(), source };
+        let exchange = self.exchange(method.clone(), path, body);
+        let (status, answer) = match timeout(self.limit, exchange).await {
+            Ok(answered) => answered.map_err(io)?,
+            Err(_) => {
+                let (path, seconds) = (path.to_owned(), self.limit.as_secs());
+                return Err(ApiError::TimedOut { method, path, seconds });
+            }
+        };
+        let json = serde_json::from_slice(&answer).ok();
+        if status.is_success() {
+            return Ok(json);
+        }
+        let said = json.as_ref().and_then(self.refusal);
+        let message = said.unwrap_or_else(|| format!("{status}: {}", String::from_utf8_lossy(&answer)));
+        let message = message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(2000).collect();
+        Err(ApiError::Refused { method, path: path.to_owned(), status, message })
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> io::Result<(StatusCode, Bytes)> {
+        let stream = UnixStream::connect(&self.socket).await?;
+        let (mut send, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "localhost")
+            .header(header::ACCEPT, "application/json");
+        let bytes = match body {
+            Some(body) => {
+                request = request.header(header::CONTENT_TYPE, "application/json");
+                Bytes::from(body.to_string())
+            }
+            None => Bytes::new(),
+        };
+        let request = request.body(Full::new(bytes)).map_err(io::Error::other)?;
+        let answer = async {
+            let response = send.send_request(request).await.map_err(io::Error::other)?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            Ok((status, body.map_err(io::Error::other)?.to_bytes()))
+        };
+        // The connection is driven here, so that nothing of it outlives this call.
+        let connection = std::pin::pin!(connection);
+        match select(std::pin::pin!(answer), connection).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right((_, answer)) => answer.await,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The guest's vsock as a Unix socket of the host: Firecracker's protocol, which Cloud Hypervisor speaks, too
+//! (Firecracker docs/vsock.md, "Host-Initiated Connections").
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::sleep;
+
+/// The agent's port.
+pub const GUEST_PORT: u32 = 1024;
+/// The longest answer is `OK 4294967295`.
+const ANSWER_BYTES_MAX: usize = 32;
+/// Between two tries while the guest does not listen.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Connects to a port of the guest. A guest that boots does not listen yet, and refuses by closing: that is tried again
+/// until it does, so the caller sets the limit. Cancel-safe.
+///
+/// # Errors
+/// When nobody listens at `socket`: the VMM is gone.
+pub async fn connect(socket: &Path, port: u32) -> io::Result<UnixStream> {
+    loop {
+        let mut stream = UnixStream::connect(socket).await?;
+        if stream.write_all(format!("CONNECT {port}\n").as_bytes()).await.is_ok()
+            && accepted(&mut stream).await?
+        {
+            return Ok(stream);
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// Reads the answer, a byte at a time: what follows it is the guest's.
+async fn accepted(stream: &mut UnixStream) -> io::Result<bool> {
+    let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
+    while answer.len() < ANSWER_BYTES_MAX {
+        match stream.read_u8().await {
+            Ok(b'\n') => break,
+            Ok(byte) => answer.push(byte),
+            // The guest refused, or its VMM is about to go: the next connect tells which.
+            Err(_) => return Ok(false),
+        }
+    }
+    match answer.strip_prefix(b"OK ") {
+        Some(_) => Ok(true),
+        None => Err(io::Error::new(io::ErrorKind::InvalidData, "the VMM did not answer OK to CONNECT")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, BufReader};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_listen_yet_is_asked_again_and_what_follows_ok_is_its() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guest.sock");
+        assert!(connect(&path, GUEST_PORT).await.is_err(), "nobody is there");
+        let listener = UnixListener::bind(&path).unwrap();
+        let vmm = async {
+            for turn in 0..3 {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut lines = BufReader::new(stream);
+                let mut line = String::new();
+                lines.read_line(&mut line).await.unwrap();
+                assert_eq!(line, "CONNECT 1024\n");
+                if turn == 2 {
+                    lines.get_mut().write_all(b"OK 1073741824\nCORACLE1").await.unwrap();
+                    return;
+                }
+            }
+        };
+        let (stream, ()) = tokio::join!(connect(&path, GUEST_PORT), vmm);
+        let mut hello = [0; 8];
+        stream.unwrap().read_exact(&mut hello).await.unwrap();
+        assert_eq!(&hello, b"CORACLE1");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guest.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let vmm = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&[b'x'; 64]).await.unwrap();
+            stream
+        };
+        let (stream, _open) = tokio::join!(connect(&path, GUEST_PORT), vmm);
+        assert_eq!(stream.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
