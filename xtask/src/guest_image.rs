@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <tools>/kernel-<version>/          the unpacked Debian package, kept
-//! <tools>/guest/<hash>/vmlinuz,initrd
+//! <tools>/guest/<hash>/vmlinuz,vmlinux,initrd
 //! <tools>/guest/current ──▶ <hash>
 //! ```
 
@@ -17,10 +17,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::root;
+use crate::{kernel_elf, root};
 
 /// Part of the hash: raise it when the layout of the initramfs changes.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// The package that always names the newest cloud kernel.
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// What the agent loads, in this order; dependencies are put before them. Built-in ones are left out.
@@ -36,6 +36,8 @@ const MODULES: [&str; 9] = [
     "overlay",
     "fuse",
 ];
+/// Loaded only on a machine with such a device: Firecracker's and Cloud Hypervisor's channel to the agent.
+const VSOCK_MODULES: [&str; 1] = ["vmw_vsock_virtio_transport"];
 /// Options without which a guest cannot work, and nothing we could load instead.
 const BUILT_IN: [&str; 5] =
     ["CONFIG_EXT4_FS", "CONFIG_DEVTMPFS", "CONFIG_TMPFS", "CONFIG_BLK_DEV_INITRD", "CONFIG_PACKET"];
@@ -56,8 +58,10 @@ pub(crate) fn run() -> Result<()> {
 pub(crate) fn ensure(tools: &Path) -> Result<PathBuf> {
     let agent = fs::read(build_agent()?).context("read the agent's binary")?;
     let kernel = Kernel::ensure(tools)?;
-    let modules = kernel.modules()?;
-    let initrd = initramfs(&agent, &modules);
+    let modules = kernel.modules(&MODULES)?;
+    let mut vsock = kernel.modules(&VSOCK_MODULES)?;
+    vsock.retain(|(name, _)| !modules.iter().any(|(other, _)| other == name));
+    let initrd = initramfs(&agent, &[("modules.list", modules), ("modules.vsock.list", vsock)]);
 
     let mut hash = Sha256::new();
     hash.update(format!("{FORMAT}\n{}\n", kernel.version));
@@ -72,6 +76,9 @@ pub(crate) fn ensure(tools: &Path) -> Result<PathBuf> {
         fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
         fs::copy(&kernel.image, partial.join("vmlinuz"))
             .with_context(|| format!("copy {}", kernel.image.display()))?;
+        let image = fs::read(&kernel.image).with_context(|| format!("read {}", kernel.image.display()))?;
+        let elf = kernel_elf::unpack(&image, &partial, output_bytes)?;
+        fs::write(partial.join("vmlinux"), elf).with_context(|| format!("write {}", partial.display()))?;
         fs::write(partial.join("initrd"), &initrd).with_context(|| format!("write {}", partial.display()))?;
         if fs::rename(&partial, &folder).is_err() {
             let _ = fs::remove_dir_all(&partial); // someone else was faster
@@ -114,6 +121,9 @@ fn has_musl() -> bool {
     };
     installed() || (output(Command::new("rustup").args(["target", "add", MUSL])).is_ok() && installed())
 }
+
+/// A module's file name and contents.
+type Module = (String, Vec<u8>);
 
 /// The unpacked kernel package.
 struct Kernel {
@@ -180,7 +190,7 @@ impl Kernel {
     }
 
     /// The wanted modules and what they depend on, in load order: name and contents.
-    fn modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    fn modules(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut files = BTreeMap::new();
         for lib in ["lib/modules", "usr/lib/modules"] {
             walk(&self.tree.join(lib), &mut |path| {
@@ -200,7 +210,7 @@ impl Kernel {
             })
             .collect();
         let mut loaded = Vec::new();
-        for name in MODULES {
+        for name in wanted {
             add_module(name, &files, &builtin, &mut loaded)?;
         }
         Ok(loaded)
@@ -230,7 +240,7 @@ fn add_module(
     name: &str,
     files: &BTreeMap<String, PathBuf>,
     builtin: &BTreeSet<String>,
-    loaded: &mut Vec<(String, Vec<u8>)>,
+    loaded: &mut Vec<Module>,
 ) -> Result<()> {
     let file = format!("{name}.ko");
     if builtin.contains(name) || loaded.iter().any(|(n, _)| *n == file) {
@@ -294,20 +304,23 @@ fn dependencies(elf: &[u8]) -> Option<Vec<String>> {
 }
 
 /// A cpio archive ("newc"), not compressed: 1.9 MB less to read would cost 0.1 to 0.2 s of unpacking under emulation.
-fn initramfs(agent: &[u8], modules: &[(String, Vec<u8>)]) -> Vec<u8> {
+/// `lists` are files that name modules, in the order in which they are loaded.
+fn initramfs(agent: &[u8], lists: &[(&str, Vec<Module>)]) -> Vec<u8> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "run", "tmp", "sysroot", "modules"] {
         archive.add(folder, 0o040_755, (0, 0), &[]);
     }
     archive.add("dev/console", 0o020_600, (5, 1), &[]);
     archive.add("init", 0o100_755, (0, 0), agent);
-    let mut list = String::new();
-    for (name, bytes) in modules {
-        archive.add(&format!("modules/{name}"), 0o100_644, (0, 0), bytes);
-        list.push_str(name);
-        list.push('\n');
+    for (list, modules) in lists {
+        let mut names = String::new();
+        for (name, bytes) in modules {
+            archive.add(&format!("modules/{name}"), 0o100_644, (0, 0), bytes);
+            names.push_str(name);
+            names.push('\n');
+        }
+        archive.add(list, 0o100_644, (0, 0), names.as_bytes());
     }
-    archive.add("modules.list", 0o100_644, (0, 0), list.as_bytes());
     archive.add("TRAILER!!!", 0, (0, 0), &[]);
     archive.bytes
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod codegen;
 mod guest_image;
+mod kernel_elf;
 mod lint;
 mod setup;
 mod soak;

@@ -13,6 +13,8 @@ use crate::error::Error;
 
 /// What udev calls a virtio disk by its serial number; there is no udev here, so the name is looked up.
 pub(crate) const BY_SERIAL: &str = "/dev/disk/by-id/virtio-";
+/// What the serial number of a slot begins with; its number follows.
+const SLOT: &str = "slot";
 /// Size of a slot that no disk is in, bytes.
 const EMPTY_SLOT: u64 = 1 << 40;
 
@@ -65,15 +67,44 @@ fn locate(device: &Path) -> io::Result<PathBuf> {
 /// Serial number and node of every disk that has a number.
 fn disks() -> impl Iterator<Item = (String, PathBuf)> {
     let blocks = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    blocks.filter_map(|block| {
+    let found = blocks.filter_map(|block| {
         let serial = std::fs::read_to_string(block.path().join("serial")).ok()?;
-        Some((serial.trim_end().to_owned(), Path::new("/dev").join(block.file_name())))
-    })
+        Some((serial.trim_end().to_owned(), block.file_name().to_str()?.to_owned()))
+    });
+    let numbered = numbered(found.collect());
+    numbered.into_iter().map(|(serial, name)| (serial, Path::new("/dev").join(name)))
+}
+
+/// Firecracker lets nobody choose serial numbers, but all slots are there from the start and in order: where no disk has
+/// a slot's number, the virtio disks are numbered as they come.
+fn numbered(mut disks: Vec<(String, String)>) -> Vec<(String, String)> {
+    if disks.iter().any(|(serial, _)| serial.starts_with(SLOT)) {
+        return disks;
+    }
+    disks.retain(|(_, name)| name.starts_with("vd"));
+    // vdb comes before vdaa.
+    disks.sort_by(|(_, a), (_, b)| (a.len(), a).cmp(&(b.len(), b)));
+    disks.into_iter().enumerate().map(|(slot, (_, name))| (format!("{SLOT}{slot}"), name)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_go_by_their_numbers_or_else_by_their_order() {
+        let text = |disks: &[(&str, &str)]| {
+            let disks = disks.iter().map(|(s, n)| ((*s).to_owned(), (*n).to_owned())).collect();
+            let all = numbered(disks).into_iter().map(|(s, n)| format!("{s}={n}"));
+            all.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(text(&[("slot1", "vda"), ("slot0", "vdb")]), "slot1=vda slot0=vdb");
+        assert_eq!(
+            text(&[("7", "vdaa"), ("3", "vdb"), ("9", "vda"), ("x", "nvme0n1")]),
+            "slot0=vda slot1=vdb slot2=vdaa"
+        );
+        assert_eq!(text(&[]), "");
+    }
 
     #[test]
     fn a_file_is_refused_as_a_disk() {

@@ -37,6 +37,7 @@ pub mod session;
 mod shutdown;
 mod sys;
 mod user;
+pub mod vsock;
 mod workload;
 
 pub use agent::Agent;

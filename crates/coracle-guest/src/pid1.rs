@@ -1,6 +1,7 @@
 //! The agent as `/init`: the machine's first process, and its last.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::{channel, disks, furniture, modules, mounts, net, session, shutdown};
+use crate::{channel, disks, furniture, modules, mounts, net, session, shutdown, vsock};
 
 /// Threads for file work beside the one that serves; each costs its stack only where touched.
 const FILE_THREADS: usize = 8;
@@ -73,15 +74,39 @@ fn serve() -> io::Result<()> {
     Ok(())
 }
 
+/// The host's way in.
+enum Door {
+    /// A port of a virtio-serial device, which is opened anew for each session.
+    Serial,
+    /// A vsock.
+    Vsock(vsock::Listener),
+}
+
+impl Door {
+    fn of_machine() -> Self {
+        match modules::has_vsock().then(vsock::Listener::bind) {
+            Some(Ok(listener)) => return Self::Vsock(listener),
+            Some(Err(e)) => say!("vsock: {e}"),
+            None => {}
+        }
+        Self::Serial
+    }
+
+    async fn open(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Serial => Ok(channel::open(Path::new("/sys"), Path::new("/dev")).await),
+            Self::Vsock(listener) => listener.accept().await,
+        }
+    }
+}
+
 /// One session after the other, until the machine goes off.
 async fn sessions(agent: &Arc<Agent>) {
+    let door = Door::of_machine();
     let mut number = 0u64;
     while !agent.closing() {
         number = number.saturating_add(1);
-        let session = async {
-            let fd = channel::open(Path::new("/sys"), Path::new("/dev")).await;
-            session::serve_port(fd, number, agent).await
-        };
+        let session = async { session::serve_port(door.open().await?, number, agent).await };
         let waiting = async {
             agent.closed().await;
             tokio::time::sleep(Duration::from_secs(1)).await; // a session under way closes itself, sooner

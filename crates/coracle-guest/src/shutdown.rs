@@ -49,5 +49,29 @@ pub(crate) fn power_off() {
     mounts::leave();
     rustix::fs::sync();
     say!("going off");
-    let _ = rustix::system::reboot(RebootCommand::Restart);
+    let command = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let _ = rustix::system::reboot(end_of(&command));
+}
+
+/// What ends the VMM: a restart where it is told not to start the machine again, else to be switched off.
+fn end_of(command_line: &str) -> RebootCommand {
+    let wants_off = command_line.split_ascii_whitespace().any(|word| word == "coracle.end=poweroff");
+    if wants_off { RebootCommand::PowerOff } else { RebootCommand::Restart }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_says_how_the_machine_ends() {
+        for (line, want) in [
+            ("console=ttyS0 quiet reboot=t", RebootCommand::Restart),
+            ("quiet coracle.end=poweroff panic=-1\n", RebootCommand::PowerOff),
+            ("coracle.end=poweroffs", RebootCommand::Restart),
+            ("", RebootCommand::Restart),
+        ] {
+            assert_eq!(end_of(line), want, "{line}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -89,6 +89,31 @@ pub(crate) fn add_entropy(bytes: &[u8]) -> io::Result<()> {
 /// Drops what the kernel has cached of a block device: a slot's disk may have been swapped since.
 pub(crate) fn flush_block_cache(device: BorrowedFd<'_>) -> io::Result<()> {
     ioctl(device, BLKFLSBUF, std::ptr::null_mut())
+}
+
+/// A socket that listens at a port of the machine's vsock, non-blocking.
+pub(crate) fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is involved; a non-negative result is a descriptor that nobody else owns.
+    let socket = unsafe {
+        match libc::socket(libc::AF_VSOCK, kind, 0) {
+            number if number < 0 => return Err(io::Error::last_os_error()),
+            number => OwnedFd::from_raw_fd(number),
+        }
+    };
+    // SAFETY: a structure of integers, for which all zero is a value.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
+    (address.svm_cid, address.svm_port) = (libc::VMADDR_CID_ANY, port);
+    let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or_default();
+    // SAFETY: the address is alive for the calls and as long as they are told.
+    let result = unsafe {
+        match libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) {
+            0 => libc::listen(socket.as_raw_fd(), 1),
+            failed => failed,
+        }
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
 }
 
 fn ioctl(fd: BorrowedFd<'_>, request: c_ulong, argument: *mut c_void) -> io::Result<()> {
