@@ -478,9 +478,9 @@ mod tests {
 
     #[test]
     fn the_archive_is_aligned_and_the_same_each_time() {
-        let modules = [("a.ko".to_owned(), vec![1, 2, 3])];
-        let one = initramfs(b"agent", &modules);
-        assert_eq!(one, initramfs(b"agent", &modules));
+        let lists = [("modules.list", vec![("a.ko".to_owned(), vec![1, 2, 3])])];
+        let one = initramfs(b"agent", &lists);
+        assert_eq!(one, initramfs(b"agent", &lists));
         assert_eq!(one.len() % 4, 0);
         assert!(one.starts_with(b"070701") && one.windows(10).any(|w| w == b"TRAILER!!!"));
         assert!(one.windows(6).any(|w| w == b"a.ko\n\0"), "the list names the module");

@@ -130,6 +130,7 @@ pub(crate) fn create_spec(
         workdir: String::new(),
         idempotent: said(keys::IDEMPOTENT) == "true",
         cold: said(keys::COLD_START) == "true",
+        driver: said(keys::DRIVER),
         metadata,
         ports: vec![],
         disk_mib: None,

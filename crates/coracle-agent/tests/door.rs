@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle};
 use coracle_host::{Host, HostConfig};
+use coracle_hypervisor::Drivers;
 use coracle_hypervisor::fake::{FakeDriver, FakeMachines};
 use coracle_image::{NoProgress, Source, Store, StoreOptions};
 use coracle_net::AddressOnly;
@@ -27,6 +28,8 @@ const IMAGE: &str = "localhost/test/empty:1";
 struct Door {
     client: FirecrackerAgentClient<Channel>,
     machines: Arc<FakeMachines>,
+    /// Those of the driver that is not the default.
+    others: Arc<FakeMachines>,
     registry: Registry,
     _server: JoinSet<()>,
     _dir: tempfile::TempDir,
@@ -49,9 +52,11 @@ async fn door(error_style: ErrorStyle) -> Door {
     config.memory_overcommit = 100.0;
     config.boots_at_once = 100;
     let machines = FakeMachines::new();
-    let driver = Arc::new(FakeDriver::new(machines.clone()));
+    let others = FakeMachines::new();
+    let other = FakeDriver::named(others.clone(), "other");
+    let drivers = Drivers::new(Arc::new(FakeDriver::new(machines.clone())), vec![Arc::new(other)]);
     let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
-    let host = Host::open(config, driver, network, Arc::new(images), Clock::system()).await.unwrap();
+    let host = Host::open(config, drivers, network, Arc::new(images), Clock::system()).await.unwrap();
     let mut registry = Registry::default();
     let metrics = AgentMetrics::new(&mut registry, &host);
     let service = AgentService::new(host, AgentOptions { error_style, ..Default::default() }, metrics);
@@ -66,7 +71,7 @@ async fn door(error_style: ErrorStyle) -> Door {
     });
     let channel = tonic::transport::Endpoint::new(format!("http://{at}")).unwrap().connect().await.unwrap();
     let client = FirecrackerAgentClient::new(channel);
-    Door { client, machines, registry, _server: server, _dir: dir }
+    Door { client, machines, others, registry, _server: server, _dir: dir }
 }
 
 fn create(vm_id: &str) -> pb::CreateVmRequest {
@@ -295,4 +300,22 @@ async fn the_old_metrics_have_their_names_and_the_gauge_is_true() {
     ] {
         assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_names_its_driver_and_one_that_is_not_there_is_refused_with_those_that_are() {
+    let door = door(ErrorStyle::Status).await;
+    let mut client = door.client.clone();
+    let with = |vm_id: &str, driver: &str| {
+        let metadata = [("coracle.dev/driver".to_owned(), driver.to_owned())].into();
+        pb::CreateVmRequest { metadata, ..create(vm_id) }
+    };
+    client.create_vm(with("mine", "other")).await.unwrap();
+    client.create_vm(create("plain")).await.unwrap();
+    assert_eq!((door.machines.running(), door.others.running()), (1, 1));
+    let refused = client.create_vm(with("lost", "absent")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("fake, other"), "{}", refused.message());
+    client.delete_vm(pb::DeleteVmRequest { vm_id: id("mine") }).await.unwrap();
+    assert_eq!((door.machines.running(), door.others.running()), (1, 0));
 }

@@ -53,6 +53,8 @@ pub mod vm {
     pub const IDEMPOTENT: &str = "coracle.dev/idempotent";
     /// `true`: boot the VM every time, even where a template could be cloned.
     pub const COLD_START: &str = "coracle.dev/cold-start";
+    /// Name of the driver that runs the VM: `qemu`, `firecracker`, `cloud-hypervisor`.
+    pub const DRIVER: &str = "coracle.dev/driver";
     /// Namespace of the MikromVM.
     pub const NAMESPACE: &str = "coracle.dev/namespace";
     /// Name of the MikromVM.

@@ -200,6 +200,7 @@ pub(crate) mod tests {
             state_dir: format!("/state/vms/{name}").into(),
             run_dir: format!("/run/coracle/{name}").into(),
             accelerator: Accelerator::Kvm,
+            driver: String::new(),
             id,
         }
     }

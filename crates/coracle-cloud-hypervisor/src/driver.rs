@@ -205,7 +205,11 @@ impl Driver for CloudHypervisorDriver {
         put(recipe, "vm.remove-device", Some(&json!({"id": slot_name(slot)}))).await
     }
 
-    fn snapshots(&self) -> Option<&dyn Snapshots> {
+    fn has_user_network(&self, _: &VmRecipe) -> bool {
+        false
+    }
+
+    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
         Some(self)
     }
 }

@@ -45,6 +45,7 @@ fn recipe(name: &str, dir: &Path, machine: &Machine) -> VmRecipe {
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Kvm,
+        driver: String::new(),
     }
 }
 
@@ -133,7 +134,7 @@ async fn a_saved_machine_with_a_device_of_the_host_is_refused_before_anything_ru
     let named: Vec<_> = names.iter().zip(&parts).map(|(name, file)| (*name, file)).collect();
     bundle::pack(&bundled, &named).unwrap();
     bundled.rewind().unwrap();
-    match driver.snapshots().unwrap().restore(&recipe, &bundled).await {
+    match driver.snapshots(&recipe).unwrap().restore(&recipe, &bundled).await {
         Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("devices"), "{reason}"),
         other => panic!("it should have been refused: {other:?}"),
     }

@@ -147,6 +147,7 @@ mod tests {
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
             accelerator: Accelerator::Kvm,
+            driver: String::new(),
             id,
         }
     }

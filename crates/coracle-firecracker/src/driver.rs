@@ -258,12 +258,16 @@ impl Driver for FirecrackerDriver {
         self.swap(recipe, slot, None).await
     }
 
-    fn snapshots(&self) -> Option<&dyn Snapshots> {
+    fn has_user_network(&self, _: &VmRecipe) -> bool {
+        false
+    }
+
+    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
     /// Not in a jail: a template's memory is a file that only this process and its children see.
-    fn templates(&self) -> Option<&dyn Templates> {
+    fn templates(&self, _: &VmRecipe) -> Option<&dyn Templates> {
         (!self.jailed()).then_some(self as &dyn Templates)
     }
 }

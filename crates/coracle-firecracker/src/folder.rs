@@ -84,6 +84,7 @@ mod tests {
             state_dir: dir.path().into(),
             run_dir: dir.path().into(),
             accelerator: Accelerator::Kvm,
+            driver: String::new(),
         };
         for filled in [false, true, true] {
             prepare(&recipe, dir.path(), filled).unwrap();

@@ -156,6 +156,7 @@ mod tests {
             state_dir: dir.into(),
             run_dir: dir.into(),
             accelerator: Accelerator::Kvm,
+            driver: String::new(),
         }
     }
 

@@ -41,6 +41,7 @@ fn recipe(name: &str, dir: &Path, machine: &Machine) -> VmRecipe {
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Kvm,
+        driver: String::new(),
     }
 }
 

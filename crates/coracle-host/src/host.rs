@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Driver, Probe};
+use coracle_hypervisor::{Accelerator, Drivers, Probe};
 use coracle_image::Store;
 use coracle_net::Network;
 use coracle_types::{Clock, Op, VmState};
@@ -52,7 +52,8 @@ struct Inner {
     shared: Arc<Shared>,
     images: Arc<Store>,
     snapshots: SnapshotStore,
-    probe: Probe,
+    /// What each driver can do here, the default first.
+    probes: Vec<(&'static str, Probe)>,
     directory: Mutex<Directory>,
     tasks: Mutex<JoinSet<()>>,
     /// Held for life: one daemon per state folder.
@@ -68,7 +69,7 @@ impl Host {
     /// [`HostError::Driver`] when the driver is not available.
     pub async fn open(
         config: HostConfig,
-        driver: Arc<dyn Driver>,
+        drivers: impl Into<Drivers>,
         network: Arc<dyn Network>,
         images: Arc<Store>,
         clock: Clock,
@@ -80,8 +81,14 @@ impl Host {
         }
         let lock = lock(&config.state_dir)
             .map_err(state(format!("lock {}: is another node using it?", config.state_dir.display())))?;
-        let probe = driver.probe().await;
-        let accelerator = probe.accelerator.unwrap_or(Accelerator::Tcg);
+        let driver = drivers.into();
+        let mut probes = Vec::new();
+        for one in driver.all() {
+            probes.push((one.name(), one.probe().await));
+        }
+        let known =
+            |(name, probe): &(&'static str, Probe)| (*name, probe.accelerator.unwrap_or(Accelerator::Tcg));
+        let accelerators = probes.iter().map(known).collect();
         let (templates, wishes) = Templates::open(&config.state_dir, config.templates)
             .map_err(state("open the templates".to_owned()))?;
         let shared = Arc::new(Shared {
@@ -89,7 +96,7 @@ impl Host {
             boots: Semaphore::new(config.boots_at_once.max(1)),
             config,
             driver,
-            accelerator,
+            accelerators,
             network,
             clock,
             events: broadcast::channel(EVENTS).0,
@@ -102,7 +109,7 @@ impl Host {
             shared,
             images,
             snapshots,
-            probe,
+            probes,
             directory: Mutex::default(),
             tasks: Mutex::default(),
             lock,
@@ -168,16 +175,16 @@ impl Host {
         self.0.shared.stop.clone()
     }
 
-    /// What the driver can do here.
+    /// What each driver can do here, by name; the default first.
     #[must_use]
-    pub fn probe(&self) -> &Probe {
-        &self.0.probe
+    pub fn probes(&self) -> &[(&'static str, Probe)] {
+        &self.0.probes
     }
 
-    /// Name of the driver.
+    /// Name of the driver that runs this VM.
     #[must_use]
-    pub fn driver_name(&self) -> &'static str {
-        self.0.shared.driver.name()
+    pub fn driver_of(&self, record: &Record) -> &'static str {
+        self.0.shared.driver_name(&record.driver)
     }
 
     /// The images of this node.

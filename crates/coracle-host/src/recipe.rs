@@ -70,6 +70,7 @@ pub(crate) fn recipe(
         state_dir: paths.state,
         run_dir: paths.run,
         accelerator,
+        driver: record.driver.clone(),
     }
 }
 
@@ -87,6 +88,7 @@ pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmRecip
         state_dir: config.state_dir.clone(),
         run_dir: config.run_dir.clone(),
         accelerator,
+        driver: String::new(),
         id: nobody,
     }
 }

@@ -97,6 +97,9 @@ pub struct Record {
     /// Never start it as a clone.
     #[serde(default)]
     pub cold: bool,
+    /// Name of its driver; empty: the node's default.
+    #[serde(default)]
+    pub driver: String,
     /// The memory of a VM that was hibernated, until its guest goes on.
     #[serde(default)]
     pub saved: Option<SavedMemory>,
@@ -246,6 +249,7 @@ pub(crate) mod tests {
             identity_ms: 0,
             template: None,
             cold: false,
+            driver: String::new(),
             saved: None,
         }
     }

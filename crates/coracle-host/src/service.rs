@@ -54,18 +54,11 @@ impl HostRpc for HostService {
     async fn info(&self, _: Request<pb::InfoRequest>) -> Reply<pb::InfoResponse> {
         let host = &self.host;
         let capacity = host.capacity();
-        let probe = host.probe();
         Ok(Response::new(pb::InfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             features: FEATURES.map(str::to_owned).to_vec(),
             hostname: hostname(),
-            drivers: vec![pb::DriverInfo {
-                name: host.driver_name().to_owned(),
-                version: probe.version.clone(),
-                available: probe.accelerator.is_some(),
-                accelerator: probe.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
-                reason: probe.reason.clone(),
-            }],
+            drivers: host.probes().iter().map(convert::driver).collect(),
             cpus: u32::try_from(capacity.cpus).unwrap_or(u32::MAX),
             memory_mib: capacity.memory_mib,
             memory_available_mib: capacity.memory_available_mib,

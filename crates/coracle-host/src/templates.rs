@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_hypervisor::{Template, VmRecipe};
+use coracle_hypervisor::{Driver as _, Template, VmRecipe};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::key::FileDigests;
@@ -106,7 +106,7 @@ impl Templates {
 
     /// The key of a machine's shape; `None` where the driver has no templates or they are switched off.
     pub(crate) async fn key(&self, shared: &Shared, recipe: &VmRecipe) -> Option<TemplateKey> {
-        let driver = shared.driver.templates().filter(|_| self.policy.enabled)?;
+        let driver = shared.driver.templates(recipe).filter(|_| self.policy.enabled)?;
         let fingerprint = driver.fingerprint(recipe).await;
         match self.digests.of([&recipe.kernel, &recipe.initrd]).await {
             Ok(digests) => Some(TemplateKey::of(&fingerprint, &digests)),

@@ -4,11 +4,12 @@ mod actor;
 mod boot;
 mod follow;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Driver, ProcessId};
+use coracle_hypervisor::{Accelerator, Drivers, ProcessId};
 use coracle_net::Network;
 use coracle_types::{Clock, Op, VmId};
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
@@ -24,8 +25,9 @@ use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, Host
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: HostConfig,
-    pub(crate) driver: Arc<dyn Driver>,
-    pub(crate) accelerator: Accelerator,
+    pub(crate) driver: Drivers,
+    /// How guest code runs, by name of the driver.
+    pub(crate) accelerators: BTreeMap<&'static str, Accelerator>,
     pub(crate) network: Arc<dyn Network>,
     pub(crate) clock: Clock,
     pub(crate) events: broadcast::Sender<HostEvent>,
@@ -34,6 +36,18 @@ pub(crate) struct Shared {
     pub(crate) boots: Semaphore,
     /// The daemon is going down; guests stay.
     pub(crate) stop: CancellationToken,
+}
+
+impl Shared {
+    /// How guest code of a machine runs whose driver has this name.
+    pub(crate) fn accelerator(&self, driver: &str) -> Accelerator {
+        self.accelerators.get(self.driver_name(driver)).copied().unwrap_or(Accelerator::Tcg)
+    }
+
+    /// The whole name of a driver: the default's for none.
+    pub(crate) fn driver_name(&self, driver: &str) -> &'static str {
+        self.driver.named(driver).map_or("unknown", |driver| driver.name())
+    }
 }
 
 /// A VM as readers see it.

@@ -121,7 +121,7 @@ fn a_snapshot_outlives_its_vm() {
         // On a machine that is another one, it is refused before anything is made.
         let manifest = node.state().join("snapshots/still/manifest.json");
         let text = std::fs::read_to_string(&manifest).unwrap();
-        let vmm = host.probe().version.clone();
+        let vmm = host.probes()[0].1.version.clone();
         std::fs::write(&manifest, text.replace(&format!("\"vmm\": \"{vmm}\""), "\"vmm\": \"6.0.0\""))
             .unwrap();
         let foreign = host.restore("still", named("foreign")).await.unwrap_err().chain();

@@ -62,7 +62,7 @@ pub async fn check<D: Driver>(driver: impl Fn() -> D, recipe: &VmRecipe) {
 /// When the driver does not do what [`crate::Templates`] says.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 pub async fn check_templates<D: Driver>(driver: &D, recipe: &VmRecipe) {
-    let templates = driver.templates().expect("templates");
+    let templates = driver.templates(recipe).expect("templates");
     let same = templates.fingerprint(recipe).await;
     let mut other = recipe.clone();
     other.run_dir = recipe.run_dir.join("elsewhere");
@@ -99,7 +99,7 @@ pub async fn check_snapshots<D: Driver>(driver: &D, recipe: &VmRecipe) {
     for _ in 0..2 {
         driver.pause(recipe).await.expect("pause, also twice");
     }
-    let snapshots = driver.snapshots().expect("snapshots");
+    let snapshots = driver.snapshots(recipe).expect("snapshots");
     let machine = snapshots.compatibility(recipe).await;
     let mut file = memory();
     snapshots.save(recipe, &file).await.expect("save");

@@ -95,13 +95,16 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Control`].
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError>;
 
+    /// It can give a machine a network inside the VMM, without a tap device of the host.
+    fn has_user_network(&self, recipe: &VmRecipe) -> bool;
+
     /// Saving a machine whole and starting it again; `None` where the hypervisor cannot.
-    fn snapshots(&self) -> Option<&dyn Snapshots> {
+    fn snapshots(&self, _recipe: &VmRecipe) -> Option<&dyn Snapshots> {
         None
     }
 
     /// Starting from a saved machine instead of booting; `None` where the hypervisor cannot.
-    fn templates(&self) -> Option<&dyn Templates> {
+    fn templates(&self, _recipe: &VmRecipe) -> Option<&dyn Templates> {
         None
     }
 }
@@ -117,6 +120,12 @@ pub enum DriverError {
         driver: &'static str,
         /// Why, and what to install.
         reason: String,
+    },
+    /// No driver of that name is on this node.
+    #[error("no driver {name} on this node")]
+    Unknown {
+        /// As the machine names it.
+        name: String,
     },
     /// The program could not be run.
     #[error("start VM {id}: run {}", .program.display())]
@@ -184,7 +193,9 @@ impl DriverError {
                 source.kind(),
                 io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
             ),
-            Self::Unavailable { .. } | Self::Exited { .. } | Self::Control { .. } => false,
+            Self::Unavailable { .. } | Self::Unknown { .. } | Self::Exited { .. } | Self::Control { .. } => {
+                false
+            }
         }
     }
 }

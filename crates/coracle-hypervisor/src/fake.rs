@@ -95,13 +95,20 @@ impl FakeMachines {
 #[derive(Clone, Debug)]
 pub struct FakeDriver {
     machines: Arc<FakeMachines>,
+    name: &'static str,
 }
 
 impl FakeDriver {
     /// A driver for these machines.
     #[must_use]
     pub fn new(machines: Arc<FakeMachines>) -> Self {
-        Self { machines }
+        Self::named(machines, "fake")
+    }
+
+    /// As [`FakeDriver::new`], under another name.
+    #[must_use]
+    pub fn named(machines: Arc<FakeMachines>, name: &'static str) -> Self {
+        Self { machines, name }
     }
 
     /// A machine whose guest says hello after `boot_time`, or goes on from where it was saved.
@@ -138,7 +145,7 @@ impl FakeDriver {
 #[async_trait]
 impl Driver for FakeDriver {
     fn name(&self) -> &'static str {
-        "fake"
+        self.name
     }
 
     async fn probe(&self) -> Probe {
@@ -209,11 +216,15 @@ impl Driver for FakeDriver {
         self.slot(recipe, slot, |slots| slots.remove(&slot))
     }
 
-    fn snapshots(&self) -> Option<&dyn Snapshots> {
+    fn has_user_network(&self, _: &VmRecipe) -> bool {
+        true
+    }
+
+    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
-    fn templates(&self) -> Option<&dyn Templates> {
+    fn templates(&self, _: &VmRecipe) -> Option<&dyn Templates> {
         Some(self)
     }
 }
@@ -343,6 +354,7 @@ mod tests {
             state_dir: "/nowhere".into(),
             run_dir: "/nowhere".into(),
             accelerator: Accelerator::Tcg,
+            driver: String::new(),
         };
         crate::conformance::check(|| FakeDriver::new(machines.clone()), &recipe).await;
         assert_eq!((machines.running(), machines.starts()), (0, 2));

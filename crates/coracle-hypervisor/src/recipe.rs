@@ -130,6 +130,8 @@ pub struct VmRecipe {
     pub run_dir: PathBuf,
     /// How to execute guest code.
     pub accelerator: Accelerator,
+    /// Name of its driver; empty: the node's default.
+    pub driver: String,
 }
 
 impl VmRecipe {

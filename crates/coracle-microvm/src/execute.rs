@@ -140,6 +140,11 @@ fn create_request(vm: &MikromVM) -> CreateVmRequest {
     if !vm.spec.clone_from.is_empty() {
         metadata.insert(meta::CLONE_FROM.to_owned(), vm.spec.clone_from.clone());
     }
+    for key in [meta::COLD_START, meta::DRIVER] {
+        if let Some(value) = vm.annotations().get(key) {
+            metadata.insert(key.to_owned(), value.clone());
+        }
+    }
     CreateVmRequest {
         vm_id: vm.vm_id(),
         vcpu_count: vm.spec.vcpu_count,

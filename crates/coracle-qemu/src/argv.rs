@@ -213,6 +213,7 @@ mod tests {
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
             accelerator: Accelerator::Tcg,
+            driver: String::new(),
             id,
         }
     }

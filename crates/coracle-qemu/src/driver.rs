@@ -165,11 +165,15 @@ impl Driver for QemuDriver {
         Monitor::open(recipe).await?.eject(recipe, slot).await
     }
 
-    fn snapshots(&self) -> Option<&dyn Snapshots> {
+    fn has_user_network(&self, _: &VmRecipe) -> bool {
+        true
+    }
+
+    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
-    fn templates(&self) -> Option<&dyn Templates> {
+    fn templates(&self, _: &VmRecipe) -> Option<&dyn Templates> {
         Some(self)
     }
 }

@@ -19,6 +19,7 @@ fn recipe(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmRecipe {
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Tcg,
+        driver: String::new(),
     }
 }
 

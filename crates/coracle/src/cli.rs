@@ -231,6 +231,9 @@ pub(crate) struct RunArgs {
     /// Boot it every time, even where a template could be cloned
     #[arg(long)]
     pub(crate) cold: bool,
+    /// Run it with this driver: qemu, firecracker or cloud-hypervisor
+    #[arg(long, default_value = "", value_name = "NAME")]
+    pub(crate) driver: String,
     /// When to ask the registry
     #[arg(long, value_enum, default_value_t)]
     pub(crate) pull: Pull,

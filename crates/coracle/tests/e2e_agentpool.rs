@@ -111,7 +111,7 @@ fn the_originals_name_flags_ports_lease_and_rights_are_enough_for_a_vm() {
         let Some(vcsim) = Vcsim::start_or_skip(&[])? else { return anyhow::Ok(()) };
         let client = cluster.client();
         let dir = tempfile::tempdir()?;
-        install(&client).await?;
+        install(&client, &["v1beta2", "v1beta1"]).await?;
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize/agent-forge");
         let mut apply = Command::new(&kubectl);
         apply.arg("--kubeconfig").arg(cluster.kubeconfig()).args(["apply", "-k"]).arg(&deploy);

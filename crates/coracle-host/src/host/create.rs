@@ -6,13 +6,13 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
-use coracle_hypervisor::Forward;
+use coracle_hypervisor::{Driver as _, Forward};
 use coracle_image::{Image, Progress, PullOptions, PullPolicy, Reference};
 use coracle_types::{Identity, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
 use tokio::sync::oneshot;
 
 use super::Host;
-use crate::recipe::{VmPaths, check_kernel};
+use crate::recipe::{VmPaths, check_kernel, of_shape};
 use crate::record::SCHEMA;
 use crate::{EventKind, HostError, HostEvent, Owner, Record, Workload, files};
 
@@ -57,6 +57,8 @@ pub struct CreateSpec {
     pub idempotent: bool,
     /// Boot it every time, even where a template could be cloned.
     pub cold: bool,
+    /// Name of its driver; empty: the node's default.
+    pub driver: String,
 }
 
 /// When a registry is asked for an image.
@@ -110,6 +112,7 @@ impl Host {
         if let Some(existing) = self.existing(&spec)? {
             return Ok(existing);
         }
+        self.check_driver(&spec.driver)?;
         let kernel = self.kernel(&spec.kernel_path)?;
         let (image, rootfs) = self.image(&spec, progress).await?;
         let owner = &spec.owner;
@@ -133,6 +136,38 @@ impl Host {
                 Err(error)
             }
         }
+    }
+
+    /// The driver is there and can do what this node gives to every VM; where not, the refusal names one that can.
+    fn check_driver(&self, name: &str) -> Result<(), HostError> {
+        if name.is_empty() {
+            return Ok(());
+        }
+        let refused = |message: String| Err(HostError::Invalid { message });
+        let probes = self.probes();
+        let able = || -> Vec<&str> {
+            probes.iter().filter(|(_, probe)| probe.accelerator.is_some()).map(|(name, _)| *name).collect()
+        };
+        let Some((_, probe)) = probes.iter().find(|(known, _)| *known == name) else {
+            return refused(format!("no driver {name} on this node; there is: {}", able().join(", ")));
+        };
+        if probe.accelerator.is_none() {
+            let why = &probe.reason;
+            return refused(format!(
+                "driver {name} cannot be used on this node: {why}; there is: {}",
+                able().join(", ")
+            ));
+        }
+        let shared = &self.0.shared;
+        let mut shape = of_shape(&shared.config, shared.accelerator(name));
+        shape.driver = name.to_owned();
+        if shared.network.subnet().is_none() && !shared.driver.has_user_network(&shape) {
+            return refused(format!(
+                "driver {name} needs a tap device, and guests of this node have a network inside the VMM: start the \
+                 node as root, or use the driver qemu"
+            ));
+        }
+        Ok(())
     }
 
     pub(super) fn tell(&self, kind: EventKind, record: &Record) {
@@ -216,6 +251,7 @@ impl Host {
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let workload = workload(&spec, &image)?;
+        let driver = spec.driver;
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
         let record = Record {
@@ -250,6 +286,7 @@ impl Host {
             identity_ms: 0,
             template: None,
             cold: spec.cold,
+            driver,
             saved: None,
         };
         let paths = VmPaths::of(self.config(), &record.id);

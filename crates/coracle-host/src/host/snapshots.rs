@@ -5,6 +5,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use coracle_hypervisor::Driver as _;
 use coracle_image::{Image, NoProgress, Reference};
 use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
@@ -232,10 +233,12 @@ impl Host {
     /// Is this a machine like the one that the snapshot was taken on? Said before anything is made.
     async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
         let shared = &self.0.shared;
-        let mut recipe = of_shape(&shared.config, shared.accelerator);
+        let driver = &info.machine.driver;
+        let mut recipe = of_shape(&shared.config, shared.accelerator(driver));
         (recipe.vcpus, recipe.memory, recipe.nic) = (info.vcpus, info.memory, None);
-        let (name, driver) = (name.to_string(), shared.driver.name());
-        let Some(snapshots) = shared.driver.snapshots() else {
+        recipe.driver = shared.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
+        let (name, driver) = (name.to_string(), shared.driver_name(&recipe.driver));
+        let Some(snapshots) = shared.driver.snapshots(&recipe) else {
             let what = "load the memory of a saved VM";
             return Err(HostError::Unsupported { name, driver, what });
         };
@@ -319,6 +322,7 @@ impl Host {
             identity_ms: 0,
             template: None,
             cold: false,
+            driver: info.machine.driver.clone(),
             saved: Some(saved),
         };
         let (paths, store, snapshot) =

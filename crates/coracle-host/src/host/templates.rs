@@ -26,7 +26,7 @@ impl Host {
         kernel_path: &str,
     ) -> Result<TemplateInfo, HostError> {
         let shared = &self.0.shared;
-        let mut recipe = of_shape(&shared.config, shared.accelerator);
+        let mut recipe = of_shape(&shared.config, shared.accelerator(""));
         (recipe.vcpus, recipe.memory) = (vcpus, memory);
         if let Some(kernel) = self.kernel(kernel_path)? {
             recipe.kernel = kernel;

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use coracle_hypervisor::Forward;
+use coracle_hypervisor::{Forward, Probe};
 use coracle_proto::host as pb;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
 use tonic::Status;
@@ -42,6 +42,7 @@ pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, St
         disk_mib: Some(request.disk_mib).filter(|mib| *mib > 0),
         idempotent: request.idempotent,
         cold: request.cold,
+        driver: request.driver,
     })
 }
 
@@ -65,6 +66,16 @@ pub(super) fn shape(request: pb::WarmTemplateRequest) -> Result<(Vcpus, MemoryMi
 }
 
 /// A template as callers see it.
+pub(super) fn driver((name, probe): &(&'static str, Probe)) -> pb::DriverInfo {
+    pb::DriverInfo {
+        name: (*name).to_owned(),
+        version: probe.version.clone(),
+        available: probe.accelerator.is_some(),
+        accelerator: probe.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
+        reason: probe.reason.clone(),
+    }
+}
+
 pub(super) fn template(info: &TemplateInfo) -> pb::Template {
     pb::Template {
         key: info.key.to_string(),
@@ -101,7 +112,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         memory_mib: record.memory.into(),
         ip_address: record.reachable_address().map(|a| a.to_string()).unwrap_or_default(),
         mac: record.mac.to_string(),
-        driver: host.driver_name().to_owned(),
+        driver: host.driver_of(record).to_owned(),
         accelerator: record.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
         vmm_pid: record.process.map_or(0, |p| p.pid),
         created_at_ms: record.created_at.0,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use coracle_hypervisor::{MemoryFile, ProcessId, Template, VmRecipe};
+use coracle_hypervisor::{Driver as _, MemoryFile, ProcessId, Template, VmRecipe};
 use coracle_types::{MacAddr, VmId};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -35,7 +35,7 @@ async fn end(shared: &Shared, part: &Path) -> Result<(), HostError> {
     let name = part.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PART));
     let failed = |source| HostError::State { operation: format!("remove {}", part.display()), source };
     if let Some(key) = name.and_then(TemplateKey::parse) {
-        let nothing = crate::recipe::of_shape(&shared.config, shared.accelerator);
+        let nothing = crate::recipe::of_shape(&shared.config, shared.accelerator(""));
         let recipe = template_recipe(shared, &key, nothing, part);
         let driver = |source| HostError::Driver { name: recipe.id.to_string(), source };
         while let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
@@ -138,7 +138,7 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<Template, HostE
     let name = || recipe.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
     let io = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
-    let templates = shared.driver.templates().ok_or(HostError::Stopping)?;
+    let templates = shared.driver.templates(recipe).ok_or(HostError::Stopping)?;
     let ram = MemoryFile::new("template-ram", u64::from(recipe.memory.get()) << 20).map_err(io)?;
     let state = MemoryFile::new("template-state", 0).map_err(io)?;
     let process = templates.boot_template(recipe, &ram).await.map_err(driver)?;
@@ -161,7 +161,7 @@ async fn wait_for_agent(
     let boot = |why: &str| HostError::Boot { name: recipe.id.to_string(), why: why.to_owned() };
     let limit = shared.config.boot_limit;
     let ready = async {
-        let guest = GuestClient::open(shared.driver.as_ref(), recipe, limit, None).await;
+        let guest = GuestClient::open(&shared.driver, recipe, limit, None).await;
         let guest = guest.map_err(|e| boot(&e.to_string()))?;
         guest.status().await.map_err(|e| boot(e.message()))
     };

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coracle_hypervisor::ProcessId;
+use coracle_hypervisor::{Driver as _, ProcessId, VmRecipe};
 use coracle_proto::guest as pb;
 use coracle_types::{Op, VmState};
 use tokio::sync::{mpsc, watch};
@@ -101,6 +101,11 @@ pub(crate) fn spawn(
 }
 
 impl Actor {
+    /// Its VMM, for finding one and speaking to it, not for starting one.
+    fn recipe(&self) -> VmRecipe {
+        recipe(&self.shared.config, &self.record, self.shared.accelerator(&self.record.driver), None)
+    }
+
     /// Until the VM is gone or the daemon stops.
     async fn run(mut self) {
         if self.adopt().await {
@@ -319,7 +324,7 @@ impl Actor {
             What::Spawned { vmm, template } => {
                 self.record.process = Some(vmm);
                 self.record.template = template;
-                self.record.accelerator = Some(self.shared.accelerator);
+                self.record.accelerator = Some(self.shared.accelerator(&self.record.driver));
                 self.save_quietly().await;
                 self.watch(vmm);
             }
@@ -431,7 +436,7 @@ impl Actor {
     async fn end_vmm(&mut self) -> Result<(), HostError> {
         let name = || self.record.name.to_string();
         let driver = |source| HostError::Driver { name: name(), source };
-        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let recipe = self.recipe();
         while let Some(vmm) = self.shared.driver.find(&recipe).await.map_err(driver)? {
             self.shared.driver.kill(vmm).await.map_err(driver)?;
         }
@@ -475,7 +480,7 @@ impl Actor {
     }
 
     async fn find(&self) -> Option<ProcessId> {
-        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let recipe = self.recipe();
         match self.shared.driver.find(&recipe).await {
             Ok(found) => found,
             Err(error) => {
@@ -494,7 +499,7 @@ impl Actor {
             }
         });
         let shared = self.shared.clone();
-        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let recipe = self.recipe();
         let (console, keys) = (self.console.clone(), self.keys.clone());
         self.jobs.spawn(async move {
             let mut keys = keys.lock().await;
@@ -508,7 +513,7 @@ impl Actor {
     }
 
     fn follow(&mut self, guest: Option<GuestClient>) {
-        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let recipe = self.recipe();
         let (boot, log, tell) = (self.record.boots, self.log.clone(), self.tell.clone());
         let held = self.held.subscribe();
         let job = follow::run(self.shared.clone(), recipe, boot, log, guest, held, tell);

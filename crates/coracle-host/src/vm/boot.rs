@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Cloned, ProcessId, VmRecipe};
+use coracle_hypervisor::{Cloned, Driver as _, ProcessId, VmRecipe};
 use coracle_proto::guest as pb;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -173,7 +173,7 @@ async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostE
     let driver = |source| HostError::Driver { name: name(), source };
     let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
     let plug = shared.network.attach(&record.id, record.mac, lease).await.map_err(network)?;
-    let accelerator = shared.accelerator;
+    let accelerator = shared.accelerator(&record.driver);
     let recipe = recipe(&shared.config, record, accelerator, Some(&plug));
     prepare_files(shared, record).await?;
     if let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
@@ -205,10 +205,10 @@ async fn restore(
     saved: &SavedMemory,
 ) -> Result<Cloned, HostError> {
     let name = || record.name.to_string();
-    let driver = shared.driver.name();
+    let driver = shared.driver_name(&record.driver);
     let unsupported =
         || HostError::Unsupported { name: name(), driver, what: "load the memory of a saved VM" };
-    let snapshots = shared.driver.snapshots().ok_or_else(unsupported)?;
+    let snapshots = shared.driver.snapshots(recipe).ok_or_else(unsupported)?;
     let here = snapshots.compatibility(&VmRecipe { nic: None, ..recipe.clone() }).await;
     if let Some((field, was, is)) = saved.machine.difference(&here) {
         return Err(HostError::Incompatible { name: name(), field, saved: was.into(), here: is.into() });
@@ -230,7 +230,7 @@ async fn restore(
 
 /// A clone of the shape's template. `None`: it has to boot.
 async fn clone(shared: &Arc<Shared>, recipe: &VmRecipe, key: &TemplateKey) -> Option<Cloned> {
-    let driver = shared.driver.templates()?;
+    let driver = shared.driver.templates(recipe)?;
     let template = shared.templates.get(shared, key).await?;
     match driver.start_clone(recipe, &template).await {
         Ok(cloned) => Some(cloned),
@@ -273,7 +273,7 @@ async fn bring_up(
         move |status: tonic::Status| HostError::Guest { name, operation, source: Box::new(status) }
     };
     let unanswered = |e: io::Error| tonic::Status::unavailable(e.to_string());
-    let client = GuestClient::open(shared.driver.as_ref(), recipe, limits.hello, channel)
+    let client = GuestClient::open(&shared.driver, recipe, limits.hello, channel)
         .await
         .map_err(|e| guest("answers")(unanswered(e)))?;
     let entropy: [u8; 64] = rand::random();

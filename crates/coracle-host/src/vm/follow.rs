@@ -43,7 +43,7 @@ pub(super) async fn run(
         }
         let client = match session.take() {
             Some(client) => client,
-            None => match GuestClient::open(shared.driver.as_ref(), &recipe, OPEN_LIMIT, None).await {
+            None => match GuestClient::open(&shared.driver, &recipe, OPEN_LIMIT, None).await {
                 Ok(client) => client,
                 Err(error) => {
                     tracing::debug!(vm = %recipe.id, %error, "guest does not answer");

@@ -114,6 +114,7 @@ pub(crate) fn spec(name: &str) -> CreateSpec {
         disk_mib: None,
         idempotent: false,
         cold: false,
+        driver: String::new(),
     }
 }
 

@@ -266,6 +266,9 @@ pub struct CreateVmRequest {
     /// Boot it every time, even where a template could be cloned.
     #[prost(bool, tag = "19")]
     pub cold: bool,
+    /// Name of one of the node's drivers; empty: its default.
+    #[prost(string, tag = "20")]
+    pub driver: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Owner {

@@ -25,6 +25,7 @@ pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Tcg,
+        driver: String::new(),
     };
     let args = without_our_devices(coracle_qemu::argv_for_this_host(&recipe), &socket);
     if show {

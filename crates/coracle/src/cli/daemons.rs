@@ -123,6 +123,28 @@ pub(crate) struct NodeArgs {
     /// QEMU's system emulator
     #[arg(long, env = "CORACLE_NODE_QEMU", default_value = "qemu-system-x86_64")]
     pub(crate) qemu: PathBuf,
+    /// Firecracker, for VMs that ask for it
+    #[arg(long, env = "CORACLE_FIRECRACKER_BIN", default_value = "firecracker", value_name = "PROGRAM")]
+    pub(crate) firecracker: PathBuf,
+    /// Its jailer; without one it is run bare
+    #[arg(long, env = "CORACLE_FIRECRACKER_JAILER", value_name = "PROGRAM")]
+    pub(crate) jailer: Option<PathBuf>,
+    /// User and group of jailed processes
+    #[arg(
+        long,
+        env = "CORACLE_FIRECRACKER_JAIL_USER",
+        value_name = "UID:GID",
+        default_value = "64999:64999"
+    )]
+    pub(crate) jail_user: String,
+    /// Cloud Hypervisor, for VMs that ask for it
+    #[arg(
+        long,
+        env = "CORACLE_CLOUD_HYPERVISOR_BIN",
+        default_value = "cloud-hypervisor",
+        value_name = "PROGRAM"
+    )]
+    pub(crate) cloud_hypervisor: PathBuf,
     /// Which accelerator to use
     #[arg(long, env = "CORACLE_NODE_ACCELERATOR", value_enum, default_value_t)]
     pub(crate) accelerator: AcceleratorChoice,

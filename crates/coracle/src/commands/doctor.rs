@@ -1,7 +1,9 @@
 //! `coracle doctor`: what this machine can do, and what to do about the rest.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
 use coracle_hypervisor::{Accelerator, Driver, Probe};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use serde::Serialize;
@@ -59,6 +61,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     let config = QemuConfig { program: "qemu-system-x86_64".into(), kvm: Some(kvm_probe_of(None)) };
     let probe = QemuDriver::new(config).probe().await;
     let mut checks = vec![hypervisor(&probe), accelerator(&probe)];
+    checks.extend(others().await);
     checks.push(memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()));
     checks.extend(programs());
     checks.push(guest_kernel());
@@ -98,6 +101,31 @@ fn hypervisor(probe: &Probe) -> Check {
         Some(_) => Check::new(name, Verdict::Good, format!("QEMU {}, machine microvm", probe.version), ""),
         None => Check::new(name, Verdict::Missing, probe.reason.clone(), "install Debian's qemu-system-x86"),
     }
+}
+
+/// The hypervisors that a VM may ask for by name. Nothing is missing where they are not.
+async fn others() -> Vec<Check> {
+    let program =
+        |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| name.into(), PathBuf::from);
+    let firecracker = FirecrackerConfig {
+        program: program("CORACLE_FIRECRACKER_BIN", "firecracker"),
+        kvm: Some(kvm_probe_of(None)),
+        jail: None,
+    };
+    let cloud_hypervisor = CloudHypervisorConfig {
+        program: program("CORACLE_CLOUD_HYPERVISOR_BIN", "cloud-hypervisor"),
+        kvm: Some(kvm_probe_of(None)),
+    };
+    let check = |name: &'static str, probe: Probe| match probe.accelerator {
+        Some(_) => {
+            Check::new(name, Verdict::Good, format!("version {}: {}", probe.version, probe.reason), "")
+        }
+        None => Check::new(name, Verdict::Limited, probe.reason, "needed only by VMs that name this driver"),
+    };
+    vec![
+        check("firecracker", FirecrackerDriver::new(firecracker).probe().await),
+        check("cloud-hypervisor", CloudHypervisorDriver::new(cloud_hypervisor).probe().await),
+    ]
 }
 
 /// Which accelerator VMs get, and why that one.

@@ -86,6 +86,7 @@ fn request(args: &RunArgs, image: String) -> Result<pb::CreateVmRequest, Failure
         ports: args.publish.iter().map(|p| publish(p)).collect::<Result<_, _>>()?,
         disk_mib: args.disk.unwrap_or(0),
         cold: args.cold,
+        driver: args.driver.clone(),
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()
     })

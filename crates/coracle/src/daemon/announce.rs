@@ -70,7 +70,9 @@ pub(crate) async fn run(
 fn lease(node: &str, doors: &Doors, host: &Host) -> serde_json::Value {
     let capacity = host.capacity();
     let now = jiff::Timestamp::from_millisecond(host.clock().now().0).unwrap_or_default();
-    let accelerator = host.probe().accelerator.map_or("", coracle_hypervisor::Accelerator::as_str);
+    let first = host.probes().first();
+    let accelerator =
+        first.and_then(|(_, probe)| probe.accelerator).map_or("", coracle_hypervisor::Accelerator::as_str);
     let mut lease = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -86,7 +88,7 @@ fn lease(node: &str, doors: &Doors, host: &Host) -> serde_json::Value {
                 keys::AGENT_ADDRESS: doors.agent,
                 keys::CAPACITY_VCPUS: capacity.cpus.to_string(),
                 keys::CAPACITY_MEMORY_MIB: capacity.memory_allowed_mib.to_string(),
-                keys::DRIVER: host.driver_name(),
+                keys::DRIVER: first.map(|(name, _)| *name),
                 keys::ACCELERATOR: accelerator,
             },
         },

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, LegacyConfig};
+use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver, Jail};
 use coracle_host::{Host, HostConfig, HostService, TemplatePolicy};
+use coracle_hypervisor::{Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, Network, Subnet, UserNetwork};
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
@@ -124,27 +127,49 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     };
     let kvm = (args.accelerator == AcceleratorChoice::Auto)
         .then(|| kvm_probe_of(Some(state.join("accelerator.json"))));
-    let driver = QemuDriver::new(QemuConfig { program: args.qemu.clone(), kvm });
+    let drivers = drivers(state, args, kvm)?;
     let images = Store::open(state.join("images"), StoreOptions::default())
         .map_err(|e| Failure::new(e.code(), e.to_string()))?;
     let network = network(state, args).await?;
-    let host = Host::open(config, Arc::new(driver), network, Arc::new(images), Clock::system())
-        .await
-        .into_diagnostic()?;
-    let probe = host.probe();
-    match probe.accelerator {
-        Some(accelerator) => {
-            tracing::info!(
-                driver = host.driver_name(),
-                version = probe.version,
-                accelerator = accelerator.as_str(),
-                reason = probe.reason,
-                "driver"
-            );
+    let host =
+        Host::open(config, drivers, network, Arc::new(images), Clock::system()).await.into_diagnostic()?;
+    for (at, (driver, probe)) in host.probes().iter().enumerate() {
+        let (version, reason) = (&probe.version, &probe.reason);
+        match probe.accelerator {
+            Some(accelerator) => {
+                tracing::info!(driver, version, accelerator = accelerator.as_str(), reason, "driver");
+            }
+            None if at == 0 => tracing::warn!(driver, reason, "driver not available"),
+            None => tracing::debug!(driver, reason, "driver not available"),
         }
-        None => tracing::warn!(driver = host.driver_name(), reason = probe.reason, "driver not available"),
     }
     Ok(host)
+}
+
+/// QEMU, which runs everywhere, and beside it those that VMs may ask for.
+fn drivers(state: &Path, args: &NodeArgs, kvm: Option<KvmProbe>) -> miette::Result<Drivers> {
+    // Without a question KVM counts as absent: these two cannot do without.
+    let proof =
+        kvm.clone().or_else(|| Some(KvmProbe { device: PathBuf::new(), command: vec![], kept: None }));
+    let jail = match &args.jailer {
+        Some(program) => {
+            let owner =
+                args.jail_user.split_once(':').and_then(|(u, g)| Some((u.parse().ok()?, g.parse().ok()?)));
+            let owner =
+                owner.ok_or_else(|| Failure::usage("--jail-user is two numbers, like 64999:64999"))?;
+            Some(Jail { program: program.clone(), base: state.join("jails"), owner, parent_cgroup: None })
+        }
+        None => None,
+    };
+    let firecracker = FirecrackerConfig { program: args.firecracker.clone(), kvm: proof.clone(), jail };
+    let cloud_hypervisor = CloudHypervisorConfig { program: args.cloud_hypervisor.clone(), kvm: proof };
+    Ok(Drivers::new(
+        Arc::new(QemuDriver::new(QemuConfig { program: args.qemu.clone(), kvm })),
+        vec![
+            Arc::new(FirecrackerDriver::new(firecracker)),
+            Arc::new(CloudHypervisorDriver::new(cloud_hypervisor)),
+        ],
+    ))
 }
 
 /// Kernel and initramfs of guests: named, or from the tool cache.

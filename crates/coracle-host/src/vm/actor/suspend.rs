@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, Seek};
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Compatibility, ProcessId, Snapshots};
+use coracle_hypervisor::{Compatibility, Driver as _, ProcessId, Snapshots};
 use coracle_types::{Op, VmState};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -22,7 +22,6 @@ use super::{Actor, EventKind, Reply};
 use crate::HostError;
 use crate::files::{self, blocking};
 use crate::guest::GAP;
-use crate::recipe::recipe;
 use crate::record::SavedMemory;
 use crate::snapshots::{DISK_FILE, MEMORY_FILE};
 use crate::vm::Copied;
@@ -67,7 +66,7 @@ impl Actor {
     /// Makes the VMM hold its guest, or not, as the record says. A save that was cut off ends here, too.
     pub(super) async fn hold_as_recorded(&mut self) -> Result<(), HostError> {
         let driver = &self.shared.driver;
-        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let recipe = self.recipe();
         let hold = self.record.state == VmState::Paused;
         // Nobody may wait for a guest that stands still.
         if hold {
@@ -85,7 +84,7 @@ impl Actor {
     async fn hibernate(&mut self) -> Result<(), HostError> {
         let before = self.record.state;
         let driver = self.shared.driver.clone();
-        let snapshots = driver.snapshots().ok_or_else(|| self.cannot_save())?;
+        let snapshots = driver.snapshots(&self.recipe()).ok_or_else(|| self.cannot_save())?;
         self.change(VmState::Hibernating, String::new()).await?;
         let saved = match self.save_memory(snapshots).await {
             Ok(saved) => saved,
@@ -152,7 +151,7 @@ impl Actor {
         self.held.send_replace(true);
         let name = self.record.name.to_string();
         let driver = |source| HostError::Driver { name: name.clone(), source };
-        let recipe = recipe(&self.shared.config, &self.record, self.shared.accelerator, None);
+        let recipe = self.recipe();
         self.shared.driver.pause(&recipe).await.map_err(driver)?;
         snapshots.save(&recipe, &file).await.map_err(driver)?;
         Ok((file, snapshots.compatibility(&recipe).await))
@@ -170,7 +169,7 @@ impl Actor {
 
     async fn copy_live(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
         let driver = self.shared.driver.clone();
-        let snapshots = driver.snapshots().ok_or_else(|| self.cannot_save())?;
+        let snapshots = driver.snapshots(&self.recipe()).ok_or_else(|| self.cannot_save())?;
         let overlay = self.paths.overlay();
         let room = files::allocated_bytes(&overlay);
         let (place, disk) = (dir.join(MEMORY_FILE), dir.join(DISK_FILE));
@@ -211,7 +210,7 @@ impl Actor {
     fn cannot_save(&self) -> HostError {
         HostError::Unsupported {
             name: self.record.name.to_string(),
-            driver: self.shared.driver.name(),
+            driver: self.shared.driver_name(&self.record.driver),
             what: "save the memory of a VM",
         }
     }
@@ -245,7 +244,7 @@ impl Actor {
     pub(super) async fn loaded(&mut self, vmm: ProcessId, go: oneshot::Sender<()>) {
         let saved = self.record.saved.take();
         self.record.process = Some(vmm);
-        self.record.accelerator = Some(self.shared.accelerator);
+        self.record.accelerator = Some(self.shared.accelerator(&self.record.driver));
         match self.save().await {
             Ok(()) => {
                 self.watch(vmm);
