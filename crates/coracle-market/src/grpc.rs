@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_auction::Event;
+use coracle_auction::{Event, TenantNo};
 use coracle_proto::market as pb;
 use coracle_proto::market::{admin_server, market_server, supply_server, trading_server};
 use futures_util::Stream;
@@ -362,10 +362,11 @@ impl Watched {
     }
 
     fn has(&self, service: &Service, tenant: u32) -> bool {
-        tenant == self.tenant || self.below && {
-            let own = service.registry.name(Kind::Tenant, self.tenant);
-            is_below(&service.registry.name(Kind::Tenant, tenant), &own)
-        }
+        tenant == self.tenant
+            || self.below && {
+                let own = service.registry.name(Kind::Tenant, self.tenant);
+                is_below(&service.registry.name(Kind::Tenant, tenant), &own)
+            }
     }
 }
 
@@ -379,21 +380,21 @@ fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFram
     let mark = |yes| pb::OwnerFrame { seq: 0, market: String::new(), frame: Some(Frame::Synced(yes)) };
     let mut frames = vec![mark(false)];
     let tenants = watched.tenants(service);
+    let key = (!watched.uid.is_empty()).then(|| convert::owner_key(&watched.uid).0);
     for market in service.markets() {
         service.writer.read(market, |slot| {
             let seq = u64::try_from(slot.seq).unwrap_or(0);
             let mut put =
                 |frame| frames.push(pb::OwnerFrame { seq, market: slot.name.clone(), frame: Some(frame) });
-            let mut owners = std::collections::BTreeSet::new();
             for (id, row) in tenants.iter().flat_map(|tenant| service.rows(slot, *tenant, &watched.uid)) {
-                owners.insert(slot.market.owner_of(row));
                 put(Frame::Bid(convert::bid(market, slot, &service.registry, id, row)));
                 for (alloc, row) in slot.market.allocs_of(id) {
                     put(Frame::Allocation(convert::alloc(market, slot, &service.registry, alloc, row)));
                 }
             }
-            for (tenant, owner) in owners {
-                let version = slot.market.owner_version(tenant, owner);
+            // Also of owners without bids: who does not know its version cannot change anything.
+            let owners = tenants.iter().flat_map(|tenant| slot.market.owners_of_tenant(TenantNo(*tenant)));
+            for (owner, version) in owners.filter(|(owner, _)| key.is_none_or(|key| key == *owner)) {
                 let owner_uid = convert::owner_uid(&service.registry, owner);
                 put(Frame::Owner(pb::OwnerVersion { owner_uid, version }));
             }
@@ -416,9 +417,8 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
             })
         };
         let bid = |id, row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, id, row));
-        let unit = |alloc, row| {
-            Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, alloc, row))
-        };
+        let unit =
+            |alloc, row| Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, alloc, row));
         let mut frames = Vec::new();
         for event in &batch.events {
             match event {
@@ -432,7 +432,8 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
                 Event::Returned { alloc, bid: id, matched_at } => {
                     if let Some(of) = mine(*id) {
                         let allocation = crate::names::alloc(batch.market, *matched_at, *alloc);
-                        let gone = pb::Allocation { allocation, state: "returned".into(), ..Default::default() };
+                        let gone =
+                            pb::Allocation { allocation, state: "returned".into(), ..Default::default() };
                         frames.extend([bid(*id, of), Frame::Allocation(gone)]);
                     }
                 }
