@@ -57,6 +57,11 @@ pub(crate) struct Metrics {
     pub(crate) replay_mismatch: Counter,
 }
 
+/// Puts the market's metrics into `registry`, each written once: for references, not for a market that runs.
+pub fn register_metrics(registry: &mut Registry) {
+    Metrics::register(registry).touch();
+}
+
 /// Micro-dollars as dollars, for graphs alone.
 fn dollars(micros: i64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a graph, not a bill")]
@@ -114,6 +119,22 @@ impl Metrics {
             m.replay_mismatch.clone(),
         );
         m
+    }
+
+    /// Writes every metric with a label once, for the reference.
+    pub(crate) fn touch(&self) {
+        let class = || Class { class: "a100-4x/local".to_owned() };
+        for family in [&self.clearing_price, &self.quote_price] {
+            family.get_or_create(&class()).set(0.0);
+        }
+        for family in [&self.allocations, &self.free_units, &self.open_units] {
+            family.get_or_create(&class()).set(0);
+        }
+        self.preemptions.get_or_create(&Outcome { outcome: "drained" }).inc();
+        self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
+        self.bids.get_or_create(&Outcomes { result: "accepted" }).inc();
+        self.order("launch");
+        self.charged.get_or_create(&class()).inc_by(0.0);
     }
 
     /// A command and its answer.

@@ -22,6 +22,20 @@ pub const REGION: &str = "topology.kubernetes.io/region";
 /// Label on Nodes that load balancers pass over.
 pub const NO_BALANCER: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
+/// Name of the Node of a unit: `bn-<BidNode, at most 40 characters>-<8 characters that the unit's id hashes to>`.
+#[must_use]
+pub fn node_name(bidnode: &str, allocation: &str) -> String {
+    const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+    // FNV-1a: the same in every release, and no secret is behind it.
+    let hash = allocation
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let tail: String =
+        (0..8).map(|n| char::from(LETTERS[usize::try_from(hash >> (n * 5) & 31).unwrap_or(0)])).collect();
+    let cut = bidnode.char_indices().nth(40).map_or(bidnode.len(), |(at, _)| at);
+    format!("bn-{}-{tail}", bidnode[..cut].trim_end_matches(['-', '.']))
+}
+
 /// Taint of a Node until its labels and taints are in place and it is Ready.
 pub const UNINITIALIZED: &str = "kubebid.io/uninitialized";
 /// Taint of a Node under notice; the value is the deadline in seconds since 1970.

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     facts::PodKind,
     mirror::{Bid, Unit, UnitState},
-    settings::parse,
+    settings::{Taint, parse},
     times::Times,
 };
 
@@ -670,7 +670,8 @@ proptest::proptest! {
         let max = u32::try_from(w.object.spec.max_nodes).unwrap();
         if bought > 0 {
             proptest::prop_assert!(had + bought <= max, "{had} + {bought} > {max}");
-            proptest::prop_assert!(!plan.steps.iter().any(|s| matches!(s, Step::Cancel { .. } | Step::Amend { .. })));
+            let sells = plan.steps.iter().any(|s| matches!(s, Step::Cancel { .. } | Step::Amend { .. }));
+            proptest::prop_assert!(!sells);
             if let Some(cap) = cap {
                 let price = plan.facts.limit.unwrap().as_micros();
                 let sum = i64::from(had) * limit * 100 + i64::from(bought) * price;
