@@ -36,6 +36,21 @@ pub(crate) struct Orders {
     result: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ScopeLabel {
+    scope: &'static str,
+}
+
+/// Calls that came through a door with a good token.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Calls(Family<ScopeLabel, Counter>);
+
+impl Calls {
+    pub(crate) fn count(&self, scope: crate::auth::Scope) {
+        self.0.get_or_create(&ScopeLabel { scope: scope.as_str() }).inc();
+    }
+}
+
 type Dollars = Gauge<f64, AtomicU64>;
 type DollarSum = Counter<f64, AtomicU64>;
 
@@ -52,6 +67,7 @@ pub(crate) struct Metrics {
     skipped_gangs: Counter,
     orders: Family<Orders, Counter>,
     charged: Family<Class, DollarSum>,
+    pub(crate) calls: Calls,
     pub(crate) journal_commit: Histogram,
     pub(crate) journal_up: Gauge,
     pub(crate) replay_mismatch: Counter,
@@ -87,6 +103,7 @@ impl Metrics {
             skipped_gangs: Counter::default(),
             orders: Family::default(),
             charged: Family::default(),
+            calls: Calls::default(),
             journal_commit: Histogram::new(exponential_buckets(0.0001, 2.0, 14)),
             journal_up: Gauge::default(),
             replay_mismatch: Counter::default(),
@@ -107,6 +124,7 @@ impl Metrics {
         r.register("coracle_market_skipped_gangs", "Blocks passed over by a call", m.skipped_gangs.clone());
         r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
+        r.register("coracle_market_calls", "Calls by what their token must allow", m.calls.0.clone());
         r.register(
             "coracle_market_journal_commit_seconds",
             "Time to put a group on disk",
@@ -134,6 +152,7 @@ impl Metrics {
         self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
         self.bids.get_or_create(&Outcomes { result: "accepted" }).inc();
         self.order("launch");
+        self.calls.count(crate::auth::Scope::Read);
         self.charged.get_or_create(&class()).inc_by(0.0);
     }
 

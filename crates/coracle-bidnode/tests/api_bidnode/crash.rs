@@ -9,7 +9,7 @@ use crate::world::{HERE, LIMIT, Operator, World, eventually};
 const KILLS: usize = 10;
 
 fn kills() -> usize {
-    std::env::var("CORACLE_SOAK_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS)
+    std::env::var("CORACLE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS)
 }
 
 /// Acceptance 5.
