@@ -86,6 +86,8 @@ pub struct Need {
     pub nodes: u32,
     /// Active nodes that a waiting pod was placed on.
     pub used: BTreeSet<String>,
+    /// Nodes that were active then. One that became active since is one that was in flight.
+    pub active: BTreeSet<String>,
 }
 
 /// Assigns every waiting pod to one BidNode at most, and packs.
@@ -128,7 +130,8 @@ pub fn pack(pool: &Pool, mut pods: Vec<&PodFacts>) -> Need {
     let mut bins: Vec<Resources> = pool.active.iter().map(|(_, free)| free.clone()).collect();
     let paid = bins.len();
     bins.extend(std::iter::repeat_n(pool.shape.clone(), pool.in_flight));
-    let mut need = Need::default();
+    let active = pool.active.iter().map(|(name, _)| name.clone()).collect();
+    let mut need = Need { active, ..Need::default() };
     let mut used = vec![false; bins.len()];
     for pod in pods {
         let place = bins.iter().position(|free| has_room(free, &pod.requests));

@@ -237,6 +237,9 @@ fn resources(quantities: Option<&BTreeMap<String, Quantity>>) -> Resources {
 pub fn thousandths(text: &str) -> Option<i128> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
+    if number.is_empty() {
+        return None;
+    }
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let fraction = fraction.get(..fraction.len().min(9))?;
     let digits: i128 = format!("{whole}{fraction:0<9}").parse().ok()?;

@@ -92,7 +92,7 @@ fn operator(image: &str) -> Value {
         "name": "operator",
         "image": image,
         "args": [
-            "coracle", "operator", "--controllers=bidnode", "--admin-listen=:8081",
+            "operator", "--controllers=bidnode", "--admin-listen=0.0.0.0:8081",
             format!("--market=http://{MARKET}.{NAMESPACE}.svc:7700"),
         ],
         "env": [
@@ -126,7 +126,7 @@ fn market(image: &str) -> Value {
         "name": "market",
         "image": image,
         "args": [
-            "coracle", "market", "serve", "--store=sqlite:/data/market.db", "--grpc=0.0.0.0:7700",
+            "market", "serve", "--store=sqlite:/data/market.db", "--grpc=0.0.0.0:7700",
             "--http=0.0.0.0:7701", "--admin-listen=0.0.0.0:7702", "--region=local",
         ],
         "env": [token_env("CORACLE_MARKET_ADMIN_TOKEN")],

@@ -230,9 +230,12 @@ fn desired(o: &Observed<'_>, settings: &Settings, counts: &Counts) -> u32 {
         since.is_none_or(|since| o.now_ms - since < settings.idle_after_ms)
             || o.need.used.contains(&view.facts.name)
     };
-    let active = o.nodes.iter().filter(|view| counts::is_active(o, view));
-    let busy = u32::try_from(active.filter(is_busy).count()).unwrap_or(u32::MAX);
-    let wanted = settings.min.max(busy.saturating_add(o.need.nodes));
+    let active: Vec<_> = o.nodes.iter().filter(|view| counts::is_active(o, view)).collect();
+    // The packing is a moment old: what it saw in flight and is active now is not needed a second time.
+    let arrived = active.iter().filter(|view| !o.need.active.contains(&view.facts.name)).count();
+    let needed = o.need.nodes.saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX));
+    let busy = u32::try_from(active.into_iter().filter(is_busy).count()).unwrap_or(u32::MAX);
+    let wanted = settings.min.max(busy.saturating_add(needed));
     let floor = match settings.consolidation {
         crate::settings::Consolidation::Never => counts.active,
         _ => 0,

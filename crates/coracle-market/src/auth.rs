@@ -98,7 +98,13 @@ impl Gate {
     pub(crate) fn new(clock: Clock, tokens: Vec<([u8; 32], u32, u8)>, calls: Calls) -> Self {
         let tokens =
             tokens.into_iter().map(|(hash, tenant, scopes)| (hash, Caller { tenant, scopes })).collect();
-        Self { tokens: RwLock::new(tokens), buckets: Mutex::default(), rates: RwLock::default(), clock, calls }
+        Self {
+            tokens: RwLock::new(tokens),
+            buckets: Mutex::default(),
+            rates: RwLock::default(),
+            clock,
+            calls,
+        }
     }
 
     pub(crate) fn admit(&self, hash: [u8; 32], tenant: u32, scopes: u8) {

@@ -6,6 +6,9 @@ use serde_json::json;
 
 use crate::world::{HERE, LIMIT, World, eventually};
 
+/// A market with time between its calls.
+const SLOW: &str = "a100-4x/slow";
+
 /// A world with one running node of that strategy, and one unit in all.
 async fn running(
     cluster: &'static coracle_testkit::cluster::Cluster,
@@ -13,9 +16,13 @@ async fn running(
     defend: bool,
 ) -> anyhow::Result<(World, crate::world::Operator)> {
     let mut w = World::new(cluster).await?;
-    w.supply(HERE, 1).await;
+    // Signals of risk come every five seconds: a call must not come first.
+    w.put_market_every(SLOW, 2_000_000, 8_000_000, 0, 12_000).await;
+    let market = if strategy == BidStrategy::Balanced { SLOW } else { HERE };
+    w.supply(market, 1).await;
     let operator = w.operator();
     w.create("node", |o| {
+        o.spec.region = market.split_once('/').map(|(_, region)| region.to_owned());
         (o.spec.min_nodes, o.spec.bid_strategy) = (1, strategy);
         if !defend {
             o.metadata.annotations = Some([(annotation::DEFEND.into(), "false".into())].into());
@@ -56,7 +63,7 @@ fn acceptance_09_balanced_raises_its_limit_to_what_keeps_the_node() {
     cluster::run(|cluster| async move {
         let (w, operator) = running(cluster, BidStrategy::Balanced, true).await?;
         // Above our 2.88, below the quote that it makes.
-        w.rival(HERE, 3_000_000, 1).await;
+        w.rival(SLOW, 3_000_000, 1).await;
         let raised = async || first(&w).await.filter(|u| u.limit_micros >= 3_000_000);
         let unit = eventually(raised).await;
         let Some(unit) = unit else {
@@ -91,7 +98,7 @@ fn acceptance_09_availability_optimized_is_at_max_bid_as_soon_as_active_and_pays
 fn acceptance_09_defend_false_is_seed_literal() {
     cluster::run(|cluster| async move {
         let (w, operator) = running(cluster, BidStrategy::Balanced, false).await?;
-        w.rival(HERE, 3_000_000, 1).await;
+        w.rival(SLOW, 3_000_000, 1).await;
         w.until_reason("node", "PreemptionNotice", "Preempting").await?;
         let unit = first(&w).await.unwrap();
         assert_eq!((unit.state.as_str(), unit.limit_micros), ("preempting", 2_880_000));

@@ -117,11 +117,23 @@ impl World {
     }
 
     pub(crate) async fn put_market(&self, market: &str, reserve: i64, cap: i64, min_runtime_ms: i64) {
+        self.put_market_every(market, reserve, cap, min_runtime_ms, 1500).await;
+    }
+
+    /// With calls at that interval, in milliseconds.
+    pub(crate) async fn put_market_every(
+        &self,
+        market: &str,
+        reserve: i64,
+        cap: i64,
+        min_runtime_ms: i64,
+        call_interval_ms: i64,
+    ) {
         let put = pb::PutMarketRequest {
             market: market.into(),
             reserve_micros: reserve,
             cap_micros: cap,
-            call_interval_ms: 1500,
+            call_interval_ms,
             min_runtime_ms: Some(min_runtime_ms),
             notice_ms: 10_000,
             ..pb::PutMarketRequest::default()

@@ -111,8 +111,10 @@ async fn measure(dir: &Path) -> Result<()> {
     prepare(&client).await?;
     let (grpc, http, admin) = (free()?, free()?, free()?);
     let store = format!("sqlite:{}", dir.join("market.db").display());
-    let serve = ["market", "serve", "--store", &store, "--grpc", &grpc, "--http", &http, "--admin-listen", &admin];
-    let market = start(dir, "market.log", &[&serve[..], &["--region=local", "--admin-token", ADMIN]].concat())?;
+    let serve =
+        ["market", "serve", "--store", &store, "--grpc", &grpc, "--http", &http, "--admin-listen", &admin];
+    let market =
+        start(dir, "market.log", &[&serve[..], &["--region=local", "--admin-token", ADMIN]].concat())?;
     let channel = dial(&format!("http://{grpc}")).await?;
     let token = tenants(&channel).await?;
     let supplier = Arc::new(Supplier { client: client.clone(), channel, token });
@@ -121,13 +123,17 @@ async fn measure(dir: &Path) -> Result<()> {
     supply.spawn(supplier.serve());
     let kubeconfig = cluster.kubeconfig().display().to_string();
     let url = format!("http://{grpc}");
-    let operator = ["operator", "--controllers=bidnode", "--no-election", "--kubeconfig", &kubeconfig, "--market", &url];
+    let operator =
+        ["operator", "--controllers=bidnode", "--no-election", "--kubeconfig", &kubeconfig, "--market", &url];
     let more = ["--market-token", ADMIN, "--market-cluster=bench", "--market-rate=2000", "--log=warn"];
     let operator = start(dir, "operator.log", &[&operator[..], &more].concat())?;
     let began = Instant::now();
     create(&client).await?;
     until_settled(&client).await?;
-    eprintln!("{OBJECTS} BidNodes, {NODES} with a Node, settled after {:.1} s", began.elapsed().as_secs_f64());
+    eprintln!(
+        "{OBJECTS} BidNodes, {NODES} with a Node, settled after {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
     sleep(IDLE).await;
     let pid = operator.0.id();
     let (cpu, writes, calls) = (cpu_seconds(pid)?, api_writes(&client).await?, calls(&admin).await?);
@@ -150,7 +156,8 @@ async fn prepare(client: &Client) -> Result<()> {
     crds.patch("bidnodes.kubebid.io", &params, &Patch::Apply(BidNode::crd())).await?;
     await_condition(crds, "bidnodes.kubebid.io", is_crd_established()).await?;
     for n in 0..NAMESPACES {
-        let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": format!("bench-{n}")}}))?;
+        let namespace: Namespace =
+            serde_json::from_value(json!({"metadata": {"name": format!("bench-{n}")}}))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
     }
     Ok(())
@@ -161,7 +168,9 @@ async fn dial(url: &str) -> Result<Channel> {
     loop {
         match Endpoint::from_shared(url.to_owned())?.connect().await {
             Ok(channel) => return Ok(channel),
-            Err(error) if began.elapsed() > Duration::from_secs(30) => return Err(error).context("the market"),
+            Err(error) if began.elapsed() > Duration::from_secs(30) => {
+                return Err(error).context("the market");
+            }
             Err(_) => sleep(Duration::from_millis(100)).await,
         }
     }
@@ -174,7 +183,8 @@ async fn tenants(channel: &Channel) -> Result<String> {
         let tenant = format!("bench/bench-{n}");
         admin.put_tenant(with(PutTenantRequest { tenant, rate: 100_000, ..Default::default() })).await?;
     }
-    let host = PutTenantRequest { tenant: "host".into(), scopes: vec!["supply".into()], ..Default::default() };
+    let host =
+        PutTenantRequest { tenant: "host".into(), scopes: vec!["supply".into()], ..Default::default() };
     Ok(admin.put_tenant(with(host)).await?.into_inner().token)
 }
 
@@ -190,7 +200,8 @@ async fn create(client: &Client) -> Result<()> {
             ..BidNodeSpec::default()
         };
         let mut object = BidNode::new(&format!("ml-training-{n}"), spec);
-        object.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "training".to_owned())].into());
+        object.metadata.labels =
+            Some([("app.kubernetes.io/part-of".to_owned(), "training".to_owned())].into());
         let api: Api<BidNode> = Api::namespaced(client.clone(), &format!("bench-{}", n % NAMESPACES));
         async move { api.create(&PostParams::default(), &object).await.map(drop) }
     };
