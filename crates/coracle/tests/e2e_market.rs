@@ -85,15 +85,42 @@ fn a_bid_is_placed_looked_at_changed_and_taken_back() {
         let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["MARKET", "QUOTE", "CLEARING", "RESERVE", "CAP", "FREE"]);
         assert_eq!(lines[1], ["a100-4x/local", "3.2000", "2.0000", "2.0000", "8.0000", "0"]);
-        let placed = market.json(&["bid", "place", "a100-4x", "local", "--limit", "2.08", "--quantity", "2", "--key", "k"]);
+        let placed = market.json(&[
+            "bid",
+            "place",
+            "a100-4x",
+            "local",
+            "--limit",
+            "2.08",
+            "--quantity",
+            "2",
+            "--key",
+            "k",
+        ]);
         let id = placed["items"][0]["bid"].as_str().unwrap().to_owned();
-        let again =
-            market.json(&["bid", "place", "a100-4x", "local", "--limit", "2.08", "--quantity", "2", "--key", "k"]);
-        assert_eq!((again["items"][0]["bid"].as_str(), &again["items"][0]["replayed"]), (Some(id.as_str()), &Value::Bool(true)));
+        let again = market.json(&[
+            "bid",
+            "place",
+            "a100-4x",
+            "local",
+            "--limit",
+            "2.08",
+            "--quantity",
+            "2",
+            "--key",
+            "k",
+        ]);
+        assert_eq!(
+            (again["items"][0]["bid"].as_str(), &again["items"][0]["replayed"]),
+            (Some(id.as_str()), &Value::Bool(true))
+        );
         assert_eq!(market.told(&["bids", "-o", "name"]), format!("{id}\n"));
         let bids = market.json(&["bids"]);
         assert_eq!(bids["kind"], "BidList");
-        assert_eq!((&bids["items"][0]["limit"], &bids["items"][0]["units"]["open"]), (&"2.0800".into(), &2.into()));
+        assert_eq!(
+            (&bids["items"][0]["limit"], &bids["items"][0]["units"]["open"]),
+            (&"2.0800".into(), &2.into())
+        );
         assert!(market.told(&["bids", "-o", "wide"]).contains("TENANT"));
         assert!(market.told(&["bids", "-o", "yaml"]).contains("kind: BidList"));
         assert!(market.told(&["explain", &id]).contains("rank 1 of"), "{}", market.told(&["explain", &id]));
@@ -101,7 +128,8 @@ fn a_bid_is_placed_looked_at_changed_and_taken_back() {
         assert_eq!(amended["items"][0]["bid"], id.as_str());
         assert_eq!(market.json(&["bids"])["items"][0]["limit"], "3.0000");
         let bands = market.json(&["book", "a100-4x", "local"]);
-        let units: u64 = bands["items"].as_array().unwrap().iter().map(|b| b["units"].as_u64().unwrap()).sum();
+        let units: u64 =
+            bands["items"].as_array().unwrap().iter().map(|b| b["units"].as_u64().unwrap()).sum();
         assert_eq!(units, 1);
         assert_eq!(market.json(&["budget"])["items"][0]["committed"], "3.0000");
         let simulated = market.json(&["simulate", "a100-4x", "local", "--limit", "4"]);
@@ -109,7 +137,9 @@ fn a_bid_is_placed_looked_at_changed_and_taken_back() {
         market.told(&["bid", "cancel", &id]);
         assert_eq!(market.told(&["bids", "-o", "name"]), "");
         assert_eq!(market.told(&["bids", "-a", "-o", "name"]), format!("{id}\n"));
-        for verb in [&["allocations"][..], &["lots"], &["charges"], &["top"], &["history", "a100-4x", "local"]] {
+        for verb in
+            [&["allocations"][..], &["lots"], &["charges"], &["top"], &["history", "a100-4x", "local"]]
+        {
             market.told(verb);
         }
         assert!(market.json(&["verify", "a100-4x", "local"])["items"][0]["sound"].as_bool().unwrap());
@@ -149,7 +179,8 @@ fn exit_codes_are_the_contract() {
         assert_eq!(twice.status.code(), Some(1), "a rule refuses: {}", text(&twice.stderr));
         assert_eq!(market.ask_as("wrong", &["price"]).status.code(), Some(7));
         let mut silent = Command::new(CORACLE);
-        let silent = silent.args(["market", "price", "--url", &format!("http://{}", free())]).output().unwrap();
+        let silent =
+            silent.args(["market", "price", "--url", &format!("http://{}", free())]).output().unwrap();
         assert_eq!(silent.status.code(), Some(6), "{}", text(&silent.stderr));
         assert!(text(&silent.stderr).contains("help:"), "{}", text(&silent.stderr));
     });
