@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use coracle_api::bidnode::{BidNode, names};
 use coracle_proto::market as pb;
-use coracle_reconcile::{Event, Kind, add_finalizer, remove_finalizer};
+use coracle_reconcile::{add_finalizer, remove_finalizer};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
-    Api, Resource as _, ResourceExt as _,
+    Api, ResourceExt as _,
     api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, Preconditions},
 };
 
@@ -115,7 +115,7 @@ impl Hands<'_> {
             Step::Shape(change) | Step::Drain(change) => self.patch_node(change).await.map(drop),
             Step::Notice { change, note } => {
                 if self.patch_node(change).await? {
-                    self.tell("NodePreempted", note.clone(), Kind::Warning).await;
+                    self.tell("NodePreempted", note.clone(), true);
                 }
                 Ok(())
             }
@@ -171,8 +171,7 @@ impl Hands<'_> {
         let reply = self.cx.market.place(request).await?;
         self.took(market, &reply, reply.at_ms, None);
         let price = coracle_auction::Price::micros(limit);
-        self.tell("BidPlaced", format!("bid {} for {quantity} nodes at {price}", reply.bid), Kind::Normal)
-            .await;
+        self.tell("BidPlaced", format!("bid {} for {quantity} nodes at {price}", reply.bid), false);
         Ok(())
     }
 
@@ -194,7 +193,7 @@ impl Hands<'_> {
         self.took(market, &reply, reply.at_ms, Some(bid));
         if let Some(limit) = limit_micros {
             let note = format!("bid {bid} is now at {}", coracle_auction::Price::micros(limit));
-            self.tell("BidRepriced", note, Kind::Normal).await;
+            self.tell("BidRepriced", note, false);
         }
         Ok(())
     }
@@ -218,8 +217,8 @@ impl Hands<'_> {
         };
         let reply = self.cx.market.release(market, request).await?;
         self.took(market, &reply, 0, None);
-        let (reason, kind) = if failed { ("NodeFailed", Kind::Warning) } else { ("Released", Kind::Normal) };
-        self.tell(reason, note.to_owned(), kind).await;
+        let reason = if failed { "NodeFailed" } else { "Released" };
+        self.tell(reason, note.to_owned(), failed);
         Ok(())
     }
 
@@ -256,12 +255,8 @@ impl Hands<'_> {
         match pods.delete(name, &DeleteParams::default().grace_period(grace).preconditions(only)).await {
             Ok(_) => {
                 self.cx.config.bid_metrics.forced();
-                self.tell(
-                    "DrainForced",
-                    format!("Pod {namespace}/{name} is ended with its whole grace"),
-                    Kind::Warning,
-                )
-                .await;
+                let note = format!("Pod {namespace}/{name} is ended with its whole grace");
+                self.tell("DrainForced", note, true);
                 Ok(())
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
@@ -306,14 +301,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    async fn tell(&self, reason: &'static str, note: String, kind: Kind) {
-        publish(self.cx, self.object, Note { reason, text: note, warning: kind == Kind::Warning }).await;
+    fn tell(&self, reason: &'static str, text: String, warning: bool) {
+        self.cx.events.tell(self.object, Note { reason, text, warning });
     }
-}
-
-/// Sends an event about the object, best effort.
-pub(crate) async fn publish(cx: &Context, object: &BidNode, note: Note) {
-    let kind = if note.warning { Kind::Warning } else { Kind::Normal };
-    let event = Event { kind, reason: note.reason, action: note.reason, note: note.text };
-    cx.events.publish(&event, &object.object_ref(&())).await;
 }

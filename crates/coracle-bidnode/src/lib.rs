@@ -22,6 +22,7 @@ pub mod plan;
 mod reconcile;
 pub mod settings;
 pub mod status;
+mod tell;
 mod times;
 mod watches;
 mod world;
@@ -124,12 +125,14 @@ pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Res
 /// Watches and reconciles until `stop`.
 async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Result<(), Error> {
     let market = Market::new(&config.market)?;
+    let recorder = EventRecorder::new(client.clone(), "bidnode", &config.identity);
+    let (events, told) = tell::queue();
     let writer = Writer::<Guarded>::new(());
     let (urgent, queue) = unbounded_channel();
     let (soon, coming) = unbounded_channel();
     let cx = Arc::new(Context {
         objects: writer.as_reader(),
-        events: EventRecorder::new(client.clone(), "bidnode", &config.identity),
+        events,
         market,
         mirror: Mirror::default(),
         world: World::default(),
@@ -152,6 +155,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         () = watches::pods(&cx, &listed) => {}
         () = watches::coalesce(coming, urgent, config.times.debounce) => {}
         () = pack::keep(&cx) => {}
+        () = tell::keep(&recorder, told) => {}
         () = market::feed(&cx.market, &cx.mirror, |change| watches::market_changed(&cx, change), stop) => {}
         () = stop.cancelled() => {}
     }
@@ -166,7 +170,7 @@ pub(crate) struct Context {
     pub(crate) mirror: Mirror,
     pub(crate) world: World,
     pub(crate) triggers: Triggers,
-    pub(crate) events: EventRecorder,
+    pub(crate) events: tell::Teller,
     pub(crate) failures: reconcile::Failures,
     pub(crate) config: Config,
 }

@@ -24,7 +24,7 @@ use crate::{
     CONTROLLER, Context, Error,
     demand::Need,
     error::api,
-    execute::{execute, publish},
+    execute::execute,
     mirror::{Owner, Quote},
     plan::{NodeView, Observed, Plan, plan},
     settings::{Settings, parse},
@@ -182,7 +182,7 @@ async fn pass(cx: &Context, object: &BidNode, seen: &Snapshot, decided: &Plan) -
     metrics.gauge(&uid, &namespace, &name, &object.spec.instance_type, class, strategy, counts, cost);
     report(cx, object, &observed, decided, &done.outcome).await?;
     for note in cx.mirror.take_notes(&uid) {
-        publish(cx, object, note).await;
+        cx.events.tell(object, note);
     }
     result?;
     let soon = done.stale.then_some(cx.config.times.wait);
@@ -209,7 +209,7 @@ async fn report(
     cx.config.bid_metrics.wrote();
     let before = object.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     for note in status::news(before, &status.conditions) {
-        publish(cx, object, note).await;
+        cx.events.tell(object, note);
     }
     Ok(())
 }

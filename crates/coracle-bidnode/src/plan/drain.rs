@@ -22,7 +22,7 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
         Haste::By { .. } => matches!(p.kind, PodKind::Workload | PodKind::Daemon),
     };
     let there: Vec<_> = view.pods.iter().filter(counts).collect();
-    let Some(tier) = there.iter().map(|p| tier(p)).min() else { return None };
+    let tier = there.iter().map(|p| tier(p)).min()?;
     if haste != Haste::None && there.iter().all(|p| p.kind == PodKind::Daemon) {
         // What runs on every node ends with the node.
         return None;

@@ -66,13 +66,16 @@ fn what_the_schema_forbids_is_refused_and_not_stored() {
     });
 }
 
+/// Name of the object, what the condition must name, and what is wrong.
+type Row = (&'static str, &'static str, fn(&mut BidNode));
+
 /// The rows that the schema cannot say: a condition that names the field, one event, no bid.
 #[test]
 fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let operator = w.operator();
-        let rows: [(&str, &str, fn(&mut BidNode)); 9] = [
+        let rows: [Row; 9] = [
             ("decimals", "spec.maxBid", |o| o.spec.max_bid = 1.000_000_1),
             ("million", "spec.maxBid", |o| o.spec.max_bid = 1_000_001.0),
             ("no-key", "spec.taints[0].key", |o| {

@@ -141,7 +141,8 @@ async fn measure(dir: &Path) -> Result<()> {
     let writes = api_writes(&client).await?.since(&writes);
     let calls = self::calls(&admin).await? - calls;
     let cores = (cpu_seconds(pid)? - cpu) / MINUTE.as_secs_f64();
-    figure("bidnode.quiet_writes", writes.total(), "writes");
+    // A sum of nothing is minus zero.
+    figure("bidnode.quiet_writes", writes.total() + 0.0, "writes");
     figure("bidnode.quiet_calls", calls, "calls");
     figure("bidnode.cores", cores, "cores");
     figure("bidnode.rss_mib", rss_mib(pid)?, "MiB");
