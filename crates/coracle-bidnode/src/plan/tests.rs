@@ -271,7 +271,12 @@ fn limit_table() {
 
 #[test]
 fn price_table() {
-    let scarce = |w: &mut World| drop(w.quotes.insert(HERE.into(), quote("2", "4", "4")));
+    let quoted = |price: &'static str, at: &'static str| {
+        move |w: &mut World| {
+            w.quotes.insert(HERE.into(), quote("2", price, at));
+        }
+    };
+    let scarce = quoted("4", "4");
     let at_risk = |keep: &'static str| {
         move |w: &mut World| {
             scarce(w);
@@ -284,9 +289,7 @@ fn price_table() {
         ("an open bid follows", world(1, 5).bid("x", HERE, "2.88", 1).with(scarce), "amend:x@3.6000"),
         (
             "not when that is less than 2 %",
-            world(1, 5)
-                .bid("x", HERE, "2.88", 1)
-                .with(|w| drop(w.quotes.insert(HERE.into(), quote("2", "2", "3.25")))),
+            world(1, 5).bid("x", HERE, "2.88", 1).with(quoted("2", "3.25")),
             "",
         ),
         (
@@ -294,7 +297,7 @@ fn price_table() {
             world(1, 5)
                 .bid("x", HERE, "2.88", 1)
                 .with(scarce)
-                .with(|w| drop(w.owner.amended_ms.insert("x".into(), NOW - 59_000))),
+                .with(|w| w.owner.amended_ms = [("x".to_owned(), NOW - 59_000)].into()),
             "",
         ),
         (
