@@ -20,8 +20,8 @@ pub(crate) use daemons::{
 pub(crate) use format::Format;
 pub(crate) use market::{
     AdviseArgs, AmendArgs, At, BidCommand, BidFlags, BidsArgs, CancelArgs, ChargesArgs, CrdArgs, CrdCommand,
-    EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketNameArgs, MarketServeArgs,
-    OneMarketArgs, OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs,
+    EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketServeArgs, OneMarketArgs,
+    OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs,
 };
 pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
 pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};

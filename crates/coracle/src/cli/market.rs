@@ -44,9 +44,9 @@ pub(crate) enum MarketCommand {
     /// Show all markets: price, free units, demand
     Top(PlainArgs),
     /// Take nothing in a market until resume
-    Halt(MarketNameArgs),
+    Halt(OneMarketArgs),
     /// Take bids again
-    Resume(MarketNameArgs),
+    Resume(OneMarketArgs),
     /// Replay a market's journal and compare
     Verify(OneMarketArgs),
 }
@@ -102,16 +102,6 @@ pub(crate) struct PriceArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct OneMarketArgs {
-    /// Instance type
-    pub(crate) instance_type: String,
-    /// Region
-    pub(crate) region: String,
-    #[command(flatten)]
-    pub(crate) at: At,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct MarketNameArgs {
     /// Instance type
     pub(crate) instance_type: String,
     /// Region

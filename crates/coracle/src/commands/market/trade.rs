@@ -9,8 +9,8 @@ use tonic::transport::Channel;
 
 use super::{Door, Item, dollars, market, refused, show, time};
 use crate::cli::{
-    AmendArgs, At, BidCommand, BidsArgs, CancelArgs, ChargesArgs, ExplainIdArgs, Format, MarketNameArgs,
-    OneMarketArgs, PlaceArgs, PlainArgs,
+    AmendArgs, At, BidCommand, BidsArgs, CancelArgs, ChargesArgs, ExplainIdArgs, Format, OneMarketArgs,
+    PlaceArgs, PlainArgs,
 };
 use crate::error::Failure;
 use crate::output;
@@ -257,7 +257,7 @@ pub(super) async fn budget(args: PlainArgs) -> Result<(), Failure> {
     show(&args.at.output, "Budget", &["CAP", "COMMITTED", "UNITS"], &[], vec![item])
 }
 
-pub(super) async fn halt(args: MarketNameArgs, halted: bool) -> Result<(), Failure> {
+pub(super) async fn halt(args: OneMarketArgs, halted: bool) -> Result<(), Failure> {
     let door = Door::open(&args.at).await?;
     let name = market(&args.instance_type, &args.region);
     let mut client = AdminClient::new(door.channel.clone());
