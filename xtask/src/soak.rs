@@ -14,7 +14,14 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 3] = [
+const SCENARIOS: [Scenario; 4] = [
+    // An operator of BidNodes is killed between bid and status.
+    Scenario {
+        name: "bidnode_kill",
+        test: "api_bidnode",
+        filter: "crash::acceptance_05",
+        environment: &[("CORACLE_KILLS", "200")],
+    },
     Scenario {
         name: "crash_node",
         test: "crash_node",

@@ -3,6 +3,7 @@
 //! Types and constants only: nothing here does I/O. Names that existing users type are byte for byte theirs.
 
 pub mod agentpool;
+pub mod bidnode;
 pub mod keys;
 mod mikromvm;
 
@@ -12,6 +13,7 @@ pub use mikromvm::{
 };
 
 pub use agentpool::{VsphereAgent, VsphereAgentPool};
+pub use bidnode::BidNode;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
@@ -19,7 +21,7 @@ use kube::CustomResourceExt as _;
 /// Every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them to `deploy/`.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![MikromVM::crd(), VsphereAgentPool::crd(), VsphereAgent::crd()]
+    vec![MikromVM::crd(), VsphereAgentPool::crd(), VsphereAgent::crd(), BidNode::crd()]
 }
 
 /// The definitions as files of `deploy/kustomize/crds`: file name and YAML.

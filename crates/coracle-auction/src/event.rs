@@ -122,6 +122,8 @@ pub enum Event {
         alloc: AllocId,
         /// Its bid.
         bid: BidId,
+        /// When it was matched: part of the name that it was known by.
+        matched_at: Time,
     },
     /// Order to the supplier: start a machine.
     Launch {

@@ -58,6 +58,12 @@ impl Lot {
         self.units.iter().filter(|unit| !unit.retired).count()
     }
 
+    /// Units that something is on.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.units.iter().filter(|unit| unit.occupant.is_some()).count()
+    }
+
     /// Launches in a row that failed here.
     #[must_use]
     pub fn strikes(&self) -> u8 {

@@ -79,7 +79,7 @@ fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
         // As if another build of the VMM had saved it.
         let path = node.state().join("vms").join(clone.id.as_str()).join("record.json");
         let text = std::fs::read_to_string(&path).unwrap();
-        let vmm = host.probe().version.clone();
+        let vmm = host.probes()[0].1.version.clone();
         host.shutdown().await;
         drop(host);
         std::fs::write(&path, text.replace(&format!("\"vmm\": \"{vmm}\""), "\"vmm\": \"6.0.0\"")).unwrap();

@@ -8,6 +8,7 @@ use rand::RngCore;
 use sha2::{Digest, Sha256};
 
 use crate::error::Problem;
+use crate::metrics::Calls;
 
 /// What a token is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,18 @@ impl Scope {
             "audit" => Self::Audit,
             _ => return None,
         })
+    }
+}
+
+impl Scope {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Trade => "trade",
+            Self::Supply => "supply",
+            Self::Admin => "admin",
+            Self::Audit => "audit",
+        }
     }
 }
 
@@ -67,6 +80,7 @@ pub(crate) struct Gate {
     buckets: Mutex<BTreeMap<u32, Bucket>>,
     rates: RwLock<BTreeMap<u32, u32>>,
     clock: Clock,
+    calls: Calls,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,10 +95,16 @@ const RATE: u32 = 200;
 const BURST_SECONDS: i64 = 5;
 
 impl Gate {
-    pub(crate) fn new(clock: Clock, tokens: Vec<([u8; 32], u32, u8)>) -> Self {
+    pub(crate) fn new(clock: Clock, tokens: Vec<([u8; 32], u32, u8)>, calls: Calls) -> Self {
         let tokens =
             tokens.into_iter().map(|(hash, tenant, scopes)| (hash, Caller { tenant, scopes })).collect();
-        Self { tokens: RwLock::new(tokens), buckets: Mutex::default(), rates: RwLock::default(), clock }
+        Self {
+            tokens: RwLock::new(tokens),
+            buckets: Mutex::default(),
+            rates: RwLock::default(),
+            clock,
+            calls,
+        }
     }
 
     pub(crate) fn admit(&self, hash: [u8; 32], tenant: u32, scopes: u8) {
@@ -103,6 +123,7 @@ impl Gate {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
         let caller = *tokens.get(&hash(token.trim())).ok_or_else(denied)?;
         if caller.may(scope) {
+            self.calls.count(scope);
             Ok(caller)
         } else {
             Err(Problem::new(403, "FORBIDDEN", format!("the token has no scope {scope:?}").to_lowercase()))

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_auction::Event;
+use coracle_auction::{Event, TenantNo};
 use coracle_proto::market as pb;
 use coracle_proto::market::{admin_server, market_server, supply_server, trading_server};
 use futures_util::Stream;
@@ -17,6 +17,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::auth::{Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
+use crate::registry::Kind;
 use crate::service::Service;
 use crate::writer::Batch;
 
@@ -194,6 +195,14 @@ impl market_server::Market for Door {
         let caller = self.caller(&r, Scope::Read)?;
         Ok(Response::new(self.service.simulate(caller, r.get_ref()).await?))
     }
+
+    async fn list_lots(
+        &self,
+        r: Request<pb::ListLotsRequest>,
+    ) -> Result<Response<pb::ListLotsResponse>, Status> {
+        self.caller(&r, Scope::Read)?;
+        Ok(Response::new(pb::ListLotsResponse { lots: self.service.lots(&r.get_ref().market)? }))
+    }
 }
 
 #[tonic::async_trait]
@@ -282,16 +291,18 @@ impl trading_server::Trading for Door {
         let caller = self.caller(&r, Scope::Trade)?;
         let r = r.into_inner();
         let tenant = self.service.tenant(caller, &r.tenant).await?;
-        let (uid, renewed) = (r.owner_uid.clone(), r.owner_uid.clone());
-        let first = move |service: &Service| owner_state(service, tenant, &uid);
-        let uid = r.owner_uid;
-        let frames = self.stream(first, move |service, batch| owner_changes(service, batch, tenant, &uid));
+        let watched = Watched { tenant, below: r.below, uid: r.owner_uid };
+        let (state, changes, renewed) = (watched.clone(), watched.clone(), watched);
+        let first = move |service: &Service| owner_state(service, &state);
+        let frames = self.stream(first, move |service, batch| owner_changes(service, batch, &changes));
         let (service, stop) = (self.service.clone(), self.stop.clone());
-        let (watched, mut ended) = mpsc::channel::<()>(1);
+        let (alive, mut ended) = mpsc::channel::<()>(1);
         self.streams.spawn(async move {
             loop {
-                if let Err(problem) = service.renew(tenant, &renewed).await {
-                    tracing::warn!(%problem, "renew leases");
+                for tenant in renewed.tenants(&service) {
+                    if let Err(problem) = service.renew(tenant, &renewed.uid).await {
+                        tracing::warn!(%problem, "renew leases");
+                    }
                 }
                 tokio::select! {
                     () = tokio::time::sleep(RENEW_EVERY) => {}
@@ -302,7 +313,7 @@ impl trading_server::Trading for Door {
         });
         // The renewal ends when the stream that holds the sender is dropped.
         let held = futures_util::StreamExt::map(frames, move |frame| {
-            let _alive = &watched;
+            let _alive = &alive;
             frame
         });
         Ok(Response::new(Box::pin(held)))
@@ -329,78 +340,122 @@ impl trading_server::Trading for Door {
     }
 }
 
-/// All bids and units of an owner, its versions, and the word that this was all.
-fn owner_state(service: &Service, tenant: u32, uid: &str) -> Result<Vec<pb::OwnerFrame>, Problem> {
+/// Whose bids and units are watched.
+#[derive(Clone, Debug)]
+struct Watched {
+    tenant: u32,
+    /// Also those of the tenants below.
+    below: bool,
+    /// Empty: all owners.
+    uid: String,
+}
+
+impl Watched {
+    /// The tenants, as they are now: new namespaces make new ones.
+    fn tenants(&self, service: &Service) -> Vec<u32> {
+        if !self.below {
+            return vec![self.tenant];
+        }
+        let own = service.registry.name(Kind::Tenant, self.tenant);
+        let all = service.registry.all(Kind::Tenant).into_iter();
+        all.filter(|(no, name)| *no == self.tenant || is_below(name, &own)).map(|(no, _)| no).collect()
+    }
+
+    fn has(&self, service: &Service, tenant: u32) -> bool {
+        tenant == self.tenant
+            || self.below && {
+                let own = service.registry.name(Kind::Tenant, self.tenant);
+                is_below(&service.registry.name(Kind::Tenant, tenant), &own)
+            }
+    }
+}
+
+fn is_below(name: &str, tenant: &str) -> bool {
+    name.strip_prefix(tenant).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// All bids and units of the owners, their versions, between the words that it begins and that this was all.
+fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFrame>, Problem> {
     use pb::owner_frame::Frame;
-    let mut frames = Vec::new();
+    let mark = |yes| pb::OwnerFrame { seq: 0, market: String::new(), frame: Some(Frame::Synced(yes)) };
+    let mut frames = vec![mark(false)];
+    let tenants = watched.tenants(service);
+    let key = (!watched.uid.is_empty()).then(|| convert::owner_key(&watched.uid).0);
     for market in service.markets() {
         service.writer.read(market, |slot| {
             let seq = u64::try_from(slot.seq).unwrap_or(0);
             let mut put =
                 |frame| frames.push(pb::OwnerFrame { seq, market: slot.name.clone(), frame: Some(frame) });
-            let mut owners = std::collections::BTreeSet::new();
-            for (id, row) in service.rows(slot, tenant, uid) {
-                owners.insert(slot.market.owner_of(row));
+            for (id, row) in tenants.iter().flat_map(|tenant| service.rows(slot, *tenant, &watched.uid)) {
                 put(Frame::Bid(convert::bid(market, slot, &service.registry, id, row)));
                 for (alloc, row) in slot.market.allocs_of(id) {
                     put(Frame::Allocation(convert::alloc(market, slot, &service.registry, alloc, row)));
                 }
             }
-            for (tenant, owner) in owners {
-                let version = slot.market.owner_version(tenant, owner);
+            // Also of owners without bids: who does not know its version cannot change anything.
+            let owners = tenants.iter().flat_map(|tenant| slot.market.owners_of_tenant(TenantNo(*tenant)));
+            for (owner, version) in owners.filter(|(owner, _)| key.is_none_or(|key| key == *owner)) {
                 let owner_uid = convert::owner_uid(&service.registry, owner);
                 put(Frame::Owner(pb::OwnerVersion { owner_uid, version }));
             }
         })?;
     }
-    frames.push(pb::OwnerFrame { seq: 0, market: String::new(), frame: Some(Frame::Synced(true)) });
+    frames.push(mark(true));
     Ok(frames)
 }
 
-/// What a batch changed for an owner.
-fn owner_changes(service: &Service, batch: &Batch, tenant: u32, uid: &str) -> Vec<pb::OwnerFrame> {
+/// What a batch changed for the owners.
+fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb::OwnerFrame> {
     use pb::owner_frame::Frame;
-    let key = (!uid.is_empty()).then(|| convert::owner_key(uid).0);
-    let found = service.writer.read(batch.market, |slot| {
+    let key = (!watched.uid.is_empty()).then(|| convert::owner_key(&watched.uid).0);
+    let is_mine = |tenant: u32, owner| key.is_none_or(|key| key == owner) && watched.has(service, tenant);
+    let found = service.writer.read(batch.market, |slot| -> Vec<pb::OwnerFrame> {
         let mine = |bid| {
             slot.market.bid(bid).filter(|row| {
-                let (t, owner) = slot.market.owner_of(row);
-                t.0 == tenant && key.is_none_or(|key| key == owner)
+                let (tenant, owner) = slot.market.owner_of(row);
+                is_mine(tenant.0, owner)
             })
         };
+        let bid = |id, row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, id, row));
+        let unit =
+            |alloc, row| Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, alloc, row));
         let mut frames = Vec::new();
         for event in &batch.events {
-            let frame = match event {
-                Event::Bid { bid } | Event::Returned { bid, .. } => mine(*bid)
-                    .map(|row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, *bid, row))),
-                Event::Unit { alloc, bid } => mine(*bid).and_then(|_| slot.market.alloc(*alloc)).map(|row| {
-                    Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, *alloc, row))
-                }),
-                Event::AtRisk { alloc, .. } => slot.market.alloc(*alloc).and_then(|row| {
-                    mine(slot.market.bid_of(row))?;
-                    Some(Frame::Allocation(convert::alloc(
-                        batch.market,
-                        slot,
-                        &service.registry,
-                        *alloc,
-                        row,
-                    )))
-                }),
-                Event::Owner { tenant: t, owner, version }
-                    if t.0 == tenant && key.is_none_or(|key| key == *owner) =>
-                {
-                    let owner_uid = convert::owner_uid(&service.registry, *owner);
-                    Some(Frame::Owner(pb::OwnerVersion { owner_uid, version: *version }))
+            match event {
+                Event::Bid { bid: id } => frames.extend(mine(*id).map(|row| bid(*id, row))),
+                // A bid counts its units: without it a reader would see the unit in two states, or in none.
+                Event::Unit { alloc, bid: id } => {
+                    if let Some((row, of)) = slot.market.alloc(*alloc).zip(mine(*id)) {
+                        frames.extend([bid(*id, of), unit(*alloc, row)]);
+                    }
                 }
-                _ => None,
-            };
-            frames.extend(frame.map(|frame| pb::OwnerFrame {
-                seq: batch.seq,
-                market: slot.name.clone(),
-                frame: Some(frame),
-            }));
+                Event::Returned { alloc, bid: id, matched_at } => {
+                    if let Some(of) = mine(*id) {
+                        let allocation = crate::names::alloc(batch.market, *matched_at, *alloc);
+                        let gone =
+                            pb::Allocation { allocation, state: "returned".into(), ..Default::default() };
+                        frames.extend([bid(*id, of), Frame::Allocation(gone)]);
+                    }
+                }
+                Event::AtRisk { alloc, .. } => {
+                    let row = slot.market.alloc(*alloc);
+                    let row = row.filter(|row| mine(slot.market.bid_of(row)).is_some());
+                    frames.extend(row.map(|row| unit(*alloc, row)));
+                }
+                Event::Owner { tenant, owner, version } if is_mine(tenant.0, *owner) => {
+                    let owner_uid = convert::owner_uid(&service.registry, *owner);
+                    frames.push(Frame::Owner(pb::OwnerVersion { owner_uid, version: *version }));
+                }
+                _ => {}
+            }
         }
-        frames
+        let market = &slot.name;
+        let all = frames.into_iter().map(|frame| pb::OwnerFrame {
+            seq: batch.seq,
+            market: market.clone(),
+            frame: Some(frame),
+        });
+        all.collect()
     });
     found.unwrap_or_default()
 }

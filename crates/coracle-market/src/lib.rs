@@ -26,5 +26,6 @@ mod store;
 mod writer;
 
 pub use error::{Problem, StoreError};
+pub use metrics::register_metrics;
 pub use serve::{Config, ServeError, Server, serve};
 pub use store::{StoreAt, Verdict};

@@ -36,6 +36,21 @@ pub(crate) struct Orders {
     result: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ScopeLabel {
+    scope: &'static str,
+}
+
+/// Calls that came through a door with a good token.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Calls(Family<ScopeLabel, Counter>);
+
+impl Calls {
+    pub(crate) fn count(&self, scope: crate::auth::Scope) {
+        self.0.get_or_create(&ScopeLabel { scope: scope.as_str() }).inc();
+    }
+}
+
 type Dollars = Gauge<f64, AtomicU64>;
 type DollarSum = Counter<f64, AtomicU64>;
 
@@ -52,9 +67,15 @@ pub(crate) struct Metrics {
     skipped_gangs: Counter,
     orders: Family<Orders, Counter>,
     charged: Family<Class, DollarSum>,
+    pub(crate) calls: Calls,
     pub(crate) journal_commit: Histogram,
     pub(crate) journal_up: Gauge,
     pub(crate) replay_mismatch: Counter,
+}
+
+/// Puts the market's metrics into `registry`, each written once: for references, not for a market that runs.
+pub fn register_metrics(registry: &mut Registry) {
+    Metrics::register(registry).touch();
 }
 
 /// Micro-dollars as dollars, for graphs alone.
@@ -82,6 +103,7 @@ impl Metrics {
             skipped_gangs: Counter::default(),
             orders: Family::default(),
             charged: Family::default(),
+            calls: Calls::default(),
             journal_commit: Histogram::new(exponential_buckets(0.0001, 2.0, 14)),
             journal_up: Gauge::default(),
             replay_mismatch: Counter::default(),
@@ -102,6 +124,7 @@ impl Metrics {
         r.register("coracle_market_skipped_gangs", "Blocks passed over by a call", m.skipped_gangs.clone());
         r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
+        r.register("coracle_market_calls", "Calls by what their token must allow", m.calls.0.clone());
         r.register(
             "coracle_market_journal_commit_seconds",
             "Time to put a group on disk",
@@ -114,6 +137,23 @@ impl Metrics {
             m.replay_mismatch.clone(),
         );
         m
+    }
+
+    /// Writes every metric with a label once, for the reference.
+    pub(crate) fn touch(&self) {
+        let class = || Class { class: "a100-4x/local".to_owned() };
+        for family in [&self.clearing_price, &self.quote_price] {
+            family.get_or_create(&class()).set(0.0);
+        }
+        for family in [&self.allocations, &self.free_units, &self.open_units] {
+            family.get_or_create(&class()).set(0);
+        }
+        self.preemptions.get_or_create(&Outcome { outcome: "drained" }).inc();
+        self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
+        self.bids.get_or_create(&Outcomes { result: "accepted" }).inc();
+        self.order("launch");
+        self.calls.count(crate::auth::Scope::Read);
+        self.charged.get_or_create(&class()).inc_by(0.0);
     }
 
     /// A command and its answer.

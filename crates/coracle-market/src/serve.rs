@@ -24,7 +24,7 @@ use crate::catalogue;
 use crate::error::{Problem, StoreError};
 use crate::grpc::Door;
 use crate::http;
-use crate::metrics::Metrics;
+use crate::metrics::{Calls, Metrics};
 use crate::recover::{Recovered, recover};
 use crate::registry::{Kind, Registry};
 use crate::service::Service;
@@ -153,6 +153,7 @@ pub async fn serve(
         });
     }
     let Some(epoch) = take_over(&store, &config, &stop).await? else { return Ok(()) };
+    let calls = metrics.calls.clone();
     let (writer, task) = open_markets(&store, epoch, &config, metrics).await?;
     let (done, stopped) = (stop.child_token(), stop.clone());
     doors.spawn(async move { Ok(task.run(done).await?) });
@@ -160,7 +161,7 @@ pub async fn serve(
         let (store, config, stop) = (store.clone(), config.clone(), stop.child_token());
         doors.spawn(async move { keep_lease(&store, epoch, &config, stop).await });
     }
-    let service = service(store, writer, &config).await?;
+    let service = service(store, writer, &config, calls).await?;
     prepare(&service, &config.regions).await.map_err(ServeError::Prepare)?;
     let streams = TaskTracker::new();
     let gate = Door { service: service.clone(), streams: streams.clone(), stop: stop.child_token() };
@@ -246,9 +247,14 @@ async fn open_markets(
     Ok((writer, task))
 }
 
-async fn service(store: Store, writer: Writer, config: &Config) -> Result<Arc<Service>, ServeError> {
+async fn service(
+    store: Store,
+    writer: Writer,
+    config: &Config,
+    calls: Calls,
+) -> Result<Arc<Service>, ServeError> {
     let registry = Registry::load(store.clone()).await?;
-    let gate = Gate::new(config.clock.clone(), store.tokens().await?);
+    let gate = Gate::new(config.clock.clone(), store.tokens().await?, calls);
     let root = registry.ensure(Kind::Tenant, "admin", &[]).await?;
     if let Some(token) = &config.admin_token {
         gate.admit(auth::hash(token), root, auth::ALL);

@@ -90,9 +90,11 @@ async fn from_bid_to_charge() {
     supply.put_lot(with(&supplier, lot)).await.unwrap();
     let mut orders =
         supply.stream_orders(with(&supplier, StreamOrdersRequest {})).await.unwrap().into_inner();
-    let watch = WatchOwnerRequest { owner_uid: "uid".into(), tenant: String::new() };
+    let watch = WatchOwnerRequest { owner_uid: "uid".into(), ..WatchOwnerRequest::default() };
     let mut frames = trading.watch_owner(with(&token, watch)).await.unwrap().into_inner();
-    assert!(matches!(frames.message().await.unwrap().unwrap().frame, Some(Frame::Synced(true))));
+    for synced in [false, true] {
+        assert_eq!(frames.message().await.unwrap().unwrap().frame, Some(Frame::Synced(synced)));
+    }
 
     let reply = trading.place_bid(with(&token, bid(2_880_000, 1, "uid", 0))).await.unwrap().into_inner();
     let order = tokio::time::timeout(DEADLINE, orders.message()).await.unwrap().unwrap().unwrap();

@@ -270,7 +270,7 @@ impl Cluster {
     }
 
     /// Kills the processes and removes the folder, unless it is to be kept.
-    fn stop(&self) {
+    pub fn stop(&self) {
         for mut child in self.children().drain(..).rev() {
             let _ = child.kill();
             let _ = child.wait();

@@ -3,6 +3,7 @@
 mod agentpool;
 mod daemons;
 mod format;
+mod market;
 mod registry;
 mod snapshot;
 mod template;
@@ -17,6 +18,11 @@ pub(crate) use daemons::{
     AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs,
 };
 pub(crate) use format::Format;
+pub(crate) use market::{
+    AdviseArgs, AmendArgs, At, BidCommand, BidFlags, BidsArgs, CancelArgs, ChargesArgs, CrdArgs, CrdCommand,
+    EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketServeArgs, OneMarketArgs,
+    OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs,
+};
 pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
 pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
@@ -138,6 +144,10 @@ pub(crate) enum Command {
     /// Pools of vSphere VMs for a HyperShift NodePool
     #[command(name = "agentpool")]
     AgentPool(AgentPoolArgs),
+    /// The market of nodes: prices, bids, units
+    Market(MarketArgs),
+    /// Custom resource definitions
+    Crd(CrdArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
     /// Run the controllers and webhooks
@@ -167,6 +177,7 @@ impl Command {
     pub(crate) fn is_daemon(&self) -> bool {
         match self {
             Self::Registry(args) => matches!(args.command, RegistryCommand::Serve(_)),
+            Self::Market(args) => matches!(args.command, MarketCommand::Serve(_)),
             _ => matches!(self, Self::Node(_) | Self::Operator(_) | Self::AgentForge(_) | Self::Up(_)),
         }
     }

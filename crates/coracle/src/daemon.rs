@@ -4,8 +4,10 @@
 pub(crate) mod agent_forge;
 pub(crate) mod agentpool;
 pub(crate) mod announce;
+pub(crate) mod bidnode;
 pub(crate) mod cluster;
 pub(crate) mod down;
+pub(crate) mod market;
 mod memory;
 pub(crate) mod node;
 pub(crate) mod operator;

@@ -80,6 +80,8 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Restore(args) => commands::snapshot::restore(&global, args).await,
         Command::Fork(args) => commands::snapshot::fork(&global, args).await,
         Command::Template(args) => commands::template::run(&global, args.command).await,
+        Command::Market(args) => commands::market::run(&global, args.command).await,
+        Command::Crd(args) => commands::crd(args.command),
         Command::AgentPool(args) => commands::agentpool::run(&global, args.command).await,
         Command::Image(args) => commands::image::run(&global, args.command).await,
         Command::Completion { shell } => commands::completion(shell),

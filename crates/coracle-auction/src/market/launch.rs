@@ -212,7 +212,7 @@ impl Market {
         self.wake(place, Time::NEVER);
         let alloc = self.unit(place);
         let (bid, lot, state, tenant) = (alloc.bid, alloc.lot, alloc.state, alloc.tenant);
-        let (own_seq, failures) = (alloc.seq, alloc.failures);
+        let (own_seq, failures, matched_at) = (alloc.seq, alloc.failures, alloc.matched_at);
         self.leave_seat(place);
         self.by_bid.remove(&(bid, place));
         self.allocs.remove(place);
@@ -221,7 +221,7 @@ impl Market {
             let reason = EndReason::ProvisionFailed;
             self.out.push(Event::Reclaim { alloc: id, lot, deadline: self.now, reason });
         }
-        self.out.push(Event::Returned { alloc: id, bid: bid_id });
+        self.out.push(Event::Returned { alloc: id, bid: bid_id, matched_at });
         let row = self.row(bid);
         match state {
             AllocState::Matched => row.units.matched -= 1,

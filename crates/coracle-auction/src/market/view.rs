@@ -150,6 +150,15 @@ impl Market {
         owners.flat_map(move |owner| self.bids_of(tenant, owner))
     }
 
+    /// Every owner of a tenant that ever bid, with its version: also those whose bids are all forgotten.
+    pub fn owners_of_tenant(&self, tenant: TenantNo) -> impl Iterator<Item = (OwnerKey, u64)> {
+        let owners = self.tenants.index(tenant).into_iter().flat_map(|index| {
+            let from = (index, OwnerKey([0; 16]));
+            self.owner_index.range(from..=(index, OwnerKey([255; 16])))
+        });
+        owners.map(|((_, key), owner)| (*key, self.owners[*owner as usize].version))
+    }
+
     /// A unit, up to a day after its end.
     #[must_use]
     pub fn alloc(&self, id: AllocId) -> Option<&Alloc> {

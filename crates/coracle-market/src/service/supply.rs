@@ -30,13 +30,30 @@ impl Service {
         let state = self
             .writer
             .read(market, |slot| slot.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
-        let state = match state {
-            Some(LotState::Open) => "open",
-            Some(LotState::Silent) => "silent",
-            Some(LotState::Draining) => "draining",
-            None => "closed",
-        };
+        let state = state.map_or("closed", state_of);
         Ok(pb::Lot { lot: r.lot, market: r.market, units: r.units, state: state.into() })
+    }
+
+    /// All lots of a market, or of all.
+    pub(crate) fn lots(&self, market: &str) -> Result<Vec<pb::LotUse>, Problem> {
+        let only = if market.is_empty() { None } else { Some(self.market(market)?) };
+        let mut lots = Vec::new();
+        for no in self.markets().into_iter().filter(|no| only.is_none_or(|only| only == *no)) {
+            self.writer.read(no, |slot| {
+                for (lot, row) in slot.market.lots() {
+                    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                    lots.push(pb::LotUse {
+                        lot: convert::lot_name(&self.registry, lot.0),
+                        market: slot.name.clone(),
+                        supplier: self.registry.name(Kind::Supplier, row.supplier().0),
+                        units: count(row.size()),
+                        taken: count(row.taken()),
+                        state: state_of(row.state()).into(),
+                    });
+                }
+            })?;
+        }
+        Ok(lots)
     }
 
     /// Lots of a supplier: `(market, lot)`.
@@ -151,6 +168,14 @@ impl Service {
             tenant: a.tenant,
             labels: labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
         }
+    }
+}
+
+fn state_of(state: LotState) -> &'static str {
+    match state {
+        LotState::Open => "open",
+        LotState::Silent => "silent",
+        LotState::Draining => "draining",
     }
 }
 

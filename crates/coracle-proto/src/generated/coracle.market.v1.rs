@@ -362,7 +362,7 @@ pub struct Allocation {
     pub lot: ::prost::alloc::string::String,
     #[prost(uint32, tag = "7")]
     pub unit: u32,
-    /// matched, provisioning, active, preempting, ended
+    /// matched, provisioning, active, preempting, ended; in a stream also returned: forgotten, its bid waits again
     #[prost(string, tag = "8")]
     pub state: ::prost::alloc::string::String,
     #[prost(int64, tag = "9")]
@@ -414,6 +414,9 @@ pub struct WatchOwnerRequest {
     pub owner_uid: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
+    /// Also the tenants below this one, `<tenant>/…`: an operator watches all namespaces of its cluster at once.
+    #[prost(bool, tag = "3")]
+    pub below: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OwnerFrame {
@@ -434,7 +437,7 @@ pub mod owner_frame {
         Allocation(super::Allocation),
         #[prost(message, tag = "5")]
         Owner(super::OwnerVersion),
-        /// All that was there has been sent.
+        /// False: all that is there follows, and what was sent before counts no more. True: that was all.
         #[prost(bool, tag = "6")]
         Synced(bool),
     }
@@ -538,6 +541,33 @@ pub struct Lot {
     #[prost(uint32, tag = "3")]
     pub units: u32,
     #[prost(string, tag = "4")]
+    pub state: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListLotsRequest {
+    /// Empty: all.
+    #[prost(string, tag = "1")]
+    pub market: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListLotsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub lots: ::prost::alloc::vec::Vec<LotUse>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LotUse {
+    #[prost(string, tag = "1")]
+    pub lot: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub market: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub supplier: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "4")]
+    pub units: u32,
+    #[prost(uint32, tag = "5")]
+    pub taken: u32,
+    /// open, silent, draining
+    #[prost(string, tag = "6")]
     pub state: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -864,6 +894,21 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "Simulate"));
             self.inner.unary(req, path, codec).await
         }
+        /// Capacity by lot: who offers how many units, and how many of them are taken.
+        pub async fn list_lots(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListLotsRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListLotsResponse>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.market.v1.Market/ListLots");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.market.v1.Market", "ListLots"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -913,6 +958,11 @@ pub mod market_server {
             &self,
             request: tonic::Request<super::SimulateRequest>,
         ) -> std::result::Result<tonic::Response<super::Simulation>, tonic::Status>;
+        /// Capacity by lot: who offers how many units, and how many of them are taken.
+        async fn list_lots(
+            &self,
+            request: tonic::Request<super::ListLotsRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListLotsResponse>, tonic::Status>;
     }
     /// For any caller with a token.
     #[derive(Debug)]
@@ -1245,6 +1295,44 @@ pub mod market_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SimulateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.market.v1.Market/ListLots" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListLotsSvc<T: Market>(pub Arc<T>);
+                    impl<T: Market> tonic::server::UnaryService<super::ListLotsRequest> for ListLotsSvc<T> {
+                        type Response = super::ListLotsResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListLotsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Market>::list_lots(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListLotsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

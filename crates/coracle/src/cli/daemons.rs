@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::PoolFlags;
+use super::{BidFlags, PoolFlags};
 
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
@@ -225,6 +225,8 @@ pub(crate) struct OperatorArgs {
     pub(crate) log: String,
     #[command(flatten)]
     pub(crate) pools: PoolFlags,
+    #[command(flatten)]
+    pub(crate) bids: BidFlags,
 }
 
 /// Controllers that run together, under a Lease of their own.
@@ -235,4 +237,6 @@ pub(crate) enum Group {
     MikromVm,
     /// VsphereAgentPools
     AgentPool,
+    /// BidNodes
+    BidNode,
 }

@@ -10,7 +10,7 @@ use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use super::{agentpool, announce};
+use super::{agentpool, announce, bidnode};
 use crate::cli::{Group, OperatorArgs};
 use crate::tasks::{Tasks, stop_signal};
 
@@ -34,6 +34,13 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         let election = election.map(super::own_namespace);
         let config = agentpool::config(&args.pools, election.as_deref(), metrics.clone(), &mut registry)?;
         agentpool::spawn(&mut tasks, client.clone(), config);
+    }
+    if args.controllers.contains(&Group::BidNode) {
+        let election = (!args.no_election).then(|| coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
+        let election = election.map(super::own_namespace);
+        let (flags, metrics) = (&args.bids, metrics.clone());
+        let config = bidnode::config(flags, election.as_deref(), metrics, &mut registry, &mut tasks).await?;
+        bidnode::spawn(&mut tasks, client.clone(), config);
     }
     let readiness = Readiness::default();
     if let Some(at) = args.admin_listen {

@@ -27,6 +27,7 @@ pub(super) async fn page() -> miette::Result<String> {
         ("Node: `coracle node`", node().await?),
         ("Operator: `coracle operator`", operator()),
         ("Registry: `coracle registry serve`", images()),
+        ("Market: `coracle market serve`", market()),
     ] {
         let mut scrape = String::new();
         prometheus_client::encoding::text::encode(&mut scrape, &registry).into_diagnostic()?;
@@ -69,6 +70,7 @@ fn operator() -> Registry {
     metrics.called("GetVM", Outcome::Ok, Duration::ZERO);
     coracle_vsphere::VsphereMetrics::register(&mut registry).touch();
     coracle_agentpool::PoolMetrics::register(&mut registry).touch();
+    coracle_bidnode::BidMetrics::register(&mut registry).touch();
     registry
 }
 
@@ -76,6 +78,13 @@ fn operator() -> Registry {
 fn images() -> Registry {
     let mut registry = Registry::default();
     coracle_registry::Metrics::register(&mut registry).answered("base", 200, Duration::ZERO);
+    registry
+}
+
+/// The registry of a market, after one of everything.
+fn market() -> Registry {
+    let mut registry = Registry::default();
+    coracle_market::register_metrics(&mut registry);
     registry
 }
 

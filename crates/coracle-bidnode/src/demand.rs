@@ -1,0 +1,341 @@
+//! Pods that wait, packed onto nodes that are there, that come, and that would have to be bought. Pure.
+//!
+//! First fit, decreasing: large pods first, each into the first node that has room, the ones that are paid for already
+//! before new ones. Each pod counts for one BidNode alone: the one where its share of a node costs least.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
+
+use coracle_api::bidnode::names;
+use coracle_auction::Price;
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
+
+use crate::{
+    facts::{PodFacts, Resources, thousandths},
+    settings::{Settings, Taint},
+};
+
+/// Nodes that one packing may ask for, whatever waits.
+const NEW_MAX: usize = 10_000;
+
+/// What a node of a type can hold.
+pub type Shapes = BTreeMap<String, Resources>;
+
+/// The types of the definition, as large as such machines are.
+#[must_use]
+pub fn default_shapes() -> Shapes {
+    [
+        ("h100-8x", "192", "2Ti", "8"),
+        ("h100-4x", "96", "1Ti", "4"),
+        ("a100-8x", "96", "1Ti", "8"),
+        ("a100-4x", "48", "512Gi", "4"),
+        ("l40s-4x", "64", "512Gi", "4"),
+    ]
+    .into_iter()
+    .map(|(name, cpu, memory, gpus)| {
+        let all = [("cpu", cpu), ("memory", memory), ("nvidia.com/gpu", gpus), ("pods", "110")];
+        let shape = all.into_iter().filter_map(|(key, q)| Some((key.to_owned(), thousandths(q)?)));
+        (name.to_owned(), shape.collect())
+    })
+    .collect()
+}
+
+/// The labels that a Node of a BidNode has.
+#[must_use]
+pub fn template(namespace: &str, name: &str, settings: &Settings, region: &str) -> BTreeMap<String, String> {
+    let own = [
+        (names::BIDNODE, name),
+        (names::NAMESPACE, namespace),
+        (names::CAPACITY_TYPE, names::AUCTION),
+        (names::INSTANCE_TYPE, settings.instance_type.as_str()),
+        (names::REGION, region),
+    ];
+    let own = own.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned()));
+    own.chain(settings.labels.clone()).collect()
+}
+
+/// One BidNode, as the packing sees it.
+#[derive(Clone, Debug, Default)]
+pub struct Pool {
+    /// UID of the BidNode.
+    pub uid: String,
+    /// `namespace/name`, which decides between equals.
+    pub key: String,
+    /// Labels of its nodes.
+    pub labels: BTreeMap<String, String>,
+    /// Keys of which a pod must name one; none: any pod may come.
+    pub named: BTreeSet<String>,
+    /// Taints of its nodes.
+    pub taints: Vec<Taint>,
+    /// What one of its nodes holds.
+    pub shape: Resources,
+    /// What one costs.
+    pub price: Price,
+    /// Free room on its active nodes, by name.
+    pub active: Vec<(String, Resources)>,
+    /// Nodes that come.
+    pub in_flight: usize,
+}
+
+/// What waiting pods ask of a BidNode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Nodes in flight that will be used, and nodes to be bought.
+    pub nodes: u32,
+    /// Active nodes that a waiting pod was placed on.
+    pub used: BTreeSet<String>,
+    /// Nodes that were active then. One that became active since is one that was in flight.
+    pub active: BTreeSet<String>,
+}
+
+/// Assigns every waiting pod to one BidNode at most, and packs.
+#[must_use]
+pub fn assign(pools: &[Pool], pods: &[PodFacts]) -> HashMap<String, Need> {
+    let mut by_pool: BTreeMap<usize, Vec<&PodFacts>> = BTreeMap::new();
+    for pod in pods {
+        // quote ÷ pods that fit, compared without a division: the same pod, so q₁·fit₂ against q₂·fit₁.
+        let cheapest = pools
+            .iter()
+            .enumerate()
+            .filter(|(_, pool)| accepts(pool, pod))
+            .min_by(|(_, a), (_, b)| {
+                let (left, right) = (fits(&a.shape, &pod.requests), fits(&b.shape, &pod.requests));
+                let (left, right) =
+                    (i128::from(a.price.as_micros()) * right, i128::from(b.price.as_micros()) * left);
+                left.cmp(&right).then_with(|| a.key.cmp(&b.key))
+            })
+            .map(|(n, _)| n);
+        if let Some(n) = cheapest {
+            by_pool.entry(n).or_default().push(pod);
+        }
+    }
+    by_pool.into_iter().map(|(n, pods)| (pools[n].uid.clone(), pack(&pools[n], pods))).collect()
+}
+
+/// Packs pods that the pool accepts.
+#[must_use]
+pub fn pack(pool: &Pool, mut pods: Vec<&PodFacts>) -> Need {
+    pods.sort_by_key(|pod| {
+        let of = |name: &str| pod.requests.get(name).copied().unwrap_or(0);
+        let extended: i128 = pod
+            .requests
+            .iter()
+            .filter(|(name, _)| !matches!(name.as_str(), "cpu" | "memory" | "pods" | "ephemeral-storage"))
+            .map(|(_, amount)| *amount)
+            .sum();
+        (Reverse((extended, of("cpu"), of("memory"))), &pod.namespace, &pod.name)
+    });
+    let mut bins: Vec<Resources> = pool.active.iter().map(|(_, free)| free.clone()).collect();
+    let paid = bins.len();
+    bins.extend(std::iter::repeat_n(pool.shape.clone(), pool.in_flight));
+    let active = pool.active.iter().map(|(name, _)| name.clone()).collect();
+    let mut need = Need { active, ..Need::default() };
+    let mut used = vec![false; bins.len()];
+    for pod in pods {
+        let place = bins.iter().position(|free| has_room(free, &pod.requests));
+        let place = match place {
+            Some(place) => place,
+            None if bins.len() < paid + NEW_MAX && has_room(&pool.shape, &pod.requests) => {
+                bins.push(pool.shape.clone());
+                used.push(false);
+                bins.len() - 1
+            }
+            None => continue,
+        };
+        take(&mut bins[place], &pod.requests);
+        used[place] = true;
+        if let Some((name, _)) = pool.active.get(place) {
+            need.used.insert(name.clone());
+        }
+    }
+    need.nodes = u32::try_from(used[paid..].iter().filter(|used| **used).count()).unwrap_or(u32::MAX);
+    need
+}
+
+/// Is there room?
+#[must_use]
+pub fn has_room(free: &Resources, wanted: &Resources) -> bool {
+    wanted.iter().all(|(name, amount)| *amount == 0 || free.get(name).is_some_and(|f| f >= amount))
+}
+
+/// Takes room away; less than nothing is nothing.
+pub fn take(free: &mut Resources, wanted: &Resources) {
+    for (name, amount) in wanted {
+        if let Some(f) = free.get_mut(name) {
+            *f = (*f - amount).max(0);
+        }
+    }
+}
+
+/// How many of such pods one empty node holds.
+fn fits(shape: &Resources, wanted: &Resources) -> i128 {
+    let each = wanted.iter().filter(|(_, amount)| **amount > 0);
+    each.map(|(name, amount)| shape.get(name).copied().unwrap_or(0) / amount)
+        .min()
+        .unwrap_or(i128::MAX)
+        .max(1)
+}
+
+/// Would the scheduler put this pod on an empty node of the pool?
+#[must_use]
+pub fn accepts(pool: &Pool, pod: &PodFacts) -> bool {
+    let names_it = pool.named.is_empty()
+        || pool
+            .named
+            .iter()
+            .any(|key| pod.selector.contains_key(key) || pod.terms.iter().any(|t| names(t, key)));
+    names_it
+        && pod.selector.iter().all(|(key, value)| pool.labels.get(key) == Some(value))
+        && (pod.terms.is_empty() || pod.terms.iter().any(|term| holds(term, &pool.labels)))
+        && pool.taints.iter().filter(|t| t.effect != "PreferNoSchedule").all(|t| tolerates(pod, t))
+        && has_room(&pool.shape, &pod.requests)
+}
+
+fn names(term: &NodeSelectorTerm, key: &str) -> bool {
+    term.match_expressions.iter().flatten().any(|e| e.key == key)
+}
+
+/// A term of required node affinity. One without expressions matches nothing (Kubernetes API, NodeSelectorTerm).
+fn holds(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let by_field = term.match_fields.as_ref().is_some_and(|f| !f.is_empty());
+    !by_field && !expressions.is_empty() && expressions.iter().all(|e| agrees(e, labels))
+}
+
+fn agrees(e: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
+    let value = labels.get(&e.key);
+    let values = e.values.as_deref().unwrap_or_default();
+    let number = |s: &String| s.parse::<i64>().ok();
+    let bound = values.first().and_then(number);
+    match e.operator.as_str() {
+        "In" => value.is_some_and(|v| values.contains(v)),
+        "NotIn" => value.is_none_or(|v| !values.contains(v)),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => value.and_then(number).zip(bound).is_some_and(|(v, b)| v > b),
+        "Lt" => value.and_then(number).zip(bound).is_some_and(|(v, b)| v < b),
+        _ => false,
+    }
+}
+
+/// Kubernetes documentation, "Taints and Tolerations".
+fn tolerates(pod: &PodFacts, taint: &Taint) -> bool {
+    pod.tolerations.iter().any(|t| {
+        let effect = t.effect.as_deref().unwrap_or_default();
+        let key = t.key.as_deref().unwrap_or_default();
+        let any = t.operator.as_deref() == Some("Exists");
+        (effect.is_empty() || effect == taint.effect)
+            && (key == taint.key || key.is_empty() && any)
+            && (any || t.value.as_deref().unwrap_or_default() == taint.value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Toleration;
+
+    use super::*;
+
+    fn shape(gpus: i128, cpus: i128) -> Resources {
+        [("nvidia.com/gpu", gpus), ("cpu", cpus), ("pods", 110)]
+            .map(|(name, n)| (name.to_owned(), n * 1000))
+            .into()
+    }
+
+    fn pod(name: &str, gpus: i128, cpus: i128) -> PodFacts {
+        let mut requests = shape(gpus, cpus);
+        requests.insert("pods".into(), 1000);
+        PodFacts { name: name.into(), requests, unschedulable: true, ..PodFacts::default() }
+    }
+
+    fn pool(key: &str, price: i64, active: &[(&str, i128)], in_flight: usize) -> Pool {
+        Pool {
+            uid: key.into(),
+            key: key.into(),
+            shape: shape(4, 48),
+            price: Price::micros(price),
+            active: active.iter().map(|(name, gpus)| ((*name).to_owned(), shape(*gpus, 48))).collect(),
+            in_flight,
+            ..Pool::default()
+        }
+    }
+
+    #[test]
+    fn packing_table() {
+        for (why, active, in_flight, pods, nodes, used) in [
+            ("nothing waits", &[][..], 0, &[][..], 0, 0),
+            ("one pod, one node", &[], 0, &[4], 1, 0),
+            ("free room costs nothing", &[("n1", 4)], 0, &[4], 0, 1),
+            ("a node that comes is used before one is bought", &[], 1, &[4], 1, 0),
+            ("two fit one node", &[], 0, &[2, 2], 1, 0),
+            ("large first: 3 + 1, 2 + 2", &[], 0, &[1, 2, 3, 2], 2, 0),
+            ("what fits no node is not bought for", &[], 0, &[8], 0, 0),
+            ("the rest is bought", &[("n1", 1)], 1, &[1, 4, 4], 2, 1),
+        ] {
+            let pods: Vec<_> = pods.iter().enumerate().map(|(n, g)| pod(&format!("p{n}"), *g, 1)).collect();
+            let need = pack(&pool("a", 1, active, in_flight), pods.iter().collect());
+            assert_eq!((need.nodes, need.used.len()), (nodes, used), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_pod_counts_for_the_cheapest_alone() {
+        let pools = [pool("ns/b", 2, &[], 0), pool("ns/a", 2, &[], 0), pool("ns/c", 3, &[], 0)];
+        let found = assign(&pools, &[pod("p", 1, 1)]);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["ns/a"], "equal price: by name");
+        let mut small = pool("ns/0", 2, &[], 0);
+        small.shape = shape(1, 48);
+        let found = assign(&[small, pool("ns/a", 4, &[], 0)], &[pod("p", 1, 1)]);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["ns/a"], "4 for four is less than 2 for one");
+    }
+
+    #[test]
+    fn thirty_pods_of_mixed_sizes_take_the_predicted_nodes() {
+        let pods: Vec<_> = (0..30).map(|n| pod(&format!("p{n:02}"), [1, 2, 4][n % 3], 1)).collect();
+        let need = pack(&pool("a", 1, &[], 0), pods.iter().collect());
+        assert_eq!(need.nodes, (10 + 20 + 40i128).div_euclid(4) as u32 + 1, "70 GPUs in fours");
+    }
+
+    #[test]
+    fn who_may_come_is_the_schedulers_rule() {
+        let mut guarded = pool("a", 1, &[], 0);
+        guarded.labels = [("workload".to_owned(), "ml".to_owned())].into();
+        guarded.named = ["workload".to_owned()].into();
+        guarded.taints =
+            vec![Taint { key: "dedicated".into(), value: "ml".into(), effect: "NoSchedule".into() }];
+        let mut p = pod("p", 1, 1);
+        assert!(!accepts(&guarded, &p), "names no key of the selector");
+        p.selector.insert("workload".into(), "ml".into());
+        assert!(!accepts(&guarded, &p), "does not bear the taint");
+        p.tolerations = vec![Toleration {
+            key: Some("dedicated".into()),
+            value: Some("ml".into()),
+            ..Toleration::default()
+        }];
+        assert!(accepts(&guarded, &p));
+        p.selector.insert("workload".into(), "other".into());
+        assert!(!accepts(&guarded, &p), "wants another label");
+        p.selector.clear();
+        let expression = |operator: &str, values: &[&str]| NodeSelectorRequirement {
+            key: "workload".into(),
+            operator: operator.into(),
+            values: Some(values.iter().map(|v| (*v).to_owned()).collect()),
+        };
+        for (operator, values, want) in [
+            ("In", &["ml"][..], true),
+            ("In", &["x"], false),
+            ("NotIn", &["x"], true),
+            ("Exists", &[], true),
+            ("DoesNotExist", &[], false),
+            ("Gt", &["1"], false),
+        ] {
+            p.terms = vec![NodeSelectorTerm {
+                match_expressions: Some(vec![expression(operator, values)]),
+                match_fields: None,
+            }];
+            assert_eq!(accepts(&guarded, &p), want, "{operator} {values:?}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Nodes and Pods, cut down to what is decided upon.
+
+use std::collections::BTreeMap;
+
+use coracle_api::bidnode::names;
+use k8s_openapi::{
+    api::core::v1::{Node, NodeSelectorTerm, Pod, Toleration},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::ResourceExt as _;
+
+use crate::settings::Taint;
+
+/// Amounts by resource name, in thousandths of its unit (so CPUs are in millicores).
+pub type Resources = BTreeMap<String, i128>;
+
+/// A Node of ours.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeFacts {
+    /// Its name.
+    pub name: String,
+    /// Version of what was seen; a patch on it fails when something changed.
+    pub version: String,
+    /// Unit of the market that it is.
+    pub allocation: String,
+    /// Its kubelet says Ready.
+    pub ready: bool,
+    /// Since when [`Self::ready`] is what it is, in milliseconds since 1970.
+    pub since_ms: i64,
+    /// When it was made, in milliseconds since 1970.
+    pub created_ms: i64,
+    /// No new pods.
+    pub cordoned: bool,
+    /// All labels.
+    pub labels: BTreeMap<String, String>,
+    /// All taints.
+    pub taints: Vec<Taint>,
+    /// What it was given, as stored on it.
+    pub given: String,
+    /// Since when it is emptied, in milliseconds since 1970.
+    pub draining_ms: Option<i64>,
+    /// What pods can use.
+    pub allocatable: Resources,
+}
+
+impl NodeFacts {
+    /// Reads a Node.
+    #[must_use]
+    pub fn of(node: &Node) -> Self {
+        let label = |key: &str| node.labels().get(key).cloned().unwrap_or_default();
+        let spec = node.spec.as_ref();
+        let status = node.status.as_ref();
+        let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+        let ready = conditions.iter().find(|c| c.type_ == "Ready");
+        let created = node.metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_millisecond());
+        let since = ready.and_then(|c| c.last_transition_time.as_ref());
+        let taint = |t: &k8s_openapi::api::core::v1::Taint| Taint {
+            key: t.key.clone(),
+            value: t.value.clone().unwrap_or_default(),
+            effect: t.effect.clone(),
+        };
+        let taints = spec.and_then(|s| s.taints.as_deref()).unwrap_or_default();
+        Self {
+            name: node.name_any(),
+            version: node.resource_version().unwrap_or_default(),
+            allocation: label(names::ALLOCATION),
+            ready: ready.is_some_and(|c| c.status == "True"),
+            since_ms: since.map_or(created, |t| t.0.as_millisecond()),
+            created_ms: created,
+            cordoned: spec.and_then(|s| s.unschedulable).unwrap_or(false),
+            labels: node.labels().clone(),
+            taints: taints.iter().map(taint).collect(),
+            given: node.annotations().get(names::GIVEN).cloned().unwrap_or_default(),
+            draining_ms: node.annotations().get(names::DRAINING).and_then(|ms| ms.parse().ok()),
+            allocatable: resources(status.and_then(|s| s.allocatable.as_ref())),
+        }
+    }
+
+    /// Namespace and name of the BidNode.
+    #[must_use]
+    pub fn owner(&self) -> String {
+        let label = |key: &str| self.labels.get(key).map_or("", String::as_str);
+        format!("{}/{}", label(names::NAMESPACE), label(names::BIDNODE))
+    }
+
+    /// Has it a taint with that key?
+    #[must_use]
+    pub fn is_tainted(&self, key: &str) -> bool {
+        self.taints.iter().any(|t| t.key == key)
+    }
+}
+
+/// How a pod counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodKind {
+    /// Somebody's work.
+    #[default]
+    Workload,
+    /// Runs on every node anyway.
+    Daemon,
+    /// Belongs to its node.
+    Static,
+    /// Over.
+    Finished,
+}
+
+/// A pod that waits for a node, or is on one of ours.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodFacts {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub uid: String,
+    /// Where it is.
+    pub node: Option<String>,
+    /// How it counts.
+    pub kind: PodKind,
+    /// It is going already.
+    pub deleting: bool,
+    /// The scheduler says that it fits nowhere, and has no place in mind for it.
+    pub unschedulable: bool,
+    /// What it needs.
+    pub requests: Resources,
+    /// Labels that its node must have.
+    pub selector: BTreeMap<String, String>,
+    /// One of these must hold of its node; none: any node.
+    pub terms: Vec<NodeSelectorTerm>,
+    /// Taints that it bears.
+    pub tolerations: Vec<Toleration>,
+    /// It must not be moved on our account.
+    pub keep: bool,
+    /// Cluster- or node-critical.
+    pub critical: bool,
+    /// Seconds that it may take to end.
+    pub grace_s: i64,
+    /// What moving it costs: 1 and more for what users set.
+    pub cost: i64,
+}
+
+impl PodFacts {
+    /// Reads a pod.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Self {
+        let spec = pod.spec.as_ref();
+        let status = pod.status.as_ref();
+        let phase = status.and_then(|s| s.phase.as_deref()).unwrap_or_default();
+        let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+        let refused = conditions.iter().any(|c| {
+            c.type_ == "PodScheduled" && c.status == "False" && c.reason.as_deref() == Some("Unschedulable")
+        });
+        let nominated = status.and_then(|s| s.nominated_node_name.as_ref()).is_some();
+        let node = spec.and_then(|s| s.node_name.clone()).filter(|n| !n.is_empty());
+        let deleting = pod.metadata.deletion_timestamp.is_some();
+        let kind = kind(pod, phase);
+        let affinity = spec.and_then(|s| s.affinity.as_ref()?.node_affinity.as_ref());
+        let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+        let keeps = |(key, value): &(&str, &str)| pod.annotations().get(*key).is_some_and(|v| v == value);
+        let class = spec.and_then(|s| s.priority_class_name.as_deref()).unwrap_or_default();
+        let cost = pod.annotations().get("controller.kubernetes.io/pod-deletion-cost");
+        Self {
+            namespace: pod.namespace().unwrap_or_default(),
+            name: pod.name_any(),
+            uid: pod.uid().unwrap_or_default(),
+            unschedulable: phase == "Pending"
+                && refused
+                && !nominated
+                && !deleting
+                && node.is_none()
+                && kind == PodKind::Workload,
+            node,
+            kind,
+            deleting,
+            requests: requests(pod),
+            selector: spec.and_then(|s| s.node_selector.clone()).unwrap_or_default(),
+            terms: required.map(|r| r.node_selector_terms.clone()).unwrap_or_default(),
+            tolerations: spec.and_then(|s| s.tolerations.clone()).unwrap_or_default(),
+            keep: names::DO_NOT_DISRUPT.iter().any(keeps),
+            critical: matches!(class, "system-node-critical" | "system-cluster-critical"),
+            grace_s: spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(30),
+            cost: 1 + cost.and_then(|c| c.parse::<i64>().ok()).unwrap_or(0).max(0),
+        }
+    }
+
+    /// Does it keep its node from being idle?
+    #[must_use]
+    pub fn is_workload(&self) -> bool {
+        self.kind == PodKind::Workload
+    }
+}
+
+fn kind(pod: &Pod, phase: &str) -> PodKind {
+    let owners = pod.owner_references();
+    if matches!(phase, "Succeeded" | "Failed") {
+        PodKind::Finished
+    } else if pod.annotations().contains_key("kubernetes.io/config.mirror")
+        || owners.iter().any(|o| o.kind == "Node")
+    {
+        PodKind::Static
+    } else if owners.iter().any(|o| o.kind == "DaemonSet") {
+        PodKind::Daemon
+    } else {
+        PodKind::Workload
+    }
+}
+
+/// Σ of the containers, or the greatest of the first ones (Kubernetes documentation, "Init Containers"), and one pod.
+fn requests(pod: &Pod) -> Resources {
+    let Some(spec) = &pod.spec else { return Resources::new() };
+    let of = |c: &k8s_openapi::api::core::v1::Container| {
+        resources(c.resources.as_ref().and_then(|r| r.requests.as_ref()))
+    };
+    let mut sum = Resources::new();
+    for container in &spec.containers {
+        for (name, amount) in of(container) {
+            *sum.entry(name).or_default() += amount;
+        }
+    }
+    for first in spec.init_containers.as_deref().unwrap_or_default() {
+        for (name, amount) in of(first) {
+            let known = sum.entry(name).or_default();
+            *known = amount.max(*known);
+        }
+    }
+    sum.insert("pods".into(), 1000);
+    sum
+}
+
+fn resources(quantities: Option<&BTreeMap<String, Quantity>>) -> Resources {
+    let all = quantities.into_iter().flatten();
+    all.filter_map(|(name, q)| Some((name.clone(), thousandths(&q.0)?))).collect()
+}
+
+/// A quantity in thousandths, rounded up (Kubernetes documentation, "Quantity").
+#[must_use]
+pub fn thousandths(text: &str) -> Option<i128> {
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    if number.is_empty() {
+        return None;
+    }
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let fraction = fraction.get(..fraction.len().min(9))?;
+    let digits: i128 = format!("{whole}{fraction:0<9}").parse().ok()?;
+    let (up, down): (i128, i128) = match suffix {
+        "" => (1, 1),
+        "m" => (1, 1000),
+        "u" => (1, 1_000_000),
+        "n" => (1, 1_000_000_000),
+        "k" => (1000, 1),
+        "M" => (1_000_000, 1),
+        "G" => (1_000_000_000, 1),
+        "T" => (1_000_000_000_000, 1),
+        "P" => (1_000_000_000_000_000, 1),
+        "Ki" => (1 << 10, 1),
+        "Mi" => (1 << 20, 1),
+        "Gi" => (1 << 30, 1),
+        "Ti" => (1 << 40, 1),
+        "Pi" => (1 << 50, 1),
+        other => (10i128.checked_pow(other.strip_prefix(['e', 'E'])?.parse().ok()?)?, 1),
+    };
+    let scaled = digits.checked_mul(up)?.checked_mul(1000)?;
+    Some((scaled + down * 1_000_000_000 - 1).div_euclid(down * 1_000_000_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_read_as_kubernetes_writes_them() {
+        for (text, want) in [
+            ("1", Some(1000)),
+            ("250m", Some(250)),
+            ("0.5", Some(500)),
+            ("1Ki", Some(1_024_000)),
+            ("2Gi", Some(2 * 1024 * 1024 * 1024 * 1000)),
+            ("1e3", Some(1_000_000)),
+            ("100n", Some(1)),
+            ("1k", Some(1_000_000)),
+            ("", None),
+            ("x", None),
+        ] {
+            assert_eq!(thousandths(text), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What is bid, and when that changes.
+
+use coracle_api::bidnode::BidStrategy;
+use coracle_auction::Price;
+
+use super::{Observed, Plan, Step, counts};
+use crate::{
+    mirror::{Bid, Quote, UnitState},
+    settings::Settings,
+};
+
+/// Following the price pays from this many hundredths on.
+const FOLLOW_PERCENT: i64 = 2;
+
+/// `min(floor_tick(quote × share), floor_tick(maxBid))`, in whole micro-dollars.
+#[must_use]
+pub fn limit(settings: &Settings, quote: &Quote) -> Price {
+    let share = quote.quote.percent(settings.strategy.percent()).floor_to(quote.tick);
+    share.min(most(settings, quote))
+}
+
+fn most(settings: &Settings, quote: &Quote) -> Price {
+    settings.max_bid.floor_to(quote.tick)
+}
+
+/// Σ limits of live and open units, in micro-dollars an hour.
+pub(super) fn committed(o: &Observed<'_>) -> i128 {
+    let of = |b: &Bid| i128::from(b.limit.as_micros()) * i128::from(b.open + b.live());
+    o.owner.bids.values().map(of).sum()
+}
+
+/// How many more units at that limit the BidNode's own cap lets pass.
+pub(super) fn affordable(o: &Observed<'_>, settings: &Settings, limit: Price) -> u32 {
+    let Some(cap) = settings.max_hourly_cost else { return u32::MAX };
+    let left = i128::from(cap.as_micros()) - committed(o);
+    u32::try_from((left / i128::from(limit.as_micros().max(1))).max(0)).unwrap_or(u32::MAX)
+}
+
+pub(super) fn over_budget(settings: &Settings, missing: u32, limit: Price) -> String {
+    let cap = settings.max_hourly_cost.unwrap_or(Price::ZERO);
+    format!("{missing} more nodes at {limit} would pass the cap of {cap} an hour")
+}
+
+/// Amendments: open bids follow the quote, running nodes are kept as the strategy says.
+pub(super) fn follow_and_defend(o: &Observed<'_>, settings: &Settings, quote: &Quote, plan: &mut Plan) {
+    let market = plan.facts.market.clone().unwrap_or_default();
+    let mut spare = settings.max_hourly_cost.map(|cap| i128::from(cap.as_micros()) - committed(o));
+    for (id, bid) in o.owner.bids.iter().filter(|(_, b)| !counts::is_outdated(o, &b.market)) {
+        let quote = if bid.market == market { Some(*quote) } else { o.quotes.get(&bid.market).copied() };
+        let Some(quote) = quote.filter(|q| !q.halted) else { continue };
+        let Some((wanted, units)) = change(o, settings, &quote, id, bid) else { continue };
+        // A raise of what is committed must fit the cap; lowering always does.
+        let kept = i128::from(units.unwrap_or(bid.open + bid.live()));
+        let more = i128::from(wanted.as_micros()) * kept
+            - i128::from(bid.limit.as_micros()) * i128::from(bid.open + bid.live());
+        if let Some(left) = &mut spare {
+            if more > (*left).max(0) {
+                let cap = settings.max_hourly_cost.unwrap_or(Price::ZERO);
+                plan.facts.over_budget =
+                    Some(format!("a limit of {wanted} would pass the cap of {cap} an hour"));
+                continue;
+            }
+            *left -= more;
+        }
+        let units = units.map(|live| live + bid.preempting);
+        let limit = (wanted != bid.limit).then_some(wanted);
+        plan.steps.push(Step::Amend { bid: id.clone(), market: bid.market.clone(), limit, units });
+    }
+}
+
+/// The new limit of a bid, and how many of its units stay when the open ones are to be bid for anew.
+fn change(
+    o: &Observed<'_>,
+    settings: &Settings,
+    quote: &Quote,
+    id: &str,
+    bid: &Bid,
+) -> Option<(Price, Option<u32>)> {
+    let most = most(settings, quote);
+    if bid.live() == 0 {
+        return follow(o, settings, quote, id, bid).map(|limit| (limit, None));
+    }
+    let kept = defended(o, settings, quote, id, bid).unwrap_or(bid.limit).min(most);
+    // One bid has one limit: open units that should have another one leave, and are bought again.
+    let parts = bid.open > 0 && (kept != bid.limit || follow(o, settings, quote, id, bid).is_some());
+    match (kept != bid.limit, parts) {
+        (_, true) => Some((kept, Some(bid.live()))),
+        (true, false) => Some((kept, None)),
+        (false, false) => None,
+    }
+}
+
+/// The limit that open units should have instead: at once when theirs is above what may be paid.
+fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &str, bid: &Bid) -> Option<Price> {
+    let wanted = limit(settings, quote);
+    if bid.open == 0 || wanted == bid.limit || wanted <= Price::ZERO {
+        return None;
+    }
+    let (old, new) = (bid.limit.as_micros(), wanted.as_micros());
+    let far = i128::from((new - old).abs()) * 100 >= i128::from(old) * i128::from(FOLLOW_PERCENT);
+    let last = o.owner.amended_ms.get(id).copied().unwrap_or(bid.placed_ms);
+    let due = o.now_ms - last >= o.times.amend_ms;
+    let too_high = bid.limit > most(settings, quote);
+    (too_high || far && due).then_some(wanted)
+}
+
+/// The limit that keeps the running units of a bid, where the strategy wants that and it is enough.
+fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &str, bid: &Bid) -> Option<Price> {
+    if !settings.defend || bid.active == 0 {
+        return None;
+    }
+    let most = most(settings, quote);
+    match settings.strategy {
+        BidStrategy::CostOptimized => None,
+        BidStrategy::AvailabilityOptimized => Some(most.max(bid.limit)),
+        BidStrategy::Balanced => {
+            let units = o.owner.units.values().filter(|u| u.bid == id && u.state == UnitState::Active);
+            let keep = units.map(|u| u.price_to_keep).max().filter(|keep| *keep > bid.limit)?;
+            let keep = keep.ceil_to(quote.tick);
+            (keep <= quote.quote.min(most)).then_some(keep)
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Which market to bid in.
+
+use super::{Observed, counts};
+use crate::settings::Settings;
+
+/// The market. A named region as it is; else where we wait already, unless that takes too long; else the default; else
+/// where units are free, then where they are cheapest, then by name.
+pub(super) fn choose(o: &Observed<'_>, settings: &Settings) -> Option<String> {
+    let of = |region: &str| format!("{}/{region}", settings.instance_type);
+    if let Some(region) = &settings.region {
+        return Some(of(region));
+    }
+    let waits = o.owner.bids.values().filter(|b| b.open > 0 && !counts::is_outdated(o, &b.market));
+    let oldest = waits.min_by_key(|b| b.placed_ms);
+    if let Some(bid) = oldest.filter(|b| o.now_ms - b.placed_ms < o.times.region_ms) {
+        return Some(bid.market.clone());
+    }
+    if let Some(region) = o.default_region.filter(|r| o.quotes.contains_key(&of(r))) {
+        return Some(of(region));
+    }
+    let best = o.quotes.iter().min_by_key(|(name, q)| (q.free == 0, q.quote, (*name).clone()));
+    let Some((best, quote)) = best else {
+        // Prices are not known: where we were last.
+        return o.object.status.as_ref()?.region.as_deref().map(of);
+    };
+    // Moving what waits helps only where something is free.
+    match oldest {
+        Some(bid) if quote.free == 0 => Some(bid.market.clone()),
+        _ => Some(best.clone()),
+    }
+}

@@ -1,0 +1,345 @@
+//! A BidNode's specification and annotations as values that can be obeyed. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coracle_api::bidnode::{BidNode, BidStrategy, NodeTaint, micros, names};
+use coracle_auction::Price;
+use jiff::SignedDuration;
+use kube::ResourceExt as _;
+
+use names::annotation;
+
+/// Voluntary removals at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disruption {
+    /// So many nodes.
+    Nodes(u32),
+    /// So many hundredths of the nodes, rounded up.
+    Percent(u32),
+}
+
+impl Disruption {
+    /// Of so many nodes.
+    #[must_use]
+    pub fn of(self, nodes: u32) -> u32 {
+        match self {
+            Self::Nodes(n) => n,
+            Self::Percent(p) => (nodes * p).div_ceil(100),
+        }
+    }
+}
+
+/// When nodes are given up although nothing else changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Consolidation {
+    /// When they have been idle for long enough.
+    #[default]
+    WhenEmpty,
+    /// Also when their pods fit elsewhere. Not decided yet: the same as [`Self::WhenEmpty`].
+    Balanced,
+    /// Never.
+    Never,
+}
+
+/// A taint that can be put on a Node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Taint {
+    /// Key.
+    pub key: String,
+    /// Value, maybe empty.
+    pub value: String,
+    /// NoSchedule, PreferNoSchedule or NoExecute.
+    pub effect: String,
+}
+
+/// What a BidNode asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Type of the nodes.
+    pub instance_type: String,
+    /// Region; `None`: to be chosen.
+    pub region: Option<String>,
+    /// The most that is paid for a node-hour.
+    pub max_bid: Price,
+    /// Fewest nodes.
+    pub min: u32,
+    /// Most nodes.
+    pub max: u32,
+    /// How much of the market's price is bid.
+    pub strategy: BidStrategy,
+    /// Labels of the nodes.
+    pub labels: BTreeMap<String, String>,
+    /// Taints of the nodes.
+    pub taints: Vec<Taint>,
+    /// Only status is written.
+    pub paused: bool,
+    /// Σ limits of live and open units never exceeds it.
+    pub max_hourly_cost: Option<Price>,
+    /// Limits of running nodes are raised by the strategy.
+    pub defend: bool,
+    /// The whole shortfall or nothing.
+    pub gang: bool,
+    /// Idle time before a node above the minimum is released, in milliseconds.
+    pub idle_after_ms: i64,
+    /// When nodes are given up.
+    pub consolidation: Consolidation,
+    /// Voluntary removals at once.
+    pub disruption: Disruption,
+    /// How long a voluntary drain may take when the object is deleted, in milliseconds.
+    pub drain_timeout_ms: i64,
+    /// The object goes without the market.
+    pub force_delete: bool,
+}
+
+/// Reads a BidNode; the sentence for people when it cannot be obeyed.
+///
+/// # Errors
+/// What is wrong: field, value and rule.
+pub fn parse(object: &BidNode) -> Result<Settings, String> {
+    let spec = &object.spec;
+    let max_bid = micros(spec.max_bid)
+        .map(Price::micros)
+        .map_err(|text| format!("spec.maxBid: {text} must have at most 6 decimals and be at most 1000000"))?;
+    let count =
+        |field: &str, n: i32| u32::try_from(n).map_err(|_| format!("spec.{field}: {n} must not be negative"));
+    let (min, max) = (count("minNodes", spec.min_nodes)?, count("maxNodes", spec.max_nodes)?);
+    if min > max {
+        return Err("spec.minNodes: minNodes must not exceed maxNodes".to_owned());
+    }
+    for (key, value) in &spec.node_selector {
+        check_label("spec.nodeSelector", key, value)?;
+        if names::RESERVED.iter().any(|prefix| key.starts_with(prefix)) {
+            return Err(format!("spec.nodeSelector: key {key} is reserved; take one of your own domain"));
+        }
+    }
+    let told = Told(object);
+    Ok(Settings {
+        instance_type: spec.instance_type.clone(),
+        region: spec.region.clone().filter(|region| !region.is_empty()),
+        max_bid,
+        min,
+        max,
+        strategy: spec.bid_strategy,
+        labels: spec.node_selector.clone(),
+        taints: taints(&spec.taints)?,
+        paused: told.flag(annotation::PAUSED, false)?,
+        max_hourly_cost: told.price(annotation::MAX_HOURLY_COST)?,
+        defend: told.flag(annotation::DEFEND, true)?,
+        gang: told.flag(annotation::GANG, false)?,
+        idle_after_ms: told.duration(annotation::IDLE_AFTER, 300_000)?,
+        consolidation: told.consolidation()?,
+        disruption: told.disruption()?,
+        drain_timeout_ms: told.duration(annotation::DRAIN_TIMEOUT, 300_000)?,
+        force_delete: told.flag(annotation::FORCE_DELETE, false)?,
+    })
+    .and_then(|settings| told.join_mode().map(|()| settings))
+}
+
+fn taints(wanted: &[NodeTaint]) -> Result<Vec<Taint>, String> {
+    let mut seen = BTreeSet::new();
+    let mut all = Vec::new();
+    for (n, taint) in wanted.iter().enumerate() {
+        let key = taint.key.clone().unwrap_or_default();
+        let (value, effect) = (taint.value.clone().unwrap_or_default(), taint.effect.clone());
+        let effect = effect.ok_or_else(|| format!("spec.taints[{n}].effect: must be given"))?;
+        if key.is_empty() {
+            return Err(format!("spec.taints[{n}].key: must be given"));
+        }
+        check_label(&format!("spec.taints[{n}]"), &key, &value)?;
+        if names::RESERVED.iter().any(|prefix| key.starts_with(prefix)) {
+            return Err(format!("spec.taints[{n}].key: {key} is reserved; take one of your own domain"));
+        }
+        if !seen.insert((key.clone(), effect.clone())) {
+            return Err(format!("spec.taints[{n}]: {key} with effect {effect} is there twice"));
+        }
+        all.push(Taint { key, value, effect });
+    }
+    Ok(all)
+}
+
+/// The syntax of labels (Kubernetes documentation, "Labels and Selectors").
+fn check_label(field: &str, key: &str, value: &str) -> Result<(), String> {
+    let (prefix, name) = key.split_once('/').unwrap_or(("", key));
+    let is_edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let is_word = |s: &str| {
+        let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        s.len() <= 63 && is_edge(s.chars().next()) && is_edge(s.chars().last()) && s.chars().all(inner)
+    };
+    let is_part = |s: &str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        !s.is_empty() && s.chars().all(inner) && !s.starts_with('-') && !s.ends_with('-')
+    };
+    let has_prefix = key.contains('/');
+    let good_prefix = !has_prefix || prefix.len() <= 253 && prefix.split('.').all(is_part);
+    if !good_prefix || !is_word(name) {
+        return Err(format!("{field}: key {key:?} is no label key"));
+    }
+    if !value.is_empty() && !is_word(value) {
+        return Err(format!("{field}: value {value:?} of {key} is no label value"));
+    }
+    Ok(())
+}
+
+/// Annotations of one object.
+struct Told<'a>(&'a BidNode);
+
+impl Told<'_> {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.0.annotations().get(key).map(String::as_str)
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool, String> {
+        match self.text(key) {
+            None => Ok(default),
+            Some("true") => Ok(true),
+            Some("false") => Ok(false),
+            Some(other) => Err(format!("annotation {key}: {other:?} must be true or false")),
+        }
+    }
+
+    fn price(&self, key: &str) -> Result<Option<Price>, String> {
+        let parsed = self.text(key).map(Price::parse).transpose();
+        parsed.map_err(|e| format!("annotation {key}: {e}"))
+    }
+
+    fn duration(&self, key: &str, default_ms: i64) -> Result<i64, String> {
+        let Some(text) = self.text(key) else { return Ok(default_ms) };
+        let parsed = text.parse::<SignedDuration>().ok().filter(|d| !d.is_negative());
+        let ms = parsed.and_then(|d| i64::try_from(d.as_millis()).ok());
+        ms.ok_or_else(|| format!("annotation {key}: {text:?} must be a duration such as 5m or 90s"))
+    }
+
+    fn consolidation(&self) -> Result<Consolidation, String> {
+        match self.text(annotation::CONSOLIDATION) {
+            None | Some("when-empty") => Ok(Consolidation::WhenEmpty),
+            Some("balanced") => Ok(Consolidation::Balanced),
+            Some("never") => Ok(Consolidation::Never),
+            Some(other) => {
+                let key = annotation::CONSOLIDATION;
+                Err(format!("annotation {key}: {other:?} must be when-empty, balanced or never"))
+            }
+        }
+    }
+
+    fn disruption(&self) -> Result<Disruption, String> {
+        let key = annotation::DISRUPTION_BUDGET;
+        let Some(text) = self.text(key) else { return Ok(Disruption::Percent(10)) };
+        let parsed = match text.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().filter(|p| *p <= 100).map(Disruption::Percent),
+            None => text.parse().ok().map(Disruption::Nodes),
+        };
+        parsed.ok_or_else(|| format!("annotation {key}: {text:?} must be a number of nodes or a percentage"))
+    }
+
+    fn join_mode(&self) -> Result<(), String> {
+        match self.text(annotation::JOIN_MODE) {
+            None | Some("kubelet" | "virtual") => Ok(()),
+            Some(other) => {
+                Err(format!("annotation {}: {other:?} must be kubelet or virtual", annotation::JOIN_MODE))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_api::bidnode::BidNodeSpec;
+
+    use super::*;
+
+    fn object(change: impl FnOnce(&mut BidNode)) -> BidNode {
+        let spec = BidNodeSpec {
+            instance_type: "a100-4x".into(),
+            max_bid: 4.5,
+            min_nodes: 1,
+            max_nodes: 10,
+            ..BidNodeSpec::default()
+        };
+        let mut object = BidNode::new("ml", spec);
+        change(&mut object);
+        object
+    }
+
+    fn label(key: &str, value: &str) -> BidNode {
+        object(|o| drop(o.spec.node_selector.insert(key.into(), value.into())))
+    }
+
+    fn told(key: &str, value: &str) -> BidNode {
+        object(|o| drop(o.annotations_mut().insert(key.into(), value.into())))
+    }
+
+    fn taint(taints: &[(&str, &str, &str)]) -> BidNode {
+        let one = |(key, value, effect): &(&str, &str, &str)| NodeTaint {
+            key: (!key.is_empty()).then(|| (*key).to_owned()),
+            value: Some((*value).to_owned()),
+            effect: (!effect.is_empty()).then(|| (*effect).to_owned()),
+        };
+        object(|o| o.spec.taints = taints.iter().map(one).collect())
+    }
+
+    /// The table of bad input: what the API server lets through and the controller does not obey.
+    #[test]
+    fn bad_input_names_the_field() {
+        for (object, want) in [
+            (object(|o| o.spec.max_bid = 1.000_000_1), "spec.maxBid"),
+            (object(|o| o.spec.max_bid = 1_000_001.0), "spec.maxBid"),
+            (object(|o| (o.spec.min_nodes, o.spec.max_nodes) = (5, 2)), "minNodes must not exceed maxNodes"),
+            (taint(&[("", "v", "NoSchedule")]), "spec.taints[0].key"),
+            (taint(&[("k", "v", "")]), "spec.taints[0].effect"),
+            (taint(&[("k", "a", "NoSchedule"), ("k", "b", "NoSchedule")]), "spec.taints[1]"),
+            (taint(&[("k", "not a value", "NoSchedule")]), "spec.taints[0]"),
+            (taint(&[("kubebid.io/preempting", "", "NoSchedule")]), "reserved"),
+            (label("bad key", "v"), "spec.nodeSelector"),
+            (label("a/b/c", "v"), "spec.nodeSelector"),
+            (label("UPPER.case/x", "v"), "spec.nodeSelector"),
+            (label("x", "no value"), "spec.nodeSelector"),
+            (label("kubebid.io/bidnode", "v"), "reserved"),
+            (label("node.kubernetes.io/instance-type", "v"), "reserved"),
+            (label("topology.kubernetes.io/zone", "v"), "reserved"),
+            (label("node-role.kubernetes.io/worker", ""), "reserved"),
+            (told(annotation::PAUSED, "yes"), "kubebid.io/paused"),
+            (told(annotation::DEFEND, ""), "kubebid.io/defend"),
+            (told(annotation::GANG, "1"), "kubebid.io/gang"),
+            (told(annotation::FORCE_DELETE, "TRUE"), "kubebid.io/force-delete"),
+            (told(annotation::MAX_HOURLY_COST, "-1"), "kubebid.io/max-hourly-cost"),
+            (told(annotation::MAX_HOURLY_COST, "1.1234567"), "kubebid.io/max-hourly-cost"),
+            (told(annotation::IDLE_AFTER, "soon"), "kubebid.io/idle-after"),
+            (told(annotation::IDLE_AFTER, "-5m"), "kubebid.io/idle-after"),
+            (told(annotation::DRAIN_TIMEOUT, "5"), "kubebid.io/drain-timeout"),
+            (told(annotation::CONSOLIDATION, "maybe"), "kubebid.io/consolidation"),
+            (told(annotation::DISRUPTION_BUDGET, "110%"), "kubebid.io/disruption-budget"),
+            (told(annotation::DISRUPTION_BUDGET, "-1"), "kubebid.io/disruption-budget"),
+            (told(annotation::JOIN_MODE, "manual"), "kubebid.io/join-mode"),
+        ] {
+            let said = parse(&object).expect_err(want);
+            assert!(said.contains(want), "{said} does not name {want}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_obeyed_is_read() {
+        let all = object(|o| {
+            for (key, value) in [
+                (annotation::PAUSED, "true"),
+                (annotation::MAX_HOURLY_COST, "12.5"),
+                (annotation::DEFEND, "false"),
+                (annotation::GANG, "true"),
+                (annotation::IDLE_AFTER, "90s"),
+                (annotation::DISRUPTION_BUDGET, "25%"),
+                (annotation::DRAIN_TIMEOUT, "10m"),
+                (annotation::CONSOLIDATION, "never"),
+                (annotation::JOIN_MODE, "virtual"),
+            ] {
+                o.annotations_mut().insert(key.into(), value.into());
+            }
+            o.spec.region = Some(String::new());
+        });
+        let got = parse(&all).unwrap();
+        assert_eq!((got.max_bid, got.region.as_deref()), (Price::micros(4_500_000), None));
+        assert!(got.paused && !got.defend && got.gang);
+        assert_eq!(got.max_hourly_cost, Some(Price::micros(12_500_000)));
+        assert_eq!((got.idle_after_ms, got.drain_timeout_ms), (90_000, 600_000));
+        assert_eq!((got.disruption.of(10), got.disruption.of(1)), (3, 1));
+        assert_eq!(got.consolidation, Consolidation::Never);
+    }
+}

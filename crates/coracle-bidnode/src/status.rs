@@ -1,0 +1,265 @@
+//! What is told of a BidNode (pure), and which of it is news.
+
+use coracle_api::bidnode::{
+    BidNodeStatus, dollars,
+    names::{condition, reason},
+};
+use coracle_auction::Price;
+use coracle_reconcile::{Desired, find, merge};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::{
+    mirror::{Note, UnitState},
+    plan::{Counts, Facts, Observed},
+};
+
+/// What came of the steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// The market took a bid or a change of one.
+    pub accepted: bool,
+    /// The market refused: its constant, and its sentence.
+    pub refused: Option<(String, String)>,
+    /// Time of the last change, as the market told it, in milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// The whole status.
+#[must_use]
+pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> BidNodeStatus {
+    let stored = o.object.status.clone().unwrap_or_default();
+    let c = facts.counts;
+    // Before the market was heard for the first time there is no telling what is pending.
+    let known = o.synced || !o.owner.bids.is_empty();
+    let count = |n: u32| Some(i32::try_from(n).unwrap_or(i32::MAX));
+    let or_stored = |n: u32, stored: Option<i32>| if known { count(n) } else { stored.or(Some(0)) };
+    let pending = or_stored(c.open + c.in_flight, stored.pending_bids);
+    let phase = if c.active >= min_nodes(o) {
+        "Running"
+    } else if pending > Some(0) {
+        "Bidding"
+    } else {
+        "Pending"
+    };
+    let price = |p: Price| dollars(p.as_micros());
+    let now = Timestamp::from_millisecond(o.now_ms).unwrap_or_default();
+    let generation = o.object.metadata.generation;
+    let region = facts.market.as_deref().and_then(|m| m.split_once('/')).map(|(_, region)| region.to_owned());
+    BidNodeStatus {
+        phase: Some(phase.to_owned()),
+        active_nodes: count(c.active),
+        pending_bids: pending,
+        average_price: average(o),
+        last_bid_time: last_bid(o, outcome).or(stored.last_bid_time),
+        conditions: merge(&stored.conditions, &conditions(o, facts, outcome), generation, now),
+        observed_generation: generation,
+        desired_nodes: if facts.invalid.is_some() { stored.desired_nodes } else { count(c.desired) },
+        provisioning_nodes: or_stored(c.in_flight, stored.provisioning_nodes),
+        preempting_nodes: or_stored(c.leaving, stored.preempting_nodes),
+        market_price: facts.quote.map(|q| price(q.quote)).or(stored.market_price),
+        bid_price: facts.limit.map(price).or(stored.bid_price),
+        hourly_cost: if known { Some(hourly_cost(o)) } else { stored.hourly_cost },
+        region: region.or(stored.region),
+    }
+}
+
+fn min_nodes(o: &Observed<'_>) -> u32 {
+    o.settings.map_or_else(|_| u32::try_from(o.object.spec.min_nodes).unwrap_or(0), |s| s.min)
+}
+
+/// The market's time of the last bid or change that it took, in whole seconds.
+fn last_bid(o: &Observed<'_>, outcome: &Outcome) -> Option<Time> {
+    let placed = o.owner.bids.values().map(|b| b.placed_ms).max().unwrap_or(0);
+    let stored = o.object.status.as_ref().and_then(|s| s.last_bid_time.as_ref()).map(|t| t.0.as_second());
+    let heard = placed.max(o.owner.last_bid_ms).max(outcome.at_ms).div_euclid(1000);
+    let latest = heard.max(stored.unwrap_or(0));
+    (latest > 0).then(|| Time(Timestamp::from_second(latest).unwrap_or_default()))
+}
+
+/// Σ prices of the active nodes ÷ their number, half-even to four decimals; absent without one.
+fn average(o: &Observed<'_>) -> Option<f64> {
+    let units = o.nodes.iter().filter_map(|view| {
+        let unit = o.owner.units.get(&view.facts.allocation)?;
+        (unit.state == UnitState::Active && crate::plan::is_active(o, view)).then_some(unit.price)
+    });
+    let (sum, n) = units.fold((0i64, 0i64), |(sum, n), price| (sum.saturating_add(price.as_micros()), n + 1));
+    (n > 0).then(|| dollars(half_even(sum, n * 100) * 100))
+}
+
+/// `a ÷ b`, and halves to the even neighbour.
+fn half_even(a: i64, b: i64) -> i64 {
+    let (whole, rest) = (a.div_euclid(b), a.rem_euclid(b));
+    match (rest * 2).cmp(&b) {
+        std::cmp::Ordering::Less => whole,
+        std::cmp::Ordering::Greater => whole + 1,
+        std::cmp::Ordering::Equal => whole + whole.rem_euclid(2),
+    }
+}
+
+/// What is charged now, in US$ an hour.
+fn hourly_cost(o: &Observed<'_>) -> f64 {
+    let pays =
+        o.owner.units.values().filter(|u| matches!(u.state, UnitState::Active | UnitState::Preempting));
+    dollars(pays.map(|u| u.price.as_micros()).sum())
+}
+
+fn say(kind: &'static str, status: bool, reason: &'static str, message: impl Into<String>) -> Desired {
+    Desired { kind, status: Some(status), reason, message: message.into() }
+}
+
+/// Ready always; the others when first decided.
+fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> Vec<Desired> {
+    let c = facts.counts;
+    let stored = o.object.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+    let had = |kind: &str| find(stored, kind).is_some();
+    let mut all = vec![ready(o, facts)];
+    if o.synced {
+        if had(condition::MARKET_REACHABLE) {
+            all.push(say(condition::MARKET_REACHABLE, true, "Reachable", ""));
+        }
+        all.push(say(
+            condition::ALLOCATED,
+            c.open == 0,
+            if c.open == 0 { "AllAllocated" } else { "UnitsOpen" },
+            if c.open == 0 { String::new() } else { format!("{} units wait in the book", c.open) },
+        ));
+        all.push(say(
+            condition::NODE_JOINED,
+            c.in_flight == 0,
+            if c.in_flight == 0 { "AllJoined" } else { "NodesBooting" },
+            if c.in_flight == 0 { String::new() } else { format!("{} nodes are on their way", c.in_flight) },
+        ));
+    } else {
+        let note = "the market does not answer: nothing is bought, and nothing that runs is touched";
+        all.push(say(condition::MARKET_REACHABLE, false, reason::MARKET_UNREACHABLE, note));
+    }
+    all.extend(accepted(outcome));
+    all.extend(competitive(o, facts));
+    all.extend(danger(o, &had));
+    match &facts.over_budget {
+        Some(why) => all.push(say(condition::WITHIN_BUDGET, false, "BudgetExceeded", why)),
+        None if had(condition::WITHIN_BUDGET) && o.synced => {
+            all.push(say(condition::WITHIN_BUDGET, true, "WithinBudget", ""));
+        }
+        None => {}
+    }
+    match &facts.degraded {
+        Some(why) => all.push(say(condition::DEGRADED, true, reason::TOO_MANY_UNHEALTHY, why)),
+        None if had(condition::DEGRADED) => all.push(say(condition::DEGRADED, false, "Healthy", "")),
+        None => {}
+    }
+    if let Some(why) = &facts.terminating {
+        let reason = if o.synced { "InProgress" } else { reason::MARKET_UNREACHABLE };
+        all.push(say(condition::TERMINATING, true, reason, why));
+    }
+    all
+}
+
+fn ready(o: &Observed<'_>, facts: &Facts) -> Desired {
+    if let Some(why) = &facts.invalid {
+        return say(condition::READY, false, reason::INVALID_SPEC, why);
+    }
+    if let Some(why) = &facts.unknown_market {
+        return say(condition::READY, false, reason::UNKNOWN_MARKET, why);
+    }
+    let (active, min) = (facts.counts.active, min_nodes(o));
+    let message = format!("{active}/{min} nodes active");
+    let is_ready = active >= min;
+    let reason = if is_ready { reason::NODES_AVAILABLE } else { reason::NODES_UNAVAILABLE };
+    say(condition::READY, is_ready, reason, message)
+}
+
+fn accepted(outcome: &Outcome) -> Option<Desired> {
+    if let Some((code, text)) = &outcome.refused {
+        return Some(say(condition::BID_ACCEPTED, false, "Refused", format!("{code}: {text}")));
+    }
+    outcome.accepted.then(|| say(condition::BID_ACCEPTED, true, "Accepted", ""))
+}
+
+/// Would the bid win, and if not, which price would?
+fn competitive(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
+    let (quote, limit) = (facts.quote?, facts.limit?);
+    let open = o.owner.bids.values().filter(|b| b.open > 0);
+    let (lowest, held) = open.fold((limit, false), |(low, held), b| (low.min(b.limit), held || b.held));
+    let kind = condition::BID_COMPETITIVE;
+    let at = |price: Price| format!("the bid of {lowest} would win at {price} or more");
+    Some(if held {
+        say(kind, false, reason::BUDGET_HOLD, "a cap of the tenant holds the bid: see coracle market budget")
+    } else if lowest < quote.reserve {
+        say(kind, false, reason::BELOW_RESERVE, at(quote.reserve))
+    } else if lowest < quote.clearing {
+        say(kind, false, reason::BELOW_CLEARING_PRICE, at(quote.clearing))
+    } else {
+        say(kind, true, reason::COMPETITIVE, "")
+    })
+}
+
+/// Nodes that are being taken, and those that would be next.
+fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
+    let mut all = Vec::new();
+    let going = o.owner.units.values().filter(|u| u.state == UnitState::Preempting);
+    let going: Vec<_> = going
+        .map(|u| {
+            let until = Timestamp::from_millisecond(u.preempt_ms).unwrap_or_default();
+            format!("{} until {until:.0}", u.node)
+        })
+        .collect();
+    if !going.is_empty() {
+        all.push(say(condition::PREEMPTION_NOTICE, true, "Preempting", going.join(", ")));
+    } else if had(condition::PREEMPTION_NOTICE) {
+        all.push(say(condition::PREEMPTION_NOTICE, false, "None", ""));
+    }
+    let risk = o.owner.units.values().filter(|u| u.price_to_keep > Price::ZERO);
+    let risk: Vec<_> = risk.map(|u| format!("{} needs {}", u.node, u.price_to_keep)).collect();
+    if !risk.is_empty() {
+        all.push(say(condition::AT_RISK, true, "BelowIndicativePrice", risk.join(", ")));
+    } else if had(condition::AT_RISK) {
+        all.push(say(condition::AT_RISK, false, "None", ""));
+    }
+    all
+}
+
+/// Events for what a new status says for the first time.
+#[must_use]
+pub fn news(before: &[Condition], after: &[Condition]) -> Vec<Note> {
+    let is_new = |c: &&Condition| {
+        find(before, &c.type_).is_none_or(|old| old.status != c.status || old.reason != c.reason)
+    };
+    let note = |c: &Condition| {
+        let reason = match (c.type_.as_str(), c.status.as_str(), c.reason.as_str()) {
+            (condition::READY, "False", reason::INVALID_SPEC) => "InvalidSpec",
+            (condition::READY, "False", reason::UNKNOWN_MARKET) => "UnknownMarket",
+            (condition::BID_COMPETITIVE, "False", _) => "BidTooLow",
+            (condition::WITHIN_BUDGET, "False", _) => "BudgetExceeded",
+            (condition::MARKET_REACHABLE, "False", _) => "MarketUnreachable",
+            (condition::AT_RISK, "True", _) => "NodeAtRisk",
+            _ => return None,
+        };
+        Some(Note { reason, text: c.message.clone(), warning: true })
+    };
+    after.iter().filter(is_new).filter_map(note).collect()
+}
+
+/// Gauges of an object: `(class, strategy, counts, cost in micro-dollars)`.
+#[must_use]
+pub fn gauged(o: &Observed<'_>, facts: &Facts) -> (String, &'static str, Counts, i64) {
+    let pays =
+        o.owner.units.values().filter(|u| matches!(u.state, UnitState::Active | UnitState::Preempting));
+    let cost = pays.map(|u| u.price.as_micros()).sum();
+    let class =
+        facts.market.clone().filter(|_| facts.quote.is_some()).unwrap_or_else(|| "unknown".to_owned());
+    (class, o.object.spec.bid_strategy.as_str(), facts.counts, cost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_go_to_the_even_neighbour() {
+        for (a, b, want) in [(5, 10, 0), (15, 10, 2), (25, 10, 2), (14, 10, 1), (16, 10, 2), (0, 3, 0)] {
+            assert_eq!(half_even(a, b), want, "{a} / {b}");
+        }
+    }
+}

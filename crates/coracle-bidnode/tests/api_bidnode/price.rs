@@ -1,0 +1,149 @@
+//! Prices that rise, and limits that are lowered.
+
+use coracle_api::bidnode::{BidStrategy, names::annotation};
+use coracle_testkit::cluster;
+use serde_json::json;
+
+use crate::world::{HERE, LIMIT, World, eventually};
+
+/// A market with time between its calls.
+const SLOW: &str = "a100-4x/slow";
+
+/// A world with one running node of that strategy, and one unit in all.
+async fn running(
+    cluster: &'static coracle_testkit::cluster::Cluster,
+    strategy: BidStrategy,
+    defend: bool,
+) -> anyhow::Result<(World, crate::world::Operator)> {
+    let mut w = World::new(cluster).await?;
+    // Signals of risk come every five seconds: a call must not come first.
+    w.put_market_every(SLOW, 2_000_000, 8_000_000, 0, 12_000).await;
+    let market = if strategy == BidStrategy::Balanced { SLOW } else { HERE };
+    w.supply(market, 1).await;
+    let operator = w.operator();
+    w.create("node", |o| {
+        o.spec.region = market.split_once('/').map(|(_, region)| region.to_owned());
+        (o.spec.min_nodes, o.spec.bid_strategy) = (1, strategy);
+        if !defend {
+            o.metadata.annotations = Some([(annotation::DEFEND.into(), "false".into())].into());
+        }
+    })
+    .await?;
+    w.until_active("node", 1).await?;
+    Ok((w, operator))
+}
+
+/// The unit that ran first: `None` when it is no longer running.
+async fn first(w: &World) -> Option<coracle_proto::market::Allocation> {
+    w.units("node").await.into_iter().find(|u| u.state == "active" || u.state == "preempting")
+}
+
+/// Acceptance 9.
+#[test]
+fn acceptance_09_cost_optimized_lets_its_node_go_when_the_price_rises() {
+    cluster::run(|cluster| async move {
+        let (w, operator) = running(cluster, BidStrategy::CostOptimized, true).await?;
+        w.rival(HERE, 2_500_000, 1).await;
+        w.until_reason("node", "PreemptionNotice", "Preempting").await?;
+        let event = w.until_event("NodePreempted").await?;
+        let node = w.nodes("node").await;
+        let name = node[0].metadata.name.clone().unwrap_or_default();
+        assert_eq!(
+            event.note.as_deref(),
+            Some(format!("Node {name} pre-empted due to price increase").as_str())
+        );
+        assert_eq!(event.type_.as_deref(), Some("Warning"));
+        operator.stop().await
+    });
+}
+
+/// Acceptance 9.
+#[test]
+fn acceptance_09_balanced_raises_its_limit_to_what_keeps_the_node() {
+    cluster::run(|cluster| async move {
+        let (w, operator) = running(cluster, BidStrategy::Balanced, true).await?;
+        // Above our 2.88, below the quote that it makes.
+        w.rival(SLOW, 3_000_000, 1).await;
+        let raised = async || first(&w).await.filter(|u| u.limit_micros >= 3_000_000);
+        let unit = eventually(raised).await;
+        let Some(unit) = unit else {
+            anyhow::bail!("not defended: {:?} {:#?}", w.units("node").await, w.status("node").await)
+        };
+        assert_eq!(unit.state, "active");
+        assert!(unit.limit_micros <= 3_200_000, "no more than the quote: {}", unit.limit_micros);
+        operator.passes(2.0).await?;
+        assert_eq!(w.status("node").await.active_nodes, Some(1));
+        operator.stop().await
+    });
+}
+
+/// Acceptance 9.
+#[test]
+fn acceptance_09_availability_optimized_is_at_max_bid_as_soon_as_active_and_pays_the_market() {
+    cluster::run(|cluster| async move {
+        let (w, operator) = running(cluster, BidStrategy::AvailabilityOptimized, true).await?;
+        let raised = async || first(&w).await.filter(|u| u.limit_micros == 5_000_000);
+        let unit = eventually(raised).await;
+        anyhow::ensure!(unit.is_some_and(|u| u.price_micros == 2_000_000), "{:?}", w.units("node").await);
+        w.rival(HERE, 4_500_000, 1).await;
+        let paid = async || first(&w).await.filter(|u| u.price_micros == 4_500_000);
+        let unit = eventually(paid).await;
+        anyhow::ensure!(unit.is_some_and(|u| u.state == "active"), "{:?}", w.units("node").await);
+        operator.stop().await
+    });
+}
+
+/// Acceptance 9: without defence the strategy of the article, which never changes a limit.
+#[test]
+fn acceptance_09_defend_false_is_seed_literal() {
+    cluster::run(|cluster| async move {
+        let (w, operator) = running(cluster, BidStrategy::Balanced, false).await?;
+        w.rival(SLOW, 3_000_000, 1).await;
+        w.until_reason("node", "PreemptionNotice", "Preempting").await?;
+        let unit = first(&w).await.unwrap();
+        assert_eq!((unit.state.as_str(), unit.limit_micros), ("preempting", 2_880_000));
+        operator.stop().await
+    });
+}
+
+/// Acceptance 8, but for the pods: cordon, event, one replacement, and the charge is never above the limit.
+#[test]
+fn acceptance_08_a_notice_cordons_tells_and_buys_one_replacement() {
+    cluster::run_within(LIMIT * 2, |cluster| async move {
+        let (mut w, operator) = running(cluster, BidStrategy::CostOptimized, true).await?;
+        let old = first(&w).await.unwrap().allocation;
+        w.rival(HERE, 2_500_000, 1).await;
+        w.until_event("NodePreempted").await?;
+        let cordoned = async || {
+            let nodes = w.nodes("node").await;
+            let spec = nodes.first()?.spec.clone()?;
+            let tainted = spec.taints.unwrap_or_default().iter().any(|t| t.key == "kubebid.io/preempting");
+            (spec.unschedulable == Some(true) && tainted).then_some(())
+        };
+        anyhow::ensure!(eventually(cordoned).await.is_some(), "not cordoned: {:#?}", w.nodes("node").await);
+        let bids = w.until_bids("node", |b| b.len() == 2).await?;
+        assert_eq!(bids[1].quantity, 1, "one node left, one is bought");
+        w.supply(HERE, 4).await;
+        w.until_active("node", 1).await?;
+        let now: Vec<_> = w.units("node").await.into_iter().filter(|u| u.state == "active").collect();
+        assert!(now.len() == 1 && now[0].allocation != old);
+        assert!(now[0].price_micros <= now[0].limit_micros);
+        w.until_nodes("node", 1).await?;
+        operator.passes(2.0).await?;
+        assert_eq!(w.bids("node").await.len(), 2, "no second replacement");
+        operator.stop().await
+    });
+}
+
+/// Acceptance 10.
+#[test]
+fn acceptance_10_a_lowered_max_bid_lowers_running_limits_at_once() {
+    cluster::run(|cluster| async move {
+        let (w, operator) = running(cluster, BidStrategy::Balanced, true).await?;
+        w.edit("node", json!({"spec": {"maxBid": 2.5}})).await?;
+        let lowered = async || first(&w).await.filter(|u| u.limit_micros == 2_500_000);
+        anyhow::ensure!(eventually(lowered).await.is_some(), "{:?}", w.units("node").await);
+        assert_eq!(w.status("node").await.active_nodes, Some(1), "it is kept, cheaper");
+        operator.stop().await
+    });
+}

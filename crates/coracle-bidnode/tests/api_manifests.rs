@@ -1,0 +1,62 @@
+//! What is deployed: the same as the files in `deploy/`, and accepted by a real API server.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test reports by panicking")]
+
+use std::path::Path;
+
+use coracle_bidnode::manifests;
+use coracle_testkit::{cluster, tools};
+
+fn deploy() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
+}
+
+#[test]
+fn the_files_in_deploy_are_these() {
+    let text = std::fs::read_to_string(deploy().join("kustomize/bidnode/operator.yaml")).unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("image: ")).unwrap();
+    for (path, text) in manifests(line.trim_matches('"')) {
+        let stored = std::fs::read_to_string(deploy().join(&path)).unwrap_or_default();
+        assert!(stored == text, "deploy/{path} is not what is generated: run cargo xtask codegen");
+    }
+}
+
+/// §3.9, the rights of what is built: nothing with a star, and no Secret.
+#[test]
+fn rights_are_those_of_the_contract_and_no_more() {
+    let all = manifests("image");
+    let rbac = &all.iter().find(|(path, _)| path.ends_with("rbac.yaml")).unwrap().1;
+    assert!(!rbac.contains('*') && !rbac.contains("secrets"), "{rbac}");
+    for needed in ["pods/eviction", "bidnodes/status", "bidnodes/finalizers", "nodes", "leases"] {
+        assert!(rbac.contains(needed), "{needed} is not in\n{rbac}");
+    }
+}
+
+#[test]
+fn a_real_api_server_accepts_them() {
+    let Some([kubectl]) = tools::require(["kubectl"]) else { return };
+    cluster::run(|cluster| async move {
+        let kubectl = async |args: &[&str]| {
+            let mut command = tokio::process::Command::new(&kubectl);
+            let output = command.arg("--kubeconfig").arg(cluster.kubeconfig()).args(args).output().await?;
+            let said = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&said).into_owned();
+            anyhow::ensure!(output.status.success(), "kubectl {args:?}: {text}");
+            anyhow::Ok(text)
+        };
+        kubectl(&["create", "namespace", coracle_bidnode::NAMESPACE]).await?;
+        let dir = deploy().join("kustomize/bidnode");
+        println!(
+            "{}",
+            kubectl(&["apply", "--server-side", "--dry-run=server", "-k", dir.to_str().unwrap()]).await?
+        );
+        let crds = deploy().join("kustomize/crds");
+        kubectl(&["apply", "--server-side", "-k", crds.to_str().unwrap()]).await?;
+        kubectl(&["wait", "--for=condition=Established", "crd/bidnodes.kubebid.io", "--timeout=10s"]).await?;
+        let example = deploy().join("../examples/bidnode.yaml");
+        println!(
+            "{}",
+            kubectl(&["apply", "--server-side", "--dry-run=server", "-f", example.to_str().unwrap()]).await?
+        );
+        anyhow::Ok(())
+    });
+}

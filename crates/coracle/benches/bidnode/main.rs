@@ -1,0 +1,253 @@
+//! `cargo xtask bench bidnode`: ten thousand BidNodes at rest for a minute.
+//!
+//! Operator and market are the real program in processes of their own, API server and etcd are real; the supplier
+//! registers Nodes and runs nothing. Writes are the API server's count, calls the market's.
+
+#![allow(dead_code, reason = "the supplier is that of the tests, and serves more there")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
+
+#[path = "../../../coracle-bidnode/tests/api_bidnode/supplier.rs"]
+mod supplier;
+
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    path::Path,
+    process::{Child, Command},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use coracle_api::bidnode::{BidNode, BidNodeSpec};
+use coracle_proto::market::{PutTenantRequest, admin_client::AdminClient};
+use coracle_testkit::{
+    cluster::Cluster,
+    figures::{api_writes, cpu_seconds, figure, no_figure, rss_mib},
+    netns,
+};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client, CustomResourceExt as _,
+    api::{ListParams, Patch, PatchParams, PostParams},
+    runtime::wait::{await_condition, conditions::is_crd_established},
+};
+use serde_json::json;
+use tokio::{task::JoinSet, time::sleep};
+use tonic::{
+    Request,
+    transport::{Channel, Endpoint},
+};
+
+use supplier::{Lot, Supplier};
+
+const ADMIN: &str = "bench-admin";
+const OBJECTS: usize = 10_000;
+/// Of these with a Node; the others wait in the book.
+const NODES: u32 = 2_000;
+const NAMESPACES: usize = 10;
+/// Nothing takes longer.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Memory is read after so long without work.
+const IDLE: Duration = Duration::from_secs(10);
+const MINUTE: Duration = Duration::from_secs(60);
+
+const FIGURES: [(&str, &str); 4] = [
+    ("bidnode.quiet_writes", "writes"),
+    ("bidnode.quiet_calls", "calls"),
+    ("bidnode.cores", "cores"),
+    ("bidnode.rss_mib", "MiB"),
+];
+
+fn main() {
+    let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    netns::run_within(Duration::from_secs(2400), || async {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        if let Err(error) = measure(dir.path()).await {
+            for file in ["operator.log", "market.log"] {
+                let log = std::fs::read_to_string(dir.path().join(file)).unwrap_or_default();
+                let last: Vec<_> = log.lines().rev().take(20).collect();
+                eprintln!("{file}:\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n"));
+            }
+            eprintln!("bidnode: {error:#}");
+            for (name, unit) in FIGURES {
+                no_figure(name, &format!("{error:#}"), unit);
+            }
+        }
+    });
+}
+
+/// A process that ends with the benchmark.
+struct Owned(Child);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(dir: &Path, log: &str, args: &[&str]) -> Result<Owned> {
+    let log = std::fs::File::create(dir.join(log))?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
+    Ok(Owned(command.args(args).stdout(log.try_clone()?).stderr(log).spawn()?))
+}
+
+/// `host:port` that was free a moment ago.
+fn free() -> Result<String> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.to_string())
+}
+
+fn with<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {ADMIN}").parse().unwrap());
+    request
+}
+
+async fn measure(dir: &Path) -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.client();
+    prepare(&client).await?;
+    let (grpc, http, admin) = (free()?, free()?, free()?);
+    let store = format!("sqlite:{}", dir.join("market.db").display());
+    let serve =
+        ["market", "serve", "--store", &store, "--grpc", &grpc, "--http", &http, "--admin-listen", &admin];
+    let market =
+        start(dir, "market.log", &[&serve[..], &["--region=local", "--admin-token", ADMIN]].concat())?;
+    let channel = dial(&format!("http://{grpc}")).await?;
+    let token = tenants(&channel).await?;
+    let supplier = Arc::new(Supplier { client: client.clone(), channel, token });
+    supplier.offer(&Lot { market: "a100-4x/local".into(), units: NODES }).await;
+    let mut supply = JoinSet::new();
+    supply.spawn(supplier.serve());
+    let kubeconfig = cluster.kubeconfig().display().to_string();
+    let url = format!("http://{grpc}");
+    let operator =
+        ["operator", "--controllers=bidnode", "--no-election", "--kubeconfig", &kubeconfig, "--market", &url];
+    let more = ["--market-token", ADMIN, "--market-cluster=bench", "--market-rate=2000", "--log=warn"];
+    let operator = start(dir, "operator.log", &[&operator[..], &more].concat())?;
+    let began = Instant::now();
+    create(&client).await?;
+    until_settled(&client).await?;
+    eprintln!(
+        "{OBJECTS} BidNodes, {NODES} with a Node, settled after {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
+    sleep(IDLE).await;
+    let pid = operator.0.id();
+    let (cpu, writes, calls) = (cpu_seconds(pid)?, api_writes(&client).await?, calls(&admin).await?);
+    sleep(MINUTE).await;
+    let writes = api_writes(&client).await?.since(&writes);
+    let calls = self::calls(&admin).await? - calls;
+    let cores = (cpu_seconds(pid)? - cpu) / MINUTE.as_secs_f64();
+    // A sum of nothing is minus zero.
+    figure("bidnode.quiet_writes", writes.total() + 0.0, "writes");
+    figure("bidnode.quiet_calls", calls, "calls");
+    figure("bidnode.cores", cores, "cores");
+    figure("bidnode.rss_mib", rss_mib(pid)?, "MiB");
+    eprintln!("writes {writes:?}; the market has {:.0} MiB", rss_mib(market.0.id())?);
+    eprintln!("goals: 0 writes, 0 calls, at most 0.25 cores and 300 MiB");
+    Ok(())
+}
+
+async fn prepare(client: &Client) -> Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply("bench").force();
+    crds.patch("bidnodes.kubebid.io", &params, &Patch::Apply(BidNode::crd())).await?;
+    await_condition(crds, "bidnodes.kubebid.io", is_crd_established()).await?;
+    for n in 0..NAMESPACES {
+        let namespace: Namespace =
+            serde_json::from_value(json!({"metadata": {"name": format!("bench-{n}")}}))?;
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    }
+    Ok(())
+}
+
+async fn dial(url: &str) -> Result<Channel> {
+    let began = Instant::now();
+    loop {
+        match Endpoint::from_shared(url.to_owned())?.connect().await {
+            Ok(channel) => return Ok(channel),
+            Err(error) if began.elapsed() > Duration::from_secs(30) => {
+                return Err(error).context("the market");
+            }
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Tenants that may place as fast as the operator does, and the supplier's token.
+async fn tenants(channel: &Channel) -> Result<String> {
+    let mut admin = AdminClient::new(channel.clone());
+    for n in 0..NAMESPACES {
+        let tenant = format!("bench/bench-{n}");
+        admin.put_tenant(with(PutTenantRequest { tenant, rate: 100_000, ..Default::default() })).await?;
+    }
+    let host =
+        PutTenantRequest { tenant: "host".into(), scopes: vec!["supply".into()], ..Default::default() };
+    Ok(admin.put_tenant(with(host)).await?.into_inner().token)
+}
+
+async fn create(client: &Client) -> Result<()> {
+    let one = |n: usize| {
+        let spec = BidNodeSpec {
+            instance_type: "a100-4x".into(),
+            region: Some("local".into()),
+            max_bid: 4.5,
+            min_nodes: 1,
+            max_nodes: 10,
+            node_selector: [("workload".to_owned(), format!("training-{n}"))].into(),
+            ..BidNodeSpec::default()
+        };
+        let mut object = BidNode::new(&format!("ml-training-{n}"), spec);
+        object.metadata.labels =
+            Some([("app.kubernetes.io/part-of".to_owned(), "training".to_owned())].into());
+        let api: Api<BidNode> = Api::namespaced(client.clone(), &format!("bench-{}", n % NAMESPACES));
+        async move { api.create(&PostParams::default(), &object).await.map(drop) }
+    };
+    stream::iter((0..OBJECTS).map(one)).buffer_unordered(16).try_collect::<Vec<_>>().await?;
+    Ok(())
+}
+
+/// Waits until every object has its node or its bid, and no write comes for ten seconds.
+async fn until_settled(client: &Client) -> Result<()> {
+    let api: Api<BidNode> = Api::all(client.clone());
+    let began = Instant::now();
+    loop {
+        let mut list = ListParams::default().limit(1000);
+        let (mut active, mut pending) = (0, 0);
+        loop {
+            let page = api.list(&list).await?;
+            for status in page.items.iter().filter_map(|o| o.status.as_ref()) {
+                active += status.active_nodes.unwrap_or(0);
+                pending += status.pending_bids.unwrap_or(0);
+            }
+            match page.metadata.continue_.filter(|t| !t.is_empty()) {
+                Some(token) => list = list.continue_token(&token),
+                None => break,
+            }
+        }
+        let nodes = i32::try_from(NODES)?;
+        if active == nodes && active + pending == i32::try_from(OBJECTS)? {
+            let before = api_writes(client).await?;
+            sleep(Duration::from_secs(10)).await;
+            if api_writes(client).await?.since(&before).total() < 0.5 {
+                return Ok(());
+            }
+        }
+        ensure!(began.elapsed() < LIMIT, "{active} active and {pending} pending within {LIMIT:?}");
+        sleep(Duration::from_secs(5)).await;
+    }
+}
+
+/// Calls that the market has answered for tenants: reads and trades. Streams that live are none.
+async fn calls(admin: &str) -> Result<f64> {
+    let text = reqwest::get(format!("http://{admin}/metrics")).await?.text().await?;
+    let lines = text.lines().filter(|l| l.starts_with("coracle_market_calls_total{"));
+    let ours: Vec<_> = lines.filter(|l| l.contains("\"read\"") || l.contains("\"trade\"")).collect();
+    if ours.is_empty() {
+        bail!("the market does not count its calls");
+    }
+    Ok(ours.iter().filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+}

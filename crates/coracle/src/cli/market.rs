@@ -1,0 +1,375 @@
+//! `coracle market …`, and the operator's flags for BidNodes.
+
+use std::net::SocketAddr;
+
+use clap::{Args, Subcommand};
+use coracle_auction::Price;
+
+use super::Format;
+
+#[derive(Args, Debug)]
+pub(crate) struct MarketArgs {
+    #[command(subcommand)]
+    pub(crate) command: MarketCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum MarketCommand {
+    /// Serve the market: auction, journal, gRPC and HTTP
+    Serve(Box<MarketServeArgs>),
+    /// Show prices
+    Price(PriceArgs),
+    /// Show prices of the past
+    History(HistoryArgs),
+    /// Show how much is wanted, by tenth of the list price
+    Book(OneMarketArgs),
+    /// List bids
+    Bids(BidsArgs),
+    /// Place, change or take back a bid
+    Bid(BidArgs),
+    /// Say where a bid or unit stands, and what would win
+    Explain(ExplainIdArgs),
+    /// List units that were won
+    Allocations(BidsArgs),
+    /// Say which limit would have kept nodes for so long
+    Advise(AdviseArgs),
+    /// Say what a bid would get, without placing it
+    Simulate(SimulateArgs),
+    /// List capacity
+    Lots(OptionalMarketArgs),
+    /// List what was charged
+    Charges(ChargesArgs),
+    /// Show a tenant's cap and what is committed
+    Budget(PlainArgs),
+    /// Show all markets: price, free units, demand
+    Top(PlainArgs),
+    /// Take nothing in a market until resume
+    Halt(OneMarketArgs),
+    /// Take bids again
+    Resume(OneMarketArgs),
+    /// Replay a market's journal and compare
+    Verify(OneMarketArgs),
+}
+
+/// Where the market is, who asks, and how to show it.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct At {
+    /// The market's gRPC
+    #[arg(long, env = "CORACLE_MARKET_URL", default_value = "http://127.0.0.1:7700", value_name = "URL")]
+    pub(crate) url: String,
+    /// Token of the tenant
+    #[arg(
+        long,
+        env = "CORACLE_MARKET_TOKEN",
+        default_value = "",
+        hide_env_values = true,
+        hide_default_value = true
+    )]
+    pub(crate) token: String,
+    /// Act for this tenant [default: the token's own]
+    #[arg(
+        long,
+        env = "CORACLE_MARKET_TENANT",
+        default_value = "",
+        hide_default_value = true,
+        value_name = "NAME"
+    )]
+    pub(crate) tenant: String,
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+    pub(crate) output: Format,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PlainArgs {
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PriceArgs {
+    /// Instance type [default: all]
+    pub(crate) instance_type: Option<String>,
+    /// Region
+    #[arg(long)]
+    pub(crate) region: Option<String>,
+    /// Go on as prices change
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct OneMarketArgs {
+    /// Instance type
+    pub(crate) instance_type: String,
+    /// Region
+    pub(crate) region: String,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct OptionalMarketArgs {
+    /// Only of this market: TYPE/REGION
+    pub(crate) market: Option<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct HistoryArgs {
+    /// Instance type
+    pub(crate) instance_type: String,
+    /// Region
+    pub(crate) region: String,
+    /// From this time, as 2026-01-31T12:00:00Z [default: a day ago]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) from: Option<jiff::Timestamp>,
+    /// Until this time [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) to: Option<jiff::Timestamp>,
+    /// One line for so long, like 1h; 0s: every call
+    #[arg(long, default_value = "15m", value_name = "DURATION")]
+    pub(crate) step: jiff::SignedDuration,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BidsArgs {
+    /// Only of this BidNode; --tenant then names the cluster [default: kubernetes]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub(crate) bidnode: Option<String>,
+    /// Also what is over
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BidArgs {
+    #[command(subcommand)]
+    pub(crate) command: BidCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum BidCommand {
+    /// Place a bid
+    Place(PlaceArgs),
+    /// Change a bid's limit or number of units
+    Amend(AmendArgs),
+    /// Take the open units of a bid back
+    Cancel(CancelArgs),
+}
+
+fn price(text: &str) -> Result<Price, String> {
+    Price::parse(text).map_err(|e| e.to_string())
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PlaceArgs {
+    /// Instance type
+    pub(crate) instance_type: String,
+    /// Region
+    pub(crate) region: String,
+    /// The most that is paid, in US$ per node-hour
+    #[arg(long, value_parser = price, value_name = "DOLLARS")]
+    pub(crate) limit: Price,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    pub(crate) quantity: u32,
+    /// Fewest nodes to take at once
+    #[arg(long, default_value_t = 1, value_name = "QUANTITY")]
+    pub(crate) min_fill: u32,
+    /// Who the bid is for
+    #[arg(long, default_value = "cli")]
+    pub(crate) owner: String,
+    /// The same key again is the same bid
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) key: String,
+    /// Only if the owner's version is this
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) if_version: Option<u64>,
+    /// The bid ends by itself after so long unless it is renewed, like 1h
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) lease: Option<jiff::SignedDuration>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AmendArgs {
+    /// Id of the bid
+    pub(crate) bid: String,
+    /// The most that is paid, in US$ per node-hour
+    #[arg(long, value_parser = price, value_name = "DOLLARS")]
+    pub(crate) limit: Option<Price>,
+    /// Unfinished nodes
+    #[arg(long)]
+    pub(crate) quantity: Option<u32>,
+    /// Only if the owner's version is this
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) if_version: Option<u64>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CancelArgs {
+    /// Id of the bid
+    pub(crate) bid: String,
+    /// Only if the owner's version is this
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) if_version: Option<u64>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ExplainIdArgs {
+    /// Id of a bid or unit
+    pub(crate) id: String,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AdviseArgs {
+    /// Instance type
+    pub(crate) instance_type: String,
+    /// Region
+    pub(crate) region: String,
+    /// How long the nodes are needed, like 6h
+    #[arg(long = "for", value_name = "DURATION", default_value = "6h")]
+    pub(crate) window: jiff::SignedDuration,
+    /// How sure it must be, like 95%
+    #[arg(long, value_parser = percent, value_name = "PERCENT", default_value = "95%")]
+    pub(crate) survive: u32,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    pub(crate) units: u32,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+/// `95%` or `99.5%` in thousandths.
+fn percent(text: &str) -> Result<u32, String> {
+    let digits = text.strip_suffix('%').unwrap_or(text);
+    let (whole, tenth) = digits.split_once('.').unwrap_or((digits, "0"));
+    let permille = format!("{whole}{tenth}").parse::<u32>().ok().filter(|p| tenth.len() == 1 && *p <= 1000);
+    permille.ok_or_else(|| format!("{text} must be a percentage with at most one decimal, like 95%"))
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SimulateArgs {
+    /// Instance type
+    pub(crate) instance_type: String,
+    /// Region
+    pub(crate) region: String,
+    /// The most that is paid, in US$ per node-hour
+    #[arg(long, value_parser = price, value_name = "DOLLARS")]
+    pub(crate) limit: Price,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    pub(crate) quantity: u32,
+    /// Fewest nodes to take at once
+    #[arg(long, default_value_t = 1, value_name = "QUANTITY")]
+    pub(crate) min_fill: u32,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ChargesArgs {
+    /// From this time, as 2026-01-31T12:00:00Z [default: the beginning]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) from: Option<jiff::Timestamp>,
+    /// Until this time [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) to: Option<jiff::Timestamp>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MarketServeArgs {
+    /// Journal: sqlite:FILE or postgres://… [default: market.db of the state folder]
+    #[arg(long, env = "CORACLE_MARKET_STORE", value_name = "ADDRESS")]
+    pub(crate) store: Option<String>,
+    /// Serve gRPC here
+    #[arg(long, env = "CORACLE_MARKET_GRPC", value_name = "ADDR", default_value = "127.0.0.1:7700")]
+    pub(crate) grpc: SocketAddr,
+    /// Serve HTTP and JSON here
+    #[arg(long, env = "CORACLE_MARKET_HTTP", value_name = "ADDR", default_value = "127.0.0.1:7701")]
+    pub(crate) http: SocketAddr,
+    /// Serve metrics and health here
+    #[arg(long, env = "CORACLE_MARKET_ADMIN_LISTEN", value_name = "ADDR")]
+    pub(crate) admin_listen: Option<SocketAddr>,
+    /// Regions that get the default catalogue; the first is that of requests that name none
+    #[arg(
+        long = "region",
+        env = "CORACLE_MARKET_REGION",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "local"
+    )]
+    pub(crate) regions: Vec<String>,
+    /// Token of an administrator, besides those that are stored
+    #[arg(long, env = "CORACLE_MARKET_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub(crate) admin_token: Option<String>,
+    /// How long the writer of a shared store may be silent before another one takes over
+    #[arg(long, env = "CORACLE_MARKET_LEASE", default_value = "10s", value_name = "DURATION")]
+    pub(crate) lease: jiff::SignedDuration,
+    /// Log level or filter
+    #[arg(long, env = "CORACLE_MARKET_LOG", default_value = "info")]
+    pub(crate) log: String,
+}
+
+/// What the controller of BidNodes is told.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct BidFlags {
+    /// The market's gRPC, or `embedded` for one in this process
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET", value_name = "URL", default_value = EMBEDDED, help_heading = BIDS)]
+    pub(crate) market: String,
+    /// Token of the cluster's tenant at the market
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN", value_name = "TOKEN", default_value = "", hide_env_values = true, hide_default_value = true, help_heading = BIDS)]
+    pub(crate) market_token: String,
+    /// Name of the cluster at the market: tenants are NAME/NAMESPACE
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_CLUSTER", value_name = "NAME", default_value = "kubernetes", help_heading = BIDS)]
+    pub(crate) market_cluster: String,
+    /// Journal of an embedded market
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_STORE", value_name = "ADDRESS", default_value = "sqlite:market.db", help_heading = BIDS)]
+    pub(crate) market_store: String,
+    /// Where an embedded market serves gRPC
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7700", help_heading = BIDS)]
+    pub(crate) market_listen: SocketAddr,
+    /// Region of BidNodes that name none
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_REGION", value_name = "NAME", help_heading = BIDS)]
+    pub(crate) market_region: Option<String>,
+    /// Changes at the market a second
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_RATE", value_name = "COUNT", default_value_t = 50, help_heading = BIDS)]
+    pub(crate) market_rate: u32,
+}
+
+const BIDS: &str = "BidNodes";
+/// Value of `--market` for one in the same process.
+pub(crate) const EMBEDDED: &str = "embedded";
+
+#[derive(Args, Debug)]
+pub(crate) struct CrdArgs {
+    #[command(subcommand)]
+    pub(crate) command: CrdCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum CrdCommand {
+    /// Print the definitions as YAML
+    Print {
+        /// Let BidNodes have this instance type too
+        #[arg(long = "add-instance-type", value_name = "NAME")]
+        add: Vec<String>,
+    },
+}
