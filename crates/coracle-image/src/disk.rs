@@ -4,8 +4,8 @@
 //! raw disk ─window by window─▶ all zero? nothing   known by its raw digest? its blob   else zstd frames ─HEAD, upload─▶ registry
 //! registry ─window by window, several at once─▶ verify ─▶ its place in a sparse file ─▶ synced, renamed
 //! ```
-//! A window is 64 MiB unless the disk would then have a thousand of them. So transfers are parallel, what broke off goes
-//! on, a small change moves little, and each window is verified alone.
+//! A window is 64 MiB, more where a disk would have a thousand of them, less where it would have but a few. So transfers
+//! are parallel, what broke off goes on, a small change moves little, and each window is verified alone.
 
 mod artifact;
 mod frame;
@@ -23,8 +23,8 @@ pub use push::push_disk;
 pub struct DiskOptions {
     /// Windows at once. Each takes up to twice a window of memory. Default 4.
     pub concurrency: usize,
-    /// Bytes of a window, a power of two of at least 1 MiB. Default 64 MiB.
-    pub window_bytes: u64,
+    /// Bytes of a window, a power of two of at least 1 MiB. `None`: 64 MiB, less for a disk below 32 GiB.
+    pub window_bytes: Option<u64>,
     /// Compression, from 1 (fast) to 19. Default 1.
     pub level: i32,
     /// Where the credentials come from.
@@ -41,7 +41,7 @@ impl Default for DiskOptions {
     fn default() -> Self {
         Self {
             concurrency: 4,
-            window_bytes: 64 << 20,
+            window_bytes: None,
             level: 1,
             credentials: Credentials::default(),
             registries: std::collections::BTreeMap::new(),

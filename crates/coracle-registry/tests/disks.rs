@@ -51,7 +51,7 @@ fn options(token: Option<&str>) -> DiskOptions {
         Some(token) => Credentials::Basic { user: "token".into(), password: Secret::new(token) },
         None => Credentials::Anonymous,
     };
-    DiskOptions { window_bytes: MIB, credentials, ..DiskOptions::default() }
+    DiskOptions { window_bytes: Some(MIB), credentials, ..DiskOptions::default() }
 }
 
 fn quiet() -> DiskProgress {

@@ -28,6 +28,7 @@ impl Progress for Wire {
             Step::Resolve => "resolve",
             Step::Download => "download",
             Step::Unpack => "unpack",
+            Step::Upload => "upload",
         };
         let progress = pb::PullProgress {
             step: step.to_owned(),

@@ -27,14 +27,9 @@ pub(super) async fn open(
     options: &DiskOptions,
     operation: Operation,
 ) -> Result<Session, ImageError> {
-    let network = |e: reqwest::Error| ImageError::Network {
-        registry: reference.registry().to_owned(),
-        operation: "prepare HTTP client".to_owned(),
-        source: e.into(),
-    };
-    let http = registry::client(&options.timeouts).map_err(network)?;
-    let unknown = || ImageError::NotPresent { image: reference.to_string() };
-    let endpoint = registry::endpoints(reference, &options.registries).pop().ok_or_else(unknown)?;
+    let http = registry::client(&options.timeouts, operation);
+    let http = http.map_err(|e| registry::unprepared(reference, e))?;
+    let endpoint = registry::home(reference, &options.registries);
     let login = auth::lookup(&options.credentials, &endpoint.host).await?;
     Session::open_for(
         http,

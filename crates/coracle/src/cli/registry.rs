@@ -83,9 +83,9 @@ pub(crate) struct ImagePushArgs {
     /// The raw disk
     #[arg(long, value_name = "FILE")]
     pub(crate) disk: PathBuf,
-    /// Bytes of a window; doubled until a disk has less than a thousand
-    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "64MiB")]
-    pub(crate) window: u64,
+    /// Bytes of a window; doubled until a disk has less than a thousand [default: 64MiB, less for a disk below 32GiB]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) window: Option<u64>,
     /// Windows at once; each takes up to twice a window of memory
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     pub(crate) parallel: usize,
