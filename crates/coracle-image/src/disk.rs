@@ -11,12 +11,14 @@ mod artifact;
 mod frame;
 mod pull;
 mod push;
+mod snapshot;
 mod window;
 
 use crate::{Credentials, RegistryConfig, Timeouts};
 
 pub use pull::pull_disk;
 pub use push::push_disk;
+pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};
 
 /// How disks are moved.
 #[derive(Clone, Debug)]

@@ -36,6 +36,7 @@
 //! | `COR-IMG-016` | [`ImageError::Credentials`] | the docker configuration or a credential helper |
 
 mod auth;
+mod commit;
 mod digest;
 mod disk;
 mod erofs;
@@ -58,7 +59,10 @@ mod tarball;
 
 pub use auth::{Credentials, Secret};
 pub use digest::{Digest, InvalidDigest};
-pub use disk::{DiskOptions, DiskProgress, DiskReport, pull_disk, push_disk};
+pub use disk::{
+    DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile, find_snapshot, pull_disk, push_disk,
+    push_snapshot,
+};
 pub use error::ImageError;
 pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};
 pub use limits::Limits;

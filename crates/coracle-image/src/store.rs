@@ -25,7 +25,7 @@ use std::{
 
 use crate::{
     Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, PushOptions, PushReport, Reference,
-    RegistryConfig, Rootfs, Source, Timeouts, export, import,
+    RegistryConfig, Rootfs, Source, Timeouts, commit, export, import,
     manifest::{self, Config, Document, Manifest, Packing},
     pull, push, rootfs,
 };
@@ -168,6 +168,25 @@ impl Store {
     ) -> Result<(), ImageError> {
         let (inner, reference) = (Arc::clone(&self.0), reference.clone());
         blocking(move || export::export(&inner, &reference, &mut out)).await
+    }
+
+    /// Makes an image named `name` of the image with manifest digest `base` and the root of a machine that runs it:
+    /// `root` is that root as a tar stream, hostile like its guest; `created_ms` are Unix milliseconds. When it fails nothing is named. When cancelled, the
+    /// work goes on until `root` ends.
+    ///
+    /// # Errors
+    /// [`ImageError::NotPresent`], [`ImageError::Hostile`], [`ImageError::Unsupported`], [`ImageError::DigestMismatch`],
+    /// [`ImageError::StorageFull`], [`ImageError::Io`].
+    pub async fn commit(
+        &self,
+        base: &Digest,
+        mut root: impl std::io::Read + Send + 'static,
+        name: &Reference,
+        created_ms: i64,
+    ) -> Result<Image, ImageError> {
+        let created = jiff::Timestamp::from_millisecond(created_ms).unwrap_or_default();
+        let (inner, base, name) = (Arc::clone(&self.0), *base, name.clone());
+        blocking(move || commit::commit(&inner, &base, &mut root, &name, created)).await
     }
 
     /// All images, by digest. An image whose manifest is damaged is left out. Cancel-safe.

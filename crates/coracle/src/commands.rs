@@ -1,6 +1,7 @@
 //! Commands that speak to a node and end.
 
 pub(crate) mod agentpool;
+mod archive;
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod disk;

@@ -79,6 +79,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Snapshot(args) => commands::snapshot::run(&global, args.command).await,
         Command::Restore(args) => commands::snapshot::restore(&global, args).await,
         Command::Fork(args) => commands::snapshot::fork(&global, args).await,
+        Command::Commit(args) => commands::image::commit(&global, args).await,
         Command::Template(args) => commands::template::run(&global, args.command).await,
         Command::AgentPool(args) => commands::agentpool::run(&global, args.command).await,
         Command::Image(args) => commands::image::run(&global, args.command).await,

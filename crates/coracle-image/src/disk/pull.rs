@@ -11,7 +11,7 @@ use std::{
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
-    DiskOptions, DiskProgress, DiskReport, artifact::Disk, artifact::Window, blocking, frame, window,
+    DiskOptions, DiskProgress, DiskReport, artifact::Disk, artifact::Window, blocking, frame, push::Moved, window,
 };
 use crate::{
     Digest, ImageError, Reference, auth,
@@ -55,10 +55,22 @@ pub async fn pull_disk(
     options: &DiskOptions,
     progress: DiskProgress,
 ) -> Result<DiskReport, ImageError> {
-    let session = open(reference, options, Operation::Pull).await?;
+    let session = Arc::new(open(reference, options, Operation::Pull).await?);
     let manifest = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
     let (config, size) = Disk::config_of(&manifest)?;
     let disk = Disk::read(&manifest, &fetch_small_of(&session, &config, size).await?)?;
+    let moved = file_into(&session, &disk, path, options.concurrency, &progress).await?;
+    Ok(Moved { disks: vec![disk], moved }.report(Digest::of(&manifest)))
+}
+
+/// Brings a file here, as [`pull_disk`] says. Returns the bytes of each window that was moved.
+pub(super) async fn file_into(
+    session: &Arc<Session>,
+    disk: &Disk,
+    path: &Path,
+    concurrency: usize,
+    progress: &DiskProgress,
+) -> Result<Vec<u64>, ImageError> {
     let partial = PathBuf::from(format!("{}.partial", path.display()));
     let fail = |operation: &'static str, path: &Path| {
         let path = path.to_owned();
@@ -66,27 +78,25 @@ pub async fn pull_disk(
     };
     let (at, layout) = (partial.clone(), disk.clone());
     let (file, resumed) = blocking(move || prepare(&at, &layout)).await.map_err(fail("prepare", &partial))?;
-    let job = Arc::new(Job { session, file: Arc::new(file), path: partial.clone(), resumed });
-    let moved = fetch(&job, &disk, options.concurrency, &progress).await?;
+    let job =
+        Arc::new(Job { session: Arc::clone(session), file: Arc::new(file), path: partial.clone(), resumed });
+    let moved = fetch(&job, disk, concurrency, progress).await?;
     let (file, to) = (Arc::clone(&job.file), path.to_owned());
-    let named = blocking(move || {
-        file.sync_all()?;
-        fs::rename(&partial, &to)?;
-        let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent)?.sync_all()
-    });
+    let named = blocking(move || name(&file, &partial, &to));
     named.await.map_err(fail("name", path))?;
-    Ok(DiskReport {
-        digest: Digest::of(&manifest),
-        disk_bytes: disk.bytes,
-        windows: disk.windows.len(),
-        moved: moved.len(),
-        moved_bytes: moved.iter().sum(),
-    })
+    Ok(moved)
+}
+
+/// Gives a whole file its name, on disk.
+pub(super) fn name(file: &File, partial: &Path, to: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    fs::rename(partial, to)?;
+    let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent)?.sync_all()
 }
 
 struct Job {
-    session: Session,
+    session: Arc<Session>,
     file: Arc<File>,
     path: PathBuf,
     /// The file was there: what is in it may be right.

@@ -80,14 +80,17 @@ pub(crate) struct RegistryServeArgs {
 pub(crate) struct ImagePushArgs {
     /// Image reference; credentials are docker's
     pub(crate) reference: String,
-    /// The raw disk
+    /// Where to [default: as it is called]
+    #[arg(conflicts_with = "disk")]
+    pub(crate) target: Option<String>,
+    /// Push this raw disk, without the node
     #[arg(long, value_name = "FILE")]
-    pub(crate) disk: PathBuf,
+    pub(crate) disk: Option<PathBuf>,
     /// Bytes of a window; doubled until a disk has less than a thousand [default: 64MiB, less for a disk below 32GiB]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "disk")]
     pub(crate) window: Option<u64>,
     /// Windows at once; each takes up to twice a window of memory
-    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    #[arg(long, value_name = "COUNT", default_value_t = 4, requires = "disk")]
     pub(crate) parallel: usize,
     /// How to show progress
     #[arg(long, value_enum, default_value_t)]

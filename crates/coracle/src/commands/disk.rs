@@ -12,12 +12,12 @@ use crate::error::{Failure, exit};
 use crate::output;
 
 /// Pushes a raw disk and prints the digest of its manifest.
-pub(crate) async fn push(args: ImagePushArgs) -> Result<(), Failure> {
+pub(crate) async fn push(args: ImagePushArgs, file: &Path) -> Result<(), Failure> {
     let reference: Reference = args.reference.parse().map_err(failure)?;
     let options =
         DiskOptions { concurrency: args.parallel, window_bytes: args.window, ..DiskOptions::default() };
     let bar = bar(args.progress, "push");
-    let pushed = push_disk(&args.disk, &reference, &options, progress(&bar)).await;
+    let pushed = push_disk(file, &reference, &options, progress(&bar)).await;
     done(&bar, "moved", pushed)
 }
 
