@@ -27,7 +27,7 @@ const PACKAGES: [(&str, &str); 9] = [
 ];
 
 /// Go programs: name, module folder, package, linker flags.
-const GO_PROGRAMS: [(&str, &str, &str, &str); 8] = [
+const GO_PROGRAMS: [(&str, &str, &str, &str); 9] = [
     ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
     ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
     ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
@@ -41,6 +41,7 @@ const GO_PROGRAMS: [(&str, &str, &str, &str); 8] = [
     ("vcsim", "vcsim", ".", "-s -w"),
     ("crane", "crane", "github.com/google/go-containerregistry/cmd/crane", "-s -w"),
     ("oras", "oras", ".", "-s -w"),
+    ("s3-server", "s3", ".", "-s -w"),
 ];
 
 /// Without a version the programs report none, and kubectl fails.

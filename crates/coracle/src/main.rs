@@ -9,6 +9,7 @@ mod client;
 mod cluster;
 mod commands;
 mod daemon;
+mod epoch_env;
 mod error;
 mod output;
 mod progress;

@@ -183,6 +183,6 @@ fn the_name_epoch_serves_with_the_originals_environment() {
     let mysql =
         refused(&mut run(&["serve", "--dsn", "epoch:epoch@tcp(127.0.0.1:3306)/epoch?parseTime=true"]));
     assert!(mysql.contains("MySQL is not supported"), "{mysql}");
-    let s3 = refused(run(&["serve"]).env("EPOCH_S3_ENDPOINT", "s3.example"));
-    assert!(s3.contains("object storage is not supported"), "{s3}");
+    let s3 = refused(run(&["serve"]).env("EPOCH_S3_ENDPOINT", "s3.example").env("HOME", dir.path()));
+    assert!(s3.contains("EPOCH_S3_BUCKET is not"), "{s3}");
 }

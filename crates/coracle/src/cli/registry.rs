@@ -26,6 +26,24 @@ pub(crate) struct RegistryServeArgs {
     /// Names and tokens: postgres://… [default: SQLite in the state folder]
     #[arg(long, env = "CORACLE_REGISTRY_DSN", value_name = "ADDRESS")]
     pub(crate) dsn: Option<String>,
+    /// Keep blobs and manifests in this S3-compatible store, like https://HOST [default: files in the state folder]
+    #[arg(long, env = "CORACLE_REGISTRY_S3_ENDPOINT", value_name = "URL", requires = "s3_bucket")]
+    pub(crate) s3_endpoint: Option<String>,
+    /// Bucket of the object store; it exists
+    #[arg(long, env = "CORACLE_REGISTRY_S3_BUCKET", value_name = "NAME")]
+    pub(crate) s3_bucket: Option<String>,
+    /// Region that requests to the object store are signed for
+    #[arg(long, env = "CORACLE_REGISTRY_S3_REGION", value_name = "NAME", default_value = "us-east-1")]
+    pub(crate) s3_region: String,
+    /// What all keys in the bucket begin with
+    #[arg(long, env = "CORACLE_REGISTRY_S3_PREFIX", value_name = "PATH", default_value = "")]
+    pub(crate) s3_prefix: String,
+    /// Access key of the object store
+    #[arg(long, env = "CORACLE_REGISTRY_S3_ACCESS_KEY", value_name = "KEY", default_value = "", hide_env_values = true)]
+    pub(crate) s3_access_key: String,
+    /// Its secret; better in the environment, where other users do not see it
+    #[arg(long, env = "CORACLE_REGISTRY_S3_SECRET_KEY", value_name = "KEY", default_value = "", hide_env_values = true)]
+    pub(crate) s3_secret_key: String,
     /// Certificate; without one the registry speaks plain HTTP
     #[arg(long, env = "CORACLE_REGISTRY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
