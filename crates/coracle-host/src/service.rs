@@ -244,7 +244,10 @@ impl HostRpc for HostService {
 
     type ExportImageStream = BoxStream<'static, Result<pb::ExportImageResponse, Status>>;
 
-    async fn export_image(&self, request: Request<pb::ExportImageRequest>) -> Replies<pb::ExportImageResponse> {
+    async fn export_image(
+        &self,
+        request: Request<pb::ExportImageRequest>,
+    ) -> Replies<pb::ExportImageResponse> {
         images::export(&self.host, request.into_inner().reference).await
     }
 

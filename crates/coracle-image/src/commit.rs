@@ -100,7 +100,8 @@ fn copy_changes(
             // A machine's files are its own: this one looks like bookkeeping of layers, and cannot be in one.
             Name::Whiteout { .. } | Name::Opaque { .. } | Name::Ignored | Name::Root => continue,
         };
-        entries = entries.checked_sub(1).ok_or_else(|| ImageError::hostile("the machine has too many files"))?;
+        entries =
+            entries.checked_sub(1).ok_or_else(|| ImageError::hostile("the machine has too many files"))?;
         bytes = bytes
             .checked_sub(member.size_bytes)
             .ok_or_else(|| ImageError::hostile("the machine's files are too large"))?;
@@ -194,7 +195,9 @@ fn publish(
     let mut layers = Vec::new();
     for blob in &base.layers {
         let media_type = Packing::of_media_type(&blob.media_type)?.oci_media_type();
-        layers.push(json!({"mediaType": media_type, "digest": blob.digest.to_string(), "size": blob.size_bytes}));
+        layers.push(
+            json!({"mediaType": media_type, "digest": blob.digest.to_string(), "size": blob.size_bytes}),
+        );
     }
     let media_type = Packing::Zstd.oci_media_type();
     layers.push(json!({"mediaType": media_type, "digest": layer.digest.to_string(), "size": layer.bytes}));

@@ -8,6 +8,8 @@
 //! are parallel, what broke off goes on, a small change moves little, and each window is verified alone.
 
 mod artifact;
+mod cocoon;
+mod foreign;
 mod frame;
 mod pull;
 mod push;
@@ -16,15 +18,30 @@ mod window;
 
 use crate::{Credentials, RegistryConfig, Timeouts};
 
+pub use cocoon::{CocoonVersion, pull_cocoon, push_cocoon};
 pub use pull::pull_disk;
 pub use push::push_disk;
 pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};
 
+/// How a disk is written. Each is read without being told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskFormat {
+    /// Ours: independent windows, the zero ones left out.
+    #[default]
+    Windows,
+    /// KubeVirt's containerDisk: a container image with the disk below `/disk/`.
+    ContainerDisk,
+    /// The original registry's cloud image: the bytes as they are, in parts of a gigabyte.
+    CloudImage,
+}
+
 /// How disks are moved.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Windows at once. Each takes up to twice a window of memory. Default 4.
-    pub concurrency: usize,
+    /// How a pushed disk is written. Default windows.
+    pub format: DiskFormat,
+    /// Windows at once. Each takes up to twice a window of memory. `None`: 4, more of small ones.
+    pub concurrency: Option<usize>,
     /// Bytes of a window, a power of two of at least 1 MiB. `None`: 64 MiB, less for a disk below 32 GiB.
     pub window_bytes: Option<u64>,
     /// Compression, from 1 (fast) to 19. Default 1.
@@ -39,10 +56,21 @@ pub struct DiskOptions {
     pub retries: usize,
 }
 
+impl DiskOptions {
+    /// Windows of a size that are moved at once.
+    fn at_once(&self, window_bytes: u64) -> usize {
+        /// Bytes of windows that are moved at once, and how many at least and at most.
+        const USUAL: (u64, u64, u64) = (256 << 20, 4, 16);
+        let fit = (USUAL.0 / window_bytes.max(1)).clamp(USUAL.1, USUAL.2);
+        self.concurrency.unwrap_or_else(|| usize::try_from(fit).unwrap_or(4)).max(1)
+    }
+}
+
 impl Default for DiskOptions {
     fn default() -> Self {
         Self {
-            concurrency: 4,
+            format: DiskFormat::Windows,
+            concurrency: None,
             window_bytes: None,
             level: 1,
             credentials: Credentials::default(),

@@ -11,7 +11,11 @@ use crate::{
 };
 
 /// See [`crate::Store::export`]. Blocking.
-pub(crate) fn export(inner: &Arc<Inner>, reference: &Reference, out: &mut dyn Write) -> Result<(), ImageError> {
+pub(crate) fn export(
+    inner: &Arc<Inner>,
+    reference: &Reference,
+    out: &mut dyn Write,
+) -> Result<(), ImageError> {
     let absent = || ImageError::NotPresent { image: reference.to_string() };
     let digest = inner.index().find(reference).map(|e| e.digest).ok_or_else(absent)?;
     let (manifest, _) = inner.manifest(&digest)?.ok_or_else(absent)?;
@@ -40,7 +44,11 @@ pub(crate) fn export(inner: &Arc<Inner>, reference: &Reference, out: &mut dyn Wr
         let mut seen = std::collections::BTreeSet::new();
         for blob in blobs.iter().filter(|b| seen.insert(b.digest)) {
             let mut header = header(blob.size_bytes);
-            archive.append_data(&mut header, path(&blob.digest), File::open(inner.layout.blob(&blob.digest))?)?;
+            archive.append_data(
+                &mut header,
+                path(&blob.digest),
+                File::open(inner.layout.blob(&blob.digest))?,
+            )?;
         }
         archive.finish()
     };

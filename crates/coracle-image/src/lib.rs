@@ -60,8 +60,8 @@ mod tarball;
 pub use auth::{Credentials, Secret};
 pub use digest::{Digest, InvalidDigest};
 pub use disk::{
-    DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile, find_snapshot, pull_disk, push_disk,
-    push_snapshot,
+    CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile,
+    find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot,
 };
 pub use error::ImageError;
 pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};

@@ -101,11 +101,7 @@ fn look(inner: &Inner, source: &Reference) -> Result<Looked, ImageError> {
 }
 
 /// A conversation with the registry itself: mirrors are for pulling.
-async fn open(
-    inner: &Arc<Inner>,
-    target: &Reference,
-    options: &PushOptions,
-) -> Result<Session, ImageError> {
+async fn open(inner: &Arc<Inner>, target: &Reference, options: &PushOptions) -> Result<Session, ImageError> {
     let endpoint = registry::home(target, &inner.options.registries);
     let login = auth::lookup(&options.credentials, &endpoint.host).await?;
     let timeouts = inner.options.timeouts.clone();
@@ -128,12 +124,11 @@ async fn offer_all(
             // The semaphore is never closed.
             let _slot = slots.acquire().await;
             let path = job.inner.layout.blob(&blob.digest);
-            let payload = Payload::File { path, bytes: blob.size_bytes };
+            let payload = Payload::File { path, start: 0, bytes: blob.size_bytes };
             let meter = Meter::new(&job.progress, Step::Upload, Some(blob.digest), blob.size_bytes);
             let heard = meter.clone();
             let sent: Sent = Arc::new(move |done| heard.at(done));
-            let offered =
-                job.session.offer_blob(&blob.digest, &payload, job.from.as_deref(), &sent).await?;
+            let offered = job.session.offer_blob(&blob.digest, &payload, job.from.as_deref(), &sent).await?;
             meter.at(blob.size_bytes);
             Ok((blob.size_bytes, offered))
         });

@@ -4,12 +4,14 @@
 //! reads a manifest whatever its size, and does not tell where a resumed blob begins.
 
 mod blob;
+mod file;
 mod push;
 mod session;
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 pub(crate) use blob::{fetch, fetch_small, fetch_small_of, fetch_whole};
+pub(crate) use file::fetch_file;
 pub(crate) use push::{Offered, Payload, Sent};
 pub(crate) use session::{Operation, Session, client};
 

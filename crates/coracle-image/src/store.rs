@@ -24,8 +24,8 @@ use std::{
 };
 
 use crate::{
-    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, PushOptions, PushReport, Reference,
-    RegistryConfig, Rootfs, Source, Timeouts, commit, export, import,
+    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, PushOptions, PushReport,
+    Reference, RegistryConfig, Rootfs, Source, Timeouts, commit, export, import,
     manifest::{self, Config, Document, Manifest, Packing},
     pull, push, rootfs,
 };

@@ -17,7 +17,10 @@ pub(crate) use daemons::{
     AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, UpArgs,
 };
 pub(crate) use format::Format;
-pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
+pub(crate) use registry::{
+    ImagePushArgs, RegistryArgs, RegistryCommand, RegistryPullArgs, RegistryPushArgs, RegistryServeArgs,
+    RegistryServer, WrittenAs,
+};
 pub(crate) use snapshot::{CommitArgs, ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 

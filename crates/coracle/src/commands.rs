@@ -6,6 +6,7 @@ pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod disk;
 pub(crate) mod doctor;
+pub(crate) mod epoch;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod explain;

@@ -16,9 +16,9 @@ pub(crate) fn s3() -> miette::Result<Option<S3Config>> {
     let path = named.clone().map(std::path::PathBuf::from);
     let path = path.or_else(|| Some(std::path::PathBuf::from(std::env::var_os("HOME")?).join(FILE)));
     let text = match path {
-        Some(path) if named.is_some() || path.is_file() => read(&path)
-            .into_diagnostic()
-            .wrap_err_with(|| format!("read {}", path.display()))?,
+        Some(path) if named.is_some() || path.is_file() => {
+            read(&path).into_diagnostic().wrap_err_with(|| format!("read {}", path.display()))?
+        }
         _ => String::new(),
     };
     let file = parse(&text);

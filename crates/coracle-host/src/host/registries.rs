@@ -80,10 +80,7 @@ fn failed(reference: &Reference) -> impl FnOnce(ImageError) -> HostError + use<>
 }
 
 /// Progress of windows, told as progress of an image.
-pub(crate) fn windows(
-    step: coracle_image::Step,
-    progress: Arc<dyn coracle_image::Progress>,
-) -> DiskProgress {
+pub(crate) fn windows(step: coracle_image::Step, progress: Arc<dyn coracle_image::Progress>) -> DiskProgress {
     Arc::new(move |done_bytes, total_bytes| {
         progress.event(coracle_image::ProgressEvent { step, item: None, done_bytes, total_bytes });
     })

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use coracle_image::{Digest, Image, ImageError, Progress, ProgressEvent, PushOptions, Reference, Source, Step};
+use coracle_image::{
+    Digest, Image, ImageError, Progress, ProgressEvent, PushOptions, Reference, Source, Step,
+};
 use coracle_proto::host as pb;
 use tokio::sync::mpsc;
 use tonic::{Response, Status};
@@ -165,10 +167,8 @@ pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportIma
 
 pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<pb::Image> {
     let name = reference(&request.reference)?;
-    let root = super::streams::copy_out(
-        host,
-        pb::CopyOutRequest { vm: request.vm.clone(), path: "/".to_owned() },
-    );
+    let root =
+        super::streams::copy_out(host, pb::CopyOutRequest { vm: request.vm.clone(), path: "/".to_owned() });
     let data = |message: pb::CopyOutResponse| Ok(message.data.into());
     let root = Incoming::new(root.await?.into_inner(), data);
     let image = host.commit(&request.vm, &name, root).await?;

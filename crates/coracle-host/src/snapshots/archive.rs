@@ -143,7 +143,10 @@ fn check(head: &Head) -> io::Result<()> {
 /// What a foreign snapshot says of itself: memory and disk of `disk_length` bytes fit to it.
 pub(super) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<()> {
     if info.schema > SCHEMA {
-        return Err(refused(format!("its manifest is of schema {}, and this version reads {SCHEMA}", info.schema)));
+        return Err(refused(format!(
+            "its manifest is of schema {}, and this version reads {SCHEMA}",
+            info.schema
+        )));
     }
     let memory_max = (u64::from(info.memory.get()) << 20).saturating_add(DEVICES_MAX);
     if info.memory_bytes > memory_max {

@@ -19,10 +19,25 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// A folder's time changes with what is in it, and says nothing.
-    Dir { mode: u16, owner: (u32, u32) },
-    File { mode: u16, owner: (u32, u32), seconds: i64, bytes: u64 },
-    Symlink { owner: (u32, u32), to: Vec<u8> },
-    Device { mode: u16, owner: (u32, u32), of: Kind },
+    Dir {
+        mode: u16,
+        owner: (u32, u32),
+    },
+    File {
+        mode: u16,
+        owner: (u32, u32),
+        seconds: i64,
+        bytes: u64,
+    },
+    Symlink {
+        owner: (u32, u32),
+        to: Vec<u8>,
+    },
+    Device {
+        mode: u16,
+        owner: (u32, u32),
+        of: Kind,
+    },
 }
 
 impl What {
@@ -77,7 +92,9 @@ impl Listing {
     fn lay_over(&mut self, members: &[Member], limits: &crate::Limits) -> Result<(), ImageError> {
         for member in members {
             match judge(&member.path, limits)? {
-                Name::Whiteout { above, name } => self.remove(&[above.as_slice(), &[name]].concat().join(&b'/')),
+                Name::Whiteout { above, name } => {
+                    self.remove(&[above.as_slice(), &[name]].concat().join(&b'/'))
+                }
                 Name::Opaque { dir } => self.remove_below(&dir.join(&b'/')),
                 Name::Root | Name::Ignored | Name::Entry { .. } => {}
             }
@@ -107,7 +124,8 @@ impl Listing {
 
     fn remove_below(&mut self, path: &[u8]) {
         let begin = [path, b"/"].concat();
-        let below = self.0.range(begin.clone()..).take_while(|(p, _)| path.is_empty() || p.starts_with(&begin));
+        let below =
+            self.0.range(begin.clone()..).take_while(|(p, _)| path.is_empty() || p.starts_with(&begin));
         let below: Vec<_> = below.map(|(p, _)| p.clone()).collect();
         for path in below {
             self.0.remove(&path);
@@ -153,6 +171,7 @@ mod tests {
             gid: 0,
             mtime: (5, 700),
             xattrs: BTreeMap::new(),
+            sparse: None,
         }
     }
 
@@ -166,7 +185,9 @@ mod tests {
         let mut listing = Listing::default();
         let file = |path| member(path, Kind::File, 1);
         let dir = |path| member(path, Kind::Dir, 0);
-        listing.lay_over(&[dir("a"), file("a/x"), file("a/y"), dir("b"), file("b/x"), file("c")], &limits).unwrap();
+        listing
+            .lay_over(&[dir("a"), file("a/x"), file("a/y"), dir("b"), file("b/x"), file("c")], &limits)
+            .unwrap();
         let link = member("l", Kind::HardLink(b"/c".to_vec()), 0);
         let upper = [file("a/.wh.x"), file("b/.wh..wh..opq"), file("b/new"), file(".wh.nothing"), link];
         listing.lay_over(&upper, &limits).unwrap();
@@ -182,7 +203,15 @@ mod tests {
         let mut listing = Listing::default();
         let dir = |path| member(path, Kind::Dir, 0);
         let file = |path| member(path, Kind::File, 1);
-        let all = [dir("a"), file("a/x"), file("a/y"), file("a-b"), dir("proc"), file("proc/of-the-image"), file("z")];
+        let all = [
+            dir("a"),
+            file("a/x"),
+            file("a/y"),
+            file("a-b"),
+            dir("proc"),
+            file("proc/of-the-image"),
+            file("z"),
+        ];
         listing.lay_over(&all, &limits).unwrap();
         let seen = ["a-b", "proc"].map(|p| p.as_bytes().to_vec()).into();
         let gone = listing.gone(&seen, &[b"proc"]);
@@ -205,6 +234,10 @@ mod tests {
             assert_eq!(What::of(&base) == What::of(&other), same, "{why}");
         }
         let dir = member("d", Kind::Dir, 0);
-        assert_eq!(What::of(&dir), What::of(&Member { mtime: (9, 9), ..dir.clone() }), "a folder's time says nothing");
+        assert_eq!(
+            What::of(&dir),
+            What::of(&Member { mtime: (9, 9), ..dir.clone() }),
+            "a folder's time says nothing"
+        );
     }
 }

@@ -11,10 +11,17 @@ use std::{
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
-    DiskOptions, DiskProgress, DiskReport, artifact::Disk, artifact::Window, blocking, frame, push::Moved, window,
+    DiskOptions, DiskProgress, DiskReport,
+    artifact::{self, Disk, Window},
+    blocking,
+    foreign::{self, Found},
+    frame,
+    push::Moved,
+    window,
 };
 use crate::{
-    Digest, ImageError, Reference, auth,
+    Digest, ImageError, Limits, Platform, Reference, auth,
+    manifest::{self, Document},
     registry::{self, Operation, Session, fetch_small_of},
 };
 
@@ -44,7 +51,8 @@ pub(super) async fn open(
 }
 
 /// Pulls a disk into the file `path`, which is there, whole, synced and sparse, when this returns. Until then it grows
-/// beside it as `path.partial`; what is in there and right is not fetched again. Idempotent.
+/// beside it as `path.partial`; what is in there and right is not fetched again. Idempotent. A containerDisk, a cloud
+/// image and tart's disks are read, too; a try of those that broke off leaves nothing, and qcow2 stays qcow2.
 ///
 /// # Errors
 /// [`ImageError::Unsupported`] for what is no disk; [`ImageError::DigestMismatch`] and [`ImageError::Hostile`] for
@@ -56,11 +64,35 @@ pub async fn pull_disk(
     progress: DiskProgress,
 ) -> Result<DiskReport, ImageError> {
     let session = Arc::new(open(reference, options, Operation::Pull).await?);
-    let manifest = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
+    let manifest = one_of(&session, reference).await?;
+    let found = foreign::found(&artifact::parse(&manifest, "manifest")?)?;
+    if found != Found::Other {
+        let taken =
+            foreign::pull(&session, &found, path, options.concurrency.unwrap_or(4), &progress).await?;
+        return Ok(DiskReport {
+            digest: Digest::of(&manifest),
+            disk_bytes: taken.disk_bytes,
+            windows: taken.blobs,
+            moved: taken.blobs,
+            moved_bytes: taken.blob_bytes,
+        });
+    }
     let (config, size) = Disk::config_of(&manifest)?;
     let disk = Disk::read(&manifest, &fetch_small_of(&session, &config, size).await?)?;
-    let moved = file_into(&session, &disk, path, options.concurrency, &progress).await?;
+    let moved = file_into(&session, &disk, path, options.at_once(disk.window_bytes), &progress).await?;
     Ok(Moved { disks: vec![disk], moved }.report(Digest::of(&manifest)))
+}
+
+/// The manifest, of an index the one for this machine.
+async fn one_of(session: &Session, reference: &Reference) -> Result<Vec<u8>, ImageError> {
+    let bytes = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
+    if !artifact::parse(&bytes, "manifest")?["manifests"].is_array() {
+        return Ok(bytes);
+    }
+    let limits = Limits::default();
+    let Document::Index(entries) = manifest::parse(&bytes, None, &limits)? else { return Ok(bytes) };
+    let chosen = manifest::select(&entries, &Platform::host(), &reference.to_string())?;
+    Ok(session.manifest(&chosen.blob.digest.to_string(), MANIFEST_MAX).await?.bytes)
 }
 
 /// Brings a file here, as [`pull_disk`] says. Returns the bytes of each window that was moved.

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
-    DiskOptions, DiskProgress, DiskReport,
+    DiskFormat, DiskOptions, DiskProgress, DiskReport,
     artifact::{self, Disk, EMPTY_BLOB, MANIFEST, Window},
-    blocking, frame, pull, window,
+    blocking, foreign, frame, pull, window,
 };
 use crate::{
     Digest, ImageError, Reference,
@@ -27,7 +27,7 @@ struct Job {
 /// Blobs of what the tag named before, by the digest of their raw bytes.
 pub(super) type Known = HashMap<Digest, (Digest, u64)>;
 
-/// Pushes a raw disk as an image. Windows that are all zero are left out; those that the tag had before, or that the
+/// Pushes a disk as [`DiskOptions::format`] says. In windows a raw disk alone makes sense: those that are all zero are left out; those that the tag had before, or that the
 /// repository has, are not moved again. Idempotent; what broke off is found by the next call.
 ///
 /// # Errors
@@ -38,6 +38,15 @@ pub async fn push_disk(
     options: &DiskOptions,
     progress: DiskProgress,
 ) -> Result<DiskReport, ImageError> {
+    match options.format {
+        DiskFormat::Windows => {}
+        DiskFormat::ContainerDisk => {
+            return foreign::push_container_disk(path, reference, options, progress).await;
+        }
+        DiskFormat::CloudImage => {
+            return foreign::push_cloud_image(path, reference, options, progress).await;
+        }
+    }
     let session = Arc::new(pull::open(reference, options, Operation::Push).await?);
     let known = Arc::new(before(&session, reference).await);
     let (disk, moved) = file_from(&session, path, &known, options, &progress).await?;
@@ -88,7 +97,7 @@ pub(super) async fn file_from(
         known: Arc::clone(known),
     };
     let parts = window::all(bytes, window_bytes).collect();
-    let (windows, moved) = windows(&Arc::new(job), parts, options.concurrency, progress).await?;
+    let (windows, moved) = windows(&Arc::new(job), parts, options.at_once(window_bytes), progress).await?;
     Ok((Disk { bytes, window_bytes, windows }, moved))
 }
 

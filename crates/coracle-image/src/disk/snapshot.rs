@@ -38,7 +38,7 @@ pub struct RemoteSnapshot {
     digest: Digest,
     about: Value,
     files: Vec<(String, Disk)>,
-    concurrency: usize,
+    options: DiskOptions,
 }
 
 impl std::fmt::Debug for RemoteSnapshot {
@@ -114,8 +114,7 @@ pub async fn find_snapshot(
     let size = size.ok_or_else(|| artifact::wrong("the configuration's size"))?;
     let config = fetch_small_of(&session, &artifact::digest(&manifest["config"]["digest"])?, size).await?;
     let (about, files) = read(&manifest, &artifact::parse(&config, "configuration")?)?;
-    let concurrency = options.concurrency;
-    Ok(RemoteSnapshot { session, digest: Digest::of(&bytes), about, files, concurrency })
+    Ok(RemoteSnapshot { session, digest: Digest::of(&bytes), about, files, options: options.clone() })
 }
 
 impl RemoteSnapshot {
@@ -143,13 +142,15 @@ impl RemoteSnapshot {
         progress: DiskProgress,
     ) -> Result<DiskReport, ImageError> {
         let missing = |name: &str| ImageError::unsupported(format!("a snapshot without the file {name}"));
-        let find = |name: &&str| self.files.iter().find(|(known, _)| known == name).ok_or_else(|| missing(name));
+        let find =
+            |name: &&str| self.files.iter().find(|(known, _)| known == name).ok_or_else(|| missing(name));
         let wanted = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let lengths: Vec<u64> = wanted.iter().map(|(_, disk)| disk.bytes).collect();
         let mut all = Moved { disks: vec![], moved: vec![] };
         for (n, (name, disk)) in wanted.into_iter().enumerate() {
             let heard = behind(&progress, &lengths, n);
-            let moved = pull::file_into(&self.session, disk, &dir.join(name), self.concurrency, &heard).await?;
+            let at_once = self.options.at_once(disk.window_bytes);
+            let moved = pull::file_into(&self.session, disk, &dir.join(name), at_once, &heard).await?;
             all.disks.push(disk.clone());
             all.moved.extend(moved);
         }
@@ -221,8 +222,12 @@ mod tests {
     use super::*;
 
     fn example() -> (Value, Value) {
-        let window =
-            |raw: u8| Window { part: 0..100, raw: Digest::of(&[raw]), blob: Digest::of(&[raw, 0]), blob_bytes: 50 };
+        let window = |raw: u8| Window {
+            part: 0..100,
+            raw: Digest::of(&[raw]),
+            blob: Digest::of(&[raw, 0]),
+            blob_bytes: 50,
+        };
         let file = |name: &str| SnapshotFile { name: name.into(), path: PathBuf::new() };
         let disk = |raw| Disk { bytes: 1000, window_bytes: 100, windows: vec![window(raw)] };
         let about = json!({"machine": {"driver": "qemu"}});

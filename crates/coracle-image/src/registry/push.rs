@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep_until};
 use super::Session;
 use crate::{Digest, ImageError};
 
-pub(crate) use payload::{Payload, Sent};
 use payload::Pulse;
+pub(crate) use payload::{Payload, Sent};
 
 /// What a registry did with a blob that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

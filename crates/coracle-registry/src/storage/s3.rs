@@ -109,7 +109,12 @@ impl S3 {
     }
 
     /// Makes one object of many, in parts of at least `part_bytes`.
-    async fn join(&self, pieces: &[(String, u64, u64)], to: &str, part_bytes: usize) -> Result<(), StoreError> {
+    async fn join(
+        &self,
+        pieces: &[(String, u64, u64)],
+        to: &str,
+        part_bytes: usize,
+    ) -> Result<(), StoreError> {
         let id = self.client.begin_parts(to).await?;
         let sent = self.send_parts(pieces, to, &id, part_bytes).await;
         let ended = match sent {

@@ -144,10 +144,12 @@ async fn wrong_key_or_address_is_told_at_the_start() {
         ("prefix", "is no object store", S3Config { prefix: "../".into(), ..good.clone() }),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = coracle_registry::Config::new(dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
+        let mut settings =
+            coracle_registry::Config::new(dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
         settings.s3 = Some(config);
         let metrics = coracle_registry::Metrics::register(&mut Default::default());
-        let refused = coracle_registry::serve(settings, metrics, Default::default(), |_| ()).await.unwrap_err();
+        let refused =
+            coracle_registry::serve(settings, metrics, Default::default(), |_| ()).await.unwrap_err();
         let cause = std::error::Error::source(&refused).unwrap().to_string();
         assert!(cause.contains(want) && !cause.contains("wrong"), "{why}: {cause}");
     }

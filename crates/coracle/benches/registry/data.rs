@@ -1,11 +1,6 @@
 //! What is moved: an image of noise, and a disk as machines have them. The same bytes in every run.
 
-use std::{
-    fs::File,
-    io::Read,
-    os::unix::fs::FileExt,
-    path::Path,
-};
+use std::{fs::File, io::Read, os::unix::fs::FileExt, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
@@ -46,8 +41,22 @@ impl Noise {
     /// Words of a small language, as logs, sources and tables have them.
     fn text(&mut self, count: usize) -> Vec<u8> {
         const WORDS: [&str; 16] = [
-            "error ", "the ", "kernel: ", "0x7ffd", "user=", "systemd[1] ", "started ", "{\"id\": ", "\n", "libc.so.6 ",
-            "of ", "int main ", "2026-11-", "true, ", "/usr/share/", "    ",
+            "error ",
+            "the ",
+            "kernel: ",
+            "0x7ffd",
+            "user=",
+            "systemd[1] ",
+            "started ",
+            "{\"id\": ",
+            "\n",
+            "libc.so.6 ",
+            "of ",
+            "int main ",
+            "2026-11-",
+            "true, ",
+            "/usr/share/",
+            "    ",
         ];
         let mut all = Vec::with_capacity(count + 64);
         while all.len() < count {
@@ -92,7 +101,9 @@ pub(crate) fn data_bytes() -> u64 {
 pub(crate) fn change(path: &Path) -> Result<u64> {
     let file = File::options().write(true).open(path)?;
     let half = data_bytes() / 200;
-    for (n, at) in [3 * STRIDE_BYTES + PIECE_BYTES / 3, 10 * STRIDE_BYTES + PIECE_BYTES / 2].into_iter().enumerate() {
+    for (n, at) in
+        [3 * STRIDE_BYTES + PIECE_BYTES / 3, 10 * STRIDE_BYTES + PIECE_BYTES / 2].into_iter().enumerate()
+    {
         let bytes = Noise::new(1000 + u64::try_from(n)?).bytes(usize::try_from(half)?);
         file.write_all_at(&bytes, at)?;
     }

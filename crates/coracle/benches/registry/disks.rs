@@ -42,8 +42,13 @@ pub(crate) async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<
         std::fs::remove_dir_all(&state)?;
     }
     let (data, whole) = (data::mib(data::data_bytes()), data::mib(data::DISK_BYTES));
-    eprintln!("a disk of {whole} MiB with {data} MiB of data; push, pull in seconds, {ROUNDS} samples each, medians");
-    eprintln!("skopeo, one layer as it is: {:.2?} {:.2?}\nours, windows: {:.2?} {:.2?}", theirs.0, theirs.1, ours.0, ours.1);
+    eprintln!(
+        "a disk of {whole} MiB with {data} MiB of data; push, pull in seconds, {ROUNDS} samples each, medians"
+    );
+    eprintln!(
+        "skopeo, one layer as it is: {:.2?} {:.2?}\nours, windows: {:.2?} {:.2?}",
+        theirs.0, theirs.1, ours.0, ours.1
+    );
     let both = |times: &(Vec<f64>, Vec<f64>)| median(&times.0) + median(&times.1);
     eprintln!("push and pull together: {:.2} times skopeo's; goal 3", both(&theirs) / both(&ours));
     tell(told, "chunked.push_ratio", median(&theirs.0) / median(&ours.0));
@@ -62,7 +67,9 @@ fn one_layer(layout: &Path, disk: &Path) -> Result<()> {
     };
     let bytes = std::fs::read(disk)?;
     let layer = put(&bytes)?;
-    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [layer]}}).to_string();
+    let config =
+        json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [layer]}})
+            .to_string();
     let config_digest = put(config.as_bytes())?;
     let manifest = json!({
         "schemaVersion": 2,
@@ -87,7 +94,13 @@ fn skopeo_round(dir: &Path, layout: &Path, server: &Server) -> Result<(f64, f64)
     let login = server.login().context("our registry")?;
     let run = |from: &str, to: &str| -> Result<f64> {
         let mut command = Command::new(&skopeo);
-        command.args(["copy", "--quiet", "--preserve-digests", "--src-tls-verify=false", "--dest-tls-verify=false"]);
+        command.args([
+            "copy",
+            "--quiet",
+            "--preserve-digests",
+            "--src-tls-verify=false",
+            "--dest-tls-verify=false",
+        ]);
         if to == image {
             command.args(["--dest-creds", &login]);
         }

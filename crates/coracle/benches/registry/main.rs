@@ -97,9 +97,14 @@ async fn images(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     for (who, times) in [("docker-registry", &debian), ("ours", &ours)] {
         let rate = |seconds: &[f64]| bytes / median(seconds);
         let (push, pull) = (rate(&times.push), rate(&times.pull));
-        eprintln!("{who}: push {push:.0} MiB/s {:.2?} s, pull {pull:.0} MiB/s {:.2?} s", times.push, times.pull);
+        eprintln!(
+            "{who}: push {push:.0} MiB/s {:.2?} s, pull {pull:.0} MiB/s {:.2?} s",
+            times.push, times.pull
+        );
     }
-    eprintln!("{ROUNDS} samples each, medians; {LAYERS} layers at once; goals: at least 1.5 and 1.5, at most 64 MiB");
+    eprintln!(
+        "{ROUNDS} samples each, medians; {LAYERS} layers at once; goals: at least 1.5 and 1.5, at most 64 MiB"
+    );
     tell(told, "registry.push_ratio", median(&debian.push) / median(&ours.push));
     tell(told, "registry.pull_ratio", median(&debian.pull) / median(&ours.pull));
     tell(told, "registry.rss_mib", peak);
@@ -123,11 +128,8 @@ async fn image_round(
     ensure!(pushed.moved == LAYERS + 1, "{} blobs were moved", pushed.moved);
     data::forget(server.data())?;
     let copy = Store::open(dir.join("copy"), StoreOptions::default())?;
-    let options = PullOptions {
-        policy: PullPolicy::Always,
-        credentials: server.credentials(),
-        concurrency: LAYERS,
-    };
+    let options =
+        PullOptions { policy: PullPolicy::Always, credentials: server.credentials(), concurrency: LAYERS };
     let began = Instant::now();
     let pulled = copy.pull(&target, &options, Arc::new(NoProgress)).await?;
     times.pull.push(began.elapsed().as_secs_f64());

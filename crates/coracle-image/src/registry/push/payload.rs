@@ -9,7 +9,11 @@ use std::{
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use reqwest::Body;
-use tokio::{fs::File, io::AsyncSeekExt, time::Instant};
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt, AsyncSeekExt},
+    time::Instant,
+};
 use tokio_util::io::ReaderStream;
 
 use crate::ImageError;
@@ -29,8 +33,10 @@ pub(super) fn unheard() -> Sent {
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
     Bytes(Bytes),
+    /// So many bytes of a file from `start` on.
     File {
         path: PathBuf,
+        start: u64,
         bytes: u64,
     },
 }
@@ -50,11 +56,11 @@ impl Payload {
                 let rest = bytes.slice(usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len())..);
                 Ok(watched(stream::iter(pieces(rest)).map(Ok), offset, self.len(), sent, pulse))
             }
-            Self::File { path, .. } => {
+            Self::File { path, start, bytes } => {
                 let fail = |operation: &'static str| move |e| ImageError::io(operation, path, e);
                 let mut file = File::open(path).await.map_err(fail("open"))?;
-                file.seek(SeekFrom::Start(offset)).await.map_err(fail("seek in"))?;
-                let pieces = ReaderStream::with_capacity(file, PIECE);
+                file.seek(SeekFrom::Start(start + offset)).await.map_err(fail("seek in"))?;
+                let pieces = ReaderStream::with_capacity(file.take(bytes - offset), PIECE);
                 Ok(watched(pieces, offset, self.len(), sent, pulse))
             }
         }

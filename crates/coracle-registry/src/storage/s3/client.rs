@@ -45,7 +45,8 @@ struct Call<'a> {
 
 impl Client {
     pub(super) fn new(config: &S3Config, clock: Clock) -> Result<Self, StoreError> {
-        let address = |why: &str| StoreError::S3Address { text: config.endpoint.clone(), why: why.to_owned() };
+        let address =
+            |why: &str| StoreError::S3Address { text: config.endpoint.clone(), why: why.to_owned() };
         let endpoint = Url::parse(&config.endpoint).map_err(|e| address(&e.to_string()))?;
         if !matches!(endpoint.scheme(), "http" | "https") || endpoint.host_str().is_none() {
             return Err(address("it is http://HOST[:PORT] or https://HOST[:PORT]"));
@@ -55,7 +56,8 @@ impl Client {
             return Err(address("the bucket's name is none"));
         }
         let path = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b'/');
-        if !config.prefix.bytes().all(path) || config.prefix.contains("..") || config.prefix.starts_with('/') {
+        if !config.prefix.bytes().all(path) || config.prefix.contains("..") || config.prefix.starts_with('/')
+        {
             return Err(address("the prefix is no path of letters, digits, points and dashes"));
         }
         let http = reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).read_timeout(IDLE);
@@ -82,7 +84,8 @@ impl Client {
     pub(super) async fn copy(&self, from: &str, to: &str) -> Result<(), StoreError> {
         let source = format!("/{}/{}{from}", self.bucket, self.prefix);
         let headers = [("x-amz-copy-source", source.as_str())];
-        let (found, answer) = self.small(&Call { headers: &headers, ..self.call("copy", Method::PUT, to) }).await?;
+        let (found, answer) =
+            self.small(&Call { headers: &headers, ..self.call("copy", Method::PUT, to) }).await?;
         match found && !list::is_error(&answer) {
             true => Ok(()),
             false => Err(self.refused("copy", from, StatusCode::NOT_FOUND)),
@@ -92,7 +95,8 @@ impl Client {
     /// Bytes of an object; `None` when there is none.
     pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, StoreError> {
         let answer = self.send(&self.call("look at", Method::HEAD, key)).await?;
-        let said = answer.as_ref().and_then(|a| a.headers().get("content-length")?.to_str().ok()?.parse().ok());
+        let said =
+            answer.as_ref().and_then(|a| a.headers().get("content-length")?.to_str().ok()?.parse().ok());
         match answer {
             None => Ok(None),
             Some(answer) => said.map(Some).ok_or_else(|| self.refused("look at", key, answer.status())),
@@ -112,7 +116,11 @@ impl Client {
     }
 
     /// Begins to read an object, or the part `first..=last` of it.
-    pub(super) async fn read(&self, key: &str, part: Option<(u64, u64)>) -> Result<Option<Response>, StoreError> {
+    pub(super) async fn read(
+        &self,
+        key: &str,
+        part: Option<(u64, u64)>,
+    ) -> Result<Option<Response>, StoreError> {
         let range = part.map(|(first, last)| format!("bytes={first}-{last}"));
         let headers: Vec<_> = range.as_deref().map(|r| ("range", r)).into_iter().collect();
         let call = self.call("read", Method::GET, key);
@@ -137,7 +145,8 @@ impl Client {
             let (_, xml) = self.small(&call).await?;
             let damaged = || self.refused("list", below, StatusCode::OK);
             let Page { keys, next: more } = list::page(&xml).ok_or_else(damaged)?;
-            let own = keys.into_iter().filter_map(|(k, n)| Some((k.strip_prefix(&self.prefix)?.to_owned(), n)));
+            let own =
+                keys.into_iter().filter_map(|(k, n)| Some((k.strip_prefix(&self.prefix)?.to_owned(), n)));
             found.extend(own);
             if more.is_none() || more == next {
                 return Ok(found);
@@ -154,7 +163,13 @@ impl Client {
     }
 
     /// Sends part `number`, from 1; returns its tag.
-    pub(super) async fn part(&self, key: &str, id: &str, number: usize, body: Bytes) -> Result<String, StoreError> {
+    pub(super) async fn part(
+        &self,
+        key: &str,
+        id: &str,
+        number: usize,
+        body: Bytes,
+    ) -> Result<String, StoreError> {
         let number = number.to_string();
         let query = [("partNumber", number.as_str()), ("uploadId", id)];
         let call = Call { query: &query, body, ..self.call("send a part of", Method::PUT, key) };
@@ -171,7 +186,8 @@ impl Client {
         let parts: String = tags.iter().enumerate().map(part).collect();
         let body = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>").into();
         let query = [("uploadId", id)];
-        let (found, answer) = self.small(&Call { query: &query, body, ..self.call("end", Method::POST, key) }).await?;
+        let (found, answer) =
+            self.small(&Call { query: &query, body, ..self.call("end", Method::POST, key) }).await?;
         match found && !list::is_error(&answer) {
             true => Ok(()),
             false => Err(self.refused("end", key, StatusCode::OK)),
@@ -238,7 +254,10 @@ impl Client {
             if left == 0 {
                 return Err(error);
             }
-            tracing::debug!(error = &error as &dyn std::error::Error, "request to the object store is repeated");
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "request to the object store is repeated"
+            );
             sleep(wait).await;
             wait *= 2;
         }
@@ -273,7 +292,12 @@ impl Client {
             request = request.header(*name, *value);
         }
         let request = request.header("x-amz-content-sha256", body).header("x-amz-date", at);
-        let request = request.header("authorization", authorization).body(call.body.clone());
+        let mut request = request.header("authorization", authorization);
+        if matches!(call.method, Method::PUT | Method::POST) {
+            // The library says nothing of a body that is empty, and servers want to know.
+            request = request.header("content-length", call.body.len());
+        }
+        let request = request.body(call.body.clone());
         // What is streamed has a limit of silence instead.
         let streamed = call.method == Method::GET && call.query.is_empty();
         if streamed { request.send().await } else { request.timeout(LIMIT).send().await }

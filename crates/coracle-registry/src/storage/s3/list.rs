@@ -87,7 +87,10 @@ mod tests {
             <Contents><Size>0</Size><Key>x/2</Key></Contents></ListBucketResult>"#;
         let want = Page { keys: vec![("x/1".into(), 10), ("x/2".into(), 0)], next: Some("a&b".into()) };
         assert_eq!(page(xml), Some(want));
-        assert_eq!(page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"), Some(Page::default()));
+        assert_eq!(
+            page(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"),
+            Some(Page::default())
+        );
         for broken in ["<ListBucketResult>", "no xml <", "<a></b>"] {
             assert_eq!(page(broken.as_bytes()), None, "{broken}");
         }

@@ -29,7 +29,11 @@ pub(super) struct Key {
 /// The value of the header `authorization`.
 pub(super) fn authorization(request: &Request<'_>, key: &Key) -> String {
     let mut headers: Vec<(&str, &str)> = request.headers.to_vec();
-    headers.extend([("host", request.host), ("x-amz-content-sha256", request.body), ("x-amz-date", request.at)]);
+    headers.extend([
+        ("host", request.host),
+        ("x-amz-content-sha256", request.body),
+        ("x-amz-date", request.at),
+    ]);
     headers.sort_unstable();
     let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
     let names = names.join(";");
