@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::{guest_image, root, run, step};
 
 /// Debian package → a program of it, by which it is known to be there.
-const PACKAGES: [(&str, &str); 9] = [
+const PACKAGES: [(&str, &str); 10] = [
     ("qemu-system-x86", "qemu-system-x86_64"),
     ("e2fsprogs", "mke2fs"),
     ("erofs-utils", "mkfs.erofs"),
@@ -24,6 +24,7 @@ const PACKAGES: [(&str, &str); 9] = [
     ("skopeo", "skopeo"),
     ("docker-registry", "docker-registry"),
     ("mmdebstrap", "mmdebstrap"),
+    ("chromium", "chromium"),
 ];
 
 /// Go programs: name, module folder, package, linker flags.

@@ -6,12 +6,14 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use coracle_image::{
     Credentials, DiskFormat, DiskOptions, DiskProgress, ImageError, Reference, Secret, pull_disk, push_disk,
 };
 use coracle_registry::{Config, Metrics, serve};
 use coracle_testkit::registry::DebianRegistry;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -284,4 +286,60 @@ async fn tart_and_chunked_disks_of_others_are_read_and_their_lies_refused() {
     let gap = pull_disk(&reference(ours.address, "cloud:2"), &target, &options, quiet()).await.unwrap_err();
     assert!(matches!(gap, ImageError::Hostile { .. }), "{gap}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
+}
+
+/// Passes everything on to `to`, but cuts the first connection that has sent `after` bytes. Counts what clients send.
+async fn cutting_proxy(to: std::net::SocketAddr, after: u64) -> (std::net::SocketAddr, Arc<AtomicU64>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, sent) = (listener.local_addr().unwrap(), Arc::new(AtomicU64::new(0)));
+    let (counted, cut) = (Arc::clone(&sent), Arc::new(AtomicBool::new(false)));
+    let pass = async move {
+        let mut open = tokio::task::JoinSet::new();
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let (counted, cut) = (Arc::clone(&counted), Arc::clone(&cut));
+            open.spawn(async move {
+                let mut server = tokio::net::TcpStream::connect(to).await.unwrap();
+                let (mut from_client, mut to_client) = client.split();
+                let (mut from_server, mut to_server) = server.split();
+                let up = async {
+                    let (mut own, mut buffer) = (0, vec![0; 64 << 10]);
+                    while let Ok(n @ 1..) = from_client.read(&mut buffer).await {
+                        own += n as u64;
+                        counted.fetch_add(n as u64, Relaxed);
+                        if to_server.write_all(&buffer[..n]).await.is_err() {
+                            return;
+                        }
+                        if own > after && !cut.swap(true, Relaxed) {
+                            return;
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = up => {}
+                    _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
+                }
+            });
+        }
+    };
+    let task = TaskTracker::new();
+    task.spawn(pass);
+    (address, sent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn push_that_was_cut_goes_on_where_it_was() {
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
+    let bytes = noise(5, 16 * MIB);
+    fs::write(&source, &bytes).unwrap();
+    let (proxy, sent) = cutting_proxy(ours.address, 8 * MIB).await;
+    let options = DiskOptions { window_bytes: Some(16 * MIB), ..options(Some(&ours.token)) };
+    let pushed = push_disk(&source, &reference(proxy, "vms/cut:1"), &options, quiet()).await.unwrap();
+    assert_eq!((pushed.windows, pushed.moved), (1, 1));
+    let sent = sent.load(Relaxed);
+    assert!(sent > 16 * MIB && sent < 20 * MIB, "{sent} bytes were sent, not all of them twice");
+    pull_disk(&reference(ours.address, "vms/cut:1"), &target, &options, quiet()).await.unwrap();
+    assert!(fs::read(&target).unwrap() == bytes);
 }

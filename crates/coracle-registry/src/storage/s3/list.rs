@@ -56,14 +56,17 @@ fn each(xml: &[u8], mut heard: impl FnMut(&[&str], String)) -> Option<()> {
                 text.clear();
             }
             Event::Text(piece) => text.push_str(&piece.decode().ok()?),
-            Event::GeneralRef(name) => text.push(match &*name.decode().ok()? {
-                "amp" => '&',
-                "lt" => '<',
-                "gt" => '>',
-                "quot" => '"',
-                "apos" => '\'',
-                _ => return None,
-            }),
+            Event::GeneralRef(name) => match name.resolve_char_ref().ok()? {
+                Some(plain) => text.push(plain),
+                None => text.push(match &*name.decode().ok()? {
+                    "amp" => '&',
+                    "lt" => '<',
+                    "gt" => '>',
+                    "quot" => '"',
+                    "apos" => '\'',
+                    _ => return None,
+                }),
+            },
             Event::End(_) => {
                 let path: Vec<&str> = open.iter().map(String::as_str).collect();
                 heard(&path, std::mem::take(&mut text));
@@ -83,7 +86,7 @@ mod tests {
     fn a_page_is_read() {
         let xml = br#"<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
             <Name>b</Name><IsTruncated>true</IsTruncated><NextContinuationToken>a&amp;b</NextContinuationToken>
-            <Contents><Key>x/1</Key><Size>10</Size><Owner><ID>o</ID></Owner></Contents>
+            <Contents><Key>x/1</Key><ETag>&#34;e&quot;</ETag><Size>10</Size><Owner><ID>o</ID></Owner></Contents>
             <Contents><Size>0</Size><Key>x/2</Key></Contents></ListBucketResult>"#;
         let want = Page { keys: vec![("x/1".into(), 10), ("x/2".into(), 0)], next: Some("a&b".into()) };
         assert_eq!(page(xml), Some(want));
