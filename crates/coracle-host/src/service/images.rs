@@ -155,7 +155,7 @@ pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportIma
     find(host, &wanted).await?;
     let source = reference(&wanted)?;
     let (to_caller, replies) = mpsc::channel(ARCHIVE_QUEUE);
-    let out = Pieces::new(to_caller.clone(), |data| pb::ExportImageResponse { data: data.into() });
+    let out = Pieces::new(to_caller.clone(), |data| pb::ExportImageResponse { data });
     let host = host.clone();
     let work = async move {
         if let Err(error) = host.images().export(&source, out).await.map_err(failed(&wanted)) {
@@ -169,7 +169,7 @@ pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<p
     let name = reference(&request.reference)?;
     let root =
         super::streams::copy_out(host, pb::CopyOutRequest { vm: request.vm.clone(), path: "/".to_owned() });
-    let data = |message: pb::CopyOutResponse| Ok(message.data.into());
+    let data = |message: pb::CopyOutResponse| Ok(message.data);
     let root = Incoming::new(root.await?.into_inner(), data);
     let image = host.commit(&request.vm, &name, root).await?;
     Ok(Response::new(wire(host, &image)))

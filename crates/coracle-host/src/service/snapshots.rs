@@ -79,7 +79,7 @@ pub(super) async fn fork(host: &Host, request: pb::ForkVmRequest) -> Reply<pb::F
 pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportSnapshotResponse> {
     host.snapshot(&wanted).await?;
     let (to_caller, replies) = mpsc::channel(QUEUE);
-    let out = Pieces::new(to_caller.clone(), |data| pb::ExportSnapshotResponse { data: data.into() });
+    let out = Pieces::new(to_caller.clone(), |data| pb::ExportSnapshotResponse { data });
     let host = host.clone();
     let work = async move {
         if let Err(error) = host.export_snapshot(&wanted, out).await {
@@ -98,7 +98,7 @@ pub(super) async fn import(
         return Err(Status::invalid_argument("the first message must be a name"));
     };
     let data = |message: pb::ImportSnapshotRequest| match message.part {
-        Some(Part::Data(data)) => Ok(data.into()),
+        Some(Part::Data(data)) => Ok(data),
         _ => Err(io::Error::other("a message that is no data")),
     };
     let info = host.import_snapshot(name(&wanted)?, Incoming::new(input, data)).await?;

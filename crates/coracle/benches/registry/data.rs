@@ -86,7 +86,8 @@ pub(crate) fn disk(path: &Path) -> Result<()> {
     let piece = usize::try_from(PIECE_BYTES)?;
     for at in (0..DISK_BYTES - PIECE_BYTES).step_by(usize::try_from(STRIDE_BYTES)?) {
         let mut noise = Noise::new(at + 1);
-        let bytes = if at / STRIDE_BYTES % 2 == 0 { noise.bytes(piece) } else { noise.text(piece) };
+        let bytes =
+            if (at / STRIDE_BYTES).is_multiple_of(2) { noise.bytes(piece) } else { noise.text(piece) };
         file.write_all_at(&bytes, at)?;
     }
     Ok(file.sync_all()?)

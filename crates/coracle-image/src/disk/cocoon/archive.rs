@@ -252,7 +252,10 @@ mod tests {
     use super::super::wire;
     use super::*;
 
-    fn archive(entries: &[(&str, &[u8], Option<(&str, &str)>)]) -> Vec<u8> {
+    /// Name, body, and map and length of a sparse file.
+    type Entry<'a> = (&'a str, &'a [u8], Option<(&'a str, &'a str)>);
+
+    fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
         let mut out = tar::Builder::new(Vec::new());
         for (name, bytes, sparse) in entries {
             if let Some((map, size)) = sparse {
