@@ -47,7 +47,7 @@ fn large() -> Vec<u8> {
 
 #[tokio::test]
 async fn two_replicas_behave_as_one() {
-    let Some(Pair { one, other, clock, s3, meta, .. }) = pair().await else { return };
+    let Some(Pair { one, other, clock, s3, meta, _postgres, _store }) = pair().await else { return };
     // What one took, the other gives: blobs, ranges of them, manifests, tags.
     let (named, body) = one.image("team/app", "1").await;
     assert_eq!(other.get("/v2/team/app/manifests/1").await.body, body);
@@ -86,7 +86,7 @@ async fn two_replicas_behave_as_one() {
 
 #[tokio::test]
 async fn upload_goes_on_at_any_replica() {
-    let Some(Pair { one, other, .. }) = pair().await else { return };
+    let Some(Pair { one, other, _postgres, _store, .. }) = pair().await else { return };
     let bytes = large();
     let named = digest(&bytes);
     let at = one.begin("team/app").await;
@@ -115,7 +115,7 @@ async fn upload_goes_on_at_any_replica() {
 
 #[tokio::test]
 async fn index_that_was_lost_is_made_again_from_the_object_store() {
-    let Some(Pair { one, other, s3, .. }) = pair().await else { return };
+    let Some(Pair { one, other, s3, _postgres, _store, .. }) = pair().await else { return };
     let (named, body) = one.image("team/app", "v1").await;
     let blob = other.push("team/app", &large()).await;
     let alone = start_with(move |c| c.s3 = Some(s3)).await;
