@@ -205,8 +205,10 @@ async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String
         }
         Err(e) => return Err(fail(e)),
     };
+    let hash = hash(&token);
     let row = TokenRow {
-        id: "first".to_owned(),
+        // Replicas have one each; a start with the same one changes nothing.
+        id: format!("first-{}", hex::encode(&hash[..4])),
         name: "first".to_owned(),
         writes: 1,
         created_by: "start".to_owned(),
@@ -214,7 +216,7 @@ async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String
         expires: None,
         last_used: None,
     };
-    meta.put_token(&hash(&token), &row).await?;
+    meta.put_token(&hash, &row).await?;
     Ok(new.then_some(token))
 }
 
