@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::{run, setup, step};
 
 /// The bench targets of the workspace.
-const BENCHES: [&str; 5] = ["agentpool", "bidnode", "boot", "clone", "market"];
+const BENCHES: [&str; 6] = ["agentpool", "bidnode", "boot", "clone", "market", "registry"];
 
 /// Runs the named benchmarks, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::{guest_image, root, run, step};
 
 /// Debian package → a program of it, by which it is known to be there.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 11] = [
     ("qemu-system-x86", "qemu-system-x86_64"),
     ("e2fsprogs", "mke2fs"),
     ("erofs-utils", "mkfs.erofs"),
@@ -25,10 +25,11 @@ const PACKAGES: [(&str, &str); 10] = [
     ("docker-registry", "docker-registry"),
     ("mmdebstrap", "mmdebstrap"),
     ("lz4", "lz4"),
+    ("chromium", "chromium"),
 ];
 
 /// Go programs: name, module folder, package, linker flags.
-const GO_PROGRAMS: [(&str, &str, &str, &str); 8] = [
+const GO_PROGRAMS: [(&str, &str, &str, &str); 9] = [
     ("etcd", "etcd", "go.etcd.io/etcd/server/v3", "-s -w"),
     ("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", KUBERNETES_FLAGS),
     ("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", KUBERNETES_FLAGS),
@@ -42,6 +43,7 @@ const GO_PROGRAMS: [(&str, &str, &str, &str); 8] = [
     ("vcsim", "vcsim", ".", "-s -w"),
     ("crane", "crane", "github.com/google/go-containerregistry/cmd/crane", "-s -w"),
     ("oras", "oras", ".", "-s -w"),
+    ("s3-server", "s3", ".", "-s -w"),
 ];
 
 /// Without a version the programs report none, and kubectl fails.

@@ -28,6 +28,7 @@ use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, V
 mod capacity;
 mod create;
 mod directory;
+pub(crate) mod registries;
 mod snapshots;
 mod templates;
 

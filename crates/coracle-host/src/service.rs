@@ -2,6 +2,7 @@
 
 mod convert;
 mod images;
+mod pieces;
 mod snapshots;
 mod streams;
 
@@ -21,7 +22,7 @@ use crate::{EventKind, Fence, Host};
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What this version can do beyond the first release of the wire.
-const FEATURES: [&str; 4] = ["hibernate", "images", "pause", "snapshots"];
+const FEATURES: [&str; 5] = ["hibernate", "images", "pause", "registries", "snapshots"];
 
 type Reply<T> = Result<Response<T>, Status>;
 type Replies<T> = Result<Response<BoxStream<'static, Result<T, Status>>>, Status>;
@@ -224,6 +225,29 @@ impl HostRpc for HostService {
         images::prune(&self.host, request.into_inner().dry_run).await
     }
 
+    async fn tag_image(&self, request: Request<pb::TagImageRequest>) -> Reply<pb::Image> {
+        images::tag(&self.host, request.into_inner()).await
+    }
+
+    type PushImageStream = BoxStream<'static, Result<pb::PushResponse, Status>>;
+
+    async fn push_image(&self, request: Request<pb::PushImageRequest>) -> Replies<pb::PushResponse> {
+        images::push(&self.host, request.into_inner())
+    }
+
+    type ExportImageStream = BoxStream<'static, Result<pb::ExportImageResponse, Status>>;
+
+    async fn export_image(
+        &self,
+        request: Request<pb::ExportImageRequest>,
+    ) -> Replies<pb::ExportImageResponse> {
+        images::export(&self.host, request.into_inner().reference).await
+    }
+
+    async fn commit_vm(&self, request: Request<pb::CommitVmRequest>) -> Reply<pb::Image> {
+        images::commit(&self.host, request.into_inner()).await
+    }
+
     async fn list_templates(&self, _: Request<pb::ListTemplatesRequest>) -> Reply<pb::ListTemplatesResponse> {
         let templates = self.host.templates().iter().map(convert::template).collect();
         Ok(Response::new(pb::ListTemplatesResponse { templates }))
@@ -278,6 +302,21 @@ impl HostRpc for HostService {
         request: Request<Streaming<pb::ImportSnapshotRequest>>,
     ) -> Reply<pb::Snapshot> {
         snapshots::import(&self.host, request.into_inner()).await
+    }
+
+    type PushSnapshotStream = BoxStream<'static, Result<pb::PushResponse, Status>>;
+
+    async fn push_snapshot(&self, request: Request<pb::PushSnapshotRequest>) -> Replies<pb::PushResponse> {
+        snapshots::push(&self.host, request.into_inner())
+    }
+
+    type PullSnapshotStream = BoxStream<'static, Result<pb::PullSnapshotResponse, Status>>;
+
+    async fn pull_snapshot(
+        &self,
+        request: Request<pb::PullSnapshotRequest>,
+    ) -> Replies<pb::PullSnapshotResponse> {
+        snapshots::pull(&self.host, request.into_inner())
     }
 
     async fn restore_vm(&self, request: Request<pb::RestoreVmRequest>) -> Reply<pb::Vm> {

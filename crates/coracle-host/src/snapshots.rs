@@ -8,6 +8,7 @@
 
 pub(crate) mod archive;
 mod name;
+pub(crate) mod remote;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;

@@ -6,8 +6,8 @@ use std::{
     str::FromStr,
 };
 
+use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 /// A sha256 content digest, written `sha256:<64 hex digits>`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -93,10 +93,16 @@ impl fmt::Debug for Digest {
 }
 
 /// Counts and hashes a stream.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Hasher {
-    sha: Sha256,
+    sha: Context,
     pub(crate) bytes: u64,
+}
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Self { sha: Context::new(&SHA256), bytes: 0 }
+    }
 }
 
 impl Hasher {
@@ -106,7 +112,9 @@ impl Hasher {
     }
 
     pub(crate) fn finish(self) -> Digest {
-        Digest(self.sha.finalize().into())
+        let mut digest = [0; 32];
+        digest.copy_from_slice(self.sha.finish().as_ref());
+        Digest(digest)
     }
 }
 

@@ -4,27 +4,46 @@
 //! raw disk ─window by window─▶ all zero? nothing   known by its raw digest? its blob   else zstd frames ─HEAD, upload─▶ registry
 //! registry ─window by window, several at once─▶ verify ─▶ its place in a sparse file ─▶ synced, renamed
 //! ```
-//! A window is 64 MiB unless the disk would then have a thousand of them. So transfers are parallel, what broke off goes
-//! on, a small change moves little, and each window is verified alone.
+//! A window is 64 MiB, more where a disk would have a thousand of them, less where it would have but a few. So transfers
+//! are parallel, what broke off goes on, a small change moves little, and each window is verified alone.
 
 mod artifact;
+mod cocoon;
+mod foreign;
 mod frame;
 mod pull;
 mod push;
+mod snapshot;
 mod window;
 
 use crate::{Credentials, RegistryConfig, Timeouts};
 
+pub use cocoon::{CocoonVersion, pull_cocoon, push_cocoon};
 pub use pull::pull_disk;
 pub use push::push_disk;
+pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};
+
+/// How a disk is written. Each is read without being told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskFormat {
+    /// Ours: independent windows, the zero ones left out.
+    #[default]
+    Windows,
+    /// KubeVirt's containerDisk: a container image with the disk below `/disk/`.
+    ContainerDisk,
+    /// The original registry's cloud image: the bytes as they are, in parts of a gigabyte.
+    CloudImage,
+}
 
 /// How disks are moved.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Windows at once. Each takes up to twice a window of memory. Default 4.
-    pub concurrency: usize,
-    /// Bytes of a window, a power of two of at least 1 MiB. Default 64 MiB.
-    pub window_bytes: u64,
+    /// How a pushed disk is written. Default windows.
+    pub format: DiskFormat,
+    /// Windows at once. Each takes up to twice a window of memory. `None`: 4, more of small ones.
+    pub concurrency: Option<usize>,
+    /// Bytes of a window, a power of two of at least 1 MiB. `None`: 64 MiB, less for a disk below 32 GiB.
+    pub window_bytes: Option<u64>,
     /// Compression, from 1 (fast) to 19. Default 1.
     pub level: i32,
     /// Where the credentials come from.
@@ -37,11 +56,22 @@ pub struct DiskOptions {
     pub retries: usize,
 }
 
+impl DiskOptions {
+    /// Windows of a size that are moved at once.
+    fn at_once(&self, window_bytes: u64) -> usize {
+        /// Bytes of windows that are moved at once, and how many at least and at most.
+        const USUAL: (u64, u64, u64) = (256 << 20, 4, 16);
+        let fit = (USUAL.0 / window_bytes.max(1)).clamp(USUAL.1, USUAL.2);
+        self.concurrency.unwrap_or_else(|| usize::try_from(fit).unwrap_or(4)).max(1)
+    }
+}
+
 impl Default for DiskOptions {
     fn default() -> Self {
         Self {
-            concurrency: 4,
-            window_bytes: 64 << 20,
+            format: DiskFormat::Windows,
+            concurrency: None,
+            window_bytes: None,
             level: 1,
             credentials: Credentials::default(),
             registries: std::collections::BTreeMap::new(),

@@ -36,10 +36,12 @@
 //! | `COR-IMG-016` | [`ImageError::Credentials`] | the docker configuration or a credential helper |
 
 mod auth;
+mod commit;
 mod digest;
 mod disk;
 mod erofs;
 mod error;
+mod export;
 mod image;
 mod import;
 mod limits;
@@ -47,6 +49,7 @@ mod manifest;
 mod platform;
 mod progress;
 mod pull;
+mod push;
 mod reference;
 mod registry;
 mod rootfs;
@@ -56,13 +59,17 @@ mod tarball;
 
 pub use auth::{Credentials, Secret};
 pub use digest::{Digest, InvalidDigest};
-pub use disk::{DiskOptions, DiskProgress, DiskReport, pull_disk, push_disk};
+pub use disk::{
+    CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile,
+    find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot,
+};
 pub use error::ImageError;
 pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};
 pub use limits::Limits;
 pub use platform::Platform;
 pub use progress::{NoProgress, Progress, ProgressEvent, Step};
 pub use pull::{PullOptions, PullPolicy};
+pub use push::{PushOptions, PushReport};
 pub use reference::Reference;
 pub use registry::{RegistryConfig, Timeouts};
 pub use rootfs::Rootfs;

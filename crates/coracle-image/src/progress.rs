@@ -21,6 +21,8 @@ pub enum Step {
     Download,
     /// Writing a layer into the root file system.
     Unpack,
+    /// Moving a blob into a registry.
+    Upload,
 }
 
 /// One report of progress.

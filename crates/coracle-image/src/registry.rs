@@ -4,15 +4,18 @@
 //! reads a manifest whatever its size, and does not tell where a resumed blob begins.
 
 mod blob;
+mod file;
 mod push;
 mod session;
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 pub(crate) use blob::{fetch, fetch_small, fetch_small_of, fetch_whole};
+pub(crate) use file::fetch_file;
+pub(crate) use push::{Offered, Payload, Sent};
 pub(crate) use session::{Operation, Session, client};
 
-use crate::Reference;
+use crate::{ImageError, Reference};
 
 /// How one registry is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,9 +64,24 @@ pub(crate) fn endpoints(
 ) -> Vec<Endpoint> {
     let config = registries.get(reference.registry()).cloned().unwrap_or_default();
     let mut all: Vec<_> = config.mirrors.iter().map(|text| mirror(text)).collect();
-    let plain_http = config.plain_http.unwrap_or_else(|| is_loopback(reference.registry()));
-    all.push(Endpoint { host: reference.registry().to_owned(), plain_http });
+    all.push(home(reference, registries));
     all
+}
+
+/// The registry itself. Pure.
+pub(crate) fn home(reference: &Reference, registries: &BTreeMap<String, RegistryConfig>) -> Endpoint {
+    let plain_http = registries.get(reference.registry()).and_then(|config| config.plain_http);
+    let plain_http = plain_http.unwrap_or_else(|| is_loopback(reference.registry()));
+    Endpoint { host: reference.registry().to_owned(), plain_http }
+}
+
+/// No client of HTTP can be had.
+pub(crate) fn unprepared(reference: &Reference, error: reqwest::Error) -> ImageError {
+    ImageError::Network {
+        registry: reference.registry().to_owned(),
+        operation: "prepare HTTP client".to_owned(),
+        source: error.into(),
+    }
 }
 
 fn mirror(text: &str) -> Endpoint {

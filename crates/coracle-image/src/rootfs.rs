@@ -8,7 +8,7 @@
 mod build;
 mod flatten;
 mod layer;
-mod path;
+pub(crate) mod path;
 mod tree;
 mod unpack;
 

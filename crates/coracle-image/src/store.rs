@@ -24,10 +24,10 @@ use std::{
 };
 
 use crate::{
-    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, Reference,
-    RegistryConfig, Rootfs, Source, Timeouts, import,
+    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, PushOptions, PushReport,
+    Reference, RegistryConfig, Rootfs, Source, Timeouts, commit, export, import,
     manifest::{self, Config, Document, Manifest, Packing},
-    pull, rootfs,
+    pull, push, rootfs,
 };
 use index::{Entry, Index};
 use layout::Layout;
@@ -137,6 +137,56 @@ impl Store {
     ) -> Result<Image, ImageError> {
         let (inner, source, name) = (Arc::clone(&self.0), source.clone(), name.cloned());
         blocking(move || import::import(&inner, &source, name, &progress)).await
+    }
+
+    /// Pushes the image that `source` means here to `target`, byte for byte. Blobs that the registry has are not moved,
+    /// nor those that it has in another repository of the image. Idempotent. Cancel-safe: blobs that arrived whole are
+    /// found by the next call.
+    ///
+    /// # Errors
+    /// [`ImageError::NotPresent`], [`ImageError::Unauthorized`], [`ImageError::Network`], [`ImageError::Registry`],
+    /// [`ImageError::Io`].
+    pub async fn push(
+        &self,
+        source: &Reference,
+        target: &Reference,
+        options: &PushOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<PushReport, ImageError> {
+        Box::pin(push::push(&self.0, source, target, options, progress)).await
+    }
+
+    /// Writes the image that `reference` means here as one archive: an OCI layout and a docker archive in one, not
+    /// compressed beyond its layers. When cancelled, the writing goes on until `out` fails or all is written.
+    ///
+    /// # Errors
+    /// [`ImageError::NotPresent`]; [`ImageError::Io`], also when `out` takes no more.
+    pub async fn export(
+        &self,
+        reference: &Reference,
+        mut out: impl std::io::Write + Send + 'static,
+    ) -> Result<(), ImageError> {
+        let (inner, reference) = (Arc::clone(&self.0), reference.clone());
+        blocking(move || export::export(&inner, &reference, &mut out)).await
+    }
+
+    /// Makes an image named `name` of the image with manifest digest `base` and the root of a machine that runs it:
+    /// `root` is that root as a tar stream, hostile like its guest; `created_ms` are Unix milliseconds. When it fails nothing is named. When cancelled, the
+    /// work goes on until `root` ends.
+    ///
+    /// # Errors
+    /// [`ImageError::NotPresent`], [`ImageError::Hostile`], [`ImageError::Unsupported`], [`ImageError::DigestMismatch`],
+    /// [`ImageError::StorageFull`], [`ImageError::Io`].
+    pub async fn commit(
+        &self,
+        base: &Digest,
+        mut root: impl std::io::Read + Send + 'static,
+        name: &Reference,
+        created_ms: i64,
+    ) -> Result<Image, ImageError> {
+        let created = jiff::Timestamp::from_millisecond(created_ms).unwrap_or_default();
+        let (inner, base, name) = (Arc::clone(&self.0), *base, name.clone());
+        blocking(move || commit::commit(&inner, &base, &mut root, &name, created)).await
     }
 
     /// All images, by digest. An image whose manifest is damaged is left out. Cancel-safe.

@@ -46,6 +46,8 @@ pub(crate) struct Member {
     pub(crate) mtime: (i64, u32),
     /// Full attribute names, such as `security.capability`.
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Map and length of a sparse file in an archive of the original runtime, records `COCOON.sparse.*`.
+    pub(crate) sparse: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Reads members one after the other. Between two calls of [`Reader::next_member`] it is a [`Read`] of the

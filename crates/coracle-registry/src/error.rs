@@ -50,6 +50,34 @@ pub enum StoreError {
         /// The folder.
         path: String,
     },
+    /// A request to the object store.
+    #[error("{operation} {key} in the object store")]
+    S3 {
+        /// What was tried.
+        operation: &'static str,
+        /// On which object.
+        key: String,
+        /// Why it did not work.
+        source: reqwest::Error,
+    },
+    /// An answer of the object store.
+    #[error("{operation} {key} in the object store: it answered with status {status}")]
+    S3Status {
+        /// What was tried.
+        operation: &'static str,
+        /// On which object.
+        key: String,
+        /// What it said.
+        status: u16,
+    },
+    /// An address of an object store that is none.
+    #[error("{text:?} is no object store: {why}")]
+    S3Address {
+        /// As it was given.
+        text: String,
+        /// What is wrong.
+        why: String,
+    },
     /// A blob that is being removed at this moment stays in the way.
     #[error("blob {digest} is being removed")]
     Dying {
@@ -61,6 +89,11 @@ pub enum StoreError {
 impl StoreError {
     pub(crate) fn file(operation: &'static str, path: &std::path::Path, source: io::Error) -> Self {
         Self::File { operation, path: path.display().to_string(), source }
+    }
+
+    pub(crate) fn s3(operation: &'static str, key: &str, source: reqwest::Error) -> Self {
+        // The address may hold what nobody should read.
+        Self::S3 { operation, key: key.to_owned(), source: source.without_url() }
     }
 
     /// Nothing is free on the disk.

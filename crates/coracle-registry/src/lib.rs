@@ -32,3 +32,4 @@ pub use meta::MetaAt;
 pub use metrics::Metrics;
 pub use registry::{Limits, Sweeping};
 pub use serve::{Config, Ready, ServeError, serve};
+pub use storage::s3::S3Config;

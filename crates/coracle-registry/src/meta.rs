@@ -75,7 +75,13 @@ const SCHEMA: [&str; 12] = [
 /// The database.
 #[derive(Clone, Debug)]
 pub(crate) enum Meta {
-    Sqlite { write: SqlitePool, read: SqlitePool },
+    /// `loose` writes what may be lost when the power fails: unfinished uploads. Its commits wait for no disk; the next
+    /// one of `write` takes them along.
+    Sqlite {
+        write: SqlitePool,
+        loose: SqlitePool,
+        read: SqlitePool,
+    },
     Postgres(PgPool),
 }
 
@@ -84,6 +90,12 @@ macro_rules! on {
     ($self:ident, $pool:ident, write => $code:expr) => {
         match $self {
             $crate::meta::Meta::Sqlite { write: $pool, .. } => $code,
+            $crate::meta::Meta::Postgres($pool) => $code,
+        }
+    };
+    ($self:ident, $pool:ident, loose => $code:expr) => {
+        match $self {
+            $crate::meta::Meta::Sqlite { loose: $pool, .. } => $code,
             $crate::meta::Meta::Postgres($pool) => $code,
         }
     };
@@ -109,8 +121,10 @@ impl Meta {
                     .busy_timeout(Duration::from_secs(5));
                 let pool = |n| SqlitePoolOptions::new().max_connections(n).min_connections(1);
                 let write = pool(1).connect_with(options.clone()).await.map_err(sql("open"))?;
+                let waits_for_none = options.clone().synchronous(SqliteSynchronous::Normal);
+                let loose = pool(1).connect_with(waits_for_none).await.map_err(sql("open"))?;
                 let read = pool(4).connect_with(options).await.map_err(sql("open"))?;
-                Self::Sqlite { write, read }
+                Self::Sqlite { write, loose, read }
             }
             MetaAt::Postgres(dsn) => {
                 let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(5));

@@ -31,7 +31,9 @@ use crate::http;
 use crate::meta::{Meta, MetaAt, TokenRow};
 use crate::metrics::Metrics;
 use crate::registry::{Limits, Registry, Sweeping};
+use crate::storage::Storage;
 use crate::storage::files::Files;
+use crate::storage::s3::{S3, S3Config};
 
 /// A TLS handshake takes no longer.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -43,10 +45,12 @@ const READ_AHEAD: usize = 256 << 10;
 /// How a registry is served.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder of the registry: blobs, manifests, uploads, the first token.
+    /// Folder of the registry, which exists: blobs, manifests, uploads, the first token.
     pub dir: PathBuf,
     /// Names and tokens. `None`: SQLite in the folder.
     pub meta: Option<MetaAt>,
+    /// Blobs and manifests in an object store. `None`: files in the folder.
+    pub s3: Option<S3Config>,
     /// Address to serve on; port 0 takes any.
     pub listen: SocketAddr,
     /// Certificate and key, as PEM files. `None`: plain HTTP.
@@ -75,6 +79,7 @@ impl Config {
         Self {
             dir,
             meta: None,
+            s3: None,
             listen,
             tls: None,
             private_reads: false,
@@ -143,7 +148,10 @@ pub async fn serve(
     stop: CancellationToken,
     ready: impl FnOnce(&Ready),
 ) -> Result<(), ServeError> {
-    let files = Files::open(&config.dir)?;
+    let storage: Arc<dyn Storage> = match &config.s3 {
+        None => Arc::new(Files::open(&config.dir)?),
+        Some(s3) => Arc::new(S3::open(s3, config.clock.clone()).await?),
+    };
     let at = config.meta.clone().unwrap_or_else(|| MetaAt::Sqlite(config.dir.join("registry.db")));
     let meta = Meta::open(&at).await?;
     let token_file = config.dir.join("token");
@@ -151,7 +159,7 @@ pub async fn serve(
     let acceptor = config.tls.as_ref().map(|(cert, key)| acceptor(cert, key)).transpose()?;
     let units = config.limits.manifest_bytes.div_ceil(64 << 10).max(1);
     let registry = Arc::new(Registry {
-        storage: Arc::new(files),
+        storage,
         meta,
         gate: Gate::new(config.private_reads, config.open_writes, config.token.as_deref()),
         limits: config.limits,
@@ -197,8 +205,10 @@ async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String
         }
         Err(e) => return Err(fail(e)),
     };
+    let hash = hash(&token);
     let row = TokenRow {
-        id: "first".to_owned(),
+        // Replicas have one each; a start with the same one changes nothing.
+        id: format!("first-{}", hex::encode(&hash[..4])),
         name: "first".to_owned(),
         writes: 1,
         created_by: "start".to_owned(),
@@ -206,7 +216,7 @@ async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String
         expires: None,
         last_used: None,
     };
-    meta.put_token(&hash(&token), &row).await?;
+    meta.put_token(&hash, &row).await?;
     Ok(new.then_some(token))
 }
 

@@ -1,6 +1,7 @@
-//! Where bytes are kept: a narrow trait, files below it.
+//! Where bytes are kept: a narrow trait, files or an object store below it.
 
 pub(crate) mod files;
+pub(crate) mod s3;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -9,6 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::body::Body;
 use bytes::Bytes;
+use http_body_util::BodyExt;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
 
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
@@ -84,9 +88,51 @@ pub(crate) trait Storage: Send + Sync + Debug {
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
     /// Keys of all manifests and tags.
     async fn manifests(&self) -> Result<Vec<String>, StoreError>;
+    /// Other processes may be at work on it.
+    fn is_shared(&self) -> bool {
+        false
+    }
 }
 
 /// Key of a manifest.
 pub(crate) fn manifest_key(repository: &str, digest: &Digest) -> String {
     format!("manifests/{repository}/_digests/{}-{}.json", digest.algorithm_name(), digest.hex())
+}
+
+/// Slowest client that is waited for, in bytes a second over the idle time.
+const RATE_MIN: f64 = 128.0;
+
+/// Moves a body into the queue until it ends, is cut, is slow, or is too long.
+pub(crate) async fn pump(
+    mut body: Body,
+    length: Option<u64>,
+    room: u64,
+    idle: Duration,
+    frames: mpsc::Sender<Bytes>,
+) -> Ended {
+    let (mut seen, mut window) = (0, (Instant::now(), 0.0));
+    loop {
+        let frame = match timeout(idle, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) if length.is_none_or(|length| seen == length) => return Ended::Whole,
+            Ok(Some(Err(_)) | None) => return Ended::Cut,
+            Err(_) => return Ended::Slow,
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        seen += data.len() as u64;
+        if seen > length.unwrap_or(room).min(room) {
+            return Ended::TooLong;
+        }
+        window.1 += f64::from(u32::try_from(data.len()).unwrap_or(u32::MAX));
+        if frames.send(data).await.is_err() {
+            return Ended::Cut; // the writer failed, and says so itself
+        }
+        let (since, bytes) = window;
+        if since.elapsed() > idle {
+            if bytes < RATE_MIN * since.elapsed().as_secs_f64() {
+                return Ended::Slow;
+            }
+            window = (Instant::now(), 0.0);
+        }
+    }
 }

@@ -28,7 +28,15 @@ const TURN: Duration = Duration::from_secs(5);
 const SWEEP: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(20));
 
 /// How far an upload is. `None`: not known here yet.
-type Progress = Option<(u64, Hasher)>;
+type Progress = Option<Reached>;
+
+/// The bytes of an upload, their hash, and the time of its row then: another replica's work moves that.
+#[derive(Clone, Debug)]
+struct Reached {
+    bytes: u64,
+    hasher: Hasher,
+    updated: i64,
+}
 
 /// Uploads that this process knows. One request at a time has one.
 #[derive(Debug, Default)]
@@ -88,9 +96,11 @@ impl Registry {
     pub(crate) async fn begin_upload(&self, repo: &RepositoryName) -> Result<UploadId, Problem> {
         let id = UploadId::random();
         // The row first: a file without one is garbage.
-        self.meta.begin_upload(&id, repo, self.now()).await?;
+        let updated = self.now();
+        self.meta.begin_upload(&id, repo, updated).await?;
         self.storage.begin(&id).await?;
-        *self.sessions.turn(&id).await? = Some((0, Hasher::new(Algorithm::Sha256)));
+        let hasher = Hasher::new(Algorithm::Sha256);
+        *self.sessions.turn(&id).await? = Some(Reached { bytes: 0, hasher, updated });
         Ok(id)
     }
 
@@ -157,21 +167,24 @@ impl Registry {
     }
 
     async fn turn(&self, repo: &RepositoryName, id: &UploadId) -> Result<OwnedMutexGuard<Progress>, Problem> {
+        let mut turn = self.sessions.turn(id).await?;
         let known = self.meta.upload(id).await?;
-        if known.is_none_or(|row| row.repo != repo.as_str()) {
-            return Err(unknown());
+        let row = known.filter(|row| row.repo == repo.as_str()).ok_or_else(unknown)?;
+        if turn.as_ref().is_some_and(|reached| reached.updated != row.updated) {
+            *turn = None;
         }
-        self.sessions.turn(id).await
+        Ok(turn)
     }
 
     async fn progress(&self, id: &UploadId, turn: &mut Progress) -> Result<(u64, Hasher), Problem> {
-        if let Some((size, hasher)) = turn {
-            return Ok((*size, hasher.clone()));
+        if let Some(reached) = turn {
+            return Ok((reached.bytes, reached.hasher.clone()));
         }
+        let updated = self.meta.upload(id).await?.ok_or_else(unknown)?.updated;
         let read = self.storage.rehash(id, Hasher::new(Algorithm::Sha256)).await?;
-        let known = read.ok_or_else(unknown)?;
-        *turn = Some(known.clone());
-        Ok(known)
+        let (bytes, hasher) = read.ok_or_else(unknown)?;
+        *turn = Some(Reached { bytes, hasher: hasher.clone(), updated });
+        Ok((bytes, hasher))
     }
 
     async fn take(
@@ -189,6 +202,7 @@ impl Registry {
         }
         let idle = self.limits.body_idle;
         let incoming = Incoming { body: chunk.body, offset, length: chunk.length, room, idle, hasher };
+        let before = turn.as_ref().map_or(0, |reached| reached.updated);
         // What goes wrong in there leaves the length of the file unknown.
         *turn = None;
         let taken = match self.storage.append(id, incoming).await {
@@ -201,8 +215,10 @@ impl Registry {
                 return Err(error.into());
             }
         };
-        *turn = Some((taken.offset, taken.hasher));
-        self.meta.touch_upload(id, self.now()).await?;
+        // Each step moves the time, also within one millisecond: others must see that there was one.
+        let updated = self.now().max(before.saturating_add(1));
+        self.meta.touch_upload(id, updated).await?;
+        *turn = Some(Reached { bytes: taken.offset, hasher: taken.hasher, updated });
         match taken.ended {
             Ended::Whole => Ok(taken.offset),
             Ended::Cut => Err(Problem::new(Code::SizeInvalid, "the body ended before its length")

@@ -6,12 +6,14 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use coracle_image::{
-    Credentials, DiskOptions, DiskProgress, ImageError, Reference, Secret, pull_disk, push_disk,
+    Credentials, DiskFormat, DiskOptions, DiskProgress, ImageError, Reference, Secret, pull_disk, push_disk,
 };
 use coracle_registry::{Config, Metrics, serve};
 use coracle_testkit::registry::DebianRegistry;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -51,7 +53,7 @@ fn options(token: Option<&str>) -> DiskOptions {
         Some(token) => Credentials::Basic { user: "token".into(), password: Secret::new(token) },
         None => Credentials::Anonymous,
     };
-    DiskOptions { window_bytes: MIB, credentials, ..DiskOptions::default() }
+    DiskOptions { window_bytes: Some(MIB), credentials, ..DiskOptions::default() }
 }
 
 fn quiet() -> DiskProgress {
@@ -172,4 +174,172 @@ async fn damaged_window_and_what_is_no_disk_are_refused() {
     let anonymous = DiskOptions { credentials: Credentials::Anonymous, ..options };
     let denied = push_disk(&source, &name, &anonymous, quiet()).await.unwrap_err();
     assert!(matches!(denied, ImageError::Unauthorized { .. }), "{denied}");
+}
+
+/// Everything that others write is read back, from ours and from Debian's registry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn container_disk_and_cloud_image_come_back() {
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
+    disk(&source);
+    for format in [DiskFormat::ContainerDisk, DiskFormat::CloudImage] {
+        let options = DiskOptions { format, ..options(Some(&ours.token)) };
+        let name = reference(ours.address, &format!("vms/{}:latest", format!("{format:?}").to_lowercase()));
+        let pushed = push_disk(&source, &name, &options, quiet()).await.unwrap();
+        assert_eq!((pushed.moved, pushed.disk_bytes), (1, 20 * MIB + MIB / 2), "{format:?}");
+        let again = push_disk(&source, &name, &options, quiet()).await.unwrap();
+        assert_eq!((again.moved, again.digest), (0, pushed.digest), "{format:?}: the same bytes");
+        let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
+        assert_eq!((pulled.digest, pulled.disk_bytes), (pushed.digest, pushed.disk_bytes));
+        assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap(), "{format:?}");
+        assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what is zero stays a hole");
+        fs::remove_file(&target).unwrap();
+    }
+    let file = reqwest::get(format!("http://{}/dl/vms/cloudimage", ours.address)).await.unwrap();
+    assert!(file.bytes().await.unwrap() == fs::read(&source).unwrap(), "as one file, too");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["disk.raw"], "no temporary file is left");
+}
+
+/// Puts blobs and a manifest there by hand; returns the manifest's place.
+async fn by_hand(ours: &Ours, name: &str, blobs: &[&[u8]], manifest: &serde_json::Value) {
+    let http = reqwest::Client::new();
+    let (repo, tag) = name.split_once(':').unwrap();
+    for blob in blobs {
+        let named = coracle_testkit::oci::digest(blob);
+        let url = format!("http://{}/v2/{repo}/blobs/uploads/?digest={named}", ours.address);
+        let put = http.post(url).bearer_auth(&ours.token).body(blob.to_vec()).send().await.unwrap();
+        assert_eq!(put.status(), 201);
+    }
+    let url = format!("http://{}/v2/{repo}/manifests/{tag}", ours.address);
+    let put = http
+        .put(url)
+        .bearer_auth(&ours.token)
+        .header("content-type", "application/vnd.oci.image.manifest.v1+json");
+    assert_eq!(put.body(manifest.to_string()).send().await.unwrap().status(), 201);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tart_and_chunked_disks_of_others_are_read_and_their_lies_refused() {
+    use serde_json::json;
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("back.raw");
+    let options = options(Some(&ours.token));
+    let digest = coracle_testkit::oci::digest;
+    let stored = |bytes: &[u8]| {
+        let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
+        [b"bv4-", &length[..], bytes, b"bv4$"].concat()
+    };
+    let (a, b) = (noise(1, 100_000), vec![0; 200_000]);
+    let (packed_a, packed_b) = (stored(&a), stored(&b));
+    let layer = |kind: &str, blob: &[u8], notes| json!({"mediaType": kind, "digest": digest(blob), "size": blob.len(), "annotations": notes});
+    let tart = |raw: &[u8], said: &[u8], blob: &[u8]| {
+        layer(
+            "application/vnd.cirruslabs.tart.disk.v2",
+            blob,
+            json!({
+                "org.cirruslabs.tart.uncompressed-size": raw.len().to_string(),
+                "org.cirruslabs.tart.uncompressed-content-digest": digest(said),
+            }),
+        )
+    };
+    let config =
+        json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(b"{}"), "size": 2});
+    let manifest = |layers: Vec<serde_json::Value>| json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": layers});
+    let blobs: [&[u8]; 3] = [b"{}", &packed_a, &packed_b];
+    by_hand(&ours, "tart:1", &blobs, &manifest(vec![tart(&a, &a, &packed_a), tart(&b, &b, &packed_b)])).await;
+    pull_disk(&reference(ours.address, "tart:1"), &target, &options, quiet()).await.unwrap();
+    assert!(fs::read(&target).unwrap() == [a.clone(), b.clone()].concat());
+    fs::remove_file(&target).unwrap();
+    by_hand(&ours, "tart:2", &blobs, &manifest(vec![tart(&a, &b, &packed_a)])).await;
+    let lie = pull_disk(&reference(ours.address, "tart:2"), &target, &options, quiet()).await.unwrap_err();
+    assert!(matches!(lie, ImageError::DigestMismatch { .. }), "{lie}");
+    by_hand(&ours, "tart:3", &blobs, &manifest(vec![tart(&b, &a, &packed_a)])).await;
+    let lie = pull_disk(&reference(ours.address, "tart:3"), &target, &options, quiet()).await.unwrap_err();
+    assert!(matches!(lie, ImageError::Hostile { .. }), "{lie}");
+
+    let chunks: Vec<Vec<u8>> =
+        [&a, &b].into_iter().map(|raw| zstd::encode_all(raw.as_slice(), 1).unwrap()).collect();
+    let chunk = |n: usize| {
+        layer(
+            "application/vnd.cocoonstack.disk.raw+zstd",
+            &chunks[n],
+            json!({
+                "org.opencontainers.image.title": "disk.raw",
+                "cocoonstack.chunk.index": n.to_string(), "cocoonstack.chunk.count": "2",
+            }),
+        )
+    };
+    let cloud = |layers| {
+        let mut all = manifest(layers);
+        all["artifactType"] = "application/vnd.cocoonstack.os-image.v1+json".into();
+        all
+    };
+    let blobs: [&[u8]; 3] = [b"{}", &chunks[0], &chunks[1]];
+    by_hand(&ours, "cloud:1", &blobs, &cloud(vec![chunk(1), chunk(0)])).await;
+    pull_disk(&reference(ours.address, "cloud:1"), &target, &options, quiet()).await.unwrap();
+    assert!(fs::read(&target).unwrap() == [a, b].concat());
+    fs::remove_file(&target).unwrap();
+    by_hand(&ours, "cloud:2", &blobs, &cloud(vec![chunk(1)])).await;
+    let gap = pull_disk(&reference(ours.address, "cloud:2"), &target, &options, quiet()).await.unwrap_err();
+    assert!(matches!(gap, ImageError::Hostile { .. }), "{gap}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
+}
+
+/// Passes everything on to `to`, but cuts the first connection that has sent `after` bytes. Counts what clients send.
+async fn cutting_proxy(to: std::net::SocketAddr, after: u64) -> (std::net::SocketAddr, Arc<AtomicU64>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, sent) = (listener.local_addr().unwrap(), Arc::new(AtomicU64::new(0)));
+    let (counted, cut) = (Arc::clone(&sent), Arc::new(AtomicBool::new(false)));
+    let pass = async move {
+        let mut open = tokio::task::JoinSet::new();
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let (counted, cut) = (Arc::clone(&counted), Arc::clone(&cut));
+            open.spawn(async move {
+                let mut server = tokio::net::TcpStream::connect(to).await.unwrap();
+                let (mut from_client, mut to_client) = client.split();
+                let (mut from_server, mut to_server) = server.split();
+                let up = async {
+                    let (mut own, mut buffer) = (0, vec![0; 64 << 10]);
+                    while let Ok(n @ 1..) = from_client.read(&mut buffer).await {
+                        own += n as u64;
+                        counted.fetch_add(n as u64, Relaxed);
+                        if to_server.write_all(&buffer[..n]).await.is_err() {
+                            return;
+                        }
+                        if own > after && !cut.swap(true, Relaxed) {
+                            return;
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = up => {}
+                    _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
+                }
+            });
+        }
+    };
+    let task = TaskTracker::new();
+    task.spawn(pass);
+    (address, sent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn push_that_was_cut_goes_on_where_it_was() {
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
+    let bytes = noise(5, 16 * MIB);
+    fs::write(&source, &bytes).unwrap();
+    let (proxy, sent) = cutting_proxy(ours.address, 8 * MIB).await;
+    let options = DiskOptions { window_bytes: Some(16 * MIB), ..options(Some(&ours.token)) };
+    let pushed = push_disk(&source, &reference(proxy, "vms/cut:1"), &options, quiet()).await.unwrap();
+    assert_eq!((pushed.windows, pushed.moved), (1, 1));
+    let sent = sent.load(Relaxed);
+    assert!(sent > 16 * MIB && sent < 20 * MIB, "{sent} bytes were sent, not all of them twice");
+    pull_disk(&reference(ours.address, "vms/cut:1"), &target, &options, quiet()).await.unwrap();
+    assert!(fs::read(&target).unwrap() == bytes);
 }

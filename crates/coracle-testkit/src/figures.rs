@@ -43,6 +43,14 @@ pub fn rss_mib(pid: u32) -> anyhow::Result<f64> {
     status_mib(pid, "VmRSS:")
 }
 
+/// Most resident memory that a process has had, in MiB: `VmHWM` of proc_pid_status(5).
+///
+/// # Errors
+/// When the process is gone.
+pub fn peak_rss_mib(pid: u32) -> anyhow::Result<f64> {
+    status_mib(pid, "VmHWM:")
+}
+
 /// Resident memory that no other process shares, in MiB: `Private_*` of proc_pid_smaps_rollup(5).
 ///
 /// # Errors
@@ -182,7 +190,8 @@ mod tests {
     #[test]
     fn own_memory_and_cpu_are_readable() {
         let pid = std::process::id();
-        assert!(rss_mib(pid).is_ok_and(|mib| mib > 1.0));
+        let now = rss_mib(pid).unwrap();
+        assert!(now > 1.0 && peak_rss_mib(pid).is_ok_and(|peak| peak >= now));
         assert!(private_mib(pid).is_ok_and(|mib| mib > 0.1));
         assert!(cpu_seconds(pid).is_ok_and(|s| s >= 0.0));
     }

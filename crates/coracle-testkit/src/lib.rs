@@ -17,6 +17,7 @@ pub mod netns;
 pub mod oci;
 pub mod postgres;
 pub mod registry;
+pub mod s3;
 pub mod tools;
 pub mod vcsim;
 

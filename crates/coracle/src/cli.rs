@@ -23,8 +23,11 @@ pub(crate) use market::{
     EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketServeArgs, OneMarketArgs,
     OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs,
 };
-pub(crate) use registry::{ImagePushArgs, RegistryArgs, RegistryCommand, RegistryServeArgs};
-pub(crate) use snapshot::{ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
+pub(crate) use registry::{
+    ImagePushArgs, RegistryArgs, RegistryCommand, RegistryPullArgs, RegistryPushArgs, RegistryServeArgs,
+    RegistryServer, WrittenAs,
+};
+pub(crate) use snapshot::{CommitArgs, ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
 
 /// Virtual machines for Kubernetes, on one command line.
@@ -127,6 +130,8 @@ pub(crate) enum Command {
     Restore(RestoreArgs),
     /// Make copies of a VM that go on where it is now
     Fork(ForkArgs),
+    /// Make an image of what a running VM's workload sees
+    Commit(CommitArgs),
     /// Remove VMs
     Rm(RmArgs),
     /// Wait until VMs are off (and print their exit codes), run, or are gone
@@ -470,8 +475,22 @@ pub(crate) enum ImageCommand {
         #[arg(long, value_enum, default_value_t)]
         progress: ProgressMode,
     },
-    /// Push a disk to a registry, in windows that are moved and verified alone
+    /// Push an image of the node to a registry, or with --disk a disk, in windows that are moved and verified alone
     Push(ImagePushArgs),
+    /// Give an image one more name
+    Tag {
+        /// Image reference
+        reference: String,
+        /// Its other name
+        name: String,
+    },
+    /// Write an image as one archive that docker, podman and skopeo load, too
+    Export {
+        /// Image reference
+        reference: String,
+        /// Where to write it; - is the standard output
+        file: PathBuf,
+    },
     /// Take an image from oci:DIR[:TAG] or docker-archive:FILE
     Import {
         /// Where it is, on the node's file system

@@ -1,10 +1,12 @@
 //! Commands that speak to a node and end.
 
 pub(crate) mod agentpool;
+mod archive;
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod disk;
 pub(crate) mod doctor;
+pub(crate) mod epoch;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod explain;

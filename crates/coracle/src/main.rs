@@ -9,6 +9,7 @@ mod client;
 mod cluster;
 mod commands;
 mod daemon;
+mod epoch_env;
 mod error;
 mod output;
 mod progress;
@@ -55,6 +56,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
         Command::Registry(args) => match args.command {
             RegistryCommand::Serve(args) => daemon::registry::run(&global, *args).await.map(|()| 0),
+            command => commands::epoch::run(command).await,
         },
         Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
         Command::Doctor(args) => commands::doctor::run(&global, args).await,
@@ -79,6 +81,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Snapshot(args) => commands::snapshot::run(&global, args.command).await,
         Command::Restore(args) => commands::snapshot::restore(&global, args).await,
         Command::Fork(args) => commands::snapshot::fork(&global, args).await,
+        Command::Commit(args) => commands::image::commit(&global, args).await,
         Command::Template(args) => commands::template::run(&global, args.command).await,
         Command::Market(args) => commands::market::run(&global, args.command).await,
         Command::Crd(args) => commands::crd(args.command),

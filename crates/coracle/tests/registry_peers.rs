@@ -183,6 +183,85 @@ fn the_name_epoch_serves_with_the_originals_environment() {
     let mysql =
         refused(&mut run(&["serve", "--dsn", "epoch:epoch@tcp(127.0.0.1:3306)/epoch?parseTime=true"]));
     assert!(mysql.contains("MySQL is not supported"), "{mysql}");
-    let s3 = refused(run(&["serve"]).env("EPOCH_S3_ENDPOINT", "s3.example"));
-    assert!(s3.contains("object storage is not supported"), "{s3}");
+    let s3 = refused(run(&["serve"]).env("EPOCH_S3_ENDPOINT", "s3.example").env("HOME", dir.path()));
+    assert!(s3.contains("EPOCH_S3_BUCKET is not"), "{s3}");
+}
+
+/// A snapshot's archive as the original runtime exports it.
+fn archive() -> Vec<u8> {
+    let mut out = tar::Builder::new(Vec::new());
+    let config = br#"{"version":1,"config":{"id":"s1","name":"web","image":"ubuntu","cpu":2,"memory":1024}}"#;
+    let memory = vec![7; 2_000_000];
+    let map = r#"[{"o":0,"l":1000000},{"o":3000000,"l":1000000}]"#;
+    for (name, bytes) in
+        [("snapshot.json", config.as_slice()), ("config.json", b"{}"), ("memory-ranges", &memory)]
+    {
+        if name == "memory-ranges" {
+            let records =
+                [("COCOON.sparse.map", map.as_bytes()), ("COCOON.sparse.size", b"4000000".as_slice())];
+            out.append_pax_extensions(records).unwrap();
+        }
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o640);
+        out.append_data(&mut header, name, bytes).unwrap();
+    }
+    out.into_inner().unwrap()
+}
+
+#[test]
+fn the_name_epoch_carries_snapshots_and_disks_with_the_originals_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = RegistryDaemon::start(&dir.path().join("state"), &[]);
+    let at = |name: &str| dir.path().join(name);
+    std::os::unix::fs::symlink(support::CORACLE, at("epoch")).unwrap();
+    // In the original runtime's place: it exports an archive, and keeps what it imports.
+    let cocoon = "#!/bin/sh\ncase \"$2\" in export) cat \"$0.tar\" ;; import) cat > \"$0.$4\" ;; esac\n";
+    std::fs::write(at("cocoon"), cocoon).unwrap();
+    std::fs::set_permissions(at("cocoon"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(at("cocoon.tar"), archive()).unwrap();
+    let epoch = |args: &[&str], token: &str| {
+        let mut command = Command::new(at("epoch"));
+        command.args(args).current_dir(dir.path()).env("EPOCH_SERVER", registry.url(""));
+        command.env("EPOCH_REGISTRY_TOKEN", token).env("EPOCH_COCOON_BINARY", at("cocoon"));
+        command
+    };
+    let token = registry.token();
+    let denied = refused(&mut epoch(&["push", "vms/web"], "wrong"));
+    assert!(denied.contains("COR-IMG-005"), "{denied}");
+    for (tag, version) in [("plain", &[][..]), ("chunked", &["--chunked"][..])] {
+        let name = format!("vms/web:{tag}");
+        ok(epoch(&["push", &name], &token).args(version));
+        ok(&mut epoch(&["pull", &name, "-f", "back.tar"], ""));
+        ok(&mut epoch(&["pull", &name], ""));
+        let (file, imported) =
+            (std::fs::read(at("back.tar")).unwrap(), std::fs::read(at("cocoon.web")).unwrap());
+        assert!(file == imported, "{tag}: the same archive, into a file or the runtime");
+        let mut back = tar::Archive::new(file.as_slice());
+        let names: Vec<_> =
+            back.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string()).collect();
+        assert_eq!(names, ["snapshot.json", "config.json", "memory-ranges"]);
+        assert!(file.windows(17).any(|w| w == b"COCOON.sparse.map"), "{tag}: sparse as before");
+        ok(&mut epoch(&["push", "vms/again", "-f", "back.tar"], &token));
+    }
+    assert_eq!(ok(&mut epoch(&["tag", "vms/web:plain", "latest"], &token)), "vms/web:latest\n");
+    let listed = ok(&mut epoch(&["ls"], ""));
+    assert!(listed.contains("vms/web") && listed.contains("snapshot"), "{listed}");
+    let tags = ok(&mut epoch(&["ls", "vms/web"], ""));
+    assert!(["plain", "chunked", "latest"].iter().all(|tag| tags.contains(tag)), "{tags}");
+    let shown: serde_json::Value =
+        serde_json::from_str(&ok(&mut epoch(&["inspect", "vms/web"], ""))).unwrap();
+    assert_eq!((&shown["kind"], &shown["layerCount"]), (&"snapshot".into(), &2.into()));
+    let raw: serde_json::Value = serde_json::from_str(&ok(&mut epoch(&["get", "vms/web"], ""))).unwrap();
+    assert_eq!(raw["artifactType"], "application/vnd.cocoonstack.snapshot.v1+json");
+    ok(&mut epoch(&["rm", "vms/web:plain"], &token));
+    let gone = refused(&mut epoch(&["get", "vms/web:plain"], ""));
+    assert!(gone.contains("COR-IMG-004"), "{gone}");
+
+    std::fs::write(at("disk.raw"), vec![5; 3_000_000]).unwrap();
+    ok(&mut epoch(&["push", "images/os", "-f", "disk.raw"], &token));
+    ok(&mut epoch(&["pull", "images/os", "-f", "back.raw"], ""));
+    assert!(std::fs::read(at("back.raw")).unwrap() == vec![5; 3_000_000]);
+    let nowhere = refused(epoch(&["ls"], "").env("EPOCH_SERVER", "http://127.0.0.1:1"));
+    assert!(nowhere.contains("EPOCH_SERVER"), "the advice names the setting: {nowhere}");
 }

@@ -361,12 +361,12 @@ impl Host {
         state("put a snapshot into its place", sealed.await)
     }
 
-    fn begin_snapshot(&self, name: SnapshotName) -> Result<Part, HostError> {
+    pub(super) fn begin_snapshot(&self, name: SnapshotName) -> Result<Part, HostError> {
         let taken = || HostError::SnapshotExists { name: name.to_string() };
         self.0.snapshots.begin(name.clone()).ok_or_else(taken)
     }
 
-    fn snapshot_store(&self) -> SnapshotStore {
+    pub(super) fn snapshot_store(&self) -> SnapshotStore {
         self.0.snapshots.clone()
     }
 

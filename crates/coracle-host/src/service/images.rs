@@ -3,31 +3,41 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use coracle_image::{Digest, Image, ImageError, Progress, ProgressEvent, Reference, Source, Step};
+use coracle_image::{
+    Digest, Image, ImageError, Progress, ProgressEvent, PushOptions, Reference, Source, Step,
+};
 use coracle_proto::host as pb;
 use tokio::sync::mpsc;
 use tonic::{Response, Status};
 
+use super::pieces::{Incoming, Pieces};
 use super::streams::driven;
 use super::{Replies, Reply};
 use crate::{Host, HostError, PullMode};
 
 /// Progress events that may wait for a slow caller; later ones replace none, they are dropped.
 const PROGRESS_QUEUE: usize = 64;
+/// Messages of an archive that wait for a slow caller.
+const ARCHIVE_QUEUE: usize = 4;
 
 fn failed(reference: &str) -> impl FnOnce(ImageError) -> Status + '_ {
     move |source| HostError::Image { reference: reference.to_owned(), source }.status()
 }
 
-/// Sends progress to a caller; never waits for it.
-struct Wire(mpsc::Sender<Result<pb::PullImageResponse, Status>>);
+pub(super) fn reference(text: &str) -> Result<Reference, Status> {
+    text.parse().map_err(failed(text))
+}
 
-impl Progress for Wire {
+/// Sends progress to a caller, as the message that it waits for; never waits for it.
+struct Wire<T>(mpsc::Sender<Result<T, Status>>, fn(pb::PullProgress) -> T);
+
+impl<T: Send> Progress for Wire<T> {
     fn event(&self, event: ProgressEvent) {
         let step = match event.step {
             Step::Resolve => "resolve",
             Step::Download => "download",
             Step::Unpack => "unpack",
+            Step::Upload => "upload",
         };
         let progress = pb::PullProgress {
             step: step.to_owned(),
@@ -35,8 +45,7 @@ impl Progress for Wire {
             done_bytes: event.done_bytes,
             total_bytes: event.total_bytes,
         };
-        let message = pb::pull_image_response::Message::Progress(progress);
-        let _slow_caller = self.0.try_send(Ok(pb::PullImageResponse { message: Some(message) }));
+        let _slow_caller = self.0.try_send(Ok((self.1)(progress)));
     }
 }
 
@@ -78,15 +87,92 @@ fn with_progress<F>(
 where
     F: Future<Output = Result<Image, Status>> + Send,
 {
+    use pb::pull_image_response::Message;
+    let told = |progress| pb::PullImageResponse { message: Some(Message::Progress(progress)) };
+    followed(told, move |progress| async move {
+        let image = work(progress).await?;
+        Ok(pb::PullImageResponse { message: Some(Message::Image(wire(&host, &image))) })
+    })
+}
+
+/// Runs work as long as its caller listens: progress as `told`, then what came of it.
+pub(super) fn followed<T: Send + 'static, F>(
+    told: fn(pb::PullProgress) -> T,
+    work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
+) -> Replies<T>
+where
+    F: Future<Output = Result<T, Status>> + Send,
+{
     let (to_caller, replies) = mpsc::channel(PROGRESS_QUEUE);
     let run = async move {
-        let outcome = work(Arc::new(Wire(to_caller.clone()))).await.map(|image| {
-            let message = pb::pull_image_response::Message::Image(wire(&host, &image));
-            pb::PullImageResponse { message: Some(message) }
-        });
+        let outcome = work(Arc::new(Wire(to_caller.clone(), told))).await;
         let _caller_gone = to_caller.send(outcome).await;
     };
     Ok(Response::new(Box::pin(driven(run, replies))))
+}
+
+/// As [`followed`], for what is sent to a registry.
+pub(super) fn pushing<F>(
+    work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
+) -> Replies<pb::PushResponse>
+where
+    F: Future<Output = Result<pb::PushReport, Status>> + Send,
+{
+    use pb::push_response::Message;
+    let told = |progress| pb::PushResponse { message: Some(Message::Progress(progress)) };
+    followed(told, move |progress| async move {
+        Ok(pb::PushResponse { message: Some(Message::Report(work(progress).await?)) })
+    })
+}
+
+pub(super) fn push(host: &Host, request: pb::PushImageRequest) -> Replies<pb::PushResponse> {
+    let source = reference(&request.reference)?;
+    let target = match request.target.as_str() {
+        "" => source.clone(),
+        text => reference(text)?,
+    };
+    let host = host.clone();
+    pushing(move |progress| async move {
+        let pushed = host.images().push(&source, &target, &PushOptions::default(), progress).await;
+        let report = pushed.map_err(failed(&request.reference))?;
+        Ok(pb::PushReport {
+            digest: report.digest.to_string(),
+            pieces: u32::try_from(report.blobs).unwrap_or(u32::MAX),
+            moved: u32::try_from(report.moved).unwrap_or(u32::MAX),
+            moved_bytes: report.moved_bytes,
+        })
+    })
+}
+
+pub(super) async fn tag(host: &Host, request: pb::TagImageRequest) -> Reply<pb::Image> {
+    let image = find(host, &request.reference).await?;
+    let name = reference(&request.name)?;
+    let image = host.images().tag(&image.digest, &name).await.map_err(failed(&request.name))?;
+    Ok(Response::new(wire(host, &image)))
+}
+
+pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportImageResponse> {
+    find(host, &wanted).await?;
+    let source = reference(&wanted)?;
+    let (to_caller, replies) = mpsc::channel(ARCHIVE_QUEUE);
+    let out = Pieces::new(to_caller.clone(), |data| pb::ExportImageResponse { data });
+    let host = host.clone();
+    let work = async move {
+        if let Err(error) = host.images().export(&source, out).await.map_err(failed(&wanted)) {
+            let _caller_gone = to_caller.send(Err(error)).await;
+        }
+    };
+    Ok(Response::new(Box::pin(driven(work, replies))))
+}
+
+pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<pb::Image> {
+    let name = reference(&request.reference)?;
+    let root =
+        super::streams::copy_out(host, pb::CopyOutRequest { vm: request.vm.clone(), path: "/".to_owned() });
+    let data = |message: pb::CopyOutResponse| Ok(message.data);
+    let root = Incoming::new(root.await?.into_inner(), data);
+    let image = host.commit(&request.vm, &name, root).await?;
+    Ok(Response::new(wire(host, &image)))
 }
 
 pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {

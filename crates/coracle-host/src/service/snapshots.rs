@@ -1,19 +1,18 @@
 //! Calls about snapshots.
 
-use std::io::{self, Read, Write};
+use std::io;
 
-use bytes::Bytes;
+use coracle_image::Step;
 use coracle_proto::host as pb;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tonic::{Response, Status, Streaming};
 
+use super::pieces::{Incoming, Pieces};
 use super::streams::driven;
-use super::{Replies, Reply, convert};
+use super::{Replies, Reply, convert, images};
+use crate::host::registries::windows;
 use crate::{Host, HostError, RestoreSpec, SnapshotInfo, SnapshotName};
 
-/// Bytes of one message of an archive.
-const CHUNK: usize = 256 * 1024;
 /// Messages that wait for a slow caller.
 const QUEUE: usize = 4;
 
@@ -80,44 +79,14 @@ pub(super) async fn fork(host: &Host, request: pb::ForkVmRequest) -> Reply<pb::F
 pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportSnapshotResponse> {
     host.snapshot(&wanted).await?;
     let (to_caller, replies) = mpsc::channel(QUEUE);
-    let (host, out) = (host.clone(), Pieces { to_caller: to_caller.clone(), piece: Vec::new() });
+    let out = Pieces::new(to_caller.clone(), |data| pb::ExportSnapshotResponse { data });
+    let host = host.clone();
     let work = async move {
         if let Err(error) = host.export_snapshot(&wanted, out).await {
             let _caller_gone = to_caller.send(Err(error.status())).await;
         }
     };
     Ok(Response::new(Box::pin(driven(work, replies))))
-}
-
-/// Sends what is written as messages, and waits for the caller to take them.
-struct Pieces {
-    to_caller: mpsc::Sender<Result<pb::ExportSnapshotResponse, Status>>,
-    piece: Vec<u8>,
-}
-
-impl Pieces {
-    fn send(&mut self) -> io::Result<()> {
-        if self.piece.is_empty() {
-            return Ok(());
-        }
-        let data = Bytes::from(std::mem::take(&mut self.piece));
-        let message = Ok(pb::ExportSnapshotResponse { data: data.into() });
-        self.to_caller.blocking_send(message).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
-
-impl Write for Pieces {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.piece.extend_from_slice(bytes);
-        if self.piece.len() >= CHUNK {
-            self.send()?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.send()
-    }
 }
 
 pub(super) async fn import(
@@ -128,31 +97,36 @@ pub(super) async fn import(
     let Some(Part::Name(wanted)) = input.message().await?.and_then(|m| m.part) else {
         return Err(Status::invalid_argument("the first message must be a name"));
     };
-    let input = Incoming { runtime: Handle::current(), input, piece: Bytes::new() };
-    let info = host.import_snapshot(name(&wanted)?, input).await?;
+    let data = |message: pb::ImportSnapshotRequest| match message.part {
+        Some(Part::Data(data)) => Ok(data),
+        _ => Err(io::Error::other("a message that is no data")),
+    };
+    let info = host.import_snapshot(name(&wanted)?, Incoming::new(input, data)).await?;
     Ok(Response::new(wire(&info)))
 }
 
-/// Reads the messages of a caller. For threads outside of the runtime.
-struct Incoming {
-    runtime: Handle,
-    input: Streaming<pb::ImportSnapshotRequest>,
-    piece: Bytes,
+pub(super) fn push(host: &Host, request: pb::PushSnapshotRequest) -> Replies<pb::PushResponse> {
+    let reference = images::reference(&request.reference)?;
+    let host = host.clone();
+    images::pushing(move |progress| async move {
+        let heard = windows(Step::Upload, progress);
+        let report = host.push_snapshot(&request.name, &reference, heard).await?;
+        Ok(pb::PushReport {
+            digest: report.digest.to_string(),
+            pieces: u32::try_from(report.windows).unwrap_or(u32::MAX),
+            moved: u32::try_from(report.moved).unwrap_or(u32::MAX),
+            moved_bytes: report.moved_bytes,
+        })
+    })
 }
 
-impl Read for Incoming {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        use pb::import_snapshot_request::Part;
-        while self.piece.is_empty() {
-            let message = self.runtime.block_on(self.input.message());
-            match message.map_err(|status| io::Error::other(status.message().to_owned()))? {
-                None => return Ok(0),
-                Some(pb::ImportSnapshotRequest { part: Some(Part::Data(data)) }) => self.piece = data.into(),
-                Some(_) => return Err(io::Error::other("a message that is no data")),
-            }
-        }
-        let taken = self.piece.split_to(self.piece.len().min(buffer.len()));
-        buffer.get_mut(..taken.len()).unwrap_or_default().copy_from_slice(&taken);
-        Ok(taken.len())
-    }
+pub(super) fn pull(host: &Host, request: pb::PullSnapshotRequest) -> Replies<pb::PullSnapshotResponse> {
+    use pb::pull_snapshot_response::Message;
+    let (reference, wanted) = (images::reference(&request.reference)?, name(&request.name)?);
+    let host = host.clone();
+    let told = |progress| pb::PullSnapshotResponse { message: Some(Message::Progress(progress)) };
+    images::followed(told, move |progress| async move {
+        let info = host.pull_snapshot(&reference, wanted, windows(Step::Download, progress)).await?;
+        Ok(pb::PullSnapshotResponse { message: Some(Message::Snapshot(wire(&info))) })
+    })
 }

@@ -107,7 +107,7 @@ pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot })
 }
 
-fn refused(why: String) -> io::Error {
+pub(super) fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
@@ -125,8 +125,28 @@ fn next<'a, R: Read>(entries: &mut tar::Entries<'a, R>, name: &str) -> io::Resul
 /// Everything in the head that sizes are taken from.
 fn check(head: &Head) -> io::Result<()> {
     let info = &head.snapshot;
-    if head.format != FORMAT || info.schema > SCHEMA {
+    if head.format != FORMAT {
         return Err(refused(format!("it is of format {}, and this version reads {FORMAT}", head.format)));
+    }
+    check_sizes(info, head.disk_length)?;
+    if head.extents.len() > EXTENTS_MAX {
+        return Err(refused("its disk is in too many pieces".to_owned()));
+    }
+    let mut end = 0;
+    for (offset, length) in &head.extents {
+        let next = offset.checked_add(*length).filter(|next| *offset >= end && *next <= head.disk_length);
+        end = next.ok_or_else(|| refused("a piece of its disk lies outside of it".to_owned()))?;
+    }
+    Ok(())
+}
+
+/// What a foreign snapshot says of itself: memory and disk of `disk_length` bytes fit to it.
+pub(super) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<()> {
+    if info.schema > SCHEMA {
+        return Err(refused(format!(
+            "its manifest is of schema {}, and this version reads {SCHEMA}",
+            info.schema
+        )));
     }
     let memory_max = (u64::from(info.memory.get()) << 20).saturating_add(DEVICES_MAX);
     if info.memory_bytes > memory_max {
@@ -136,16 +156,8 @@ fn check(head: &Head) -> io::Result<()> {
             info.memory.get()
         )));
     }
-    if info.disk_mib.checked_mul(1 << 20) != Some(head.disk_length) {
-        return Err(refused(format!("{} bytes are no disk of {} MiB", head.disk_length, info.disk_mib)));
-    }
-    if head.extents.len() > EXTENTS_MAX {
-        return Err(refused("its disk is in too many pieces".to_owned()));
-    }
-    let mut end = 0;
-    for (offset, length) in &head.extents {
-        let next = offset.checked_add(*length).filter(|next| *offset >= end && *next <= head.disk_length);
-        end = next.ok_or_else(|| refused("a piece of its disk lies outside of it".to_owned()))?;
+    if info.disk_mib.checked_mul(1 << 20) != Some(disk_length) {
+        return Err(refused(format!("{disk_length} bytes are no disk of {} MiB", info.disk_mib)));
     }
     Ok(())
 }

@@ -19,9 +19,10 @@ pub(super) const EMPTY_BLOB: &[u8] = b"{}";
 /// Largest configuration, in bytes.
 pub(super) const CONFIG_MAX: u64 = 1 << 20;
 /// Largest disk that is read: 64 TiB.
-const DISK_MAX: u64 = 64 << 40;
+pub(super) const DISK_MAX: u64 = 64 << 40;
 /// Largest window that is read: the seed's.
-const WINDOW_MAX: u64 = 4 << 30;
+pub(super) const WINDOW_MAX: u64 = 4 << 30;
+pub(super) const TITLE: &str = "org.opencontainers.image.title";
 
 /// One window that is not all zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl Disk {
         let config = config.to_string().into_bytes();
         let mut layers: Vec<Value> = self.windows.iter().map(layer).collect();
         if layers.is_empty() {
-            layers.push(json!({"mediaType": EMPTY, "digest": Digest::of(EMPTY_BLOB).to_string(), "size": EMPTY_BLOB.len()}));
+            layers.push(empty_layer());
         }
         let manifest = json!({
             "schemaVersion": 2,
@@ -60,7 +61,7 @@ impl Disk {
             "artifactType": ARTIFACT,
             "config": {"mediaType": CONFIG, "digest": Digest::of(&config).to_string(), "size": config.len()},
             "layers": layers,
-            "annotations": {"org.opencontainers.image.title": title},
+            "annotations": {TITLE: title},
         });
         (config, manifest.to_string().into_bytes())
     }
@@ -86,23 +87,40 @@ impl Disk {
             .ok_or_else(|| wrong("the disk's size"))?;
         let window_bytes = number(&config["windowBytes"]).filter(|n| (1..=WINDOW_MAX).contains(n));
         let window_bytes = window_bytes.ok_or_else(|| wrong("the window's size"))?;
-        let layers = manifest["layers"].as_array().into_iter().flatten();
-        let mut windows: Vec<Window> =
-            layers.filter(|l| l["mediaType"] == WINDOW).map(window).collect::<Result<_, _>>()?;
-        windows.sort_by_key(|w| w.part.start);
+        let windows = windows_of(&manifest, |_| true)?;
+        Self { bytes, window_bytes, windows }.checked()
+    }
+
+    /// Its windows in the order of the disk; they overlap nowhere and lie on it.
+    pub(super) fn checked(mut self) -> Result<Self, ImageError> {
+        self.windows.sort_by_key(|w| w.part.start);
         let mut end = 0;
-        for window in &windows {
+        for window in &self.windows {
             let length = window.part.end - window.part.start;
-            if window.part.start < end || window.part.end > bytes || length > window_bytes {
+            if window.part.start < end || window.part.end > self.bytes || length > self.window_bytes {
                 return Err(wrong("a window's place"));
             }
             end = window.part.end;
         }
-        Ok(Self { bytes, window_bytes, windows })
+        Ok(self)
     }
 }
 
-fn layer(window: &Window) -> Value {
+/// The windows among a manifest's layers that are `wanted`.
+pub(super) fn windows_of(
+    manifest: &Value,
+    wanted: impl Fn(&Value) -> bool,
+) -> Result<Vec<Window>, ImageError> {
+    let layers = manifest["layers"].as_array().into_iter().flatten();
+    layers.filter(|l| l["mediaType"] == WINDOW && wanted(l)).map(window).collect()
+}
+
+/// The layer of an artifact that has no other.
+pub(super) fn empty_layer() -> Value {
+    json!({"mediaType": EMPTY, "digest": Digest::of(EMPTY_BLOB).to_string(), "size": EMPTY_BLOB.len()})
+}
+
+pub(super) fn layer(window: &Window) -> Value {
     json!({
         "mediaType": WINDOW,
         "digest": window.blob.to_string(),
@@ -133,20 +151,20 @@ fn window(layer: &Value) -> Result<Window, ImageError> {
     })
 }
 
-fn parse(bytes: &[u8], what: &str) -> Result<Value, ImageError> {
+pub(super) fn parse(bytes: &[u8], what: &str) -> Result<Value, ImageError> {
     serde_json::from_slice(bytes)
         .map_err(|e| ImageError::hostile(format!("a disk's {what} that does not parse: {e}")))
 }
 
-fn number(value: &Value) -> Option<u64> {
+pub(super) fn number(value: &Value) -> Option<u64> {
     value.as_u64()
 }
 
-fn digest(value: &Value) -> Result<Digest, ImageError> {
+pub(super) fn digest(value: &Value) -> Result<Digest, ImageError> {
     value.as_str().and_then(|text| text.parse().ok()).ok_or_else(|| wrong("a digest"))
 }
 
-fn wrong(what: &str) -> ImageError {
+pub(super) fn wrong(what: &str) -> ImageError {
     ImageError::hostile(format!("a disk's manifest where {what} is impossible"))
 }
 

@@ -11,10 +11,17 @@ use std::{
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
-    DiskOptions, DiskProgress, DiskReport, artifact::Disk, artifact::Window, blocking, frame, window,
+    DiskOptions, DiskProgress, DiskReport,
+    artifact::{self, Disk, Window},
+    blocking,
+    foreign::{self, Found},
+    frame,
+    push::Moved,
+    window,
 };
 use crate::{
-    Digest, ImageError, Reference, auth,
+    Digest, ImageError, Limits, Platform, Reference, auth,
+    manifest::{self, Document},
     registry::{self, Operation, Session, fetch_small_of},
 };
 
@@ -27,14 +34,9 @@ pub(super) async fn open(
     options: &DiskOptions,
     operation: Operation,
 ) -> Result<Session, ImageError> {
-    let network = |e: reqwest::Error| ImageError::Network {
-        registry: reference.registry().to_owned(),
-        operation: "prepare HTTP client".to_owned(),
-        source: e.into(),
-    };
-    let http = registry::client(&options.timeouts).map_err(network)?;
-    let unknown = || ImageError::NotPresent { image: reference.to_string() };
-    let endpoint = registry::endpoints(reference, &options.registries).pop().ok_or_else(unknown)?;
+    let http = registry::client(&options.timeouts, operation);
+    let http = http.map_err(|e| registry::unprepared(reference, e))?;
+    let endpoint = registry::home(reference, &options.registries);
     let login = auth::lookup(&options.credentials, &endpoint.host).await?;
     Session::open_for(
         http,
@@ -49,7 +51,8 @@ pub(super) async fn open(
 }
 
 /// Pulls a disk into the file `path`, which is there, whole, synced and sparse, when this returns. Until then it grows
-/// beside it as `path.partial`; what is in there and right is not fetched again. Idempotent.
+/// beside it as `path.partial`; what is in there and right is not fetched again. Idempotent. A containerDisk, a cloud
+/// image and tart's disks are read, too; a try of those that broke off leaves nothing, and qcow2 stays qcow2.
 ///
 /// # Errors
 /// [`ImageError::Unsupported`] for what is no disk; [`ImageError::DigestMismatch`] and [`ImageError::Hostile`] for
@@ -60,10 +63,46 @@ pub async fn pull_disk(
     options: &DiskOptions,
     progress: DiskProgress,
 ) -> Result<DiskReport, ImageError> {
-    let session = open(reference, options, Operation::Pull).await?;
-    let manifest = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
+    let session = Arc::new(open(reference, options, Operation::Pull).await?);
+    let manifest = one_of(&session, reference).await?;
+    let found = foreign::found(&artifact::parse(&manifest, "manifest")?)?;
+    if found != Found::Other {
+        let taken =
+            foreign::pull(&session, &found, path, options.concurrency.unwrap_or(4), &progress).await?;
+        return Ok(DiskReport {
+            digest: Digest::of(&manifest),
+            disk_bytes: taken.disk_bytes,
+            windows: taken.blobs,
+            moved: taken.blobs,
+            moved_bytes: taken.blob_bytes,
+        });
+    }
     let (config, size) = Disk::config_of(&manifest)?;
     let disk = Disk::read(&manifest, &fetch_small_of(&session, &config, size).await?)?;
+    let moved = file_into(&session, &disk, path, options.at_once(disk.window_bytes), &progress).await?;
+    Ok(Moved { disks: vec![disk], moved }.report(Digest::of(&manifest)))
+}
+
+/// The manifest, of an index the one for this machine.
+async fn one_of(session: &Session, reference: &Reference) -> Result<Vec<u8>, ImageError> {
+    let bytes = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
+    if !artifact::parse(&bytes, "manifest")?["manifests"].is_array() {
+        return Ok(bytes);
+    }
+    let limits = Limits::default();
+    let Document::Index(entries) = manifest::parse(&bytes, None, &limits)? else { return Ok(bytes) };
+    let chosen = manifest::select(&entries, &Platform::host(), &reference.to_string())?;
+    Ok(session.manifest(&chosen.blob.digest.to_string(), MANIFEST_MAX).await?.bytes)
+}
+
+/// Brings a file here, as [`pull_disk`] says. Returns the bytes of each window that was moved.
+pub(super) async fn file_into(
+    session: &Arc<Session>,
+    disk: &Disk,
+    path: &Path,
+    concurrency: usize,
+    progress: &DiskProgress,
+) -> Result<Vec<u64>, ImageError> {
     let partial = PathBuf::from(format!("{}.partial", path.display()));
     let fail = |operation: &'static str, path: &Path| {
         let path = path.to_owned();
@@ -71,27 +110,25 @@ pub async fn pull_disk(
     };
     let (at, layout) = (partial.clone(), disk.clone());
     let (file, resumed) = blocking(move || prepare(&at, &layout)).await.map_err(fail("prepare", &partial))?;
-    let job = Arc::new(Job { session, file: Arc::new(file), path: partial.clone(), resumed });
-    let moved = fetch(&job, &disk, options.concurrency, &progress).await?;
+    let job =
+        Arc::new(Job { session: Arc::clone(session), file: Arc::new(file), path: partial.clone(), resumed });
+    let moved = fetch(&job, disk, concurrency, progress).await?;
     let (file, to) = (Arc::clone(&job.file), path.to_owned());
-    let named = blocking(move || {
-        file.sync_all()?;
-        fs::rename(&partial, &to)?;
-        let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent)?.sync_all()
-    });
+    let named = blocking(move || name(&file, &partial, &to));
     named.await.map_err(fail("name", path))?;
-    Ok(DiskReport {
-        digest: Digest::of(&manifest),
-        disk_bytes: disk.bytes,
-        windows: disk.windows.len(),
-        moved: moved.len(),
-        moved_bytes: moved.iter().sum(),
-    })
+    Ok(moved)
+}
+
+/// Gives a whole file its name, on disk.
+pub(super) fn name(file: &File, partial: &Path, to: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    fs::rename(partial, to)?;
+    let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent)?.sync_all()
 }
 
 struct Job {
-    session: Session,
+    session: Arc<Session>,
     file: Arc<File>,
     path: PathBuf,
     /// The file was there: what is in it may be right.

@@ -6,26 +6,28 @@ use bytes::Bytes;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
-    DiskOptions, DiskProgress, DiskReport,
-    artifact::{Disk, EMPTY_BLOB, MANIFEST, Window},
-    blocking, frame, pull, window,
+    DiskFormat, DiskOptions, DiskProgress, DiskReport,
+    artifact::{self, Disk, EMPTY_BLOB, MANIFEST, Window},
+    blocking, foreign, frame, pull, window,
 };
 use crate::{
     Digest, ImageError, Reference,
-    registry::{Operation, Session, fetch_small_of},
+    registry::{Operation, Session},
 };
 
 /// What every window's work needs.
 struct Job {
-    session: Session,
+    session: Arc<Session>,
     file: Arc<File>,
     path: std::path::PathBuf,
     level: i32,
-    /// Blobs of what the tag named before, by the digest of their raw bytes.
-    known: HashMap<Digest, (Digest, u64)>,
+    known: Arc<Known>,
 }
 
-/// Pushes a raw disk as an image. Windows that are all zero are left out; those that the tag had before, or that the
+/// Blobs of what the tag named before, by the digest of their raw bytes.
+pub(super) type Known = HashMap<Digest, (Digest, u64)>;
+
+/// Pushes a disk as [`DiskOptions::format`] says. In windows a raw disk alone makes sense: those that are all zero are left out; those that the tag had before, or that the
 /// repository has, are not moved again. Idempotent; what broke off is found by the next call.
 ///
 /// # Errors
@@ -36,43 +38,94 @@ pub async fn push_disk(
     options: &DiskOptions,
     progress: DiskProgress,
 ) -> Result<DiskReport, ImageError> {
-    let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, path, e);
-    let file = File::open(path).map_err(fail("open"))?;
-    let disk_bytes = file.metadata().map_err(fail("look at"))?.len();
-    let window_bytes = window::choose(disk_bytes, options.window_bytes);
-    let session = pull::open(reference, options, Operation::Push).await?;
-    let known = before(&session, reference).await;
-    let job = Job { session, file: Arc::new(file), path: path.to_owned(), level: options.level, known };
-    let (job, parts) = (Arc::new(job), window::all(disk_bytes, window_bytes).collect());
-    let (windows, moved) = windows(&job, parts, options.concurrency, &progress).await?;
-    let session = &job.session;
-    let disk = Disk { bytes: disk_bytes, window_bytes, windows };
+    match options.format {
+        DiskFormat::Windows => {}
+        DiskFormat::ContainerDisk => {
+            return foreign::push_container_disk(path, reference, options, progress).await;
+        }
+        DiskFormat::CloudImage => {
+            return foreign::push_cloud_image(path, reference, options, progress).await;
+        }
+    }
+    let session = Arc::new(pull::open(reference, options, Operation::Push).await?);
+    let known = Arc::new(before(&session, reference).await);
+    let (disk, moved) = file_from(&session, path, &known, options, &progress).await?;
     let title = path.file_name().map_or_else(|| "disk.raw".into(), |n| n.to_string_lossy());
     let (config, manifest) = disk.write(&title);
+    let empty = disk.windows.is_empty();
+    let digest = seal(&session, reference, config, manifest, empty).await?;
+    let moved = Moved { disks: vec![disk], moved };
+    Ok(moved.report(digest))
+}
+
+/// Files that are in a registry now.
+pub(super) struct Moved {
+    pub(super) disks: Vec<Disk>,
+    /// Bytes of each window that was moved.
+    pub(super) moved: Vec<u64>,
+}
+
+impl Moved {
+    pub(super) fn report(&self, digest: Digest) -> DiskReport {
+        DiskReport {
+            digest,
+            disk_bytes: self.disks.iter().map(|d| d.bytes).sum(),
+            windows: self.disks.iter().map(|d| d.windows.len()).sum(),
+            moved: self.moved.len(),
+            moved_bytes: self.moved.iter().sum(),
+        }
+    }
+}
+
+/// Brings the windows of a file there; its manifest is somebody else's. Returns also the bytes of each that was moved.
+pub(super) async fn file_from(
+    session: &Arc<Session>,
+    path: &Path,
+    known: &Arc<Known>,
+    options: &DiskOptions,
+    progress: &DiskProgress,
+) -> Result<(Disk, Vec<u64>), ImageError> {
+    let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, path, e);
+    let file = File::open(path).map_err(fail("open"))?;
+    let bytes = file.metadata().map_err(fail("look at"))?.len();
+    let window_bytes = window::choose(bytes, options.window_bytes);
+    let job = Job {
+        session: Arc::clone(session),
+        file: Arc::new(file),
+        path: path.to_owned(),
+        level: options.level,
+        known: Arc::clone(known),
+    };
+    let parts = window::all(bytes, window_bytes).collect();
+    let (windows, moved) = windows(&Arc::new(job), parts, options.at_once(window_bytes), progress).await?;
+    Ok((Disk { bytes, window_bytes, windows }, moved))
+}
+
+/// Configuration and manifest, when all that they name is there.
+pub(super) async fn seal(
+    session: &Session,
+    reference: &Reference,
+    config: Vec<u8>,
+    manifest: Vec<u8>,
+    empty: bool,
+) -> Result<Digest, ImageError> {
     session.put_blob(&Digest::of(&config), config.into()).await?;
-    if disk.windows.is_empty() {
+    if empty {
         session.put_blob(&Digest::of(EMPTY_BLOB), Bytes::from_static(EMPTY_BLOB)).await?;
     }
     let digest = Digest::of(&manifest);
     session.put_manifest(&reference.api_name(), MANIFEST, manifest.into()).await?;
-    Ok(DiskReport {
-        digest,
-        disk_bytes,
-        windows: disk.windows.len(),
-        moved: moved.len(),
-        moved_bytes: moved.iter().sum(),
-    })
+    Ok(digest)
 }
 
-/// What the tag names now, as far as it is a disk of ours; only an optimisation, so nothing of it is an error.
-async fn before(session: &Session, reference: &Reference) -> HashMap<Digest, (Digest, u64)> {
+/// The windows of what the tag names now; only an optimisation, so nothing of it is an error.
+pub(super) async fn before(session: &Session, reference: &Reference) -> Known {
     let read = async {
         let manifest = session.manifest(&reference.api_name(), pull::MANIFEST_MAX).await?.bytes;
-        let (config, size) = Disk::config_of(&manifest)?;
-        Disk::read(&manifest, &fetch_small_of(session, &config, size).await?)
+        artifact::windows_of(&artifact::parse(&manifest, "manifest")?, |_| true)
     };
-    let disk = read.await.ok();
-    disk.into_iter().flat_map(|d| d.windows).map(|w| (w.raw, (w.blob, w.blob_bytes))).collect()
+    let windows = read.await.unwrap_or_default();
+    windows.into_iter().map(|w| (w.raw, (w.blob, w.blob_bytes))).collect()
 }
 
 /// Brings every window there, several at once. The first failure ends the others.

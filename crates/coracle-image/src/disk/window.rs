@@ -5,9 +5,16 @@ use std::ops::Range;
 /// Most windows of one disk: a manifest stays below a thousand layers and a mebibyte.
 const WINDOWS_MAX: u64 = 999;
 
-/// The window for a disk: the one asked for, doubled until there are few enough.
-pub(super) fn choose(disk_bytes: u64, asked_bytes: u64) -> u64 {
-    let mut window = asked_bytes.next_power_of_two().max(1 << 20);
+/// A window that nobody chose: a small disk has small ones, so that a small change is a small push.
+const USUAL: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
+/// Windows that a disk has at least, unless they would be smaller than usual.
+const WINDOWS_MIN: u64 = 512;
+
+/// The window for a disk: the one asked for, doubled until there are few enough; 64 MiB, or less for a disk below 32 GiB,
+/// when none is.
+pub(super) fn choose(disk_bytes: u64, asked_bytes: Option<u64>) -> u64 {
+    let usual = || (disk_bytes / WINDOWS_MIN).clamp(*USUAL.start(), *USUAL.end());
+    let mut window = asked_bytes.unwrap_or_else(usual).next_power_of_two().max(1 << 20);
     while disk_bytes.div_ceil(window) > WINDOWS_MAX {
         window *= 2;
     }
@@ -28,13 +35,18 @@ mod tests {
     fn window_table() {
         const MIB: u64 = 1 << 20;
         for (why, disk, asked, want) in [
-            ("small", 10 * MIB, 64 * MIB, 64 * MIB),
-            ("999 of them", 999 * 64 * MIB, 64 * MIB, 64 * MIB),
-            ("one byte more", 999 * 64 * MIB + 1, 64 * MIB, 128 * MIB),
-            ("a terabyte", 1 << 40, 64 * MIB, 2048 * MIB),
-            ("the seed's layers", 50 << 30, 1 << 30, 1 << 30),
-            ("no power of two", MIB, 3 * MIB, 4 * MIB),
-            ("too small", MIB, 1, MIB),
+            ("small", 10 * MIB, Some(64 * MIB), 64 * MIB),
+            ("999 of them", 999 * 64 * MIB, Some(64 * MIB), 64 * MIB),
+            ("one byte more", 999 * 64 * MIB + 1, Some(64 * MIB), 128 * MIB),
+            ("a terabyte", 1 << 40, Some(64 * MIB), 2048 * MIB),
+            ("layers of the old size", 50 << 30, Some(1 << 30), 1 << 30),
+            ("no power of two", MIB, Some(3 * MIB), 4 * MIB),
+            ("too small", MIB, Some(1), MIB),
+            ("nobody chose, tiny", 10 * MIB, None, MIB),
+            ("nobody chose, a gigabyte", 1 << 30, None, 2 * MIB),
+            ("nobody chose, an odd size", (1 << 30) + 1, None, 2 * MIB),
+            ("nobody chose, usual", 40 << 30, None, 64 * MIB),
+            ("nobody chose, huge", 1 << 40, None, 2048 * MIB),
         ] {
             assert_eq!(choose(disk, asked), want, "{why}");
         }

@@ -1,13 +1,42 @@
-//! Bringing blobs and manifests into a registry: HEAD before an upload, one request for its bytes.
+//! Bringing blobs and manifests into a registry: HEAD, then a mount, then an upload that goes on where it broke off.
 
+mod payload;
+
+use std::time::Duration;
+
+use backon::BackoffBuilder;
 use bytes::Bytes;
 use reqwest::{
-    Method, StatusCode, Url,
-    header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION},
+    Method, RequestBuilder, Response, StatusCode, Url,
+    header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, LOCATION, RANGE},
 };
+use tokio::time::{Instant, sleep_until};
 
 use super::Session;
 use crate::{Digest, ImageError};
+
+use payload::Pulse;
+pub(crate) use payload::{Payload, Sent};
+
+/// What a registry did with a blob that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offered {
+    /// It had it.
+    There,
+    /// It took it from another repository.
+    Mounted,
+    /// Its bytes were moved.
+    Moved,
+}
+
+/// An upload that was begun.
+struct Begun {
+    url: Url,
+    /// Bytes of it that are there.
+    done: u64,
+    /// Something was sent since the registry said so.
+    stale: bool,
+}
 
 impl Session {
     /// True when the repository has the blob.
@@ -28,23 +57,150 @@ impl Session {
 
     /// Uploads a blob unless it is there. Returns whether its bytes were moved. Idempotent.
     pub(crate) async fn put_blob(&self, digest: &Digest, bytes: Bytes) -> Result<bool, ImageError> {
+        let offered = self.offer_blob(digest, &Payload::Bytes(bytes), None, &payload::unheard()).await?;
+        Ok(offered == Offered::Moved)
+    }
+
+    /// Brings a blob into the repository in the cheapest way: it is there, it is in the repository `from` of the same
+    /// registry, or its bytes are moved. `sent` hears of those. Idempotent; what a cancelled call has sent is given up
+    /// by the registry when its uploads expire.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] for the file; those of the registry.
+    pub(crate) async fn offer_blob(
+        &self,
+        digest: &Digest,
+        payload: &Payload,
+        from: Option<&str>,
+        sent: &Sent,
+    ) -> Result<Offered, ImageError> {
         if self.has_blob(digest).await? {
-            return Ok(false);
+            return Ok(Offered::There);
         }
-        self.retry(|| async {
-            let begun = self.request(Method::POST, "blobs/uploads/").await.header(CONTENT_LENGTH, 0);
-            let begun = self.send(begun.timeout(self.timeouts.request), "begin upload", "repository").await?;
-            let location = begun.headers().get(LOCATION).and_then(|l| l.to_str().ok());
-            let target = location.and_then(|l| begun.url().join(l).ok());
-            let mut target: Url =
-                target.ok_or_else(|| self.status("begin upload", begun.status().as_u16()))?;
-            target.query_pairs_mut().append_pair("digest", &digest.to_string());
-            let request = self.to(Method::PUT, target).await;
-            let request = request.header(CONTENT_TYPE, "application/octet-stream").body(bytes.clone());
-            self.send(request, "upload blob", &digest.to_string()).await.map(drop)
-        })
-        .await?;
-        Ok(true)
+        let mut begun = match from {
+            None => None,
+            Some(from) => match self.retry(|| self.mount(digest, from)).await? {
+                None => return Ok(Offered::Mounted),
+                begun => begun,
+            },
+        };
+        let (mut delays, mut renewed) = (self.backoff().build(), false);
+        loop {
+            let before = begun.as_ref().map_or(0, |b| b.done);
+            let error = match self.try_upload(digest, payload, &mut begun, sent).await {
+                Ok(()) => return Ok(Offered::Moved),
+                Err(error) => error,
+            };
+            if begun.as_ref().is_some_and(|b| b.done > before) {
+                delays = self.backoff().build();
+            }
+            if matches!(error, ImageError::Unauthorized { .. }) && !renewed {
+                // Tokens live for minutes, large blobs take longer.
+                renewed = true;
+                self.authorize().await?;
+                continue;
+            }
+            let delay: Duration = match delays.next() {
+                Some(delay) if error.is_transient() => delay,
+                _ => return Err(error),
+            };
+            tracing::debug!(blob = %digest, error = &error as &dyn std::error::Error, "upload is resumed");
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    /// Asks for a blob of another repository. `None`: it is there now. A registry that does not have it begins an
+    /// upload instead.
+    async fn mount(&self, digest: &Digest, from: &str) -> Result<Option<Begun>, ImageError> {
+        let path = "blobs/uploads/";
+        let query = [("mount", digest.to_string()), ("from", from.to_owned())];
+        let request = self.request(Method::POST, path).await.query(&query).header(CONTENT_LENGTH, 0);
+        let answer = self.send(request.timeout(self.timeouts.request), "mount blob", "repository").await?;
+        match answer.status() {
+            StatusCode::CREATED => Ok(None),
+            _ => self.begun(&answer, 0).map(Some),
+        }
+    }
+
+    /// One try: the whole blob in one request, or the rest of it behind what is there.
+    async fn try_upload(
+        &self,
+        digest: &Digest,
+        payload: &Payload,
+        place: &mut Option<Begun>,
+        sent: &Sent,
+    ) -> Result<(), ImageError> {
+        let begun = match place.take() {
+            Some(begun) if !begun.stale => begun,
+            Some(begun) => self.look_at_upload(begun, payload.len()).await?,
+            None => self.begin_upload().await?,
+        };
+        let Begun { url, done, stale } = place.insert(begun);
+        *stale = true;
+        if *done == 0 {
+            let request = self.to(Method::PUT, with_digest(url, digest)).await;
+            self.send_body(request, payload, 0, digest, sent).await?;
+            return Ok(());
+        }
+        let range = format!("{}-{}", *done, payload.len().saturating_sub(1));
+        let request = self.to(Method::PATCH, url.clone()).await.header(CONTENT_RANGE, range);
+        let answer = self.send_body(request, payload, *done, digest, sent).await?;
+        let end = self.begun(&answer, payload.len())?;
+        let request = self.to(Method::PUT, with_digest(&end.url, digest)).await.header(CONTENT_LENGTH, 0);
+        self.send(request.timeout(self.timeouts.request), "end upload", &digest.to_string()).await.map(drop)
+    }
+
+    async fn begin_upload(&self) -> Result<Begun, ImageError> {
+        let request = self.request(Method::POST, "blobs/uploads/").await.header(CONTENT_LENGTH, 0);
+        let answer = self.send(request.timeout(self.timeouts.request), "begin upload", "repository").await?;
+        self.begun(&answer, 0)
+    }
+
+    /// How far an upload is. One that the registry does not know, or of which it has nothing, is begun anew.
+    async fn look_at_upload(&self, begun: Begun, bytes: u64) -> Result<Begun, ImageError> {
+        let request = self.to(Method::GET, begun.url.clone()).await;
+        let answer = self.send(request.timeout(self.timeouts.request), "look at upload", "upload").await;
+        let Ok(answer) = answer else { return self.begin_upload().await };
+        let said = answer.headers().get(RANGE).and_then(|range| range.to_str().ok());
+        let last: Option<u64> = said.and_then(|range| range.rsplit('-').next()?.parse().ok());
+        match last {
+            // `0-0` is what registries say of an empty one.
+            Some(last) if last > 0 && last < bytes => self.begun(&answer, last + 1),
+            _ => self.begin_upload().await,
+        }
+    }
+
+    /// Where the registry says that an upload is.
+    fn begun(&self, answer: &Response, done: u64) -> Result<Begun, ImageError> {
+        let location = answer.headers().get(LOCATION).and_then(|l| l.to_str().ok());
+        let url = location.and_then(|l| answer.url().join(l).ok());
+        let url = url.ok_or_else(|| self.status("begin upload", answer.status().as_u16()))?;
+        Ok(Begun { url, done, stale: false })
+    }
+
+    /// Sends a body from `offset` on. A registry that takes nothing for too long, or does not answer in time when all
+    /// was sent, is given up.
+    async fn send_body(
+        &self,
+        request: RequestBuilder,
+        payload: &Payload,
+        offset: u64,
+        digest: &Digest,
+        sent: &Sent,
+    ) -> Result<Response, ImageError> {
+        let pulse = Pulse::new();
+        let body = payload.body(offset, sent, &pulse).await?;
+        let request = request
+            .header(CONTENT_TYPE, "application/octet-stream")
+            .header(CONTENT_LENGTH, payload.len() - offset)
+            .body(body);
+        let what = digest.to_string();
+        tokio::select! {
+            answer = self.send(request, "upload blob", &what) => answer,
+            () = silent(&pulse, self.timeouts.read_idle, self.timeouts.request) => {
+                Err(self.network("upload blob", "the registry takes nothing any more"))
+            }
+        }
     }
 
     /// Stores a manifest under a tag or digest. Idempotent.
@@ -66,4 +222,22 @@ impl Session {
         })
         .await
     }
+}
+
+/// Ends when nothing of a body moved for `idle`, or nothing was heard for `answer` after its end.
+async fn silent(pulse: &Pulse, idle: Duration, answer: Duration) {
+    loop {
+        let (last, ended) = pulse.last();
+        let until: Instant = last + if ended { answer } else { idle };
+        if Instant::now() >= until {
+            return;
+        }
+        sleep_until(until).await;
+    }
+}
+
+fn with_digest(url: &Url, digest: &Digest) -> Url {
+    let mut url = url.clone();
+    url.query_pairs_mut().append_pair("digest", &digest.to_string());
+    url
 }

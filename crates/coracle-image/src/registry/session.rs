@@ -46,8 +46,9 @@ pub(crate) struct Fetched {
     pub(crate) content_type: Option<String>,
 }
 
-/// The HTTP client of a store. Redirects never leave TLS for plain HTTP.
-pub(crate) fn client(timeouts: &Timeouts) -> Result<reqwest::Client, reqwest::Error> {
+/// An HTTP client. Redirects never leave TLS for plain HTTP. One for pushing has no idle limit of its own: reqwest counts
+/// the sending of a body as waiting for its answer.
+pub(crate) fn client(timeouts: &Timeouts, operation: Operation) -> Result<reqwest::Client, reqwest::Error> {
     let policy = reqwest::redirect::Policy::custom(|attempt| {
         let secure = attempt.previous().first().is_some_and(|url| url.scheme() == "https");
         if attempt.previous().len() > REDIRECTS_MAX {
@@ -59,7 +60,11 @@ pub(crate) fn client(timeouts: &Timeouts) -> Result<reqwest::Client, reqwest::Er
         }
     });
     let builder = reqwest::Client::builder().user_agent(USER_AGENT).redirect(policy);
-    builder.connect_timeout(timeouts.connect).read_timeout(timeouts.read_idle).build()
+    let builder = builder.connect_timeout(timeouts.connect);
+    match operation {
+        Operation::Pull => builder.read_timeout(timeouts.read_idle).build(),
+        Operation::Push => builder.build(),
+    }
 }
 
 impl Session {

@@ -4,7 +4,7 @@ use crate::{ImageError, Limits, limits::NAME_BYTES_MAX, tarball::shown};
 
 /// What the last component of a member's path asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Name<'p> {
+pub(crate) enum Name<'p> {
     /// The root directory itself.
     Root,
     /// An ordinary member below these directories.
@@ -21,7 +21,7 @@ const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// Splits a path into components: leading slashes and dots go, `..` goes up but never out.
-pub(super) fn components<'p>(path: &'p [u8], limits: &Limits) -> Result<Vec<&'p [u8]>, ImageError> {
+pub(crate) fn components<'p>(path: &'p [u8], limits: &Limits) -> Result<Vec<&'p [u8]>, ImageError> {
     let refuse = |why: &str| Err(ImageError::hostile(format!("path {} {why}", shown(path))));
     if path.len() > limits.path_bytes {
         return refuse("is too long");
@@ -46,7 +46,7 @@ pub(super) fn components<'p>(path: &'p [u8], limits: &Limits) -> Result<Vec<&'p 
 }
 
 /// Judges a member's path.
-pub(super) fn judge<'p>(path: &'p [u8], limits: &Limits) -> Result<Name<'p>, ImageError> {
+pub(crate) fn judge<'p>(path: &'p [u8], limits: &Limits) -> Result<Name<'p>, ImageError> {
     let refuse = |why: &str| Err(ImageError::hostile(format!("path {} {why}", shown(path))));
     let mut above = components(path, limits)?;
     let Some(name) = above.pop() else { return Ok(Name::Root) };

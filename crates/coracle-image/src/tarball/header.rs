@@ -122,6 +122,7 @@ pub(super) fn member(
         gid: id("gid", 116..124)?,
         mtime: record("mtime").map_or_else(|| Ok((header.mtime()?, 0)), |value| pax::time(value))?,
         xattrs: pax::xattrs(&pax),
+        sparse: record("COCOON.sparse.map").cloned().zip(record("COCOON.sparse.size").cloned()),
         path,
     })
 }

@@ -84,6 +84,37 @@ pub mod import_snapshot_request {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PushSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Where to, in a registry.
+    #[prost(string, tag = "2")]
+    pub reference: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PullSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub reference: ::prost::alloc::string::String,
+    /// The name it gets here.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PullSnapshotResponse {
+    #[prost(oneof = "pull_snapshot_response::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<pull_snapshot_response::Message>,
+}
+/// Nested message and enum types in `PullSnapshotResponse`.
+pub mod pull_snapshot_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Progress(super::PullProgress),
+        #[prost(message, tag = "2")]
+        Snapshot(super::Snapshot),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RestoreVmRequest {
     #[prost(string, tag = "1")]
     pub snapshot: ::prost::alloc::string::String,
@@ -718,6 +749,71 @@ pub struct ImportImageRequest {
     pub reference: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TagImageRequest {
+    /// An image that is here.
+    #[prost(string, tag = "1")]
+    pub reference: ::prost::alloc::string::String,
+    /// Its other name.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PushImageRequest {
+    /// An image that is here.
+    #[prost(string, tag = "1")]
+    pub reference: ::prost::alloc::string::String,
+    /// Where to, in a registry; empty: as it is called here.
+    #[prost(string, tag = "2")]
+    pub target: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PushResponse {
+    #[prost(oneof = "push_response::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<push_response::Message>,
+}
+/// Nested message and enum types in `PushResponse`.
+pub mod push_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Progress(super::PullProgress),
+        #[prost(message, tag = "2")]
+        Report(super::PushReport),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PushReport {
+    /// Of the manifest.
+    #[prost(string, tag = "1")]
+    pub digest: ::prost::alloc::string::String,
+    /// Pieces that it is made of.
+    #[prost(uint32, tag = "2")]
+    pub pieces: u32,
+    /// Of those, the ones whose bytes were sent.
+    #[prost(uint32, tag = "3")]
+    pub moved: u32,
+    #[prost(uint64, tag = "4")]
+    pub moved_bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportImageRequest {
+    #[prost(string, tag = "1")]
+    pub reference: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportImageResponse {
+    #[prost(bytes = "vec", tag = "1")]
+    pub data: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CommitVmRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+    /// Name of the new image.
+    #[prost(string, tag = "2")]
+    pub reference: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PullImageResponse {
     #[prost(oneof = "pull_image_response::Message", tags = "1, 2")]
     pub message: ::core::option::Option<pull_image_response::Message>,
@@ -734,7 +830,7 @@ pub mod pull_image_response {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PullProgress {
-    /// resolve, download, unpack.
+    /// resolve, download, unpack, upload.
     #[prost(string, tag = "1")]
     pub step: ::prost::alloc::string::String,
     /// Layer digest, or empty for the whole.
@@ -1359,6 +1455,72 @@ pub mod host_client {
             self.inner.unary(req, path, codec).await
         }
         /// Saved machines that VMs of the same shape start from.
+        /// Gives an image one more name; the name leaves whatever image had it.
+        pub async fn tag_image(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TagImageRequest>,
+        ) -> std::result::Result<tonic::Response<super::Image>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/TagImage");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "TagImage"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sends an image to a registry, byte for byte; what the registry has is not sent.
+        pub async fn push_image(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PushImageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::PushResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/PushImage");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "PushImage"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// One archive that is an OCI layout and a docker archive.
+        pub async fn export_image(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExportImageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ExportImageResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/ExportImage");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "ExportImage"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs.
+        pub async fn commit_vm(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CommitVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Image>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/CommitVm");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "CommitVm"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn list_templates(
             &mut self,
             request: impl tonic::IntoRequest<super::ListTemplatesRequest>,
@@ -1497,6 +1659,42 @@ pub mod host_client {
             req.extensions_mut()
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ImportSnapshot"));
             self.inner.client_streaming(req, path, codec).await
+        }
+        /// Sends a snapshot to a registry, in windows; those that the tag had before are not sent.
+        pub async fn push_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PushSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::PushResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/PushSnapshot");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "PushSnapshot"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Takes a snapshot from a registry. One that this node could not read is refused before its bytes are moved.
+        pub async fn pull_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PullSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::PullSnapshotResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/PullSnapshot");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "PullSnapshot"));
+            self.inner.server_streaming(req, path, codec).await
         }
         /// Makes a VM that goes on where the snapshot was taken, with an identity of its own. Answers when it runs.
         pub async fn restore_vm(
@@ -1697,6 +1895,36 @@ pub mod host_server {
             request: tonic::Request<super::PruneImagesRequest>,
         ) -> std::result::Result<tonic::Response<super::PruneImagesResponse>, tonic::Status>;
         /// Saved machines that VMs of the same shape start from.
+        /// Gives an image one more name; the name leaves whatever image had it.
+        async fn tag_image(
+            &self,
+            request: tonic::Request<super::TagImageRequest>,
+        ) -> std::result::Result<tonic::Response<super::Image>, tonic::Status>;
+        /// Server streaming response type for the PushImage method.
+        type PushImageStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::PushResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Sends an image to a registry, byte for byte; what the registry has is not sent.
+        async fn push_image(
+            &self,
+            request: tonic::Request<super::PushImageRequest>,
+        ) -> std::result::Result<tonic::Response<Self::PushImageStream>, tonic::Status>;
+        /// Server streaming response type for the ExportImage method.
+        type ExportImageStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ExportImageResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// One archive that is an OCI layout and a docker archive.
+        async fn export_image(
+            &self,
+            request: tonic::Request<super::ExportImageRequest>,
+        ) -> std::result::Result<tonic::Response<Self::ExportImageStream>, tonic::Status>;
+        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs.
+        async fn commit_vm(
+            &self,
+            request: tonic::Request<super::CommitVmRequest>,
+        ) -> std::result::Result<tonic::Response<super::Image>, tonic::Status>;
         async fn list_templates(
             &self,
             request: tonic::Request<super::ListTemplatesRequest>,
@@ -1744,6 +1972,26 @@ pub mod host_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ImportSnapshotRequest>>,
         ) -> std::result::Result<tonic::Response<super::Snapshot>, tonic::Status>;
+        /// Server streaming response type for the PushSnapshot method.
+        type PushSnapshotStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::PushResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Sends a snapshot to a registry, in windows; those that the tag had before are not sent.
+        async fn push_snapshot(
+            &self,
+            request: tonic::Request<super::PushSnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<Self::PushSnapshotStream>, tonic::Status>;
+        /// Server streaming response type for the PullSnapshot method.
+        type PullSnapshotStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::PullSnapshotResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Takes a snapshot from a registry. One that this node could not read is refused before its bytes are moved.
+        async fn pull_snapshot(
+            &self,
+            request: tonic::Request<super::PullSnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<Self::PullSnapshotStream>, tonic::Status>;
         /// Makes a VM that goes on where the snapshot was taken, with an identity of its own. Answers when it runs.
         async fn restore_vm(
             &self,
@@ -2740,6 +2988,161 @@ pub mod host_server {
                     };
                     Box::pin(fut)
                 }
+                "/coracle.host.v1.Host/TagImage" => {
+                    #[allow(non_camel_case_types)]
+                    struct TagImageSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::TagImageRequest> for TagImageSvc<T> {
+                        type Response = super::Image;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TagImageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::tag_image(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TagImageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/PushImage" => {
+                    #[allow(non_camel_case_types)]
+                    struct PushImageSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::ServerStreamingService<super::PushImageRequest> for PushImageSvc<T> {
+                        type Response = super::PushResponse;
+                        type ResponseStream = T::PushImageStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PushImageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::push_image(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PushImageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/ExportImage" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExportImageSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::ServerStreamingService<super::ExportImageRequest>
+                        for ExportImageSvc<T>
+                    {
+                        type Response = super::ExportImageResponse;
+                        type ResponseStream = T::ExportImageStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExportImageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::export_image(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExportImageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/CommitVm" => {
+                    #[allow(non_camel_case_types)]
+                    struct CommitVmSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::CommitVmRequest> for CommitVmSvc<T> {
+                        type Response = super::Image;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CommitVmRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::commit_vm(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CommitVmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/coracle.host.v1.Host/ListTemplates" => {
                     #[allow(non_camel_case_types)]
                     struct ListTemplatesSvc<T: Host>(pub Arc<T>);
@@ -3086,6 +3489,90 @@ pub mod host_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.client_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/PushSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct PushSnapshotSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::ServerStreamingService<super::PushSnapshotRequest>
+                        for PushSnapshotSvc<T>
+                    {
+                        type Response = super::PushResponse;
+                        type ResponseStream = T::PushSnapshotStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PushSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::push_snapshot(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PushSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/PullSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct PullSnapshotSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::ServerStreamingService<super::PullSnapshotRequest>
+                        for PullSnapshotSvc<T>
+                    {
+                        type Response = super::PullSnapshotResponse;
+                        type ResponseStream = T::PullSnapshotStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PullSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::pull_snapshot(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PullSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -196,6 +196,10 @@ async fn store(
     for tag in tags {
         registry.storage.put(&registry.storage.tag_key(repo.as_str(), tag.as_str()), bytes.clone()).await?;
     }
+    // Another replica may have removed the same manifest meanwhile, its bytes before its row: then ours is left alone.
+    if registry.storage.is_shared() && registry.storage.get(&key).await?.is_none() {
+        registry.storage.put(&key, bytes).await?;
+    }
     Ok(())
 }
 

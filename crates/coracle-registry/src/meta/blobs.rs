@@ -105,7 +105,8 @@ impl Meta {
     /// A verified blob is about to get its name.
     pub(crate) async fn arrive(&self, digest: &Digest, size: i64, now: i64) -> Result<Arrival, StoreError> {
         const PUT: &str = "INSERT INTO blobs (digest, size, state, touched) VALUES ($1, $2, $3, $4) ON CONFLICT (digest) DO UPDATE SET touched = $4 WHERE blobs.state <> $5 RETURNING state";
-        let state: Option<i64> = on!(self, pool, write => sqlx::query_scalar(PUT)
+        // The row becomes durable with the one that says that the bytes are there.
+        let state: Option<i64> = on!(self, pool, loose => sqlx::query_scalar(PUT)
             .bind(digest.to_string()).bind(size).bind(ARRIVING).bind(now).bind(DYING).fetch_optional(pool).await)
         .map_err(sql("announce a blob"))?;
         Ok(match state {

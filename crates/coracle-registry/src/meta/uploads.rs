@@ -1,4 +1,4 @@
-//! Uploads that were begun.
+//! Uploads that were begun. Written loosely: a crash of the process loses none, a power cut may lose the last ones.
 
 use super::{Meta, UploadRow, on};
 use crate::error::{StoreError, sql};
@@ -11,7 +11,7 @@ impl Meta {
         repo: &RepositoryName,
         now: i64,
     ) -> Result<(), StoreError> {
-        on!(self, pool, write => sqlx::query("INSERT INTO uploads (id, repo, started, updated) VALUES ($1, $2, $3, $3)")
+        on!(self, pool, loose => sqlx::query("INSERT INTO uploads (id, repo, started, updated) VALUES ($1, $2, $3, $3)")
             .bind(id.as_str()).bind(repo.as_str()).bind(now).execute(pool).await.map(drop))
         .map_err(sql("begin an upload"))
     }
@@ -24,13 +24,13 @@ impl Meta {
     }
 
     pub(crate) async fn touch_upload(&self, id: &UploadId, now: i64) -> Result<(), StoreError> {
-        on!(self, pool, write => sqlx::query("UPDATE uploads SET updated = $1 WHERE id = $2")
+        on!(self, pool, loose => sqlx::query("UPDATE uploads SET updated = $1 WHERE id = $2")
             .bind(now).bind(id.as_str()).execute(pool).await.map(drop))
         .map_err(sql("touch an upload"))
     }
 
     pub(crate) async fn end_upload(&self, id: &UploadId) -> Result<(), StoreError> {
-        on!(self, pool, write => sqlx::query("DELETE FROM uploads WHERE id = $1")
+        on!(self, pool, loose => sqlx::query("DELETE FROM uploads WHERE id = $1")
             .bind(id.as_str()).execute(pool).await.map(drop))
         .map_err(sql("end an upload"))
     }

@@ -12,18 +12,15 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
 
-use super::{Ended, Incoming, Storage, Taken};
+use super::{Incoming, Storage, Taken, pump};
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::names::UploadId;
@@ -136,44 +133,6 @@ fn write_frames(
 fn write_out(file: &File, from: u64, bytes: u64) {
     use std::os::fd::AsRawFd;
     let _hint = crate::sys::write_out(file.as_raw_fd(), from, bytes);
-}
-
-/// Slowest client that is waited for, in bytes a second over the idle time.
-const RATE_MIN: f64 = 128.0;
-
-/// Moves a body into the queue until it ends, is cut, is slow, or is too long.
-async fn pump(
-    mut body: Body,
-    length: Option<u64>,
-    room: u64,
-    idle: Duration,
-    frames: mpsc::Sender<Bytes>,
-) -> Ended {
-    let (mut seen, mut window) = (0, (Instant::now(), 0.0));
-    loop {
-        let frame = match timeout(idle, body.frame()).await {
-            Ok(Some(Ok(frame))) => frame,
-            Ok(None) if length.is_none_or(|length| seen == length) => return Ended::Whole,
-            Ok(Some(Err(_)) | None) => return Ended::Cut,
-            Err(_) => return Ended::Slow,
-        };
-        let Ok(data) = frame.into_data() else { continue };
-        seen += data.len() as u64;
-        if seen > length.unwrap_or(room).min(room) {
-            return Ended::TooLong;
-        }
-        window.1 += f64::from(u32::try_from(data.len()).unwrap_or(u32::MAX));
-        if frames.send(data).await.is_err() {
-            return Ended::Cut; // the writer failed, and says so itself
-        }
-        let (since, bytes) = window;
-        if since.elapsed() > idle {
-            if bytes < RATE_MIN * since.elapsed().as_secs_f64() {
-                return Ended::Slow;
-            }
-            window = (Instant::now(), 0.0);
-        }
-    }
 }
 
 #[async_trait]

@@ -11,4 +11,5 @@ mod original;
 mod postgres;
 mod pulling;
 mod pushing;
+mod replicas;
 mod tokens;

@@ -198,8 +198,11 @@ async fn manifest_whose_push_was_cut_off_is_settled_at_the_next_start() {
     }
     let gone = file(&lacking);
     let registry = start_in(dir, |_| {}).await;
-    for _ in 0..100 {
-        if !registry.files("manifests").contains(&gone.file_name().unwrap().to_string_lossy().into_owned()) {
+    // In any order: one is entered, the other goes.
+    for _ in 0..500 {
+        let gone = gone.file_name().unwrap().to_string_lossy().into_owned();
+        let entered = registry.get(&format!("/v2/a/manifests/{}", digest(&whole))).await.status == 200;
+        if entered && !registry.files("manifests").contains(&gone) {
             break;
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

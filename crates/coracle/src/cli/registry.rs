@@ -16,6 +16,87 @@ pub(crate) struct RegistryArgs {
 pub(crate) enum RegistryCommand {
     /// Serve an OCI registry from the state folder
     Serve(Box<RegistryServeArgs>),
+    /// Push a snapshot of the original runtime, or a disk image, to a registry
+    Push(RegistryPushArgs),
+    /// Pull a snapshot into the original runtime, or either into a file
+    Pull(RegistryPullArgs),
+    /// Print the raw manifest of NAME[:TAG]
+    Get(RegistryNameArgs),
+    /// List repositories, or the tags of one
+    Ls {
+        /// Repository
+        name: Option<String>,
+        #[command(flatten)]
+        server: RegistryServer,
+    },
+    /// Show everything that a registry knows of NAME[:TAG], as JSON
+    Inspect(RegistryNameArgs),
+    /// Give what NAME[:TAG] names one more tag
+    Tag {
+        /// Repository, and a tag unless it is latest
+        name: String,
+        /// The new tag
+        tag: String,
+        #[command(flatten)]
+        server: RegistryServer,
+    },
+    /// Remove a tag
+    Rm(RegistryNameArgs),
+}
+
+/// The registry that client commands speak with, by the original's environment.
+#[derive(Args, Debug)]
+pub(crate) struct RegistryServer {
+    /// Address of the registry
+    #[arg(long, env = "EPOCH_SERVER", value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub(crate) server: String,
+    /// Token for writing, and for private reads; better in the environment
+    #[arg(long, env = "EPOCH_REGISTRY_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+    /// Certificates to trust besides the system's
+    #[arg(long, env = "EPOCH_CA_CERT", value_name = "FILE")]
+    pub(crate) ca_cert: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RegistryNameArgs {
+    /// Repository, and a tag unless it is latest
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) server: RegistryServer,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RegistryPushArgs {
+    /// Repository, and a tag unless it is latest
+    pub(crate) name: String,
+    /// A disk (raw or qcow2) or a snapshot's archive; - is an archive on the standard input [default: the snapshot of
+    /// that name, exported by the original runtime]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Write large files of a snapshot in compressed chunks, which older readers do not know
+    #[arg(long)]
+    pub(crate) chunked: bool,
+    /// The original runtime's program
+    #[arg(long, env = "EPOCH_COCOON_BINARY", value_name = "FILE", default_value = "cocoon")]
+    pub(crate) cocoon: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: RegistryServer,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RegistryPullArgs {
+    /// Repository, and a tag unless it is latest
+    pub(crate) name: String,
+    /// Write the disk or the snapshot's archive here; - is the standard output, for an archive [default: import the
+    /// snapshot into the original runtime]
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// The original runtime's program
+    #[arg(long, env = "EPOCH_COCOON_BINARY", value_name = "FILE", default_value = "cocoon")]
+    pub(crate) cocoon: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: RegistryServer,
 }
 
 #[derive(Args, Debug)]
@@ -26,6 +107,36 @@ pub(crate) struct RegistryServeArgs {
     /// Names and tokens: postgres://… [default: SQLite in the state folder]
     #[arg(long, env = "CORACLE_REGISTRY_DSN", value_name = "ADDRESS")]
     pub(crate) dsn: Option<String>,
+    /// Keep blobs and manifests in this S3-compatible store, like https://HOST [default: files in the state folder]
+    #[arg(long, env = "CORACLE_REGISTRY_S3_ENDPOINT", value_name = "URL", requires = "s3_bucket")]
+    pub(crate) s3_endpoint: Option<String>,
+    /// Bucket of the object store; it exists
+    #[arg(long, env = "CORACLE_REGISTRY_S3_BUCKET", value_name = "NAME")]
+    pub(crate) s3_bucket: Option<String>,
+    /// Region that requests to the object store are signed for
+    #[arg(long, env = "CORACLE_REGISTRY_S3_REGION", value_name = "NAME", default_value = "us-east-1")]
+    pub(crate) s3_region: String,
+    /// What all keys in the bucket begin with
+    #[arg(long, env = "CORACLE_REGISTRY_S3_PREFIX", value_name = "PATH", default_value = "")]
+    pub(crate) s3_prefix: String,
+    /// Access key of the object store
+    #[arg(
+        long,
+        env = "CORACLE_REGISTRY_S3_ACCESS_KEY",
+        value_name = "KEY",
+        default_value = "",
+        hide_env_values = true
+    )]
+    pub(crate) s3_access_key: String,
+    /// Its secret; better in the environment, where other users do not see it
+    #[arg(
+        long,
+        env = "CORACLE_REGISTRY_S3_SECRET_KEY",
+        value_name = "KEY",
+        default_value = "",
+        hide_env_values = true
+    )]
+    pub(crate) s3_secret_key: String,
     /// Certificate; without one the registry speaks plain HTTP
     #[arg(long, env = "CORACLE_REGISTRY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -80,18 +191,34 @@ pub(crate) struct RegistryServeArgs {
 pub(crate) struct ImagePushArgs {
     /// Image reference; credentials are docker's
     pub(crate) reference: String,
-    /// The raw disk
+    /// Where to [default: as it is called]
+    #[arg(conflicts_with = "disk")]
+    pub(crate) target: Option<String>,
+    /// Push this raw disk, without the node
     #[arg(long, value_name = "FILE")]
-    pub(crate) disk: PathBuf,
-    /// Bytes of a window; doubled until a disk has less than a thousand
-    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "64MiB")]
-    pub(crate) window: u64,
-    /// Windows at once; each takes up to twice a window of memory
-    #[arg(long, value_name = "COUNT", default_value_t = 4)]
-    pub(crate) parallel: usize,
+    pub(crate) disk: Option<PathBuf>,
+    /// Bytes of a window; doubled until a disk has less than a thousand [default: 64MiB, less for a disk below 32GiB]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "disk")]
+    pub(crate) window: Option<u64>,
+    /// How the disk is written: windows, containerdisk (KubeVirt) or cloud-image (epoch); each is read by pull
+    #[arg(long, value_enum, default_value_t, requires = "disk")]
+    pub(crate) format: WrittenAs,
+    /// Windows at once; each takes up to twice a window of memory [default: 4, more of small ones]
+    #[arg(long, value_name = "COUNT", requires = "disk")]
+    pub(crate) parallel: Option<usize>,
     /// How to show progress
     #[arg(long, value_enum, default_value_t)]
     pub(crate) progress: super::ProgressMode,
+}
+
+/// How a disk is written into a registry.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum WrittenAs {
+    #[default]
+    Windows,
+    #[value(name = "containerdisk")]
+    ContainerDisk,
+    CloudImage,
 }
 
 /// Under the name `epoch` the commands are the registry's own, with the original's defaults.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Format;
+use super::{Format, ProgressMode};
 
 #[derive(Args, Debug)]
 pub(crate) struct SnapshotArgs {
@@ -50,6 +50,27 @@ pub(crate) enum SnapshotCommand {
         /// Where to write it; - is the standard output
         file: PathBuf,
     },
+    /// Push a snapshot to a registry, in windows; it holds the memory of a guest
+    Push {
+        /// Name, as ls shows it
+        name: String,
+        /// Where to, in a registry; credentials are the node's docker configuration
+        reference: String,
+        /// How to show progress
+        #[arg(long, value_enum, default_value_t)]
+        progress: ProgressMode,
+    },
+    /// Take a snapshot from a registry
+    Pull {
+        /// Where it is
+        reference: String,
+        /// Name of the snapshot [default: that of the repository and the tag]
+        #[arg(long)]
+        name: Option<String>,
+        /// How to show progress
+        #[arg(long, value_enum, default_value_t)]
+        progress: ProgressMode,
+    },
     /// Take a snapshot from an archive
     Import {
         /// The archive; - is the standard input
@@ -79,4 +100,18 @@ pub(crate) struct ForkArgs {
     /// What their names begin with [default: the VM's name]
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CommitArgs {
+    /// Name, id or unique prefix of a running VM
+    pub(crate) vm: String,
+    /// Name of the new image
+    pub(crate) reference: String,
+    /// Also push it to its registry
+    #[arg(long)]
+    pub(crate) push: bool,
+    /// How to show progress
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) progress: ProgressMode,
 }

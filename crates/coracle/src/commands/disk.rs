@@ -4,20 +4,27 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
-use coracle_image::{DiskOptions, DiskProgress, DiskReport, ImageError, Reference, pull_disk, push_disk};
+use coracle_image::{
+    DiskFormat, DiskOptions, DiskProgress, DiskReport, ImageError, Reference, pull_disk, push_disk,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{ImagePushArgs, ProgressMode};
+use crate::cli::{ImagePushArgs, ProgressMode, WrittenAs};
 use crate::error::{Failure, exit};
 use crate::output;
 
 /// Pushes a raw disk and prints the digest of its manifest.
-pub(crate) async fn push(args: ImagePushArgs) -> Result<(), Failure> {
+pub(crate) async fn push(args: ImagePushArgs, file: &Path) -> Result<(), Failure> {
     let reference: Reference = args.reference.parse().map_err(failure)?;
-    let options =
-        DiskOptions { concurrency: args.parallel, window_bytes: args.window, ..DiskOptions::default() };
+    let format = match args.format {
+        WrittenAs::Windows => DiskFormat::Windows,
+        WrittenAs::ContainerDisk => DiskFormat::ContainerDisk,
+        WrittenAs::CloudImage => DiskFormat::CloudImage,
+    };
+    let (concurrency, window_bytes) = (args.parallel, args.window);
+    let options = DiskOptions { format, concurrency, window_bytes, ..DiskOptions::default() };
     let bar = bar(args.progress, "push");
-    let pushed = push_disk(&args.disk, &reference, &options, progress(&bar)).await;
+    let pushed = push_disk(file, &reference, &options, progress(&bar)).await;
     done(&bar, "moved", pushed)
 }
 
@@ -57,7 +64,7 @@ fn done(bar: &ProgressBar, verb: &str, report: Result<DiskReport, ImageError>) -
     output::write(&format!("{}\n", report.digest))
 }
 
-fn failure(error: ImageError) -> Failure {
+pub(super) fn failure(error: ImageError) -> Failure {
     let mut message = error.to_string();
     let mut cause = std::error::Error::source(&error);
     while let Some(source) = cause {

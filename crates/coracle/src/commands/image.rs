@@ -4,11 +4,12 @@ use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use pb::pull_image_response::Message;
 use serde_json::{Value, json};
+use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
-use crate::cli::{Format, Global, ImageCommand, ProgressMode, Pull};
-use crate::client::{connect_local, with_hint};
-use crate::commands::disk;
+use crate::cli::{CommitArgs, Format, Global, ImageCommand, ProgressMode, Pull};
+use crate::client::{connect_local, find, with_hint};
+use crate::commands::{archive, disk};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::progress::Progress;
@@ -18,7 +19,28 @@ pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Resul
     let connect = || connect_local(global, "coracle image");
     match command {
         ImageCommand::Ls { output } => ls(&mut connect().await?, &output).await?,
-        ImageCommand::Push(args) => disk::push(args).await?,
+        ImageCommand::Push(args) => match args.disk.clone() {
+            Some(file) => disk::push(args, &file).await?,
+            None => {
+                let target = args.target.unwrap_or_default();
+                push(&mut connect().await?, args.reference, target, args.progress).await?;
+            }
+        },
+        ImageCommand::Tag { reference, name } => {
+            let mut client = connect().await?;
+            let request = pb::TagImageRequest { reference: reference.clone(), name: name.clone() };
+            match client.tag_image(request).await {
+                Ok(_) => output::write(&format!("{name}\n"))?,
+                Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
+            }
+        }
+        ImageCommand::Export { reference, file } => {
+            let mut client = connect().await?;
+            match client.export_image(pb::ExportImageRequest { reference: reference.clone() }).await {
+                Ok(pieces) => archive::save(pieces.into_inner().map(|p| p.map(|p| p.data)), &file).await?,
+                Err(status) => return Err(near(&mut client, &reference, status.into()).await.into()),
+            }
+        }
         ImageCommand::Pull { reference, disk: Some(file), progress } => {
             disk::pull(&reference, &file, progress).await?;
         }
@@ -52,6 +74,56 @@ pub(crate) async fn run(global: &Global, command: ImageCommand) -> miette::Resul
         ImageCommand::Prune { dry_run } => prune(&mut connect().await?, dry_run).await?,
     }
     Ok(0)
+}
+
+/// `coracle commit`.
+pub(crate) async fn commit(global: &Global, args: CommitArgs) -> miette::Result<u8> {
+    let mut client = connect_local(global, "coracle commit").await?;
+    let vm = find(&mut client, &args.vm).await?.id;
+    let mut progress = Progress::new(args.progress);
+    progress.step(&format!("reading the root of {}", args.vm));
+    let request = pb::CommitVmRequest { vm, reference: args.reference.clone() };
+    let made = client.commit_vm(request).await;
+    progress.done();
+    let image = made.map_err(Failure::from)?.into_inner();
+    match args.push {
+        true => push(&mut client, args.reference, String::new(), args.progress).await?,
+        false => output::write(&format!("{}\n", image.digest))?,
+    }
+    Ok(0)
+}
+
+/// Sends an image of the node to a registry and prints the digest of its manifest.
+async fn push(
+    client: &mut HostClient<Channel>,
+    reference: String,
+    target: String,
+    mode: ProgressMode,
+) -> Result<(), Failure> {
+    let events = client.push_image(pb::PushImageRequest { reference, target }).await?.into_inner();
+    pushed(events, mode).await
+}
+
+/// Shows how a push goes, and prints the digest of the manifest.
+pub(super) async fn pushed(
+    mut events: tonic::Streaming<pb::PushResponse>,
+    mode: ProgressMode,
+) -> Result<(), Failure> {
+    use pb::push_response::Message;
+    let mut progress = Progress::new(mode);
+    while let Some(event) = events.message().await? {
+        match event.message {
+            Some(Message::Progress(step)) => progress.pull(&step),
+            Some(Message::Report(report)) => {
+                progress.done();
+                let moved = output::bytes(report.moved_bytes);
+                eprintln!("moved {moved} in {} of {} pieces", report.moved, report.pieces);
+                return output::write(&format!("{}\n", report.digest));
+            }
+            None => {}
+        }
+    }
+    Err(Failure::new("COR-RPC-015", "the node ended the push without a report"))
 }
 
 /// The failure, with images of a name near to the one that was asked for.

@@ -1,22 +1,21 @@
 //! `coracle snapshot …`, restore and fork.
 
-use std::io;
 use std::path::Path;
 
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
 use crate::cli::{ForkArgs, Format, Global, ProgressMode, RestoreArgs, SnapshotCommand};
 use crate::client::{connect_local, find, with_hint};
 use crate::commands::vm::now_ms;
+use crate::commands::{archive, image};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::progress::Progress;
-use crate::tasks::stop_signal;
 use crate::{suggest, view};
 
 /// Bytes of one message of an archive.
@@ -32,6 +31,12 @@ pub(crate) async fn run(global: &Global, command: SnapshotCommand) -> miette::Re
         SnapshotCommand::Inspect { output, names } => inspect(&mut client, &output, names).await?,
         SnapshotCommand::Rm { names } => rm(&mut client, names).await?,
         SnapshotCommand::Export { name, file } => export(&mut client, name, &file).await?,
+        SnapshotCommand::Push { name, reference, progress } => {
+            push(&mut client, name, reference, progress).await?;
+        }
+        SnapshotCommand::Pull { reference, name, progress } => {
+            pull(&mut client, reference, name, progress).await?;
+        }
         SnapshotCommand::Import { file, name } => import(client, &file, name).await?,
     }
     Ok(0)
@@ -173,45 +178,59 @@ fn document(snapshot: &pb::Snapshot) -> Value {
     })
 }
 
-/// A file appears when it is whole.
 async fn export(client: &mut HostClient<Channel>, name: String, file: &Path) -> Result<(), Failure> {
-    let archive = client.export_snapshot(pb::ExportSnapshotRequest { name: name.clone() }).await;
-    let archive = match archive {
-        Ok(archive) => archive.into_inner(),
-        Err(status) => return Err(near(client, &name, status.into()).await),
-    };
-    if file == Path::new("-") {
-        return write_archive(archive, tokio::io::stdout()).await.map(drop);
+    match client.export_snapshot(pb::ExportSnapshotRequest { name: name.clone() }).await {
+        Ok(pieces) => archive::save(pieces.into_inner().map(|p| p.map(|p| p.data)), file).await,
+        Err(status) => Err(near(client, &name, status.into()).await),
     }
-    let failed = |e: io::Error| Failure::usage(format!("write {}: {e}", file.display()));
-    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Removed when it is dropped, also by ^C.
-    let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
-    let progress = said(&format!("writing {}", file.display()));
-    let out = tokio::fs::File::from_std(part.reopen().map_err(failed)?);
-    let written = tokio::select! {
-        written = write_archive(archive, out) => written,
-        () = stop_signal() => Err(tonic::Status::cancelled("interrupted").into()),
-    };
-    progress.done();
-    let bytes = written?;
-    part.persist(file).map_err(|e| failed(e.error))?;
-    eprintln!("{} in {}", output::bytes(bytes), file.display());
-    Ok(())
 }
 
-async fn write_archive(
-    mut archive: tonic::Streaming<pb::ExportSnapshotResponse>,
-    mut out: impl AsyncWrite + Unpin,
-) -> Result<u64, Failure> {
-    let failed = |e: io::Error| Failure::usage(format!("write the archive: {e}"));
-    let mut bytes = 0;
-    while let Some(piece) = archive.message().await? {
-        out.write_all(&piece.data).await.map_err(failed)?;
-        bytes += piece.data.len() as u64;
+/// Sends a snapshot to a registry and prints the digest of its manifest.
+async fn push(
+    client: &mut HostClient<Channel>,
+    name: String,
+    reference: String,
+    mode: ProgressMode,
+) -> Result<(), Failure> {
+    let request = pb::PushSnapshotRequest { name: name.clone(), reference };
+    let events = match client.push_snapshot(request).await {
+        Ok(events) => events.into_inner(),
+        Err(status) => return Err(near(client, &name, status.into()).await),
+    };
+    image::pushed(events, mode).await
+}
+
+/// Takes a snapshot from a registry and prints its name.
+async fn pull(
+    client: &mut HostClient<Channel>,
+    reference: String,
+    name: Option<String>,
+    mode: ProgressMode,
+) -> Result<(), Failure> {
+    use pb::pull_snapshot_response::Message;
+    let name = name.unwrap_or_else(|| name_in(&reference));
+    let mut events = client.pull_snapshot(pb::PullSnapshotRequest { reference, name }).await?.into_inner();
+    let mut progress = Progress::new(mode);
+    while let Some(event) = events.message().await? {
+        match event.message {
+            Some(Message::Progress(step)) => progress.pull(&step),
+            Some(Message::Snapshot(snapshot)) => {
+                progress.done();
+                return output::write(&format!("{}\n", snapshot.name));
+            }
+            None => {}
+        }
     }
-    out.flush().await.map_err(failed)?;
-    Ok(bytes)
+    Err(Failure::new("COR-RPC-015", "the node ended the pull without a snapshot"))
+}
+
+/// What a reference is called here: the last word of its repository, and its tag unless that is `latest`.
+fn name_in(reference: &str) -> String {
+    let last = reference.split('@').next().and_then(|name| name.rsplit('/').next()).unwrap_or_default();
+    match last.split_once(':') {
+        Some((name, "latest")) => name.to_owned(),
+        _ => last.replace(':', "-"),
+    }
 }
 
 async fn import(mut client: HostClient<Channel>, file: &Path, name: Option<String>) -> Result<(), Failure> {
@@ -279,5 +298,13 @@ mod tests {
         assert_eq!(name_of(Path::new("/tmp/web-1.tar.zst")).as_deref(), Some("web-1"));
         assert_eq!(name_of(Path::new("web")).as_deref(), Some("web"));
         assert_eq!(name_of(Path::new("-")), None);
+        for (reference, want) in [
+            ("localhost:5000/vms/web:before", "web-before"),
+            ("localhost:5000/vms/web:latest", "web"),
+            ("localhost:5000/vms/web", "web"),
+            ("registry.example/web@sha256:00", "web"),
+        ] {
+            assert_eq!(name_in(reference), want);
+        }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use coracle_registry::{Config, Metrics, Ready, serve};
+use coracle_registry::{Config, Metrics, Ready, S3Config, serve};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
-use miette::{IntoDiagnostic, WrapErr, bail};
+use miette::{IntoDiagnostic, WrapErr};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use crate::cli::{Global, RegistryServeArgs};
+use crate::epoch_env;
 use crate::tasks::{Tasks, stop_signal};
 
 /// How long uploads have to come to an end of their step.
@@ -52,6 +53,14 @@ fn announce(ready: &Ready, tls: bool) {
 fn config(global: &Global, args: &RegistryServeArgs) -> miette::Result<Config> {
     let mut config = Config::new(global.state().join("registry"), args.listen);
     config.meta = args.dsn.as_deref().map(str::parse).transpose().into_diagnostic()?;
+    config.s3 = args.s3_endpoint.as_ref().map(|endpoint| S3Config {
+        endpoint: endpoint.clone(),
+        region: args.s3_region.clone(),
+        bucket: args.s3_bucket.clone().unwrap_or_default(),
+        prefix: args.s3_prefix.clone(),
+        access_key: args.s3_access_key.clone(),
+        secret_key: args.s3_secret_key.clone(),
+    });
     config.tls = args.tls_cert.clone().zip(args.tls_key.clone());
     config.private_reads = args.private_reads;
     config.open_writes = args.open_writes;
@@ -74,11 +83,7 @@ fn config(global: &Global, args: &RegistryServeArgs) -> miette::Result<Config> {
 /// The original's environment.
 fn inherit(config: &mut Config) -> miette::Result<()> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if set("EPOCH_S3_ENDPOINT").is_some() {
-        bail!(
-            "EPOCH_S3_ENDPOINT is set, and object storage is not supported: unset it to store files below --state"
-        );
-    }
+    config.s3 = epoch_env::s3()?.or_else(|| config.s3.take());
     config.empty_token = true;
     config.token = set("EPOCH_REGISTRY_TOKEN");
     config.public_url = config.public_url.take().or_else(|| set("EPOCH_PUBLIC_URL"));

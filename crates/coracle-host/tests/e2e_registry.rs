@@ -1,0 +1,147 @@
+//! Snapshots and images between real VMs and a registry that everybody has: Debian's docker-registry.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_host::{Host, HostService, RestoreSpec, SnapshotName};
+use coracle_image::{NoProgress, PullOptions, PullPolicy, PushOptions, Reference};
+use coracle_proto::host as pb;
+use coracle_proto::host::host_server::Host as _;
+use coracle_testkit::registry::DebianRegistry;
+use coracle_testkit::{netns, tools};
+use support::{Node, counted, counter, exec, run, until_counted};
+use tonic::Request;
+
+fn quiet() -> coracle_image::DiskProgress {
+    Arc::new(|_, _| {})
+}
+
+fn registry() -> Option<DebianRegistry> {
+    tools::require(["docker-registry"])?;
+    Some(DebianRegistry::start().unwrap())
+}
+
+fn named(name: &str) -> SnapshotName {
+    name.parse().unwrap()
+}
+
+/// Names below the snapshots' folder, hidden ones too.
+fn left(node: &Node) -> Vec<String> {
+    let entries = fs::read_dir(node.state().join("snapshots")).unwrap();
+    entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+async fn end(host: Host) {
+    for view in host.list() {
+        host.delete(view.record.id.as_str(), true, None).await.unwrap();
+    }
+    host.network().teardown().await.unwrap();
+    host.shutdown().await;
+}
+
+/// Files that hold blobs, the largest first.
+fn blobs(dir: &Path) -> Vec<PathBuf> {
+    let mut open = vec![dir.to_owned()];
+    let mut found = Vec::new();
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.ends_with("data") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort_by_key(|path| std::cmp::Reverse(fs::metadata(path).unwrap().len()));
+    found
+}
+
+#[test]
+fn a_snapshot_goes_through_a_registry_to_another_node() {
+    netns::run_within(Duration::from_secs(300), || async {
+        let (Some(node), Some(registry)) = (Node::new().await, registry()) else { return };
+        let host = node.open().await;
+        let web = counter(&host, "web").await;
+        until_counted(&host, "web", 5).await;
+        host.hibernate("web", None).await.unwrap();
+        let still = counted(&host, "web").await;
+        host.save_snapshot("web", Some(named("moving"))).await.unwrap();
+        let place: Reference = format!("{}/vms/web:moving", registry.address()).parse().unwrap();
+        let first = host.push_snapshot("moving", &place, quiet()).await.unwrap();
+        assert!(first.moved > 0 && first.moved == first.windows, "{first:?}");
+        let again = host.push_snapshot("moving", &place, quiet()).await.unwrap();
+        assert_eq!((again.moved, again.digest), (0, first.digest), "the same snapshot moves nothing");
+        let absent = host.push_snapshot("none", &place, quiet()).await.unwrap_err();
+        assert_eq!(absent.code(), "COR-SNP-001");
+        end(host).await;
+
+        let other = Node::new().await.unwrap();
+        let host = other.open().await;
+        let pulled = host.pull_snapshot(&place, named("arrived"), quiet()).await.unwrap();
+        assert_eq!((pulled.name.as_str(), pulled.vm.as_str()), ("arrived", "web"));
+        let taken = host.pull_snapshot(&place, named("arrived"), quiet()).await.unwrap_err();
+        assert_eq!(taken.code(), "COR-SNP-002");
+        let moved = host.restore("arrived", RestoreSpec::default()).await.unwrap();
+        assert_eq!((moved.id, moved.address), (web.id, web.address), "the same machine");
+        until_counted(&host, "web", still + 5).await;
+
+        // What was changed in the registry is refused, and leaves nothing.
+        let window = blobs(registry.dir()).swap_remove(0);
+        File::options().write(true).open(&window).unwrap().write_all_at(b"damage", 1000).unwrap();
+        let refused = host.pull_snapshot(&place, named("damaged"), quiet()).await.unwrap_err();
+        assert_eq!(refused.code(), "COR-IMG-007", "{}", refused.chain());
+        assert_eq!(left(&other), ["arrived"]);
+        end(host).await;
+    });
+}
+
+#[test]
+fn a_vm_becomes_an_image_that_others_run() {
+    netns::run_within(Duration::from_secs(300), || async {
+        let (Some(node), Some(registry)) = (Node::new().await, registry()) else { return };
+        let host = node.open().await;
+        run(&host, "builder").await;
+        let script = "echo built > /www/new.html; mkdir -p /opt/tool; echo x > /opt/tool/x; touch /bin/grep2; \
+                      busybox rm /www/index.html /bin/date; busybox chmod 700 /opt/tool; busybox ln -s new.html /www/link";
+        assert_eq!(exec(&host, "builder", &["sh", "-c", script]).await, (String::new(), 0));
+        let service = HostService::new(host.clone());
+        let name = format!("{}/build/result:1", registry.address());
+        let request = pb::CommitVmRequest { vm: "builder".into(), reference: name.clone() };
+        let image = service.commit_vm(Request::new(request)).await.unwrap().into_inner();
+        assert_eq!(image.layers, 2, "the layers of the base, and one with what differs");
+        let reference: Reference = name.parse().unwrap();
+        let base: Reference = support::IMAGE.parse().unwrap();
+        let of = async |r: &Reference| host.images().get(r).await.unwrap().unwrap();
+        let grown = of(&reference).await.size_bytes - of(&base).await.size_bytes;
+        assert!(grown < 8192, "{grown} bytes more: what did not change is not in the layer");
+
+        let push = async || {
+            let options = PushOptions::default();
+            host.images().push(&reference, &reference, &options, Arc::new(NoProgress)).await.unwrap().moved
+        };
+        assert_eq!(push().await, 3, "two layers and the configuration");
+        assert_eq!(push().await, 0);
+        end(host).await;
+
+        let other = Node::new().await.unwrap();
+        let host = other.open().await;
+        let options = PullOptions { policy: PullPolicy::Always, ..PullOptions::default() };
+        host.images().pull(&reference, &options, Arc::new(NoProgress)).await.unwrap();
+        let spec = coracle_host::CreateSpec { image: name, ..support::spec("runner") };
+        host.create(spec, Arc::new(NoProgress)).await.unwrap();
+        host.start("runner", None).await.unwrap();
+        let look = "cat /www/link /opt/tool/x; ls /bin/grep2; ls -ld /opt/tool | busybox cut -c1-10; ls /www; \
+                    test -e /bin/date || echo gone; hostname";
+        let (said, code) = exec(&host, "runner", &["sh", "-c", look]).await;
+        let want = "built\nx\n/bin/grep2\ndrwx------\nlink\nnew.html\ngone\nrunner\n";
+        assert_eq!((said.as_str(), code), (want, 0));
+        end(host).await;
+    });
+}

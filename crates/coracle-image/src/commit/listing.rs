@@ -1,0 +1,243 @@
+//! What an image's root has, by path: metadata alone. Pure but for the reading of layers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::{
+    ImageError,
+    manifest::{Manifest, Packing},
+    rootfs::{
+        Budget, Unpacked,
+        path::{Name, components, judge},
+    },
+    store::Inner,
+    tarball::{self, Kind, Member},
+};
+
+/// What a name is, as far as two looks at it can be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A folder's time changes with what is in it, and says nothing.
+    Dir {
+        mode: u16,
+        owner: (u32, u32),
+    },
+    File {
+        mode: u16,
+        owner: (u32, u32),
+        seconds: i64,
+        bytes: u64,
+    },
+    Symlink {
+        owner: (u32, u32),
+        to: Vec<u8>,
+    },
+    Device {
+        mode: u16,
+        owner: (u32, u32),
+        of: Kind,
+    },
+}
+
+impl What {
+    pub(super) fn of(member: &Member) -> Self {
+        let (mode, owner) = (member.mode, (member.uid, member.gid));
+        match &member.kind {
+            Kind::Dir => Self::Dir { mode, owner },
+            Kind::File | Kind::HardLink(_) => {
+                // A stream of a machine cannot tell times before 1970.
+                Self::File { mode, owner, seconds: member.mtime.0.max(0), bytes: member.size_bytes }
+            }
+            Kind::Symlink(to) => Self::Symlink { owner, to: to.clone() },
+            of => Self::Device { mode, owner, of: of.clone() },
+        }
+    }
+}
+
+/// The names of an image.
+#[derive(Debug, Default)]
+pub(super) struct Listing(BTreeMap<Vec<u8>, What>);
+
+impl Listing {
+    /// Lays the layers over each other, from the lowest. Blocking.
+    pub(super) fn read(inner: &Inner, manifest: &Manifest, config: &Value) -> Result<Self, ImageError> {
+        let limits = &inner.options.limits;
+        let mut budget = Budget { unpacked_bytes: limits.unpacked_bytes, entries: limits.entries };
+        let mut all = Self::default();
+        for (n, layer) in manifest.layers.iter().enumerate() {
+            let packing = Packing::of_media_type(&layer.media_type)?;
+            let path = inner.layout.blob(&layer.digest);
+            let mut stream = Unpacked::open(&path, packing, &mut budget, None)?;
+            let mut members = Vec::new();
+            let mut archive = tarball::Reader::new(&mut stream, limits);
+            while let Some(member) = archive.next_member()? {
+                archive.input_mut().count_entry()?;
+                members.push(member);
+            }
+            archive.drain()?;
+            // The store's bytes are checked again: what is compared with them becomes an image.
+            let actual = stream.digest();
+            let said = config["rootfs"]["diff_ids"][n].as_str().and_then(|d| d.parse().ok());
+            if let Some(expected) = said.filter(|d| *d != actual) {
+                let what = format!("unpacked layer {}", layer.digest);
+                return Err(ImageError::DigestMismatch { what, expected, actual });
+            }
+            all.lay_over(&members, limits)?;
+        }
+        Ok(all)
+    }
+
+    /// Whiteouts speak of lower layers only, wherever they stand in the archive.
+    fn lay_over(&mut self, members: &[Member], limits: &crate::Limits) -> Result<(), ImageError> {
+        for member in members {
+            match judge(&member.path, limits)? {
+                Name::Whiteout { above, name } => {
+                    self.remove(&[above.as_slice(), &[name]].concat().join(&b'/'))
+                }
+                Name::Opaque { dir } => self.remove_below(&dir.join(&b'/')),
+                Name::Root | Name::Ignored | Name::Entry { .. } => {}
+            }
+        }
+        for member in members {
+            let Name::Entry { above, name } = judge(&member.path, limits)? else { continue };
+            let path = [above.as_slice(), &[name]].concat().join(&b'/');
+            let what = match &member.kind {
+                Kind::HardLink(to) => {
+                    let to = components(to, limits)?.join(&b'/');
+                    self.0.get(&to).cloned().unwrap_or_else(|| What::of(member))
+                }
+                _ => What::of(member),
+            };
+            if !matches!(what, What::Dir { .. }) {
+                self.remove_below(&path);
+            }
+            self.0.insert(path, what);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &[u8]) {
+        self.0.remove(path);
+        self.remove_below(path);
+    }
+
+    fn remove_below(&mut self, path: &[u8]) {
+        let begin = [path, b"/"].concat();
+        let below =
+            self.0.range(begin.clone()..).take_while(|(p, _)| path.is_empty() || p.starts_with(&begin));
+        let below: Vec<_> = below.map(|(p, _)| p.clone()).collect();
+        for path in below {
+            self.0.remove(&path);
+        }
+    }
+
+    pub(super) fn has(&self, path: &[u8], what: &What) -> bool {
+        self.0.get(path) == Some(what)
+    }
+
+    /// Whiteouts for what is not among `seen`: of a folder that is gone, one. What lies below `mounts` is left alone.
+    pub(super) fn gone(&self, seen: &BTreeSet<Vec<u8>>, mounts: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut found = Vec::new();
+        let mut last: Option<Vec<u8>> = None;
+        for path in self.0.keys().filter(|path| !seen.contains(*path)) {
+            let below = |dir: &[u8]| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with(b"/"));
+            if mounts.iter().any(|mount| below(mount)) || last.as_deref().is_some_and(below) {
+                continue;
+            }
+            let (above, name) = match path.iter().rposition(|b| *b == b'/') {
+                Some(at) => path.split_at(at + 1),
+                None => (&[][..], path.as_slice()),
+            };
+            found.push([above, b".wh.", name].concat());
+            last = Some(path.clone());
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Limits;
+
+    fn member(path: &str, kind: Kind, size_bytes: u64) -> Member {
+        Member {
+            path: path.into(),
+            kind,
+            size_bytes,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            mtime: (5, 700),
+            xattrs: BTreeMap::new(),
+            sparse: None,
+        }
+    }
+
+    fn names(listing: &Listing) -> Vec<String> {
+        listing.0.keys().map(|p| String::from_utf8_lossy(p).into_owned()).collect()
+    }
+
+    #[test]
+    fn layers_lie_over_each_other() {
+        let limits = Limits::default();
+        let mut listing = Listing::default();
+        let file = |path| member(path, Kind::File, 1);
+        let dir = |path| member(path, Kind::Dir, 0);
+        listing
+            .lay_over(&[dir("a"), file("a/x"), file("a/y"), dir("b"), file("b/x"), file("c")], &limits)
+            .unwrap();
+        let link = member("l", Kind::HardLink(b"/c".to_vec()), 0);
+        let upper = [file("a/.wh.x"), file("b/.wh..wh..opq"), file("b/new"), file(".wh.nothing"), link];
+        listing.lay_over(&upper, &limits).unwrap();
+        assert_eq!(names(&listing), ["a", "a/y", "b", "b/new", "c", "l"]);
+        assert!(listing.has(b"l", &What::of(&file("c"))), "a link is what it links to");
+        listing.lay_over(&[file("a")], &limits).unwrap();
+        assert_eq!(names(&listing), ["a", "b", "b/new", "c", "l"], "a file in the place of a folder");
+    }
+
+    #[test]
+    fn what_is_gone_has_one_whiteout() {
+        let limits = Limits::default();
+        let mut listing = Listing::default();
+        let dir = |path| member(path, Kind::Dir, 0);
+        let file = |path| member(path, Kind::File, 1);
+        let all = [
+            dir("a"),
+            file("a/x"),
+            file("a/y"),
+            file("a-b"),
+            dir("proc"),
+            file("proc/of-the-image"),
+            file("z"),
+        ];
+        listing.lay_over(&all, &limits).unwrap();
+        let seen = ["a-b", "proc"].map(|p| p.as_bytes().to_vec()).into();
+        let gone = listing.gone(&seen, &[b"proc"]);
+        assert_eq!(gone, [b".wh.a".to_vec(), b".wh.z".to_vec()]);
+        let seen = ["a", "a/x", "a-b", "proc", "z"].map(|p| p.as_bytes().to_vec()).into();
+        assert_eq!(listing.gone(&seen, &[b"proc"]), [b"a/.wh.y".to_vec()]);
+    }
+
+    #[test]
+    fn same_table() {
+        let base = member("x", Kind::File, 5);
+        for (why, other, same) in [
+            ("nanoseconds are not in a stream", Member { mtime: (5, 0), ..base.clone() }, true),
+            ("another second", Member { mtime: (6, 700), ..base.clone() }, false),
+            ("another size", Member { size_bytes: 6, ..base.clone() }, false),
+            ("another mode", Member { mode: 0o600, ..base.clone() }, false),
+            ("another owner", Member { uid: 1, ..base.clone() }, false),
+            ("another kind", Member { kind: Kind::Fifo, ..base.clone() }, false),
+        ] {
+            assert_eq!(What::of(&base) == What::of(&other), same, "{why}");
+        }
+        let dir = member("d", Kind::Dir, 0);
+        assert_eq!(
+            What::of(&dir),
+            What::of(&Member { mtime: (9, 9), ..dir.clone() }),
+            "a folder's time says nothing"
+        );
+    }
+}

@@ -1,0 +1,372 @@
+//! The import and export archive: spooled to files on its way in, written out of files. Blocking.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, Write},
+};
+
+use serde_json::{Value, json};
+
+use super::super::artifact::{CONFIG_MAX, DISK_MAX};
+use super::wire::{CocoonVersion, Remote, RemoteFile, is_name};
+use crate::{
+    Digest, ImageError, Limits,
+    digest::Hasher,
+    tarball::{self, Kind, Member, read_error},
+};
+
+const HEAD: &str = "snapshot.json";
+/// Files from this size on are in chunks, in v2.
+const PACKED_MIN: u64 = 1 << 20;
+/// Raw bytes of a chunk: far below the 4096 MiB that readers allow.
+const CHUNK: u64 = 64 << 20;
+/// Most files of a snapshot.
+const FILES_MAX: usize = 256;
+
+/// An archive that was read.
+pub(super) struct Spooled {
+    /// `config` of its first entry.
+    pub(super) config: Value,
+    pub(super) files: Vec<SpooledFile>,
+}
+
+pub(super) struct SpooledFile {
+    pub(super) title: String,
+    pub(super) mode: u32,
+    /// Map and length of a sparse file.
+    pub(super) sparse: Option<(String, u64)>,
+    /// Bytes of its body in the archive.
+    pub(super) body_bytes: u64,
+    pub(super) packed: bool,
+    pub(super) blobs: Vec<SpooledBlob>,
+}
+
+pub(super) struct SpooledBlob {
+    pub(super) file: tempfile::TempPath,
+    pub(super) digest: Digest,
+    pub(super) bytes: u64,
+}
+
+fn hostile(why: &str) -> ImageError {
+    ImageError::hostile(format!("a snapshot's archive where {why}"))
+}
+
+fn failed(e: io::Error) -> ImageError {
+    ImageError::io("spool", "a snapshot's archive", e)
+}
+
+/// Reads an archive, plain or compressed with gzip, to its end.
+pub(super) fn spool(mut input: impl Read, version: CocoonVersion, level: i32) -> Result<Spooled, ImageError> {
+    let mut magic = [0; 2];
+    input.read_exact(&mut magic).map_err(|_| hostile("nothing is"))?;
+    let whole = io::Cursor::new(magic).chain(input);
+    // A map of a fragmented disk is long.
+    let limits = Limits { header_bytes: 32 << 20, unpacked_bytes: DISK_MAX, ..Limits::default() };
+    match magic {
+        [0x1f, 0x8b] => entries(flate2::read::MultiGzDecoder::new(whole), &limits, version, level),
+        _ => entries(whole, &limits, version, level),
+    }
+}
+
+fn entries(
+    input: impl Read,
+    limits: &Limits,
+    version: CocoonVersion,
+    level: i32,
+) -> Result<Spooled, ImageError> {
+    let mut archive = tarball::Reader::new(input, limits);
+    let first = archive.next_member()?.filter(|m| m.path == HEAD.as_bytes() && m.size_bytes <= CONFIG_MAX);
+    let first = first.ok_or_else(|| hostile("snapshot.json is not the first entry"))?;
+    let mut text = Vec::new();
+    archive.by_ref().take(first.size_bytes).read_to_end(&mut text).map_err(read_error)?;
+    let head: Value = serde_json::from_slice(&text).map_err(|_| hostile("snapshot.json does not parse"))?;
+    if head["version"] != 1 || !head["config"].is_object() {
+        return Err(ImageError::unsupported("a snapshot's archive of a newer version"));
+    }
+    let mut files = Vec::<SpooledFile>::new();
+    while let Some(member) = archive.next_member()? {
+        let title = String::from_utf8(member.path.clone()).ok().filter(|t| is_name(t));
+        let title = title.filter(|t| member.kind == Kind::File && files.iter().all(|f| f.title != *t));
+        let title = title.ok_or_else(|| hostile("an entry is no plain file, or one twice"))?;
+        if files.len() >= FILES_MAX {
+            return Err(hostile("too many files are"));
+        }
+        files.push(file(title, &member, archive.by_ref(), version, level)?);
+    }
+    archive.drain()?;
+    match files.is_empty() {
+        true => Err(hostile("no file is")),
+        false => Ok(Spooled { config: head["config"].clone(), files }),
+    }
+}
+
+fn file(
+    title: String,
+    member: &Member,
+    mut body: impl Read,
+    version: CocoonVersion,
+    level: i32,
+) -> Result<SpooledFile, ImageError> {
+    let sparse = match &member.sparse {
+        None => None,
+        Some((map, size)) => {
+            let (map, size) = (String::from_utf8_lossy(map), String::from_utf8_lossy(size));
+            let size = size.parse().ok().filter(|n| *n <= DISK_MAX);
+            let size = size.ok_or_else(|| hostile("a sparse file has no length"))?;
+            check_map(&map, size, member.size_bytes)?;
+            Some((map.into_owned(), size))
+        }
+    };
+    let packed = version == CocoonVersion::V2 && member.size_bytes >= PACKED_MIN;
+    let (mut blobs, mut left) = (Vec::new(), member.size_bytes);
+    while left > 0 || blobs.is_empty() {
+        let raw = if packed { left.min(CHUNK) } else { left };
+        blobs.push(blob(&mut body, raw, packed.then_some(level))?);
+        left -= raw;
+    }
+    Ok(SpooledFile { title, mode: member.mode.into(), sparse, body_bytes: member.size_bytes, packed, blobs })
+}
+
+/// The map names the body's bytes, in order and inside of the file.
+fn check_map(map: &str, size: u64, body_bytes: u64) -> Result<(), ImageError> {
+    let wrong = || hostile("the map of a sparse file is impossible");
+    let map: Vec<Value> = serde_json::from_str(map).map_err(|_| wrong())?;
+    let (mut end, mut sum) = (0u64, 0u64);
+    for piece in &map {
+        let (offset, length) = piece["o"].as_u64().zip(piece["l"].as_u64()).ok_or_else(wrong)?;
+        let next = offset.checked_add(length).filter(|next| offset >= end && *next <= size);
+        (end, sum) = (next.ok_or_else(wrong)?, sum + length);
+    }
+    if sum == body_bytes { Ok(()) } else { Err(wrong()) }
+}
+
+fn blob(body: &mut impl Read, raw: u64, level: Option<i32>) -> Result<SpooledBlob, ImageError> {
+    let file = tempfile::NamedTempFile::new().map_err(failed)?;
+    let mut out = Hashed { to: file.as_file(), hasher: Hasher::default() };
+    let copied = match level {
+        None => io::copy(&mut body.take(raw), &mut out),
+        Some(level) => zstd::Encoder::new(&mut out, level).and_then(|mut packed| {
+            let copied = io::copy(&mut body.take(raw), &mut packed)?;
+            packed.finish().map(|_| copied)
+        }),
+    };
+    if copied.map_err(read_error)? != raw {
+        return Err(hostile("a file is cut off"));
+    }
+    let (bytes, digest) = (out.hasher.bytes, out.hasher.finish());
+    Ok(SpooledBlob { file: file.into_temp_path(), digest, bytes })
+}
+
+struct Hashed<W> {
+    to: W,
+    hasher: Hasher,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.to.write(bytes)?;
+        self.hasher.update(bytes.get(..n).unwrap_or_default());
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Writes the archive of a snapshot whose blobs were fetched. Returns the bytes of its files' bodies.
+pub(super) fn write(
+    remote: &Remote,
+    name: &str,
+    fetched: Vec<Vec<File>>,
+    out: &mut dyn Write,
+) -> Result<u64, ImageError> {
+    let bodies: Vec<(File, u64)> =
+        remote.files.iter().zip(fetched).map(|(file, blobs)| body(file, blobs)).collect::<Result<_, _>>()?;
+    let mut config = remote.config.clone();
+    config["name"] = name.into();
+    for (key, value) in
+        [("queue_size", json!(0)), ("disk_queue_size", json!(0)), ("no_direct_io", json!(false))]
+    {
+        config[key] = value;
+    }
+    let head = json!({"version": 1, "config": config}).to_string();
+    let mut total = 0;
+    let written = || -> io::Result<()> {
+        let mut archive = tar::Builder::new(out);
+        archive.append_data(&mut header(0o640, head.len() as u64), HEAD, head.as_bytes())?;
+        for (file, (body, bytes)) in remote.files.iter().zip(bodies) {
+            if let Some((map, size)) = &file.sparse {
+                let size = size.to_string();
+                let records =
+                    [("COCOON.sparse.map", map.as_bytes()), ("COCOON.sparse.size", size.as_bytes())];
+                archive.append_pax_extensions(records)?;
+            }
+            archive.append_data(&mut header(file.mode, bytes), &file.title, body)?;
+            total += bytes;
+        }
+        archive.into_inner()?.flush()
+    };
+    written().map_err(|e| ImageError::io("write", "a snapshot's archive", e))?;
+    Ok(total)
+}
+
+/// The body of a file: its blob, or what its chunks unpack to.
+fn body(file: &RemoteFile, blobs: Vec<File>) -> Result<(File, u64), ImageError> {
+    let mut whole = tempfile::tempfile().map_err(failed)?;
+    let mut bytes = 0;
+    for mut blob in blobs {
+        blob.rewind().map_err(failed)?;
+        let left = file.body_bytes.unwrap_or(DISK_MAX).saturating_sub(bytes).saturating_add(1);
+        bytes += match file.packed {
+            false => io::copy(&mut blob.take(left), &mut whole).map_err(failed)?,
+            true => {
+                let unpacked = zstd::Decoder::new(blob).and_then(|mut packed| {
+                    packed.window_log_max(27)?;
+                    io::copy(&mut packed.take(left), &mut whole)
+                });
+                unpacked.map_err(|_| hostile("a chunk does not unpack"))?
+            }
+        };
+    }
+    if file.body_bytes.is_some_and(|said| said != bytes) {
+        return Err(hostile("a file has another length than its configuration says"));
+    }
+    if let Some((map, size)) = &file.sparse {
+        check_map(map, *size, bytes)?;
+    }
+    whole.rewind().map_err(failed)?;
+    Ok((whole, bytes))
+}
+
+fn header(mode: u32, bytes: u64) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_mode(mode);
+    header.set_size(bytes);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire;
+    use super::*;
+
+    /// Name, body, and map and length of a sparse file.
+    type Entry<'a> = (&'a str, &'a [u8], Option<(&'a str, &'a str)>);
+
+    fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
+        let mut out = tar::Builder::new(Vec::new());
+        for (name, bytes, sparse) in entries {
+            if let Some((map, size)) = sparse {
+                let records =
+                    [("COCOON.sparse.map", map.as_bytes()), ("COCOON.sparse.size", size.as_bytes())];
+                out.append_pax_extensions(records).unwrap();
+            }
+            let mut header = header(0o600, bytes.len() as u64);
+            header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_cksum();
+            out.append(&header, *bytes).unwrap();
+        }
+        out.into_inner().unwrap()
+    }
+
+    const CONFIG: &[u8] =
+        br#"{"version":1,"config":{"id":"s1","image":"ubuntu","cpu":2,"memory":1024,"hypervisor":"ch"}}"#;
+
+    #[test]
+    fn archive_artifact_archive_is_the_same_in_both_versions() {
+        let memory: Vec<u8> = (0..3_000_000u32).map(|n| (n / 1000).to_le_bytes()[0]).collect();
+        let map = r#"[{"o":0,"l":1500000},{"o":4000000,"l":1500000}]"#;
+        let plain = archive(&[
+            ("snapshot.json", CONFIG, None),
+            ("config.json", b"{}", None),
+            ("memory-ranges", &memory, Some((map, "6000000"))),
+            ("empty", b"", None),
+        ]);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&plain).unwrap();
+        for (input, version) in
+            [(plain.clone(), CocoonVersion::V1), (gzip.finish().unwrap(), CocoonVersion::V2)]
+        {
+            let spooled = spool(input.as_slice(), version, 1).unwrap();
+            let (config, manifest) = wire::write(&spooled, version);
+            let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
+            let remote = wire::read(&json(&manifest), &json(&config)).unwrap();
+            let open = |blob: &SpooledBlob| File::open(&blob.file).unwrap();
+            let fetched = spooled.files.iter().map(|f| f.blobs.iter().map(open).collect()).collect();
+            let mut back = Vec::new();
+            assert_eq!(write(&remote, "vm", fetched, &mut back).unwrap(), 3_000_002);
+            let again = spool(back.as_slice(), CocoonVersion::V1, 1).unwrap();
+            let map = |(map, size): &(String, u64)| (serde_json::from_str::<Value>(map).unwrap(), *size);
+            let told = |s: &Spooled| {
+                let one =
+                    |f: &SpooledFile| (f.title.clone(), f.mode, f.sparse.as_ref().map(map), f.body_bytes);
+                s.files.iter().map(one).collect::<Vec<_>>()
+            };
+            assert_eq!(told(&again), told(&spooled), "{version:?}");
+            let first = spool(plain.as_slice(), CocoonVersion::V1, 1).unwrap();
+            let digests = |s: &Spooled| s.files.iter().map(|f| f.blobs[0].digest).collect::<Vec<_>>();
+            assert_eq!(digests(&again), digests(&first), "{version:?}: byte for byte");
+            assert_eq!((&again.config["image"], &again.config["cpu"]), (&json!("ubuntu"), &json!(2)));
+        }
+    }
+
+    #[test]
+    fn hostile_archives_are_refused() {
+        let head = ("snapshot.json", CONFIG, None);
+        let file = ("config.json", b"{}".as_slice(), None);
+        for (why, entries) in [
+            ("no head", vec![file]),
+            ("head alone", vec![head]),
+            ("a path outside", vec![head, ("../etc/x", b"x".as_slice(), None)]),
+            ("a name twice", vec![head, file, file]),
+            ("a map that leads out", vec![head, ("m", b"xx".as_slice(), Some((r#"[{"o":9,"l":2}]"#, "10")))]),
+            (
+                "a map of more than there is",
+                vec![head, ("m", b"xx".as_slice(), Some((r#"[{"o":0,"l":3}]"#, "10")))],
+            ),
+            ("a newer head", vec![("snapshot.json", br#"{"version":2,"config":{}}"#.as_slice(), None), file]),
+        ] {
+            assert!(spool(archive(&entries).as_slice(), CocoonVersion::V1, 1).is_err(), "{why}");
+        }
+        let whole = archive(&[head, ("config.json", &[7; 2000], None)]);
+        assert!(spool(&whole[..whole.len() - 2500], CocoonVersion::V1, 1).is_err(), "cut off in a file");
+        assert!(spool(&b""[..], CocoonVersion::V1, 1).is_err());
+    }
+
+    #[test]
+    fn hostile_artifacts_are_refused() {
+        let bytes = vec![1; 1_500_000];
+        let spooled = spool(
+            archive(&[("snapshot.json", CONFIG, None), ("m", &bytes, None)]).as_slice(),
+            CocoonVersion::V2,
+            1,
+        )
+        .unwrap();
+        let (config, manifest) = wire::write(&spooled, CocoonVersion::V2);
+        let good: (Value, Value) =
+            (serde_json::from_slice(&manifest).unwrap(), serde_json::from_slice(&config).unwrap());
+        type Change = fn(&mut (Value, Value));
+        let changes: [(&str, Change); 6] = [
+            ("a missing file", |g| g.0["layers"] = json!([])),
+            ("a missing chunk", |g| g.0["layers"][0]["annotations"]["cocoonstack.chunk.count"] = "2".into()),
+            ("another first chunk", |g| {
+                g.0["layers"][0]["annotations"]["cocoonstack.chunk.index"] = "1".into()
+            }),
+            ("a path", |g| g.0["layers"][0]["annotations"]["org.opencontainers.image.title"] = "../x".into()),
+            ("another artifact", |g| g.0["artifactType"] = "application/vnd.example".into()),
+            ("a newer version", |g| g.1["schemaVersion"] = "v9".into()),
+        ];
+        for (why, change) in changes {
+            let mut changed = good.clone();
+            change(&mut changed);
+            assert!(wire::read(&changed.0, &changed.1).is_err(), "{why}");
+        }
+        let mut remote = wire::read(&good.0, &good.1).unwrap();
+        remote.files[0].body_bytes = Some(1_499_999);
+        let open = |blob: &SpooledBlob| File::open(&blob.file).unwrap();
+        let fetched = spooled.files.iter().map(|f| f.blobs.iter().map(open).collect()).collect();
+        assert!(write(&remote, "vm", fetched, &mut Vec::new()).is_err(), "another length");
+    }
+}
