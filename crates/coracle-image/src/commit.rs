@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Digest, Image, ImageError, Reference,
-    digest::Hasher,
+    digest::{Hashed, Hasher},
     manifest::{Manifest, OCI_CONFIG, OCI_MANIFEST, Packing},
     rootfs::path::{Name, judge},
     store::{Inner, index::Entry},
@@ -222,22 +222,4 @@ fn publish(
         Ok(())
     })?;
     inner.image(&digest)?.ok_or(ImageError::NotPresent { image: digest.to_string() })
-}
-
-/// Hashes what passes.
-struct Hashed<W> {
-    to: W,
-    hasher: Hasher,
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.to.write(bytes)?;
-        self.hasher.update(bytes.get(..n).unwrap_or_default());
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
 }

@@ -129,6 +129,24 @@ impl Write for Hasher {
     }
 }
 
+/// Hashes what passes through.
+pub(crate) struct Hashed<W> {
+    pub(crate) to: W,
+    pub(crate) hasher: Hasher,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.to.write(bytes)?;
+        self.hasher.update(bytes.get(..n).unwrap_or_default());
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use super::super::artifact::{CONFIG_MAX, DISK_MAX};
 use super::wire::{CocoonVersion, Remote, RemoteFile, is_name};
 use crate::{
     Digest, ImageError, Limits,
-    digest::Hasher,
+    digest::{Hashed, Hasher},
     tarball::{self, Kind, Member, read_error},
 };
 
@@ -155,23 +155,6 @@ fn blob(body: &mut impl Read, raw: u64, level: Option<i32>) -> Result<SpooledBlo
     }
     let (bytes, digest) = (out.hasher.bytes, out.hasher.finish());
     Ok(SpooledBlob { file: file.into_temp_path(), digest, bytes })
-}
-
-struct Hashed<W> {
-    to: W,
-    hasher: Hasher,
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.to.write(bytes)?;
-        self.hasher.update(bytes.get(..n).unwrap_or_default());
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
 }
 
 /// Writes the archive of a snapshot whose blobs were fetched. Returns the bytes of its files' bodies.

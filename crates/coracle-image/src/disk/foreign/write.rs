@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, Read},
     os::unix::fs::FileExt,
     path::Path,
     sync::Arc,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Digest, ImageError, Reference,
-    digest::Hasher,
+    digest::{Hashed, Hasher},
     disk::{
         DiskOptions, DiskProgress, DiskReport,
         artifact::{EMPTY_BLOB, MANIFEST, TITLE},
@@ -124,23 +124,6 @@ fn pack(path: &Path, title: &str, bytes: u64) -> io::Result<Packed> {
     let packed = plain.to.finish()?;
     let bytes = packed.hasher.bytes;
     Ok(Packed { file: file.into_temp_path(), digest: packed.hasher.finish(), diff_id, bytes })
-}
-
-struct Hashed<W> {
-    to: W,
-    hasher: Hasher,
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.to.write(bytes)?;
-        self.hasher.update(bytes.get(..n).unwrap_or_default());
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
 }
 
 /// Pushes a disk, raw or qcow2, as a cloud image of the original registry: whole, or in parts of a gigabyte.
