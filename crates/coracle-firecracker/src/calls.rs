@@ -120,8 +120,9 @@ fn tap(nic: &Nic) -> Result<&str, String> {
 }
 
 /// `reboot=k`: the guest's restart, by the keyboard controller, ends the process. With `--enable-pci` there must be no
-/// `pci=off`. The rest spares the guest looking for devices that are not there (docs, "Default kernel args").
-const COMMAND_LINE: &str = "console=ttyS0 quiet reboot=k panic=-1 nomodule 8250.nr_uarts=1 i8042.noaux i8042.nomux \
+/// `pci=off`. Firecracker's own default has `nomodule`, and our guest's virtio drivers are modules. The rest spares the
+/// guest looking for devices that are not there (docs, "Default kernel args").
+const COMMAND_LINE: &str = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=1 i8042.noaux i8042.nomux \
      i8042.dumbkbd swiotlb=noforce cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list";
 
 #[cfg(test)]
