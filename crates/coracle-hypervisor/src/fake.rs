@@ -43,6 +43,8 @@ struct Machine {
 
 /// Pids of pretended processes are beyond what Linux can give out (2^22).
 const FIRST_FAKE_PID: u32 = 1 << 23;
+/// How many there were in this program.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl FakeMachines {
     /// No machines yet; guests answer at once.
@@ -122,7 +124,9 @@ impl FakeDriver {
         if let Some(last_words) = lock(&machines.failing_start).clone() {
             return Err(DriverError::Exited { id: recipe.id.clone(), last_words });
         }
-        let serial = machines.starts.fetch_add(1, Ordering::Relaxed);
+        machines.starts.fetch_add(1, Ordering::Relaxed);
+        // As of real processes, no two are alike, whatever host they pretend to be on.
+        let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         let pid = FIRST_FAKE_PID.wrapping_add(u32::try_from(serial % (1 << 20)).unwrap_or(0));
         let process = ProcessId { pid, start_ticks: serial };
         let stop = CancellationToken::new();
