@@ -295,7 +295,7 @@ mod tests {
     fn thirty_pods_of_mixed_sizes_take_the_predicted_nodes() {
         let pods: Vec<_> = (0..30).map(|n| pod(&format!("p{n:02}"), [1, 2, 4][n % 3], 1)).collect();
         let need = pack(&pool("a", 1, &[], 0), pods.iter().collect());
-        assert_eq!(need.nodes, (10 + 20 + 40i128).div_euclid(4) as u32 + 1, "70 GPUs in fours");
+        assert_eq!(need.nodes, (10 + 20 + 40_u32).div_ceil(4), "70 GPUs in fours");
     }
 
     #[test]

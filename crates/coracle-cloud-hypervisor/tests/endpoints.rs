@@ -38,9 +38,10 @@ impl Vmm {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let said = |body: &Value| Some(body.as_array()?.iter().filter_map(Value::as_str).collect());
         let api = ApiSocket::new(&socket, Duration::from_secs(10), said);
+        let vmm = Self { child, api, dir };
         for _ in 0..1000 {
-            if api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok() {
-                return Self { child, api, dir };
+            if vmm.api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok() {
+                return vmm;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

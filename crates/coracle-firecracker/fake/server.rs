@@ -37,7 +37,7 @@ async fn answer(
         Ok(body) => {
             let body = body.to_bytes();
             let done = tokio::task::spawn_blocking(move || handle(method.as_str(), &path, &body)).await;
-            done.unwrap_or_else(|_| std::process::exit(1))
+            done.unwrap_or((500, None))
         }
         Err(_) => (413, None),
     };

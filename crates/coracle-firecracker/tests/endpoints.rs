@@ -40,9 +40,10 @@ impl Vmm {
             .current_dir(dir.path());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let api = ApiSocket::new(&socket, Duration::from_secs(10), fault);
+        let vmm = Self { child, api, dir };
         for _ in 0..1000 {
-            if api.call(Method::GET, "/", None).await.is_ok() {
-                return Self { child, api, dir };
+            if vmm.api.call(Method::GET, "/", None).await.is_ok() {
+                return vmm;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
