@@ -211,7 +211,7 @@ impl Driver for FirecrackerDriver {
         let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
         let needle = match &self.config.jail {
             // Inside the jail no path names it; its id does, of a process of this program only.
-            Some(_) => Path::new(recipe.id.as_str()),
+            Some(_) => Path::new(recipe.id.short()),
             None => recipe.run_dir.as_path(),
         };
         let mut found = find_by_argument(needle).map_err(io)?;
@@ -256,6 +256,13 @@ impl Driver for FirecrackerDriver {
 
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
         self.swap(recipe, slot, None).await
+    }
+
+    async fn forget(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        let Some(jail) = &self.config.jail else { return Ok(()) };
+        let io =
+            |source| DriverError::Io { operation: format!("remove the jail of VM {}", recipe.id), source };
+        jail.remove(&self.config.program, recipe).map_err(io)
     }
 
     fn has_user_network(&self, _: &VmRecipe) -> bool {

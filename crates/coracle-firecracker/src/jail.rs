@@ -41,7 +41,17 @@ impl Jail {
     #[must_use]
     pub fn root(&self, program: &Path, recipe: &VmRecipe) -> PathBuf {
         let name = program.file_name().unwrap_or_default();
-        self.base.join(name).join(recipe.id.as_str()).join("root")
+        // The whole id would make sockets' paths too long (107 bytes).
+        self.base.join(name).join(recipe.id.short()).join("root")
+    }
+
+    /// Removes the jail. Blocking, idempotent.
+    pub(crate) fn remove(&self, program: &Path, recipe: &VmRecipe) -> io::Result<()> {
+        let root = self.root(program, recipe);
+        match fs::remove_dir_all(root.parent().unwrap_or(&root)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
     }
 
     /// Makes the jail anew, with everything that the API will name. Blocking, idempotent.
@@ -122,7 +132,7 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
 pub fn jailer_arguments(jail: &Jail, program: &Path, recipe: &VmRecipe) -> Vec<String> {
     let (uid, gid) = jail.owner;
     let mut pairs = vec![
-        ("--id", recipe.id.to_string()),
+        ("--id", recipe.id.short().to_owned()),
         ("--exec-file", program.display().to_string()),
         ("--uid", uid.to_string()),
         ("--gid", gid.to_string()),
@@ -175,7 +185,7 @@ mod tests {
         };
         let arguments = jailer_arguments(&jail, Path::new("/usr/bin/firecracker"), &recipe(Path::new("/x")));
         let mut text = arguments.join("\n");
-        text = text.replace(recipe(Path::new("/x")).id.as_str(), "ID");
+        text = text.replace(recipe(Path::new("/x")).id.short(), "ID");
         insta::assert_snapshot!(text);
     }
 
@@ -195,5 +205,12 @@ mod tests {
         fs::write(root.join("slot1"), "written by the guest").unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("overlay")).unwrap(), "written by the guest");
         assert_eq!(fs::metadata(root.join("slot0")).unwrap().len(), 1 << 40);
+        for _ in 0..2 {
+            jail.remove(Path::new("/usr/bin/firecracker"), &recipe).unwrap();
+        }
+        assert!(
+            !root.exists() && dir.path().join("overlay").exists(),
+            "the disk is the VM's, not the jail's"
+        );
     }
 }

@@ -95,6 +95,14 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Control`].
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError>;
 
+    /// Removes what the driver keeps of a VM outside the folders of its recipe. Its VMM is gone. Idempotent.
+    ///
+    /// # Errors
+    /// [`DriverError::Io`].
+    async fn forget(&self, _recipe: &VmRecipe) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     /// It can give a machine a network inside the VMM, without a tap device of the host.
     fn has_user_network(&self, recipe: &VmRecipe) -> bool;
 

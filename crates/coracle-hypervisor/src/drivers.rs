@@ -103,6 +103,10 @@ impl Driver for Drivers {
         self.of(recipe)?.eject_disk(recipe, slot).await
     }
 
+    async fn forget(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+        self.of(recipe)?.forget(recipe).await
+    }
+
     fn has_user_network(&self, recipe: &VmRecipe) -> bool {
         self.of(recipe).is_ok_and(|driver| driver.has_user_network(recipe))
     }

@@ -456,6 +456,8 @@ impl Actor {
             let _caller_gone = reply.send(Err(HostError::NotFound { name: self.record.name.to_string() }));
         }
         self.end_vmm().await?;
+        let driver = |source| HostError::Driver { name: self.record.name.to_string(), source };
+        self.shared.driver.forget(&self.recipe()).await.map_err(driver)?;
         let (paths, id) = (self.paths.clone(), self.record.id.clone());
         let erase = move || -> io::Result<()> {
             files::remove_tree(&paths.run)?;
