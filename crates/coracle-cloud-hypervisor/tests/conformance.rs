@@ -2,51 +2,21 @@
 //! names one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
+#[path = "../../coracle-firecracker/tests/machine/mod.rs"]
+mod machine;
+
 use std::io::{Seek as _, Write as _};
-use std::path::{Path, PathBuf};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver, events};
-use coracle_hypervisor::{
-    Accelerator, Driver as _, DriverError, Nic, NicBackend, VmRecipe, bundle, conformance,
-};
+use coracle_hypervisor::{Driver as _, DriverError, bundle, conformance};
 use coracle_testkit::tools;
-use coracle_types::{MacAddr, VmId};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
-/// The program, and what it boots.
-struct Machine {
-    program: PathBuf,
-    kernel: PathBuf,
-    initrd: PathBuf,
-}
+use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"));
-    Machine { kernel: program.clone(), initrd: program.clone(), program }
-}
-
-fn real() -> Option<Machine> {
-    let program = PathBuf::from(std::env::var_os("CORACLE_CLOUD_HYPERVISOR_BIN")?);
-    let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup makes it");
-    Some(Machine { program, kernel: boot.kernel, initrd: boot.initrd })
-}
-
-fn recipe(name: &str, dir: &Path, machine: &Machine) -> VmRecipe {
-    VmRecipe {
-        id: VmId::of_name(&name.parse().unwrap()),
-        vcpus: 1.try_into().unwrap(),
-        memory: 128.try_into().unwrap(),
-        kernel: machine.kernel.clone(),
-        initrd: machine.initrd.clone(),
-        disks: vec![],
-        slots: Default::default(),
-        nic: None,
-        state_dir: dir.to_owned(),
-        run_dir: dir.to_owned(),
-        accelerator: Accelerator::Kvm,
-        driver: String::new(),
-    }
+    Machine::stand_in(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"))
 }
 
 fn driver(machine: &Machine) -> CloudHypervisorDriver {
@@ -55,7 +25,7 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 
 async fn conforms(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
-    let recipe = recipe("conformance", dir.path(), machine);
+    let recipe = machine.recipe("conformance", dir.path());
     conformance::check(|| driver(machine), &recipe).await;
     conformance::check_snapshots(&driver(machine), &recipe).await;
     conformance::check_disks(&driver(machine), &recipe).await;
@@ -68,7 +38,7 @@ async fn the_driver_conforms_on_the_stand_in() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_driver_conforms_on_cloud_hypervisor() {
-    match real() {
+    match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
         Some(machine) => conforms(&machine).await,
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
     }
@@ -78,30 +48,15 @@ async fn the_driver_conforms_on_cloud_hypervisor() {
 async fn what_is_refused_ends_the_process_and_says_why() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let mut recipe = recipe("refused", dir.path(), &machine);
-    recipe.kernel = dir.path().join("absent");
-    let driver = driver(&machine);
-    match driver.start(&recipe).await {
-        Err(error @ DriverError::Control { .. }) => {
-            let why = std::error::Error::source(&error).unwrap().to_string();
-            assert!(why.contains("vm.boot") && why.contains("Cannot open kernel file"), "{why}");
-        }
-        other => panic!("it should have been refused: {other:?}"),
-    }
-    assert_eq!(driver.find(&recipe).await.unwrap(), None, "nothing is left");
-    let backend = NicBackend::User { forwards: vec![] };
-    recipe.nic = Some(Nic { mac: MacAddr::of(&recipe.id), backend });
-    match driver.start(&recipe).await {
-        Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("qemu driver"), "{reason}"),
-        other => panic!("it should have been refused: {other:?}"),
-    }
+    refuses(&driver(&machine), machine.recipe("refused", dir.path()), ["vm.boot", "Cannot open kernel file"])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_console_is_the_serial_line_and_the_machine_tells_what_happens_to_it() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let recipe = recipe("console", dir.path(), &machine);
+    let recipe = machine.recipe("console", dir.path());
     let driver = driver(&machine);
     let process = driver.start(&recipe).await.unwrap();
     let mut console = driver.console(&recipe).await.unwrap();
@@ -119,7 +74,7 @@ async fn the_console_is_the_serial_line_and_the_machine_tells_what_happens_to_it
 async fn a_saved_machine_with_a_device_of_the_host_is_refused_before_anything_runs() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let recipe = recipe("hostile", dir.path(), &machine);
+    let recipe = machine.recipe("hostile", dir.path());
     let driver = driver(&machine);
     let config =
         json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/sys/bus/pci/devices/0000:00:02.0"}]});

@@ -2,47 +2,17 @@
 //! names one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
-use std::path::{Path, PathBuf};
+mod machine;
 
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
-use coracle_hypervisor::{Accelerator, Driver as _, DriverError, Nic, NicBackend, VmRecipe, conformance};
+use coracle_hypervisor::{Driver as _, conformance};
 use coracle_testkit::tools;
-use coracle_types::{MacAddr, VmId};
 use tokio::io::AsyncReadExt as _;
 
-/// The program, and what it boots.
-struct Machine {
-    program: PathBuf,
-    kernel: PathBuf,
-    initrd: PathBuf,
-}
+use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_fake-firecracker"));
-    Machine { kernel: program.clone(), initrd: program.clone(), program }
-}
-
-fn real() -> Option<Machine> {
-    let program = PathBuf::from(std::env::var_os("CORACLE_FIRECRACKER_BIN")?);
-    let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup makes it");
-    Some(Machine { program, kernel: boot.kernel, initrd: boot.initrd })
-}
-
-fn recipe(name: &str, dir: &Path, machine: &Machine) -> VmRecipe {
-    VmRecipe {
-        id: VmId::of_name(&name.parse().unwrap()),
-        vcpus: 1.try_into().unwrap(),
-        memory: 128.try_into().unwrap(),
-        kernel: machine.kernel.clone(),
-        initrd: machine.initrd.clone(),
-        disks: vec![],
-        slots: Default::default(),
-        nic: None,
-        state_dir: dir.to_owned(),
-        run_dir: dir.to_owned(),
-        accelerator: Accelerator::Kvm,
-        driver: String::new(),
-    }
+    Machine::stand_in(env!("CARGO_BIN_EXE_fake-firecracker"))
 }
 
 fn driver(machine: &Machine) -> FirecrackerDriver {
@@ -51,7 +21,7 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
 
 async fn conforms(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
-    let recipe = recipe("conformance", dir.path(), machine);
+    let recipe = machine.recipe("conformance", dir.path());
     conformance::check(|| driver(machine), &recipe).await;
     conformance::check_templates(&driver(machine), &recipe).await;
     conformance::check_snapshots(&driver(machine), &recipe).await;
@@ -65,7 +35,7 @@ async fn the_driver_conforms_on_the_stand_in() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_driver_conforms_on_firecracker() {
-    match real() {
+    match Machine::real("CORACLE_FIRECRACKER_BIN") {
         Some(machine) => conforms(&machine).await,
         None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
     }
@@ -75,30 +45,19 @@ async fn the_driver_conforms_on_firecracker() {
 async fn what_is_refused_ends_the_process_and_says_why() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let mut recipe = recipe("refused", dir.path(), &machine);
-    recipe.kernel = dir.path().join("absent");
-    let driver = driver(&machine);
-    match driver.start(&recipe).await {
-        Err(error @ DriverError::Control { .. }) => {
-            let why = std::error::Error::source(&error).unwrap().to_string();
-            assert!(why.contains("/actions") && why.contains("Kernel file cannot be opened"), "{why}");
-        }
-        other => panic!("it should have been refused: {other:?}"),
-    }
-    assert_eq!(driver.find(&recipe).await.unwrap(), None, "nothing is left");
-    let backend = NicBackend::User { forwards: vec![] };
-    recipe.nic = Some(Nic { mac: MacAddr::of(&recipe.id), backend });
-    match driver.start(&recipe).await {
-        Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("qemu driver"), "{reason}"),
-        other => panic!("it should have been refused: {other:?}"),
-    }
+    refuses(
+        &driver(&machine),
+        machine.recipe("refused", dir.path()),
+        ["/actions", "Kernel file cannot be opened"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_console_is_the_serial_line_and_its_reader_may_come_and_go() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let recipe = recipe("console", dir.path(), &machine);
+    let recipe = machine.recipe("console", dir.path());
     let driver = driver(&machine);
     let process = driver.start(&recipe).await.unwrap();
     let mut console = driver.console(&recipe).await.unwrap();

@@ -127,12 +127,15 @@ fn a_create_task_of_five_seconds_survives_kills_and_vsphere_gets_one_vm() {
             request.metadata.annotations?.get("coracle.dev/pending-task").cloned()
         };
         let task = eventually(noted).await.expect("the task is stored");
+        let logins = || w.vcenter.vcsim().calls().ok().and_then(|calls| calls.get("Login").copied());
         // Each life finds the task of the first one, and is killed while it waits for it.
         for life in 0..3 {
             operator.kill().await;
             assert_eq!(noted().await.as_ref(), Some(&task), "life {life} started no other");
+            let before = logins();
             operator = w.operator();
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            let at_work = async || (logins() > before).then_some(());
+            assert!(eventually(at_work).await.is_some(), "life {life} logs in");
         }
         w.until_rows(1, "Bound").await?;
         let calls = w.vcenter.vcsim().calls()?;

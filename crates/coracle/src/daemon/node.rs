@@ -149,8 +149,8 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
 /// QEMU, which runs everywhere, and beside it those that VMs may ask for.
 fn drivers(state: &Path, args: &NodeArgs, kvm: Option<KvmProbe>) -> miette::Result<Drivers> {
     // Without a question KVM counts as absent: these two cannot do without.
-    let proof =
-        kvm.clone().or_else(|| Some(KvmProbe { device: PathBuf::new(), command: vec![], kept: None }));
+    let switched_off = KvmProbe { device: "/dev/null".into(), command: vec![], kept: None };
+    let proof = kvm.clone().or(Some(switched_off));
     let jail = match &args.jailer {
         Some(program) => {
             let owner =

@@ -1,0 +1,65 @@
+//! What the tests of this driver and of Cloud Hypervisor's have in common: a program, what it boots, what it refuses.
+
+use std::path::{Path, PathBuf};
+
+use coracle_hypervisor::{Accelerator, Driver, DriverError, Nic, NicBackend, VmRecipe};
+use coracle_testkit::tools;
+use coracle_types::{MacAddr, VmId};
+
+/// The program, and what it boots.
+pub(crate) struct Machine {
+    pub(crate) program: PathBuf,
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+impl Machine {
+    /// A stand-in, which only looks whether its kernel is there.
+    pub(crate) fn stand_in(program: &str) -> Self {
+        let program = PathBuf::from(program);
+        Self { kernel: program.clone(), initrd: program.clone(), program }
+    }
+
+    /// The real program, where the environment names one.
+    pub(crate) fn real(variable: &str) -> Option<Self> {
+        let program = PathBuf::from(std::env::var_os(variable)?);
+        let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup makes it");
+        Some(Self { program, kernel: boot.kernel, initrd: boot.initrd })
+    }
+
+    pub(crate) fn recipe(&self, name: &str, dir: &Path) -> VmRecipe {
+        VmRecipe {
+            id: VmId::of_name(&name.parse().unwrap()),
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            kernel: self.kernel.clone(),
+            initrd: self.initrd.clone(),
+            disks: vec![],
+            slots: Default::default(),
+            nic: None,
+            state_dir: dir.to_owned(),
+            run_dir: dir.to_owned(),
+            accelerator: Accelerator::Kvm,
+            driver: String::new(),
+        }
+    }
+}
+
+/// A kernel that is not there ends the process, with `words` in the reason; a network without a tap starts none.
+pub(crate) async fn refuses<D: Driver>(driver: &D, mut recipe: VmRecipe, words: [&str; 2]) {
+    recipe.kernel = recipe.run_dir.join("absent");
+    match driver.start(&recipe).await {
+        Err(error @ DriverError::Control { .. }) => {
+            let why = std::error::Error::source(&error).unwrap().to_string();
+            assert!(words.iter().all(|word| why.contains(word)), "{why}");
+        }
+        other => panic!("it should have been refused: {other:?}"),
+    }
+    assert_eq!(driver.find(&recipe).await.unwrap(), None, "nothing is left");
+    let backend = NicBackend::User { forwards: vec![] };
+    recipe.nic = Some(Nic { mac: MacAddr::of(&recipe.id), backend });
+    match driver.start(&recipe).await {
+        Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("qemu driver"), "{reason}"),
+        other => panic!("it should have been refused: {other:?}"),
+    }
+}
