@@ -86,8 +86,9 @@ fn acceptance_14_without_the_market_no_node_is_lost_and_its_return_buys_nothing(
         let times = coracle_bidnode::Times { poll: std::time::Duration::from_millis(300), ..World::times() };
         let operator = Operator::start(cluster.client(), w.config(times));
         w.create("pool", |o| o.spec.min_nodes = 2).await?;
-        w.create("waits", |o| o.spec.min_nodes = 1).await?;
         w.until_active("pool", 2).await?;
+        // After it, for there are two units in all.
+        w.create("waits", |o| o.spec.min_nodes = 1).await?;
         w.until("waits", |s| s.pending_bids == Some(1)).await?;
         let print = async || {
             let bids = [w.bids("pool").await, w.bids("waits").await].concat();

@@ -297,12 +297,22 @@ impl World {
         }
     }
 
+    /// Units of a BidNode that have not ended.
     pub(crate) async fn units(&self, name: &str) -> Vec<pb::Allocation> {
+        self.units_of(name, false).await
+    }
+
+    /// Units of a BidNode that ever were.
+    pub(crate) async fn units_ever(&self, name: &str) -> Vec<pb::Allocation> {
+        self.units_of(name, true).await
+    }
+
+    async fn units_of(&self, name: &str, include_ended: bool) -> Vec<pb::Allocation> {
         let uid = self.objects().get(name).await.unwrap().uid().unwrap();
         let request = pb::ListAllocationsRequest {
             owner_uid: uid,
             tenant: format!("{CLUSTER}/{}", self.ns),
-            include_ended: false,
+            include_ended,
         };
         let reply = TradingClient::new(self.channel.clone()).list_allocations(with(request)).await.unwrap();
         reply.into_inner().allocations
