@@ -134,6 +134,7 @@ pub(crate) fn create_spec(
         metadata,
         ports: vec![],
         disk_mib: None,
+        volumes: vec![],
     })
 }
 

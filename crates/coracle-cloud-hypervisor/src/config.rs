@@ -21,7 +21,7 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff cr
 /// # Errors
 /// What the recipe wants and Cloud Hypervisor has not, with the alternative.
 pub fn vm_config(recipe: &VmRecipe) -> Result<Value, String> {
-    let disks: Vec<_> = recipe.filled_slots().map(|(slot, disk)| disk_config(slot, disk)).collect();
+    let disks: Vec<_> = recipe.disks.iter().map(disk_config).collect();
     let socket = |name: &str| recipe.run_dir.join(name);
     let mut config = json!({
         "payload": {"kernel": recipe.kernel, "initramfs": recipe.initrd, "cmdline": COMMAND_LINE},
@@ -41,8 +41,8 @@ pub fn vm_config(recipe: &VmRecipe) -> Result<Value, String> {
 
 /// A disk in a slot. The guest knows it by its serial number.
 #[must_use]
-pub(crate) fn disk_config(slot: usize, disk: &Disk) -> Value {
-    let name = slot_name(slot);
+pub(crate) fn disk_config(disk: &Disk) -> Value {
+    let name = slot_name(disk.slot);
     json!({"id": name, "serial": name, "path": disk.path, "readonly": disk.read_only, "image_type": "Raw"})
 }
 
@@ -192,8 +192,8 @@ pub(crate) mod tests {
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
             disks: vec![
-                Disk { path: "/images/a.erofs".into(), read_only: true },
-                Disk { path: format!("/vms/{name}/overlay.ext4").into(), read_only: false },
+                Disk { slot: 0, path: "/images/a.erofs".into(), read_only: true },
+                Disk { slot: 2, path: format!("/vms/{name}/overlay.ext4").into(), read_only: false },
             ],
             slots: Slots { read_only: 2, writable: 1 },
             nic: Some(Nic { mac: MacAddr::of(&id), backend: NicBackend::Tap { name: format!("ct-{name}") } }),

@@ -197,8 +197,8 @@ impl Driver for CloudHypervisorDriver {
         self.switch(recipe, "vm.resume", "Running").await
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
-        put(recipe, "vm.add-disk", Some(&disk_config(slot, disk))).await
+    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
+        put(recipe, "vm.add-disk", Some(&disk_config(disk))).await
     }
 
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {

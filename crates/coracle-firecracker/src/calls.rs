@@ -93,8 +93,8 @@ pub fn load_calls(recipe: &VmRecipe, state: &str, memory: &str, refilled: bool) 
         load["network_overrides"] = json!([{"iface_id": NIC, "host_dev_name": tap(nic)?}]);
     }
     let mut calls = vec![Call::put("/snapshot/load", load)];
-    let filled = recipe.filled_slots().filter(|_| refilled);
-    calls.extend(filled.map(|(slot, _)| refill(slot)));
+    let filled = recipe.disks.iter().filter(|_| refilled);
+    calls.extend(filled.map(|disk| refill(disk.slot)));
     Ok(calls)
 }
 
@@ -140,8 +140,8 @@ mod tests {
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
             disks: vec![
-                Disk { path: "/images/a.erofs".into(), read_only: true },
-                Disk { path: "/vms/web/overlay.ext4".into(), read_only: false },
+                Disk { slot: 0, path: "/images/a.erofs".into(), read_only: true },
+                Disk { slot: 2, path: "/vms/web/overlay.ext4".into(), read_only: false },
             ],
             slots: Slots { read_only: 2, writable: 1 },
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),

@@ -250,8 +250,8 @@ impl Driver for FirecrackerDriver {
         self.set_state(recipe, "Resumed").await
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
-        self.swap(recipe, slot, Some(disk)).await
+    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
+        self.swap(recipe, disk.slot, Some(disk)).await
     }
 
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {

@@ -78,7 +78,7 @@ mod tests {
             memory: 128.try_into().unwrap(),
             kernel: "/k".into(),
             initrd: "/i".into(),
-            disks: vec![Disk { path: "/disks/overlay".into(), read_only: false }],
+            disks: vec![Disk { slot: 1, path: "/disks/overlay".into(), read_only: false }],
             slots: Slots { read_only: 1, writable: 1 },
             nic: None,
             state_dir: dir.path().into(),

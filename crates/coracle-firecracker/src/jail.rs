@@ -160,7 +160,7 @@ mod tests {
             memory: 128.try_into().unwrap(),
             kernel: dir.join("vmlinuz"),
             initrd: dir.join("initrd"),
-            disks: vec![Disk { path: dir.join("overlay"), read_only: false }],
+            disks: vec![Disk { slot: 1, path: dir.join("overlay"), read_only: false }],
             slots: Slots { read_only: 1, writable: 1 },
             nic: None,
             state_dir: dir.into(),

@@ -12,15 +12,21 @@ use tokio::sync::watch;
 
 use crate::configure::{self, Plan};
 use crate::error::Error;
+use crate::folder::Folder;
 use crate::reap::{Reaper, Scope};
 use crate::root::Root;
+use crate::volumes::{self, Volumes};
 use crate::workload::{Progress, Workload};
 use crate::{metrics, mounts, sys};
 
 /// Optional abilities that this agent has.
-const FEATURES: [&str; 6] = ["copy", "exec", "logs", "metrics", "port-forward", "tty"];
+const FEATURES: [&str; 7] = ["copy", "exec", "logs", "metrics", "port-forward", "tty", "volumes"];
 /// Limit for one Configure.
 const CONFIGURE: Duration = Duration::from_secs(20);
+/// Limit for a volume to come or go: a disk may have much to write.
+const VOLUME: Duration = Duration::from_secs(20);
+/// Limit for idle volumes to be left when the machine goes off.
+const LEAVE: Duration = Duration::from_secs(2);
 
 /// The container's root, once mounted.
 type RootSlot = Arc<Mutex<Option<Arc<Root>>>>;
@@ -33,6 +39,7 @@ pub struct Agent {
     /// One Configure at a time, also when its caller has gone.
     configured: Arc<tokio::sync::Mutex<Option<Plan>>>,
     root: RootSlot,
+    pub(crate) volumes: Arc<Volumes>,
     pub(crate) reaper: Arc<Reaper>,
     pub(crate) workload: Arc<Workload>,
     pub(crate) shutdown: watch::Sender<Option<ShutdownRequest>>,
@@ -57,6 +64,7 @@ impl Agent {
             owns_machine,
             configured: Arc::default(),
             root: Arc::new(Mutex::new(root)),
+            volumes: Arc::default(),
             reaper: Reaper::new(scope),
             workload: Workload::new(),
             shutdown: watch::Sender::new(None),
@@ -97,9 +105,10 @@ impl Agent {
         let work = async {
             let mut before = Arc::clone(&self.configured).lock_owned().await;
             let root = Arc::clone(&self.root);
+            let volumes = Arc::clone(&self.volumes);
             let started = self.workload.progress() != Progress::NotStarted;
             // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
-            tokio::task::spawn_blocking(move || apply(&mut before, plan, &root, started)).await
+            tokio::task::spawn_blocking(move || apply(&mut before, plan, &root, &volumes, started)).await
         };
         let done = tokio::time::timeout(CONFIGURE, work)
             .await
@@ -115,6 +124,39 @@ impl Agent {
         self.root_slot()
             .clone()
             .ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
+    }
+
+    /// Puts a volume into the container. `Ok` when it is there.
+    pub(crate) async fn mount_volume(&self, plan: volumes::Plan) -> Result<(), Error> {
+        self.with_volumes("mounting a volume", move |volumes, root| volumes.mount(root, plan)).await
+    }
+
+    /// Takes a volume out of the container. `Ok` when it is not there.
+    pub(crate) async fn unmount_volume(&self, name: String) -> Result<(), Error> {
+        self.with_volumes("unmounting a volume", move |volumes, root| volumes.unmount(root, &name)).await
+    }
+
+    /// Leaves the volumes that nobody uses any more, within a limit: the host may not answer for its folders.
+    pub(crate) async fn leave_volumes(&self) {
+        let volumes = Arc::clone(&self.volumes);
+        let left = tokio::task::spawn_blocking(move || volumes.leave_idle());
+        let _ = tokio::time::timeout(LEAVE, left).await;
+    }
+
+    /// The folder of that name, to be served.
+    pub(crate) async fn folder(&self, name: String) -> Result<Arc<Folder>, Error> {
+        self.with_volumes("finding a folder", move |volumes, _| volumes.folder(&name)).await
+    }
+
+    async fn with_volumes<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&Volumes, &Root) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (root, volumes) = (self.root()?, Arc::clone(&self.volumes));
+        let work = tokio::task::spawn_blocking(move || work(&volumes, &root));
+        let done = tokio::time::timeout(VOLUME, work).await.map_err(|_| Error::TimedOut(what))?;
+        done.map_err(|_| Error::TimedOut(what))?
     }
 
     pub(crate) fn metrics(&self) -> MetricsResponse {
@@ -152,6 +194,7 @@ fn apply(
     before: &mut Option<Plan>,
     plan: Plan,
     root: &RootSlot,
+    volumes: &Volumes,
     started: bool,
 ) -> Result<ConfigureResponse, Error> {
     let changed = before.as_ref() != Some(&plan);
@@ -168,6 +211,9 @@ fn apply(
     let applied = configure::apply(&plan, mounted.as_deref(), changed)?;
     if let Some(mounted) = applied.root {
         *lock(root) = Some(Arc::new(mounted));
+    }
+    if let Some(root) = lock(root).clone() {
+        plan.volumes().iter().try_for_each(|volume| volumes.mount(&root, volume.clone()))?;
     }
     let kept = kept.cloned();
     *before = Some(plan.or_root(kept));

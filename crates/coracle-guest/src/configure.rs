@@ -11,7 +11,7 @@ use rustix::time::{ClockId, Timespec};
 use crate::console::say;
 use crate::error::Error;
 use crate::root::Root;
-use crate::{furniture, mounts, net, sys};
+use crate::{furniture, mounts, net, sys, volumes};
 
 /// Longest host name, bytes (HOST_NAME_MAX).
 const HOSTNAME_MAX: usize = 64;
@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     machine_id: String,
     network: Option<net::Plan>,
     pub(crate) root: Option<mounts::Plan>,
+    /// Volumes come and go: as many as there are now, whatever there was before.
+    volumes: Volumes,
     /// Not part of what makes two requests the same.
     moment: Moment,
 }
@@ -34,6 +36,17 @@ struct Moment {
     clock_unix_ns: i64,
     takes_over: bool,
 }
+
+/// Not part of what makes two requests the same, either.
+#[derive(Clone, Debug)]
+struct Volumes(Vec<volumes::Plan>);
+
+impl PartialEq for Volumes {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+impl Eq for Volumes {}
 
 impl PartialEq for Moment {
     fn eq(&self, _: &Self) -> bool {
@@ -58,6 +71,7 @@ impl Plan {
         Ok(Self {
             network: request.network.as_ref().map(net::Plan::parse).transpose()?,
             root: request.root.as_ref().map(mounts::Plan::parse).transpose()?,
+            volumes: Volumes(request.mounts.iter().map(volumes::Plan::parse).collect::<Result<_, _>>()?),
             hostname: request.hostname,
             machine_id: request.machine_id,
             moment: Moment {
@@ -66,6 +80,10 @@ impl Plan {
                 takes_over: request.takes_over,
             },
         })
+    }
+
+    pub(crate) fn volumes(&self) -> &[volumes::Plan] {
+        &self.volumes.0
     }
 
     /// Does the machine go on from another one's memory?

@@ -19,6 +19,7 @@ mod copy;
 mod disks;
 mod error;
 mod exec;
+mod folder;
 mod forward;
 mod furniture;
 mod logs;
@@ -37,6 +38,7 @@ pub mod session;
 mod shutdown;
 mod sys;
 mod user;
+mod volumes;
 pub mod vsock;
 mod workload;
 

@@ -66,7 +66,8 @@ impl Plan {
     }
 }
 
-fn device(path: &str) -> Result<PathBuf, Error> {
+/// A checked path of a disk.
+pub(crate) fn device(path: &str) -> Result<PathBuf, Error> {
     match path.strip_prefix(disks::BY_SERIAL).or_else(|| path.strip_prefix("/dev/")) {
         Some(name) if (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric()) => {
             Ok(path.into())

@@ -31,10 +31,11 @@ pub fn run() {
     let _ = rustix::process::setrlimit(Resource::Nofile, FILES);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     say!("version {} up after {} ms", env!("CARGO_PKG_VERSION"), crate::sys::uptime_ms());
-    if let Err(e) = serve() {
+    let agent = Agent::of_machine();
+    if let Err(e) = serve(&agent) {
         say!("cannot serve: {e}");
     }
-    shutdown::power_off();
+    shutdown::power_off(&agent);
 }
 
 /// What can be done before the machine is anybody's, so that its clones need not. What fails is tried again, and told,
@@ -47,25 +48,25 @@ fn prepare() {
     }
 }
 
-fn serve() -> io::Result<()> {
+fn serve(agent: &Arc<Agent>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_stack_size(STACK_BYTES)
         .max_blocking_threads(FILE_THREADS)
         .thread_keep_alive(KEEP)
         .build()?;
-    let agent = Agent::of_machine();
     runtime.block_on(async {
         // One thread from the start: when a fork bomb has taken all others, file work waits for it instead of panicking.
         let _ = tokio::task::spawn_blocking(|| ()).await;
         let off = async {
-            shutdown::requested(&agent).await;
+            shutdown::requested(agent).await;
+            agent.leave_volumes().await; // while the host still serves its folders
             agent.close();
             std::future::pending::<()>().await;
         };
         tokio::select! {
             result = agent.reap() => result,
-            () = sessions(&agent) => Ok(()),
+            () = sessions(agent) => Ok(()),
             () = off => Ok(()),
         }
     })?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coracle_proto::guest::copy_in_request::Message as CopyIn;
 use coracle_proto::guest::exec_request::Message as Exec;
+use coracle_proto::guest::folder_answer::Message as ServeFolder;
 use coracle_proto::guest::guest_server::Guest;
 use coracle_proto::guest::port_forward_request::Message as PortForward;
 use coracle_proto::guest::*;
@@ -16,7 +17,7 @@ use crate::agent::Agent;
 use crate::error::Error;
 use crate::pumped::Pumped;
 use crate::workload::Progress;
-use crate::{copy, exec, forward};
+use crate::{copy, exec, forward, volumes};
 
 /// Limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -101,6 +102,29 @@ impl Guest for Agent {
             return Err(Status::invalid_argument("the first message is not `header`"));
         };
         Ok(Response::new(forward::forward(&header, input).await?))
+    }
+
+    async fn mount(&self, request: Request<MountRequest>) -> Answer<MountResponse> {
+        self.mount_volume(volumes::Plan::parse(&request.into_inner())?).await?;
+        Ok(Response::new(MountResponse {}))
+    }
+
+    async fn unmount(&self, request: Request<UnmountRequest>) -> Answer<UnmountResponse> {
+        self.unmount_volume(request.into_inner().name).await?;
+        Ok(Response::new(UnmountResponse {}))
+    }
+
+    type ServeFolderStream = Pumped<FolderQuestion>;
+
+    async fn serve_folder(
+        &self,
+        request: Request<Streaming<FolderAnswer>>,
+    ) -> Answer<Self::ServeFolderStream> {
+        let mut input = request.into_inner();
+        let Some(ServeFolder::Name(name)) = first(&mut input).await?.message else {
+            return Err(Status::invalid_argument("the first message is not `name`"));
+        };
+        Ok(Response::new(self.folder(name).await?.serve(input)?))
     }
 
     async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsResponse> {

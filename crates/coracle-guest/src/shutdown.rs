@@ -36,7 +36,7 @@ pub(crate) async fn requested(agent: &Agent) {
 }
 
 /// Ends everything else and the machine. Call without a runtime: nothing of it may still use the root.
-pub(crate) fn power_off() {
+pub(crate) fn power_off(agent: &Agent) {
     crate::sys::kill_everything();
     let since = Instant::now();
     while since.elapsed() < REAP {
@@ -46,6 +46,7 @@ pub(crate) fn power_off() {
             Err(_) => break, // no child is left
         }
     }
+    agent.volumes.leave();
     mounts::leave();
     rustix::fs::sync();
     say!("going off");

@@ -91,6 +91,7 @@ fn request() -> ConfigureRequest {
             overlay_device: "/dev/vdb".into(),
         }),
         takes_over: false,
+        mounts: vec![],
     }
 }
 

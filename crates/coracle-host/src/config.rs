@@ -20,6 +20,8 @@ pub struct HostConfig {
     pub initrd: PathBuf,
     /// Folders that a kernel named by a caller may lie in.
     pub kernel_dirs: Vec<PathBuf>,
+    /// Folders that disks and folders named by a caller may lie in, beside `<state>/volumes`.
+    pub volume_dirs: Vec<PathBuf>,
     /// Size of a VM's writable disk unless the caller says otherwise, in MiB. Sparse.
     pub disk_mib: u64,
     /// From start to acknowledged configuration.
@@ -46,6 +48,7 @@ impl HostConfig {
             kernel,
             initrd,
             kernel_dirs: vec![],
+            volume_dirs: vec![],
             disk_mib: 10 * 1024,
             boot_limit: Duration::from_secs(120),
             identity_limit: Duration::from_secs(2),

@@ -154,6 +154,14 @@ pub enum HostError {
         /// What was asked for.
         name: String,
     },
+    /// The VM has no volume of that name.
+    #[error("VM {vm} has no volume {name}")]
+    NoVolume {
+        /// Which VM.
+        vm: String,
+        /// What was asked for.
+        name: String,
+    },
     /// The name is taken by another snapshot.
     #[error("snapshot {name} already exists")]
     SnapshotExists {
@@ -271,7 +279,10 @@ impl HostError {
     #[must_use]
     pub fn fault(&self) -> Fault {
         match self {
-            Self::NotFound { .. } | Self::NoTemplate { .. } | Self::NoSnapshot { .. } => Fault::NotFound,
+            Self::NotFound { .. }
+            | Self::NoTemplate { .. }
+            | Self::NoSnapshot { .. }
+            | Self::NoVolume { .. } => Fault::NotFound,
             Self::SnapshotExists { .. } => Fault::AlreadyExists,
             Self::Archive { source } if source.kind() == io::ErrorKind::StorageFull => Fault::Exhausted,
             Self::Archive { .. } => Fault::Invalid,
@@ -362,6 +373,7 @@ impl HostError {
             Self::NoTemplate { .. } => "COR-TPL-002",
             Self::Unsupported { .. } => "COR-DRV-002",
             Self::Incompatible { .. } => "COR-VM-013",
+            Self::NoVolume { .. } => "COR-VOL-001",
             Self::NoSnapshot { .. } => "COR-SNP-001",
             Self::SnapshotExists { .. } => "COR-SNP-002",
             Self::NoSnapshotImage { .. } => "COR-SNP-003",
@@ -377,6 +389,7 @@ impl HostError {
                 "start the node with the VMM that saved it; or give its memory up: coracle rm {name}"
             )),
             Self::NotFound { .. } => Some("list what there is: coracle ps -a".to_owned()),
+            Self::NoVolume { vm, .. } => Some(format!("list what there is: coracle volume ls {vm}")),
             Self::NoSnapshot { .. } => Some("list what there is: coracle snapshot ls".to_owned()),
             Self::SnapshotExists { name } => {
                 Some(format!("choose another --name, or remove it: coracle snapshot rm {name}"))

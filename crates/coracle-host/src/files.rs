@@ -34,6 +34,14 @@ pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a folder and all below. `Ok` when it is not there.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Removes a folder with all that is in it. `Ok` when it is not there.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

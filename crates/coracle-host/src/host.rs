@@ -23,6 +23,7 @@ use crate::recipe::VmPaths;
 use crate::snapshots::SnapshotStore;
 use crate::templates::Templates;
 use crate::vm::{self, Handle, Request, Shared};
+use crate::volumes::Claims;
 use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files, logs};
 
 mod capacity;
@@ -31,6 +32,7 @@ mod directory;
 pub(crate) mod registries;
 mod snapshots;
 mod templates;
+mod volumes;
 
 /// Events that a watcher may lag behind before it must list again.
 const EVENTS: usize = 1024;
@@ -92,8 +94,10 @@ impl Host {
         let accelerators = probes.iter().map(known).collect();
         let (templates, wishes) = Templates::open(&config.state_dir, config.templates)
             .map_err(state("open the templates".to_owned()))?;
+        let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let shared = Arc::new(Shared {
             templates,
+            claims: Claims::of(&records),
             boots: Semaphore::new(config.boots_at_once.max(1)),
             config,
             driver,
@@ -105,7 +109,6 @@ impl Host {
         });
         let snapshots =
             SnapshotStore::open(&shared.config.state_dir).map_err(state("open the snapshots".to_owned()))?;
-        let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let host = Self(Arc::new(Inner {
             shared,
             images,

@@ -7,7 +7,15 @@ use coracle_net::{Plug, Subnet};
 use coracle_proto::guest as pb;
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
 
-use crate::{HostConfig, Record};
+use crate::{HostConfig, Record, Volume};
+
+/// The slot of the root's image.
+pub(crate) const IMAGE_SLOT: usize = 0;
+
+/// The slot of a VM's own disk: the first that can be written.
+pub(crate) fn overlay_slot() -> usize {
+    usize::from(Slots::default().read_only)
+}
 
 /// Where things of a VM lie.
 #[derive(Clone, Debug)]
@@ -38,6 +46,11 @@ impl VmPaths {
         self.saved().join("memory")
     }
 
+    /// What the guest has been told of a folder, so that a restart of the node goes on with it.
+    pub(crate) fn folder_table(&self, volume: &str) -> PathBuf {
+        self.state.join("folders").join(volume)
+    }
+
     pub(crate) fn console(&self) -> PathBuf {
         self.state.join("console.ring")
     }
@@ -55,16 +68,18 @@ pub(crate) fn recipe(
         Plug::Tap(name) => NicBackend::Tap { name: name.clone() },
         Plug::User => NicBackend::User { forwards: record.ports.clone() },
     });
+    let mut disks = vec![
+        Disk { slot: IMAGE_SLOT, path: record.rootfs.clone(), read_only: true },
+        Disk { slot: overlay_slot(), path: paths.overlay(), read_only: false },
+    ];
+    disks.extend(record.volumes.iter().filter_map(Volume::disk));
     VmRecipe {
         id: record.id.clone(),
         vcpus: record.vcpus,
         memory: record.memory,
         kernel: record.kernel.clone().unwrap_or_else(|| config.kernel.clone()),
         initrd: config.initrd.clone(),
-        disks: vec![
-            Disk { path: record.rootfs.clone(), read_only: true },
-            Disk { path: paths.overlay(), read_only: false },
-        ],
+        disks,
         slots: Slots::default(),
         nic: backend.map(|backend| Nic { mac: record.mac, backend }),
         state_dir: paths.state,
@@ -131,15 +146,16 @@ pub(crate) fn configuration(
         takes_over: false,
         network: Some(network),
         root: Some(pb::RootMount {
-            image_device: device(0),
+            image_device: device(IMAGE_SLOT),
             image_fs: "erofs".to_owned(),
-            overlay_device: device(usize::from(Slots::default().read_only)),
+            overlay_device: device(overlay_slot()),
         }),
+        mounts: record.volumes.iter().map(Volume::request).collect(),
     }
 }
 
 /// What the guest calls the disk in a slot.
-fn device(slot: usize) -> String {
+pub(crate) fn device(slot: usize) -> String {
     format!("/dev/disk/by-id/virtio-slot{slot}")
 }
 

@@ -9,7 +9,7 @@ use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
-use crate::{SnapshotName, TemplateKey, files};
+use crate::{SnapshotName, TemplateKey, Volume, files};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub(crate) const SCHEMA: u32 = 1;
@@ -103,6 +103,9 @@ pub struct Record {
     /// The memory of a VM that was hibernated, until its guest goes on.
     #[serde(default)]
     pub saved: Option<SavedMemory>,
+    /// Disks and folders beside its own disk.
+    #[serde(default)]
+    pub volumes: Vec<Volume>,
 }
 
 /// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
@@ -251,6 +254,7 @@ pub(crate) mod tests {
             cold: false,
             driver: String::new(),
             saved: None,
+            volumes: vec![],
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{EventKind, Fence, Host};
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What this version can do beyond the first release of the wire.
-const FEATURES: [&str; 5] = ["hibernate", "images", "pause", "registries", "snapshots"];
+const FEATURES: [&str; 6] = ["hibernate", "images", "pause", "registries", "snapshots", "volumes"];
 
 type Reply<T> = Result<Response<T>, Status>;
 type Replies<T> = Result<Response<BoxStream<'static, Result<T, Status>>>, Status>;
@@ -116,6 +116,21 @@ impl HostRpc for HostService {
     async fn hibernate_vm(&self, request: Request<pb::HibernateVmRequest>) -> Reply<pb::Vm> {
         let fence = fence(&request);
         let record = self.host.hibernate(&request.into_inner().vm, fence).await?;
+        self.vm(record.id.as_str())
+    }
+
+    async fn attach_volume(&self, request: Request<pb::AttachVolumeRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let pb::AttachVolumeRequest { vm, volume } = request.into_inner();
+        let wish = convert::volume_wish(volume.unwrap_or_default());
+        let record = self.host.attach_volume(&vm, wish, fence).await?;
+        self.vm(record.id.as_str())
+    }
+
+    async fn detach_volume(&self, request: Request<pb::DetachVolumeRequest>) -> Reply<pb::Vm> {
+        let fence = fence(&request);
+        let pb::DetachVolumeRequest { vm, volume } = request.into_inner();
+        let record = self.host.detach_volume(&vm, &volume, fence).await?;
         self.vm(record.id.as_str())
     }
 

@@ -2,6 +2,7 @@
 
 mod actor;
 mod boot;
+mod folders;
 mod follow;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub(crate) use actor::spawn;
 
 use crate::record::SavedMemory;
 use crate::templates::Templates;
+use crate::volumes::{Claims, Found, VolumeWish};
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
 
 /// What all VMs of a host share.
@@ -32,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) events: broadcast::Sender<HostEvent>,
     pub(crate) templates: Templates,
+    /// Files that are in use as volumes.
+    pub(crate) claims: Claims,
     /// Limits how many guests boot at once.
     pub(crate) boots: Semaphore,
     /// The daemon is going down; guests stay.
@@ -86,6 +90,10 @@ pub(crate) enum Request {
     Suspend { op: Op, fence: Option<Fence>, reply: Reply },
     /// Answers when a copy of memory and disk is in the folder, which it makes.
     Snapshot { dir: PathBuf, reply: Copied },
+    /// Answers when the volume is the VM's.
+    Attach { wish: VolumeWish, found: Found, fence: Option<Fence>, reply: Reply },
+    /// Answers when the volume is not the VM's any more.
+    Detach { volume: String, fence: Option<Fence>, reply: Reply },
     /// Answers when nothing is left.
     Delete { force: bool, fence: Option<Fence>, reply: Reply },
 }

@@ -143,26 +143,26 @@ pub async fn check_snapshots<D: Driver>(driver: &D, recipe: &VmRecipe) {
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 pub async fn check_disks<D: Driver>(driver: &D, recipe: &VmRecipe) {
     let dir = tempfile::tempdir().expect("a folder");
-    let disk = |name: &str, read_only: bool| Disk { path: dir.path().join(name), read_only };
-    let disks = [(0, disk("image", true)), (usize::from(recipe.slots.read_only), disk("data", false))];
-    for (_, disk) in &disks {
+    let writable = usize::from(recipe.slots.read_only);
+    let disk = |slot, name: &str| Disk { slot, path: dir.path().join(name), read_only: slot < writable };
+    let disks = [disk(0, "image"), disk(writable, "data")];
+    for disk in &disks {
         File::create(&disk.path).and_then(|file| file.set_len(1 << 20)).expect("a disk");
     }
-    assert!(driver.insert_disk(recipe, 0, &disks[0].1).await.is_err(), "no disk without a VMM");
+    assert!(driver.insert_disk(recipe, &disks[0]).await.is_err(), "no disk without a VMM");
     let process = driver.start(recipe).await.expect("start");
     expect_hello(driver, recipe).await;
-    let absent = disk("absent", false);
-    let slot = disks[1].0;
-    assert!(driver.insert_disk(recipe, slot, &absent).await.is_err(), "no disk without a file");
+    let absent = disk(writable, "absent");
+    assert!(driver.insert_disk(recipe, &absent).await.is_err(), "no disk without a file");
     driver.kill(process).await.expect("kill");
     let process = driver.start(recipe).await.expect("start again");
     expect_hello(driver, recipe).await;
     for _ in 0..2 {
-        for (slot, disk) in &disks {
-            driver.insert_disk(recipe, *slot, disk).await.expect("insert a disk");
+        for disk in &disks {
+            driver.insert_disk(recipe, disk).await.expect("insert a disk");
         }
-        for (slot, _) in &disks {
-            driver.eject_disk(recipe, *slot).await.expect("eject a disk");
+        for disk in &disks {
+            driver.eject_disk(recipe, disk.slot).await.expect("eject a disk");
         }
     }
     expect_hello_again(driver, recipe).await;

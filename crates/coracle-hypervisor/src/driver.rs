@@ -82,12 +82,12 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Control`].
     async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError>;
 
-    /// Puts a disk into an empty slot of a running machine; the guest learns of it. Repeated after a crash, it may be
+    /// Puts a disk into its slot, which is empty, of a running machine; the guest learns of it. Repeated after a crash, it may be
     /// refused because the disk is there: [`Driver::eject_disk`] first.
     ///
     /// # Errors
     /// [`DriverError::Control`], [`DriverError::Io`] when the file is not there.
-    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError>;
+    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError>;
 
     /// Empties a slot of a running machine. The guest has let go of its disk, or loses it.
     ///

@@ -95,8 +95,8 @@ impl Driver for Drivers {
         self.of(recipe)?.resume(recipe).await
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
-        self.of(recipe)?.insert_disk(recipe, slot, disk).await
+    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
+        self.of(recipe)?.insert_disk(recipe, disk).await
     }
 
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {

@@ -138,7 +138,7 @@ impl FakeDriver {
             }
         };
         let guest = guest::start(boot_time, saved, stop.clone(), power_off);
-        let filled = recipe.filled_slots().map(|(slot, _)| slot).collect();
+        let filled = recipe.disks.iter().map(|disk| disk.slot).collect();
         let gone = watch::Sender::new(false);
         let machine = Machine { process, gone, guest, filled, _stop: stop.drop_guard() };
         lock(&machines.running).insert(recipe.id.clone(), machine);
@@ -210,10 +210,10 @@ impl Driver for FakeDriver {
         machine.guest.console().map_err(refused)
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
+    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
         let absent = |source| DriverError::Io { operation: format!("open {}", disk.path.display()), source };
         std::fs::metadata(&disk.path).map_err(absent)?;
-        self.slot(recipe, slot, |slots| slots.insert(slot))
+        self.slot(recipe, disk.slot, |slots| slots.insert(disk.slot))
     }
 
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {

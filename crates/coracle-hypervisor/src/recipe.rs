@@ -30,6 +30,8 @@ impl Accelerator {
 /// A file that the guest sees as a block device, in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
+    /// Its slot, from 0. One disk a slot; those for images come first ([`Slots`]).
+    pub slot: usize,
     /// Raw file on the host.
     pub path: PathBuf,
     /// Refuse writes; the file may be shared by any number of VMs.
@@ -117,7 +119,7 @@ pub struct VmRecipe {
     pub kernel: PathBuf,
     /// Initramfs with the guest agent.
     pub initrd: PathBuf,
-    /// They take the slots of their kind in this order.
+    /// In any order.
     pub disks: Vec<Disk>,
     /// Places for disks.
     pub slots: Slots,
@@ -135,18 +137,9 @@ pub struct VmRecipe {
 }
 
 impl VmRecipe {
-    /// The disks with their slots.
-    pub fn filled_slots(&self) -> impl Iterator<Item = (usize, &Disk)> {
-        let images = self.disks.iter().filter(|disk| disk.read_only);
-        let others = self.disks.iter().filter(|disk| !disk.read_only);
-        let first = usize::from(self.slots.read_only);
-        let others = others.enumerate().map(move |(n, disk)| (first + n, disk));
-        images.enumerate().chain(others)
-    }
-
     /// The disk in a slot.
     #[must_use]
     pub fn disk_in(&self, slot: usize) -> Option<&Disk> {
-        self.filled_slots().find(|(n, _)| *n == slot).map(|(_, disk)| disk)
+        self.disks.iter().find(|disk| disk.slot == slot)
     }
 }

@@ -205,8 +205,8 @@ mod tests {
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
             disks: vec![
-                Disk { path: "/images/a.erofs".into(), read_only: true },
-                Disk { path: "/vms/we,b/overlay.ext4".into(), read_only: false },
+                Disk { slot: 0, path: "/images/a.erofs".into(), read_only: true },
+                Disk { slot: 2, path: "/vms/we,b/overlay.ext4".into(), read_only: false },
             ],
             slots: Slots { read_only: 2, writable: 1 },
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),

@@ -157,8 +157,8 @@ impl Driver for QemuDriver {
         Monitor::open(recipe).await?.run("cont", json!({})).await.map(drop)
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, slot: usize, disk: &Disk) -> Result<(), DriverError> {
-        Monitor::open(recipe).await?.insert(recipe, slot, disk).await
+    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
+        Monitor::open(recipe).await?.insert(recipe, disk).await
     }
 
     async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {

@@ -7,16 +7,12 @@ use crate::argv::EMPTY_SLOT_BYTES;
 use crate::monitor::Monitor;
 
 impl Monitor<'_> {
-    /// Puts a disk into an empty slot and tells the guest its size.
+    /// Puts a disk into its empty slot and tells the guest its size.
     ///
     /// A read-only node cannot be resized, and a resize is how the guest hears of a new size. So a read-only slot is
     /// first writable for a moment, on an empty file of the disk's size, and never on the disk itself.
-    pub(crate) async fn insert(
-        &mut self,
-        recipe: &VmRecipe,
-        slot: usize,
-        disk: &Disk,
-    ) -> Result<(), DriverError> {
+    pub(crate) async fn insert(&mut self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
+        let slot = disk.slot;
         let io =
             |source| DriverError::Io { operation: format!("size disk {slot} of VM {}", recipe.id), source };
         let bytes = std::fs::metadata(&disk.path).map_err(io)?.len();

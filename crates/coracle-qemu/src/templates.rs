@@ -74,8 +74,8 @@ impl QemuDriver {
         monitor.ignore_shared_ram(true).await?;
         monitor.run("migrate-incoming", json!({"uri": format!("fd:{state}")})).await?;
         monitor.migrated().await?;
-        for (slot, disk) in recipe.filled_slots() {
-            monitor.insert(recipe, slot, disk).await?;
+        for disk in &recipe.disks {
+            monitor.insert(recipe, disk).await?;
         }
         monitor.run("cont", json!({})).await?;
         Ok(channel)

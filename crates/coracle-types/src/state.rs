@@ -60,6 +60,8 @@ pub enum Op {
     },
     /// Talk to its guest (exec, copy, port-forward).
     Guest,
+    /// Give it a volume, or take one away: its guest says that it has let go.
+    Volume,
 }
 
 /// A request that the state of a VM does not allow.
@@ -97,7 +99,10 @@ impl VmState {
             (Op::Pause, Running | Paused) => Ok(()),
             (Op::Resume, Running | Paused | Hibernated) => Ok(()),
             (Op::Hibernate | Op::Snapshot, Running | Paused | Hibernated) => Ok(()),
-            (Op::Pause | Op::Resume | Op::Hibernate | Op::Snapshot | Op::Guest, Starting) => {
+            (Op::Volume, Created | Running | Stopped | Failed) => Ok(()),
+            (Op::Volume, Paused | Hibernated) => refuse("resume it first", false),
+            (Op::Volume, Stopping) => refuse("wait until it has stopped", true),
+            (Op::Pause | Op::Resume | Op::Hibernate | Op::Snapshot | Op::Guest | Op::Volume, Starting) => {
                 refuse("wait until it runs", true)
             }
             (Op::Pause, Hibernated) => refuse("it is at rest already", false),
@@ -172,6 +177,7 @@ mod tests {
             (Op::Resume, vec![Running, Paused, Hibernated]),
             (Op::Hibernate, vec![Running, Paused, Hibernated]),
             (Op::Snapshot, vec![Running, Paused, Hibernated]),
+            (Op::Volume, vec![Created, Running, Stopped, Failed]),
             (Op::Stop, vec![Created, Starting, Running, Paused, Hibernating, Stopping, Stopped, Failed]),
             (Op::Delete { force: false }, vec![Created, Hibernated, Stopped, Failed, Deleting]),
             (

@@ -7,6 +7,7 @@ mod market;
 mod registry;
 mod snapshot;
 mod template;
+mod volume;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ pub(crate) use registry::{
 };
 pub(crate) use snapshot::{CommitArgs, ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
 pub(crate) use template::{TemplateArgs, TemplateCommand};
+pub(crate) use volume::{VolumeArgs, VolumeCommand, VolumeFlag};
 
 /// Virtual machines for Kubernetes, on one command line.
 #[derive(Parser, Debug)]
@@ -146,6 +148,8 @@ pub(crate) enum Command {
     Image(ImageArgs),
     /// Saved machines that VMs start from
     Template(TemplateArgs),
+    /// Disks and folders of the node in VMs
+    Volume(VolumeArgs),
     /// Pools of vSphere VMs for a HyperShift NodePool
     #[command(name = "agentpool")]
     AgentPool(AgentPoolArgs),
@@ -220,6 +224,10 @@ pub(crate) struct RunArgs {
     /// Size of the writable disk in MiB
     #[arg(long, value_name = "MIB")]
     pub(crate) disk: Option<u64>,
+    /// Give it a folder or a disk image of the node, or a disk that the node keeps by that name; options
+    /// are ro and size=MIB, which makes such a disk
+    #[arg(short, long, value_name = "SOURCE[:TARGET[:OPTION,...]]")]
+    pub(crate) volume: Vec<VolumeFlag>,
     /// Set an environment variable
     #[arg(short, long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,

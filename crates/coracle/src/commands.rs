@@ -20,6 +20,7 @@ pub(crate) mod snapshot;
 pub(crate) mod template;
 pub(crate) mod terminal;
 pub(crate) mod vm;
+pub(crate) mod volume;
 
 use clap::CommandFactory;
 

@@ -82,6 +82,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Restore(args) => commands::snapshot::restore(&global, args).await,
         Command::Fork(args) => commands::snapshot::fork(&global, args).await,
         Command::Commit(args) => commands::image::commit(&global, args).await,
+        Command::Volume(args) => commands::volume::run(&global, args.command).await,
         Command::Template(args) => commands::template::run(&global, args.command).await,
         Command::Market(args) => commands::market::run(&global, args.command).await,
         Command::Crd(args) => commands::crd(args.command),

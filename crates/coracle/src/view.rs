@@ -44,6 +44,46 @@ pub(crate) struct Spec {
     pub(crate) memory_mib: u64,
     pub(crate) command: Vec<String>,
     pub(crate) ports: Vec<Port>,
+    pub(crate) volumes: Vec<Volume>,
+}
+
+/// A disk or a folder of the node in the guest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Volume {
+    pub(crate) name: String,
+    pub(crate) kind: &'static str,
+    pub(crate) source: String,
+    pub(crate) target: String,
+    pub(crate) read_only: bool,
+}
+
+impl Volume {
+    /// As the node of this machine tells it.
+    pub(crate) fn of_node(volume: &pb::Volume) -> Self {
+        Self {
+            name: volume.name.clone(),
+            kind: match volume.kind() {
+                pb::volume::Kind::Unspecified => "Unknown",
+                pb::volume::Kind::Disk => "Disk",
+                pb::volume::Kind::Block => "Block",
+                pb::volume::Kind::Folder => "Folder",
+            },
+            source: volume.source.clone(),
+            target: volume.target.clone(),
+            read_only: volume.read_only,
+        }
+    }
+
+    /// For scripts.
+    pub(crate) fn document(&self, vm: &str) -> serde_json::Value {
+        serde_json::json!({
+            "apiVersion": output::API_VERSION,
+            "kind": "Volume",
+            "metadata": {"name": self.name},
+            "spec": {"vm": vm, "kind": self.kind, "source": self.source, "target": self.target, "readOnly": self.read_only},
+        })
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -150,6 +190,7 @@ impl Vm {
                 memory_mib: vm.memory_mib,
                 command: vm.command.clone(),
                 ports: vm.ports.iter().map(port).collect(),
+                volumes: vm.volumes.iter().map(Volume::of_node).collect(),
             },
             status: Status {
                 state: state_name(vm.state()).to_owned(),
@@ -238,6 +279,7 @@ impl Vm {
         self.metadata.id = known.metadata.id;
         self.spec.command = known.spec.command;
         self.spec.ports = known.spec.ports;
+        self.spec.volumes = known.spec.volumes;
         let (node_name, conditions, state) =
             (self.status.node_name, self.status.conditions, self.status.state);
         let message =

@@ -43,12 +43,17 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 fn start_node(state: &Path) -> Child {
+    start_node_with(state, &[])
+}
+
+fn start_node_with(state: &Path, more: &[&str]) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(state.with_extension("log")).unwrap();
     Command::new(CORACLE)
         .args(["node", "--accelerator", "tcg", "--state"])
         .arg(state)
         .arg("--boot")
         .arg(tools::tools_dir().join("guest/current"))
+        .args(more)
         .stdout(log.try_clone().unwrap())
         .stderr(log)
         .kill_on_drop(true)
@@ -227,4 +232,100 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
         coracle_ok(&state, &["down"]).await;
         println!("{{\"scenario\":\"crash_node\",\"seed\":{seed},\"kills\":{kills},\"ok\":true}}");
     });
+}
+
+/// What the guest says of its mounts.
+async fn mounts(state: &Path, vm: &str) -> String {
+    coracle_ok(state, &["exec", vm, "/bin/busybox", "cat", "/proc/mounts"]).await
+}
+
+#[test]
+fn the_daemon_is_killed_while_volumes_come_and_go() {
+    netns::run_within(Duration::from_secs(1800), || async {
+        if node_tools().is_none() {
+            return;
+        }
+        let kills = number("CORACLE_CRASHES", 10);
+        let mut random = StdRng::seed_from_u64(number("CORACLE_SEED", 7));
+        let dir = tempfile::tempdir().unwrap();
+        let (state, shared) = (dir.path().join("state"), dir.path().join("shared"));
+        for dir in [&state, &shared] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        let start = || start_node_with(&state, &["--volume-dir", shared.to_str().unwrap()]);
+        let mut node = start();
+        let mut client = connect(&state).await;
+        import(&state, &dir.path().join("layout")).await;
+        let Some(Known::Running(pid)) = operate(&mut client, "a", &Known::Absent, 0).await else {
+            panic!("the VM does not start")
+        };
+        let data = pb::Volume { source: "data".into(), size_mib: 32, ..Default::default() };
+        let folder = pb::Volume { source: shared.to_str().unwrap().into(), ..Default::default() };
+        // Both names come from the sources.
+        let wishes = [("data", data), ("shared", folder)];
+        let mut attached: BTreeMap<&str, bool> = wishes.iter().map(|(name, _)| (*name, false)).collect();
+        for round in 0..kills {
+            let (name, wish) = &wishes[random.random_range(0..wishes.len())];
+            let (vm, volume) = ("a".to_owned(), (*name).to_owned());
+            let toggle = async {
+                if attached[name] {
+                    client.detach_volume(pb::DetachVolumeRequest { vm, volume }).await
+                } else {
+                    let volume = Some(wish.clone());
+                    client.attach_volume(pb::AttachVolumeRequest { vm, volume }).await
+                }
+            };
+            let outcome = timeout(Duration::from_millis(random.random_range(0..400)), toggle).await;
+            let outcome = outcome.map(|done| done.unwrap_or_else(|e| panic!("kill {round}: {name}: {e}")));
+            node.kill().await.unwrap();
+            node = start();
+            client = connect(&state).await;
+            let vm = client.get_vm(pb::GetVmRequest { vm: "a".into() }).await.unwrap().into_inner();
+            assert_eq!((vm.vmm_pid, vm.state()), (pid, pb::VmState::Running), "kill {round}: {}", vm.message);
+            let has = settled(&mut client, &vm.id).await.iter().any(|v| v.name == *name);
+            if outcome.is_ok() {
+                assert_eq!(has, !attached[name], "kill {round}: what was acknowledged of {name} holds");
+            }
+            attached.insert(name, has);
+            let seen = mounts(&state, "a").await;
+            for (name, has) in &attached {
+                assert_eq!(seen.contains(&format!(" /mnt/{name} ")), *has, "kill {round}: {name}: {seen}");
+            }
+        }
+        client.delete_vm(pb::DeleteVmRequest { vm: "a".into(), force: true }).await.unwrap();
+        // The disk is free for another one.
+        operate(&mut client, "b", &Known::Absent, 0).await.unwrap();
+        for (_, wish) in wishes {
+            let request = pb::AttachVolumeRequest { vm: "b".into(), volume: Some(wish) };
+            client.attach_volume(request).await.unwrap();
+        }
+        client.delete_vm(pb::DeleteVmRequest { vm: "b".into(), force: true }).await.unwrap();
+        assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
+        node.kill().await.unwrap();
+        coracle_ok(&state, &["down"]).await;
+    });
+}
+
+/// The volumes of a VM once its task has settled what was cut off.
+async fn settled(client: &mut HostClient<Channel>, id: &str) -> Vec<pb::Volume> {
+    eventually("no volume is half there", Duration::from_secs(60), || {
+        let (mut client, vm) = (client.clone(), id.to_owned());
+        async move {
+            let look = pb::GetVmRequest { vm: vm.clone() };
+            let seen = client.get_vm(look.clone()).await.map_err(|e| e.to_string())?.into_inner();
+            if !seen.agent_connected {
+                return Err("the agent does not answer yet".to_owned());
+            }
+            // The VM's task does one thing after the other: what it began with the session is done when it answers.
+            let nothing = pb::DetachVolumeRequest { vm, volume: "none".into() };
+            let refused = client.detach_volume(nothing).await.expect_err("there is no such volume");
+            match refused.code() {
+                tonic::Code::NotFound => {
+                    client.get_vm(look).await.map(|vm| vm.into_inner().volumes).map_err(|e| e.to_string())
+                }
+                _ => Err(refused.to_string()),
+            }
+        }
+    })
+    .await
 }

@@ -14,7 +14,8 @@ use tokio::sync::oneshot;
 use super::Host;
 use crate::recipe::{VmPaths, check_kernel, of_shape};
 use crate::record::SCHEMA;
-use crate::{EventKind, HostError, HostEvent, Owner, Record, Workload, files};
+use crate::volumes::Found;
+use crate::{EventKind, HostError, HostEvent, Owner, Record, VolumeWish, Workload, files};
 
 /// What a caller wants.
 #[derive(Clone, Debug)]
@@ -59,6 +60,8 @@ pub struct CreateSpec {
     pub cold: bool,
     /// Name of its driver; empty: the node's default.
     pub driver: String,
+    /// Disks and folders beside its own disk.
+    pub volumes: Vec<VolumeWish>,
 }
 
 /// When a registry is asked for an image.
@@ -115,6 +118,10 @@ impl Host {
         self.check_driver(&spec.driver)?;
         let kernel = self.kernel(&spec.kernel_path)?;
         let (image, rootfs) = self.image(&spec, progress).await?;
+        let mut found = Vec::new();
+        for wish in &spec.volumes {
+            found.push(self.look_at_volume(wish).await?);
+        }
         let owner = &spec.owner;
         let identity = Identity {
             cluster: &owner.cluster,
@@ -124,7 +131,7 @@ impl Host {
         };
         let id = VmId::of_object(&spec.name, identity);
         let reservation = self.reserve(&id, &spec.name, spec.vcpus, spec.memory)?;
-        let result = self.lay_out(spec, id.clone(), image, rootfs, kernel).await;
+        let result = self.lay_out(spec, id.clone(), image, rootfs, kernel, &found).await;
         match result.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
@@ -178,6 +185,7 @@ impl Host {
     /// Nothing is left of a VM that was never acknowledged.
     pub(super) fn undo_creation(&self, id: &VmId) {
         self.0.shared.network.release(id);
+        self.0.shared.claims.release_all(id);
         let _leave_nothing = files::remove_tree(&VmPaths::of(self.config(), id).state);
     }
 
@@ -243,6 +251,7 @@ impl Host {
         image: Image,
         rootfs: PathBuf,
         kernel: Option<PathBuf>,
+        found: &[Found],
     ) -> Result<Record, HostError> {
         let lease = self
             .0
@@ -251,6 +260,7 @@ impl Host {
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let workload = workload(&spec, &image)?;
+        let volumes = self.claim_volumes(&id, &spec.volumes, found)?;
         let driver = spec.driver;
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
@@ -288,6 +298,7 @@ impl Host {
             cold: spec.cold,
             driver,
             saved: None,
+            volumes,
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();

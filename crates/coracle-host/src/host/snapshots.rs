@@ -324,6 +324,7 @@ impl Host {
             cold: false,
             driver: info.machine.driver.clone(),
             saved: Some(saved),
+            volumes: vec![],
         };
         let (paths, store, snapshot) =
             (VmPaths::of(self.config(), id), self.snapshot_store(), info.name.clone());

@@ -8,7 +8,10 @@ use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
 use tonic::Status;
 
 use crate::recipe::VmPaths;
-use crate::{CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, TemplateInfo, View, files};
+use crate::{
+    CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, TemplateInfo, View, Volume, VolumeKind,
+    VolumeWish, files,
+};
 
 /// Checks a request where it enters.
 pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, Status> {
@@ -43,7 +46,35 @@ pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, St
         idempotent: request.idempotent,
         cold: request.cold,
         driver: request.driver,
+        volumes: request.volumes.into_iter().map(volume_wish).collect(),
     })
+}
+
+/// A volume that a caller wants.
+pub(super) fn volume_wish(volume: pb::Volume) -> VolumeWish {
+    VolumeWish {
+        name: volume.name,
+        source: volume.source,
+        target: volume.target,
+        read_only: volume.read_only,
+        size_mib: Some(volume.size_mib).filter(|mib| *mib > 0),
+    }
+}
+
+fn volume(volume: &Volume) -> pb::Volume {
+    let kind = match volume.kind {
+        VolumeKind::Disk { .. } => pb::volume::Kind::Disk,
+        VolumeKind::Block { .. } => pb::volume::Kind::Block,
+        VolumeKind::Folder => pb::volume::Kind::Folder,
+    };
+    pb::Volume {
+        name: volume.name.clone(),
+        source: volume.source.display().to_string(),
+        target: volume.target.clone(),
+        read_only: volume.read_only,
+        size_mib: 0,
+        kind: kind.into(),
+    }
 }
 
 /// The object that a caller speaks for.
@@ -139,6 +170,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         identity_ms: record.identity_ms,
         saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
+        volumes: record.volumes.iter().map(volume).collect(),
     }
 }
 

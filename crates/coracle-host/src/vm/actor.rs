@@ -1,7 +1,9 @@
 //! The task that owns a VM: requests from a queue, reports from jobs, one at a time.
 
 mod suspend;
+mod volumes;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,6 +19,7 @@ use super::{Handle, Note, Reply, Request, Shared, Up, View, What, boot, follow};
 use crate::adopt::{Adoption, adopt};
 use crate::console::{self, ConsoleInput};
 use crate::events::EventKind;
+use crate::folders::FolderServer;
 use crate::guest::within;
 use crate::logs::LogWriter;
 use crate::recipe::{VmPaths, recipe};
@@ -43,6 +46,8 @@ struct Actor {
     requests: mpsc::Receiver<Request>,
     notes: mpsc::Receiver<Note>,
     tell: mpsc::Sender<Note>,
+    /// Folders that the guest is served, by volume.
+    folders: BTreeMap<String, Arc<FolderServer>>,
     /// Everything that runs for the present boot; ends with it.
     jobs: JoinSet<()>,
     /// The job that stays in touch with the guest.
@@ -87,6 +92,7 @@ pub(crate) fn spawn(
         requests: queue,
         notes,
         tell,
+        folders: BTreeMap::new(),
         jobs: JoinSet::new(),
         follower: None,
         held: watch::Sender::new(false),
@@ -186,6 +192,7 @@ impl Actor {
             Request::Stop { fence, .. } => (Op::Stop, fence),
             Request::Suspend { op, fence, .. } => (*op, fence),
             Request::Snapshot { .. } => (Op::Snapshot, &None),
+            Request::Attach { fence, .. } | Request::Detach { fence, .. } => (Op::Volume, fence),
             Request::Delete { fence, force, .. } => (Op::Delete { force: *force }, fence),
         };
         let allowed = self.check_fence(fence.as_ref()).and_then(|()| {
@@ -197,6 +204,8 @@ impl Actor {
                 Request::Start { reply, .. }
                 | Request::Stop { reply, .. }
                 | Request::Suspend { reply, .. }
+                | Request::Attach { reply, .. }
+                | Request::Detach { reply, .. }
                 | Request::Delete { reply, .. },
                 Err(e),
             ) => {
@@ -209,6 +218,14 @@ impl Actor {
             (Request::Stop { grace, reply, .. }, Ok(())) => self.stop(grace, reply).await,
             (Request::Suspend { op, reply, .. }, Ok(())) => self.suspend(op, reply).await,
             (Request::Snapshot { dir, reply }, Ok(())) => self.snapshot(dir, reply).await,
+            (Request::Attach { wish, found, reply, .. }, Ok(())) => {
+                let done = self.attach_volume(&wish, &found).await;
+                let _caller_gone = reply.send(done.map(|()| self.record.clone()));
+            }
+            (Request::Detach { volume, reply, .. }, Ok(())) => {
+                let done = self.detach_volume(&volume).await;
+                let _caller_gone = reply.send(done.map(|()| self.record.clone()));
+            }
             (Request::Delete { reply, .. }, Ok(())) => {
                 let result = self.remove().await;
                 let gone = result.is_ok();
@@ -254,6 +271,7 @@ impl Actor {
         // A guest that goes on from its saved memory does not boot, and its output has no new beginning.
         if self.record.saved.is_none() {
             self.record.boots += 1;
+            self.drop_half_volumes();
         }
         self.record.exit = None;
         self.record.finished_at = None;
@@ -342,10 +360,7 @@ impl Actor {
                 self.starters = starters;
                 self.answer_starters(Err(error));
             }
-            What::Session(guest) => {
-                self.guest = guest;
-                self.publish(EventKind::Updated);
-            }
+            What::Session(guest) => self.session(guest).await,
             What::Exited(exit) => {
                 self.record.message = match (exit.signal, exit.code) {
                     (0, code) => format!("the workload exited with code {code}"),
@@ -357,6 +372,15 @@ impl Actor {
             What::Drained => self.ask_to_power_off(POWER_OFF_GRACE).await,
             What::VmmGone => self.vmm_gone().await,
         }
+    }
+
+    /// A session that begins, or that has ended. What of its volumes was cut off can be finished now.
+    async fn session(&mut self, guest: Option<GuestClient>) {
+        self.guest = guest.clone();
+        if let Some(guest) = guest {
+            self.settle_volumes(&guest).await;
+        }
+        self.publish(EventKind::Updated);
     }
 
     async fn booted(&mut self, Up { guest, identity }: Up) {
@@ -474,6 +498,7 @@ impl Actor {
             source,
         })?;
         self.shared.network.release(&self.record.id);
+        self.shared.claims.release_all(&self.record.id);
         if let Some(gone) = self.gone.take() {
             gone();
         }

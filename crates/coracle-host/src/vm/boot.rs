@@ -248,7 +248,12 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), Host
     let paths = VmPaths::of(&shared.config, &record.id);
     let cache = shared.config.state_dir.join("cache");
     let (size, id) = (record.disk_mib, record.id.clone());
+    let sources: Vec<_> = record.volumes.iter().map(|volume| volume.source.clone()).collect();
     let make = move || -> io::Result<()> {
+        for source in &sources {
+            let told = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));
+            source.metadata().map_err(told)?;
+        }
         std::fs::create_dir_all(&paths.run)?;
         let overlay = paths.overlay();
         if let Some(dir) = overlay.parent() {

@@ -58,7 +58,7 @@ impl Node {
         let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
         for applet in [
             "sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls", "mknod", "dd", "md5sum",
-            "grep", "date",
+            "grep", "date", "kill",
         ] {
             layer = layer.symlink(&format!("bin/{applet}"), "busybox");
         }
@@ -115,6 +115,7 @@ pub(crate) fn spec(name: &str) -> CreateSpec {
         idempotent: false,
         cold: false,
         driver: String::new(),
+        volumes: vec![],
     }
 }
 

@@ -1,5 +1,6 @@
 //! A guest that never boots anything: the real wire with pretended answers.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,7 @@ pub(super) struct Progress {
     configured: Option<String>,
     started: bool,
     exit: Option<i32>,
+    mounted: BTreeSet<String>,
 }
 
 impl Progress {
@@ -45,7 +47,7 @@ impl Progress {
     pub(super) fn load(line: &str) -> Option<Self> {
         let [configured, started, exit] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
         let configured = Some(configured).filter(|c| *c != "-").map(str::to_owned);
-        Some(Self { configured, started: started.parse().ok()?, exit: exit.parse().ok() })
+        Some(Self { configured, started: started.parse().ok()?, exit: exit.parse().ok(), ..Self::default() })
     }
 }
 
@@ -169,8 +171,12 @@ impl Guest for FakeGuest {
     }
 
     async fn configure(&self, request: Request<pb::ConfigureRequest>) -> Reply<pb::ConfigureResponse> {
-        let address = request.into_inner().network.unwrap_or_default().address;
-        self.state.send_modify(|s| s.configured = Some(address.clone()));
+        let request = request.into_inner();
+        let address = request.network.unwrap_or_default().address;
+        self.state.send_modify(|s| {
+            s.configured = Some(address.clone());
+            s.mounted.extend(request.mounts.into_iter().map(|mount| mount.name));
+        });
         let addresses = if address.is_empty() { vec![] } else { vec![address] };
         Ok(Response::new(pb::ConfigureResponse { addresses }))
     }
@@ -270,6 +276,29 @@ impl Guest for FakeGuest {
         #[expect(clippy::disallowed_methods, reason = "ends with the stream that it serves")]
         tokio::spawn(echo);
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn mount(&self, request: Request<pb::MountRequest>) -> Reply<pb::MountResponse> {
+        let name = request.into_inner().name;
+        self.state.send_modify(|s| {
+            s.mounted.insert(name);
+        });
+        Ok(Response::new(pb::MountResponse {}))
+    }
+
+    async fn unmount(&self, request: Request<pb::UnmountRequest>) -> Reply<pb::UnmountResponse> {
+        let name = request.into_inner().name;
+        self.state.send_modify(|s| {
+            s.mounted.remove(&name);
+        });
+        Ok(Response::new(pb::UnmountResponse {}))
+    }
+
+    type ServeFolderStream = BoxStream<'static, Result<pb::FolderQuestion, Status>>;
+
+    /// Never asks anything; ends with the machine.
+    async fn serve_folder(&self, _: Request<Streaming<pb::FolderAnswer>>) -> Reply<Self::ServeFolderStream> {
+        Ok(Response::new(Box::pin(futures_util::stream::pending())))
     }
 
     async fn metrics(&self, _: Request<pb::MetricsRequest>) -> Reply<pb::MetricsResponse> {

@@ -31,7 +31,7 @@ pub struct ExitStatus {
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ConfigureRequest {
     #[prost(string, tag = "1")]
     pub hostname: ::prost::alloc::string::String,
@@ -51,6 +51,75 @@ pub struct ConfigureRequest {
     /// This machine goes on from a copy of another one's memory: the workload runs, and names and network are new.
     #[prost(bool, tag = "7")]
     pub takes_over: bool,
+    /// Volumes in the root, before the workload starts.
+    #[prost(message, repeated, tag = "8")]
+    pub mounts: ::prost::alloc::vec::Vec<MountRequest>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MountRequest {
+    /// What Unmount and ServeFolder call it: letters, digits and dashes.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Absolute path in the container. Folders that are missing are made.
+    #[prost(string, tag = "2")]
+    pub target: ::prost::alloc::string::String,
+    #[prost(bool, tag = "3")]
+    pub read_only: bool,
+    #[prost(oneof = "mount_request::Source", tags = "4, 5")]
+    pub source: ::core::option::Option<mount_request::Source>,
+}
+/// Nested message and enum types in `MountRequest`.
+pub mod mount_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Source {
+        #[prost(message, tag = "4")]
+        Disk(super::DiskSource),
+        #[prost(message, tag = "5")]
+        Folder(super::FolderSource),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiskSource {
+    /// As RootMount.image_device.
+    #[prost(string, tag = "1")]
+    pub device: ::prost::alloc::string::String,
+    /// ext4 or erofs; empty: target becomes a block device.
+    #[prost(string, tag = "2")]
+    pub fs: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FolderSource {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MountResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmountRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmountResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FolderAnswer {
+    #[prost(oneof = "folder_answer::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<folder_answer::Message>,
+}
+/// Nested message and enum types in `FolderAnswer`.
+pub mod folder_answer {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        /// Name of the volume.
+        #[prost(string, tag = "1")]
+        Name(::prost::alloc::string::String),
+        /// One answer as the kernel reads it from /dev/fuse (linux/fuse.h).
+        #[prost(bytes, tag = "2")]
+        Answer(::prost::alloc::vec::Vec<u8>),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FolderQuestion {
+    /// One question as the kernel writes it to /dev/fuse.
+    #[prost(bytes = "vec", tag = "1")]
+    pub question: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Network {
@@ -618,6 +687,59 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "PortForward"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Puts a disk or a folder of the host into the container's root.
+        /// Idempotent: OK when it is there already.
+        pub async fn mount(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MountRequest>,
+        ) -> std::result::Result<tonic::Response<super::MountResponse>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Mount");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Mount"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes it out; FAILED_PRECONDITION while something uses it. OK when it is
+        /// not there.
+        pub async fn unmount(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnmountRequest>,
+        ) -> std::result::Result<tonic::Response<super::UnmountResponse>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Unmount");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Unmount"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Answers what the guest's kernel asks of a mounted folder, for as long as
+        /// the call lasts. First message: the name of the volume. A later call for
+        /// the same folder ends an earlier one, and is first asked what that one left
+        /// unanswered.
+        pub async fn serve_folder(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::FolderAnswer>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FolderQuestion>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/ServeFolder");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "ServeFolder"));
+            self.inner.streaming(req, path, codec).await
+        }
         pub async fn metrics(
             &mut self,
             request: impl tonic::IntoRequest<super::MetricsRequest>,
@@ -734,6 +856,31 @@ pub mod guest_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::PortForwardRequest>>,
         ) -> std::result::Result<tonic::Response<Self::PortForwardStream>, tonic::Status>;
+        /// Puts a disk or a folder of the host into the container's root.
+        /// Idempotent: OK when it is there already.
+        async fn mount(
+            &self,
+            request: tonic::Request<super::MountRequest>,
+        ) -> std::result::Result<tonic::Response<super::MountResponse>, tonic::Status>;
+        /// Takes it out; FAILED_PRECONDITION while something uses it. OK when it is
+        /// not there.
+        async fn unmount(
+            &self,
+            request: tonic::Request<super::UnmountRequest>,
+        ) -> std::result::Result<tonic::Response<super::UnmountResponse>, tonic::Status>;
+        /// Server streaming response type for the ServeFolder method.
+        type ServeFolderStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FolderQuestion, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Answers what the guest's kernel asks of a mounted folder, for as long as
+        /// the call lasts. First message: the name of the volume. A later call for
+        /// the same folder ends an earlier one, and is first asked what that one left
+        /// unanswered.
+        async fn serve_folder(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::FolderAnswer>>,
+        ) -> std::result::Result<tonic::Response<Self::ServeFolderStream>, tonic::Status>;
         async fn metrics(
             &self,
             request: tonic::Request<super::MetricsRequest>,
@@ -1185,6 +1332,120 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PortForwardSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/Mount" => {
+                    #[allow(non_camel_case_types)]
+                    struct MountSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::MountRequest> for MountSvc<T> {
+                        type Response = super::MountResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MountRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Guest>::mount(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MountSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/Unmount" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnmountSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::UnmountRequest> for UnmountSvc<T> {
+                        type Response = super::UnmountResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnmountRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Guest>::unmount(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnmountSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/ServeFolder" => {
+                    #[allow(non_camel_case_types)]
+                    struct ServeFolderSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::StreamingService<super::FolderAnswer> for ServeFolderSvc<T> {
+                        type Response = super::FolderQuestion;
+                        type ResponseStream = T::ServeFolderStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::FolderAnswer>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Guest>::serve_folder(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ServeFolderSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

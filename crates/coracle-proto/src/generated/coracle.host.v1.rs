@@ -300,6 +300,84 @@ pub struct CreateVmRequest {
     /// Name of one of the node's drivers; empty: its default.
     #[prost(string, tag = "20")]
     pub driver: ::prost::alloc::string::String,
+    /// Disks and folders beside its own disk.
+    #[prost(message, repeated, tag = "21")]
+    pub volumes: ::prost::alloc::vec::Vec<Volume>,
+}
+/// A disk or a folder of the node that a guest sees.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Volume {
+    /// Unique in its VM, \[a-z0-9-\]{1,63}; empty in a request: from the source.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// A disk image or a folder below one of the node's volume folders, by its
+    /// absolute path; or a plain name: a disk that the node keeps by it.
+    #[prost(string, tag = "2")]
+    pub source: ::prost::alloc::string::String,
+    /// Absolute path in the guest. Empty in a request: /mnt/<name>, or
+    /// /dev/<name> of a disk without a file system.
+    #[prost(string, tag = "3")]
+    pub target: ::prost::alloc::string::String,
+    #[prost(bool, tag = "4")]
+    pub read_only: bool,
+    /// In a request: size of a disk by name that does not exist yet; 0: it must.
+    #[prost(uint64, tag = "5")]
+    pub size_mib: u64,
+    /// In answers only.
+    #[prost(enumeration = "volume::Kind", tag = "6")]
+    pub kind: i32,
+}
+/// Nested message and enum types in `Volume`.
+pub mod volume {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+    #[repr(i32)]
+    pub enum Kind {
+        Unspecified = 0,
+        /// A file with a file system, mounted.
+        Disk = 1,
+        /// A file that is given as a block device.
+        Block = 2,
+        /// A folder of the node.
+        Folder = 3,
+    }
+    impl Kind {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "KIND_UNSPECIFIED",
+                Self::Disk => "KIND_DISK",
+                Self::Block => "KIND_BLOCK",
+                Self::Folder => "KIND_FOLDER",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "KIND_UNSPECIFIED" => Some(Self::Unspecified),
+                "KIND_DISK" => Some(Self::Disk),
+                "KIND_BLOCK" => Some(Self::Block),
+                "KIND_FOLDER" => Some(Self::Folder),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachVolumeRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub volume: ::core::option::Option<Volume>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DetachVolumeRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub volume: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Owner {
@@ -448,6 +526,8 @@ pub struct Vm {
     /// clock, names, network, disks.
     #[prost(uint64, tag = "28")]
     pub identity_ms: u64,
+    #[prost(message, repeated, tag = "29")]
+    pub volumes: ::prost::alloc::vec::Vec<Volume>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
@@ -1182,6 +1262,37 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "HibernateVm"));
             self.inner.unary(req, path, codec).await
         }
+        /// Gives a VM a disk or a folder: at once when it runs, else with its next
+        /// start. What fails leaves it as it was.
+        pub async fn attach_volume(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AttachVolumeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/AttachVolume");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "AttachVolume"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes a volume out; refused while the guest uses it. The data stays.
+        pub async fn detach_volume(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DetachVolumeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/DetachVolume");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "DetachVolume"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Removes every trace. A VM that is not there is NOT_FOUND.
         pub async fn delete_vm(
             &mut self,
@@ -1779,6 +1890,17 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::HibernateVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
+        /// Gives a VM a disk or a folder: at once when it runs, else with its next
+        /// start. What fails leaves it as it was.
+        async fn attach_volume(
+            &self,
+            request: tonic::Request<super::AttachVolumeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
+        /// Takes a volume out; refused while the guest uses it. The data stays.
+        async fn detach_volume(
+            &self,
+            request: tonic::Request<super::DetachVolumeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
         /// Removes every trace. A VM that is not there is NOT_FOUND.
         async fn delete_vm(
             &self,
@@ -2321,6 +2443,82 @@ pub mod host_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = HibernateVmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/AttachVolume" => {
+                    #[allow(non_camel_case_types)]
+                    struct AttachVolumeSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::AttachVolumeRequest> for AttachVolumeSvc<T> {
+                        type Response = super::Vm;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AttachVolumeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::attach_volume(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AttachVolumeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/DetachVolume" => {
+                    #[allow(non_camel_case_types)]
+                    struct DetachVolumeSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::DetachVolumeRequest> for DetachVolumeSvc<T> {
+                        type Response = super::Vm;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DetachVolumeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::detach_volume(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DetachVolumeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -120,6 +120,9 @@ pub(crate) struct NodeArgs {
     /// Folder that kernels named by callers may lie in
     #[arg(long, env = "CORACLE_NODE_KERNEL_DIR", value_name = "DIR")]
     pub(crate) kernel_dir: Vec<PathBuf>,
+    /// Folder that disks and folders given to VMs may lie in; / is any
+    #[arg(long, env = "CORACLE_NODE_VOLUME_DIR", value_name = "DIR")]
+    pub(crate) volume_dir: Vec<PathBuf>,
     /// QEMU's system emulator
     #[arg(long, env = "CORACLE_NODE_QEMU", default_value = "qemu-system-x86_64")]
     pub(crate) qemu: PathBuf,

@@ -8,7 +8,7 @@ use tonic::transport::Channel;
 
 use crate::cli::{Global, Pull, RunArgs};
 use crate::client::connect_local;
-use crate::commands::{image, vm};
+use crate::commands::{image, vm, volume};
 use crate::error::{Failure, exit};
 use crate::output::{self, write_bytes};
 use crate::progress::Progress;
@@ -87,6 +87,7 @@ fn request(args: &RunArgs, image: String) -> Result<pb::CreateVmRequest, Failure
         disk_mib: args.disk.unwrap_or(0),
         cold: args.cold,
         driver: args.driver.clone(),
+        volumes: args.volume.iter().map(volume::wanted).collect(),
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()
     })

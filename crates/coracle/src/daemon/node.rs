@@ -19,6 +19,7 @@ use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use coracle_types::Clock;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +47,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         Some(config) if global.state.is_none() => config.storage.vms_dir.clone(),
         _ => global.state(),
     };
+    raise_file_limit();
     let host = open_host(&state, &args).await?;
     let mut registry = Registry::default();
     let readiness = Readiness::default();
@@ -113,11 +115,20 @@ fn subnet_of(bridge_ip: &str) -> miette::Result<Subnet> {
     }
 }
 
+/// As many open files as we may have: what guests hold open in folders of this node, we do.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
 async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     make_dir(state)?;
     let (kernel, initrd) = boot_files(args.boot.as_deref())?;
     let mut config = HostConfig::new(state.to_owned(), kernel, initrd);
     config.kernel_dirs.clone_from(&args.kernel_dir);
+    config.volume_dirs.clone_from(&args.volume_dir);
     config.memory_overcommit = args.memory_overcommit;
     config.templates = TemplatePolicy {
         enabled: !args.no_templates,

@@ -160,6 +160,7 @@ impl Actor {
     /// Copies memory and disk of one instant into `dir`, and lets the guest go on as it did. On disk when it answers.
     pub(super) async fn snapshot(&mut self, dir: PathBuf, reply: Copied) {
         let copied = match self.record.state {
+            _ if !self.record.volumes.is_empty() => Err(self.has_volumes()),
             VmState::Hibernated => self.copy_saved(dir).await,
             _ => self.copy_live(dir).await,
         };
@@ -207,6 +208,17 @@ impl Actor {
         Ok(saved)
     }
 
+    /// A copy would go on with files that its twin writes.
+    fn has_volumes(&self) -> HostError {
+        let names: Vec<_> = self.record.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let name = &self.record.name;
+        let message = format!(
+            "VM {name} has volumes, and a copy of it would write the same files: detach {} first",
+            names.join(", ")
+        );
+        HostError::Invalid { message }
+    }
+
     fn cannot_save(&self) -> HostError {
         HostError::Unsupported {
             name: self.record.name.to_string(),
@@ -215,7 +227,10 @@ impl Actor {
         }
     }
 
-    fn files_failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> HostError + use<> {
+    pub(super) fn files_failed(
+        &self,
+        operation: &'static str,
+    ) -> impl FnOnce(io::Error) -> HostError + use<> {
         let id = self.record.id.clone();
         move |source| HostError::Files { operation, id, source }
     }

@@ -1,0 +1,142 @@
+//! A folder of the host: the kernel's questions about it, passed on to whoever serves it, and the answers.
+//!
+//! The mount outlives the one who serves it. A question that was passed on and not answered when he went is passed on
+//! again to the next, so nothing that the workload asked for is lost.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_proto::guest::folder_answer::Message;
+use coracle_proto::guest::{FolderAnswer, FolderQuestion};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tonic::{Status, Streaming};
+
+use crate::error::Error;
+use crate::pumped::{Outbox, Pumped};
+
+/// Room for the largest question: a write of 128 KiB with its headers (linux/fuse.h; the kernel wants that and no less).
+const QUESTION_MAX: usize = (128 << 10) + 4096;
+/// Offset of a question's operation, and of its number; an answer has its number at the same place.
+const OPERATION: usize = 4;
+const NUMBER: usize = 8;
+/// Operations that have no answer: FORGET, INTERRUPT, BATCH_FORGET.
+const FORGET: u32 = 2;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+
+/// One mounted folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    device: Arc<OwnedFd>,
+    /// Questions that somebody has been asked, by number.
+    unanswered: Mutex<BTreeMap<u64, Vec<u8>>>,
+    /// Raised by each who begins to serve it: those before stop.
+    turn: watch::Sender<u64>,
+}
+
+impl Folder {
+    /// A folder that is not mounted yet, and the device to mount it with.
+    pub(crate) fn open() -> io::Result<(Self, Arc<OwnedFd>)> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let device = Arc::new(rustix::fs::open("/dev/fuse", flags, Mode::empty())?);
+        let folder =
+            Self { device: Arc::clone(&device), unanswered: Mutex::default(), turn: watch::Sender::new(0) };
+        Ok((folder, device))
+    }
+
+    /// Passes questions to a client and answers to the kernel, until the client goes, another takes over or the folder
+    /// is unmounted.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        answers: Streaming<FolderAnswer>,
+    ) -> Result<Pumped<FolderQuestion>, Error> {
+        let device = self.device.try_clone().and_then(|device| crate::sys::watch(device, Interest::READABLE));
+        let device = device.map_err(Error::io("watch /dev/fuse"))?;
+        let mut turn = self.turn.subscribe();
+        self.turn.send_modify(|turn| *turn = turn.wrapping_add(1));
+        turn.mark_unchanged();
+        let folder = Arc::clone(self);
+        Ok(Pumped::new(|outbox, tasks| {
+            tasks.spawn(async move {
+                let over = tokio::select! {
+                    over = folder.ask(&device, &outbox) => over,
+                    over = folder.take_answers(answers) => over,
+                    _ = turn.changed() => Err(Status::aborted("somebody else serves the folder now")),
+                };
+                if let Err(status) = over {
+                    let _ = outbox.send(Err(status)).await; // no use when the client has gone
+                }
+            });
+        }))
+    }
+
+    /// First what was left unanswered, then each new question.
+    async fn ask(&self, device: &AsyncFd<OwnedFd>, outbox: &Outbox<FolderQuestion>) -> Result<(), Status> {
+        let left: Vec<_> = self.unanswered().values().cloned().collect();
+        for question in left {
+            send(outbox, question).await?;
+        }
+        let mut buffer = vec![0; QUESTION_MAX];
+        loop {
+            let mut ready = device.readable().await.map_err(|e| Status::internal(e.to_string()))?;
+            match rustix::io::read(device, &mut *buffer) {
+                Ok(length) => {
+                    let question = buffer.get(..length).unwrap_or_default().to_vec();
+                    match operation(&question) {
+                        INTERRUPT => {} // the question that it is about gets its answer all the same
+                        FORGET | BATCH_FORGET => send(outbox, question).await?,
+                        _ => {
+                            self.unanswered().insert(number(&question), question.clone());
+                            send(outbox, question).await?;
+                        }
+                    }
+                }
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                Err(Errno::NODEV) => return Ok(()),   // unmounted
+                Err(Errno::INTR | Errno::NOENT) => {} // the question was taken back
+                Err(e) => return Err(Status::internal(format!("read /dev/fuse: {e}"))),
+            }
+        }
+    }
+
+    async fn take_answers(&self, mut answers: Streaming<FolderAnswer>) -> Result<(), Status> {
+        while let Some(answer) = answers.message().await? {
+            let Some(Message::Answer(answer)) = answer.message else {
+                return Err(Status::invalid_argument("only the first message is a name"));
+            };
+            if self.unanswered().remove(&number(&answer)).is_none() {
+                continue; // answered by the one before
+            }
+            match rustix::io::write(&*self.device, &answer) {
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // whoever asked does not wait any more
+                Err(e) => return Err(Status::invalid_argument(format!("the kernel refuses an answer: {e}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn send(outbox: &Outbox<FolderQuestion>, question: Vec<u8>) -> Result<(), Status> {
+    outbox.send(Ok(FolderQuestion { question })).await.map_err(|_| Status::cancelled("nobody serves"))
+}
+
+fn operation(question: &[u8]) -> u32 {
+    let bytes = question.get(OPERATION..OPERATION + 4).and_then(|bytes| bytes.try_into().ok());
+    bytes.map_or(0, u32::from_ne_bytes)
+}
+
+/// The number of a question or of an answer.
+fn number(message: &[u8]) -> u64 {
+    let bytes = message.get(NUMBER..NUMBER + 8).and_then(|bytes| bytes.try_into().ok());
+    bytes.map_or(0, u64::from_ne_bytes)
+}

@@ -1,0 +1,259 @@
+//! Disks and folders of the host in the container's root, beside its own disk. They come and go while the workload
+//! runs. Names and places come from the host; what lies at a place comes from the image, so it is resolved inside.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_proto::guest::MountRequest;
+use coracle_proto::guest::mount_request::Source;
+use rustix::fs::{AtFlags, FileType, Mode};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::error::Error;
+use crate::folder::Folder;
+use crate::mounts::{device, handle};
+use crate::root::{PATH_MAX, Root};
+use crate::{disks, root};
+
+/// So many volumes one machine takes: more than it has slots.
+const VOLUMES_MAX: usize = 64;
+
+/// A checked request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    name: String,
+    target: PathBuf,
+    read_only: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Disk {
+        device: PathBuf,
+        filesystem: &'static str,
+    },
+    /// A disk that is given as it is.
+    Block {
+        device: PathBuf,
+    },
+    Folder,
+}
+
+impl Plan {
+    pub(crate) fn parse(wire: &MountRequest) -> Result<Self, Error> {
+        let is_name = (1..=63).contains(&wire.name.len())
+            && wire.name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if !is_name {
+            return Err(Error::invalid(format!("volume name {:?}", wire.name)));
+        }
+        let target = Path::new(&wire.target);
+        let plain = target.is_absolute()
+            && target.file_name().is_some()
+            && wire.target.len() <= PATH_MAX
+            && !wire.target.contains('\0')
+            && !target.components().any(|part| part == std::path::Component::ParentDir);
+        if !plain {
+            return Err(Error::invalid(format!("{:?} is no place for a volume", wire.target)));
+        }
+        let kind = match &wire.source {
+            Some(Source::Disk(disk)) => {
+                let device = device(&disk.device)?;
+                match disk.fs.as_str() {
+                    "" => Kind::Block { device },
+                    "ext4" => Kind::Disk { device, filesystem: "ext4" },
+                    "erofs" => Kind::Disk { device, filesystem: "erofs" },
+                    other => return Err(Error::invalid(format!("file system {other:?} of a volume"))),
+                }
+            }
+            Some(Source::Folder(_)) => Kind::Folder,
+            None => return Err(Error::invalid("a volume without a source")),
+        };
+        Ok(Self { name: wire.name.clone(), target: target.to_owned(), read_only: wire.read_only, kind })
+    }
+}
+
+/// What is in place.
+#[derive(Debug)]
+struct Mounted {
+    plan: Plan,
+    /// Where it really is: no link on the way.
+    place: PathBuf,
+    folder: Option<Arc<Folder>>,
+}
+
+/// The volumes of this machine, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Volumes(Mutex<BTreeMap<String, Mounted>>);
+
+impl Volumes {
+    /// Puts a volume in its place; blocking. `Ok` when it is there already.
+    pub(crate) fn mount(&self, root: &Root, plan: Plan) -> Result<(), Error> {
+        let mut volumes = self.lock();
+        if let Some(there) = volumes.get(&plan.name) {
+            let why = format!("volume {} is mounted otherwise", plan.name);
+            return if there.plan == plan { Ok(()) } else { Err(Error::State(why)) };
+        }
+        if volumes.len() >= VOLUMES_MAX {
+            return Err(Error::State(format!("{VOLUMES_MAX} volumes are mounted already")));
+        }
+        let (place, folder) = match &plan.kind {
+            Kind::Disk { device, filesystem } => (mount_disk(root, &plan, device, filesystem)?, None),
+            Kind::Block { device } => (give_device(root, &plan, device)?, None),
+            Kind::Folder => {
+                mount_folder(root, &plan).map(|(place, folder)| (place, Some(Arc::new(folder))))?
+            }
+        };
+        volumes.insert(plan.name.clone(), Mounted { plan, place, folder });
+        Ok(())
+    }
+
+    /// Takes a volume out; blocking. What was written is on its disk when this returns. `Ok` when it is not there.
+    pub(crate) fn unmount(&self, root: &Root, name: &str) -> Result<(), Error> {
+        let mut volumes = self.lock();
+        let Some(there) = volumes.get(name) else { return Ok(()) };
+        let target = there.plan.target.display();
+        if let Kind::Block { device } = &there.plan.kind {
+            let (dir, leaf) = root.parent(&there.plan.target).map_err(Error::io(format!("find {target}")))?;
+            root::remove(dir.as_fd(), &leaf).map_err(Error::io(format!("remove {target}")))?;
+            disks::ready(device)?;
+        } else {
+            match rustix::mount::unmount(&there.place, UnmountFlags::NOFOLLOW) {
+                Ok(()) => {}
+                Err(Errno::BUSY) => {
+                    return Err(Error::State(format!("{target} is in use: end what has files open in it")));
+                }
+                // The workload may have taken it away itself.
+                Err(Errno::INVAL | Errno::NOENT) => {}
+                Err(e) => return Err(Error::io(format!("unmount {target}"))(e)),
+            }
+        }
+        volumes.remove(name);
+        Ok(())
+    }
+
+    /// The folder of that name, to be served.
+    pub(crate) fn folder(&self, name: &str) -> Result<Arc<Folder>, Error> {
+        let volumes = self.lock();
+        let folder = volumes.get(name).and_then(|volume| volume.folder.clone());
+        folder.ok_or_else(|| Error::State(format!("no folder {name:?} is mounted")))
+    }
+
+    /// Leaves those that nothing uses; blocking.
+    pub(crate) fn leave_idle(&self) {
+        self.lock().retain(|_, volume| {
+            matches!(volume.plan.kind, Kind::Block { .. })
+                || rustix::mount::unmount(&volume.place, UnmountFlags::NOFOLLOW).is_err()
+        });
+    }
+
+    /// Leaves all of them, so that their disks are clean. Best effort: what is busy becomes read-only. A folder that
+    /// nobody serves any more is cut off, or its kernel would wait for an answer.
+    pub(crate) fn leave(&self) {
+        for Mounted { plan, place, folder } in std::mem::take(&mut *self.lock()).into_values() {
+            drop(folder);
+            let busy = rustix::mount::unmount(&place, UnmountFlags::NOFOLLOW).is_err();
+            if busy && matches!(plan.kind, Kind::Disk { .. }) {
+                let _ = rustix::mount::mount_remount(&place, MountFlags::RDONLY, c"");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Mounted>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn mount_disk(root: &Root, plan: &Plan, device: &Path, filesystem: &str) -> Result<PathBuf, Error> {
+    let node = disks::ready(device)?;
+    mount_at(root, plan, &node, filesystem, c"".to_owned())
+}
+
+fn mount_folder(root: &Root, plan: &Plan) -> Result<(PathBuf, Folder), Error> {
+    let (folder, device) = Folder::open().map_err(Error::io("open /dev/fuse"))?;
+    let options = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read=131072",
+        device.as_raw_fd()
+    );
+    let options = CString::new(options).map_err(|_| Error::invalid("mount options"))?;
+    let place = mount_at(root, plan, Path::new("coracle"), "fuse", options)?;
+    Ok((place, folder))
+}
+
+/// Mounts over the folder that the target resolves to inside the root, and tells where that is.
+fn mount_at(root: &Root, plan: &Plan, source: &Path, kind: &str, data: CString) -> Result<PathBuf, Error> {
+    let target = plan.target.display();
+    let dir = root
+        .ensure_dir(&plan.target, Mode::from_raw_mode(0o755))
+        .map_err(Error::io(format!("make {target} in the container")))?;
+    let place = std::fs::read_link(handle(&dir)).map_err(Error::io(format!("find {target}")))?;
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+    flags.set(MountFlags::RDONLY, plan.read_only || kind == "erofs");
+    rustix::mount::mount(source, handle(&dir), kind, flags, data.as_c_str())
+        .map_err(|e| Error::io(format!("mount volume {} ({kind}) on {target}", plan.name))(e))?;
+    Ok(place)
+}
+
+/// A device node of the disk at the target.
+fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error> {
+    let target = plan.target.display();
+    let failed = |what: &str| Error::io(format!("{what} {target} in the container"));
+    let node = disks::ready(device)?;
+    let number = std::fs::metadata(&node).map_err(Error::io(format!("inspect {}", node.display())))?.rdev();
+    let folder = plan.target.parent().unwrap_or(Path::new("/"));
+    root.ensure_dir(folder, Mode::from_raw_mode(0o755)).map_err(failed("make the folder of"))?;
+    let (dir, leaf) = root.parent(&plan.target).map_err(failed("find"))?;
+    let mode = Mode::from_raw_mode(0o660);
+    match rustix::fs::mknodat(&dir, leaf.as_os_str(), FileType::BlockDevice, mode, number) {
+        Ok(()) => {}
+        Err(Errno::EXIST) => return Err(Error::State(format!("there is something at {target} already"))),
+        Err(e) => return Err(failed("make")(e.into())),
+    }
+    // The umask does not apply.
+    rustix::fs::chmodat(&dir, leaf.as_os_str(), mode, AtFlags::empty())
+        .map_err(|e| failed("open")(e.into()))?;
+    Ok(plan.target.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::guest::{DiskSource, FolderSource};
+
+    use super::*;
+
+    fn request() -> MountRequest {
+        let disk = DiskSource { device: "/dev/disk/by-id/virtio-slot13".into(), fs: "ext4".into() };
+        MountRequest {
+            name: "data".into(),
+            target: "/var/lib/data".into(),
+            read_only: false,
+            source: Some(Source::Disk(disk)),
+        }
+    }
+
+    #[test]
+    fn requests_are_checked() {
+        assert!(Plan::parse(&request()).is_ok());
+        let folder = MountRequest { source: Some(Source::Folder(FolderSource {})), ..request() };
+        assert_eq!(Plan::parse(&folder).unwrap().kind, Kind::Folder);
+        let disk =
+            |device: &str, fs: &str| Some(Source::Disk(DiskSource { device: device.into(), fs: fs.into() }));
+        for (why, bad) in [
+            ("no name", MountRequest { name: String::new(), ..request() }),
+            ("a path as a name", MountRequest { name: "a/b".into(), ..request() }),
+            ("relative", MountRequest { target: "data".into(), ..request() }),
+            ("the root itself", MountRequest { target: "/".into(), ..request() }),
+            ("upwards", MountRequest { target: "/a/../b".into(), ..request() }),
+            ("no source", MountRequest { source: None, ..request() }),
+            ("no device", MountRequest { source: disk("/etc/passwd", "ext4"), ..request() }),
+            ("unknown file system", MountRequest { source: disk("/dev/vda", "ntfs"), ..request() }),
+        ] {
+            assert!(matches!(Plan::parse(&bad), Err(Error::Invalid(_))), "{why}");
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Disks and folders of the node that a VM has beside its own disk.
+//!
+//! What a caller wishes for is looked at once ([`look`]), then [`place`] decides, from the record alone, where it goes.
+//! A disk that somebody writes is one VM's ([`Claims`]).
+
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use coracle_hypervisor::{Disk, Slots};
+use coracle_proto::guest as pb;
+use coracle_types::VmId;
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::{IMAGE_SLOT, device, overlay_slot};
+use crate::{HostConfig, Record, disks};
+
+/// Longest name of a volume, and longest path in a guest (PATH_MAX).
+const NAME_MAX: usize = 63;
+const TARGET_MAX: usize = 4096;
+/// Folders that one VM may be given.
+const FOLDERS_MAX: usize = 16;
+
+/// What a caller wants a VM to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeWish {
+    /// What it is called in its VM; empty: by its source.
+    pub name: String,
+    /// Absolute path on the node, or the name of a disk that the node keeps.
+    pub source: String,
+    /// Absolute path in the guest; empty: by its name.
+    pub target: String,
+    /// The guest may not write it.
+    pub read_only: bool,
+    /// Size of a disk by name that is not there yet, MiB.
+    pub size_mib: Option<u64>,
+}
+
+/// A volume of a VM, as its record keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volume {
+    /// What it is called in its VM.
+    pub name: String,
+    /// Its file or folder, without links.
+    pub source: PathBuf,
+    /// What it is.
+    pub kind: VolumeKind,
+    /// Absolute path in the guest.
+    pub target: String,
+    /// The guest may not write it.
+    #[serde(default)]
+    pub read_only: bool,
+    /// How far it has come.
+    #[serde(default)]
+    pub phase: VolumePhase,
+}
+
+/// What a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum VolumeKind {
+    /// A raw file with a file system, which is mounted.
+    Disk {
+        /// The slot that it is in.
+        slot: usize,
+        /// What is on it.
+        filesystem: Filesystem,
+    },
+    /// A raw file that the guest gets as a block device.
+    Block {
+        /// The slot that it is in.
+        slot: usize,
+    },
+    /// A folder, over the channel to the agent.
+    Folder,
+}
+
+/// A file system that the guest's kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Filesystem {
+    /// Read and written.
+    Ext4,
+    /// Only read.
+    Erofs,
+}
+
+/// A volume comes and goes in steps; cut off in between, it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumePhase {
+    /// It belongs to the VM.
+    #[default]
+    There,
+    /// It was not acknowledged yet.
+    Coming,
+    /// It may still be in the machine.
+    Going,
+}
+
+impl Volume {
+    /// The slot of a disk.
+    #[must_use]
+    pub fn slot(&self) -> Option<usize> {
+        match self.kind {
+            VolumeKind::Disk { slot, .. } | VolumeKind::Block { slot } => Some(slot),
+            VolumeKind::Folder => None,
+        }
+    }
+
+    /// As the hypervisor sees it.
+    pub(crate) fn disk(&self) -> Option<Disk> {
+        let slot = self.slot()?;
+        // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
+        let read_only = Slots::default().is_read_only(slot);
+        Some(Disk { slot, path: self.source.clone(), read_only })
+    }
+
+    /// As the guest is told.
+    pub(crate) fn request(&self) -> pb::MountRequest {
+        let disk = |slot, fs: &str| {
+            pb::mount_request::Source::Disk(pb::DiskSource { device: device(slot), fs: fs.to_owned() })
+        };
+        let source = match self.kind {
+            VolumeKind::Disk { slot, filesystem: Filesystem::Ext4 } => disk(slot, "ext4"),
+            VolumeKind::Disk { slot, filesystem: Filesystem::Erofs } => disk(slot, "erofs"),
+            VolumeKind::Block { slot } => disk(slot, ""),
+            VolumeKind::Folder => pb::mount_request::Source::Folder(pb::FolderSource {}),
+        };
+        pb::MountRequest {
+            name: self.name.clone(),
+            target: self.target.clone(),
+            read_only: self.read_only,
+            source: Some(source),
+        }
+    }
+}
+
+/// What lies at a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    path: PathBuf,
+    /// Device and number, by which a file is known whatever it is called.
+    inode: (u64, u64),
+    what: What,
+    /// Its file system was not left, so its journal must be played back before it can be read.
+    dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Folder,
+    Disk(Filesystem),
+    Raw,
+}
+
+/// Looks at the source of a wish; makes a disk by name that does not exist yet, when its size is given. Blocking.
+///
+/// # Errors
+/// A sentence: what is wrong, and what to do.
+pub(crate) fn look(config: &HostConfig, wish: &VolumeWish) -> Result<Found, String> {
+    let source = Path::new(&wish.source);
+    if is_name(&wish.source) {
+        return kept(config, wish);
+    }
+    if wish.size_mib.is_some() {
+        return Err(
+            "only a disk by name can be made: leave the size out, or give a name as the source".to_owned()
+        );
+    }
+    if !source.is_absolute() {
+        return Err(format!("{:?} is neither a path nor a name (a-z, 0-9, -)", wish.source));
+    }
+    let path = source.canonicalize().map_err(|e| format!("{}: {e}", source.display()))?;
+    let allowed = config.volume_dirs.iter().filter_map(|dir| dir.canonicalize().ok());
+    if !allowed.chain([kept_dir(config)]).any(|dir| path.starts_with(dir)) {
+        return Err(format!(
+            "{} lies in none of this node's volume folders: start the node with --volume-dir",
+            path.display()
+        ));
+    }
+    inspect(path)
+}
+
+/// A disk that the node keeps by its name.
+fn kept(config: &HostConfig, wish: &VolumeWish) -> Result<Found, String> {
+    let dir = kept_dir(config);
+    let path = dir.join(format!("{}.ext4", wish.source));
+    let make = |size| {
+        std::fs::create_dir_all(&dir)?;
+        disks::ensure_overlay(&config.state_dir.join("cache"), &path, size)
+    };
+    if !path.exists() {
+        let Some(size) = wish.size_mib else {
+            return Err(format!("this node keeps no disk {}: give a size to make one", wish.source));
+        };
+        make(size).map_err(|e| format!("make {}: {e}", path.display()))?;
+    }
+    inspect(path.canonicalize().map_err(|e| format!("{}: {e}", path.display()))?)
+}
+
+fn kept_dir(config: &HostConfig) -> PathBuf {
+    config.state_dir.join("volumes")
+}
+
+fn inspect(path: PathBuf) -> Result<Found, String> {
+    let failed = |e: io::Error| format!("{}: {e}", path.display());
+    let metadata = path.metadata().map_err(failed)?;
+    let (what, dirty) = if metadata.is_dir() {
+        (What::Folder, false)
+    } else if metadata.is_file() {
+        if metadata.len() == 0 || metadata.len() % 512 != 0 {
+            return Err(format!("{} is no disk: its size is no multiple of 512", path.display()));
+        }
+        let file = std::fs::File::open(&path).map_err(failed)?;
+        let (filesystem, dirty) = filesystem(&file).map_err(failed)?;
+        (filesystem.map_or(What::Raw, What::Disk), dirty)
+    } else {
+        return Err(format!("{} is neither a file nor a folder", path.display()));
+    };
+    let inode = (metadata.dev(), metadata.ino());
+    Ok(Found { path, inode, what, dirty })
+}
+
+/// What is on it, and whether it needs its journal. By the superblock at 1024: ext4 has 0xEF53 at 0x38 in it and, at 0x60,
+/// the bit 4 while it is mounted to be written; EROFS begins with 0xE0F5E1E2 (Linux, Documentation/filesystems/ext4 and
+/// erofs).
+fn filesystem(file: &std::fs::File) -> io::Result<(Option<Filesystem>, bool)> {
+    let mut block = [0; 128];
+    match file.read_exact_at(&mut block, 1024) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok((None, false)),
+        Err(e) => return Err(e),
+    }
+    Ok(if block.starts_with(&0xE0F5_E1E2_u32.to_le_bytes()) {
+        (Some(Filesystem::Erofs), false)
+    } else if block.get(0x38..0x3A) == Some(&0xEF53_u16.to_le_bytes()) {
+        (Some(Filesystem::Ext4), block.get(0x60).is_some_and(|flags| flags & 4 != 0))
+    } else {
+        (None, false)
+    })
+}
+
+/// Where the volume goes in a VM that has `others`. Pure.
+///
+/// # Errors
+/// A sentence: what is wrong, and what to do.
+pub(crate) fn place(others: &[Volume], wish: &VolumeWish, found: &Found) -> Result<Volume, String> {
+    let name = if wish.name.is_empty() { name_of(&found.path) } else { wish.name.clone() };
+    if !is_name(&name) {
+        return Err(format!("{name:?} is no name of a volume: a-z, 0-9 and -, at most {NAME_MAX}"));
+    }
+    let target = match wish.target.as_str() {
+        "" if found.what == What::Raw => format!("/dev/{name}"),
+        "" => format!("/mnt/{name}"),
+        given => given.to_owned(),
+    };
+    check_target(&target)?;
+    for other in others {
+        if other.name == name {
+            return Err(format!("the VM has a volume {name} already: choose another name"));
+        }
+        if Path::new(&other.target) == Path::new(&target) {
+            return Err(format!("volume {} is at {target} already: choose another place", other.name));
+        }
+        // The guest would have to ask the folder for a place before anybody answers for it.
+        let within = other.kind == VolumeKind::Folder && Path::new(&target).starts_with(&other.target);
+        let around = found.what == What::Folder && Path::new(&other.target).starts_with(&target);
+        if within || around {
+            return Err(format!(
+                "{target} and {} of volume {} overlap: choose another place",
+                other.target, other.name
+            ));
+        }
+    }
+    let read_only = wish.read_only || found.what == What::Disk(Filesystem::Erofs);
+    if read_only && found.dirty {
+        let path = found.path.display();
+        return Err(format!(
+            "{path} was not unmounted by the guest that wrote it last: attach it once to be written, and detach it"
+        ));
+    }
+    let kind = match found.what {
+        What::Folder => {
+            let folders = others.iter().filter(|other| other.kind == VolumeKind::Folder).count();
+            if folders >= FOLDERS_MAX {
+                return Err(format!("the VM has {FOLDERS_MAX} folders already"));
+            }
+            VolumeKind::Folder
+        }
+        What::Disk(filesystem) => VolumeKind::Disk { slot: free_slot(others, read_only)?, filesystem },
+        What::Raw => VolumeKind::Block { slot: free_slot(others, read_only)? },
+    };
+    let source = found.path.clone();
+    Ok(Volume { name, source, kind, target, read_only, phase: VolumePhase::There })
+}
+
+fn free_slot(others: &[Volume], read_only: bool) -> Result<usize, String> {
+    let slots = Slots::default();
+    let taken = |slot: &usize| {
+        *slot == IMAGE_SLOT || *slot == overlay_slot() || others.iter().any(|v| v.slot() == Some(*slot))
+    };
+    let mut fitting = (0..slots.total()).filter(|slot| slots.is_read_only(*slot) == read_only);
+    let kind = if read_only { "read-only" } else { "writable" };
+    fitting
+        .find(|slot| !taken(slot))
+        .ok_or_else(|| format!("the machine has no free slot for a {kind} disk: detach another volume first"))
+}
+
+fn check_target(target: &str) -> Result<(), String> {
+    let path = Path::new(target);
+    let whole = path.is_absolute()
+        && path.file_name().is_some()
+        && target.len() <= TARGET_MAX
+        && !target.contains('\0')
+        && !path.components().any(|part| part == Component::ParentDir);
+    if !whole {
+        return Err(format!("{target:?} is no absolute path in a guest"));
+    }
+    let system = ["/proc", "/sys"].into_iter().find(|dir| path.starts_with(dir));
+    let system = system.or_else(|| (path == Path::new("/dev")).then_some("/dev"));
+    system.map_or(Ok(()), |dir| Err(format!("{target} is the guest's own: nothing can be put into {dir}")))
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=NAME_MAX).contains(&text.len())
+        && !text.starts_with('-')
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+/// The last part of a path, as a name: what is no letter becomes a dash.
+fn name_of(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
+    let clean = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });
+    clean.take(NAME_MAX).collect::<String>().trim_matches('-').to_owned()
+}
+
+/// Which files are in use as disks, by whom.
+#[derive(Debug, Default)]
+pub(crate) struct Claims(Mutex<Vec<Claim>>);
+
+#[derive(Debug)]
+struct Claim {
+    vm: VmId,
+    volume: String,
+    inode: (u64, u64),
+    read_only: bool,
+}
+
+impl Claims {
+    /// Those of all records. What is not there any more is nobody's.
+    pub(crate) fn of(records: &[Record]) -> Self {
+        let claims = Self::default();
+        for record in records {
+            for volume in &record.volumes {
+                if let Ok(metadata) = volume.source.metadata() {
+                    let inode = (metadata.dev(), metadata.ino());
+                    let found = Found { path: volume.source.clone(), inode, what: What::Raw, dirty: false };
+                    let _two_records_may_have_it_by_now = claims.claim(&record.id, volume, &found);
+                }
+            }
+        }
+        claims
+    }
+
+    /// Takes the file of a volume for a VM: any number may read it, or one write it.
+    ///
+    /// # Errors
+    /// A sentence with the VM that has it.
+    pub(crate) fn claim(&self, vm: &VmId, volume: &Volume, found: &Found) -> Result<(), String> {
+        if volume.kind == VolumeKind::Folder {
+            return Ok(());
+        }
+        let mut claims = self.lock();
+        let against = |claim: &&Claim| {
+            claim.inode == found.inode && (claim.vm == *vm || !claim.read_only || !volume.read_only)
+        };
+        if let Some(other) = claims.iter().find(against) {
+            let path = found.path.display();
+            return Err(format!(
+                "{path} is volume {} of VM {}: detach it there first, or attach it read-only to all",
+                other.volume, other.vm
+            ));
+        }
+        claims.push(Claim {
+            vm: vm.clone(),
+            volume: volume.name.clone(),
+            inode: found.inode,
+            read_only: volume.read_only,
+        });
+        Ok(())
+    }
+
+    /// Gives one back. Idempotent.
+    pub(crate) fn release(&self, vm: &VmId, volume: &str) {
+        self.lock().retain(|claim| claim.vm != *vm || claim.volume != volume);
+    }
+
+    /// Gives all of a VM's back. Idempotent.
+    pub(crate) fn release_all(&self, vm: &VmId) {
+        self.lock().retain(|claim| claim.vm != *vm);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Claim>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;
