@@ -75,11 +75,19 @@ pub struct MikromVMSpec {
     /// no VMM). Empty: Running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_state: Option<PowerState>,
+    /// Time after which a VM that became Ready hibernates by itself, like 30m or 1h30m, while powerState is empty. It sleeps
+    /// until powerState says something else; Running wakes it. Empty: never.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 32), regex(pattern = DURATION))]
+    pub hibernate_after: String,
     /// Snapshot on the node that the VM goes on from, with an identity of its own, instead of booting its image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     pub clone_from: String,
 }
+
+/// Hours, minutes and seconds, each at most once; or nothing.
+const DURATION: &str = "^([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$";
 
 /// What a VM does, or shall do.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -244,7 +244,8 @@ fn recreate(o: &Observed<'_>) -> Plan {
 fn running(o: &Observed<'_>, machine: Option<&Machine>) -> Plan {
     use State::{Creating, Deleting, Error, Running, Stopped, Stopping, Unspecified};
     let Some(machine) = machine else { return down(o, Report::Vanished, true) };
-    let wanted = o.vm.spec.power_state.unwrap_or_default();
+    let bedtime = bedtime(o);
+    let wanted = wanted(o, machine, bedtime);
     match power(wanted, machine) {
         Power::To(state) => return act(o, vec![Step::Power(state)]),
         Power::AsWanted => return say(o, Report::Machine(machine.clone())),
@@ -256,12 +257,32 @@ fn running(o: &Observed<'_>, machine: Option<&Machine>) -> Plan {
     match machine.state {
         Running => {
             let memo = Memo { streak: o.memo.streak, ..Memo::default() };
-            Plan { memo, ..say(o, Report::Machine(machine.clone())) }
+            let said = say(o, Report::Machine(machine.clone()));
+            let wait = bedtime.and_then(|at| Duration::try_from(at.duration_since(o.now)).ok());
+            Plan { memo, requeue: wait.unwrap_or(said.requeue).min(said.requeue), ..said }
         }
         Creating | Stopping | Deleting | Unspecified => say(o, Report::Machine(machine.clone())),
         Stopped => down(o, Report::Machine(machine.clone()), false),
         Error => down(o, Report::Machine(machine.clone()), true),
     }
+}
+
+/// When it hibernates by itself: so long after it became Ready, where nobody says what it shall do.
+fn bedtime(o: &Observed<'_>) -> Option<Timestamp> {
+    let after: SignedDuration = o.vm.spec.hibernate_after.parse().ok()?; // empty: never
+    let ready = status::ready_since(o.vm).filter(|_| o.vm.spec.power_state.is_none())?;
+    Some(ready.saturating_add(after).unwrap_or(Timestamp::MAX))
+}
+
+/// The power state that it shall have now.
+fn wanted(o: &Observed<'_>, machine: &Machine, bedtime: Option<Timestamp>) -> PowerState {
+    let sleeps = machine.power == Some(PowerState::Hibernated) && !o.vm.spec.hibernate_after.is_empty();
+    let by_itself = if sleeps || bedtime.is_some_and(|at| at <= o.now) {
+        PowerState::Hibernated
+    } else {
+        PowerState::Running
+    };
+    o.vm.spec.power_state.unwrap_or(by_itself)
 }
 
 /// What a wanted power state asks of a machine.

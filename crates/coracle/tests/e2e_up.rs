@@ -69,14 +69,16 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
 
 /// What a user asks of the object comes about in the VM, and shows in the status.
 async fn power_states(state: &Path, address: &str) {
-    for (wanted, reason, ready) in [
-        ("Paused", "Paused", "False"),
-        ("Hibernated", "Hibernated", "False"),
-        ("Running", "VMRunning", "True"),
-        ("Stopped", "PoweredOff", "False"),
-        ("Running", "VMRunning", "True"),
+    for (spec, wanted, reason, ready) in [
+        (r#"{"powerState":"Paused"}"#, "Paused", "Paused", "False"),
+        (r#"{"powerState":"Hibernated"}"#, "Hibernated", "Hibernated", "False"),
+        (r#"{"powerState":"Running"}"#, "Running", "VMRunning", "True"),
+        (r#"{"powerState":"Stopped"}"#, "Stopped", "PoweredOff", "False"),
+        (r#"{"powerState":"Running"}"#, "Running", "VMRunning", "True"),
+        (r#"{"powerState":null,"hibernateAfter":"1s"}"#, "Hibernated", "Hibernated", "False"),
+        (r#"{"powerState":"Running","hibernateAfter":null}"#, "Running", "VMRunning", "True"),
     ] {
-        let patch = format!(r#"{{"spec":{{"powerState":"{wanted}"}}}}"#);
+        let patch = format!(r#"{{"spec":{spec}}}"#);
         kubectl(state, &["patch", "mvm", "demo", "--type=merge", "-p", &patch]).await.unwrap();
         eventually(wanted, Duration::from_secs(60), || async {
             let path = r#"-o=jsonpath={.status.powerState} {.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Ready")].status}"#;

@@ -534,6 +534,43 @@ fn power_state_table() {
 }
 
 #[test]
+fn bedtime_table() {
+    use PowerState::{Hibernated, Paused, Running, Stopped};
+    let policy = Policy::default();
+    let up = |power| powered(State::Running, Some(power));
+    let off = |power| powered(State::Stopped, Some(power));
+    // It became Ready 60 s ago.
+    for (why, after, wanted, look, want) in [
+        ("never", "", None, up(Running), "say:Machine"),
+        ("not yet", "1m1s", None, up(Running), "say:Machine"),
+        ("now", "1m", None, up(Running), "power:Hibernated"),
+        ("a paused one, too", "0h30s", None, up(Paused), "power:Hibernated"),
+        ("it sleeps on", "1m", None, off(Hibernated), "say:Machine"),
+        ("one that was hibernated by hand as well", "9h", None, off(Hibernated), "say:Machine"),
+        ("until somebody wants it", "1m", Some(Running), off(Hibernated), "power:Running"),
+        ("who then has it", "1m", Some(Running), up(Running), "say:Machine"),
+        ("or does not want it", "1m", Some(Stopped), up(Running), "power:Stopped"),
+        ("one that ended is for restartPolicy", "1h", None, off(Stopped), "say:Machine"),
+        ("an old agent cannot", "1m", None, powered(State::Running, None), "say:PowerFailed"),
+    ] {
+        let mut vm = object(Stage::Live);
+        (vm.spec.hibernate_after, vm.spec.power_state) = (after.into(), wanted);
+        vm.spec.restart_policy = RestartPolicy::Never;
+        let plan = plan(&observed(&vm, look, &policy));
+        assert_eq!(verbs(&plan), want, "{why}");
+    }
+    let mut vm = object(Stage::Live);
+    vm.spec.hibernate_after = "1m5s".into();
+    assert_eq!(
+        plan(&observed(&vm, up(Running), &policy)).requeue,
+        Duration::from_secs(5),
+        "it is looked at then"
+    );
+    vm.spec.hibernate_after = "9000000h".into();
+    assert_eq!(plan(&observed(&vm, up(Running), &policy)).requeue, policy.resync);
+}
+
+#[test]
 fn a_power_state_that_is_not_reached_is_told_and_the_vm_goes_on() {
     let refused = AgentError { failure: "COR-VM-011".into(), ..error(Code::ResourceExhausted) };
     let step = Step::Power(PowerState::Hibernated);
