@@ -4,12 +4,15 @@
 
 mod support;
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{Fence, Owner, Record};
+use coracle_host::{CreateSpec, Fence, Owner, Record};
 use coracle_image::NoProgress;
 use coracle_testkit::netns;
+use coracle_testkit::oci::LayerTar;
 use coracle_types::VmState;
 use support::{Node, exec, page, run, spec, vmms};
 
@@ -167,6 +170,45 @@ fn eight_vms_created_at_once_all_run() {
             host.delete(&name, true, None).await.unwrap();
         }
         assert_eq!(vmms(node.dir.path()), 0);
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+/// Bytes that files below a folder take on its disk.
+fn allocated(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
+    let size = |entry: std::fs::DirEntry| match entry.metadata().unwrap() {
+        folder if folder.is_dir() => allocated(&entry.path()),
+        file => file.blocks() * 512,
+    };
+    entries.map(size).sum()
+}
+
+/// Acceptance A7. The first VM of an image has its root built; the next ones share it.
+#[test]
+fn an_image_of_a_gibibyte_is_not_copied_for_a_vm() {
+    const LARGE: &str = "localhost/test/large:1";
+    netns::run_within(Duration::from_secs(300), || async {
+        let Some(node) = Node::new().await else { return };
+        let noise: Vec<u8> =
+            (0..1_u32 << 18).flat_map(|n| n.wrapping_mul(0x9E37_79B1).to_le_bytes()).collect();
+        node.import(LARGE, LayerTar::new().file("large", 0o644, &noise.repeat(1024))).await;
+        let host = node.open().await;
+        let of_large = |name: &str| CreateSpec { image: LARGE.to_owned(), ..spec(name) };
+        host.create(of_large("first"), Arc::new(NoProgress)).await.unwrap();
+        let before = allocated(&node.state());
+        assert!(before > 1 << 30, "the image is there: {before} bytes");
+        host.create(of_large("second"), Arc::new(NoProgress)).await.unwrap();
+        host.start("second", None).await.unwrap();
+        let grown = allocated(&node.state()).saturating_sub(before);
+        assert!(grown < 16 << 20, "{grown} bytes for a VM");
+        let (last, _) = exec(&host, "second", &["sh", "-c", "dd if=/large bs=1M skip=1023 | md5sum"]).await;
+        let (first, _) = exec(&host, "second", &["sh", "-c", "dd if=/large bs=1M count=1 | md5sum"]).await;
+        assert!(last.len() > 32 && last == first, "the guest reads all of it: {last}");
+        for vm in ["first", "second"] {
+            host.delete(vm, true, None).await.unwrap();
+        }
         host.network().teardown().await.unwrap();
         host.shutdown().await;
     });

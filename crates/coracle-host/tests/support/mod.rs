@@ -31,7 +31,7 @@ impl Node {
             return None;
         };
         let node = Self { dir: tempfile::tempdir().unwrap(), boot };
-        node.import_busybox().await;
+        node.import(IMAGE, LayerTar::new()).await;
         Some(node)
     }
 
@@ -51,11 +51,13 @@ impl Node {
         Store::open(self.state().join("images"), StoreOptions::default()).unwrap()
     }
 
-    async fn import_busybox(&self) {
+    /// An image of busybox, and what the layer has already.
+    pub(crate) async fn import(&self, name: &str, layer: LayerTar) {
         std::fs::create_dir_all(self.state()).unwrap();
-        let layout = self.dir.path().join("layout");
+        let layout = tempfile::tempdir_in(self.dir.path()).unwrap();
+        let layout = layout.path();
         let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
-        let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
+        let mut layer = layer.dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
         for applet in [
             "sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls", "mknod", "dd", "md5sum",
             "grep", "date", "kill",
@@ -72,9 +74,9 @@ impl Node {
             env: vec!["PATH=/bin".to_owned()],
             ..ImageSpec::default()
         };
-        write_layout(&layout, &[layer], &spec, "1").unwrap();
+        write_layout(layout, &[layer], &spec, "1").unwrap();
         let source: Source = format!("oci:{}:1", layout.display()).parse().unwrap();
-        self.store().import(&source, Some(&IMAGE.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
+        self.store().import(&source, Some(&name.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
     }
 
     /// The daemon, as after a start of its process.
