@@ -324,7 +324,8 @@ impl HostError {
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
             // A guest's status prints its own envelope; its message is what matters.
-            let status = error.downcast_ref::<tonic::Status>();
+            let boxed = error.downcast_ref::<Box<tonic::Status>>().map(AsRef::as_ref);
+            let status = error.downcast_ref::<tonic::Status>().or(boxed);
             let words = status.map_or_else(|| error.to_string(), |s| s.message().to_owned());
             if !text.ends_with(&words) {
                 text += ": ";
@@ -433,5 +434,17 @@ fn guest_fault(code: tonic::Code) -> Fault {
         tonic::Code::FailedPrecondition => Fault::Precondition,
         tonic::Code::ResourceExhausted => Fault::Exhausted,
         _ => Fault::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guests_answer_is_told_by_its_message() {
+        let source = Box::new(tonic::Status::failed_precondition("/data is in use"));
+        let error = HostError::Guest { name: "web".into(), operation: "unmount a volume", source };
+        assert_eq!(error.chain(), "VM web: guest unmount a volume: /data is in use");
     }
 }

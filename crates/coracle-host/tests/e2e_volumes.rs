@@ -7,12 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{Host, VolumeWish};
+use coracle_host::{CreateSpec, Host, HostService, VolumeWish};
 use coracle_image::NoProgress;
+use coracle_proto::host as host_pb;
+use coracle_proto::host::host_server::Host as _;
 use coracle_testkit::netns;
 use coracle_types::VmState;
 use support::{Node, counted, counter, exec, run, spec, until_counted, vmms};
 use tokio::time::{Instant, sleep};
+use tonic::Request;
 
 fn wish(source: impl AsRef<Path>, size_mib: Option<u64>) -> VolumeWish {
     let source = source.as_ref().to_str().unwrap().to_owned();
@@ -95,7 +98,7 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
 
 #[test]
 fn a_file_without_a_file_system_is_a_block_device() {
-    netns::run_within(Duration::from_secs(120), || async {
+    netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let dir = node.dir.path().join("disks");
         std::fs::create_dir(&dir).unwrap();
@@ -112,6 +115,19 @@ fn a_file_without_a_file_system_is_a_block_device() {
         assert_eq!(std::fs::read(&raw).unwrap()[510..519], *b"..hello..");
         host.detach_volume("web", "raw", None).await.unwrap();
         assert!(sh(&host, "web", "ls /dev/raw").await.starts_with("1 "), "it is gone");
+
+        // An image of it has what the volume hides, and nothing of the volume.
+        host.attach_volume("web", VolumeWish { target: "/www".into(), ..wish(&dir, None) }, None)
+            .await
+            .unwrap();
+        assert_eq!(sh(&host, "web", "ls /www").await, "0 raw.img");
+        let image = "localhost/test/committed:1".to_owned();
+        let request = host_pb::CommitVmRequest { vm: "web".into(), reference: image.clone() };
+        HostService::new(host.clone()).commit_vm(Request::new(request)).await.unwrap();
+        host.create(CreateSpec { image, ..spec("other") }, Arc::new(NoProgress)).await.unwrap();
+        host.start("other", None).await.unwrap();
+        assert_eq!(sh(&host, "other", "ls /www").await, "0 index.html");
+        host.delete("other", true, None).await.unwrap();
         let refused = host.attach_volume("web", wish("/etc", None), None).await.unwrap_err().chain();
         assert!(refused.contains("--volume-dir"), "{refused}");
         host.delete("web", true, None).await.unwrap();

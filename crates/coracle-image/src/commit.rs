@@ -12,7 +12,8 @@ mod listing;
 use std::{
     collections::BTreeSet,
     io::{self, Read, Write},
-    path::PathBuf,
+    os::unix::ffi::OsStrExt as _,
+    path::{Component, Path, PathBuf},
 };
 
 use serde_json::{Value, json};
@@ -32,14 +33,24 @@ const LEVEL: i32 = 3;
 /// What the agent writes into every machine, and what belongs to one machine alone.
 const OWN: [&[u8]; 5] =
     [b"etc/hostname", b"etc/hosts", b"etc/resolv.conf", b"etc/machine-id", b"var/lib/dbus/machine-id"];
-/// File systems of their own in every machine: what the image has there cannot be seen, and is not gone.
+/// File systems of their own in every machine.
 const MOUNTS: [&[u8]; 4] = [b"dev", b"proc", b"run", b"sys"];
 
+/// What a workload sees.
+#[derive(Debug)]
+pub struct MachineRoot<R> {
+    /// All of it as a tar stream, hostile like its guest.
+    pub tar: R,
+    /// Absolute paths at which there is something that is no part of it: what the image has there cannot be seen, and
+    /// is not gone.
+    pub mounts: Vec<PathBuf>,
+}
+
 /// See [`crate::Store::commit`]. Blocking.
-pub(crate) fn commit(
+pub(crate) fn commit<R: Read>(
     inner: &Inner,
     base: &Digest,
-    root: &mut dyn Read,
+    root: &mut MachineRoot<R>,
     name: &Reference,
     created: jiff::Timestamp,
 ) -> Result<Image, ImageError> {
@@ -67,7 +78,11 @@ struct NewLayer {
     bytes: u64,
 }
 
-fn write_layer(inner: &Inner, listing: &Listing, root: &mut dyn Read) -> Result<NewLayer, ImageError> {
+fn write_layer<R: Read>(
+    inner: &Inner,
+    listing: &Listing,
+    root: &mut MachineRoot<R>,
+) -> Result<NewLayer, ImageError> {
     let mut file = inner.layout.temp_file()?;
     let failed = |e| ImageError::io("write layer in", &inner.layout.dir, e);
     let packed = Hashed { to: file.as_file_mut(), hasher: Hasher::default() };
@@ -83,17 +98,18 @@ fn write_layer(inner: &Inner, listing: &Listing, root: &mut dyn Read) -> Result<
     Ok(NewLayer { digest, diff_id, bytes })
 }
 
-fn copy_changes(
+fn copy_changes<R: Read>(
     inner: &Inner,
     listing: &Listing,
-    root: &mut dyn Read,
+    root: &mut MachineRoot<R>,
     out: &mut tar::Builder<impl Write>,
 ) -> Result<(), ImageError> {
     let limits = &inner.options.limits;
     let failed = |e| ImageError::io("write layer in", &inner.layout.dir, e);
     let mut seen: BTreeSet<Vec<u8>> = OWN.iter().map(|path| path.to_vec()).collect();
     let (mut bytes, mut entries) = (limits.unpacked_bytes, limits.entries);
-    let mut archive = tarball::Reader::new(root, limits);
+    let volumes: Vec<Vec<u8>> = root.mounts.iter().map(|path| below_root(path)).collect();
+    let mut archive = tarball::Reader::new(&mut root.tar, limits);
     while let Some(member) = archive.next_member()? {
         let path = match judge(&member.path, limits)? {
             Name::Entry { above, name } => [above.as_slice(), &[name]].concat().join(&b'/'),
@@ -105,7 +121,7 @@ fn copy_changes(
         bytes = bytes
             .checked_sub(member.size_bytes)
             .ok_or_else(|| ImageError::hostile("the machine's files are too large"))?;
-        if OWN.contains(&path.as_slice()) || !seen.insert(path.clone()) {
+        if OWN.contains(&path.as_slice()) || !seen.insert(path.clone()) || volumes.contains(&path) {
             continue;
         }
         if !listing.has(&path, &What::of(&member)) {
@@ -113,7 +129,8 @@ fn copy_changes(
         }
     }
     archive.drain()?;
-    for gone in listing.gone(&seen, &MOUNTS) {
+    let mounts: Vec<&[u8]> = MOUNTS.into_iter().chain(volumes.iter().map(Vec::as_slice)).collect();
+    for gone in listing.gone(&seen, &mounts) {
         let mut header = tar::Header::new_gnu();
         header.set_size(0);
         header.set_mode(0);
@@ -123,8 +140,16 @@ fn copy_changes(
     out.finish().map_err(failed)
 }
 
+/// `/var/lib/web/` as an archive names it.
+fn below_root(path: &Path) -> Vec<u8> {
+    let names = path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.as_bytes()),
+        _ => None,
+    });
+    names.collect::<Vec<_>>().join(&b'/')
+}
+
 fn path_of(bytes: &[u8]) -> PathBuf {
-    use std::os::unix::ffi::OsStrExt;
     std::ffi::OsStr::from_bytes(bytes).into()
 }
 

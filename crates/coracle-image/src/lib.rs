@@ -58,6 +58,7 @@ mod store;
 mod tarball;
 
 pub use auth::{Credentials, Secret};
+pub use commit::MachineRoot;
 pub use digest::{Digest, InvalidDigest};
 pub use disk::{
     CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile,

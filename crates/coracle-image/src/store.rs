@@ -170,9 +170,9 @@ impl Store {
         blocking(move || export::export(&inner, &reference, &mut out)).await
     }
 
-    /// Makes an image named `name` of the image with manifest digest `base` and the root of a machine that runs it:
-    /// `root` is that root as a tar stream, hostile like its guest; `created_ms` are Unix milliseconds. When it fails nothing is named. When cancelled, the
-    /// work goes on until `root` ends.
+    /// Makes an image named `name` of the image with manifest digest `base` and the root of a machine that runs it;
+    /// `created_ms` are Unix milliseconds. When it fails nothing is named. When cancelled, the work goes on until the
+    /// stream ends.
     ///
     /// # Errors
     /// [`ImageError::NotPresent`], [`ImageError::Hostile`], [`ImageError::Unsupported`], [`ImageError::DigestMismatch`],
@@ -180,7 +180,7 @@ impl Store {
     pub async fn commit(
         &self,
         base: &Digest,
-        mut root: impl std::io::Read + Send + 'static,
+        mut root: crate::MachineRoot<impl std::io::Read + Send + 'static>,
         name: &Reference,
         created_ms: i64,
     ) -> Result<Image, ImageError> {

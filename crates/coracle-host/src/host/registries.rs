@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use coracle_image::{
-    DiskOptions, DiskProgress, DiskReport, Image, ImageError, Reference, find_snapshot, push_snapshot,
+    DiskOptions, DiskProgress, DiskReport, Image, ImageError, MachineRoot, Reference, find_snapshot,
+    push_snapshot,
 };
 
 use super::Host;
@@ -70,6 +71,8 @@ impl Host {
         let base = record.image_digest.parse();
         let base = base.map_err(|_| HostError::Invalid { message: format!("VM {vm} has no image") })?;
         let created_ms = self.clock().now().0;
+        let mounts = record.volumes.iter().map(|volume| volume.target.clone().into()).collect();
+        let root = MachineRoot { tar: root, mounts };
         self.images().commit(&base, root, reference, created_ms).await.map_err(failed)
     }
 }
