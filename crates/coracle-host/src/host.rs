@@ -103,8 +103,8 @@ impl Host {
             events: broadcast::channel(EVENTS).0,
             stop: CancellationToken::new(),
         });
-        let snapshots =
-            SnapshotStore::open(&shared.config.state_dir).map_err(state("open the snapshots".to_owned()))?;
+        let snapshots = SnapshotStore::open(&shared.config.state_dir, shared.clock.now());
+        let snapshots = snapshots.map_err(state("open the snapshots".to_owned()))?;
         let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let host = Self(Arc::new(Inner {
             shared,
