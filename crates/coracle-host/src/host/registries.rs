@@ -56,8 +56,9 @@ impl Host {
                 Err(HostError::Image { reference, source })
             }
             Err(error) => {
-                let discarded = files::blocking(move || Ok(part.discard()));
-                discarded.await.map_err(|source| HostError::Archive { source })?;
+                if let Err(left) = files::blocking(move || part.discard()).await {
+                    tracing::warn!(%left, "part of a snapshot not removed");
+                }
                 Err(error)
             }
         }

@@ -74,8 +74,12 @@ impl Part {
     }
 
     /// Gives it up: nothing of it is of use to anybody. Blocking.
-    pub(crate) fn discard(mut self) {
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub(crate) fn discard(mut self) -> io::Result<()> {
         self.stays = false;
+        files::remove_tree(&self.dir)
     }
 
     /// Puts it into its place; on disk when this returns. Its files are synced already. Blocking.
@@ -151,7 +155,7 @@ mod tests {
         assert!(hidden(&store).is_empty());
 
         cut(&store, "wrong");
-        store.begin_pull("wrong".parse().unwrap()).unwrap().discard();
+        store.begin_pull("wrong".parse().unwrap()).unwrap().discard().unwrap();
         assert!(hidden(&store).is_empty(), "given up");
         cut(&store, "two");
         fill(&store, "two");
