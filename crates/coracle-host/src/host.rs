@@ -107,8 +107,8 @@ impl Host {
             events: broadcast::channel(EVENTS).0,
             stop: CancellationToken::new(),
         });
-        let snapshots =
-            SnapshotStore::open(&shared.config.state_dir).map_err(state("open the snapshots".to_owned()))?;
+        let snapshots = SnapshotStore::open(&shared.config.state_dir, shared.clock.now());
+        let snapshots = snapshots.map_err(state("open the snapshots".to_owned()))?;
         let host = Self(Arc::new(Inner {
             shared,
             images,

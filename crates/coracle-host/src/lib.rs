@@ -40,7 +40,7 @@ pub use guest::GuestClient;
 pub use host::{Capacity, CreateSpec, Fence, Host, PullMode, RestoreSpec};
 pub use logs::{LogEntry, LogStream};
 pub use record::{Exit, Owner, Record, Workload};
-pub use service::HostService;
+pub use service::{COMMIT_ANNOTATION, HostService, commit_wish};
 pub use snapshots::{InvalidSnapshotName, SnapshotInfo, SnapshotName};
 pub use templates::{TemplateInfo, TemplateKey, TemplatePolicy};
 pub use vm::View;

@@ -1,6 +1,7 @@
 //! `coracle.host.v1` over a [`Host`]: translation, nothing else.
 
 mod convert;
+mod finished;
 mod images;
 mod pieces;
 mod snapshots;
@@ -15,6 +16,8 @@ use coracle_proto::host::host_server::Host as HostRpc;
 use futures_util::stream::BoxStream;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status, Streaming};
+
+pub use finished::{COMMIT_ANNOTATION, commit_wish};
 
 use crate::{EventKind, Fence, Host};
 

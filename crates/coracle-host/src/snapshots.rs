@@ -4,23 +4,26 @@
 //! <state>/snapshots/<name>/{manifest.json, memory, disk.ext4}   immutable; renamed into place when it is whole
 //! save ─▶ .part-<name> ─▶ <name>            restore: memory is linked, the disk copied, and a VM starts from them
 //! import of an archive ─▶ .part-<name> ─▶ <name>
+//! pull ─▶ .pull-<name> ─▶ <name>           what was cut off stays for a week, and the next pull under the name goes on
 //! ```
 
 pub(crate) mod archive;
 mod name;
+mod part;
 pub(crate) mod remote;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use coracle_hypervisor::Compatibility;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
 pub use self::name::{InvalidSnapshotName, SnapshotName};
+pub(crate) use self::part::Part;
 
 use crate::{Record, Workload, files};
 
@@ -31,8 +34,6 @@ pub(crate) const DISK_FILE: &str = "disk.ext4";
 const MANIFEST_FILE: &str = "manifest.json";
 /// Longest manifest that is read, bytes.
 const MANIFEST_MAX: u64 = 1 << 20;
-/// What a folder is called while it is filled: this and the name.
-const PART: &str = ".part-";
 
 /// What is known of a snapshot, `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,16 +112,18 @@ pub(crate) struct SnapshotStore {
 }
 
 impl SnapshotStore {
-    /// Opens `<state>/snapshots` and removes what a crash left half-made. Blocking.
+    /// Opens `<state>/snapshots` and removes what a crash left half-made; pulls that can go on stay for a while. Blocking.
     ///
     /// # Errors
     /// When the folder cannot be read.
-    pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
+    pub(crate) fn open(state_dir: &Path, now: UnixMillis) -> io::Result<Self> {
         let dir = state_dir.join("snapshots");
         std::fs::create_dir_all(&dir)?;
         for entry in std::fs::read_dir(&dir)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with('.') {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with('.') && !part::can_go_on(&name, &entry.path(), now)? {
                 files::remove_tree(&entry.path())?;
             }
         }
@@ -160,18 +163,7 @@ impl SnapshotStore {
         }
     }
 
-    /// Takes the name, which is free again when the part is dropped; `None` when somebody has it.
-    pub(crate) fn begin(&self, name: SnapshotName) -> Option<Part> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.place(&name).exists() || !taken.insert(name.clone()) {
-            return None;
-        }
-        drop(taken);
-        let dir = self.dir.join(format!("{PART}{name}"));
-        Some(Part { store: self.clone(), name, dir })
-    }
-
-    /// False when there is none. Blocking.
+    /// Removes it, and what a pull under its name left. False when there is neither. Blocking.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -179,13 +171,15 @@ impl SnapshotStore {
         // Renamed first: a half-removed folder is never taken for a snapshot.
         let doomed = self.dir.join(format!(".removed-{name}"));
         files::remove_tree(&doomed)?;
-        match std::fs::rename(self.place(name), &doomed) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-            renamed => renamed?,
+        let was_there = match std::fs::rename(self.place(name), &doomed) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => false,
+            renamed => renamed.map(|()| true)?,
+        };
+        if was_there {
+            files::sync_parent(&doomed)?;
+            files::remove_tree(&doomed)?;
         }
-        files::sync_parent(&doomed)?;
-        files::remove_tree(&doomed)?;
-        Ok(true)
+        Ok(self.forget_pull(name)? || was_there)
     }
 
     pub(crate) fn memory_of(&self, name: &SnapshotName) -> PathBuf {
@@ -227,45 +221,6 @@ fn parse(manifest: &[u8]) -> Result<SnapshotInfo, String> {
     serde_json::from_slice(manifest).map_err(|e| format!("no manifest: {e}"))
 }
 
-/// A snapshot that is being filled. Dropped, it leaves nothing.
-#[derive(Debug)]
-pub(crate) struct Part {
-    store: SnapshotStore,
-    name: SnapshotName,
-    dir: PathBuf,
-}
-
-impl Part {
-    /// Where it is filled; whoever does makes the folder.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub(crate) fn name(&self) -> &SnapshotName {
-        &self.name
-    }
-
-    /// Puts it into its place; on disk when this returns. Its files are synced already. Blocking.
-    ///
-    /// # Errors
-    /// When the disk is full, for one; then nothing is left.
-    pub(crate) fn seal(self, info: &SnapshotInfo) -> io::Result<()> {
-        files::write_atomic(&self.dir.join(MANIFEST_FILE), &serde_json::to_vec_pretty(info)?)?;
-        let place = self.store.place(&self.name);
-        std::fs::rename(&self.dir, &place)?;
-        files::sync_parent(&place)
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        if let Err(error) = files::remove_tree(&self.dir) {
-            tracing::warn!(dir = %self.dir.display(), %error, "part of a snapshot not removed");
-        }
-        self.store.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use coracle_types::VmState;
@@ -300,7 +255,7 @@ pub(crate) mod tests {
     #[test]
     fn a_snapshot_is_there_when_it_is_sealed_and_gone_when_it_is_removed() {
         let state = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(state.path()).unwrap();
+        let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         let name: SnapshotName = "first".parse().unwrap();
         let part = store.begin(name.clone()).unwrap();
         assert!(store.begin(name.clone()).is_none(), "two at once never fill the same");
@@ -309,7 +264,7 @@ pub(crate) mod tests {
         drop(part);
         let info = fill(&store, "first");
         assert!(store.begin(name.clone()).is_none(), "the name is taken");
-        assert_eq!(SnapshotStore::open(state.path()).unwrap().list().unwrap(), [info]);
+        assert_eq!(SnapshotStore::open(state.path(), UnixMillis(0)).unwrap().list().unwrap(), [info]);
         assert!(store.remove(&name).unwrap());
         assert!(!store.remove(&name).unwrap());
         assert_eq!(std::fs::read_dir(state.path().join("snapshots")).unwrap().count(), 0);
@@ -318,14 +273,14 @@ pub(crate) mod tests {
     #[test]
     fn what_a_crash_left_is_removed_and_what_is_foreign_is_not_taken() {
         let state = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(state.path()).unwrap();
+        let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         fill(&store, "good");
         let dir = state.path().join("snapshots");
         for left in [".part-a", ".removed-b"] {
             std::fs::create_dir_all(dir.join(left)).unwrap();
         }
         std::fs::rename(dir.join("good"), dir.join("other")).unwrap();
-        let store = SnapshotStore::open(state.path()).unwrap();
+        let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         assert_eq!(store.list().unwrap(), [], "a manifest under another's name");
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "left alone, and the parts are gone");
         let newer = br#"{"schema": 99}"#;

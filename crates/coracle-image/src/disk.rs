@@ -18,7 +18,7 @@ mod window;
 
 use crate::{Credentials, RegistryConfig, Timeouts};
 
-pub use cocoon::{CocoonVersion, pull_cocoon, push_cocoon};
+pub use cocoon::{CocoonVersion, cocoon_head, pull_cocoon, push_cocoon};
 pub use pull::pull_disk;
 pub use push::push_disk;
 pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};

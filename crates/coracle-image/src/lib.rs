@@ -54,6 +54,7 @@ mod reference;
 mod registry;
 mod rootfs;
 mod source;
+mod space;
 mod store;
 mod tarball;
 
@@ -62,7 +63,7 @@ pub use commit::MachineRoot;
 pub use digest::{Digest, InvalidDigest};
 pub use disk::{
     CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile,
-    find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot,
+    cocoon_head, find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot,
 };
 pub use error::ImageError;
 pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};

@@ -5,12 +5,13 @@
 //! ```text
 //! tools ──▶ netns::run (a namespace a test) ──▶ cluster::run (one control plane a test binary)
 //! oci   (images made of nothing)                 leaks (before and after, as text)
-//! figures (what benchmarks print)
+//! figures (what benchmarks print)              gate, spoil (connections cut, archives made wrong)
 //! ```
 
 #[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod figures;
+pub mod gate;
 pub mod leaks;
 #[cfg(feature = "netns")]
 pub mod netns;
@@ -18,6 +19,7 @@ pub mod oci;
 pub mod postgres;
 pub mod registry;
 pub mod s3;
+pub mod spoil;
 pub mod tools;
 pub mod vcsim;
 

@@ -516,7 +516,7 @@ pub(crate) enum ImageCommand {
     },
     /// Remove a name of an image
     Rm {
-        /// Also when VMs use it
+        /// Also when VMs or snapshots use it
         #[arg(short, long)]
         force: bool,
         /// Image references

@@ -17,10 +17,13 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use registry::RegistryDaemon;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const GRACE: [&str; 6] = ["--gc-grace", "2s", "--gc-every", "200ms", "--upload-age", "2s"];
+/// Requests that are answered before a kill, at most. An image takes some seven.
+const ANSWERS_MAX: u64 = 120;
 
 /// What was acknowledged: manifests by repository and digest, each with the blobs that it names.
 #[derive(Default)]
@@ -33,15 +36,17 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-/// One client: pushes images of random blobs, in random ways, until its connection breaks.
+/// One client: pushes images of random blobs, in random ways, until its connection breaks. Counts the answers it got.
 async fn push(
     http: reqwest::Client,
     base: String,
     token: String,
     seed: u64,
     known: Arc<Mutex<Acknowledged>>,
+    answers: watch::Sender<u64>,
 ) -> Option<()> {
     let mut rng = StdRng::seed_from_u64(seed);
+    let answered = || answers.send_modify(|n| *n += 1);
     loop {
         let mut layers = Vec::new();
         for _ in 0..rng.random_range(1..4) {
@@ -51,14 +56,17 @@ async fn push(
             let size = bytes.len();
             let begun =
                 http.post(format!("{base}/v2/k/blobs/uploads/")).bearer_auth(&token).send().await.ok()?;
+            answered();
             let at = format!("{base}{}", begun.headers().get("location")?.to_str().ok()?);
             let cut = rng.random_range(0..=size);
             let rest = bytes.split_off(cut);
             let took = http.patch(&at).bearer_auth(&token).body(bytes).send().await.ok()?;
             assert_eq!(took.status(), 202);
+            answered();
             let done =
                 http.put(format!("{at}?digest={named}")).bearer_auth(&token).body(rest).send().await.ok()?;
             assert_eq!(done.status(), 201);
+            answered();
             layers.push(json!({"mediaType": "application/octet-stream", "digest": named, "size": size}));
         }
         let blobs: Vec<String> = layers.iter().map(|l| l["digest"].as_str().unwrap().to_owned()).collect();
@@ -78,6 +86,8 @@ async fn push(
         let mut known = known.lock().unwrap();
         known.manifests.insert(named, body);
         known.blobs.extend(blobs);
+        drop(known);
+        answered();
     }
 }
 
@@ -110,23 +120,30 @@ async fn killed_at_random_it_keeps_what_it_acknowledged() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     let known = Arc::new(Mutex::new(Acknowledged::default()));
+    // A connection to the registry that was killed is of no use to the next.
+    let http = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
     let mut daemon = RegistryDaemon::start(&state, &GRACE);
     let (base, token) = (daemon.url(""), daemon.token());
     for kill in 0..kills {
-        let http = reqwest::Client::new();
+        let (answers, mut heard) = watch::channel(0);
         let mut pushers = tokio::task::JoinSet::new();
         for pusher in 0..4 {
             let seed = seed.wrapping_mul(1_000_003) + kill * 10 + pusher;
-            pushers.spawn(push(http.clone(), base.clone(), token.clone(), seed, Arc::clone(&known)));
+            let (http, known, answers) = (http.clone(), Arc::clone(&known), answers.clone());
+            pushers.spawn(push(http, base.clone(), token.clone(), seed, known, answers));
         }
-        sleep(Duration::from_millis(rng.random_range(20..400))).await;
+        drop(answers);
+        // Not after a time: on a busy machine that would be before the first answer, again and again.
+        let enough = rng.random_range(1..ANSWERS_MAX);
+        heard.wait_for(|n| *n >= enough).await.expect("no client gives up before the kill");
+        sleep(Duration::from_micros(rng.random_range(0..5000))).await;
         let address = daemon.kill();
         while let Some(ended) = pushers.join_next().await {
             ended.unwrap();
         }
         daemon = RegistryDaemon::start_on(address, &state, &GRACE);
         let fresh = std::mem::take(&mut *known.lock().unwrap());
-        verify(&reqwest::Client::new(), &base, &fresh).await;
+        verify(&http, &base, &fresh).await;
         let mut all = known.lock().unwrap();
         all.manifests.extend(fresh.manifests);
         all.blobs.extend(fresh.blobs);
@@ -134,7 +151,7 @@ async fn killed_at_random_it_keeps_what_it_acknowledged() {
     let known = std::mem::take(&mut *known.lock().unwrap());
     assert!(known.manifests.len() as u64 >= kills, "only {} images in {kills} rounds", known.manifests.len());
     sleep(Duration::from_secs(4)).await;
-    verify(&reqwest::Client::new(), &base, &known).await;
+    verify(&http, &base, &known).await;
     let files = |folder: &str| -> BTreeSet<String> {
         let entries = std::fs::read_dir(state.join("registry").join(folder)).unwrap();
         entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()

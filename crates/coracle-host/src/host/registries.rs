@@ -8,7 +8,7 @@ use coracle_image::{
 };
 
 use super::Host;
-use crate::snapshots::remote;
+use crate::snapshots::{Part, remote};
 use crate::{HostError, SnapshotInfo, SnapshotName, files};
 
 impl Host {
@@ -32,8 +32,9 @@ impl Host {
         pushed.map_err(failed(reference))
     }
 
-    /// Takes a snapshot from a registry, under `name`. It is judged before its bytes are moved; when it fails nothing
-    /// is left of it. Cancel-safe.
+    /// Takes a snapshot from a registry, under `name`. It is judged before its bytes are moved. When the registry goes
+    /// away, or the caller does, what has arrived stays for a week, and the next call under that name moves the rest;
+    /// after any other failure nothing is left. Cancel-safe.
     ///
     /// # Errors
     /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with what is wrong with it; [`HostError::Image`] with what
@@ -44,15 +45,24 @@ impl Host {
         name: SnapshotName,
         progress: DiskProgress,
     ) -> Result<SnapshotInfo, HostError> {
-        let part = self.begin_snapshot(name)?;
-        let found = find_snapshot(reference, &DiskOptions::default()).await.map_err(failed(reference))?;
-        let info = remote::read(&found, &part).map_err(|source| HostError::Archive { source })?;
-        let dir = part.dir().to_owned();
-        let made = files::blocking(move || std::fs::create_dir_all(dir)).await;
-        made.map_err(|source| HostError::Archive { source })?;
-        found.fetch(&remote::FILES, part.dir(), progress).await.map_err(failed(reference))?;
-        let sealed = files::blocking(move || part.seal(&info).map(|()| info));
-        sealed.await.map_err(|source| HostError::Archive { source })
+        let taken = || HostError::SnapshotExists { name: name.to_string() };
+        let part = self.snapshot_store().begin_pull(name.clone()).ok_or_else(taken)?;
+        match fill(&part, reference, progress).await {
+            Ok(info) => {
+                let sealed = files::blocking(move || part.seal(&info).map(|()| info));
+                sealed.await.map_err(|source| HostError::Archive { source })
+            }
+            // What a later call finds is checked again, window by window.
+            Err(HostError::Image { reference, source }) if source.is_transient() => {
+                Err(HostError::Image { reference, source })
+            }
+            Err(error) => {
+                if let Err(left) = files::blocking(move || part.discard()).await {
+                    tracing::warn!(%left, "part of a snapshot not removed");
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Makes an image of what the workload of a running VM sees: the layers of the VM's image, and one more with what
@@ -75,6 +85,17 @@ impl Host {
         let root = MachineRoot { tar: root, mounts };
         self.images().commit(&base, root, reference, created_ms).await.map_err(failed)
     }
+}
+
+/// Brings a snapshot's files into its part.
+async fn fill(part: &Part, reference: &Reference, progress: DiskProgress) -> Result<SnapshotInfo, HostError> {
+    let found = find_snapshot(reference, &DiskOptions::default()).await.map_err(failed(reference))?;
+    let info = remote::read(&found, part).map_err(|source| HostError::Archive { source })?;
+    let dir = part.dir().to_owned();
+    let made = files::blocking(move || std::fs::create_dir_all(dir)).await;
+    made.map_err(|source| HostError::Archive { source })?;
+    found.fetch(&remote::FILES, part.dir(), progress).await.map_err(failed(reference))?;
+    Ok(info)
 }
 
 fn failed(reference: &Reference) -> impl FnOnce(ImageError) -> HostError + use<> {

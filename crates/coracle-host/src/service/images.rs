@@ -20,7 +20,7 @@ const PROGRESS_QUEUE: usize = 64;
 /// Messages of an archive that wait for a slow caller.
 const ARCHIVE_QUEUE: usize = 4;
 
-fn failed(reference: &str) -> impl FnOnce(ImageError) -> Status + '_ {
+pub(super) fn failed(reference: &str) -> impl FnOnce(ImageError) -> Status + '_ {
     move |source| HostError::Image { reference: reference.to_owned(), source }.status()
 }
 
@@ -91,7 +91,7 @@ where
     let told = |progress| pb::PullImageResponse { message: Some(Message::Progress(progress)) };
     followed(told, move |progress| async move {
         let image = work(progress).await?;
-        Ok(pb::PullImageResponse { message: Some(Message::Image(wire(&host, &image))) })
+        Ok(pb::PullImageResponse { message: Some(Message::Image(wire(&Users::of(&host).await?, &image))) })
     })
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn tag(host: &Host, request: pb::TagImageRequest) -> Reply<pb::
     let image = find(host, &request.reference).await?;
     let name = reference(&request.name)?;
     let image = host.images().tag(&image.digest, &name).await.map_err(failed(&request.name))?;
-    Ok(Response::new(wire(host, &image)))
+    Ok(Response::new(wire(&Users::of(host).await?, &image)))
 }
 
 pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportImageResponse> {
@@ -172,16 +172,17 @@ pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<p
     let data = |message: pb::CopyOutResponse| Ok(message.data);
     let root = Incoming::new(root.await?.into_inner(), data);
     let image = host.commit(&request.vm, &name, root).await?;
-    Ok(Response::new(wire(host, &image)))
+    Ok(Response::new(wire(&Users::of(host).await?, &image)))
 }
 
 pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {
     let images = host.images().list().await.map_err(failed("list"))?;
-    Ok(Response::new(pb::ListImagesResponse { images: images.iter().map(|i| wire(host, i)).collect() }))
+    let users = Users::of(host).await?;
+    Ok(Response::new(pb::ListImagesResponse { images: images.iter().map(|i| wire(&users, i)).collect() }))
 }
 
 pub(super) async fn get(host: &Host, name: &str) -> Reply<pb::Image> {
-    Ok(Response::new(wire(host, &find(host, name).await?)))
+    Ok(Response::new(wire(&Users::of(host).await?, &find(host, name).await?)))
 }
 
 async fn find(host: &Host, name: &str) -> Result<Image, Status> {
@@ -194,7 +195,7 @@ async fn find(host: &Host, name: &str) -> Result<Image, Status> {
 
 pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Reply<pb::RemoveImageResponse> {
     let image = find(host, &request.reference).await?;
-    let users = users(host, &image);
+    let users = Users::of(host).await?.of_image(&image);
     if !users.is_empty() && !request.force {
         let why = format!(
             "image {} is used by {}; remove them first, or force",
@@ -209,10 +210,8 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
 }
 
 pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesResponse> {
-    let snapshots = host.snapshots().await?;
-    let of_snapshots = snapshots.iter().filter_map(|s| s.image_digest.parse().ok());
-    let in_use: HashSet<Digest> =
-        host.list().iter().filter_map(|v| v.record.image_digest.parse().ok()).chain(of_snapshots).collect();
+    let users = Users::of(host).await?;
+    let in_use: HashSet<Digest> = users.0.iter().filter_map(|(used, _)| used.parse().ok()).collect();
     let report = host.images().prune(&in_use, dry_run).await.map_err(failed("prune"))?;
     Ok(Response::new(pb::PruneImagesResponse {
         removed: report.removed.iter().map(|r| r.path.display().to_string()).collect(),
@@ -220,13 +219,26 @@ pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesRe
     }))
 }
 
-fn users(host: &Host, image: &Image) -> Vec<String> {
-    let digest = image.digest.to_string();
-    let users = host.list().into_iter().filter(|v| v.record.image_digest == digest);
-    users.map(|v| v.record.name.to_string()).collect()
+/// Who needs an image: VMs by their names, then snapshots, which are named as such. A snapshot's disk lies over the root
+/// of its image, and without that nothing is restored from it.
+struct Users(Vec<(String, String)>);
+
+impl Users {
+    async fn of(host: &Host) -> Result<Self, Status> {
+        let vms = host.list();
+        let vms = vms.iter().map(|v| (v.record.image_digest.clone(), v.record.name.to_string()));
+        let snapshots = host.snapshots().await?;
+        let snapshots = snapshots.iter().map(|s| (s.image_digest.clone(), format!("snapshot {}", s.name)));
+        Ok(Self(vms.chain(snapshots).collect()))
+    }
+
+    fn of_image(&self, image: &Image) -> Vec<String> {
+        let digest = image.digest.to_string();
+        self.0.iter().filter(|(used, _)| *used == digest).map(|(_, user)| user.clone()).collect()
+    }
 }
 
-fn wire(host: &Host, image: &Image) -> pb::Image {
+fn wire(users: &Users, image: &Image) -> pb::Image {
     pb::Image {
         digest: image.digest.to_string(),
         references: image.references.iter().map(Reference::familiar).collect(),
@@ -241,6 +253,6 @@ fn wire(host: &Host, image: &Image) -> pb::Image {
         user: image.config.user.clone(),
         workdir: image.config.workdir.clone(),
         layers: u32::try_from(image.layers.len()).unwrap_or(u32::MAX),
-        used_by: users(host, image),
+        used_by: users.of_image(image),
     }
 }

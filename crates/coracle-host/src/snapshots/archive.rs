@@ -91,7 +91,8 @@ fn append<W: Write>(
 pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     std::fs::create_dir_all(part.dir())?;
     let mut archive = tar::Archive::new(zstd::Decoder::new(input)?);
-    let mut entries = archive.entries()?;
+    // Raw: headers that go on in the next entry, which the library would read to their end however long, are refused.
+    let mut entries = archive.entries()?.raw(true);
     let mut text = Vec::new();
     next(&mut entries, HEAD)?.take(MANIFEST_MAX * 16).read_to_end(&mut text)?;
     let head: Head = serde_json::from_slice(&text).map_err(|e| refused(format!("{HEAD} is none: {e}")))?;
@@ -264,13 +265,16 @@ fn hex(digest: Sha256) -> String {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testkit::spoil::spoil;
+    use proptest::prelude::*;
+
     use super::*;
     use crate::snapshots::tests::fill;
 
     /// A host with a snapshot whose disk has holes, and its archive.
     fn exported() -> (tempfile::TempDir, SnapshotStore, Vec<u8>) {
         let state = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(state.path()).unwrap();
+        let store = SnapshotStore::open(state.path(), coracle_types::UnixMillis(0)).unwrap();
         let info = fill(&store, "first");
         let disk = File::options().write(true).open(store.disk_of(&info.name)).unwrap();
         disk.set_len(64 << 20).unwrap();
@@ -367,5 +371,49 @@ mod tests {
         assert!(import(&store, &[b"no archive at all ".as_slice(); 100].concat()).is_err());
         let left: Vec<_> = std::fs::read_dir(state.path().join("snapshots")).unwrap().collect();
         assert_eq!(left.len(), 1, "only the first is there: {left:?}");
+    }
+
+    #[test]
+    fn a_name_without_end_is_refused_by_its_header() {
+        let (_state, store, _) = exported();
+        for kind in [b'L', b'K', b'x', b'g'] {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(tar::EntryType::new(kind));
+            header.set_size(1 << 40);
+            header.set_cksum();
+            let archive = zstd::encode_all(header.as_bytes().as_slice(), LEVEL).unwrap();
+            let error = import(&store, &archive).unwrap_err();
+            assert!(error.to_string().contains("stands where coracle-snapshot.json must"), "{error}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Taken or refused; what is refused leaves nothing, and what is taken is no larger than it says.
+        #[test]
+        fn archives_made_wrong_are_no_panic_and_leave_nothing(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), outside in any::<bool>()) {
+            let (state, store, archive) = exported();
+            let mut spoiled = zstd::decode_all(archive.as_slice()).unwrap();
+            spoil(&mut spoiled, &draws);
+            let mut spoiled = zstd::encode_all(spoiled.as_slice(), LEVEL).unwrap();
+            if outside {
+                // Of the compressor's own, too.
+                let at = draws[0].1 % spoiled.len();
+                spoiled[at] = draws[0].0;
+            }
+            match import(&store, &spoiled) {
+                Ok(info) => {
+                    let length = |path| std::fs::metadata(path).unwrap().len();
+                    assert_eq!(length(store.memory_of(&info.name)), info.memory_bytes);
+                    assert_eq!(length(store.disk_of(&info.name)), info.disk_mib << 20);
+                }
+                Err(_) => {
+                    let left = std::fs::read_dir(state.path().join("snapshots")).unwrap();
+                    assert_eq!(left.count(), 1, "only the first is there");
+                }
+            }
+            assert!(!state.path().join("snapshots/outside").exists() && !state.path().join("outside").exists());
+        }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     registry::{Offered, Operation, Payload, Sent, fetch_file, fetch_small_of},
 };
 
-pub use wire::CocoonVersion;
+pub use wire::{CocoonVersion, cocoon_head};
 
 /// Pushes an archive of the original runtime as its snapshot artifact. The archive is spooled to temporary files first.
 /// Idempotent.

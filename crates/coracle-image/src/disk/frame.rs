@@ -12,25 +12,55 @@ const SEEKABLE: u32 = 0x8F92_EAB1;
 /// Bytes of the table besides its entries: header of the skippable frame, footer.
 const TABLE_EXTRA: usize = 8 + 9;
 
-/// Digest of a window's raw bytes. `None`: it is all zero.
+/// Digest of a window's raw bytes. `None`: it is all zero. What is a hole is not read, and zeros in front of everything
+/// else are hashed only when something follows: most of most disks is zero.
 pub(super) fn look(file: &File, part: &Range<u64>) -> io::Result<Option<Digest>> {
-    let (mut hasher, mut zero) = (Hasher::default(), true);
+    if !has_data(file, part)? {
+        return Ok(None);
+    }
+    let (mut hasher, mut zeros, mut zero) = (Hasher::default(), 0, true);
     each_frame(file, part, |frame| {
-        zero &= is_zero(frame);
+        if zero && is_zero(frame) {
+            zeros += frame.len();
+            return Ok(());
+        }
+        if zero {
+            let none = vec![0; FRAME_BYTES.min(zeros)];
+            while zeros > 0 {
+                let some = &none[..none.len().min(zeros)];
+                hasher.update(some);
+                zeros -= some.len();
+            }
+            zero = false;
+        }
         hasher.update(frame);
         Ok(())
     })?;
     Ok((!zero).then(|| hasher.finish()))
 }
 
+/// False when the file system knows that a part is a hole.
+fn has_data(file: &File, part: &Range<u64>) -> io::Result<bool> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(part.start)) {
+        Ok(at) => Ok(at < part.end),
+        // Behind the start there are only holes.
+        Err(rustix::io::Errno::NXIO) => Ok(false),
+        // A file system without holes.
+        Err(rustix::io::Errno::INVAL) => Ok(true),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// A window, compressed.
 pub(super) fn pack(file: &File, part: &Range<u64>, level: i32) -> io::Result<Vec<u8>> {
     let mut compressor = zstd::bulk::Compressor::new(level)?;
     let (mut packed, mut table) = (Vec::new(), Vec::new());
+    // One buffer for all frames: memory that is new each time costs as much as the compressing.
+    let mut compressed = vec![0; zstd::zstd_safe::compress_bound(FRAME_BYTES)];
     each_frame(file, part, |frame| {
-        let compressed = compressor.compress(frame)?;
-        table.push((size(compressed.len())?, size(frame.len())?));
-        packed.extend_from_slice(&compressed);
+        let length = compressor.compress_to_buffer(frame, &mut compressed[..])?;
+        table.push((size(length)?, size(frame.len())?));
+        packed.extend_from_slice(&compressed[..length]);
         Ok(())
     })?;
     packed.extend(SKIPPABLE.to_le_bytes());
@@ -48,16 +78,18 @@ pub(super) fn pack(file: &File, part: &Range<u64>, level: i32) -> io::Result<Vec
 /// Writes a window's raw bytes to its place and returns their digest.
 pub(super) fn unpack(packed: &[u8], file: &File, part: &Range<u64>) -> io::Result<Digest> {
     let (mut decompressor, mut hasher) = (zstd::bulk::Decompressor::new()?, Hasher::default());
-    let (mut rest, mut at) = (packed, part.start);
+    let (mut rest, mut at, mut buffer) = (packed, part.start, vec![0; FRAME_BYTES]);
     for (compressed, raw) in table(packed)? {
         let (frame, behind) =
             rest.split_at_checked(compressed).ok_or_else(|| broken("its table is longer than it"))?;
-        let bytes = decompressor.decompress(frame, raw)?;
-        if bytes.len() != raw || at + raw as u64 > part.end {
+        // The table's frames are none larger than the buffer.
+        let length = decompressor.decompress_to_buffer(frame, &mut buffer[..raw]);
+        let length = length.map_err(|_| broken("a frame does not unpack"))?;
+        if length != raw || at + raw as u64 > part.end {
             return Err(broken("a frame has another length than the table says"));
         }
-        hasher.update(&bytes);
-        file.write_all_at(&bytes, at)?;
+        hasher.update(&buffer[..length]);
+        file.write_all_at(&buffer[..length], at)?;
         (rest, at) = (behind, at + raw as u64);
     }
     if at != part.end {
@@ -154,7 +186,13 @@ mod tests {
         for at in [0, 1, 1_500_000, 2_999_999] {
             let mut bytes = vec![0; 3_000_000];
             bytes[at] = 1;
-            assert!(look(&file(&bytes), &(0..3_000_000)).unwrap().is_some(), "{at}");
+            let want = Some(Digest::of(&bytes));
+            assert_eq!(look(&file(&bytes), &(0..3_000_000)).unwrap(), want, "{at}");
+            let sparse = tempfile::tempfile().unwrap();
+            sparse.set_len(6_000_000).unwrap();
+            sparse.write_all_at(&[1], 3_000_000 + at as u64).unwrap();
+            assert_eq!(look(&sparse, &(3_000_000..6_000_000)).unwrap(), want, "{at}, among holes");
+            assert_eq!(look(&sparse, &(0..2_000_000)).unwrap(), None);
         }
         assert!(is_zero(&[]) && is_zero(&[0]) && !is_zero(&[1]));
     }

@@ -6,6 +6,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -23,10 +24,15 @@ use crate::{
     Digest, ImageError, Limits, Platform, Reference, auth,
     manifest::{self, Document},
     registry::{self, Operation, Session, fetch_small_of},
+    space,
 };
 
 /// Largest manifest, in bytes: a thousand windows take less than one mebibyte.
 pub(super) const MANIFEST_MAX: u64 = 4 << 20;
+
+/// How long a pull waits for another's hand on its file, and how often it looks.
+const ALONE_MAX: Duration = Duration::from_secs(10);
+const ALONE_EVERY: Duration = Duration::from_millis(20);
 
 /// Begins a conversation with the registry itself; mirrors are for images.
 pub(super) async fn open(
@@ -103,13 +109,16 @@ pub(super) async fn file_into(
     concurrency: usize,
     progress: &DiskProgress,
 ) -> Result<Vec<u64>, ImageError> {
-    let partial = PathBuf::from(format!("{}.partial", path.display()));
+    let partial = partial(path);
     let fail = |operation: &'static str, path: &Path| {
         let path = path.to_owned();
         move |e: io::Error| ImageError::io(operation, path.clone(), e)
     };
-    let (at, layout) = (partial.clone(), disk.clone());
-    let (file, resumed) = blocking(move || prepare(&at, &layout)).await.map_err(fail("prepare", &partial))?;
+    let file = alone(&partial).await.map_err(fail("open", &partial))?;
+    let layout = disk.clone();
+    let prepared = blocking(move || prepare(&file, &layout).map(|resumed| (file, resumed)));
+    let (file, resumed) = prepared.await.map_err(fail("prepare", &partial))?;
+    check_space(disk, &file, path)?;
     let job =
         Arc::new(Job { session: Arc::clone(session), file: Arc::new(file), path: partial.clone(), resumed });
     let moved = fetch(&job, disk, concurrency, progress).await?;
@@ -119,12 +128,23 @@ pub(super) async fn file_into(
     Ok(moved)
 }
 
+/// All windows fit, besides what is there of them.
+fn check_space(disk: &Disk, file: &File, path: &Path) -> Result<(), ImageError> {
+    use std::os::unix::fs::MetadataExt;
+    let there = file.metadata().map_err(|e| ImageError::io("look at", path, e))?.blocks() * 512;
+    let all: u64 = disk.windows.iter().map(|w| w.part.end - w.part.start).sum();
+    space::check(folder(path), all.saturating_sub(there), &format!("fetch {}", path.display()))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Gives a whole file its name, on disk.
 pub(super) fn name(file: &File, partial: &Path, to: &Path) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(partial, to)?;
-    let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent)?.sync_all()
+    File::open(folder(to))?.sync_all()
 }
 
 struct Job {
@@ -135,22 +155,63 @@ struct Job {
     resumed: bool,
 }
 
-/// The file, as long as the disk, with nothing where the disk has nothing.
-fn prepare(path: &Path, disk: &Disk) -> io::Result<(File, bool)> {
+/// What a file is called until it is whole.
+fn partial(path: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.partial", path.display()))
+}
+
+/// Makes a whole file of an earlier pull one to go on with, so that its windows are looked at again.
+pub(super) fn reopen(path: &Path) -> io::Result<()> {
+    match fs::rename(path, partial(path)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        renamed => renamed,
+    }
+}
+
+/// Opens the file for us alone: the last write of a pull that was cut off goes on for a moment behind its back.
+async fn alone(path: &Path) -> io::Result<File> {
+    let give_up = tokio::time::Instant::now() + ALONE_MAX;
+    loop {
+        let path = path.to_owned();
+        if let Some(file) = blocking(move || try_alone(&path)).await? {
+            return Ok(file);
+        }
+        if tokio::time::Instant::now() >= give_up {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "another pull writes it"));
+        }
+        tokio::time::sleep(ALONE_EVERY).await;
+    }
+}
+
+/// The file, locked as long as it is open; `None` while somebody else has it.
+fn try_alone(path: &Path) -> io::Result<Option<File>> {
+    use std::os::unix::fs::MetadataExt;
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        locked => locked?,
+    }
+    // Whoever had it may have given it its name.
+    let same =
+        fs::metadata(path).is_ok_and(|there| file.metadata().is_ok_and(|own| own.ino() == there.ino()));
+    Ok(same.then_some(file))
+}
+
+/// Makes the file as long as the disk, with nothing where the disk has nothing. True when it was that long.
+fn prepare(file: &File, disk: &Disk) -> io::Result<bool> {
     let resumed = file.metadata()?.len() == disk.bytes && disk.bytes > 0;
     if !resumed {
         file.set_len(0)?;
         file.set_len(disk.bytes)?;
-        return Ok((file, false));
+        return Ok(false);
     }
     let mut empty: Vec<Range<u64>> = window::all(disk.bytes, disk.window_bytes).collect();
     empty.retain(|part| disk.windows.iter().all(|w| w.part.end <= part.start || w.part.start >= part.end));
     for part in empty {
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&file, flags, part.start, part.end - part.start)?;
+        rustix::fs::fallocate(file, flags, part.start, part.end - part.start)?;
     }
-    Ok((file, true))
+    Ok(true)
 }
 
 /// Fetches what is missing, several windows at once. Returns the bytes of each that was moved.
@@ -181,7 +242,8 @@ async fn fetch(
     Ok(moved)
 }
 
-/// One window into its place. `false` when it was there already.
+/// One window into its place, verified by the digest of its raw bytes, which the manifest names. `false` when it was there
+/// already.
 async fn one(job: &Arc<Job>, window: &Window) -> Result<bool, ImageError> {
     let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, &job.path, e);
     if job.resumed {
@@ -190,19 +252,24 @@ async fn one(job: &Arc<Job>, window: &Window) -> Result<bool, ImageError> {
             return Ok(false);
         }
     }
-    let packed = registry::fetch_whole(&job.session, &window.blob, window.blob_bytes).await?;
-    let (file, part) = (Arc::clone(&job.file), window.part.clone());
-    let written = blocking(move || frame::unpack(&packed, &file, &part)).await;
-    let actual = written.map_err(|e| match e.kind() {
-        io::ErrorKind::InvalidData => ImageError::hostile(format!("window {}: {e}", window.blob)),
-        _ => fail("write")(e),
-    })?;
-    if actual == window.raw {
-        return Ok(true);
+    let packed = Arc::new(registry::fetch_whole(&job.session, &window.blob, window.blob_bytes).await?);
+    let (file, part, bytes) = (Arc::clone(&job.file), window.part.clone(), Arc::clone(&packed));
+    let wrong = match blocking(move || frame::unpack(&bytes, &file, &part)).await {
+        Ok(actual) if actual == window.raw => return Ok(true),
+        Ok(actual) => mismatch(format!("raw bytes of window {}", window.blob), window.raw, actual),
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+            ImageError::hostile(format!("window {}: {e}", window.blob))
+        }
+        Err(e) => return Err(fail("write")(e)),
+    };
+    // Only now does it matter whether the registry sent what it should, or the manifest lies about it.
+    let sent = blocking(move || Ok(Digest::of(&packed))).await.map_err(fail("hash"))?;
+    match sent == window.blob {
+        true => Err(wrong),
+        false => Err(mismatch("window".to_owned(), window.blob, sent)),
     }
-    Err(ImageError::DigestMismatch {
-        what: format!("raw bytes of window {}", window.blob),
-        expected: window.raw,
-        actual,
-    })
+}
+
+fn mismatch(what: String, expected: Digest, actual: Digest) -> ImageError {
+    ImageError::DigestMismatch { what, expected, actual }
 }

@@ -149,8 +149,9 @@ impl RemoteSnapshot {
         let mut all = Moved { disks: vec![], moved: vec![] };
         for (n, (name, disk)) in wanted.into_iter().enumerate() {
             let heard = behind(&progress, &lengths, n);
-            let at_once = self.options.at_once(disk.window_bytes);
-            let moved = pull::file_into(&self.session, disk, &dir.join(name), at_once, &heard).await?;
+            let (at_once, path) = (self.options.at_once(disk.window_bytes), dir.join(name));
+            pull::reopen(&path).map_err(|e| ImageError::io("go on with", &path, e))?;
+            let moved = pull::file_into(&self.session, disk, &path, at_once, &heard).await?;
             all.disks.push(disk.clone());
             all.moved.extend(moved);
         }

@@ -8,6 +8,7 @@ use crate::{
     Digest, Image, ImageError, Progress, Reference,
     manifest::{self, Blob, Config, Document, Manifest},
     registry::{self, Session},
+    space,
     store::{Inner, blocking, index::Entry, prune},
 };
 
@@ -83,11 +84,7 @@ async fn resolve(
     Ok(Resolved { manifest, manifest_bytes, config_bytes, index })
 }
 
-/// Refuses beforehand what cannot fit, instead of filling the disk of a host that runs VMs.
 fn check_space(inner: &Inner, manifest: &Manifest, reference: &Reference) -> Result<(), ImageError> {
-    let dir = &inner.layout.dir;
-    let stat = rustix::fs::statvfs(dir).map_err(|e| ImageError::io("look at", dir, e.into()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let have = |blob: &Blob| std::fs::metadata(inner.layout.partial(&blob.digest)).map_or(0, |m| m.len());
     let missing = manifest
         .layers
@@ -95,11 +92,7 @@ fn check_space(inner: &Inner, manifest: &Manifest, reference: &Reference) -> Res
         .filter(|l| !inner.layout.has(l))
         .map(|l| l.size_bytes.saturating_sub(have(l)))
         .sum::<u64>();
-    if missing > free {
-        let operation = format!("pull {reference}, which needs {missing} bytes where {free} are free");
-        return Err(ImageError::StorageFull { operation, source: None });
-    }
-    Ok(())
+    space::check(&inner.layout.dir, missing, &format!("pull {reference}"))
 }
 
 /// Fetches what is missing, several layers at a time. The first failure ends the others.

@@ -12,4 +12,5 @@ mod import;
 mod misbehaving;
 mod registry;
 mod rootfs;
+mod spoiled;
 mod store;

@@ -151,7 +151,8 @@ async fn archive(
 ) -> Result<Vec<Piece>, Problem> {
     let config = small_blob(registry, repo, &manifest["config"]).await?.unwrap_or_default();
     let config: Value = serde_json::from_slice(&config).unwrap_or_default();
-    let head = snapshot_json(repo, &config).to_string().into_bytes();
+    let name = repo.as_str().rsplit('/').next().unwrap_or_default();
+    let head = coracle_image::cocoon_head(&config, name).to_string().into_bytes();
     let mut pieces = Vec::new();
     entry(&mut pieces, "snapshot.json", 0o640, None, Piece::Bytes(head.into()));
     for file in files(manifest)? {
@@ -163,29 +164,6 @@ async fn archive(
     }
     pieces.push(Piece::Bytes(Bytes::from_static(&[0; 1024])));
     Ok(pieces)
-}
-
-fn snapshot_json(repo: &RepositoryName, config: &Value) -> Value {
-    let name = repo.as_str().rsplit('/').next().unwrap_or_default();
-    json!({"version": 1, "config": {
-        "id": config["snapshotId"],
-        "name": name,
-        "description": config["description"],
-        "image": config["image"],
-        "image_digest": config["imageDigest"],
-        "image_type": config["imageType"],
-        "image_blob_ids": config["imageBlobIds"],
-        "hypervisor": config["hypervisor"],
-        "cpu": config["cpu"],
-        "memory": config["memory"],
-        "storage": config["storage"],
-        "nics": config["nics"],
-        "network": config["network"],
-        "windows": config["windows"],
-        "queue_size": 0,
-        "disk_queue_size": 0,
-        "no_direct_io": false,
-    }})
 }
 
 /// One file of a tar: header, body, padding; before it the records of a sparse one.

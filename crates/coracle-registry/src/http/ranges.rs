@@ -42,6 +42,8 @@ pub(super) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
         (Ok(first), Err(_)) if last.is_empty() => Wanted::Part(first..size),
         (Err(_), Ok(0)) if first.is_empty() => Wanted::Impossible,
         (Err(_), Ok(tail)) if first.is_empty() => Wanted::Part(size.saturating_sub(tail)..size),
+        // The RFC leaves it open whether such a one is refused or ignored; clients that err want to be told.
+        (Ok(_), Ok(_)) => Wanted::Impossible,
         _ => Wanted::Whole,
     }
 }
@@ -71,7 +73,7 @@ mod tests {
             ("behind the end", "bytes=100-", 100, Wanted::Impossible),
             ("nothing of an empty one", "bytes=0-0", 0, Wanted::Impossible),
             ("no last bytes", "bytes=-0", 100, Wanted::Impossible),
-            ("backwards is no range", "bytes=9-0", 100, Wanted::Whole),
+            ("backwards", "bytes=9-0", 100, Wanted::Impossible),
             ("several", "bytes=0-1,5-6", 100, Wanted::Whole),
             ("another unit", "lines=0-1", 100, Wanted::Whole),
             ("huge", "bytes=0-18446744073709551615", 100, Wanted::Part(0..100)),

@@ -111,6 +111,8 @@ async fn blob_get_should_support_ranges() {
     }
     let beyond = registry.send(registry.request("GET", &path).header("range", "bytes=1500000-")).await;
     assert_eq!((beyond.status, beyond.header("content-range")), (416, Some("bytes */1500000")));
+    let backwards = registry.send(registry.request("GET", &path).header("range", "bytes=500-0")).await;
+    assert_eq!(backwards.status, 416);
 }
 
 #[tokio::test]

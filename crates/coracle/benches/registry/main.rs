@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, ensure};
 use coracle_image::{
     NoProgress, PullOptions, PullPolicy, PushOptions, Reference, Source, Store, StoreOptions,
 };
-use coracle_testkit::figures::{figure, no_figure, peak_rss_mib};
+use coracle_testkit::figures::{cpu_seconds, figure, no_figure, peak_rss_mib};
 
 use servers::{Server, Which};
 
@@ -65,6 +65,8 @@ async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
 struct Times {
     push: Vec<f64>,
     pull: Vec<f64>,
+    /// Seconds of processor time of a pull: of the client, and of our registry.
+    pull_cpu: Vec<(f64, f64)>,
 }
 
 async fn images(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
@@ -101,6 +103,10 @@ async fn images(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
             "{who}: push {push:.0} MiB/s {:.2?} s, pull {pull:.0} MiB/s {:.2?} s",
             times.push, times.pull
         );
+        eprintln!(
+            "  processor seconds of each pull, the client's and our registry's: {:.2?}",
+            times.pull_cpu
+        );
     }
     eprintln!(
         "{ROUNDS} samples each, medians; {LAYERS} layers at once; goals: at least 1.5 and 1.5, at most 64 MiB"
@@ -130,9 +136,15 @@ async fn image_round(
     let copy = Store::open(dir.join("copy"), StoreOptions::default())?;
     let options =
         PullOptions { policy: PullPolicy::Always, credentials: server.credentials(), concurrency: LAYERS };
-    let began = Instant::now();
+    let cpu = || -> Result<(f64, f64)> {
+        let theirs = server.pid().map_or(Ok(0.0), cpu_seconds)?;
+        Ok((cpu_seconds(std::process::id())?, theirs))
+    };
+    let (began, before) = (Instant::now(), cpu()?);
     let pulled = copy.pull(&target, &options, Arc::new(NoProgress)).await?;
     times.pull.push(began.elapsed().as_secs_f64());
+    let after = cpu()?;
+    times.pull_cpu.push((after.0 - before.0, after.1 - before.1));
     ensure!(pulled.digest == pushed.digest, "another image came back");
     for layer in &pulled.layers {
         let blob = |root: &str| dir.join(root).join("blobs/sha256").join(layer.digest.hex());

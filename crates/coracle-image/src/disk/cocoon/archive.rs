@@ -5,10 +5,10 @@ use std::{
     io::{self, Read, Seek, Write},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::artifact::{CONFIG_MAX, DISK_MAX};
-use super::wire::{CocoonVersion, Remote, RemoteFile, is_name};
+use super::wire::{CocoonVersion, Remote, RemoteFile, cocoon_head, is_name};
 use crate::{
     Digest, ImageError, Limits,
     digest::{Hashed, Hasher},
@@ -166,14 +166,7 @@ pub(super) fn write(
 ) -> Result<u64, ImageError> {
     let bodies: Vec<(File, u64)> =
         remote.files.iter().zip(fetched).map(|(file, blobs)| body(file, blobs)).collect::<Result<_, _>>()?;
-    let mut config = remote.config.clone();
-    config["name"] = name.into();
-    for (key, value) in
-        [("queue_size", json!(0)), ("disk_queue_size", json!(0)), ("no_direct_io", json!(false))]
-    {
-        config[key] = value;
-    }
-    let head = json!({"version": 1, "config": config}).to_string();
+    let head = cocoon_head(&remote.config, name).to_string();
     let mut total = 0;
     let written = || -> io::Result<()> {
         let mut archive = tar::Builder::new(out);
@@ -232,6 +225,10 @@ fn header(mode: u32, bytes: u64) -> tar::Header {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testkit::spoil::spoil as make_wrong;
+    use proptest::prelude::*;
+    use serde_json::json;
+
     use super::super::wire;
     use super::*;
 
@@ -351,5 +348,28 @@ mod tests {
         let open = |blob: &SpooledBlob| File::open(&blob.file).unwrap();
         let fetched = spooled.files.iter().map(|f| f.blobs.iter().map(open).collect()).collect();
         assert!(write(&remote, "vm", fetched, &mut Vec::new()).is_err(), "another length");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Taken or refused; what is taken has plain names, and no more bytes than the archive has.
+        #[test]
+        fn archives_made_wrong_are_no_panic_and_no_bomb(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), v2 in any::<bool>()) {
+            let map = r#"[{"o":0,"l":1000},{"o":9000,"l":500}]"#;
+            let mut tar = archive(&[
+                ("snapshot.json", CONFIG, None),
+                ("config.json", b"{}", None),
+                ("memory-ranges", &[7; 1500], Some((map, "20000"))),
+                ("overlay.raw", &[8; 3000], None),
+            ]);
+            make_wrong(&mut tar, &draws);
+            let version = if v2 { CocoonVersion::V2 } else { CocoonVersion::V1 };
+            if let Ok(spooled) = spool(tar.as_slice(), version, 1) {
+                assert!(spooled.files.iter().all(|f| is_name(&f.title)));
+                let stored: u64 = spooled.files.iter().flat_map(|f| &f.blobs).map(|b| b.bytes).sum();
+                assert!(stored <= tar.len() as u64 && spooled.files.len() <= FILES_MAX);
+            }
+        }
     }
 }

@@ -51,7 +51,7 @@ impl CocoonVersion {
 /// A snapshot in a registry.
 #[derive(Debug)]
 pub(super) struct Remote {
-    /// As the archive has it.
+    /// Its configuration.
     pub(super) config: Value,
     pub(super) files: Vec<RemoteFile>,
 }
@@ -189,11 +189,24 @@ pub(super) fn read(manifest: &Value, config: &Value) -> Result<Remote, ImageErro
         files[at].blobs.push(blob);
     }
     whole(manifest, config, &files)?;
+    Ok(Remote { config: config.clone(), files })
+}
+
+/// `snapshot.json` of the archive as which the original runtime imports a snapshot, of the artifact's configuration,
+/// under `name`. What an artifact does not carry is as the runtime has it by default. Pure.
+#[must_use]
+pub fn cocoon_head(config: &Value, name: &str) -> Value {
     let mut own = Map::new();
     for (to, from) in FIELDS {
         own.insert(to.into(), config[from].clone());
     }
-    Ok(Remote { config: Value::Object(own), files })
+    own.insert("name".into(), name.into());
+    for (key, usual) in
+        [("queue_size", json!(0)), ("disk_queue_size", json!(0)), ("no_direct_io", json!(false))]
+    {
+        own.insert(key.into(), usual);
+    }
+    json!({"version": 1, "config": own})
 }
 
 /// No file and no chunk is missing.

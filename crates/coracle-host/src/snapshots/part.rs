@@ -1,0 +1,184 @@
+//! Snapshots that are being filled, and the rule of what of them outlives a failure.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::time::{Duration, SystemTime};
+
+use coracle_types::UnixMillis;
+
+use super::{MANIFEST_FILE, SnapshotInfo, SnapshotName, SnapshotStore};
+use crate::files;
+
+/// What a folder is called while it is filled: this and the name.
+const PART: &str = ".part-";
+/// The same while a pull fills it.
+const PULL: &str = ".pull-";
+/// How long the rest of a pull waits for the next one.
+const PULL_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A snapshot that is being filled. Dropped, it leaves nothing, unless it can go on.
+#[derive(Debug)]
+pub(crate) struct Part {
+    store: SnapshotStore,
+    name: SnapshotName,
+    dir: PathBuf,
+    /// What is in it stays for the next that begins the same.
+    stays: bool,
+}
+
+impl SnapshotStore {
+    /// Takes the name, which is free again when the part is dropped; `None` when somebody has it.
+    pub(crate) fn begin(&self, name: SnapshotName) -> Option<Part> {
+        self.take(name, PART, false)
+    }
+
+    /// As [`SnapshotStore::begin`], for a pull: what an earlier one left is in it, and what this one leaves stays.
+    pub(crate) fn begin_pull(&self, name: SnapshotName) -> Option<Part> {
+        self.take(name, PULL, true)
+    }
+
+    fn take(&self, name: SnapshotName, prefix: &str, stays: bool) -> Option<Part> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.place(&name).exists() || !taken.insert(name.clone()) {
+            return None;
+        }
+        drop(taken);
+        let dir = self.dir.join(format!("{prefix}{name}"));
+        Some(Part { store: self.clone(), name, dir, stays })
+    }
+
+    /// Removes what a pull left, unless one is filling it now. False when there is nothing. Blocking.
+    pub(super) fn forget_pull(&self, name: &SnapshotName) -> io::Result<bool> {
+        let left = self.dir.join(format!("{PULL}{name}"));
+        let doomed = self.dir.join(format!(".removed-{name}"));
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.contains(name) || !left.exists() {
+            return Ok(false);
+        }
+        // Away before anybody can begin to fill it again.
+        std::fs::rename(left, &doomed)?;
+        drop(taken);
+        files::remove_tree(&doomed).map(|()| true)
+    }
+}
+
+impl Part {
+    /// Where it is filled; whoever does makes the folder.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn name(&self) -> &SnapshotName {
+        &self.name
+    }
+
+    /// Gives it up: nothing of it is of use to anybody. Blocking.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub(crate) fn discard(mut self) -> io::Result<()> {
+        self.stays = false;
+        files::remove_tree(&self.dir)
+    }
+
+    /// Puts it into its place; on disk when this returns. Its files are synced already. Blocking.
+    ///
+    /// # Errors
+    /// When the disk is full, for one; then nothing is left.
+    pub(crate) fn seal(mut self, info: &SnapshotInfo) -> io::Result<()> {
+        self.stays = false;
+        files::write_atomic(&self.dir.join(MANIFEST_FILE), &serde_json::to_vec_pretty(info)?)?;
+        let place = self.store.place(&self.name);
+        std::fs::rename(&self.dir, &place)?;
+        files::sync_parent(&place)?;
+        // A pull under this name could never end.
+        files::remove_tree(&self.store.dir.join(format!("{PULL}{}", self.name)))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.stays
+            && let Err(error) = files::remove_tree(&self.dir)
+        {
+            tracing::warn!(dir = %self.dir.display(), %error, "part of a snapshot not removed");
+        }
+        self.store.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    }
+}
+
+/// Is the hidden folder `dir` the rest of a pull that somebody may still go on with?
+pub(super) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
+    if !name.starts_with(PULL) {
+        return Ok(false);
+    }
+    // Files in it grow without the folder's own time being changed.
+    let mut last = std::fs::metadata(dir)?.modified()?;
+    for entry in std::fs::read_dir(dir)? {
+        last = last.max(entry?.metadata()?.modified()?);
+    }
+    let last = last.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = Duration::from_millis(u64::try_from(now.0).unwrap_or(0));
+    Ok(now.saturating_sub(last) < PULL_KEPT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{fill, info};
+    use super::*;
+
+    fn hidden(store: &SnapshotStore) -> Vec<String> {
+        let entries = std::fs::read_dir(&store.dir).unwrap();
+        let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with('.')).collect()
+    }
+
+    /// A pull that got a file and was cut off.
+    fn cut(store: &SnapshotStore, name: &str) {
+        let part = store.begin_pull(name.parse().unwrap()).unwrap();
+        std::fs::create_dir_all(part.dir()).unwrap();
+        std::fs::write(part.dir().join("memory"), "memory").unwrap();
+    }
+
+    #[test]
+    fn what_a_pull_left_stays_until_it_is_of_no_use() {
+        let state = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
+        cut(&store, "one");
+        assert_eq!((hidden(&store), store.list().unwrap()), (vec![".pull-one".to_owned()], vec![]));
+        let again = store.begin_pull("one".parse().unwrap()).unwrap();
+        assert!(store.begin("one".parse().unwrap()).is_none(), "the name is taken meanwhile");
+        assert!(!store.remove(again.name()).unwrap(), "nobody removes what is being filled");
+        again.seal(&info("one")).unwrap();
+        assert_eq!(std::fs::read(store.memory_of(&"one".parse().unwrap())).unwrap(), b"memory");
+        assert!(hidden(&store).is_empty());
+
+        cut(&store, "wrong");
+        store.begin_pull("wrong".parse().unwrap()).unwrap().discard().unwrap();
+        assert!(hidden(&store).is_empty(), "given up");
+        cut(&store, "two");
+        fill(&store, "two");
+        assert!(hidden(&store).is_empty(), "another snapshot has the name");
+        cut(&store, "three");
+        assert!(store.remove(&"three".parse().unwrap()).unwrap(), "removed by its name");
+        assert!(!store.remove(&"three".parse().unwrap()).unwrap());
+        assert!(hidden(&store).is_empty());
+    }
+
+    #[test]
+    fn the_rest_of_a_pull_outlives_the_daemon_for_a_week() {
+        let state = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
+        cut(&store, "one");
+        let written = std::fs::metadata(store.dir.join(".pull-one/memory")).unwrap().modified().unwrap();
+        let written = written.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let after = |days: u32| {
+            UnixMillis((written + days * Duration::from_secs(86_400)).as_millis().try_into().unwrap())
+        };
+        for (days, stays) in [(0, true), (6, true), (8, false)] {
+            let store = SnapshotStore::open(state.path(), after(days)).unwrap();
+            assert_eq!(!hidden(&store).is_empty(), stays, "after {days} days");
+        }
+    }
+}

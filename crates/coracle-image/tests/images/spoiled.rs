@@ -1,0 +1,117 @@
+//! Archives with spoiled bytes: whatever they are, they are taken or refused; nothing panics, nothing appears outside of
+//! the store, nothing is left of what was refused, and nothing is stored that the limits forbid.
+
+use std::{collections::BTreeSet, path::Path};
+
+use coracle_image::{Limits, Source, StoreOptions};
+use coracle_testkit::spoil::spoil;
+use proptest::prelude::*;
+
+use crate::common::{Bench, Layer, Parts, Stored, options, progress};
+
+/// Bytes of all layers that these stores take.
+const UNPACKED_MAX: u64 = 1 << 20;
+
+/// What [`spoil`] does, as numbers.
+fn draws() -> impl Strategy<Value = Vec<(u8, usize, u64)>> {
+    prop::collection::vec(any::<(u8, usize, u64)>(), 1..4)
+}
+
+fn bench() -> Bench {
+    let limits = Limits { unpacked_bytes: UNPACKED_MAX, entries: 200, ..Limits::default() };
+    Bench::with(StoreOptions { limits, ..options() })
+}
+
+/// Everything below a folder.
+fn below(dir: &Path) -> BTreeSet<std::path::PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(below(&entry.path()));
+        }
+        found.insert(entry.path());
+    }
+    found
+}
+
+fn bytes_below(dir: &Path) -> u64 {
+    below(dir)
+        .iter()
+        .map(|path| std::fs::symlink_metadata(path).unwrap())
+        .filter(|m| m.is_file())
+        .map(|m| m.len())
+        .sum()
+}
+
+fn on_a_runtime<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// A layer with one of each.
+fn layer() -> Vec<u8> {
+    Layer::new()
+        .dir("d", 0o755)
+        .file("d/f", vec![3; 2000])
+        .symlink("s", "d/f")
+        .hard_link("h", "d/f")
+        .pax(&[("path", b"long/of/pax"), ("SCHILY.xattr.user.a", b"1")])
+        .file("long", "x")
+        .file(&"n/".repeat(80), "")
+        .whiteout("d/.wh.g")
+        .tar()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn layers(draws in draws(), compressed in any::<bool>()) {
+        let mut tar = layer();
+        spoil(&mut tar, &draws);
+        let stored = if compressed { Stored::gzip(&tar) } else { Stored::plain(&tar) };
+        let bench = bench();
+        on_a_runtime(async {
+            // Its digests are right: whoever made it knows how.
+            if let Ok(image) = bench.import(&Parts::new(vec![stored])).await
+                && let Ok(rootfs) = bench.store.rootfs(&image).await
+            {
+                let stored = std::fs::metadata(rootfs.path).unwrap().len();
+                assert!(stored <= UNPACKED_MAX + (1 << 20), "{stored} bytes");
+            }
+        });
+        only_its_own(&bench);
+    }
+
+    #[test]
+    fn docker_archives(draws in draws()) {
+        let good = Parts::new(vec![Stored::plain(&layer())]);
+        let config = format!("{}.json", "c".repeat(64));
+        let manifest = format!(r#"[{{"Config":"{config}","RepoTags":["a:1"],"Layers":["l/layer.tar"]}}]"#);
+        let mut tar = Layer::new()
+            .file("l/layer.tar", &good.layers[0].bytes)
+            .file(&config, &good.config)
+            .file("manifest.json", manifest)
+            .tar();
+        spoil(&mut tar, &draws);
+        let bench = bench();
+        let file = bench.dir.path().join("a.tar");
+        std::fs::write(&file, &tar).unwrap();
+        let before = bench.listing();
+        let taken = on_a_runtime(bench.store.import(&Source::DockerArchive(file), None, progress()));
+        if taken.is_err() {
+            assert_eq!(bench.listing(), before, "nothing is left");
+        }
+        let stored = bytes_below(bench.dir.path());
+        assert!(stored <= 3 * tar.len() as u64 + (64 << 10), "{stored} bytes of {}", tar.len());
+        only_its_own(&bench);
+    }
+}
+
+/// Nothing has the name that leads out, neither beside the store nor above it.
+fn only_its_own(bench: &Bench) {
+    let outside = |path: &Path| path.file_name().is_some_and(|name| name == "outside");
+    assert!(!below(bench.dir.path()).iter().any(|path| outside(path)));
+    assert!(!bench.dir.path().parent().unwrap().join("outside").exists());
+    assert!(!Path::new("/outside").exists());
+}
