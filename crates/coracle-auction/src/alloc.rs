@@ -83,6 +83,12 @@ impl Alloc {
         self.state
     }
 
+    /// How far its launch is, or was.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
     /// The lot and the unit in it.
     #[must_use]
     pub fn seat(&self) -> (LotNo, u32) {

@@ -1,7 +1,8 @@
 //! Open bids, best first. Kept by tenant, because what a tenant pays leaves its own bids out.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::cmp::{Ordering, Reverse};
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, btree_map, btree_set};
 use std::iter::{Peekable, Rev};
 
 use crate::Price;
@@ -21,6 +22,8 @@ pub(crate) struct Rank {
 pub(crate) struct Entry {
     pub(crate) bid: u32,
     pub(crate) units: u16,
+    /// Some units must be matched together: only then the bid itself need be asked how many.
+    pub(crate) is_block: bool,
 }
 
 /// One step of the walk.
@@ -103,41 +106,78 @@ impl Book {
 
     /// A walk from the best downwards: O(log n) a step.
     pub(crate) fn walk(&self) -> Walk<'_> {
-        Walk { book: self, fresh: self.best.iter().rev().peekable(), opened: BinaryHeap::new() }
+        let fresh = self.best.iter().rev().peekable();
+        Walk { book: self, fresh, opened: BinaryHeap::new(), rests: Vec::new() }
     }
 }
 
-/// Merges the tenants' books. A tenant is looked into only when its turn comes.
+/// Merges the tenants' books. A tenant is looked into only when its turn comes, and from then on walked along.
 pub(crate) struct Walk<'a> {
     book: &'a Book,
-    fresh: Peekable<Rev<std::collections::btree_set::Iter<'a, (Rank, u32)>>>,
-    opened: BinaryHeap<(Rank, u32)>,
+    fresh: Peekable<Rev<btree_set::Iter<'a, (Rank, u32)>>>,
+    /// The next entry of each tenant that was looked into, and which of `rests` goes on behind it.
+    opened: BinaryHeap<Opened>,
+    rests: Vec<Rev<btree_map::Iter<'a, Rank, Entry>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Opened {
+    open: Open,
+    rest: u32,
+}
+
+impl Opened {
+    fn order(&self) -> (Rank, u32) {
+        (self.open.rank, self.open.tenant)
+    }
+}
+
+impl PartialEq for Opened {
+    fn eq(&self, other: &Self) -> bool {
+        self.order() == other.order()
+    }
+}
+
+impl Eq for Opened {}
+
+impl PartialOrd for Opened {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Opened {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.order().cmp(&other.order())
+    }
 }
 
 impl Walk<'_> {
-    /// What comes next, and whether its tenant was looked into before.
-    fn ahead(&mut self) -> Option<((Rank, u32), bool)> {
-        match (self.opened.peek().copied(), self.fresh.peek().map(|next| **next)) {
-            (Some(opened), Some(fresh)) => Some((opened.max(fresh), opened > fresh)),
-            (Some(opened), None) => Some((opened, true)),
-            (None, fresh) => Some((fresh?, false)),
+    /// What `next` will give.
+    pub(crate) fn peek(&mut self) -> Option<Open> {
+        let opened = self.opened.peek();
+        match self.fresh.peek().map(|next| **next) {
+            Some(next) if opened.is_none_or(|opened| opened.order() < next) => {
+                self.fresh.next();
+                self.look_into(next.1);
+                self.opened.peek().map(|opened| opened.open)
+            }
+            _ => opened.map(|opened| opened.open),
         }
     }
 
-    fn open(&self, (rank, tenant): (Rank, u32)) -> Option<Open> {
-        let entry = self.book.tenants.get(tenant as usize)?.get(&rank)?;
-        Some(Open { rank, tenant, entry: *entry })
-    }
-
-    /// What `next` will give.
-    pub(crate) fn peek(&mut self) -> Option<Open> {
-        let (next, _) = self.ahead()?;
-        self.open(next)
+    fn look_into(&mut self, tenant: u32) {
+        let Some(own) = self.book.tenants.get(tenant as usize) else { return };
+        let mut rest = own.iter().rev();
+        let Some((rank, entry)) = rest.next() else { return };
+        let open = Open { rank: *rank, tenant, entry: *entry };
+        self.opened.push(Opened { open, rest: u32::try_from(self.rests.len()).unwrap_or(u32::MAX) });
+        self.rests.push(rest);
     }
 
     /// The best price still ahead that is of another tenant.
     pub(crate) fn best_without(&self, tenant: u32) -> Option<(Price, u32)> {
-        let opened = self.opened.iter().filter(|(_, t)| *t != tenant).max().copied();
+        let opened = self.opened.iter().map(Opened::order).filter(|(_, t)| *t != tenant).max();
         // A tenant stands in `fresh` once, so at most one is passed over.
         let fresh = self.fresh.clone().find(|(_, t)| *t != tenant).copied();
         opened.max(fresh).map(|(rank, t)| (rank.price, t))
@@ -148,15 +188,13 @@ impl Iterator for Walk<'_> {
     type Item = Open;
 
     fn next(&mut self) -> Option<Open> {
-        let ((rank, tenant), opened) = self.ahead()?;
-        if opened {
-            self.opened.pop();
-        } else {
-            self.fresh.next();
+        self.peek()?;
+        let mut first = self.opened.peek_mut()?;
+        let (taken, rest) = (first.open, first.rest);
+        match self.rests.get_mut(rest as usize).and_then(Iterator::next) {
+            Some((rank, entry)) => first.open = Open { rank: *rank, entry: *entry, ..taken },
+            None => drop(PeekMut::pop(first)),
         }
-        if let Some((next, _)) = self.book.tenants.get(tenant as usize)?.range(..rank).next_back() {
-            self.opened.push((*next, tenant));
-        }
-        self.open((rank, tenant))
+        Some(taken)
     }
 }

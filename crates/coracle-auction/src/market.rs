@@ -66,6 +66,8 @@ pub struct Market {
 
     // Made from the above; not in snapshots.
     pub(crate) owner_index: BTreeMap<(u32, OwnerKey), u32>,
+    /// The owner of the last placement.
+    pub(crate) last_owner: u32,
     pub(crate) book: Book,
     pub(crate) running: BTreeMap<Running, u32>,
     pub(crate) seats: Seats,
@@ -105,6 +107,7 @@ impl Market {
             allocs: Slab::new(),
             lots: BTreeMap::new(),
             owner_index: BTreeMap::new(),
+            last_owner: 0,
             book: Book::default(),
             running: BTreeMap::new(),
             seats: Seats::default(),

@@ -1,6 +1,6 @@
 //! Steps of a plan, in order. Nothing is chosen here; every step may be done twice.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use coracle_api::bidnode::{BidNode, names};
 use coracle_proto::market as pb;
@@ -217,9 +217,25 @@ impl Hands<'_> {
         };
         let reply = self.cx.market.release(market, request).await?;
         self.took(market, &reply, 0, None);
+        if let Some(began_ms) = self.draining_since(unit)
+            && let Some(forced) = self.cx.drains.emptied(unit)
+        {
+            self.cx.config.bid_metrics.drained(forced, self.since(began_ms));
+        }
         let reason = if failed { "NodeFailed" } else { "Released" };
         self.tell(reason, note.to_owned(), failed);
         Ok(())
+    }
+
+    /// Since when the Node of a unit is emptied.
+    fn draining_since(&self, unit: &str) -> Option<i64> {
+        let owner = format!("{}/{}", self.object.namespace().unwrap_or_default(), self.object.name_any());
+        let nodes = self.cx.world.nodes(&owner);
+        nodes.iter().find(|view| view.facts.allocation == unit)?.facts.draining_ms
+    }
+
+    fn since(&self, ms: i64) -> Duration {
+        Duration::from_millis(u64::try_from(self.cx.now_ms() - ms).unwrap_or(0))
     }
 
     /// True when it was written. A Node that changed or went meanwhile is looked at again.
@@ -255,6 +271,9 @@ impl Hands<'_> {
         match pods.delete(name, &DeleteParams::default().grace_period(grace).preconditions(only)).await {
             Ok(_) => {
                 self.cx.config.bid_metrics.forced();
+                if let Some(unit) = self.cx.world.unit_of_pod(uid) {
+                    self.cx.drains.forced(&unit);
+                }
                 let note = format!("Pod {namespace}/{name} is ended with its whole grace");
                 self.tell("DrainForced", note, true);
                 Ok(())
@@ -272,8 +291,14 @@ impl Hands<'_> {
             return Ok(());
         }
         let only = Preconditions { uid: node.uid(), resource_version: None };
+        let began_ms = self.draining_since(allocation);
         match nodes.delete(name, &DeleteParams::default().preconditions(only)).await {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                if let Some(began_ms) = began_ms.filter(|_| self.cx.drains.gone(allocation)) {
+                    self.cx.config.bid_metrics.drained(true, self.since(began_ms));
+                }
+                Ok(())
+            }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
             Err(error) => Err(api("delete Node", name)(error)),
         }

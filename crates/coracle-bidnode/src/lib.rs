@@ -10,6 +10,7 @@
 //! names the version of the owner that it is based on, so two controllers, a retry and a crash never buy twice.
 
 pub mod demand;
+mod drains;
 mod error;
 mod execute;
 pub mod facts;
@@ -138,6 +139,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         world: World::default(),
         triggers: Triggers::new(urgent.clone(), soon),
         failures: reconcile::Failures::default(),
+        drains: drains::Drains::default(),
         config: config.clone(),
         client,
     });
@@ -156,7 +158,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         () = watches::coalesce(coming, urgent, config.times.debounce) => {}
         () = pack::keep(&cx) => {}
         () = tell::keep(&recorder, told) => {}
-        () = market::feed(&cx.market, &cx.mirror, |change| watches::market_changed(&cx, change), stop) => {}
+        () = market::feed(&cx.market, &cx.mirror, config, |change| watches::market_changed(&cx, change), stop) => {}
         () = stop.cancelled() => {}
     }
     Ok(())
@@ -172,6 +174,7 @@ pub(crate) struct Context {
     pub(crate) triggers: Triggers,
     pub(crate) events: tell::Teller,
     pub(crate) failures: reconcile::Failures,
+    pub(crate) drains: drains::Drains,
     pub(crate) config: Config,
 }
 

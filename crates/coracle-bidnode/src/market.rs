@@ -2,7 +2,8 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -11,11 +12,14 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Request, Status,
-    metadata::{Ascii, MetadataValue},
+    metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
     transport::{Channel, Endpoint},
 };
 
-use crate::mirror::{Change, Mirror};
+use crate::{
+    Config,
+    mirror::{Change, Mirror},
+};
 
 /// No call takes longer.
 const CALL: Duration = Duration::from_secs(10);
@@ -23,6 +27,8 @@ const CALL: Duration = Duration::from_secs(10);
 const REDIAL: Duration = Duration::from_secs(1);
 /// A stream that is dead is found out by pings of this interval.
 const PING: Duration = Duration::from_secs(5);
+/// A token that comes from a file is read again so often.
+const TOKEN_EVERY: Duration = Duration::from_secs(60);
 /// Largest frame.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
@@ -33,6 +39,8 @@ pub struct MarketAt {
     pub url: String,
     /// Token of the cluster's tenant.
     pub token: String,
+    /// Where the token is read from instead, each time the streams are opened: one that ends is replaced there in time.
+    pub token_file: Option<PathBuf>,
     /// The cluster: tenants are `<cluster>/<namespace>`.
     pub cluster: String,
     /// Changes a second; four seconds' worth may come at once.
@@ -103,7 +111,8 @@ impl MarketError {
 #[derive(Clone, Debug)]
 pub struct Market {
     channel: Channel,
-    token: MetadataValue<Ascii>,
+    token: Arc<RwLock<MetadataValue<Ascii>>>,
+    token_file: Option<PathBuf>,
     cluster: String,
     pace: Arc<Pace>,
 }
@@ -126,10 +135,34 @@ impl Market {
             .keep_alive_timeout(PING)
             .keep_alive_while_idle(true)
             .connect_lazy();
-        let token = format!("Bearer {}", at.token)
-            .parse()
-            .map_err(|e: tonic::metadata::errors::InvalidMetadataValue| wrong(e.into()))?;
-        Ok(Self { channel, token, cluster: at.cluster.clone(), pace: Arc::new(Pace::new(at.rate)) })
+        let token = bearer(&at.token).map_err(|e| wrong(e.into()))?;
+        Ok(Self {
+            channel,
+            token: Arc::new(RwLock::new(token)),
+            token_file: at.token_file.clone(),
+            cluster: at.cluster.clone(),
+            pace: Arc::new(Pace::new(at.rate)),
+        })
+    }
+
+    /// Reads the token anew where it comes from a file. What cannot be read leaves the one that is known.
+    async fn read_token(&self) {
+        let Some(file) = &self.token_file else { return };
+        match tokio::fs::read_to_string(file).await.map(|text| bearer(text.trim())) {
+            Ok(Ok(token)) => *self.token.write().unwrap_or_else(PoisonError::into_inner) = token,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, file = %file.display(), "no token in the market's token file")
+            }
+            Err(error) => tracing::warn!(%error, file = %file.display(), "market's token not read"),
+        }
+    }
+
+    /// Keeps the token of the file. Never ends by itself.
+    async fn keep_token(&self) {
+        loop {
+            sleep(TOKEN_EVERY).await;
+            self.read_token().await;
+        }
     }
 
     /// The tenant of a namespace.
@@ -140,7 +173,8 @@ impl Market {
 
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        request.metadata_mut().insert("authorization", self.token.clone());
+        let token = self.token.read().unwrap_or_else(PoisonError::into_inner).clone();
+        request.metadata_mut().insert("authorization", token);
         request
     }
 
@@ -218,6 +252,10 @@ impl Market {
     }
 }
 
+fn bearer(token: &str) -> Result<MetadataValue<Ascii>, InvalidMetadataValue> {
+    format!("Bearer {token}").parse()
+}
+
 async fn answered<T>(
     operation: &'static str,
     market: impl Into<String>,
@@ -263,14 +301,17 @@ impl Pace {
 pub(crate) async fn feed(
     market: &Market,
     mirror: &Mirror,
+    config: &Config,
     changed: impl Fn(Change),
     stop: &CancellationToken,
 ) {
     while !stop.is_cancelled() {
         let fed = async {
+            market.read_token().await;
             tokio::select! {
-                status = owners(market, mirror, &changed) => status,
-                status = prices(market, mirror, &changed) => status,
+                () = market.keep_token() => Ok(()),
+                status = owners(market, mirror, config, &changed) => status,
+                status = prices(market, mirror, config, &changed) => status,
             }
         };
         let ended = tokio::select! {
@@ -288,16 +329,33 @@ pub(crate) async fn feed(
     }
 }
 
-async fn owners(market: &Market, mirror: &Mirror, changed: &impl Fn(Change)) -> Result<(), Status> {
+fn span(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+async fn owners(
+    market: &Market,
+    mirror: &Mirror,
+    config: &Config,
+    changed: &impl Fn(Change),
+) -> Result<(), Status> {
     let watch = pb::WatchOwnerRequest { tenant: market.cluster.clone(), below: true, ..Default::default() };
     let mut frames = market.trading().watch_owner(market.request(watch)).await?.into_inner();
     while let Some(frame) = frames.message().await? {
-        mirror.frame(frame).into_iter().for_each(changed);
+        mirror.frame(frame, config.clock.now().as_millisecond()).into_iter().for_each(changed);
+        for reached in mirror.take_reached() {
+            config.bid_metrics.reached(reached.stage, span(reached.took_ms));
+        }
     }
     Ok(())
 }
 
-async fn prices(market: &Market, mirror: &Mirror, changed: &impl Fn(Change)) -> Result<(), Status> {
+async fn prices(
+    market: &Market,
+    mirror: &Mirror,
+    config: &Config,
+    changed: &impl Fn(Change),
+) -> Result<(), Status> {
     let mut client = MarketClient::new(market.channel.clone());
     // The stream opens first, so that no change falls between it and the list.
     let mut frames =
@@ -314,6 +372,10 @@ async fn prices(market: &Market, mirror: &Mirror, changed: &impl Fn(Change)) -> 
     }
     mirror.priced().into_iter().for_each(changed);
     while let Some(frame) = frames.message().await? {
+        // Present prices are as old as the market's last command; what a call made of them is new.
+        if let Some(price) = frame.price.as_ref().filter(|_| frame.r#type == "call") {
+            config.bid_metrics.lagged(span(config.clock.now().as_millisecond() - price.as_of_ms));
+        }
         mirror.price(&frame).into_iter().for_each(changed);
     }
     Ok(())

@@ -43,6 +43,36 @@ struct Market {
     class: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StageLabel {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Drained {
+    outcome: &'static str,
+}
+
+/// How far a node is that was bid for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Matched,
+    Launched,
+    Registered,
+    Ready,
+}
+
+impl Stage {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Matched => "matched",
+            Self::Launched => "launched",
+            Self::Registered => "registered",
+            Self::Ready => "ready",
+        }
+    }
+}
+
 type Nodes = Family<Class, Gauge>;
 
 /// What one object adds to the sums.
@@ -70,7 +100,15 @@ pub struct BidMetrics {
     noop: Counter,
     writes: Counter,
     undecodable: Gauge,
+    to_node: Family<StageLabel, Histogram, fn() -> Histogram>,
+    drains: Family<Drained, Histogram, fn() -> Histogram>,
+    lag: Histogram,
     shares: Arc<Mutex<(HashMap<String, Share>, Costs)>>,
+}
+
+/// From a quarter of a second to a little over half an hour.
+fn minutes() -> Histogram {
+    Histogram::new(exponential_buckets(0.25, 2.0, 14))
 }
 
 const KINDS: [&str; 5] = ["desired", "active", "pending", "provisioning", "preempting"];
@@ -87,6 +125,9 @@ impl Default for BidMetrics {
             noop: Counter::default(),
             writes: Counter::default(),
             undecodable: Gauge::default(),
+            to_node: Family::new_with_constructor(minutes),
+            drains: Family::new_with_constructor(minutes),
+            lag: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
             shares: Arc::default(),
         }
     }
@@ -123,6 +164,17 @@ impl BidMetrics {
             "BidNodes that cannot be read",
             m.undecodable.clone(),
         );
+        r.register(
+            "coracle_bidnode_time_to_node_seconds",
+            "From the bid to each stage of its node",
+            m.to_node.clone(),
+        );
+        r.register("coracle_bidnode_drain_seconds", "Time to empty a node", m.drains.clone());
+        r.register(
+            "coracle_bidnode_stream_lag_seconds",
+            "From a change at the market to its being known here",
+            m.lag.clone(),
+        );
         m
     }
 
@@ -146,6 +198,22 @@ impl BidMetrics {
 
     pub(crate) fn undecodable(&self, n: usize) {
         self.undecodable.set(i64::try_from(n).unwrap_or(i64::MAX));
+    }
+
+    /// A node came to a stage, so long after its bid.
+    pub(crate) fn reached(&self, stage: Stage, took: Duration) {
+        self.to_node.get_or_create(&StageLabel { stage: stage.as_str() }).observe(took.as_secs_f64());
+    }
+
+    /// A node is empty, or was not in time.
+    pub(crate) fn drained(&self, forced: bool, took: Duration) {
+        let outcome = if forced { "forced" } else { "drained" };
+        self.drains.get_or_create(&Drained { outcome }).observe(took.as_secs_f64());
+    }
+
+    /// A frame of the market came so long after what it tells.
+    pub(crate) fn lagged(&self, lag: Duration) {
+        self.lag.observe(lag.as_secs_f64());
     }
 
     /// What an object has now. The series of its former type and market go or shrink.
@@ -213,6 +281,12 @@ impl BidMetrics {
         let class = "a100-4x/local".to_owned();
         self.gauge("uid", "ns", "name", "a100-4x", class, "balanced", Counts::default(), 0);
         self.undecodable(0);
+        for stage in [Stage::Matched, Stage::Launched, Stage::Registered, Stage::Ready] {
+            self.reached(stage, Duration::ZERO);
+        }
+        self.drained(false, Duration::ZERO);
+        self.drained(true, Duration::ZERO);
+        self.lagged(Duration::ZERO);
     }
 }
 
@@ -241,6 +315,13 @@ mod tests {
             r#"bidnode_reconcile_duration_seconds_bucket{le="5.12"} 2"#,
             r#"bidnode_active_nodes{name="name",namespace="ns",instance_type="a100-4x"} 0"#,
             r#"coracle_bidnode_desired_nodes{class="a100-4x/local",strategy="balanced"} 0"#,
+            r#"coracle_bidnode_time_to_node_seconds_count{stage="matched"} 1"#,
+            r#"coracle_bidnode_time_to_node_seconds_count{stage="launched"} 1"#,
+            r#"coracle_bidnode_time_to_node_seconds_count{stage="registered"} 1"#,
+            r#"coracle_bidnode_time_to_node_seconds_count{stage="ready"} 1"#,
+            r#"coracle_bidnode_drain_seconds_count{outcome="drained"} 1"#,
+            r#"coracle_bidnode_drain_seconds_count{outcome="forced"} 1"#,
+            "coracle_bidnode_stream_lag_seconds_count 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -12,6 +12,8 @@ use coracle_auction::Price;
 use coracle_proto::market as pb;
 use pb::owner_frame::Frame;
 
+use crate::metrics::Stage;
+
 /// How far a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitState {
@@ -167,11 +169,33 @@ struct State {
     /// What a stream that begins has sent so far.
     coming: Option<HashMap<String, Owner>>,
     notes: HashMap<String, Vec<Note>>,
+    /// How far units are that are not ready yet.
+    stages: HashMap<String, Stage>,
+    /// Stages that were reached since somebody asked.
+    reached: Vec<Reached>,
     markets: BTreeMap<String, Quote>,
     /// Bids and units are known, and the stream lives.
     synced: bool,
     /// Prices are known, and their stream lives.
     priced: bool,
+}
+
+/// A unit came to a stage, so long after its bid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reached {
+    pub(crate) stage: Stage,
+    pub(crate) took_ms: i64,
+}
+
+/// The stage that a unit is shown in; `None`: it is past all of them.
+fn stage_of(a: &pb::Allocation) -> Option<Stage> {
+    match (a.state.as_str(), a.stage.as_str()) {
+        ("provisioning", "launched") => Some(Stage::Launched),
+        ("provisioning", "registered") => Some(Stage::Registered),
+        ("matched" | "provisioning", _) => Some(Stage::Matched),
+        ("active", _) => Some(Stage::Ready),
+        _ => None,
+    }
 }
 
 /// The mirror. One stream of owners and one of prices write it.
@@ -215,6 +239,11 @@ impl Mirror {
     /// What happened to a BidNode's units since this was asked last.
     pub(crate) fn take_notes(&self, uid: &str) -> Vec<Note> {
         self.state().notes.remove(uid).unwrap_or_default()
+    }
+
+    /// Stages that units reached since this was asked last.
+    pub(crate) fn take_reached(&self) -> Vec<Reached> {
+        std::mem::take(&mut self.state().reached)
     }
 
     /// Takes in what a reply told: nothing is decided before the stream has told it too.
@@ -281,7 +310,7 @@ impl Mirror {
     }
 
     /// Takes in a frame of bids and units.
-    pub(crate) fn frame(&self, frame: pb::OwnerFrame) -> Vec<Change> {
+    pub(crate) fn frame(&self, frame: pb::OwnerFrame, now_ms: i64) -> Vec<Change> {
         let mut state = self.state();
         let change = |uid: String, urgent| vec![Change::Owner { uid, urgent }];
         match frame.frame {
@@ -300,10 +329,10 @@ impl Mirror {
                 state.bid(bid);
                 change(uid, false)
             }
-            Some(Frame::Allocation(unit)) => match state.unit(unit) {
-                Some((uid, urgent)) => change(uid, urgent),
-                None => Vec::new(),
-            },
+            Some(Frame::Allocation(unit)) => {
+                state.staged(&unit, now_ms);
+                state.unit(unit).map_or_else(Vec::new, |(uid, urgent)| change(uid, urgent))
+            }
             None => Vec::new(),
         }
     }
@@ -347,6 +376,34 @@ impl State {
             owner.amended_ms.remove(&b.bid);
         } else {
             owner.bids.insert(b.bid, bid);
+        }
+    }
+
+    /// Notes how far a unit is. Bids come before their units, so the time of the bid is known.
+    fn staged(&mut self, a: &pb::Allocation, now_ms: i64) {
+        let live = self.coming.is_none();
+        let Some(stage) = stage_of(a) else {
+            self.stages.remove(&a.allocation);
+            return;
+        };
+        let owner = self.owners.get(&a.owner_uid);
+        let ran = owner
+            .and_then(|o| o.units.get(&a.allocation))
+            .is_some_and(|u| matches!(u.state, UnitState::Active | UnitState::Preempting));
+        let before = self.stages.get(&a.allocation).copied();
+        if stage == Stage::Ready {
+            self.stages.remove(&a.allocation);
+        } else {
+            self.stages.insert(a.allocation.clone(), stage);
+        }
+        let placed = owner.and_then(|o| o.bids.get(&a.bid)).map(|bid| bid.placed_ms);
+        if let Some(placed) = placed.filter(|_| live && !ran && before < Some(stage)) {
+            let at = match stage {
+                Stage::Matched => a.matched_at_ms,
+                Stage::Ready => a.active_at_ms,
+                Stage::Launched | Stage::Registered => now_ms,
+            };
+            self.reached.push(Reached { stage, took_ms: (at - placed).max(0) });
         }
     }
 
@@ -458,9 +515,9 @@ mod tests {
         let mirror = Mirror::default();
         mirror.replied("u", "t/r", 1, 5, None);
         assert!(!mirror.owner("u").is_current());
-        mirror.frame(frame(Frame::Bid(bid(2, 0))));
+        mirror.frame(frame(Frame::Bid(bid(2, 0))), 0);
         assert!(!mirror.owner("u").is_current());
-        mirror.frame(frame(Frame::Owner(pb::OwnerVersion { owner_uid: "u".into(), version: 1 })));
+        mirror.frame(frame(Frame::Owner(pb::OwnerVersion { owner_uid: "u".into(), version: 1 })), 0);
         let owner = mirror.owner("u");
         assert!(owner.is_current() && owner.bids["b"].open == 2 && owner.last_bid_ms == 5);
     }
@@ -468,11 +525,11 @@ mod tests {
     #[test]
     fn a_new_stream_replaces_what_the_old_one_told() {
         let mirror = Mirror::default();
-        mirror.frame(frame(Frame::Bid(bid(2, 0))));
+        mirror.frame(frame(Frame::Bid(bid(2, 0))), 0);
         mirror.replied("u", "t/r", 9, 5, None);
-        mirror.frame(frame(Frame::Synced(false)));
+        mirror.frame(frame(Frame::Synced(false)), 0);
         assert_eq!(mirror.owner("u").bids.len(), 1, "the old is shown until the new is whole");
-        assert_eq!(mirror.frame(frame(Frame::Synced(true))), [Change::Everyone]);
+        assert_eq!(mirror.frame(frame(Frame::Synced(true)), 0), [Change::Everyone]);
         let owner = mirror.owner("u");
         assert!(owner.bids.is_empty() && owner.is_current() && owner.last_bid_ms == 5);
         assert!(!mirror.is_synced(), "prices are not known yet");
@@ -485,19 +542,52 @@ mod tests {
     #[test]
     fn a_notice_is_urgent_and_a_failed_launch_is_forgotten() {
         let mirror = Mirror::default();
-        mirror.frame(frame(Frame::Allocation(unit("provisioning"))));
+        mirror.frame(frame(Frame::Allocation(unit("provisioning"))), 0);
         let gone = pb::Allocation { owner_uid: String::new(), ..unit("returned") };
         assert_eq!(
-            mirror.frame(frame(Frame::Allocation(gone))),
+            mirror.frame(frame(Frame::Allocation(gone)), 0),
             [Change::Owner { uid: "u".into(), urgent: false }]
         );
         assert!(mirror.owner("u").units.is_empty());
-        mirror.frame(frame(Frame::Allocation(unit("active"))));
+        mirror.frame(frame(Frame::Allocation(unit("active"))), 0);
         assert_eq!(
-            mirror.frame(frame(Frame::Allocation(unit("preempting")))),
+            mirror.frame(frame(Frame::Allocation(unit("preempting"))), 0),
             [Change::Owner { uid: "u".into(), urgent: true }]
         );
         let notes: Vec<_> = mirror.take_notes("u").into_iter().map(|n| n.reason).collect();
         assert_eq!(notes, ["NodeLaunched", "NodeReady"]);
+    }
+
+    #[test]
+    fn each_stage_is_told_once_and_none_of_a_stream_that_begins() {
+        let mirror = Mirror::default();
+        let placed = pb::Bid { placed_at_ms: 1_000, ..bid(0, 1) };
+        mirror.frame(frame(Frame::Bid(placed.clone())), 0);
+        let put = |state: &str, stage: &str, now_ms| {
+            let (matched_at_ms, active_at_ms) = (1_500, 9_000);
+            let unit = pb::Allocation { bid: "b".into(), stage: stage.into(), ..unit(state) };
+            let unit = pb::Allocation { matched_at_ms, active_at_ms, ..unit };
+            mirror.frame(frame(Frame::Allocation(unit)), now_ms);
+        };
+        put("provisioning", "ordered", 1_600);
+        put("provisioning", "launched", 4_000);
+        put("provisioning", "launched", 4_100);
+        put("provisioning", "registered", 6_000);
+        put("active", "", 9_100);
+        put("active", "", 9_900);
+        put("preempting", "", 9_950);
+        let told: Vec<_> = mirror.take_reached().into_iter().map(|r| (r.stage, r.took_ms)).collect();
+        let want = [
+            (Stage::Matched, 500),
+            (Stage::Launched, 3_000),
+            (Stage::Registered, 5_000),
+            (Stage::Ready, 8_000),
+        ];
+        assert_eq!(told, want);
+        mirror.frame(frame(Frame::Synced(false)), 0);
+        mirror.frame(frame(Frame::Bid(placed)), 0);
+        put("provisioning", "launched", 9_990);
+        mirror.frame(frame(Frame::Synced(true)), 0);
+        assert_eq!(mirror.take_reached(), [], "what was before is no news");
     }
 }

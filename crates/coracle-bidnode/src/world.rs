@@ -67,6 +67,14 @@ impl World {
         nodes.map(view).collect()
     }
 
+    /// The unit under the Node that a pod is on.
+    pub(crate) fn unit_of_pod(&self, uid: &str) -> Option<String> {
+        let state = self.state();
+        let node = state.places.get(uid)?.as_ref()?;
+        let facts = state.nodes.get(state.owners.get(node)?)?.get(node)?;
+        Some(facts.allocation.clone())
+    }
+
     pub(crate) fn need(&self, uid: &str) -> Need {
         self.state().needs.get(uid).cloned().unwrap_or_default()
     }

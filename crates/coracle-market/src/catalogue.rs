@@ -1,6 +1,7 @@
 //! The node types that a market knows from the start: list price and reserve, US$ per node-hour.
 
 use coracle_auction::{Params, Price};
+use coracle_proto::market as pb;
 
 const DOLLAR: i64 = 1_000_000;
 
@@ -12,6 +13,31 @@ pub(crate) const DEFAULT: [(&str, i64, i64); 5] = [
     ("a100-4x", 8 * DOLLAR, 2 * DOLLAR),
     ("l40s-4x", 5 * DOLLAR, DOLLAR + DOLLAR / 4),
 ];
+
+/// Name, processors, memory in GiB, and how many of which accelerator.
+const SHAPES: [(&str, u32, u64, u32, &str); 5] = [
+    ("h100-8x", 192, 2048, 8, "h100"),
+    ("h100-4x", 96, 1024, 4, "h100"),
+    ("a100-8x", 96, 1024, 8, "a100"),
+    ("a100-4x", 48, 512, 4, "a100"),
+    ("l40s-4x", 64, 512, 4, "l40s"),
+];
+
+/// What nodes of the catalogue are.
+pub(crate) fn types() -> impl Iterator<Item = pb::InstanceType> {
+    DEFAULT.into_iter().zip(SHAPES).map(|((name, cap, _), (_, vcpus, memory_gib, gpus, model))| {
+        pb::InstanceType {
+            name: name.into(),
+            vcpus,
+            memory_mib: memory_gib * 1024,
+            gpu_model: model.into(),
+            gpus,
+            extended_resources: [("nvidia.com/gpu".to_owned(), gpus.to_string())].into(),
+            labels: std::collections::BTreeMap::new(),
+            list_price_micros: cap,
+        }
+    })
+}
 
 /// Parameters of a type of the catalogue.
 pub(crate) fn params(cap: i64, reserve: i64) -> Params {

@@ -2,7 +2,7 @@
 
 use coracle_auction::{
     Alloc, AllocId, AllocState, Bid, BidId, BidState, ChargeReason, EndReason, OwnerKey, Price, Report,
-    Standing,
+    Stage, Standing,
 };
 use coracle_proto::market as pb;
 use sha2::{Digest, Sha256};
@@ -53,7 +53,7 @@ pub(crate) fn report_of(name: &str, node: &str) -> Option<Report> {
     })
 }
 
-fn bid_state(state: BidState) -> &'static str {
+pub(crate) fn bid_state(state: BidState) -> &'static str {
     match state {
         BidState::Pending => "pending",
         BidState::Matched => "matched",
@@ -76,6 +76,14 @@ pub(crate) fn alloc_state(state: AllocState) -> &'static str {
     }
 }
 
+fn stage(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Ordered => "ordered",
+        Stage::Launched => "launched",
+        Stage::Registered => "registered",
+    }
+}
+
 pub(crate) fn standing(standing: Standing) -> &'static str {
     match standing {
         Standing::Over(_) => "OVER",
@@ -93,18 +101,30 @@ fn sixteen(digest: &[u8]) -> [u8; 16] {
     digest.first_chunk().copied().unwrap_or([0; 16])
 }
 
+/// The bytes of a UUID in its usual form, in small letters.
+fn uuid(text: &str) -> Option<[u8; 16]> {
+    let bytes = text.as_bytes();
+    if bytes.len() != 36 || [8, 13, 18, 23].iter().any(|at| bytes[*at] != b'-') {
+        return None;
+    }
+    let mut digits = bytes.iter().filter(|b| **b != b'-').map(|b| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    });
+    let mut key = [0; 16];
+    for byte in &mut key {
+        *byte = digits.next()?? << 4 | digits.next()??;
+    }
+    digits.next().is_none().then_some(key)
+}
+
 /// A UUID is its own key; any other name is known by its digest. The flag says which.
 pub(crate) fn owner_key(uid: &str) -> (OwnerKey, bool) {
-    let hex: Vec<u8> = uid.bytes().filter(|b| *b != b'-').collect();
-    let shape = uid.len() == 36 && [8, 13, 18, 23].iter().all(|at| uid.as_bytes().get(*at) == Some(&b'-'));
-    let lower = hex.iter().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b));
-    if shape && hex.len() == 32 && lower {
-        let text = String::from_utf8_lossy(&hex);
-        if let Ok(bits) = u128::from_str_radix(&text, 16) {
-            return (OwnerKey(bits.to_be_bytes()), true);
-        }
+    match uuid(uid) {
+        Some(key) => (OwnerKey(key), true),
+        None => (OwnerKey(sixteen(&Sha256::digest(uid.as_bytes()))), false),
     }
-    (OwnerKey(sixteen(&Sha256::digest(uid.as_bytes()))), false)
 }
 
 pub(crate) fn owner_uid(registry: &Registry, key: OwnerKey) -> String {
@@ -125,23 +145,29 @@ pub(crate) fn key_digest(tenant: u32, key: &str) -> [u8; 16] {
     digest
 }
 
-/// Digest of what was asked, without how often: retries of one request are equal.
+/// Digest of what was asked, without how often: retries of one request are equal. Nobody is kept from making two
+/// requests of one digest (FNV-1a, 64 bits): who does has the first one replayed to him, and harms nobody else.
 pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
-    use coracle_auction::wire::Wire;
-    let mut bytes = Vec::with_capacity(128);
-    Box::<str>::from(request.market.as_str()).put(&mut bytes);
-    request.limit_micros.put(&mut bytes);
-    request.quantity.put(&mut bytes);
-    request.min_fill.put(&mut bytes);
-    Box::<str>::from(request.owner_uid.as_str()).put(&mut bytes);
-    request.lease_ms.put(&mut bytes);
-    request.expires_at_ms.put(&mut bytes);
-    for (key, value) in &request.labels {
-        Box::<str>::from(key.as_str()).put(&mut bytes);
-        Box::<str>::from(value.as_str()).put(&mut bytes);
+    let mut digest = 0xcbf2_9ce4_8422_2325u64;
+    let mut put = |bytes: &[u8]| {
+        for byte in bytes {
+            digest = (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    let numbers = [
+        request.limit_micros.to_le_bytes(),
+        (u64::from(request.quantity) << 32 | u64::from(request.min_fill)).to_le_bytes(),
+        request.lease_ms.to_le_bytes(),
+        request.expires_at_ms.to_le_bytes(),
+    ];
+    put(numbers.as_flattened());
+    let labels = request.labels.iter().flat_map(|(key, value)| [key, value]);
+    for text in [&request.market, &request.owner_uid].into_iter().chain(labels) {
+        // With its length, so that no two lists of texts run into one another.
+        put(&(text.len() as u64).to_le_bytes());
+        put(text.as_bytes());
     }
-    let digest = Sha256::digest(&bytes);
-    digest.first_chunk().copied().map_or(0, u64::from_le_bytes)
+    digest
 }
 
 pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
@@ -213,6 +239,11 @@ pub(crate) fn alloc(no: u32, slot: &Slot, registry: &Registry, id: AllocId, row:
         node: row.node().unwrap_or_default().into(),
         reason: row.reason().map_or("", end_reason).into(),
         price_to_keep_micros: slot.at_risk.get(&id).map_or(0, |price| price.as_micros()),
+        stage: if row.state() == AllocState::Provisioning {
+            stage(row.stage()).into()
+        } else {
+            String::new()
+        },
     }
 }
 
@@ -223,4 +254,61 @@ pub(crate) fn lot_key(market: u32, supplier: u32, name: &str) -> String {
 
 pub(crate) fn lot_name(registry: &Registry, no: u32) -> String {
     registry.name(Kind::Lot, no).splitn(3, ' ').nth(2).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_its_own_key_and_nothing_else_is() {
+        let key = owner_key("6f9619ff-8b86-d011-b42d-00c04fc964ff");
+        assert_eq!(key.0.0[..4], [0x6f, 0x96, 0x19, 0xff]);
+        assert!(key.1);
+        for other in [
+            "",
+            "bench",
+            "6F9619FF-8b86-d011-b42d-00c04fc964ff",
+            "6f9619ff-8b86-d011-b42d-00c04fc964f",
+            "6f9619ff-8b86-d011-b42d-00c04fc964fg",
+            "6f9619ff08b86-d011-b42d-00c04fc964ff",
+            "6f9619ff-8b86-d011-b42d-00c04fc964-f",
+            "6f9619ff-8b86-d011-b42d-00c04fc96\u{e9}4",
+        ] {
+            assert!(!owner_key(other).1, "{other}");
+        }
+    }
+
+    #[test]
+    fn each_field_of_a_request_is_in_its_digest() {
+        let one = pb::PlaceBidRequest {
+            market: "a/b".into(),
+            owner_uid: "c".into(),
+            limit_micros: 1,
+            quantity: 2,
+            min_fill: 3,
+            lease_ms: 4,
+            expires_at_ms: 5,
+            labels: [("k".to_owned(), "v".to_owned())].into(),
+            ..pb::PlaceBidRequest::default()
+        };
+        let again = pb::PlaceBidRequest { idempotency_key: "x".into(), ..one.clone() };
+        assert_eq!(body_digest(&one), body_digest(&again), "the key is no part of what is asked");
+        let others: [fn(&mut pb::PlaceBidRequest); 9] = [
+            |r| r.market.push('c'),
+            |r| r.owner_uid.push('d'),
+            |r| (r.market, r.owner_uid) = ("a/".into(), "bc".into()),
+            |r| r.limit_micros = 9,
+            |r| r.quantity = 9,
+            |r| r.min_fill = 9,
+            |r| r.lease_ms = 9,
+            |r| r.expires_at_ms = 9,
+            |r| r.labels = [("kv".to_owned(), String::new())].into(),
+        ];
+        for (n, change) in others.iter().enumerate() {
+            let mut other = one.clone();
+            change(&mut other);
+            assert_ne!(body_digest(&one), body_digest(&other), "change {n}");
+        }
+    }
 }

@@ -7,16 +7,16 @@ use std::time::Duration;
 use coracle_auction::{Event, TenantNo};
 use coracle_proto::market as pb;
 use coracle_proto::market::{admin_server, market_server, supply_server, trading_server};
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::task::TaskTracker;
 use tonic::{Code, Request, Response, Status};
 
 use crate::auth::{Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
+use crate::prices;
 use crate::registry::Kind;
 use crate::service::Service;
 use crate::writer::Batch;
@@ -30,9 +30,6 @@ const RENEW_EVERY: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(crate) struct Door {
     pub(crate) service: Arc<Service>,
-    /// Streams belong to the door and end with it.
-    pub(crate) streams: TaskTracker,
-    pub(crate) stop: tokio_util::sync::CancellationToken,
 }
 
 impl From<Problem> for Status {
@@ -67,7 +64,7 @@ type Frames<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Door {
     fn caller<T>(&self, request: &Request<T>, scope: Scope) -> Result<Caller, Status> {
         let token = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
-        Ok(self.service.gate.caller(token, scope)?)
+        Ok(self.service.gate.caller(token, &self.service.reviewed, scope)?)
     }
 
     /// A stream: what is there first, then what `pick` finds in each batch. A reader that falls
@@ -78,7 +75,7 @@ impl Door {
         pick: impl Fn(&Service, &Batch) -> Vec<T> + Send + 'static,
     ) -> Frames<T> {
         let (tx, rx) = mpsc::channel(FRAMES);
-        let (service, stop) = (self.service.clone(), self.stop.clone());
+        let (service, stop) = (self.service.clone(), self.service.stop.clone());
         let pump = async move {
             'over: loop {
                 let mut batches = service.writer.events.subscribe();
@@ -108,33 +105,9 @@ impl Door {
                 }
             }
         };
-        self.streams.spawn(async move { stop.run_until_cancelled(pump).await });
+        self.service.streams.spawn(async move { stop.run_until_cancelled(pump).await });
         Box::pin(ReceiverStream::new(rx))
     }
-}
-
-/// Frames of prices in a batch.
-pub(crate) fn price_frames(service: &Service, batch: &Batch, only: &[u32]) -> Vec<pb::PriceFrame> {
-    if !only.is_empty() && !only.contains(&batch.market) {
-        return Vec::new();
-    }
-    let kinds = batch.events.iter().filter_map(|event| match event {
-        Event::Call { .. } => Some("call"),
-        Event::Indicative { .. } => Some("indicative"),
-        Event::Halted { .. } => Some("halt"),
-        _ => None,
-    });
-    kinds.filter_map(|kind| price_frame(service, batch.market, kind)).collect()
-}
-
-pub(crate) fn price_frame(service: &Service, market: u32, kind: &str) -> Option<pb::PriceFrame> {
-    let price = service.writer.read(market, convert::price).ok()?;
-    Some(pb::PriceFrame {
-        seq: price.seq,
-        market: price.market.clone(),
-        r#type: kind.into(),
-        price: Some(price),
-    })
 }
 
 #[tonic::async_trait]
@@ -176,14 +149,11 @@ impl market_server::Market for Door {
         r: Request<pb::StreamPricesRequest>,
     ) -> Result<Response<Self::StreamPricesStream>, Status> {
         self.caller(&r, Scope::Read)?;
-        let names = r.into_inner().markets;
-        let only = names.iter().map(|name| self.service.market(name)).collect::<Result<Vec<_>, _>>()?;
-        let wanted = only.clone();
-        let first = move |service: &Service| {
-            let all = service.markets().into_iter().filter(|no| wanted.is_empty() || wanted.contains(no));
-            Ok(all.filter_map(|no| price_frame(service, no, "price")).collect())
-        };
-        Ok(Response::new(self.stream(first, move |service, batch| price_frames(service, batch, &only))))
+        let r = r.into_inner();
+        let only = r.markets.iter().map(|name| self.service.market(name)).collect::<Result<Vec<_>, _>>()?;
+        let (from_seq, stop) = (r.from_seq, self.service.stop.clone());
+        let frames = prices::stream(self.service.clone(), only, from_seq).map(Ok);
+        Ok(Response::new(Box::pin(frames.take_until(stop.cancelled_owned()))))
     }
 
     async fn advise(&self, r: Request<pb::AdviseRequest>) -> Result<Response<pb::Advice>, Status> {
@@ -202,6 +172,14 @@ impl market_server::Market for Door {
     ) -> Result<Response<pb::ListLotsResponse>, Status> {
         self.caller(&r, Scope::Read)?;
         Ok(Response::new(pb::ListLotsResponse { lots: self.service.lots(&r.get_ref().market)? }))
+    }
+
+    async fn list_instance_types(
+        &self,
+        r: Request<pb::ListInstanceTypesRequest>,
+    ) -> Result<Response<pb::ListInstanceTypesResponse>, Status> {
+        self.caller(&r, Scope::Read)?;
+        Ok(Response::new(pb::ListInstanceTypesResponse { types: self.service.types() }))
     }
 }
 
@@ -295,9 +273,9 @@ impl trading_server::Trading for Door {
         let (state, changes, renewed) = (watched.clone(), watched.clone(), watched);
         let first = move |service: &Service| owner_state(service, &state);
         let frames = self.stream(first, move |service, batch| owner_changes(service, batch, &changes));
-        let (service, stop) = (self.service.clone(), self.stop.clone());
+        let (service, stop) = (self.service.clone(), self.service.stop.clone());
         let (alive, mut ended) = mpsc::channel::<()>(1);
-        self.streams.spawn(async move {
+        self.service.streams.spawn(async move {
             loop {
                 for tenant in renewed.tenants(&service) {
                     if let Err(problem) = service.renew(tenant, &renewed.uid).await {
@@ -312,7 +290,7 @@ impl trading_server::Trading for Door {
             }
         });
         // The renewal ends when the stream that holds the sender is dropped.
-        let held = futures_util::StreamExt::map(frames, move |frame| {
+        let held = frames.map(move |frame| {
             let _alive = &alive;
             frame
         });
@@ -513,8 +491,16 @@ impl admin_server::Admin for Door {
         &self,
         r: Request<pb::PutMarketRequest>,
     ) -> Result<Response<pb::MarketPrice>, Status> {
+        let caller = self.caller(&r, Scope::Admin)?;
+        Ok(Response::new(self.service.put_market(caller, r.get_ref()).await?))
+    }
+
+    async fn put_instance_type(
+        &self,
+        r: Request<pb::InstanceType>,
+    ) -> Result<Response<pb::InstanceType>, Status> {
         self.caller(&r, Scope::Admin)?;
-        Ok(Response::new(self.service.put_market(r.get_ref()).await?))
+        Ok(Response::new(self.service.put_type(r.into_inner()).await?))
     }
 
     async fn put_tenant(
@@ -526,14 +512,14 @@ impl admin_server::Admin for Door {
     }
 
     async fn halt(&self, r: Request<pb::HaltRequest>) -> Result<Response<pb::HaltResponse>, Status> {
-        self.caller(&r, Scope::Admin)?;
-        self.service.halt(&r.get_ref().market, true).await?;
+        let caller = self.caller(&r, Scope::Admin)?;
+        self.service.halt(caller, &r.get_ref().market, true).await?;
         Ok(Response::new(pb::HaltResponse {}))
     }
 
     async fn resume(&self, r: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
-        self.caller(&r, Scope::Admin)?;
-        self.service.halt(&r.get_ref().market, false).await?;
+        let caller = self.caller(&r, Scope::Admin)?;
+        self.service.halt(caller, &r.get_ref().market, false).await?;
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
@@ -550,5 +536,10 @@ impl admin_server::Admin for Door {
         self.caller(&r, Scope::Audit)?;
         let v = self.service.verify(&r.get_ref().market).await?;
         Ok(Response::new(pb::VerifyResponse { commands: v.commands, sound: v.sound, detail: v.detail }))
+    }
+
+    async fn audit(&self, r: Request<pb::AuditRequest>) -> Result<Response<pb::AuditResponse>, Status> {
+        self.caller(&r, Scope::Audit)?;
+        Ok(Response::new(pb::AuditResponse { entries: self.service.audit(r.get_ref()).await? }))
     }
 }

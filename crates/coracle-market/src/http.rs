@@ -14,22 +14,23 @@ use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use coracle_auction::Price;
 use coracle_proto::market as pb;
-use futures_util::Stream;
+use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::broadcast::error::RecvError;
 
 use crate::auth::{Caller, Scope};
 use crate::error::Problem;
-use crate::grpc::{price_frame, price_frames};
 use crate::json;
+use crate::prices;
+use crate::review::Learning;
 use crate::service::Service;
+use crate::websocket::Upgrade;
 
 type Shared = State<Arc<Service>>;
 type Answer = Result<Json<Value>, Problem>;
 
 /// A sign of life on a quiet stream.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(15);
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
@@ -67,11 +68,13 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .route("/v1/allocations/{id}", delete(release))
         .route("/v1/charges", get(charges))
         .route("/v1/stream", get(stream))
-        .with_state(service)
+        .with_state(service.clone())
+        .layer(tower::layer::layer_fn(move |inner| Learning { inner, service: service.clone() }))
 }
 
 fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller, Problem> {
-    service.gate.caller(headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()), scope)
+    let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    service.gate.caller(token, &service.reviewed, scope)
 }
 
 fn number<T: std::str::FromStr + Default>(
@@ -350,44 +353,31 @@ async fn charges(
     }
 }
 
-/// Prices as they change. A reader that falls behind gets `gap` and the present prices.
+/// Prices as they change, as server-sent events or, when that is asked for, over a WebSocket.
 async fn stream(
     State(s): Shared,
     headers: HeaderMap,
     Query(q): Query<BTreeMap<String, String>>,
-) -> Result<Sse<impl Stream<Item = Result<Frame, Infallible>>>, Problem> {
+    upgrade: Option<Upgrade>,
+) -> Result<Response, Problem> {
     caller(&s, &headers, Scope::Read)?;
     let only = match q.get("market") {
         Some(name) => vec![s.market(name)?],
         None => Vec::new(),
     };
-    let batches = s.writer.events.subscribe();
-    let now = present(&s, &only, "price");
-    let start = (s, only, batches, std::collections::VecDeque::from(now));
-    let frames = futures_util::stream::unfold(start, |(s, only, mut batches, mut ready)| async move {
-        loop {
-            if let Some(frame) = ready.pop_front() {
-                return Some((Ok(frame), (s, only, batches, ready)));
-            }
-            match batches.recv().await {
-                Ok(batch) => ready.extend(price_frames(&s, &batch, &only).iter().filter_map(sse)),
-                Err(RecvError::Lagged(_)) => ready.extend(present(&s, &only, "gap")),
-                Err(RecvError::Closed) => return None,
-            }
-        }
-    });
-    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(HEARTBEAT)))
+    // A browser that connects again says what it had.
+    let had = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
+    let from_seq = if q.contains_key("from_seq") { Some(number(&q, "from_seq")?) } else { had };
+    let (stop, tasks) = (s.stop.clone(), s.streams.clone());
+    let frames = prices::stream(s, only, from_seq);
+    if let Some(upgrade) = upgrade {
+        return Ok(upgrade.serve(frames, &tasks, stop));
+    }
+    let frames = frames.take_until(stop.cancelled_owned()).map(|frame| Ok::<_, Infallible>(sse(&frame)));
+    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(HEARTBEAT)).into_response())
 }
 
-fn present(s: &Service, only: &[u32], kind: &str) -> Vec<Frame> {
-    let all = s.markets().into_iter().filter(|no| only.is_empty() || only.contains(no));
-    all.filter_map(|no| price_frame(s, no, kind)).filter_map(|frame| sse(&frame)).collect()
-}
-
-fn sse(frame: &pb::PriceFrame) -> Option<Frame> {
-    let body = json!({
-        "seq": frame.seq, "market": frame.market, "type": frame.r#type,
-        "price": frame.price.as_ref().map(json::price),
-    });
-    Some(Frame::default().event(frame.r#type.clone()).id(frame.seq.to_string()).data(body.to_string()))
+fn sse(frame: &pb::PriceFrame) -> Frame {
+    let body = json::price_frame(frame).to_string();
+    Frame::default().event(frame.r#type.clone()).id(frame.seq.to_string()).data(body)
 }

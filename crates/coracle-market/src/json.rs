@@ -17,6 +17,13 @@ pub(crate) fn price(p: &pb::MarketPrice) -> Value {
     })
 }
 
+pub(crate) fn price_frame(frame: &pb::PriceFrame) -> Value {
+    json!({
+        "seq": frame.seq, "market": frame.market, "type": frame.r#type,
+        "price": frame.price.as_ref().map(price),
+    })
+}
+
 pub(crate) fn bar(b: &pb::PriceBar) -> Value {
     json!({
         "atMs": b.at_ms, "open": dollars(b.open_micros), "high": dollars(b.high_micros),

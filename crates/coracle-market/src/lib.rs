@@ -9,6 +9,7 @@
 //! journal does not take is refused and changes nothing. Everything but the journal and the
 //! registry of names can be made again from them.
 
+mod audit;
 mod auth;
 mod catalogue;
 mod convert;
@@ -18,14 +19,18 @@ mod http;
 mod json;
 mod metrics;
 mod names;
+mod prices;
 mod recover;
 mod registry;
+mod review;
 mod serve;
 mod service;
 mod store;
+mod websocket;
 mod writer;
 
 pub use error::{Problem, StoreError};
 pub use metrics::register_metrics;
+pub use review::{AUDIENCE, Account, Accounts, Answer, Review, Unreviewed};
 pub use serve::{Config, ServeError, Server, serve};
 pub use store::{StoreAt, Verdict};

@@ -51,6 +51,21 @@ impl Calls {
     }
 }
 
+/// Placements, by what came of them.
+#[derive(Clone, Debug)]
+struct Placed {
+    accepted: Counter,
+    replayed: Counter,
+    refused: Counter,
+}
+
+impl Placed {
+    fn of(bids: &Family<Outcomes, Counter>) -> Self {
+        let of = |result| bids.get_or_create_owned(&Outcomes { result });
+        Self { accepted: of("accepted"), replayed: of("replayed"), refused: of("refused") }
+    }
+}
+
 type Dollars = Gauge<f64, AtomicU64>;
 type DollarSum = Counter<f64, AtomicU64>;
 
@@ -63,7 +78,8 @@ pub(crate) struct Metrics {
     open_units: Family<Class, Gauge>,
     preemptions: Family<Outcome, Counter>,
     displaced: Family<Reason, Counter>,
-    bids: Family<Outcomes, Counter>,
+    /// Placements by result, found without a search: there are many.
+    placed: Placed,
     skipped_gangs: Counter,
     orders: Family<Orders, Counter>,
     charged: Family<Class, DollarSum>,
@@ -91,6 +107,7 @@ fn count(n: u64) -> i64 {
 
 impl Metrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
+        let bids = Family::default();
         let m = Self {
             clearing_price: Family::default(),
             quote_price: Family::default(),
@@ -99,7 +116,7 @@ impl Metrics {
             open_units: Family::default(),
             preemptions: Family::default(),
             displaced: Family::default(),
-            bids: Family::default(),
+            placed: Placed::of(&bids),
             skipped_gangs: Counter::default(),
             orders: Family::default(),
             charged: Family::default(),
@@ -120,7 +137,7 @@ impl Metrics {
         r.register("coracle_market_open_units", "Units waiting in the book", m.open_units.clone());
         r.register("coracle_market_preemptions", "Units that ended under notice", m.preemptions.clone());
         r.register("coracle_market_displaced", "Units put under notice", m.displaced.clone());
-        r.register("coracle_market_bids", "Placements by result", m.bids.clone());
+        r.register("coracle_market_bids", "Placements by result", bids);
         r.register("coracle_market_skipped_gangs", "Blocks passed over by a call", m.skipped_gangs.clone());
         r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
@@ -150,7 +167,7 @@ impl Metrics {
         }
         self.preemptions.get_or_create(&Outcome { outcome: "drained" }).inc();
         self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
-        self.bids.get_or_create(&Outcomes { result: "accepted" }).inc();
+        self.placed.accepted.inc();
         self.order("launch");
         self.calls.count(crate::auth::Scope::Read);
         self.charged.get_or_create(&class()).inc_by(0.0);
@@ -158,19 +175,17 @@ impl Metrics {
 
     /// A command and its answer.
     pub(crate) fn count(&self, command: &Command, reply: &Reply) {
-        let result = match (command, reply) {
-            (Command::Place { .. }, Reply::Bid { replayed: true, .. }) => "replayed",
-            (Command::Place { .. }, Reply::Bid { .. }) => "accepted",
-            (Command::Place { .. }, _) => "refused",
+        match (command, reply) {
+            (Command::Place { .. }, Reply::Bid { replayed: true, .. }) => self.placed.replayed.inc(),
+            (Command::Place { .. }, Reply::Bid { .. }) => self.placed.accepted.inc(),
+            (Command::Place { .. }, _) => self.placed.refused.inc(),
             (Command::Report { report, .. }, reply) => {
                 let result = if matches!(reply, Reply::Refused(_)) { "unknown" } else { "taken" };
                 let kind = crate::convert::report_name(report);
-                self.orders.get_or_create(&Orders { kind, result }).inc();
-                return;
+                self.orders.get_or_create(&Orders { kind, result }).inc()
             }
-            _ => return,
+            _ => 0,
         };
-        self.bids.get_or_create(&Outcomes { result }).inc();
     }
 
     /// What a group did to a market.

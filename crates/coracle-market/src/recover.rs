@@ -47,30 +47,69 @@ pub(crate) async fn recover(
             Recovered { market, seq, chain, replayed: 0, made: Projections::default() }
         }
     };
-    let mut events = Vec::new();
+    let (seq, chain, mut events) = (r.seq, r.chain, Vec::new());
+    let Recovered { market, made, replayed, .. } = &mut r;
+    let from = (seq, chain);
+    let end = walk(store, no, from, |_, _, entry| {
+        market.apply(entry.at, &entry.command, &mut events);
+        *replayed += 1;
+        project(no, market, &events, made);
+        events.clear();
+        true
+    })
+    .await?;
+    (r.seq, r.chain) = end;
+    Ok(r)
+}
+
+/// Gives each command of a market from its first on, with its number and who asked for it, to `each`, which applies it;
+/// until that says no.
+pub(crate) async fn replay(
+    store: &Store,
+    no: u32,
+    (params, since): (Params, Time),
+    mut each: impl FnMut(&mut Market, i64, u32, &Journaled, &mut Vec<Event>) -> bool,
+) -> Result<(), StoreError> {
+    let (mut market, mut events) = (Market::new(params, since), Vec::new());
+    let all = walk(store, no, (0, [0; 32]), |seq, who, entry| {
+        events.clear();
+        each(&mut market, seq, who, entry, &mut events)
+    });
+    all.await.map(drop)
+}
+
+/// Reads the journal behind a command, and proves its chain. Where it ended.
+async fn walk(
+    store: &Store,
+    no: u32,
+    (mut seq, mut chain): (i64, [u8; 32]),
+    mut each: impl FnMut(i64, u32, &Journaled) -> bool,
+) -> Result<(i64, [u8; 32]), StoreError> {
     loop {
-        let groups = store.groups(no, r.seq + 1, PAGE).await?;
+        let groups = store.groups(no, seq + 1, PAGE).await?;
         if groups.is_empty() {
-            return Ok(r);
+            return Ok((seq, chain));
         }
         for group in groups {
-            let chain = chained(&r.chain, &group.body);
-            if chain != group.chain || group.seq != r.seq + 1 {
+            let next = chained(&chain, &group.body);
+            if next != group.chain || group.seq != seq + 1 {
                 return Err(StoreError::Chain { market: no, seq: group.seq });
             }
-            let mut from = group.body.as_slice();
+            let (mut from, mut who) = (group.body.as_slice(), group.who.as_slice());
+            let mut number = group.seq;
             while !from.is_empty() {
                 let entry = Journaled::get(&mut from).map_err(|source| StoreError::Malformed {
                     what: "the journal",
                     market: no,
                     source,
                 })?;
-                r.market.apply(entry.at, &entry.command, &mut events);
-                r.replayed += 1;
-                project(no, &r.market, &events, &mut r.made);
-                events.clear();
+                // Groups of older stores do not say who.
+                if !each(number, u32::get(&mut who).unwrap_or(0), &entry) {
+                    return Ok((number, next));
+                }
+                number += 1;
             }
-            (r.seq, r.chain) = (group.seq + group.count - 1, chain);
+            (seq, chain) = (group.seq + group.count - 1, next);
         }
     }
 }

@@ -15,11 +15,13 @@ pub(crate) enum Kind {
     Lot = 3,
     /// Owners whose name is no UUID: the number means nothing, the body is the key.
     Owner = 4,
+    /// Instance types; the body is what a node of it is.
+    Type = 5,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    by_name: BTreeMap<(i64, String), u32>,
+    by_name: BTreeMap<i64, BTreeMap<String, u32>>,
     by_no: BTreeMap<(i64, u32), (String, Vec<u8>)>,
 }
 
@@ -43,7 +45,7 @@ impl Registry {
             {
                 owners.insert(key, row.name.clone());
             }
-            known.by_name.insert((row.kind, row.name.clone()), row.no);
+            known.by_name.entry(row.kind).or_default().insert(row.name.clone(), row.no);
             known.by_no.insert((row.kind, row.no), (row.name, row.body));
         }
         Ok(Self {
@@ -56,7 +58,7 @@ impl Registry {
 
     pub(crate) fn number(&self, kind: Kind, name: &str) -> Option<u32> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.by_name.get(&(kind as i64, name.to_owned())).copied()
+        known.by_name.get(&(kind as i64))?.get(name).copied()
     }
 
     pub(crate) fn name(&self, kind: Kind, no: u32) -> String {
@@ -97,7 +99,7 @@ impl Registry {
         let row = NameRow { kind: kind as i64, no, name: name.to_owned(), body: body.to_vec() };
         self.store.put_name(&row).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.by_name.insert((row.kind, row.name.clone()), no);
+        known.by_name.entry(row.kind).or_default().insert(row.name.clone(), no);
         known.by_no.insert((row.kind, no), (row.name, row.body));
         Ok(no)
     }

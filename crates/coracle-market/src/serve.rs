@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::serve::ListenerExt as _;
 use coracle_auction::Command;
 use coracle_proto::market::admin_server::AdminServer;
 use coracle_proto::market::market_server::MarketServer;
@@ -12,8 +13,9 @@ use coracle_proto::market::supply_server::SupplyServer;
 use coracle_proto::market::trading_server::TradingServer;
 use coracle_telemetry::{Admin, Readiness};
 use coracle_types::Clock;
+use futures_util::StreamExt as _;
 use prometheus_client::registry::Registry as Meters;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -27,10 +29,11 @@ use crate::http;
 use crate::metrics::{Calls, Metrics};
 use crate::recover::{Recovered, recover};
 use crate::registry::{Kind, Registry};
+use crate::review::{Accounts, Learning, Reviewed};
 use crate::service::Service;
 use crate::service::start_of;
 use crate::store::{Store, StoreAt};
-use crate::writer::{Slot, Writer};
+use crate::writer::{NOBODY, Slot, Writer};
 
 /// How long clients have to let go of a connection when the market ends.
 const GRACE: Duration = Duration::from_secs(1);
@@ -54,6 +57,8 @@ pub struct Config {
     pub admin_token: Option<String>,
     /// How long the writer of a shared store may be silent before another one takes over.
     pub lease: Duration,
+    /// Service accounts of a cluster that trade here; `None`: only tokens of the market's own.
+    pub accounts: Option<Accounts>,
     /// Where the time comes from.
     pub clock: Clock,
 }
@@ -161,25 +166,27 @@ pub async fn serve(
         let (store, config, stop) = (store.clone(), config.clone(), stop.child_token());
         doors.spawn(async move { keep_lease(&store, epoch, &config, stop).await });
     }
-    let service = service(store, writer, &config, calls).await?;
+    let service = service(store, writer, &config, calls, stop.child_token()).await?;
     prepare(&service, &config.regions).await.map_err(ServeError::Prepare)?;
-    let streams = TaskTracker::new();
-    let gate = Door { service: service.clone(), streams: streams.clone(), stop: stop.child_token() };
-    let closing = stop.clone();
+    let streams = service.streams.clone();
+    let gate = Door { service: service.clone() };
+    let (closing, learning) = (stop.clone(), service.clone());
+    // The builder's own setting is for listeners that it makes itself.
+    let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(at_once));
     doors.spawn(async move {
         let serving = tonic::transport::Server::builder()
-            .tcp_nodelay(true)
+            .layer(tower::layer::layer_fn(move |inner| Learning { inner, service: learning.clone() }))
             .add_service(MarketServer::new(gate.clone()))
             .add_service(TradingServer::new(gate.clone()))
             .add_service(SupplyServer::new(gate.clone()))
             .add_service(AdminServer::new(gate))
-            .serve_with_incoming_shutdown(TcpListenerStream::new(grpc), closing.clone().cancelled_owned());
+            .serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
         within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| door("gRPC", source))
     });
     let (routes, quiet) = (http::routes(service), stop.child_token());
     doors.spawn(async move {
         // Streams have no end of their own, so the door is closed around them.
-        let serving = axum::serve(web, routes).into_future();
+        let serving = axum::serve(web.tap_io(|socket| at_once(socket)), routes).into_future();
         match quiet.run_until_cancelled(serving).await {
             Some(served) => served.map_err(|source| door("HTTP", source)),
             None => Ok(()),
@@ -196,6 +203,13 @@ pub async fn serve(
         Some(Ok(result)) => result,
         Some(Err(source)) => Err(door("task", source)),
         None => Ok(()),
+    }
+}
+
+/// A short frame does not wait until the one before is acknowledged: that takes a reader up to 40 ms.
+fn at_once(socket: &TcpStream) {
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%error, "short frames may be late");
     }
 }
 
@@ -252,6 +266,7 @@ async fn service(
     writer: Writer,
     config: &Config,
     calls: Calls,
+    stop: CancellationToken,
 ) -> Result<Arc<Service>, ServeError> {
     let registry = Registry::load(store.clone()).await?;
     let gate = Gate::new(config.clock.clone(), store.tokens().await?, calls);
@@ -268,6 +283,9 @@ async fn service(
         default_region: config.default_region.clone(),
         caps: tokio::sync::Mutex::default(),
         capped: std::sync::RwLock::default(),
+        reviewed: Reviewed::new(config.accounts.clone(), config.clock.clone()),
+        streams: TaskTracker::new(),
+        stop,
     };
     for (tenant, _) in service.registry.all(Kind::Tenant) {
         service.take_facts(tenant).await;
@@ -278,7 +296,12 @@ async fn service(
 /// Tells every market that it was away, and makes those of the catalogue that are new.
 async fn prepare(service: &Service, regions: &[String]) -> Result<(), Problem> {
     for no in service.markets() {
-        service.writer.apply_one(no, Command::Restarted).await?;
+        service.writer.apply_one(no, NOBODY, Command::Restarted).await?;
+    }
+    for t in catalogue::types() {
+        if !regions.is_empty() && service.registry.number(Kind::Type, &t.name).is_none() {
+            service.put_type(t).await?;
+        }
     }
     for region in regions {
         for (kind, cap, reserve) in catalogue::DEFAULT {

@@ -4,16 +4,20 @@ mod admin;
 mod read;
 mod supply;
 mod trade;
+mod types;
 
 pub(crate) use admin::start_of;
 use std::collections::BTreeMap;
 
 use coracle_auction::{Time, wire};
 use coracle_types::Clock;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::auth::{Caller, Gate, Scope};
 use crate::error::{Problem, StoreError};
 use crate::registry::{Kind, Registry};
+use crate::review::Reviewed;
 use crate::store::Store;
 use crate::writer::Writer;
 
@@ -23,6 +27,7 @@ pub(crate) struct Service {
     pub(crate) writer: Writer,
     pub(crate) registry: Registry,
     pub(crate) gate: Gate,
+    pub(crate) reviewed: Reviewed,
     pub(crate) store: Store,
     pub(crate) clock: Clock,
     pub(crate) default_region: Option<String>,
@@ -30,6 +35,10 @@ pub(crate) struct Service {
     pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,
     /// Tenants that have a cap, to ask without the lock.
     pub(crate) capped: std::sync::RwLock<std::collections::BTreeSet<u32>>,
+    /// Streams belong to the service and end with it.
+    pub(crate) streams: TaskTracker,
+    /// Says that it ends.
+    pub(crate) stop: CancellationToken,
 }
 
 impl From<StoreError> for Problem {

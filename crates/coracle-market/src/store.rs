@@ -42,8 +42,13 @@ pub(crate) struct Group {
     pub(crate) seq: i64,
     pub(crate) count: i64,
     pub(crate) body: Vec<u8>,
+    /// The number of the tenant that asked for each command, 0 for none. Not chained: it decides nothing.
+    pub(crate) who: Vec<u8>,
     pub(crate) chain: [u8; 32],
 }
+
+/// Number, count, body, chain, and who asked.
+type GroupRow = (i64, i64, Vec<u8>, Vec<u8>, Option<Vec<u8>>);
 
 /// SHA-256 over the chain before and the body.
 pub(crate) fn chained(before: &[u8; 32], body: &[u8]) -> [u8; 32] {
@@ -82,6 +87,11 @@ impl Projections {
     pub(crate) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.charges.is_empty()
     }
+
+    pub(crate) fn extend(&mut self, later: Self) {
+        self.calls.extend(later.calls);
+        self.charges.extend(later.charges);
+    }
 }
 
 /// A stored name: what kind, its number, the name, and facts about it.
@@ -106,7 +116,7 @@ pub struct Verdict {
 
 const SCHEMA: [&str; 7] = [
     "CREATE TABLE IF NOT EXISTS names (kind INT8 NOT NULL, no INT8 NOT NULL, name TEXT NOT NULL, body {BYTES} NOT NULL, PRIMARY KEY (kind, no), UNIQUE (kind, name))",
-    "CREATE TABLE IF NOT EXISTS journal (market INT8 NOT NULL, seq INT8 NOT NULL, epoch INT8 NOT NULL, count INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
+    "CREATE TABLE IF NOT EXISTS journal (market INT8 NOT NULL, seq INT8 NOT NULL, epoch INT8 NOT NULL, count INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, who {BYTES}, PRIMARY KEY (market, seq))",
     "CREATE TABLE IF NOT EXISTS snapshots (market INT8 NOT NULL, seq INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
     "CREATE TABLE IF NOT EXISTS tokens (hash {BYTES} NOT NULL PRIMARY KEY, tenant INT8 NOT NULL, scopes INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
@@ -159,7 +169,10 @@ impl Store {
                     .journal_mode(SqliteJournalMode::Wal)
                     .synchronous(SqliteSynchronous::Full)
                     .busy_timeout(Duration::from_secs(5));
-                let pool = |n| SqlitePoolOptions::new().max_connections(n).min_connections(1);
+                // A file does not hang up: no question before each use.
+                let pool = |n| {
+                    SqlitePoolOptions::new().max_connections(n).min_connections(1).test_before_acquire(false)
+                };
                 let write = pool(1).connect_with(options.clone()).await.map_err(sql("open"))?;
                 let read = pool(2).connect_with(options).await.map_err(sql("open"))?;
                 Self::Sqlite { write, read }
@@ -179,6 +192,13 @@ impl Store {
             let statement = sqlx::AssertSqlSafe(statement.replace("{BYTES}", bytes));
             on!(self, pool, write => sqlx::query(statement).execute(pool).await.map(drop))
                 .map_err(sql("make tables"))?;
+        }
+        // Stores from before commands said who asked for them.
+        let asked = on!(self, pool, write => sqlx::query("SELECT who FROM journal LIMIT 1").execute(pool).await.map(drop));
+        if asked.is_err() {
+            let add = sqlx::AssertSqlSafe(format!("ALTER TABLE journal ADD COLUMN who {bytes}"));
+            on!(self, pool, write => sqlx::query(add).execute(pool).await.map(drop))
+                .map_err(sql("add a column"))?;
         }
         Ok(())
     }
@@ -227,18 +247,34 @@ impl Store {
         made: &Projections,
     ) -> Result<(), StoreError> {
         const OP: &str = "append";
-        const JOURNAL: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain) SELECT $1, $2, $3, $4, $5, $6 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
+        const JOURNAL: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
         const CALL: &str = "INSERT INTO calls (market, number, at, price, chain) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
         const CHARGE: &str = "INSERT INTO charges (alloc, reason, starts, ends, tenant, price) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING";
-        on!(self, pool, write => {
-            let mut tx = pool.begin().await.map_err(sql(OP))?;
-            for g in groups {
+        macro_rules! journal {
+            ($group:expr, $on:expr) => {{
+                let g: &Group = $group;
                 let done = sqlx::query(JOURNAL)
-                    .bind(i64::from(g.market)).bind(g.seq).bind(epoch).bind(g.count).bind(&g.body[..]).bind(&g.chain[..])
-                    .execute(&mut *tx).await.map_err(sql(OP))?;
-                if done.rows_affected() != 1 {
-                    return Err(StoreError::Held { until_ms: 0 });
-                }
+                    .bind(i64::from(g.market))
+                    .bind(g.seq)
+                    .bind(epoch)
+                    .bind(g.count)
+                    .bind(&g.body[..])
+                    .bind(&g.chain[..])
+                    .bind(&g.who[..])
+                    .execute($on)
+                    .await
+                    .map_err(sql(OP))?;
+                if done.rows_affected() == 1 { Ok(()) } else { Err(StoreError::Held { until_ms: 0 }) }
+            }};
+        }
+        on!(self, pool, write => {
+            if let ([group], true) = (groups, made.is_empty()) {
+                // The usual case: one statement is a transaction, and one turn with the database instead of three.
+                return journal!(group, pool);
+            }
+            let mut tx = pool.begin().await.map_err(sql(OP))?;
+            for group in groups {
+                journal!(group, &mut *tx)?;
             }
             for c in &made.calls {
                 sqlx::query(CALL)
@@ -265,13 +301,16 @@ impl Store {
 
     /// Some groups of a market from a command on, in order.
     pub(crate) async fn groups(&self, market: u32, from: i64, most: i64) -> Result<Vec<Group>, StoreError> {
-        const READ: &str = "SELECT seq, count, body, chain FROM journal WHERE market = $1 AND seq >= $2 ORDER BY seq LIMIT $3";
-        let rows: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = on!(self, pool, read =>
+        const READ: &str = "SELECT seq, count, body, chain, who FROM journal WHERE market = $1 AND seq >= $2 ORDER BY seq LIMIT $3";
+        let rows: Vec<GroupRow> = on!(self, pool, read =>
             sqlx::query_as(READ).bind(i64::from(market)).bind(from).bind(most).fetch_all(pool).await)
         .map_err(sql("read the journal"))?;
         Ok(rows
             .into_iter()
-            .map(|(seq, count, body, chain)| Group { market, seq, count, body, chain: digest(chain) })
+            .map(|(seq, count, body, chain, who)| {
+                let who = who.unwrap_or_default();
+                Group { market, seq, count, body, who, chain: digest(chain) }
+            })
             .collect())
     }
 

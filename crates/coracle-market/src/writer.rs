@@ -1,7 +1,8 @@
 //! The one writer: collects commands, journals them as a group, applies them, answers.
 //!
 //! A group is what waited while the group before was written, so the disk sets the pace and
-//! nobody waits for a timer.
+//! nobody waits for a timer. While one group is on its way to the disk, the one before, which is
+//! there, is applied and answered: disk and processor work at the same time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,11 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Problem, StoreError};
 use crate::metrics::Metrics;
+use crate::prices::{Moved, moved};
 use crate::recover::{project, signed};
 use crate::store::{Group, Projections, Store, chained};
 
 /// Commands of one group at most; what waits longer goes with the next.
 const GROUP_MAX: usize = 8192;
+/// The market itself, among tenants. Their numbers begin at 1.
+pub(crate) const NOBODY: u32 = 0;
 /// Requests that may wait.
 const QUEUE: usize = 16_384;
 /// Frames that a reader may be behind before it starts over.
@@ -69,7 +73,7 @@ pub(crate) struct Applied {
 type Answer = oneshot::Sender<Result<Applied, Problem>>;
 
 enum Request {
-    Apply { market: u32, commands: Vec<Command>, answer: Answer },
+    Apply { market: u32, who: u32, commands: Vec<Command>, answer: Answer },
     Add { no: u32, slot: Box<Slot>, answer: oneshot::Sender<()> },
     Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), Problem>> },
 }
@@ -80,6 +84,8 @@ pub(crate) struct Writer {
     requests: mpsc::Sender<Request>,
     pub(crate) markets: Markets,
     pub(crate) events: broadcast::Sender<Arc<Batch>>,
+    /// Readers of prices hear of prices alone: there may be many of them, and bids come all the time.
+    pub(crate) prices: broadcast::Sender<Arc<Moved>>,
 }
 
 /// The task behind the handles.
@@ -92,6 +98,8 @@ pub(crate) struct WriterTask {
     clock: Clock,
     metrics: Metrics,
     made: Projections,
+    /// Groups that are in the journal and not applied yet.
+    journaled: Vec<Entry>,
     /// Groups of which it is not known whether they are in the journal.
     doubtful: Vec<Group>,
     last: Time,
@@ -123,7 +131,8 @@ impl Writer {
     ) -> (Self, WriterTask) {
         let (tx, requests) = mpsc::channel(QUEUE);
         let (events, _) = broadcast::channel(BEHIND_MAX);
-        let writer = Self { requests: tx, markets: Markets::default(), events };
+        let (prices, _) = broadcast::channel(BEHIND_MAX);
+        let writer = Self { requests: tx, markets: Markets::default(), events, prices };
         let task = WriterTask {
             requests,
             writer: writer.clone(),
@@ -132,6 +141,7 @@ impl Writer {
             clock,
             metrics,
             made,
+            journaled: Vec::new(),
             doubtful: Vec::new(),
             last: Time(0),
             wake: Time(0),
@@ -141,14 +151,25 @@ impl Writer {
 
     /// Applies commands to one market, together and in order. On disk when it returns.
     /// When the caller is gone meanwhile they are applied all the same.
-    pub(crate) async fn apply(&self, market: u32, commands: Vec<Command>) -> Result<Applied, Problem> {
+    /// `who`: the number of the tenant that asks, [`NOBODY`] for the market itself.
+    pub(crate) async fn apply(
+        &self,
+        market: u32,
+        who: u32,
+        commands: Vec<Command>,
+    ) -> Result<Applied, Problem> {
         let (answer, wait) = oneshot::channel();
-        self.requests.send(Request::Apply { market, commands, answer }).await.map_err(|_| gone())?;
+        self.requests.send(Request::Apply { market, who, commands, answer }).await.map_err(|_| gone())?;
         wait.await.map_err(|_| gone())?
     }
 
-    pub(crate) async fn apply_one(&self, market: u32, command: Command) -> Result<(Reply, Time), Problem> {
-        let applied = self.apply(market, vec![command]).await?;
+    pub(crate) async fn apply_one(
+        &self,
+        market: u32,
+        who: u32,
+        command: Command,
+    ) -> Result<(Reply, Time), Problem> {
+        let applied = self.apply(market, who, vec![command]).await?;
         match applied.replies.first() {
             Some(Reply::Refused(refusal)) => Err((*refusal).into()),
             Some(reply) => Ok((*reply, applied.at)),
@@ -176,10 +197,23 @@ impl Writer {
 }
 
 /// Commands of one market on their way into one group.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Waiting {
     commands: Vec<Command>,
+    /// Who asked for each, as the journal has it.
+    who: Vec<u8>,
     answers: Vec<(Answer, usize)>,
+}
+
+/// One market's part of a group, from its encoding to its answers.
+#[derive(Debug)]
+struct Entry {
+    market: u32,
+    at: Time,
+    waiting: Waiting,
+    /// Number of its last command.
+    seq: i64,
+    chain: [u8; 32],
 }
 
 impl WriterTask {
@@ -187,12 +221,21 @@ impl WriterTask {
     /// took over the store.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), StoreError> {
         loop {
-            let longest = if self.made.is_empty() { IDLE } else { FLUSH };
-            let pause = Duration::from_millis(self.wake.since_ms(self.time())).min(longest);
-            let first = tokio::select! {
-                () = stop.cancelled() => return self.store.give_back(self.epoch).await,
-                request = self.requests.recv() => request,
-                () = tokio::time::sleep(pause) => None,
+            if stop.is_cancelled() {
+                self.perform_journaled();
+                return self.store.give_back(self.epoch).await;
+            }
+            let first = if self.journaled.is_empty() {
+                let longest = if self.made.is_empty() { IDLE } else { FLUSH };
+                let pause = Duration::from_millis(self.wake.since_ms(self.time())).min(longest);
+                tokio::select! {
+                    () = stop.cancelled() => continue,
+                    request = self.requests.recv() => request,
+                    () = tokio::time::sleep(pause) => None,
+                }
+            } else {
+                // Its callers wait for their answers, not for company.
+                self.requests.try_recv().ok()
             };
             if !self.doubtful.is_empty() {
                 self.settle_doubt().await;
@@ -205,19 +248,27 @@ impl WriterTask {
                 count += self.take(request, &mut waiting).await;
                 next = if count < GROUP_MAX { self.requests.try_recv().ok() } else { None };
             }
-            if waiting.is_empty() && self.doubtful.is_empty() {
-                self.flush().await;
-            }
-            if !waiting.is_empty() {
-                let touched: Vec<_> = waiting.keys().copied().collect();
-                self.commit(waiting).await?;
-                for no in touched {
-                    if self.writer.read(no, snapshot_due).unwrap_or(false) {
-                        // What fails is tried again after the next group; the journal has it all.
-                        self.make_snapshot(no).await.map(drop).unwrap_or_default();
-                    }
+            if waiting.is_empty() {
+                self.perform_journaled();
+                if self.doubtful.is_empty() {
+                    self.flush().await;
                 }
+            } else {
+                self.commit(waiting).await?;
             }
+            self.make_due_snapshots().await;
+        }
+    }
+
+    /// Snapshots of markets whose journal behind the last one is long.
+    async fn make_due_snapshots(&mut self) {
+        let due: Vec<_> = {
+            let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
+            markets.iter().filter(|(_, slot)| snapshot_due(slot)).map(|(no, _)| *no).collect()
+        };
+        for no in due {
+            // What fails is tried again after the next group; the journal has it all.
+            self.make_snapshot(no).await.map(drop).unwrap_or_default();
         }
     }
 
@@ -227,9 +278,10 @@ impl WriterTask {
 
     async fn take(&mut self, request: Request, waiting: &mut BTreeMap<u32, Waiting>) -> usize {
         match request {
-            Request::Apply { market, mut commands, answer } => {
+            Request::Apply { market, who, mut commands, answer } => {
                 let count = commands.len();
                 let group = waiting.entry(market).or_default();
+                commands.iter().for_each(|_| who.put(&mut group.who));
                 group.commands.append(&mut commands);
                 group.answers.push((answer, count));
                 return count.max(1);
@@ -261,14 +313,16 @@ impl WriterTask {
                 if slot.market.lots().next().is_some() { slot.indicated.plus_ms(step) } else { Time::NEVER };
             if slot.market.next_due().min(indicative) <= now {
                 slot.indicated = now;
-                waiting.entry(*no).or_default().commands.push(Command::Tick);
+                let group = waiting.entry(*no).or_default();
+                group.commands.push(Command::Tick);
+                NOBODY.put(&mut group.who);
             }
             wake = wake.min(slot.market.next_due().max(now.plus_ms(1))).min(now.plus_ms(step));
         }
         self.wake = wake;
     }
 
-    /// Journals, applies, answers.
+    /// Journals a group; meanwhile applies and answers the one before.
     async fn commit(&mut self, waiting: BTreeMap<u32, Waiting>) -> Result<(), StoreError> {
         let at = self.time();
         if at.since_ms(self.last) > 60_000 && self.last > Time(0) {
@@ -278,61 +332,71 @@ impl WriterTask {
         let (groups, entries) = self.encode(at, waiting);
         let made = std::mem::take(&mut self.made);
         let started = Instant::now();
-        let outcome = if self.doubtful.is_empty() {
-            self.store.append(self.epoch, &groups, &made).await
-        } else {
-            Err(StoreError::Held { until_ms: 0 })
+        let (store, epoch, known) = (self.store.clone(), self.epoch, self.doubtful.is_empty());
+        let append = async {
+            if known {
+                store.append(epoch, &groups, &made).await
+            } else {
+                Err(StoreError::Held { until_ms: 0 })
+            }
         };
+        let (outcome, ()) = tokio::join!(biased; append, async { self.perform_journaled() });
         self.metrics.journal_commit.observe(started.elapsed().as_secs_f64());
         if let Err(error) = outcome {
             tracing::error!(%error, "journal not written");
             self.metrics.journal_up.set(0);
-            self.made = made;
-            let known = !self.doubtful.is_empty();
-            if !known {
+            // In front of what the group before made meanwhile.
+            let since = std::mem::replace(&mut self.made, made);
+            self.made.extend(since);
+            if known {
                 self.doubtful = groups;
             }
-            for (_, waiting, _) in entries {
-                for (answer, _) in waiting.answers {
-                    answer
-                        .send(Err(Problem::unavailable("the journal cannot be written")))
-                        .unwrap_or_default();
-                }
+            for (answer, _) in entries.into_iter().flat_map(|entry| entry.waiting.answers) {
+                answer.send(Err(Problem::unavailable("the journal cannot be written"))).unwrap_or_default();
             }
-            return if matches!(error, StoreError::Held { .. }) && !known { Err(error) } else { Ok(()) };
+            return if matches!(error, StoreError::Held { .. }) && known { Err(error) } else { Ok(()) };
         }
         self.metrics.journal_up.set(1);
-        for ((no, waiting, seq), group) in entries.into_iter().zip(groups) {
-            self.perform(no, at, waiting, seq, group.chain);
-        }
+        self.journaled = entries;
         Ok(())
     }
 
-    fn encode(&self, at: Time, waiting: BTreeMap<u32, Waiting>) -> (Vec<Group>, Vec<(u32, Waiting, i64)>) {
+    fn encode(&self, at: Time, waiting: BTreeMap<u32, Waiting>) -> (Vec<Group>, Vec<Entry>) {
         let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
         let (mut groups, mut entries) = (Vec::new(), Vec::new());
-        for (no, waiting) in waiting {
-            let Some(slot) = markets.get(&no) else {
+        for (market, mut waiting) in waiting {
+            let Some(slot) = markets.get(&market) else {
                 for (answer, _) in waiting.answers {
                     answer.send(Err(Problem::not_found())).unwrap_or_default();
                 }
                 continue;
             };
+            let before = self.journaled.iter().find(|entry| entry.market == market);
+            let (seq, chain) = before.map_or((slot.seq, &slot.chain), |entry| (entry.seq, &entry.chain));
             let mut body = Vec::with_capacity(waiting.commands.len() * 64);
             for command in &waiting.commands {
                 at.put(&mut body);
                 command.put(&mut body);
             }
-            let chain = chained(&slot.chain, &body);
+            let chain = chained(chain, &body);
             let count = i64::try_from(waiting.commands.len()).unwrap_or(i64::MAX);
-            groups.push(Group { market: no, seq: slot.seq + 1, count, body, chain });
-            entries.push((no, waiting, slot.seq + count));
+            let who = std::mem::take(&mut waiting.who);
+            groups.push(Group { market, seq: seq + 1, count, body, who, chain });
+            entries.push(Entry { market, at, waiting, seq: seq + count, chain });
         }
         (groups, entries)
     }
 
+    /// Applies and answers what is in the journal.
+    fn perform_journaled(&mut self) {
+        for entry in std::mem::take(&mut self.journaled) {
+            self.perform(entry);
+        }
+    }
+
     /// Applies a group that is in the journal, tells everybody, answers.
-    fn perform(&mut self, no: u32, at: Time, waiting: Waiting, seq: i64, chain: [u8; 32]) {
+    fn perform(&mut self, entry: Entry) {
+        let Entry { market: no, at, waiting, seq, chain } = entry;
         let mut replies = Vec::with_capacity(waiting.commands.len());
         let mut events = Vec::new();
         let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
@@ -349,10 +413,14 @@ impl WriterTask {
         (slot.seq, slot.chain) = (seq, chain);
         slot.since_snapshot += waiting.commands.len() as u64;
         self.wake = self.wake.min(slot.market.next_due());
+        let moved = if self.writer.prices.receiver_count() > 0 { moved(no, slot, &events) } else { None };
         drop(markets);
         let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
         // Without readers there is nobody to tell.
         self.writer.events.send(Arc::new(batch)).map(drop).unwrap_or_default();
+        if let Some(moved) = moved {
+            self.writer.prices.send(Arc::new(moved)).map(drop).unwrap_or_default();
+        }
         let mut replies = replies.into_iter();
         let ticks = waiting.commands.len() - waiting.answers.iter().map(|(_, count)| count).sum::<usize>();
         replies.by_ref().take(ticks).for_each(drop);
@@ -398,7 +466,8 @@ impl WriterTask {
             commands.push(entry.command);
         }
         let seq = group.seq + group.count - 1;
-        self.perform(group.market, at, Waiting { commands, answers: Vec::new() }, seq, group.chain);
+        let waiting = Waiting { commands, ..Waiting::default() };
+        self.perform(Entry { market: group.market, at, waiting, seq, chain: group.chain });
     }
 
     /// Stores a snapshot and, before it, the rows that its tail would not make again.

@@ -11,6 +11,7 @@ mod election;
 mod events;
 pub mod manifest;
 mod metrics;
+mod review;
 
 pub use apply::{ApplyError, add_finalizer, apply_status, remove_finalizer};
 pub use backoff::{Backoff, Backoffs};
@@ -19,3 +20,4 @@ pub use conditions::{Desired, find, is_true, merge};
 pub use election::{Election, ElectionError, Lost};
 pub use events::{Event, EventRecorder, Kind};
 pub use metrics::{ControllerMetrics, Outcome};
+pub use review::review_token;

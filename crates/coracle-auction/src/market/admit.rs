@@ -10,8 +10,7 @@ use crate::{
 
 impl Market {
     pub(super) fn place(&mut self, p: &Placement) -> Result<Reply, Refusal> {
-        let tenant = self.tenants.ensure(p.tenant);
-        let owner = self.ensure_owner(tenant, p.owner);
+        let (tenant, owner) = self.ensure_owner(p.tenant, p.owner);
         if p.key != [0; 16]
             && let Some(place) = self.keys.find(&p.key, &self.bids)
         {
@@ -96,15 +95,23 @@ impl Market {
         Ok(())
     }
 
-    fn ensure_owner(&mut self, tenant: u32, key: OwnerKey) -> u32 {
-        if let Some(owner) = self.owner_index.get(&(tenant, key)) {
-            return *owner;
+    /// The places of a tenant and of an owner of it, known or new.
+    fn ensure_owner(&mut self, no: TenantNo, key: OwnerKey) -> (u32, u32) {
+        // Bids come in bursts: mostly it is the one of the bid before.
+        if let Some(row) = self.owners.get(self.last_owner as usize)
+            && row.key == key
+            && self.tenants.at(row.tenant).no == no
+        {
+            return (row.tenant, self.last_owner);
         }
-        let owner = u32::try_from(self.owners.len()).unwrap_or(u32::MAX);
-        self.owners.push(Owner { key, tenant, version: 0, renewed_at: Time(0) });
-        self.by_owner.push(Vec::new());
-        self.owner_index.insert((tenant, key), owner);
-        owner
+        let tenant = self.tenants.ensure(no);
+        let owner = *self.owner_index.entry((tenant, key)).or_insert_with(|| {
+            self.owners.push(Owner { key, tenant, version: 0, renewed_at: Time(0) });
+            self.by_owner.push(Vec::new());
+            u32::try_from(self.owners.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.last_owner = owner;
+        (tenant, owner)
     }
 
     /// Files a bid under its owner.
@@ -171,17 +178,18 @@ impl Market {
     /// Puts the open units of a bid into the book.
     pub(super) fn list(&mut self, place: u32) {
         let bid = self.row(place);
-        let (tenant, limit) = (bid.tenant, bid.limit);
+        let (tenant, limit, is_block) = (bid.tenant, bid.limit, bid.min_fill > 1);
+        let entry = |units| Entry { bid: place, units, is_block };
         if bid.more.is_none() {
             let (seq, units) = (bid.seq, bid.units.open);
             if units > 0 {
-                self.book.insert(tenant, self.rank(limit, seq), Entry { bid: place, units }, self.params.cap);
+                self.book.insert(tenant, self.rank(limit, seq), entry(units), self.params.cap);
             }
             return;
         }
         let segments: Vec<_> = bid.segments().collect();
         for (seq, units) in segments {
-            self.book.insert(tenant, self.rank(limit, seq), Entry { bid: place, units }, self.params.cap);
+            self.book.insert(tenant, self.rank(limit, seq), entry(units), self.params.cap);
         }
     }
 

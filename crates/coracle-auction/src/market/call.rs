@@ -176,6 +176,12 @@ impl Market {
         d
     }
 
+    /// How many units of an open entry at least must win at once.
+    pub(super) fn block_of(&self, open: &Open) -> u32 {
+        let bid = if open.entry.is_block { self.bids.at(open.entry.bid) } else { None };
+        bid.map_or(1, |bid| bid.block(u32::from(open.entry.units)))
+    }
+
     /// Seats that these running units would leave behind in lots that stay.
     fn offered_by(&self, leaving: &[u32]) -> usize {
         leaving
@@ -216,7 +222,7 @@ impl Market {
         record.chain = chained(&record);
         self.chain = record.chain;
         self.last_call = Some(record);
-        self.out.push(Event::Call { record });
+        self.out.push(Event::Call { record: Box::new(record) });
     }
 }
 
@@ -259,7 +265,7 @@ impl Contest<'_> {
         let open = open?;
         self.walk.next();
         let units = u32::from(open.entry.units);
-        let block = self.market.bids.at(open.entry.bid).map_or(1, |bid| bid.block(units));
+        let block = self.market.block_of(&open);
         Some(Entrant { price: open.rank.price, tenant: open.tenant, units, block, open: Some(open) })
     }
 

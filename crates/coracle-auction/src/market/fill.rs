@@ -24,8 +24,7 @@ impl Market {
         let fits = |open: &Open| {
             let price = self.history.current().for_tenant(open.tenant).max(self.params.reserve);
             let units = u32::from(open.entry.units);
-            let block = self.bids.at(open.entry.bid).map_or(1, |bid| bid.block(units));
-            (open.rank.price >= price && block <= free).then(|| units.min(free))
+            (open.rank.price >= price && self.block_of(open) <= free).then(|| units.min(free))
         };
         let first = self.book.first()?;
         if first.rank.price < self.params.reserve {

@@ -24,7 +24,7 @@ impl Market {
         let (place, seq) = (open.entry.bid, open.rank.seq.0);
         let rest = open.entry.units - count;
         if rest > 0 {
-            let entry = Entry { bid: place, units: rest };
+            let entry = Entry { units: rest, ..open.entry };
             self.book.insert(open.tenant, open.rank, entry, self.params.cap);
         }
         let bid = self.row(place);

@@ -1,7 +1,11 @@
 //! Deletion: nothing is left, and nothing is forgotten.
 
+use std::time::Duration;
+
+use anyhow::Context as _;
 use coracle_api::bidnode::names::{self, annotation};
 use coracle_testkit::cluster;
+use coracle_types::Clock;
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 
 use crate::world::{HERE, World, bind, eventually, waiting_pod};
@@ -42,6 +46,17 @@ fn acceptance_15_deletion_leaves_no_node_bid_unit_pod_or_series() {
         };
         assert!(eventually(evicted).await.is_some(), "the pod was not evicted");
         assert!(!operator.scrape().contains(r#"name="doomed""#), "{}", operator.scrape());
+        // Two nodes were matched, came up and were emptied: each is in the histograms once.
+        let stage = |stage: &str| {
+            let line = format!(r#"coracle_bidnode_time_to_node_seconds_count{{stage="{stage}"}} 2"#);
+            assert!(operator.scrape().contains(&line), "{stage}\n{}", operator.scrape());
+        };
+        stage("ready");
+        let drained = operator.metric("coracle_bidnode_drain_seconds_count");
+        assert!((1.0..=2.0).contains(&drained), "{drained} drains of two nodes");
+        let heard =
+            async || (operator.metric("coracle_bidnode_stream_lag_seconds_count") > 0.0).then_some(());
+        assert!(eventually(heard).await.is_some(), "no price of a call came");
         operator.stop().await
     });
 }
@@ -67,8 +82,37 @@ fn acceptance_15_deletion_waits_for_a_market_that_is_away() {
     });
 }
 
-/// Acceptance 15: without an operator open bids end by their lease. The market's own tests let the time pass; here a bid
-/// of the operator is seen to have one, which only a living stream renews.
+/// Acceptance 15: without an operator open bids end by their lease, and not before. The market's clock is moved.
+#[test]
+fn acceptance_15_lease_expiry_frees_the_bids_of_an_operator_that_is_gone() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        let operator = w.operator();
+        w.create("left", |_| {}).await?;
+        w.until("left", |s| s.pending_bids == Some(2)).await?;
+        operator.kill().await;
+        w.market_down().await;
+        let clock = Clock::fixed(Clock::system().now());
+        w.market_up_by(clock.clone()).await?;
+        let began_ms = clock.now().0;
+        let passed = async |w: &World, by: Duration| {
+            clock.advance(by);
+            let until_ms = clock.now().0;
+            let seen = eventually(async || (w.price(HERE).await.as_of_ms >= until_ms).then_some(())).await;
+            seen.context("the market's time goes on")
+        };
+        passed(&w, Duration::from_secs(14 * 60)).await?;
+        let bids = w.bids("left").await;
+        assert_eq!((bids[0].open, bids[0].expired), (2, 0), "within the lease: {bids:#?}");
+        passed(&w, Duration::from_secs(2 * 60)).await?;
+        let bids = w.bids("left").await;
+        let after_s = (clock.now().0 - began_ms) / 1000;
+        assert_eq!((bids[0].open, bids[0].expired), (0, 2), "{after_s} s without a word: {bids:#?}");
+        anyhow::Ok(())
+    });
+}
+
+/// Acceptance 15: who says so lets go without the market.
 #[test]
 fn acceptance_15_force_delete_lets_go_without_the_market() {
     cluster::run(|cluster| async move {

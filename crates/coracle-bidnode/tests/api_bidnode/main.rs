@@ -2,6 +2,7 @@
 //! without machines behind them. Intervals are a twentieth of those in service, or less where a test counts many.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
+mod accounts;
 mod bad;
 mod buy;
 mod crash;

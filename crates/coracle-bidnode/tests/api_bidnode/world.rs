@@ -10,11 +10,13 @@ use std::{
 use anyhow::Context as _;
 use coracle_api::bidnode::{BidNode, BidNodeSpec, BidNodeStatus, names};
 use coracle_bidnode::{BidMetrics, Config, MarketAt, Times};
+use coracle_market::Accounts;
 use coracle_proto::market::{
     self as pb, admin_client::AdminClient, market_client::MarketClient, trading_client::TradingClient,
 };
 use coracle_reconcile::find;
 use coracle_testkit::cluster::Cluster;
+use coracle_types::Clock;
 use k8s_openapi::api::{core::v1::Node, events::v1::Event};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -41,13 +43,26 @@ pub(crate) const CLUSTER: &str = "test";
 pub(crate) const HERE: &str = "a100-4x/us-west-2";
 
 /// A market in this process.
-struct Served {
+pub(crate) struct Served {
     stop: CancellationToken,
     task: JoinSet<()>,
-    grpc: SocketAddr,
+    pub(crate) grpc: SocketAddr,
 }
 
-async fn serve(store: &std::path::Path, grpc: SocketAddr) -> anyhow::Result<Served> {
+impl Served {
+    /// Stops it and waits until nothing of it runs.
+    pub(crate) async fn end(mut self) {
+        self.stop.cancel();
+        while self.task.join_next().await.is_some() {}
+    }
+}
+
+pub(crate) async fn serve(
+    store: &std::path::Path,
+    grpc: SocketAddr,
+    clock: Clock,
+    accounts: Option<Accounts>,
+) -> anyhow::Result<Served> {
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
     let config = coracle_market::Config {
         store: format!("sqlite:{}", store.display()).parse()?,
@@ -58,7 +73,8 @@ async fn serve(store: &std::path::Path, grpc: SocketAddr) -> anyhow::Result<Serv
         default_region: None,
         admin_token: Some(ADMIN.into()),
         lease: Duration::from_secs(10),
-        clock: coracle_types::Clock::system(),
+        accounts,
+        clock,
     };
     let (tell, told) = oneshot::channel();
     let (stop, mut task) = (CancellationToken::new(), JoinSet::new());
@@ -107,7 +123,8 @@ impl World {
         install(&client).await?;
         let ns = cluster.namespace().await?;
         let dir = tempfile::tempdir()?;
-        let market = serve(&dir.path().join("market.db"), ([127, 0, 0, 1], 0).into()).await?;
+        let market =
+            serve(&dir.path().join("market.db"), ([127, 0, 0, 1], 0).into(), Clock::system(), None).await?;
         let at = market.grpc;
         let channel = Endpoint::from_shared(format!("http://{at}"))?.connect_lazy();
         let (market, supplier, tasks) = (Some(market), None, JoinSet::new());
@@ -143,14 +160,17 @@ impl World {
 
     /// Stops the market; its clients are told nothing.
     pub(crate) async fn market_down(&mut self) {
-        let mut market = self.market.take().unwrap();
-        market.stop.cancel();
-        while market.task.join_next().await.is_some() {}
+        self.market.take().unwrap().end().await;
     }
 
     /// Starts it again where it was.
     pub(crate) async fn market_up(&mut self) -> anyhow::Result<()> {
-        self.market = Some(serve(&self.store(), self.at).await?);
+        self.market_up_by(Clock::system()).await
+    }
+
+    /// With a clock of its own.
+    pub(crate) async fn market_up_by(&mut self, clock: Clock) -> anyhow::Result<()> {
+        self.market = Some(serve(&self.store(), self.at, clock, None).await?);
         self.resupply();
         anyhow::Ok(())
     }
@@ -192,6 +212,7 @@ impl World {
         let market = MarketAt {
             url: format!("http://{}", self.at),
             token: ADMIN.into(),
+            token_file: None,
             cluster: CLUSTER.into(),
             rate: 1000,
         };

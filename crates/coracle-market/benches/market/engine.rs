@@ -40,6 +40,15 @@ fn params() -> Params {
 impl Load {
     /// `open` open bids of one unit, in an order of prices that a seed fixes.
     pub(crate) fn new(open: u64, keep_journal: bool) -> Self {
+        Self::of((LOTS, LOT_UNITS), open, keep_journal)
+    }
+
+    /// A market of ten units.
+    fn small(open: u64) -> Self {
+        Self::of((1, 10), open, false)
+    }
+
+    fn of((lots, units): (u32, u32), open: u64, keep_journal: bool) -> Self {
         let mut load = Self {
             market: Market::new(params(), START),
             commands: 0,
@@ -51,11 +60,11 @@ impl Load {
             bids: 0,
             burst: (0, 0),
         };
-        for lot in 0..LOTS {
+        for lot in 0..lots {
             let (lot, supplier) = (LotNo(lot), SupplierNo(lot % 8));
-            load.apply(Command::PutLot { lot, supplier, units: LOT_UNITS, notice_ms: 10_000 });
+            load.apply(Command::PutLot { lot, supplier, units, notice_ms: 10_000 });
         }
-        for _ in 0..u64::from(LOTS * LOT_UNITS) {
+        for _ in 0..u64::from(lots * units) {
             load.place(7_000_000);
         }
         load.boot();
@@ -132,9 +141,14 @@ impl Load {
     }
 
     /// One interval: running units give up their limits, new bids come, the call is held, seats
-    /// change hands. Returns how long the call took and what it displaced.
-    pub(crate) fn round(&mut self) -> (Duration, u64) {
-        for _ in 0..CHURN {
+    /// change hands.
+    pub(crate) fn round(&mut self) -> Took {
+        self.round_of(CHURN)
+    }
+
+    /// The same with `churn` units that give up.
+    fn round_of(&mut self, churn: usize) -> Took {
+        for _ in 0..churn {
             let pick = usize::try_from(self.below(self.running.len() as u64)).unwrap_or(0);
             let (tenant, bid) = self.running.swap_remove(pick);
             let limit = Some(Price::micros(2_000_000));
@@ -143,9 +157,10 @@ impl Load {
             });
             self.place(0);
         }
-        for supplier in 0..8 {
-            self.apply(Command::Heartbeat { supplier: SupplierNo(supplier) });
-        }
+        // Suppliers show life every ten seconds: at none of them a lot falls silent.
+        self.heartbeat();
+        self.now = self.now.plus_ms(10_000);
+        self.heartbeat();
         self.events.clear();
         self.now = self.market.next_call();
         // Timers of the time before are not the call's.
@@ -154,21 +169,41 @@ impl Load {
         if let Some(journal) = &mut self.journal {
             Journaled { at: before, command: Command::Tick }.put(journal);
         }
-        let started = Instant::now();
+        let (worked, started) = (cpu_time(), Instant::now());
         self.market.apply(self.now, &Command::Resume, &mut self.events);
-        let took = started.elapsed();
+        let (wall, cpu) = (started.elapsed(), cpu_time().saturating_sub(worked));
         if let Some(journal) = &mut self.journal {
             Journaled { at: self.now, command: Command::Resume }.put(journal);
         }
         self.commands += 2;
         let displaced = self.market.last_call().map_or(0, |call| call.displaced);
         self.now = self.now.plus_ms(10_000);
+        self.heartbeat();
+        self.boot();
+        Took { wall, cpu, displaced }
+    }
+
+    fn heartbeat(&mut self) {
         for supplier in 0..8 {
             self.apply(Command::Heartbeat { supplier: SupplierNo(supplier) });
         }
-        self.boot();
-        (took, displaced)
     }
+}
+
+/// What one call cost.
+#[derive(Clone, Copy)]
+pub(crate) struct Took {
+    pub(crate) wall: Duration,
+    /// Time on a core: what the wall shows of a machine that has nothing else to do.
+    pub(crate) cpu: Duration,
+    pub(crate) displaced: u64,
+}
+
+/// Time that this thread was on a core so far. The kernel brings it up to date when the thread yields.
+pub(crate) fn cpu_time() -> Duration {
+    std::thread::yield_now();
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
 /// Percentile of sorted values.
@@ -179,28 +214,43 @@ pub(crate) fn percentile(sorted: &[Duration], permille: usize) -> Duration {
         .unwrap_or_default()
 }
 
-/// p99 of `calls` calls at `open` open bids, in milliseconds, and the most that one displaced.
-pub(crate) fn call_p99(open: u64, calls: usize) -> (f64, u64) {
-    let mut load = Load::new(open, false);
-    let (mut took, mut most) = (Vec::with_capacity(calls), 0);
-    for _ in 0..calls {
-        let (one, displaced) = load.round();
-        took.push(one);
-        most = most.max(displaced);
-    }
-    took.sort_unstable();
-    eprintln!(
-        "  {calls} calls at {} open bids: p50 {:?}, p99 {:?}, max {:?}; at most {most} displaced",
-        load.market.depth().units,
-        percentile(&took, 500),
-        percentile(&took, 990),
-        percentile(&took, 1000),
-    );
-    (percentile(&took, 990).as_secs_f64() * 1000.0, most)
+/// What many calls at `open` open bids took.
+pub(crate) struct Calls {
+    /// p99 in milliseconds, by the clock on the wall.
+    pub(crate) wall_ms: f64,
+    /// p99 in milliseconds, on a core.
+    pub(crate) cpu_ms: f64,
+    /// The most that one displaced.
+    pub(crate) displaced: u64,
 }
 
-/// Commands a second when a journal with `open` open bids and `rounds` intervals is replayed.
-pub(crate) fn replay(open: u64, rounds: usize) -> Option<f64> {
+/// Holds `calls` calls at `open` open bids.
+pub(crate) fn calls(open: u64, calls: usize) -> Calls {
+    let mut load = Load::new(open, false);
+    let took: Vec<Took> = (0..calls).map(|_| load.round()).collect();
+    let displaced = took.iter().map(|one| one.displaced).max().unwrap_or(0);
+    let p99_ms = |what: &str, of: fn(&Took) -> Duration| {
+        let mut took: Vec<_> = took.iter().map(of).collect();
+        took.sort_unstable();
+        let (p50, p99) = (percentile(&took, 500), percentile(&took, 990));
+        eprintln!("  {what}: p50 {p50:?}, p99 {p99:?}, max {:?}", percentile(&took, 1000));
+        p99.as_secs_f64() * 1000.0
+    };
+    let units = load.market.depth().units;
+    eprintln!("  {calls} calls at {units} open bids, at most {displaced} displaced");
+    Calls { wall_ms: p99_ms("wall", |one| one.wall), cpu_ms: p99_ms("core", |one| one.cpu), displaced }
+}
+
+/// Commands a second when a journal is replayed.
+pub(crate) struct Replay {
+    /// By the clock on the wall.
+    pub(crate) wall: f64,
+    /// On a core.
+    pub(crate) cpu: f64,
+}
+
+/// Replays a journal with `open` open bids and `rounds` intervals. `None`: it led to another state.
+pub(crate) fn replay(open: u64, rounds: usize) -> Option<Replay> {
     let mut load = Load::new(open, true);
     for _ in 0..rounds {
         load.round();
@@ -209,15 +259,29 @@ pub(crate) fn replay(open: u64, rounds: usize) -> Option<f64> {
     drop(load);
     let mut market = Market::new(params(), START);
     let (mut from, mut events) = (journal.as_slice(), Vec::new());
-    let started = Instant::now();
+    let (worked, started) = (cpu_time(), Instant::now());
     while !from.is_empty() {
         let entry = Journaled::get(&mut from).ok()?;
         market.apply(entry.at, &entry.command, &mut events);
         events.clear();
     }
-    let took = started.elapsed();
+    let (wall, cpu) = (started.elapsed(), cpu_time().saturating_sub(worked));
     let same = market.snapshot() == end;
     let bytes = journal.len() as u64 / commands.max(1);
-    eprintln!("  replay: {commands} commands of {bytes} B each in {took:?}; the same state: {same}");
-    same.then(|| commands as f64 / took.as_secs_f64())
+    eprintln!(
+        "  {commands} commands of {bytes} B each in {wall:?}, {cpu:?} of it on a core; the same state: {same}"
+    );
+    let rate = |took: Duration| commands as f64 / took.as_secs_f64().max(1e-9);
+    same.then(|| Replay { wall: rate(wall), cpu: rate(cpu) })
+}
+
+/// One call in each of many markets with `open` bids each, one after the other on one core, in milliseconds: the longest
+/// of some rounds.
+pub(crate) fn round_of_markets(markets: usize, open: u64) -> f64 {
+    let mut all: Vec<Load> = (0..markets).map(|_| Load::small(open)).collect();
+    let mut rounds: Vec<Duration> =
+        (0..10).map(|_| all.iter_mut().map(|load| load.round_of(1).wall).sum()).collect();
+    rounds.sort_unstable();
+    eprintln!("  {markets} markets of {open} bids: p50 {:?}, max {:?}", rounds[5], rounds[9]);
+    rounds[9].as_secs_f64() * 1000.0
 }

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
 
 mod engine;
+mod server;
 mod service;
+mod streams;
 
 use std::io::Write;
 
@@ -28,18 +30,41 @@ fn main() {
     eprintln!("market: {cores} cores, load {}", load.trim());
 
     eprintln!("calls in the engine, goal: p99 at most 2 ms with at most 1000 displaced");
-    let (p99, most) = engine::call_p99(open, calls);
-    figure("market.call_p99_ms", (most <= 1000).then_some(p99), "ms", "a call displaced more than 1000");
+    let held = engine::calls(open, calls);
+    let fair = held.displaced <= 1000;
+    figure("market.call_p99_ms", fair.then_some(held.wall_ms), "ms", "a call displaced more than 1000");
+    figure("market.call_p99_core_ms", fair.then_some(held.cpu_ms), "ms", "a call displaced more than 1000");
+    let (markets, bids) = if short { (10, 100) } else { (1_000, 1_000) };
+    eprintln!("a round of calls over {markets} markets of {bids} bids, goal: at most 250 ms");
+    figure("market.round_ms", Some(engine::round_of_markets(markets, bids)), "ms", "");
 
     eprintln!("replay of a journal, goal: at least 1000000 a second");
-    figure("market.replay_per_s", engine::replay(open, rounds), "1/s", "the replay led to another state");
+    let replayed = engine::replay(open, rounds);
+    let why = "the replay led to another state";
+    figure("market.replay_per_s", replayed.as_ref().map(|r| r.wall), "1/s", why);
+    figure("market.replay_per_core_s", replayed.as_ref().map(|r| r.cpu), "1/s", why);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let seconds = if short { 1 } else { 10 };
-    let outcome = runtime.block_on(service::run(open, seconds));
+    let published = if short { 2 } else { 20 };
+    eprintln!(
+        "goals: at least 20000 a second single, 150000 in batches of 512, p99 at half load at most 10 ms;"
+    );
+    eprintln!("at most 300 MiB; a call at its readers within 20 ms; a restart within 5 s");
+    let outcome = runtime.block_on(service::run(open, seconds, published));
     let why = outcome.why.as_str();
-    eprintln!("goals: at least 20000 a second single, 150000 in batches of 512, at most 300 MiB");
     figure("market.intake_single_per_s", outcome.single, "1/s", why);
+    figure("market.intake_half_p99_ms", outcome.half_p99_ms, "ms", "no call");
     figure("market.intake_batch_per_s", outcome.batched, "1/s", why);
-    figure("market.open_1m_rss_mib", outcome.rss_mib, "MiB", why);
+    figure("market.open_1m_rss_mib", Some(outcome.full.rss_mib), "MiB", "");
+    figure("market.call_published_p99_ms", outcome.full.published_p99_ms, "ms", "no call");
+    figure("market.restart_s", Some(outcome.full.restart_s), "s", "");
+
+    eprintln!("from a bid to its match with free units, goal: p99 at most 5 ms");
+    let bids = if short { 50 } else { 5_000 };
+    figure("market.match_p99_ms", runtime.block_on(streams::matches(bids)), "ms", "no match");
+    let readers = if short { 100 } else { 10_000 };
+    eprintln!("prices to {readers} readers, goal on 4 cores: p99 at most 250 ms");
+    let seen = runtime.block_on(streams::many_readers(readers, published));
+    figure("market.stream_p99_ms", seen, "ms", "no price");
 }

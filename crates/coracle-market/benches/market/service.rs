@@ -2,7 +2,6 @@
 //! is killed, the store reopened and counted.
 
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,117 +9,41 @@ use std::time::{Duration, Instant};
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::market_client::MarketClient;
 use coracle_proto::market::trading_client::TradingClient;
-use coracle_proto::market::{
-    GetBookRequest, PlaceBidRequest, PlaceBidsRequest, PutTenantRequest, VerifyRequest, place_bid_result,
-};
+use coracle_proto::market::{GetBookRequest, PlaceBidsRequest, VerifyRequest, place_bid_result};
 use tokio::task::JoinSet;
-use tonic::Request;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::engine::percentile;
+use crate::server::{ADMIN, CONNECTIONS, MARKET, Served, TENANTS, bid, p99_ms, tokens, with};
+use crate::streams;
 
-const ADMIN: &str = "bench-admin";
-const MARKET: &str = "a100-4x/local";
-const TENANTS: usize = 100;
-const CONNECTIONS: usize = 4;
-const CALLERS: usize = 256;
-const BATCHERS: usize = 8;
+/// Calls of one bid that are on their way at once: what many operators have on theirs.
+const CALLERS: usize = 1024;
+/// Calls of 512 bids that are.
+const BATCHERS: usize = 16;
 const BATCH: usize = 512;
 
 /// What was measured; nothing where the store did not hold what was acknowledged.
 pub(crate) struct Outcome {
     pub(crate) single: Option<f64>,
     pub(crate) batched: Option<f64>,
-    pub(crate) rss_mib: Option<f64>,
+    pub(crate) half_p99_ms: Option<f64>,
+    pub(crate) full: Full,
     pub(crate) why: String,
 }
 
-struct Served {
-    child: Child,
-    _alive: ChildStdin,
-    grpc: String,
-}
-
-impl Served {
-    fn start(store: &Path) -> Self {
-        use std::io::BufRead;
-        let mut child = Command::new(env!("CARGO_BIN_EXE_coracle-market-server"))
-            .arg(format!("sqlite:{}", store.display()))
-            .arg(ADMIN)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
-        let grpc = format!("http://{}", lines.next().unwrap().unwrap());
-        let alive = child.stdin.take().unwrap();
-        Self { child, _alive: alive, grpc }
-    }
-
-    async fn connect(&self) -> Channel {
-        Endpoint::from_shared(self.grpc.clone()).unwrap().tcp_nodelay(true).connect().await.unwrap()
-    }
-
-    fn rss_mib(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-fn with<T>(token: &str, message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
-    request
-}
-
-/// The n-th bid: owners, keys and labels of the size that the operator's have.
-fn bid(n: u64) -> PlaceBidRequest {
-    let owner = n / 64 % 1000;
-    let spread = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    PlaceBidRequest {
-        market: MARKET.into(),
-        limit_micros: 2_000_000 + i64::try_from(spread % 59_000).unwrap() * 100,
-        quantity: 1,
-        owner_uid: format!("6f9619ff-8b86-d011-b42d-{owner:012x}"),
-        idempotency_key: format!("6f9619ff-8b86-d011-b42d-{owner:012x}/{n}"),
-        ..PlaceBidRequest::default()
-    }
-}
-
-async fn tokens(channel: Channel) -> Vec<String> {
-    let mut admin = AdminClient::new(channel);
-    let mut tokens = Vec::new();
-    for n in 0..TENANTS {
-        let tenant = PutTenantRequest {
-            tenant: format!("bench/ns-{n}"),
-            rate: 100_000_000,
-            scopes: vec!["trade".into(), "read".into()],
-            ..PutTenantRequest::default()
-        };
-        tokens.push(admin.put_tenant(with(ADMIN, tenant)).await.unwrap().into_inner().token);
-    }
-    tokens
-}
-
 /// Runs both intakes, fills up to `open` open bids, and counts them in a new process.
-pub(crate) async fn run(open: u64, seconds: u64) -> Outcome {
+pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Outcome {
     let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
     let store = dir.path().join("market.db");
     let served = Served::start(&store);
-    let mut channels = Vec::new();
-    for _ in 0..CONNECTIONS {
-        channels.push(served.connect().await);
-    }
+    let channels = served.channels().await;
     let tokens = Arc::new(tokens(channels[0].clone()).await);
     let (next, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
 
     let single = singles(&channels, &tokens, &next, &done, Duration::from_secs(seconds)).await;
+    let half_p99_ms =
+        half_load(&channels, &tokens, &next, &done, single / 2.0, Duration::from_secs(seconds)).await;
     let batched = batches(&channels, &tokens, &next, &done, u64::MAX, Duration::from_secs(seconds)).await;
     let acknowledged = done.load(Ordering::Relaxed);
     served.kill();
@@ -130,8 +53,8 @@ pub(crate) async fn run(open: u64, seconds: u64) -> Outcome {
         Err(why) => (None, None, why),
     };
     drop(dir);
-    let rss_mib = Some(rss(open).await);
-    Outcome { single, batched, rss_mib, why }
+    let full = full(open, calls).await;
+    Outcome { single, batched, half_p99_ms, full, why }
 }
 
 /// One bid a call, many callers.
@@ -169,6 +92,40 @@ async fn singles(
         percentile(&took, 990)
     );
     rate
+}
+
+/// One bid a call at a fixed pace, whatever the answers do: p99 in milliseconds from when a call was due.
+async fn half_load(
+    channels: &[Channel],
+    tokens: &Arc<Vec<String>>,
+    next: &Arc<AtomicU64>,
+    done: &Arc<AtomicU64>,
+    per_s: f64,
+    span: Duration,
+) -> Option<f64> {
+    let every = Duration::from_secs_f64(1.0 / per_s.max(1.0));
+    let (mut calls, mut took, mut due) = (JoinSet::new(), Vec::new(), Instant::now());
+    let end = due + span;
+    let mut caller = 0;
+    while due < end {
+        tokio::time::sleep_until(due.into()).await;
+        while due <= Instant::now() {
+            caller += 1;
+            let mut client = TradingClient::new(channels[caller % channels.len()].clone());
+            let (tokens, done, n) = (tokens.clone(), done.clone(), next.fetch_add(1, Ordering::Relaxed));
+            calls.spawn(async move {
+                client.place_bid(with(&tokens[caller % TENANTS], bid(n))).await.unwrap();
+                done.fetch_add(1, Ordering::Relaxed);
+                due.elapsed()
+            });
+            due += every;
+        }
+        while let Some(one) = calls.try_join_next() {
+            took.push(one.unwrap());
+        }
+    }
+    took.extend(calls.join_all().await);
+    p99_ms(&format!("single at {per_s:.0}/s"), took)
 }
 
 /// 512 bids a call, until the time is over or so many are placed.
@@ -233,24 +190,36 @@ async fn counted(store: &Path, acknowledged: u64) -> Result<(), String> {
     if verdict.sound { Ok(()) } else { Err(verdict.detail) }
 }
 
-/// Memory of a process that took `open` bids of one unit and was idle for 10 s since.
-async fn rss(open: u64) -> f64 {
+/// What a process with `open` open bids of one unit is like.
+pub(crate) struct Full {
+    /// Memory after 10 s idle.
+    pub(crate) rss_mib: f64,
+    /// From a call's time to its price at a reader.
+    pub(crate) published_p99_ms: Option<f64>,
+    /// From SIGKILL to the first answer of the next process.
+    pub(crate) restart_s: f64,
+}
+
+async fn full(open: u64, calls: usize) -> Full {
     let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
-    let served = Served::start(&dir.path().join("market.db"));
-    let mut channels = Vec::new();
-    for _ in 0..CONNECTIONS {
-        channels.push(served.connect().await);
-    }
+    let store = dir.path().join("market.db");
+    let served = Served::start(&store);
+    let channels = served.channels().await;
     let empty = served.rss_mib();
     let tokens = Arc::new(tokens(channels[0].clone()).await);
     let (next, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     batches(&channels, &tokens, &next, &done, open, Duration::from_secs(600)).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let full = served.rss_mib();
-    let book = GetBookRequest { market: MARKET.into() };
-    let units =
-        MarketClient::new(channels[0].clone()).get_book(with(ADMIN, book)).await.unwrap().into_inner().units;
-    eprintln!("  memory of the server: {empty:.1} MiB without bids, {full:.1} MiB with {units}");
+    let rss_mib = served.rss_mib();
+    eprintln!("  memory of the server: {empty:.1} MiB without bids, {rss_mib:.1} MiB with {open}");
+    let published_p99_ms = streams::published(channels[0].clone(), calls).await;
     served.kill();
-    full
+    let started = Instant::now();
+    let served = Served::start(&store);
+    let book = GetBookRequest { market: MARKET.into() };
+    let book = MarketClient::new(served.connect().await).get_book(with(ADMIN, book)).await;
+    let (units, restart_s) = (book.unwrap().into_inner().units, started.elapsed().as_secs_f64());
+    eprintln!("  killed; the next process answers after {restart_s:.2} s with {units} open");
+    served.kill();
+    Full { rss_mib, published_p99_ms, restart_s }
 }

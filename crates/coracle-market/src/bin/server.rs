@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         default_region: Some("local".into()),
         admin_token: Some(token),
         lease: std::time::Duration::from_millis(lease),
+        accounts: None,
         clock: coracle_types::Clock::system(),
     };
     let stop = CancellationToken::new();

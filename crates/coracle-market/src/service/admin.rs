@@ -7,16 +7,20 @@ use coracle_auction::{Command, Market, Params, Price, TenantNo, Time};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name, tenant_body, tenant_facts};
-use crate::auth::{self, Scope};
+use crate::audit;
+use crate::auth::{self, Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
 use crate::recover;
 use crate::registry::Kind;
 use crate::store::{NameRow, Verdict};
-use crate::writer::Slot;
+use crate::writer::{NOBODY, Slot, ms};
 
 /// A changed reserve is announced so long before, in milliseconds.
 const ANNOUNCE_MS: u64 = 600_000;
+/// Commands that one audit tells, at most and when it names no number.
+const AUDIT_MAX: u32 = 1000;
+const AUDIT: u32 = 100;
 
 /// Where a market began: its first parameters and its first time.
 pub(crate) fn start_of(body: &[u8]) -> Option<(Params, Time)> {
@@ -25,12 +29,22 @@ pub(crate) fn start_of(body: &[u8]) -> Option<(Params, Time)> {
 }
 
 impl Service {
-    pub(crate) async fn put_market(&self, r: &pb::PutMarketRequest) -> Result<pb::MarketPrice, Problem> {
+    pub(crate) async fn put_market(
+        &self,
+        caller: Caller,
+        r: &pb::PutMarketRequest,
+    ) -> Result<pb::MarketPrice, Problem> {
         check_name("market", &r.market)?;
         if r.market.split('/').count() < 2 || r.market.split('/').any(str::is_empty) {
             return Err(Problem::invalid("market must be <instance type>/<region>"));
         }
-        let mut params = Params::new(Price::micros(r.reserve_micros), Price::micros(r.cap_micros));
+        let cap = match r.cap_micros {
+            0 => self.list_price(&r.market).ok_or_else(|| {
+                Problem::invalid("cap must be above 0: the type has no list price to take instead")
+            })?,
+            cap => cap,
+        };
+        let mut params = Params::new(Price::micros(r.reserve_micros), Price::micros(cap));
         let or = |value: i64, default: u64| u64::try_from(value).ok().filter(|v| *v > 0).unwrap_or(default);
         if r.tick_micros > 0 {
             params.tick = Price::micros(r.tick_micros);
@@ -47,7 +61,7 @@ impl Service {
             Some(no) => {
                 let asked = u64::try_from(r.effective_at_ms).ok().filter(|at| *at > 0).map(Time);
                 let effective_at = asked.unwrap_or(self.now().plus_ms(ANNOUNCE_MS));
-                self.writer.apply_one(no, Command::Configure { params, effective_at }).await?;
+                self.writer.apply_one(no, caller.tenant, Command::Configure { params, effective_at }).await?;
                 no
             }
         };
@@ -136,16 +150,16 @@ impl Service {
             left = left.zip(slice).map(|(left, slice)| left - slice);
             let cap = slice.map(Price::micros);
             if account.cap != cap {
-                self.writer.apply_one(market, Command::Budget { tenant: no, cap }).await?;
+                self.writer.apply_one(market, NOBODY, Command::Budget { tenant: no, cap }).await?;
             }
         }
         Ok(())
     }
 
-    pub(crate) async fn halt(&self, market: &str, halted: bool) -> Result<(), Problem> {
+    pub(crate) async fn halt(&self, caller: Caller, market: &str, halted: bool) -> Result<(), Problem> {
         let no = self.market(market)?;
         let command = if halted { Command::Halt } else { Command::Resume };
-        self.writer.apply_one(no, command).await.map(drop)
+        self.writer.apply_one(no, caller.tenant, command).await.map(drop)
     }
 
     pub(crate) async fn snapshot(&self, market: &str) -> Result<(usize, i64), Problem> {
@@ -157,5 +171,28 @@ impl Service {
         let no = self.market(market)?;
         let start = self.writer.read(no, |slot| slot.start)?;
         Ok(recover::verify(&self.store, no, start).await?)
+    }
+
+    /// Commands of a market with who asked for them and what they changed. Reads its journal from the beginning.
+    pub(crate) async fn audit(&self, r: &pb::AuditRequest) -> Result<Vec<pb::AuditEntry>, Problem> {
+        let no = self.market(&r.market)?;
+        if r.limit > AUDIT_MAX {
+            return Err(Problem::invalid(format!("limit must be at most {AUDIT_MAX}")));
+        }
+        let count = i64::from(if r.limit == 0 { AUDIT } else { r.limit });
+        let from = i64::try_from(r.from_seq.max(1)).map_err(|_| Problem::invalid("from_seq is too large"))?;
+        let start = self.writer.read(no, |slot| slot.start)?;
+        let told = audit::audit(&self.store, no, start, from..from.saturating_add(count)).await?;
+        let entry = |t: audit::Told| pb::AuditEntry {
+            seq: u64::try_from(t.seq).unwrap_or(0),
+            at_ms: ms(t.at),
+            who: if t.who == NOBODY { String::new() } else { self.registry.name(Kind::Tenant, t.who) },
+            what: t.what.into(),
+            subject: t.subject,
+            before: t.before,
+            after: t.after,
+            refused: t.refused.map_or_else(String::new, |refusal| refusal.to_string()),
+        };
+        Ok(told.into_iter().map(entry).collect())
     }
 }

@@ -26,7 +26,7 @@ impl Service {
             .map_err(|_| Problem::invalid("notice must be above 0"))?;
         let command =
             Command::PutLot { lot: LotNo(lot), supplier: SupplierNo(supplier), units: r.units, notice_ms };
-        self.writer.apply_one(market, command).await?;
+        self.writer.apply_one(market, caller.tenant, command).await?;
         let state = self
             .writer
             .read(market, |slot| slot.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
@@ -76,7 +76,7 @@ impl Service {
             return Err(Problem::not_found());
         }
         for (market, lot, _) in own {
-            match self.writer.apply_one(market, Command::DrainLot { lot: LotNo(lot) }).await {
+            match self.writer.apply_one(market, caller.tenant, Command::DrainLot { lot: LotNo(lot) }).await {
                 Err(problem) if problem.code != "NOT_FOUND" => return Err(problem),
                 _ => {}
             }
@@ -89,7 +89,9 @@ impl Service {
         let markets: std::collections::BTreeSet<u32> =
             self.lots_of(supplier).into_iter().map(|(m, ..)| m).collect();
         for market in markets {
-            self.writer.apply_one(market, Command::Heartbeat { supplier: SupplierNo(supplier) }).await?;
+            self.writer
+                .apply_one(market, caller.tenant, Command::Heartbeat { supplier: SupplierNo(supplier) })
+                .await?;
         }
         Ok(())
     }
@@ -109,7 +111,7 @@ impl Service {
             tracing::warn!(allocation = r.allocation, "report of an unknown allocation");
             return Err(Problem::not_found());
         }
-        self.writer.apply_one(market, Command::Report { alloc, report }).await.map(drop)
+        self.writer.apply_one(market, caller.tenant, Command::Report { alloc, report }).await.map(drop)
     }
 
     /// Orders of a supplier that are not done.

@@ -12,7 +12,7 @@ use crate::convert;
 use crate::error::Problem;
 use crate::names::{self, Named};
 use crate::registry::Kind;
-use crate::writer::ms;
+use crate::writer::{NOBODY, ms};
 
 /// Lease of a bid that names none, in milliseconds.
 const LEASE_MS: i64 = 15 * 60 * 1000;
@@ -48,20 +48,20 @@ impl Service {
         for request in requests {
             match self.placement(caller, request).await {
                 Err(problem) => {
-                    self.flush(run_market, &mut run, &mut results).await?;
+                    self.flush(caller, run_market, &mut run, &mut results).await?;
                     results.push(Err(problem));
                 }
                 Ok((market, placement)) => {
                     if market != run_market {
-                        self.flush(run_market, &mut run, &mut results).await?;
+                        self.flush(caller, run_market, &mut run, &mut results).await?;
                         run_market = market;
                     }
                     let capped = self.is_capped(placement.tenant.0);
                     let tenant = placement.tenant.0;
                     let command = Command::Place { placement: Box::new(placement) };
                     if capped {
-                        self.flush(run_market, &mut run, &mut results).await?;
-                        let reply = self.under_cap(tenant, market, command).await;
+                        self.flush(caller, run_market, &mut run, &mut results).await?;
+                        let reply = self.under_cap(caller, tenant, market, command).await;
                         results.push(reply.and_then(|(reply, at)| self.bid_reply(market, reply, at)));
                     } else {
                         run.push(command);
@@ -69,13 +69,14 @@ impl Service {
                 }
             }
         }
-        self.flush(run_market, &mut run, &mut results).await?;
+        self.flush(caller, run_market, &mut run, &mut results).await?;
         Ok(results)
     }
 
     /// Applies what was collected for one market, in one group.
     async fn flush(
         &self,
+        caller: Caller,
         market: u32,
         run: &mut Vec<Command>,
         results: &mut Vec<Result<pb::BidReply, Problem>>,
@@ -83,7 +84,7 @@ impl Service {
         if run.is_empty() {
             return Ok(());
         }
-        let applied = self.writer.apply(market, std::mem::take(run)).await?;
+        let applied = self.writer.apply(market, caller.tenant, std::mem::take(run)).await?;
         for reply in applied.replies {
             results.push(match reply {
                 Reply::Refused(refusal) => Err(refusal.into()),
@@ -165,10 +166,16 @@ impl Service {
 
     /// Moves the unused part of the tenant's cap to this market, then does what was asked. The
     /// slices of all markets never add up to more than the cap.
-    async fn under_cap(&self, tenant: u32, market: u32, command: Command) -> Result<(Reply, Time), Problem> {
+    async fn under_cap(
+        &self,
+        caller: Caller,
+        tenant: u32,
+        market: u32,
+        command: Command,
+    ) -> Result<(Reply, Time), Problem> {
         let caps = self.caps.lock().await;
         let Some(cap) = caps.get(&tenant).copied() else {
-            return self.writer.apply_one(market, command).await;
+            return self.writer.apply_one(market, caller.tenant, command).await;
         };
         let no = TenantNo(tenant);
         let mut left = cap;
@@ -179,16 +186,16 @@ impl Service {
             let slice = account.and_then(|account| account.cap).map(Price::as_micros);
             if slice != Some(used) {
                 let cap = Some(Price::micros(used));
-                self.writer.apply_one(other, Command::Budget { tenant: no, cap }).await?;
+                self.writer.apply_one(other, NOBODY, Command::Budget { tenant: no, cap }).await?;
             }
         }
         let slice =
             self.writer.read(market, |slot| slot.market.account(no).and_then(|account| account.cap))?;
         let wanted = Price::micros(left.max(0));
         if slice != Some(wanted) {
-            self.writer.apply_one(market, Command::Budget { tenant: no, cap: Some(wanted) }).await?;
+            self.writer.apply_one(market, NOBODY, Command::Budget { tenant: no, cap: Some(wanted) }).await?;
         }
-        self.writer.apply_one(market, command).await
+        self.writer.apply_one(market, caller.tenant, command).await
     }
 
     fn named_bid(id: &str) -> Result<(u32, BidId), Problem> {
@@ -222,9 +229,9 @@ impl Service {
         };
         let command = Command::Amend { amendment };
         let done = if self.is_capped(tenant) {
-            self.under_cap(tenant, market, command).await
+            self.under_cap(caller, tenant, market, command).await
         } else {
-            self.writer.apply_one(market, command).await
+            self.writer.apply_one(market, caller.tenant, command).await
         };
         let (reply, at) = done?;
         self.same_bid(market, reply, at, r.bid)
@@ -239,7 +246,7 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let command = Command::Cancel { tenant: TenantNo(tenant), bid, if_owner_version: r.if_owner_version };
-        let (reply, at) = self.writer.apply_one(market, command).await?;
+        let (reply, at) = self.writer.apply_one(market, caller.tenant, command).await?;
         self.same_bid(market, reply, at, r.bid)
     }
 
@@ -253,7 +260,7 @@ impl Service {
         self.gate.spend(tenant, 1)?;
         let command =
             Command::Release { tenant: TenantNo(tenant), alloc, if_owner_version: r.if_owner_version };
-        let (reply, at) = self.writer.apply_one(market, command).await?;
+        let (reply, at) = self.writer.apply_one(market, caller.tenant, command).await?;
         let name = self.writer.read(market, |slot| {
             let Reply::Bid { bid, .. } = reply else { return String::new() };
             slot.market.bid(bid).map_or_else(String::new, |row| names::bid(market, row.placed_at(), bid))
@@ -278,7 +285,7 @@ impl Service {
             return Err(Problem::invalid("both units must be of one market"));
         }
         let command = Command::Substitute { tenant: TenantNo(tenant), victim, other };
-        self.writer.apply_one(market, command).await.map(drop)
+        self.writer.apply_one(market, caller.tenant, command).await.map(drop)
     }
 
     pub(crate) async fn get_bid(&self, caller: Caller, r: pb::GetBidRequest) -> Result<pb::Bid, Problem> {
@@ -438,7 +445,7 @@ impl Service {
             })?;
             let commands: Vec<_> = owners.into_iter().map(|owner| Command::Renew { tenant, owner }).collect();
             if !commands.is_empty() {
-                self.writer.apply(market, commands).await?;
+                self.writer.apply(market, NOBODY, commands).await?;
             }
         }
         Ok(())

@@ -92,6 +92,9 @@ pub struct StreamPricesRequest {
     /// Empty: all.
     #[prost(string, repeated, tag = "1")]
     pub markets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The last frame that the reader has: what is newer comes as a gap, then each change.
+    #[prost(uint64, optional, tag = "2")]
+    pub from_seq: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PriceFrame {
@@ -386,6 +389,9 @@ pub struct Allocation {
     /// The lowest limit that keeps it in the next call; 0: not at risk.
     #[prost(int64, tag = "18")]
     pub price_to_keep_micros: i64,
+    /// Of one that is provisioning: ordered, launched, registered.
+    #[prost(string, tag = "19")]
+    pub stage: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReleaseAllocationRequest {
@@ -622,12 +628,45 @@ pub struct ReportOrderRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportOrderResponse {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct InstanceType {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub vcpus: u32,
+    #[prost(uint64, tag = "3")]
+    pub memory_mib: u64,
+    #[prost(string, tag = "4")]
+    pub gpu_model: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "5")]
+    pub gpus: u32,
+    #[prost(btree_map = "string, string", tag = "6")]
+    pub extended_resources: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub labels: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(int64, tag = "8")]
+    pub list_price_micros: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListInstanceTypesRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListInstanceTypesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub types: ::prost::alloc::vec::Vec<InstanceType>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutMarketRequest {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
     #[prost(int64, tag = "2")]
     pub reserve_micros: i64,
+    /// 0: the list price of the type.
     #[prost(int64, tag = "3")]
     pub cap_micros: i64,
     /// 0: the default.
@@ -702,6 +741,45 @@ pub struct VerifyResponse {
     pub sound: bool,
     #[prost(string, tag = "3")]
     pub detail: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditRequest {
+    #[prost(string, tag = "1")]
+    pub market: ::prost::alloc::string::String,
+    /// The first command to tell, from 1.
+    #[prost(uint64, tag = "2")]
+    pub from_seq: u64,
+    /// At most 1000; 0: 100.
+    #[prost(uint32, tag = "3")]
+    pub limit: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AuditResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<AuditEntry>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditEntry {
+    #[prost(uint64, tag = "1")]
+    pub seq: u64,
+    #[prost(int64, tag = "2")]
+    pub at_ms: i64,
+    /// The tenant whose token it was. Empty: the market itself.
+    #[prost(string, tag = "3")]
+    pub who: ::prost::alloc::string::String,
+    /// place, amend, cancel, …
+    #[prost(string, tag = "4")]
+    pub what: ::prost::alloc::string::String,
+    /// The bid or unit that it was about, before and after. Empty: there was none.
+    #[prost(string, tag = "5")]
+    pub subject: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub before: ::prost::alloc::string::String,
+    #[prost(string, tag = "7")]
+    pub after: ::prost::alloc::string::String,
+    /// Why it changed nothing.
+    #[prost(string, tag = "8")]
+    pub refused: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod market_client {
@@ -909,6 +987,24 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "ListLots"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn list_instance_types(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListInstanceTypesRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListInstanceTypesResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.market.v1.Market/ListInstanceTypes");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new(
+                "coracle.market.v1.Market",
+                "ListInstanceTypes",
+            ));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -963,6 +1059,10 @@ pub mod market_server {
             &self,
             request: tonic::Request<super::ListLotsRequest>,
         ) -> std::result::Result<tonic::Response<super::ListLotsResponse>, tonic::Status>;
+        async fn list_instance_types(
+            &self,
+            request: tonic::Request<super::ListInstanceTypesRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListInstanceTypesResponse>, tonic::Status>;
     }
     /// For any caller with a token.
     #[derive(Debug)]
@@ -1333,6 +1433,47 @@ pub mod market_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListLotsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.market.v1.Market/ListInstanceTypes" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListInstanceTypesSvc<T: Market>(pub Arc<T>);
+                    impl<T: Market> tonic::server::UnaryService<super::ListInstanceTypesRequest>
+                        for ListInstanceTypesSvc<T>
+                    {
+                        type Response = super::ListInstanceTypesResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListInstanceTypesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Market>::list_instance_types(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListInstanceTypesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2953,6 +3094,24 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "PutMarket"));
             self.inner.unary(req, path, codec).await
         }
+        /// What a node of a type is, and its list price: the cap of its markets unless they name one.
+        pub async fn put_instance_type(
+            &mut self,
+            request: impl tonic::IntoRequest<super::InstanceType>,
+        ) -> std::result::Result<tonic::Response<super::InstanceType>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.market.v1.Admin/PutInstanceType");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new(
+                "coracle.market.v1.Admin",
+                "PutInstanceType",
+            ));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn put_tenant(
             &mut self,
             request: impl tonic::IntoRequest<super::PutTenantRequest>,
@@ -3023,6 +3182,21 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "Verify"));
             self.inner.unary(req, path, codec).await
         }
+        /// Who changed what: the journal of a market, read by commands, with what each one changed.
+        pub async fn audit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AuditRequest>,
+        ) -> std::result::Result<tonic::Response<super::AuditResponse>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.market.v1.Admin/Audit");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.market.v1.Admin", "Audit"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -3042,6 +3216,11 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::PutMarketRequest>,
         ) -> std::result::Result<tonic::Response<super::MarketPrice>, tonic::Status>;
+        /// What a node of a type is, and its list price: the cap of its markets unless they name one.
+        async fn put_instance_type(
+            &self,
+            request: tonic::Request<super::InstanceType>,
+        ) -> std::result::Result<tonic::Response<super::InstanceType>, tonic::Status>;
         async fn put_tenant(
             &self,
             request: tonic::Request<super::PutTenantRequest>,
@@ -3062,6 +3241,11 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::VerifyRequest>,
         ) -> std::result::Result<tonic::Response<super::VerifyResponse>, tonic::Status>;
+        /// Who changed what: the journal of a market, read by commands, with what each one changed.
+        async fn audit(
+            &self,
+            request: tonic::Request<super::AuditRequest>,
+        ) -> std::result::Result<tonic::Response<super::AuditResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct AdminServer<T> {
@@ -3159,6 +3343,45 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutMarketSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.market.v1.Admin/PutInstanceType" => {
+                    #[allow(non_camel_case_types)]
+                    struct PutInstanceTypeSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::InstanceType> for PutInstanceTypeSvc<T> {
+                        type Response = super::InstanceType;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::InstanceType>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::put_instance_type(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PutInstanceTypeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -3345,6 +3568,43 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = VerifySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.market.v1.Admin/Audit" => {
+                    #[allow(non_camel_case_types)]
+                    struct AuditSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::AuditRequest> for AuditSvc<T> {
+                        type Response = super::AuditResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AuditRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Admin>::audit(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AuditSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

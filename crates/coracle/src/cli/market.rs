@@ -1,6 +1,7 @@
 //! `coracle market …`, and the operator's flags for BidNodes.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use coracle_auction::Price;
@@ -323,6 +324,20 @@ pub(crate) struct MarketServeArgs {
     /// How long the writer of a shared store may be silent before another one takes over
     #[arg(long, env = "CORACLE_MARKET_LEASE", default_value = "10s", value_name = "DURATION")]
     pub(crate) lease: jiff::SignedDuration,
+    /// Let service accounts of the cluster that this kubeconfig names trade, each for its namespace; `in-cluster`: of the one it runs in
+    #[arg(long, env = "CORACLE_MARKET_ACCOUNTS", value_name = "KUBECONFIG")]
+    pub(crate) accounts: Option<String>,
+    /// Name of that cluster here: its tenants are NAME/NAMESPACE
+    #[arg(long, env = "CORACLE_MARKET_CLUSTER", value_name = "NAME", default_value = "kubernetes")]
+    pub(crate) cluster: String,
+    /// The service account that trades for all namespaces of the cluster
+    #[arg(
+        long,
+        env = "CORACLE_MARKET_OPERATOR",
+        value_name = "NAMESPACE/NAME",
+        default_value = "coracle-system/coracle-bidnode"
+    )]
+    pub(crate) operator: String,
     /// Log level or filter
     #[arg(long, env = "CORACLE_MARKET_LOG", default_value = "info")]
     pub(crate) log: String,
@@ -337,6 +352,9 @@ pub(crate) struct BidFlags {
     /// Token of the cluster's tenant at the market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN", value_name = "TOKEN", default_value = "", hide_env_values = true, hide_default_value = true, help_heading = BIDS)]
     pub(crate) market_token: String,
+    /// Read the token from here, again and again: a service account's, made for the audience coracle-market
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN_FILE", value_name = "FILE", help_heading = BIDS)]
+    pub(crate) market_token_file: Option<PathBuf>,
     /// Name of the cluster at the market: tenants are NAME/NAMESPACE
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_CLUSTER", value_name = "NAME", default_value = "kubernetes", help_heading = BIDS)]
     pub(crate) market_cluster: String,

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_reconcile::ControllerMetrics;
+use coracle_reconcile::{ControllerMetrics, review_token};
 use coracle_telemetry::{Access, Admin, Guard, LogFormat, Readiness, TlsListener, init_logs};
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
@@ -139,13 +138,7 @@ impl std::fmt::Debug for Reviews {
 
 impl Reviews {
     async fn review(&self, token: &str) -> Result<Access, kube::Error> {
-        let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
-        let review = TokenReview { spec, ..TokenReview::default() };
-        let api: Api<TokenReview> = Api::all(self.client.clone());
-        let status = api.create(&PostParams::default(), &review).await?.status.unwrap_or_default();
-        let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
-            return Ok(Access::Unknown);
-        };
+        let Some(user) = review_token(&self.client, token, None).await? else { return Ok(Access::Unknown) };
         let what = NonResourceAttributes { path: Some("/metrics".to_owned()), verb: Some("get".to_owned()) };
         let spec = SubjectAccessReviewSpec {
             user: user.username,

@@ -31,7 +31,8 @@ pub(super) async fn config(
         (flags.market.clone(), flags.market_token.clone(), region)
     };
     let cluster = flags.market_cluster.clone();
-    let mut config = Config::new(MarketAt { url, token, cluster, rate: flags.market_rate });
+    let token_file = flags.market_token_file.clone().filter(|_| flags.market != EMBEDDED);
+    let mut config = Config::new(MarketAt { url, token, token_file, cluster, rate: flags.market_rate });
     config.default_region = region;
     config.identity = identity();
     config.election = namespace.map(|namespace| election(namespace, &config.identity));

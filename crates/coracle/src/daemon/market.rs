@@ -3,19 +3,56 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use coracle_market::{Config, serve};
+use coracle_market::{AUDIENCE, Account, Accounts, Answer, Config, Review, Unreviewed, serve};
+use coracle_reconcile::review_token;
 use coracle_telemetry::{LogFormat, init_logs};
 use coracle_types::Clock;
+use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use tokio::sync::oneshot;
 
-use super::make_dir;
+use super::{announce, make_dir};
 use crate::cli::{Global, MarketServeArgs};
 use crate::tasks::{Tasks, stop_signal};
 
 const GRACE: Duration = Duration::from_secs(20);
 /// An embedded market replays its journal before it answers.
 const START: Duration = Duration::from_secs(60);
+/// The API server's word on a token.
+const REVIEW: Duration = Duration::from_secs(5);
+/// Value of `--accounts` for the cluster that the process runs in.
+const IN_CLUSTER: &str = "in-cluster";
+
+/// The cluster whose service accounts trade here.
+struct Cluster(Client);
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cluster")
+    }
+}
+
+impl Review for Cluster {
+    fn review<'a>(&'a self, token: &'a str) -> Answer<'a> {
+        Box::pin(async move {
+            let review = tokio::time::timeout(REVIEW, review_token(&self.0, token, Some(AUDIENCE))).await;
+            let user = review.map_err(|late| Unreviewed(late.into()))?.map_err(|e| Unreviewed(e.into()))?;
+            Ok(user.and_then(|user| Account::of_user(user.username.as_deref()?)))
+        })
+    }
+}
+
+/// The cluster that `--accounts` names.
+async fn accounts(args: &MarketServeArgs) -> miette::Result<Option<Accounts>> {
+    let Some(which) = &args.accounts else { return Ok(None) };
+    let file = (which != IN_CLUSTER).then(|| std::path::Path::new(which));
+    let client = announce::client(file, true).await?;
+    Ok(client.map(|client| Accounts {
+        review: std::sync::Arc::new(Cluster(client)),
+        cluster: args.cluster.clone(),
+        operator: args.operator.clone(),
+    }))
+}
 
 /// Runs until a signal.
 pub(crate) async fn run(global: &Global, args: MarketServeArgs) -> miette::Result<()> {
@@ -29,6 +66,7 @@ pub(crate) async fn run(global: &Global, args: MarketServeArgs) -> miette::Resul
     };
     let config = Config {
         store: store.parse().into_diagnostic()?,
+        accounts: accounts(&args).await?,
         grpc: args.grpc,
         http: args.http,
         admin: args.admin_listen,
@@ -65,6 +103,7 @@ pub(super) async fn embed(
         default_region: Some(region.to_owned()),
         admin_token: Some(token.clone()),
         lease: Duration::from_secs(10),
+        accounts: None,
         clock: Clock::system(),
     };
     let (tell, told) = oneshot::channel();

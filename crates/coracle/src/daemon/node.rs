@@ -21,9 +21,9 @@ use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Server;
+use tonic::transport::server::{Server, TcpIncoming};
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use super::{announce, default_tools, kvm_probe_of, make_dir};
@@ -253,6 +253,11 @@ async fn end(stop: CancellationToken, host: CancellationToken) {
     host.cancel();
 }
 
+/// Connections whose short frames do not wait for the acknowledgement of earlier ones, which takes up to 40 ms.
+fn incoming(listener: TcpListener) -> TcpIncoming {
+    TcpIncoming::from(listener).with_nodelay(Some(true))
+}
+
 async fn serve_agent(
     tasks: &mut Tasks,
     args: &NodeArgs,
@@ -271,7 +276,7 @@ async fn serve_agent(
         server
             .add_service(FirecrackerAgentServer::new(service))
             .add_service(reflection)
-            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+            .serve_with_incoming_shutdown(incoming(listener), stop.cancelled_owned())
             .await
             .into_diagnostic()
     });
@@ -293,7 +298,7 @@ async fn serve_host(
     tasks.spawn("host", move |stop| async move {
         server
             .add_service(service)
-            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), end(stop, stopping))
+            .serve_with_incoming_shutdown(incoming(listener), end(stop, stopping))
             .await
             .into_diagnostic()
     });

@@ -62,7 +62,7 @@ pub(super) async fn price(args: PriceArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let markets = found.into_iter().map(|p| p.market).collect();
-    let request = door.with(pb::StreamPricesRequest { markets })?;
+    let request = door.with(pb::StreamPricesRequest { markets, from_seq: None })?;
     let mut frames = client.stream_prices(request).await.map_err(refused)?.into_inner();
     while let Some(frame) = frames.message().await.map_err(refused)? {
         if let Some(price) = frame.price.filter(|_| frame.r#type != "price") {

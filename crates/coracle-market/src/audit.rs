@@ -1,0 +1,131 @@
+//! Who changed what. The journal knows each command and whose it was; a replay shows what it changed.
+
+use std::ops::Range;
+
+use coracle_auction::{AllocId, BidId, Command, Journaled, Market, Params, Price, Refusal, Reply, Time};
+
+use crate::convert;
+use crate::error::StoreError;
+use crate::names;
+use crate::recover::replay;
+use crate::store::Store;
+
+/// One command, told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) seq: i64,
+    pub(crate) at: Time,
+    /// The tenant whose token it was; 0: the market itself.
+    pub(crate) who: u32,
+    pub(crate) what: &'static str,
+    pub(crate) subject: String,
+    pub(crate) before: String,
+    pub(crate) after: String,
+    pub(crate) refused: Option<Refusal>,
+}
+
+enum Subject {
+    Bid(BidId),
+    Unit(AllocId),
+    /// Not there before.
+    New,
+    Market,
+}
+
+/// Commands `seqs` of a market. Reads the journal from its beginning.
+pub(crate) async fn audit(
+    store: &Store,
+    no: u32,
+    start: (Params, Time),
+    seqs: Range<i64>,
+) -> Result<Vec<Told>, StoreError> {
+    let mut told = Vec::new();
+    replay(store, no, start, |market, seq, who, entry, events| {
+        if seqs.contains(&seq) {
+            told.push(tell(no, market, seq, who, entry, events));
+        } else {
+            market.apply(entry.at, &entry.command, events);
+        }
+        seq + 1 < seqs.end
+    })
+    .await?;
+    Ok(told)
+}
+
+/// Applies one command and tells it.
+fn tell(
+    no: u32,
+    market: &mut Market,
+    seq: i64,
+    who: u32,
+    entry: &Journaled,
+    events: &mut Vec<coracle_auction::Event>,
+) -> Told {
+    let (what, subject) = named(&entry.command);
+    let before = shown(market, &subject);
+    let reply = market.apply(entry.at, &entry.command, events);
+    let subject = match (subject, reply) {
+        (Subject::New, Reply::Bid { bid, .. }) => Subject::Bid(bid),
+        (subject, _) => subject,
+    };
+    let refused = if let Reply::Refused(refusal) = reply { Some(refusal) } else { None };
+    let (at, after) = (market.now(), shown(market, &subject));
+    Told { seq, at, who, what, subject: name(no, market, &subject), before, after, refused }
+}
+
+fn named(command: &Command) -> (&'static str, Subject) {
+    match command {
+        Command::Tick => ("tick", Subject::Market),
+        Command::Restarted => ("restarted", Subject::Market),
+        Command::Configure { .. } => ("configure", Subject::Market),
+        Command::Halt => ("halt", Subject::Market),
+        Command::Resume => ("resume", Subject::Market),
+        Command::Budget { .. } => ("budget", Subject::Market),
+        Command::Place { .. } => ("place", Subject::New),
+        Command::Amend { amendment } => ("amend", Subject::Bid(amendment.bid)),
+        Command::Cancel { bid, .. } => ("cancel", Subject::Bid(*bid)),
+        Command::Release { alloc, .. } => ("release", Subject::Unit(*alloc)),
+        Command::Substitute { victim, .. } => ("substitute", Subject::Unit(*victim)),
+        Command::Renew { .. } => ("renew", Subject::Market),
+        Command::PutLot { .. } => ("put-lot", Subject::Market),
+        Command::DrainLot { .. } => ("drain-lot", Subject::Market),
+        Command::Heartbeat { .. } => ("heartbeat", Subject::Market),
+        Command::Report { alloc, .. } => ("report", Subject::Unit(*alloc)),
+    }
+}
+
+fn name(no: u32, market: &Market, subject: &Subject) -> String {
+    match subject {
+        Subject::Bid(id) => market.bid(*id).map_or_else(String::new, |b| names::bid(no, b.placed_at(), *id)),
+        Subject::Unit(id) => {
+            market.alloc(*id).map_or_else(String::new, |a| names::alloc(no, a.matched_at(), *id))
+        }
+        Subject::New | Subject::Market => String::new(),
+    }
+}
+
+fn shown(market: &Market, subject: &Subject) -> String {
+    match subject {
+        Subject::Bid(id) => market.bid(*id).map_or_else(String::new, |bid| {
+            let u = bid.units();
+            format!(
+                "{} units at {}, {}: {} open, {} live",
+                u.total(),
+                bid.limit(),
+                convert::bid_state(bid.state()),
+                u.open,
+                u.live()
+            )
+        }),
+        Subject::Unit(id) => market.alloc(*id).map_or_else(String::new, |unit| {
+            let price = market.price(*id).unwrap_or(Price::ZERO);
+            format!("{} at {price}, limit {}", convert::alloc_state(unit.state()), unit.limit())
+        }),
+        Subject::New => String::new(),
+        Subject::Market => {
+            let q = market.quotes();
+            let state = if q.halted { "halted" } else { "open" };
+            format!("{state}, reserve {}, cap {}, clearing {}, {} free", q.reserve, q.cap, q.clearing, q.free)
+        }
+    }
+}
