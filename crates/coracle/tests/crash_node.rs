@@ -246,7 +246,8 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
             return;
         }
         let kills = number("CORACLE_CRASHES", 10);
-        let mut random = StdRng::seed_from_u64(number("CORACLE_SEED", 7));
+        let seed = number("CORACLE_SEED", 7);
+        let mut random = StdRng::seed_from_u64(seed);
         let dir = tempfile::tempdir().unwrap();
         let (state, shared) = (dir.path().join("state"), dir.path().join("shared"));
         for dir in [&state, &shared] {
@@ -303,6 +304,7 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
         node.kill().await.unwrap();
         coracle_ok(&state, &["down"]).await;
+        println!("{{\"scenario\":\"crash_node_volumes\",\"seed\":{seed},\"kills\":{kills},\"ok\":true}}");
     });
 }
 
