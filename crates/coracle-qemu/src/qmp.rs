@@ -16,6 +16,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Longest line accepted from a VMM; the guest has a hand in what it says.
 const LINE_MAX: usize = 1 << 20;
+/// Lines before the greeting that are not for us.
+const STALE_MAX: usize = 64;
 
 /// What can go wrong on a monitor.
 #[derive(Debug, thiserror::Error)]
@@ -58,12 +60,25 @@ impl Qmp {
         let (read, write) = UnixStream::connect(path).await?.into_split();
         let lines = BufReader::new(read.take(LINE_MAX as u64)).lines();
         let mut qmp = Self { lines, write, next_id: 0, version: String::new() };
-        let greeting = qmp.line().await?;
-        let version = greeting.pointer("/QMP/version/qemu").ok_or(QmpError::Protocol)?;
+        let version = qmp.greeting().await?;
         let part = |name| version.get(name).and_then(Value::as_u64).unwrap_or(0);
         qmp.version = format!("{}.{}.{}", part("major"), part("minor"), part("micro"));
         qmp.execute("qmp_capabilities", json!({})).await?;
         Ok(qmp)
+    }
+
+    /// The greeting's version. What was meant for a client that has gone may come first, its first line cut off.
+    async fn greeting(&mut self) -> Result<Value, QmpError> {
+        for _ in 0..STALE_MAX {
+            let line = match self.line().await {
+                Err(QmpError::Protocol) => continue,
+                line => line?,
+            };
+            if let Some(version) = line.pointer("/QMP/version/qemu") {
+                return Ok(version.clone());
+            }
+        }
+        Err(QmpError::Protocol)
     }
 
     /// The VMM's version, `7.2.22`.
@@ -171,6 +186,19 @@ mod tests {
         };
         let (_, qmp) = tokio::join!(serve, Qmp::connect(&path));
         (dir, qmp)
+    }
+
+    #[tokio::test]
+    async fn what_was_meant_for_the_client_before_is_passed_over() {
+        let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
+        let lines: &'static [_] = Box::leak(Box::new([
+            r#"rn":{},"id":6}"#,
+            r#"{"return":{},"id":7}"#,
+            greeting,
+            r#"{"return":{},"id":1}"#,
+        ]));
+        let (_dir, qmp) = monitor(lines).await;
+        assert_eq!(qmp.unwrap().version(), "7.2.22");
     }
 
     #[tokio::test]

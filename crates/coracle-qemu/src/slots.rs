@@ -22,41 +22,49 @@ impl Monitor<'_> {
         let node = format!("disk{slot}");
         self.add(&node, &disk.path, disk.read_only).await?;
         self.reopen(slot, &node, disk.read_only).await?;
-        if disk.read_only {
-            self.run("blockdev-del", json!({"node-name": "gauge"})).await.map(drop)
-        } else {
-            self.resize(slot, bytes).await
-        }
+        if disk.read_only { self.remove(&gauge(slot)).await } else { self.resize(slot, bytes).await }
     }
 
-    /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is.
+    /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is. Also when an insertion or an
+    /// ejection was cut off anywhere: what it left is taken away first.
     pub(crate) async fn eject(&mut self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        self.show_size(recipe, slot, EMPTY_SLOT_BYTES).await?;
         let empty = format!("empty{slot}");
         let nothing = json!({
             "driver": "null-co", "node-name": empty, "size": EMPTY_SLOT_BYTES, "read-zeroes": true,
         });
         // One that was filled from the start has never had it; one that was filled later still has.
         let there = self.run("blockdev-add", nothing).await;
-        let reopened = self.reopen(slot, &empty, recipe.slots.is_read_only(slot)).await;
+        let read_only = recipe.slots.is_read_only(slot);
+        let reopened = self.reopen(slot, &empty, read_only).await;
         if reopened.is_err() {
             there?;
         }
         reopened?;
-        self.run("blockdev-del", json!({"node-name": "gauge"})).await?;
-        self.run("blockdev-del", json!({"node-name": format!("disk{slot}")})).await.map(drop)
+        for node in [gauge(slot), format!("disk{slot}")] {
+            if let Err(error) = self.remove(&node).await {
+                tracing::debug!(vm = %recipe.id, node, %error, "not removed; it may never have been there");
+            }
+        }
+        self.show_size(recipe, slot, EMPTY_SLOT_BYTES).await?;
+        self.reopen(slot, &empty, read_only).await?;
+        self.remove(&gauge(slot)).await
     }
 
     /// Puts an empty file of that size into the slot, writable, and has the guest look at it.
     async fn show_size(&mut self, recipe: &VmRecipe, slot: usize, bytes: u64) -> Result<(), DriverError> {
         let io =
             |source| DriverError::Io { operation: format!("size disk {slot} of VM {}", recipe.id), source };
-        let gauge = recipe.run_dir.join("gauge");
-        std::fs::File::create(&gauge).and_then(|file| file.set_len(bytes)).map_err(io)?;
-        self.add("gauge", &gauge, false).await?;
-        self.reopen(slot, "gauge", false).await?;
+        let node = gauge(slot);
+        let path = recipe.run_dir.join(&node);
+        std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).map_err(io)?;
+        self.add(&node, &path, false).await?;
+        self.reopen(slot, &node, false).await?;
         self.resize(slot, bytes).await?;
-        std::fs::remove_file(&gauge).map_err(io)
+        std::fs::remove_file(&path).map_err(io)
+    }
+
+    async fn remove(&mut self, node: &str) -> Result<(), DriverError> {
+        self.run("blockdev-del", json!({"node-name": node})).await.map(drop)
     }
 
     async fn add(&mut self, node: &str, path: &std::path::Path, read_only: bool) -> Result<(), DriverError> {
@@ -76,4 +84,9 @@ impl Monitor<'_> {
         let arguments = json!({"node-name": format!("slot{slot}"), "size": bytes});
         self.run("block_resize", arguments).await.map(drop)
     }
+}
+
+/// The node that shows a size for a moment. Each slot has its own, so that what was cut off in one is in no other's way.
+fn gauge(slot: usize) -> String {
+    format!("gauge{slot}")
 }

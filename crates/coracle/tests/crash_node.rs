@@ -290,7 +290,10 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
             attached.insert(name, has);
             let seen = mounts(&state, "a").await;
             for (name, has) in &attached {
-                assert_eq!(seen.contains(&format!(" /mnt/{name} ")), *has, "kill {round}: {name}: {seen}");
+                let log = std::fs::read_to_string(state.with_extension("log")).unwrap_or_default();
+                let last: Vec<_> = log.lines().rev().filter(|line| line.contains("volume")).take(5).collect();
+                let mounted = seen.contains(&format!(" /mnt/{name} "));
+                assert_eq!(mounted, *has, "kill {round}: {name}: {seen}\n{last:#?}");
             }
         }
         client.delete_vm(pb::DeleteVmRequest { vm: "a".into(), force: true }).await.unwrap();
