@@ -151,7 +151,7 @@ pub(crate) async fn within<T>(
 }
 
 /// Passes over what a dead session left, up to and including a hello.
-async fn read_hello(stream: &mut UnixStream) -> io::Result<u64> {
+pub(crate) async fn read_hello(stream: &mut UnixStream) -> io::Result<u64> {
     let mut matched = 0;
     for _ in 0..STALE_BYTES_MAX {
         let byte = stream.read_u8().await?;

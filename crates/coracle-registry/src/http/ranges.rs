@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, header};
 
 /// What part of a thing a client wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     Whole,
     Part(Range<u64>),
     /// Nothing of it: none of the range is there.
@@ -18,14 +18,14 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
 }
 
 /// Does the client have what `etag` names?
-pub(super) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+pub(crate) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     let Some(list) = text(headers, header::IF_NONE_MATCH) else { return false };
     list.split(',').map(|t| t.trim().trim_start_matches("W/")).any(|t| t == "*" || t == etag)
 }
 
 /// The range of a request for a thing of `size` bytes. One range is understood; for several the whole is sent, which
 /// the RFC allows.
-pub(super) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
+pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     if text(headers, header::IF_RANGE).is_some_and(|said| said.trim() != etag) {
         return Wanted::Whole;
     }
@@ -49,7 +49,7 @@ pub(super) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
 }
 
 /// `start-end`, with or without `bytes` in front, as chunks say where they belong.
-pub(super) fn content_range(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ()> {
+pub(crate) fn content_range(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ()> {
     let Some(said) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
     let said = said.to_str().map_err(drop)?.trim();
     let said = said.strip_prefix("bytes").map_or(said, |rest| rest.trim_start_matches(['=', ' ']));
