@@ -1,6 +1,6 @@
 #!/bin/sh
 # The compiler for our own crates when they are fuzzed (RUSTC_WORKSPACE_WRAPPER): libFuzzer is told where an input leads,
-# on the stable toolchain, and what comes from elsewhere is neither built again nor measured.
+# on the stable toolchain, and what comes from elsewhere is not measured.
 case " $* " in
     *" --crate-name coracle"*)
         exec "$@" -C passes=sancov-module -C codegen-units=1 \

@@ -1,6 +1,5 @@
 //! The mutating program: libFuzzer around the target that `CORACLE_FUZZ` names. Its arguments are libFuzzer's.
 #![no_main]
-#![expect(unsafe_code, reason = "libFuzzer calls a function by its name")]
 
 use std::sync::LazyLock;
 

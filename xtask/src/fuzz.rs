@@ -39,8 +39,7 @@ pub(crate) fn run_all() -> Result<()> {
     if broken.is_empty() { Ok(()) } else { bail!("see fuzz/crashes/ of {}", broken.join(", ")) }
 }
 
-/// The program with everything of ours measured. Features are chosen as for the tests: nothing from elsewhere is built
-/// again.
+/// The program with everything of ours measured, beside what the tests are made of.
 fn build() -> Result<PathBuf> {
     let output = Command::new("cargo")
         .args(["build", "--locked", "--workspace", "--features", "coracle-fuzz/libfuzzer"])

@@ -41,6 +41,8 @@ pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
         (Ok(first), Ok(last)) if first <= last => Wanted::Part(first..last.saturating_add(1).min(size)),
         (Ok(first), Err(_)) if last.is_empty() => Wanted::Part(first..size),
         (Err(_), Ok(0)) if first.is_empty() => Wanted::Impossible,
+        // All of nothing: there is no first and no last byte to name.
+        (Err(_), Ok(_)) if first.is_empty() && size == 0 => Wanted::Whole,
         (Err(_), Ok(tail)) if first.is_empty() => Wanted::Part(size.saturating_sub(tail)..size),
         // The RFC leaves it open whether such a one is refused or ignored; clients that err want to be told.
         (Ok(_), Ok(_)) => Wanted::Impossible,
@@ -72,6 +74,7 @@ mod tests {
             ("more than all", "bytes=-1000", 100, Wanted::Part(0..100)),
             ("behind the end", "bytes=100-", 100, Wanted::Impossible),
             ("nothing of an empty one", "bytes=0-0", 0, Wanted::Impossible),
+            ("the last ones of an empty one", "bytes=-10", 0, Wanted::Whole),
             ("no last bytes", "bytes=-0", 100, Wanted::Impossible),
             ("backwards", "bytes=9-0", 100, Wanted::Impossible),
             ("several", "bytes=0-1,5-6", 100, Wanted::Whole),

@@ -247,6 +247,7 @@ async fn manifest_that_does_not_fit_on_the_disk_is_507_and_taken_later() {
     let filler = path.join("filler");
     let mut file = std::fs::File::create(&filler).unwrap();
     while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    drop(file);
     let refused = registry.put_manifest("a", "v1", MANIFEST, &body).await;
     assert_eq!((refused.status, refused.code().as_str()), (507, "STORAGE_FULL"));
     assert_eq!(registry.get("/v2/a/manifests/v1").await.status, 404);
@@ -254,7 +255,6 @@ async fn manifest_that_does_not_fit_on_the_disk_is_507_and_taken_later() {
     std::fs::remove_file(&filler).unwrap();
     assert_eq!(registry.put_manifest("a", "v1", MANIFEST, &body).await.status, 201);
     registry.end().await;
-    drop(file);
     let mut unmount = std::process::Command::new("umount");
     assert!(unmount.arg("-l").arg(path).status().unwrap().success());
 }
