@@ -97,7 +97,8 @@ fn one(program: &Path, target: &str, seconds: u32, seed: u32) -> Result<Value> {
     }
     Ok(json!({
         "soak": NAME, "target": target, "seconds": seconds, "seed": seed, "runs": after(&said, "number_of_executed_units:"),
-        "edges": after(&said, "cov:"), "peak_mib": after(&said, "peak_rss_mb:"), "broken": broken, "log": log,
+        "edges": after(&said, "cov:"), "peak_mib": after(&said, "peak_rss_mb:"), "broken": broken, "ended": status.to_string(),
+        "log": log,
     }))
 }
 
