@@ -55,7 +55,7 @@ fn build() -> Result<PathBuf> {
     let text = String::from_utf8(output.stdout)?;
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let named = messages.filter(|m| m["target"]["name"] == "coracle-fuzz");
-    let program = named.filter_map(|m| m["executable"].as_str().map(PathBuf::from)).last();
+    let program = named.filter_map(|m| m["executable"].as_str().map(PathBuf::from)).next_back();
     program.context("cargo did not report the program")
 }
 
