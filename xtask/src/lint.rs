@@ -30,6 +30,9 @@ pub(crate) fn run_all() -> Result<()> {
         "--locked",
         "--workspace",
         "--all-targets",
+        // The fuzzer itself, which nothing else builds.
+        "--features",
+        "coracle-fuzz/libfuzzer",
         "--",
         "-D",
         "warnings",

@@ -2,6 +2,7 @@
 
 mod bench;
 mod codegen;
+mod fuzz;
 mod guest_image;
 mod kernel_elf;
 mod lint;

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{run, setup, step};
+use crate::{fuzz, run, setup, step};
 
 struct Scenario {
     name: &'static str,
@@ -45,8 +45,9 @@ const SCENARIOS: [Scenario; 4] = [
 
 /// Runs the named scenarios, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {
-    if let Some(unknown) = names.iter().find(|n| !SCENARIOS.iter().any(|s| s.name == *n)) {
-        bail!("no scenario {unknown}; there is: {}", SCENARIOS.map(|s| s.name).join(", "));
+    let known: Vec<_> = SCENARIOS.iter().map(|s| s.name).chain([fuzz::NAME]).collect();
+    if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
+        bail!("no scenario {unknown}; there is: {}", known.join(", "));
     }
     setup::ensure()?;
     for scenario in SCENARIOS {
@@ -58,6 +59,9 @@ pub(crate) fn run_all(names: &[String]) -> Result<()> {
                 .args(["--", "--nocapture", scenario.filter])
                 .envs(scenario.environment.iter().copied()))?;
         }
+    }
+    if names.is_empty() || names.iter().any(|n| n == fuzz::NAME) {
+        fuzz::run_all()?;
     }
     Ok(())
 }

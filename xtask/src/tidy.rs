@@ -46,7 +46,7 @@ const LAYERS: [&[&str]; 6] = [
 ];
 
 /// Not part of the product: may see everything, and only tests and tools see them.
-const SUPPORT: [&str; 2] = ["coracle-testkit", "xtask"];
+const SUPPORT: [&str; 3] = ["coracle-testkit", "coracle-fuzz", "xtask"];
 
 /// Crates that do I/O, which the vocabulary must not see.
 const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rustix"];

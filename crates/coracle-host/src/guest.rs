@@ -20,6 +20,10 @@ use tonic::transport::{Channel, Endpoint};
 /// First bytes of a hello; a session number of eight bytes follows.
 const HELLO_MAGIC: &[u8; 8] = b"CORACLE1";
 
+/// How much of a hello has begun anew where the next byte is not the one that was awaited after so many: the end of
+/// `CORAC` may be the beginning of another one. The remains of a hello that was cut off are such a case.
+const HELLO_AGAIN: [usize; 8] = [0, 0, 0, 0, 0, 1, 0, 0];
+
 /// A running agent says hello within milliseconds; after this a new try is better.
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
 
@@ -151,14 +155,14 @@ pub(crate) async fn within<T>(
 }
 
 /// Passes over what a dead session left, up to and including a hello.
-async fn read_hello(stream: &mut UnixStream) -> io::Result<u64> {
+pub(crate) async fn read_hello(stream: &mut UnixStream) -> io::Result<u64> {
     let mut matched = 0;
     for _ in 0..STALE_BYTES_MAX {
         let byte = stream.read_u8().await?;
-        matched = match HELLO_MAGIC.get(matched) {
-            Some(wanted) if *wanted == byte => matched + 1,
-            _ => usize::from(byte == HELLO_MAGIC[0]),
-        };
+        while matched > 0 && HELLO_MAGIC[matched] != byte {
+            matched = HELLO_AGAIN[matched];
+        }
+        matched += usize::from(HELLO_MAGIC[matched] == byte);
         if matched == HELLO_MAGIC.len() {
             return stream.read_u64().await;
         }
@@ -175,9 +179,11 @@ mod tests {
     #[tokio::test]
     async fn a_hello_is_found_behind_the_remains_of_a_session() {
         let (mut host, mut guest) = UnixStream::pair().unwrap();
-        guest.write_all(b"\0\0\x12CORACCORACLE1").await.unwrap();
-        guest.write_u64(42).await.unwrap();
-        assert_eq!(read_hello(&mut host).await.unwrap(), 42);
+        for remains in [&b"\0\0\x12CORAC"[..], b"", b"C", b"CORA", b"CORACORA", b"CORACLE"] {
+            guest.write_all(&[remains, HELLO_MAGIC].concat()).await.unwrap();
+            guest.write_u64(42).await.unwrap();
+            assert_eq!(read_hello(&mut host).await.unwrap(), 42, "{remains:?}");
+        }
     }
 
     #[tokio::test]

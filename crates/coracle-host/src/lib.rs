@@ -19,6 +19,8 @@ mod error;
 mod events;
 mod files;
 mod folders;
+#[doc(hidden)]
+pub mod fuzz;
 mod guest;
 mod host;
 mod logs;

@@ -11,9 +11,11 @@ mod artifact;
 mod cocoon;
 mod foreign;
 mod frame;
+pub(crate) mod fuzz;
 mod pull;
 mod push;
 mod snapshot;
+mod spool;
 mod window;
 
 use crate::{Credentials, RegistryConfig, Timeouts};

@@ -42,6 +42,8 @@ mod disk;
 mod erofs;
 mod error;
 mod export;
+#[doc(hidden)]
+pub mod fuzz;
 mod image;
 mod import;
 mod limits;

@@ -187,7 +187,7 @@ async fn sessions(
     let http = match inner.http.get() {
         Some(http) => http.clone(),
         None => {
-            let made = registry::client(&inner.options.timeouts, registry::Operation::Pull);
+            let made = registry::client(&inner.options.timeouts, registry::Operation::Pull, &[]);
             let fail = |e: reqwest::Error| ImageError::Network {
                 registry: reference.registry().to_owned(),
                 operation: "prepare HTTP client".to_owned(),

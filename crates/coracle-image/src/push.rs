@@ -105,7 +105,8 @@ async fn open(inner: &Arc<Inner>, target: &Reference, options: &PushOptions) -> 
     let endpoint = registry::home(target, &inner.options.registries);
     let login = auth::lookup(&options.credentials, &endpoint.host).await?;
     let timeouts = inner.options.timeouts.clone();
-    let http = registry::client(&timeouts, Operation::Push).map_err(|e| registry::unprepared(target, e))?;
+    let http =
+        registry::client(&timeouts, Operation::Push, &[]).map_err(|e| registry::unprepared(target, e))?;
     Session::open_for(http, endpoint, target.clone(), login, timeouts, inner.options.retries, Operation::Push)
         .await
 }

@@ -26,6 +26,9 @@ pub struct RegistryConfig {
     /// Speak plain HTTP with the registry. Loopback registries need no such word; `Some(false)` makes them
     /// speak TLS.
     pub plain_http: Option<bool>,
+    /// Certificates, as PEM, that the registry itself may have besides those that the system trusts. Heeded by transfers
+    /// of disks and snapshots.
+    pub trust: Vec<u8>,
 }
 
 /// Bounds on waiting. Every request has one.
@@ -55,6 +58,8 @@ pub(crate) struct Endpoint {
     /// Host and optional port.
     pub(crate) host: String,
     pub(crate) plain_http: bool,
+    /// See [`RegistryConfig::trust`].
+    pub(crate) trust: Vec<u8>,
 }
 
 /// Servers that may have the image, in the order to ask them: mirrors, then the registry. Pure.
@@ -70,9 +75,11 @@ pub(crate) fn endpoints(
 
 /// The registry itself. Pure.
 pub(crate) fn home(reference: &Reference, registries: &BTreeMap<String, RegistryConfig>) -> Endpoint {
-    let plain_http = registries.get(reference.registry()).and_then(|config| config.plain_http);
+    let config = registries.get(reference.registry());
+    let plain_http = config.and_then(|config| config.plain_http);
     let plain_http = plain_http.unwrap_or_else(|| is_loopback(reference.registry()));
-    Endpoint { host: reference.registry().to_owned(), plain_http }
+    let trust = config.map(|config| config.trust.clone()).unwrap_or_default();
+    Endpoint { host: reference.registry().to_owned(), plain_http, trust }
 }
 
 /// No client of HTTP can be had.
@@ -86,11 +93,12 @@ pub(crate) fn unprepared(reference: &Reference, error: reqwest::Error) -> ImageE
 
 fn mirror(text: &str) -> Endpoint {
     let text = text.trim_end_matches('/');
-    match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
-        (Some(host), _) => Endpoint { host: host.to_owned(), plain_http: true },
-        (_, Some(host)) => Endpoint { host: host.to_owned(), plain_http: false },
-        (None, None) => Endpoint { host: text.to_owned(), plain_http: is_loopback(text) },
-    }
+    let (host, plain_http) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+        (Some(host), _) => (host, true),
+        (_, Some(host)) => (host, false),
+        (None, None) => (text, is_loopback(text)),
+    };
+    Endpoint { host: host.to_owned(), plain_http, trust: Vec::new() }
 }
 
 /// True for `localhost` and loopback addresses, with or without a port. A name that merely resolves to
@@ -111,10 +119,10 @@ mod tests {
     fn endpoint_table() {
         let listed = RegistryConfig {
             mirrors: vec!["http://m:1".into(), "n.io/".into(), "127.0.0.1:2".into()],
-            plain_http: None,
+            ..RegistryConfig::default()
         };
-        let lan = RegistryConfig { mirrors: vec![], plain_http: Some(true) };
-        let tls = RegistryConfig { mirrors: vec![], plain_http: Some(false) };
+        let lan = RegistryConfig { plain_http: Some(true), ..RegistryConfig::default() };
+        let tls = RegistryConfig { plain_http: Some(false), ..RegistryConfig::default() };
         let map = BTreeMap::from([
             ("docker.io".to_owned(), listed),
             ("lan:5000".to_owned(), lan),

@@ -23,6 +23,8 @@ pub(crate) const ANONYMOUS: &str = "anonymous";
 pub(crate) enum Access {
     /// Anybody, unless reads are private.
     Read,
+    /// Anybody, unless reads are private, or the pages and the routes for tools are.
+    Browse,
     /// A token that may write, unless writes are open.
     Write,
     /// A token that may write, always.
@@ -46,6 +48,7 @@ struct Believed {
 #[derive(Debug)]
 pub(crate) struct Gate {
     private_reads: bool,
+    private_pages: bool,
     open_writes: bool,
     /// Hash of a token that is given from outside, not stored.
     given: Option<[u8; 32]>,
@@ -80,9 +83,14 @@ pub(crate) fn presented(headers: &HeaderMap) -> Option<String> {
 }
 
 impl Gate {
-    pub(crate) fn new(private_reads: bool, open_writes: bool, given: Option<&str>) -> Self {
+    pub(crate) fn new(
+        private_reads: bool,
+        private_pages: bool,
+        open_writes: bool,
+        given: Option<&str>,
+    ) -> Self {
         let given = given.filter(|t| !t.is_empty()).map(hash);
-        Self { private_reads, open_writes, given, believed: Mutex::default() }
+        Self { private_reads, private_pages, open_writes, given, believed: Mutex::default() }
     }
 
     /// Must a client show who it is before it can do everything?
@@ -104,6 +112,7 @@ impl Gate {
     ) -> Result<Caller, Problem> {
         let needed = match access {
             Access::Read => self.private_reads,
+            Access::Browse => self.private_reads || self.private_pages,
             Access::Write => !self.open_writes,
             Access::Tokens => true,
         };
@@ -113,7 +122,7 @@ impl Gate {
         };
         match caller {
             _ if !needed => Ok(caller.unwrap_or(Caller::Anonymous)),
-            Some(Caller::Token { writes: false, .. }) if access != Access::Read => {
+            Some(Caller::Token { writes: false, .. }) if matches!(access, Access::Write | Access::Tokens) => {
                 Err(Problem::new(Code::Denied, "the token may only read"))
             }
             Some(caller) => Ok(caller),

@@ -60,6 +60,7 @@ impl Registry {
             swept.bytes += u64::try_from(doomed.size).unwrap_or(0);
         }
         self.meta.forget_empty(cutoff).await?;
+        self.write_catalog().await?;
         self.metrics.swept(swept.bytes);
         Ok(swept)
     }

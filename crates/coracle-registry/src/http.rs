@@ -6,22 +6,26 @@ mod download;
 mod lists;
 mod manifests;
 mod pages;
-mod ranges;
+pub(crate) mod ranges;
 mod token;
 mod uploads;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use tokio::time::timeout;
 
 use crate::error::{Code, Problem};
 use crate::registry::Registry;
 use crate::route::{self, Route};
+
+pub(crate) use self::api::time;
 
 const DIGEST_HEADER: HeaderName = HeaderName::from_static("docker-content-digest");
 const VERSION_HEADER: HeaderName = HeaderName::from_static("docker-distribution-api-version");
@@ -53,10 +57,16 @@ pub(crate) async fn answer(registry: Arc<Registry>, request: Request) -> Respons
 
 async fn admit(registry: Arc<Registry>, route: Route, parts: Parts, body: Body) -> Result<Response, Problem> {
     if let Some(access) = route.access(&parts.method) {
+        if is_forged(&parts) {
+            return Err(Problem::new(Code::Denied, "a page of another site may not write here"));
+        }
         let now = registry.now();
         let admitted = registry.gate.admit(&registry.meta, &parts.headers, access, now).await;
         if let Err(problem) = admitted {
-            return Err(challenge(&registry, &parts.headers, problem));
+            return Err(match &route {
+                Route::Page(_) => ask_a_person(problem),
+                _ => challenge(&registry, &parts.headers, problem),
+            });
         }
     }
     dispatch(registry, route, parts, body).await
@@ -69,6 +79,25 @@ fn challenge(registry: &Registry, headers: &HeaderMap, problem: Problem) -> Prob
     }
     let realm = format!("{}/v2/token", base_url(registry, headers));
     problem.header(header::WWW_AUTHENTICATE, &format!("Bearer realm=\"{realm}\",service=\"epoch\""))
+}
+
+/// Browsers know no bearer; what people type as a password is the token.
+fn ask_a_person(problem: Problem) -> Problem {
+    match problem.status {
+        StatusCode::UNAUTHORIZED => problem.header(
+            header::WWW_AUTHENTICATE,
+            "Basic realm=\"registry: any name, a token\", charset=\"UTF-8\"",
+        ),
+        _ => problem,
+    }
+}
+
+/// A browser sends a password that it knows along with what any page makes it ask. It says whose page that was (Fetch
+/// Metadata, "Sec-Fetch-Site"); other clients say nothing.
+fn is_forged(parts: &Parts) -> bool {
+    let writes = !matches!(parts.method, Method::GET | Method::HEAD);
+    let site = parts.headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
+    writes && site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 /// How this client reaches the registry.
@@ -137,6 +166,25 @@ async fn to_its_end<T: Send + 'static>(
         tracing::error!(%error, "a request's task broke");
         Err(Problem::new(Code::Unknown, "the registry could not do it; its log says why"))
     })
+}
+
+/// A body that is kept in memory: bounded, and here within the idle time, or the connection is no longer waited for.
+async fn bounded(registry: &Registry, body: Body, bytes_max: u64) -> Result<Bytes, Problem> {
+    let slow =
+        || Problem::new(Code::SizeInvalid, "the body came too slowly").status(StatusCode::REQUEST_TIMEOUT);
+    let read = to_bytes(body, usize::try_from(bytes_max).unwrap_or(usize::MAX));
+    let read = timeout(registry.limits.body_idle, read).await.map_err(|_| slow())?;
+    read.map_err(|error| {
+        match std::error::Error::source(&error).is_some_and(|s| s.is::<http_body_util::LengthLimitError>()) {
+            true => too_large(bytes_max),
+            false => Problem::new(Code::SizeInvalid, "the body ended before its length"),
+        }
+    })
+}
+
+fn too_large(bytes_max: u64) -> Problem {
+    Problem::new(Code::SizeInvalid, format!("the body is larger than {bytes_max} bytes"))
+        .status(StatusCode::PAYLOAD_TOO_LARGE)
 }
 
 /// The method is not for this path.

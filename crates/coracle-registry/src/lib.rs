@@ -11,8 +11,11 @@
 //! was not parsed, keep a token (only its hash), or make a push wait for the sweep.
 
 mod auth;
+mod catalog;
 mod digest;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod gc;
 mod http;
 mod manifest;

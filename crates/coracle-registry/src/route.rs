@@ -74,6 +74,12 @@ impl Route {
             Self::Tokens | Self::StoredToken(_) | Self::Page(PagePath::Tokens) => Some(Access::Tokens),
             // Where an upload is belongs to who writes.
             Self::Uploads(_) | Self::Upload(..) => Some(Access::Write),
+            Self::Stats | Self::Repositories | Self::Repository(_) | Self::Tags(_) | Self::Tag(..)
+                if reads =>
+            {
+                Some(Access::Browse)
+            }
+            Self::Garbage | Self::Page(_) if reads => Some(Access::Browse),
             _ if reads => Some(Access::Read),
             _ => Some(Access::Write),
         }

@@ -57,6 +57,8 @@ pub struct Config {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Only tokens may read.
     pub private_reads: bool,
+    /// Only tokens may see the pages and the routes for tools (`/api/`).
+    pub private_pages: bool,
     /// Everybody may write.
     pub open_writes: bool,
     /// A token to accept besides those in the database.
@@ -83,6 +85,7 @@ impl Config {
             listen,
             tls: None,
             private_reads: false,
+            private_pages: false,
             open_writes: false,
             token: None,
             public_url: None,
@@ -161,7 +164,12 @@ pub async fn serve(
     let registry = Arc::new(Registry {
         storage,
         meta,
-        gate: Gate::new(config.private_reads, config.open_writes, config.token.as_deref()),
+        gate: Gate::new(
+            config.private_reads,
+            config.private_pages,
+            config.open_writes,
+            config.token.as_deref(),
+        ),
         limits: config.limits,
         sweeping: config.sweeping,
         sessions: Default::default(),

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use coracle_image::{
-    Credentials, DiskFormat, DiskOptions, DiskProgress, ImageError, Reference, Secret, pull_disk, push_disk,
+    CocoonVersion, Credentials, DiskFormat, DiskOptions, DiskProgress, ImageError, Reference, Secret,
+    pull_cocoon, pull_disk, push_cocoon, push_disk,
 };
 use coracle_registry::{Config, Metrics, serve};
 use coracle_testkit::registry::DebianRegistry;
@@ -102,8 +103,10 @@ async fn round_trip(address: std::net::SocketAddr, options: &DiskOptions) {
     file.write_all_at(&vec![0; 1 << 20], 0).unwrap();
     let change = push_disk(&source, &name, options, quiet()).await.unwrap();
     assert_eq!((change.windows, change.moved), (3, 1), "one window changed, one became zero");
-    pull_disk(&name, &target, options, quiet()).await.unwrap();
+    let again = pull_disk(&name, &target, options, quiet()).await.unwrap();
+    assert_eq!((again.windows, again.moved), (3, 1), "the others were in the file that it replaces");
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
+    assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what became zero is a hole");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -228,10 +231,6 @@ async fn tart_and_chunked_disks_of_others_are_read_and_their_lies_refused() {
     let target = dir.path().join("back.raw");
     let options = options(Some(&ours.token));
     let digest = coracle_testkit::oci::digest;
-    let stored = |bytes: &[u8]| {
-        let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
-        [b"bv4-", &length[..], bytes, b"bv4$"].concat()
-    };
     let (a, b) = (noise(1, 100_000), vec![0; 200_000]);
     let (packed_a, packed_b) = (stored(&a), stored(&b));
     let layer = |kind: &str, blob: &[u8], notes| json!({"mediaType": kind, "digest": digest(blob), "size": blob.len(), "annotations": notes});
@@ -342,4 +341,219 @@ async fn push_that_was_cut_goes_on_where_it_was() {
     assert!(sent > 16 * MIB && sent < 20 * MIB, "{sent} bytes were sent, not all of them twice");
     pull_disk(&reference(ours.address, "vms/cut:1"), &target, &options, quiet()).await.unwrap();
     assert!(fs::read(&target).unwrap() == bytes);
+}
+
+fn stored(bytes: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
+    [b"bv4-", &length[..], bytes, b"bv4$"].concat()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packed, bytes).unwrap();
+    packed.finish().unwrap()
+}
+
+fn piece(kind: &str, blob: &[u8], notes: serde_json::Value) -> serde_json::Value {
+    let digest = coracle_testkit::oci::digest(blob);
+    serde_json::json!({"mediaType": kind, "digest": digest, "size": blob.len(), "annotations": notes})
+}
+
+fn image_of(layers: Vec<serde_json::Value>) -> serde_json::Value {
+    let config = piece("application/vnd.oci.image.config.v1+json", b"{}", serde_json::json!({}));
+    serde_json::json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": config, "layers": layers})
+}
+
+fn tart_piece(raw: &[u8], blob: &[u8]) -> serde_json::Value {
+    let notes = serde_json::json!({
+        "org.cirruslabs.tart.uncompressed-size": raw.len().to_string(),
+        "org.cirruslabs.tart.uncompressed-content-digest": coracle_testkit::oci::digest(raw),
+    });
+    piece("application/vnd.cirruslabs.tart.disk.v2", blob, notes)
+}
+
+impl Ours {
+    /// Where a blob is kept.
+    fn blob(&self, bytes: &[u8]) -> std::path::PathBuf {
+        let digest = coracle_testkit::oci::digest(bytes);
+        self.dir.path().join("blobs/sha256").join(digest.trim_start_matches("sha256:"))
+    }
+
+    /// Makes the first bytes of a blob wrong: only who does not ask for them gets it right.
+    fn damage(&self, bytes: &[u8]) {
+        let file = File::options().write(true).open(self.blob(bytes)).unwrap();
+        file.write_all_at(b"damaged", 0).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lume_and_macos_vz_disks_are_read() {
+    use serde_json::json;
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("back.raw");
+    let options = options(Some(&ours.token));
+    let (a, b) = ([noise(1, 50_000), vec![0; 150_000]].concat(), noise(2, 70_000));
+    let chunk = |n: usize, at: usize, raw: &[u8], blob: &[u8]| {
+        let notes = json!({
+            "org.trycua.lume.part.number": n.to_string(), "org.trycua.lume.part.offset": at.to_string(),
+            "org.trycua.lume.content.uncompressed-size": raw.len().to_string(),
+        });
+        piece("application/vnd.trycua.lume.disk.v1", blob, notes)
+    };
+    let part = |n: usize, blob: &[u8]| {
+        let kind = format!("application/vnd.oci.image.layer.v1.tar;part.number={n};part.total=2");
+        piece(&kind, blob, json!({}))
+    };
+    let first = |blob: &[u8]| piece("application/octet-stream+lz4", blob, json!({}));
+    let vz = |raw: &[u8], blob: &[u8]| {
+        let notes = json!({
+            "com.agoda.macosvz.content.uncompressed-size": raw.len().to_string(),
+            "com.agoda.macosvz.content.uncompressed-digest": coracle_testkit::oci::digest(raw),
+        });
+        piece("application/vnd.agoda.macosvz.disk.image.v1", blob, notes)
+    };
+    let (packed_a, packed_b, lz_a, lz_b) = (gzip(&a), gzip(&b), stored(&a), stored(&b));
+    let whole = [a.clone(), b.clone()].concat();
+    let packed = gzip(&whole);
+    for (name, blobs, layers) in [
+        (
+            "lume:chunks",
+            vec![&packed_a, &packed_b],
+            vec![chunk(2, a.len(), &b, &packed_b), chunk(1, 0, &a, &packed_a)],
+        ),
+        ("lume:parts", vec![&a, &b], vec![part(2, &b), part(1, &a)]),
+        ("lume:first", vec![&lz_a, &lz_b], vec![first(&lz_a), first(&lz_b)]),
+        ("vz:1", vec![&packed], vec![vz(&whole, &packed)]),
+    ] {
+        let blobs: Vec<&[u8]> = blobs.into_iter().map(Vec::as_slice).chain([b"{}".as_slice()]).collect();
+        by_hand(&ours, name, &blobs, &image_of(layers)).await;
+        pull_disk(&reference(ours.address, name), &target, &options, quiet()).await.unwrap();
+        assert!(fs::read(&target).unwrap() == whole, "{name}");
+        fs::remove_file(&target).unwrap();
+    }
+    by_hand(&ours, "vz:lie", &[b"{}", &packed_a], &image_of(vec![vz(&b, &packed_a)])).await;
+    let lie = pull_disk(&reference(ours.address, "vz:lie"), &target, &options, quiet()).await.unwrap_err();
+    assert!(matches!(lie, ImageError::Hostile { .. }), "{lie}");
+    by_hand(&ours, "vz:torn", &[b"{}", b"no gzip"], &image_of(vec![vz(&b, b"no gzip")])).await;
+    let torn = pull_disk(&reference(ours.address, "vz:torn"), &target, &options, quiet()).await.unwrap_err();
+    assert!(matches!(torn, ImageError::Hostile { .. }), "{torn}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pull_of_anothers_disk_that_was_cut_goes_on_where_it_was() {
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (target, partial, parts) =
+        (dir.path().join("d.raw"), dir.path().join("d.raw.partial"), dir.path().join("d.raw.parts"));
+    let options = options(Some(&ours.token));
+    let (a, b, c) = (noise(1, 100_000), [vec![0; 70_000], noise(2, 70_000)].concat(), noise(3, 50_000));
+    let blobs = [stored(&a), stored(&b), stored(&c)];
+    let layers = vec![tart_piece(&a, &blobs[0]), tart_piece(&b, &blobs[1]), tart_piece(&c, &blobs[2])];
+    let all: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).chain([b"{}".as_slice()]).collect();
+    by_hand(&ours, "tart:1", &all, &image_of(layers)).await;
+    // What a pull that was cut off leaves: the first piece in its place, the second one half written, the last one's blob
+    // half here. The registry has nothing of that any more.
+    fs::write(&partial, [a.clone(), vec![7; 140_000]].concat()).unwrap();
+    fs::create_dir(&parts).unwrap();
+    let name = coracle_testkit::oci::digest(&blobs[2]);
+    fs::write(parts.join(name.trim_start_matches("sha256:")), &blobs[2][..25_000]).unwrap();
+    ours.damage(&blobs[0]);
+    ours.damage(&blobs[2]);
+    let name = reference(ours.address, "tart:1");
+    let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
+    assert_eq!((pulled.windows, pulled.moved), (3, 2), "the first piece was there");
+    assert!(fs::read(&target).unwrap() == [a, b, c].concat(), "no byte of the earlier try shows through");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["d.raw"]);
+    fs::remove_file(&target).unwrap();
+    let damaged = pull_disk(&name, &target, &options, quiet()).await.unwrap_err();
+    assert!(
+        matches!(damaged, ImageError::DigestMismatch { .. }),
+        "from the beginning it is wrong: {damaged}"
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn disk_of_another_machines_image_is_found_in_an_index() {
+    use serde_json::json;
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("back.raw");
+    let raw = noise(4, 10_000);
+    let blob = stored(&raw);
+    let image = image_of(vec![tart_piece(&raw, &blob)]);
+    by_hand(&ours, "mac:arm", &[b"{}", &blob], &image).await;
+    let of = |architecture: &str| {
+        json!({"mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": coracle_testkit::oci::digest(image.to_string().as_bytes()), "size": image.to_string().len(),
+            "platform": {"os": "darwin", "architecture": architecture}})
+    };
+    let kind = "application/vnd.oci.image.index.v1+json";
+    let index = json!({"schemaVersion": 2, "mediaType": kind, "manifests": [of("unknown"), of("arm64")]});
+    let url = format!("http://{}/v2/mac/manifests/1", ours.address);
+    let put = reqwest::Client::new().put(url).bearer_auth(&ours.token).header("content-type", kind);
+    assert_eq!(put.body(index.to_string()).send().await.unwrap().status(), 201);
+    let options = options(Some(&ours.token));
+    pull_disk(&reference(ours.address, "mac:1"), &target, &options, quiet()).await.unwrap();
+    assert!(fs::read(&target).unwrap() == raw);
+}
+
+/// A program that takes nothing.
+struct Broken;
+
+impl std::io::Write for Broken {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshot_of_the_original_that_was_cut_goes_on_where_it_was() {
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (spool, out) = (dir.path().join("pulls/web"), dir.path().join("web.tar"));
+    let options = options(Some(&ours.token));
+    let mut archive = tar::Builder::new(Vec::new());
+    let memory = noise(1, 3 * MIB);
+    let head = br#"{"version":1,"config":{"id":"s1","image":"ubuntu"}}"#.as_slice();
+    for (name, bytes) in [("snapshot.json", head), ("config.json", b"{}"), ("memory-ranges", &memory)] {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o640);
+        archive.append_data(&mut header, name, bytes).unwrap();
+    }
+    let archive = archive.into_inner().unwrap();
+    for (n, version) in [CocoonVersion::V1, CocoonVersion::V2].into_iter().enumerate() {
+        let name = reference(ours.address, &format!("vms/web{n}:1"));
+        push_cocoon(std::io::Cursor::new(archive.clone()), version, &name, &options).await.unwrap();
+        let refused = pull_cocoon(&name, "web", &options, &spool, Broken).await.unwrap_err();
+        assert!(matches!(refused, ImageError::Io { .. }), "{refused}");
+        let mut kept: Vec<_> = fs::read_dir(&spool).unwrap().map(|e| e.unwrap().path()).collect();
+        kept.sort_by_key(|path| fs::metadata(path).unwrap().len());
+        assert_eq!(kept.len(), 2, "all of it");
+        // Of the large one half is here, the other half is in the registry alone.
+        let large = fs::read(&kept[1]).unwrap();
+        fs::write(&kept[1], &large[..large.len() / 2]).unwrap();
+        fs::write(spool.join("stale"), "x").unwrap();
+        ours.damage(&large);
+        let to = File::create(&out).unwrap();
+        pull_cocoon(&name, "web", &options, &spool, to).await.unwrap();
+        assert!(!spool.exists(), "nothing is left");
+        let mut back = tar::Archive::new(File::open(&out).unwrap());
+        let (mut entry, mut bytes) = (back.entries().unwrap().nth(2).unwrap().unwrap(), Vec::new());
+        std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+        assert!(bytes == memory, "{version:?}");
+        let to = File::create(&out).unwrap();
+        let wrong = pull_cocoon(&name, "web", &options, &spool, to).await.unwrap_err();
+        assert!(matches!(wrong, ImageError::DigestMismatch { .. }), "{wrong}");
+        assert!(!spool.exists(), "what can come to nothing is not kept");
+    }
 }

@@ -170,7 +170,8 @@ async fn pages_are_walked_by_keyboard_under_their_policy() {
         serve(config, metrics, until, move |r| send.send(r.address).unwrap()).await.unwrap()
     });
     let base = format!("http://{}", ready.await.unwrap());
-    push(&base, std::fs::read_to_string(state.join("token")).unwrap().trim()).await;
+    let token = std::fs::read_to_string(state.join("token")).unwrap().trim().to_owned();
+    push(&base, &token).await;
     let policy = reqwest::get(&base).await.unwrap().headers()["content-security-policy"].clone();
     assert!(policy.to_str().unwrap().starts_with("default-src 'none'"), "{policy:?}");
 
@@ -195,6 +196,9 @@ async fn pages_are_walked_by_keyboard_under_their_policy() {
         let script = "{const s = document.createElement('script'); s.textContent = 'document.title = \"x\"'; \
                       document.body.append(s); document.title}";
         assert!(browser.ask(script).starts_with("Repositories"), "no script runs");
+        // As a browser does it after it has asked for the password.
+        browser.open(&format!("{}/tokens", base.replace("http://", &format!("http://anybody:{token}@"))));
+        assert!(browser.ask("document.title").starts_with("Tokens"), "{}", browser.ask("document.title"));
         std::mem::take(&mut browser.log)
     });
     let log = walked.await.unwrap();

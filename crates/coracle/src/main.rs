@@ -56,7 +56,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
         Command::Registry(args) => match args.command {
             RegistryCommand::Serve(args) => daemon::registry::run(&global, *args).await.map(|()| 0),
-            command => commands::epoch::run(command).await,
+            command => commands::epoch::run(&global, command).await,
         },
         Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
         Command::Doctor(args) => commands::doctor::run(&global, args).await,

@@ -257,6 +257,9 @@ fn the_name_epoch_carries_snapshots_and_disks_with_the_originals_environment() {
     ok(&mut epoch(&["rm", "vms/web:plain"], &token));
     let gone = refused(&mut epoch(&["get", "vms/web:plain"], ""));
     assert!(gone.contains("COR-IMG-004"), "{gone}");
+    ok(&mut epoch(&["rm", "vms/web:plain"], &token));
+    let denied = refused(&mut epoch(&["rm", "vms/web:chunked"], "wrong"));
+    assert!(denied.contains("COR-IMG-005"), "{denied}");
 
     std::fs::write(at("disk.raw"), vec![5; 3_000_000]).unwrap();
     ok(&mut epoch(&["push", "images/os", "-f", "disk.raw"], &token));
@@ -264,4 +267,31 @@ fn the_name_epoch_carries_snapshots_and_disks_with_the_originals_environment() {
     assert!(std::fs::read(at("back.raw")).unwrap() == vec![5; 3_000_000]);
     let nowhere = refused(epoch(&["ls"], "").env("EPOCH_SERVER", "http://127.0.0.1:1"));
     assert!(nowhere.contains("EPOCH_SERVER"), "the advice names the setting: {nowhere}");
+}
+
+/// A registry whose certificate nobody but `EPOCH_CA_CERT` knows.
+#[test]
+fn the_name_epoch_trusts_the_certificate_that_it_is_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    std::fs::write(at("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(at("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let (cert, key) = (at("cert.pem").display().to_string(), at("key.pem").display().to_string());
+    let registry = RegistryDaemon::start(&at("state"), &["--tls-cert", &cert, "--tls-key", &key]);
+    std::os::unix::fs::symlink(support::CORACLE, at("epoch")).unwrap();
+    std::fs::write(at("disk.raw"), vec![5; 300_000]).unwrap();
+    let epoch = |args: &[&str]| {
+        let mut command = Command::new(at("epoch"));
+        command.args(args).current_dir(dir.path()).env("EPOCH_REGISTRY_TOKEN", registry.token());
+        command.env("EPOCH_SERVER", format!("https://{}", registry.address));
+        command
+    };
+    refused(&mut epoch(&["push", "images/os", "-f", "disk.raw"]));
+    refused(&mut epoch(&["ls"]));
+    ok(epoch(&["push", "images/os", "-f", "disk.raw"]).env("EPOCH_CA_CERT", &cert));
+    ok(epoch(&["pull", "images/os", "-f", "back.raw"]).env("EPOCH_CA_CERT", &cert));
+    assert!(std::fs::read(at("back.raw")).unwrap() == vec![5; 300_000]);
+    let none = refused(epoch(&["ls"]).env("EPOCH_CA_CERT", &key));
+    assert!(none.contains("there is none in it"), "{none}");
 }

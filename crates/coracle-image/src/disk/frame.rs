@@ -19,7 +19,7 @@ pub(super) fn look(file: &File, part: &Range<u64>) -> io::Result<Option<Digest>>
         return Ok(None);
     }
     let (mut hasher, mut zeros, mut zero) = (Hasher::default(), 0, true);
-    each_frame(file, part, |frame| {
+    each_frame(file, part, |_, frame| {
         if zero && is_zero(frame) {
             zeros += frame.len();
             return Ok(());
@@ -37,6 +37,20 @@ pub(super) fn look(file: &File, part: &Range<u64>) -> io::Result<Option<Digest>>
         Ok(())
     })?;
     Ok((!zero).then(|| hasher.finish()))
+}
+
+/// Copies a part of one file to the same place of another and returns its digest; `None`, and nothing is copied, when it
+/// is not there or a hole. What is copied is what was hashed, also when somebody writes meanwhile.
+pub(super) fn copy(from: &File, to: &File, part: &Range<u64>) -> io::Result<Option<Digest>> {
+    if from.metadata()?.len() < part.end || !has_data(from, part)? {
+        return Ok(None);
+    }
+    let mut hasher = Hasher::default();
+    each_frame(from, part, |at, frame| {
+        hasher.update(frame);
+        to.write_all_at(frame, at)
+    })?;
+    Ok(Some(hasher.finish()))
 }
 
 /// False when the file system knows that a part is a hole.
@@ -57,7 +71,7 @@ pub(super) fn pack(file: &File, part: &Range<u64>, level: i32) -> io::Result<Vec
     let (mut packed, mut table) = (Vec::new(), Vec::new());
     // One buffer for all frames: memory that is new each time costs as much as the compressing.
     let mut compressed = vec![0; zstd::zstd_safe::compress_bound(FRAME_BYTES)];
-    each_frame(file, part, |frame| {
+    each_frame(file, part, |_, frame| {
         let length = compressor.compress_to_buffer(frame, &mut compressed[..])?;
         table.push((size(length)?, size(frame.len())?));
         packed.extend_from_slice(&compressed[..length]);
@@ -124,13 +138,13 @@ fn table(packed: &[u8]) -> io::Result<Vec<(usize, usize)>> {
 fn each_frame(
     file: &File,
     part: &Range<u64>,
-    mut work: impl FnMut(&[u8]) -> io::Result<()>,
+    mut work: impl FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     let (mut buffer, mut at) = (vec![0; FRAME_BYTES], part.start);
     while at < part.end {
         let length = usize::try_from(part.end - at).unwrap_or(FRAME_BYTES).min(FRAME_BYTES);
         file.read_exact_at(&mut buffer[..length], at)?;
-        work(&buffer[..length])?;
+        work(at, &buffer[..length])?;
         at += length as u64;
     }
     Ok(())

@@ -40,9 +40,9 @@ pub(super) async fn open(
     options: &DiskOptions,
     operation: Operation,
 ) -> Result<Session, ImageError> {
-    let http = registry::client(&options.timeouts, operation);
-    let http = http.map_err(|e| registry::unprepared(reference, e))?;
     let endpoint = registry::home(reference, &options.registries);
+    let http = registry::client(&options.timeouts, operation, &endpoint.trust);
+    let http = http.map_err(|e| registry::unprepared(reference, e))?;
     let login = auth::lookup(&options.credentials, &endpoint.host).await?;
     Session::open_for(
         http,
@@ -57,8 +57,9 @@ pub(super) async fn open(
 }
 
 /// Pulls a disk into the file `path`, which is there, whole, synced and sparse, when this returns. Until then it grows
-/// beside it as `path.partial`; what is in there and right is not fetched again. Idempotent. A containerDisk, a cloud
-/// image and tart's disks are read, too; a try of those that broke off leaves nothing, and qcow2 stays qcow2.
+/// beside it as `path.partial`; what is in there and right is not fetched again, nor is what a file that is there has in the same place. Idempotent. A containerDisk, a cloud
+/// image and the disks of tart, lume and macOS-vz are read, too, and gone on with (a containerDisk is not); qcow2 stays
+/// qcow2.
 ///
 /// # Errors
 /// [`ImageError::Unsupported`] for what is no disk; [`ImageError::DigestMismatch`] and [`ImageError::Hostile`] for
@@ -78,7 +79,7 @@ pub async fn pull_disk(
         return Ok(DiskReport {
             digest: Digest::of(&manifest),
             disk_bytes: taken.disk_bytes,
-            windows: taken.blobs,
+            windows: taken.pieces,
             moved: taken.blobs,
             moved_bytes: taken.blob_bytes,
         });
@@ -89,15 +90,19 @@ pub async fn pull_disk(
     Ok(Moved { disks: vec![disk], moved }.report(Digest::of(&manifest)))
 }
 
-/// The manifest, of an index the one for this machine.
-async fn one_of(session: &Session, reference: &Reference) -> Result<Vec<u8>, ImageError> {
+/// The manifest; of an index the one for this machine, else the first that is for any: what is moved need not run here.
+pub(super) async fn one_of(session: &Session, reference: &Reference) -> Result<Vec<u8>, ImageError> {
     let bytes = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
     if !artifact::parse(&bytes, "manifest")?["manifests"].is_array() {
         return Ok(bytes);
     }
     let limits = Limits::default();
     let Document::Index(entries) = manifest::parse(&bytes, None, &limits)? else { return Ok(bytes) };
-    let chosen = manifest::select(&entries, &Platform::host(), &reference.to_string())?;
+    let here = manifest::select(&entries, &Platform::host(), &reference.to_string());
+    let chosen = match here {
+        Ok(entry) => entry,
+        Err(error) => entries.iter().find(|e| e.architecture != "unknown").ok_or(error)?,
+    };
     Ok(session.manifest(&chosen.blob.digest.to_string(), MANIFEST_MAX).await?.bytes)
 }
 
@@ -119,8 +124,10 @@ pub(super) async fn file_into(
     let prepared = blocking(move || prepare(&file, &layout).map(|resumed| (file, resumed)));
     let (file, resumed) = prepared.await.map_err(fail("prepare", &partial))?;
     check_space(disk, &file, path)?;
-    let job =
-        Arc::new(Job { session: Arc::clone(session), file: Arc::new(file), path: partial.clone(), resumed });
+    // What is to be replaced has most of what replaces it, often.
+    let before = File::open(path).ok().filter(|f| f.metadata().is_ok_and(|m| m.is_file()));
+    let (session, file, before) = (Arc::clone(session), Arc::new(file), before.map(Arc::new));
+    let job = Arc::new(Job { session, file, path: partial.clone(), resumed, before });
     let moved = fetch(&job, disk, concurrency, progress).await?;
     let (file, to) = (Arc::clone(&job.file), path.to_owned());
     let named = blocking(move || name(&file, &partial, &to));
@@ -136,7 +143,7 @@ fn check_space(disk: &Disk, file: &File, path: &Path) -> Result<(), ImageError> 
     space::check(folder(path), all.saturating_sub(there), &format!("fetch {}", path.display()))
 }
 
-fn folder(path: &Path) -> &Path {
+pub(super) fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -153,10 +160,12 @@ struct Job {
     path: PathBuf,
     /// The file was there: what is in it may be right.
     resumed: bool,
+    /// What has the name now.
+    before: Option<Arc<File>>,
 }
 
 /// What a file is called until it is whole.
-fn partial(path: &Path) -> PathBuf {
+pub(super) fn partial(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.partial", path.display()))
 }
 
@@ -169,7 +178,7 @@ pub(super) fn reopen(path: &Path) -> io::Result<()> {
 }
 
 /// Opens the file for us alone: the last write of a pull that was cut off goes on for a moment behind its back.
-async fn alone(path: &Path) -> io::Result<File> {
+pub(super) async fn alone(path: &Path) -> io::Result<File> {
     let give_up = tokio::time::Instant::now() + ALONE_MAX;
     loop {
         let path = path.to_owned();
@@ -242,13 +251,19 @@ async fn fetch(
     Ok(moved)
 }
 
-/// One window into its place, verified by the digest of its raw bytes, which the manifest names. `false` when it was there
-/// already.
+/// One window into its place, verified by the digest of its raw bytes, which the manifest names. `false` when its bytes
+/// were on this machine already.
 async fn one(job: &Arc<Job>, window: &Window) -> Result<bool, ImageError> {
     let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, &job.path, e);
     if job.resumed {
         let (file, part) = (Arc::clone(&job.file), window.part.clone());
         if blocking(move || frame::look(&file, &part)).await.map_err(fail("read"))? == Some(window.raw) {
+            return Ok(false);
+        }
+    }
+    if let Some(before) = &job.before {
+        let (from, to, part) = (Arc::clone(before), Arc::clone(&job.file), window.part.clone());
+        if blocking(move || frame::copy(&from, &to, &part)).await.map_err(fail("copy"))? == Some(window.raw) {
             return Ok(false);
         }
     }

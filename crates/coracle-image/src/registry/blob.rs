@@ -201,7 +201,7 @@ async fn attempt(session: &Session, partial: &mut Partial, meter: &Meter) -> Res
 }
 
 /// True when the answer continues at `offset`.
-fn begins_at(response: &Response, offset: u64) -> bool {
+pub(super) fn begins_at(response: &Response, offset: u64) -> bool {
     if response.status() != StatusCode::PARTIAL_CONTENT {
         return offset == 0;
     }

@@ -5,7 +5,7 @@ use std::{fmt::Display, time::Duration};
 use backon::{ExponentialBuilder, Retryable};
 use oci_client::{
     RegistryOperation,
-    client::{ClientConfig, ClientProtocol},
+    client::{Certificate, CertificateEncoding, ClientConfig, ClientProtocol},
     errors::OciDistributionError,
     secrets::RegistryAuth,
 };
@@ -48,7 +48,11 @@ pub(crate) struct Fetched {
 
 /// An HTTP client. Redirects never leave TLS for plain HTTP. One for pushing has no idle limit of its own: reqwest counts
 /// the sending of a body as waiting for its answer.
-pub(crate) fn client(timeouts: &Timeouts, operation: Operation) -> Result<reqwest::Client, reqwest::Error> {
+pub(crate) fn client(
+    timeouts: &Timeouts,
+    operation: Operation,
+    trust: &[u8],
+) -> Result<reqwest::Client, reqwest::Error> {
     let policy = reqwest::redirect::Policy::custom(|attempt| {
         let secure = attempt.previous().first().is_some_and(|url| url.scheme() == "https");
         if attempt.previous().len() > REDIRECTS_MAX {
@@ -60,7 +64,10 @@ pub(crate) fn client(timeouts: &Timeouts, operation: Operation) -> Result<reqwes
         }
     });
     let builder = reqwest::Client::builder().user_agent(USER_AGENT).redirect(policy);
-    let builder = builder.connect_timeout(timeouts.connect);
+    let mut builder = builder.connect_timeout(timeouts.connect);
+    for certificate in reqwest::Certificate::from_pem_bundle(trust)? {
+        builder = builder.add_root_certificate(certificate);
+    }
     match operation {
         Operation::Pull => builder.read_timeout(timeouts.read_idle).build(),
         Operation::Push => builder.build(),
@@ -123,6 +130,7 @@ impl Session {
             user_agent: USER_AGENT,
             connect_timeout: Some(self.timeouts.connect),
             read_timeout: Some(self.timeouts.read_idle),
+            extra_root_certificates: certificates(&self.endpoint.trust),
             ..ClientConfig::default()
         };
         // A new client each time: it would answer from its cache, and a refresh is asked for because that
@@ -318,6 +326,15 @@ impl Session {
             source,
         }
     }
+}
+
+/// Each of a file's certificates: `oci-client` reads one.
+fn certificates(pem: &[u8]) -> Vec<Certificate> {
+    const END: &str = "-----END CERTIFICATE-----";
+    let text = String::from_utf8_lossy(pem);
+    let each = text.split_inclusive(END).filter(|one| one.contains(END));
+    each.map(|one| Certificate { encoding: CertificateEncoding::Pem, data: one.as_bytes().to_vec() })
+        .collect()
 }
 
 fn basic(user: &str, password: &str) -> String {

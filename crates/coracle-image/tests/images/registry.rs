@@ -220,7 +220,8 @@ async fn mirrors_come_first_and_may_fail() {
     push(&registry, &parts("x"), "library/thing:1", None);
     let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mirrors = vec![format!("http://{dead}"), format!("http://{}", registry.address())];
-    let registries = [("docker.io".to_owned(), RegistryConfig { mirrors, plain_http: None })].into();
+    let registries =
+        [("docker.io".to_owned(), RegistryConfig { mirrors, ..RegistryConfig::default() })].into();
     let bench = Bench::with(coracle_image::StoreOptions { registries, retries: 0, ..options() });
     let image = bench.store.pull(&"thing:1".parse().unwrap(), &anonymous(), progress()).await.unwrap();
     assert_eq!(image.references[0].to_string(), "docker.io/library/thing:1");

@@ -1,13 +1,13 @@
 //! `/api/*`: the original's routes for people and tools.
 
 use axum::Json;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{manifests, method};
+use super::{bounded, manifests, method};
 use crate::auth::{Caller, hash, secret};
 use crate::error::{Code, Problem};
 use crate::meta::{RepositoryRow, TagRow, TokenRow};
@@ -16,7 +16,7 @@ use crate::registry::Registry;
 use crate::route::Route;
 
 /// Largest question, in bytes.
-const BODY_MAX: usize = 64 << 10;
+const BODY_MAX: u64 = 64 << 10;
 /// Longest name of a token.
 const NAME_MAX: usize = 100;
 
@@ -57,6 +57,7 @@ pub(super) async fn api(
         },
         (Route::Sync, &Method::POST) => {
             let found = registry.rebuild().await?;
+            registry.write_catalog().await?;
             json(json!({"manifests": found.manifests, "tags": found.tags, "blobs": found.blobs}))
         }
         (Route::Garbage, _) if get => {
@@ -89,7 +90,7 @@ fn no_repository(repo: &RepositoryName) -> Problem {
 }
 
 /// A moment as text.
-pub(super) fn time(millis: i64) -> String {
+pub(crate) fn time(millis: i64) -> String {
     jiff::Timestamp::from_millisecond(millis).unwrap_or_default().to_string()
 }
 
@@ -138,9 +139,9 @@ async fn one_tag(registry: &Registry, repo: &RepositoryName, name: &Tag) -> Resu
     let row = rows.first().ok_or_else(|| manifests::unknown(&Reference::Tag(name.clone())))?;
     let (mut entry, manifest) = tag(registry, repo, row).await?;
     if row.kind == "snapshot"
-        && let Some(config) = super::download::small_blob(registry, repo, &manifest["config"]).await?
+        && let Some(config) = super::download::shown_config(registry, repo, &manifest).await?
     {
-        entry["snapshotConfig"] = serde_json::from_slice(&config).unwrap_or_default();
+        entry["snapshotConfig"] = config;
     }
     entry["tag"] = json!(row.tag);
     if let Some(fields) = entry.as_object_mut() {
@@ -169,8 +170,7 @@ fn token(row: &TokenRow) -> Value {
 /// `{name, ttlSeconds?, readOnly?}`. The answer is the only time that the token is shown.
 async fn make_token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, Problem> {
     let invalid = |why: &str| Problem::new(Code::Unsupported, why).status(StatusCode::BAD_REQUEST);
-    let bytes =
-        to_bytes(body, BODY_MAX).await.map_err(|_| invalid("the question is too large or was cut off"))?;
+    let bytes = bounded(registry, body, BODY_MAX).await?;
     let asked: Value = serde_json::from_slice(&bytes).map_err(|_| invalid("the question is no JSON"))?;
     let name = asked["name"].as_str().map(str::trim).unwrap_or_default();
     if name.is_empty() || name.chars().count() > NAME_MAX || name.chars().any(char::is_control) {

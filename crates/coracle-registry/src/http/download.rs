@@ -16,8 +16,10 @@ use crate::registry::Registry;
 
 const TITLE: &str = "org.opencontainers.image.title";
 const CHUNK: &str = "cocoonstack.chunk.index";
-/// Largest configuration of a snapshot, in bytes.
-const CONFIG_MAX: i64 = 1 << 20;
+/// Largest configuration of a snapshot that is shown, and that an archive is made of, in bytes: the map of a fragmented
+/// disk is long.
+const SHOWN_MAX: i64 = 1 << 20;
+const CONFIG_MAX: i64 = 8 << 20;
 const TAR_BLOCK: u64 = 512;
 /// Longest name of a file in a snapshot: what a plain tar header holds.
 const NAME_MAX: usize = 100;
@@ -96,12 +98,18 @@ fn send(registry: std::sync::Arc<Registry>, pieces: Vec<Piece>) -> Body {
     Body::from_stream(each.try_flatten())
 }
 
-/// The layers, each of which is a file with a title.
-fn files(manifest: &Value) -> Result<Vec<File>, Problem> {
-    let refuse = |why: &str| Problem::new(Code::Unsupported, why).status(StatusCode::NOT_IMPLEMENTED);
+fn refuse(why: &str) -> Problem {
+    Problem::new(Code::Unsupported, why).status(StatusCode::NOT_IMPLEMENTED)
+}
+
+/// The layers of a kind, each of which is a file with a title.
+fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, Problem> {
     let mut found = Vec::new();
     for layer in manifest["layers"].as_array().into_iter().flatten() {
         let kind = layer["mediaType"].as_str().unwrap_or_default();
+        if !kind.contains(wanted) {
+            continue;
+        }
         if kind.ends_with("+zstd") || kind.ends_with("+gzip") || !layer["annotations"][CHUNK].is_null() {
             return Err(refuse("what is compressed or in chunks is fetched by a client, not as a file"));
         }
@@ -112,33 +120,49 @@ fn files(manifest: &Value) -> Result<Vec<File>, Problem> {
         }
         let digest = layer["digest"].as_str().unwrap_or_default().parse();
         let digest = digest.map_err(|_| refuse("a layer has no digest"))?;
-        found.push(File { title: title.to_owned(), digest, size: layer["size"].as_u64().unwrap_or(0) });
+        let size = layer["size"].as_u64().unwrap_or(0);
+        found.push(File { title: title.to_owned(), digest, size });
     }
     Ok(found)
 }
 
 /// The disk layers of a cloud image, by title.
 fn disk(manifest: &Value) -> Result<Vec<Piece>, Problem> {
-    let mut files = files(manifest)?;
+    let mut files = files(manifest, "disk.")?;
     files.sort_by(|a, b| a.title.cmp(&b.title));
-    Ok(files.into_iter().map(|f| Piece::Blob(f.digest, f.size)).collect())
+    match files.is_empty() {
+        true => Err(refuse("the image has no disk that can be sent as a file")),
+        false => Ok(files.into_iter().map(|f| Piece::Blob(f.digest, f.size)).collect()),
+    }
 }
 
-/// A small blob that a descriptor names.
-pub(super) async fn small_blob(
+/// The configuration of a snapshot, as it is shown. `None`: there is none that can be.
+pub(super) async fn shown_config(
+    registry: &Registry,
+    repo: &RepositoryName,
+    manifest: &Value,
+) -> Result<Option<Value>, Problem> {
+    let bytes = small_blob(registry, repo, &manifest["config"], SHOWN_MAX).await?;
+    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+}
+
+/// A blob of a repository that a descriptor names and that is no larger than `bytes_max`, whatever it is said to be.
+async fn small_blob(
     registry: &Registry,
     repo: &RepositoryName,
     descriptor: &Value,
+    bytes_max: i64,
 ) -> Result<Option<Bytes>, Problem> {
     let Ok(digest) = descriptor["digest"].as_str().unwrap_or_default().parse::<Digest>() else {
         return Ok(None);
     };
-    if !registry.meta.has_link(repo, &digest).await?
-        || descriptor["size"].as_i64().is_none_or(|s| s > CONFIG_MAX)
-    {
+    if !registry.meta.has_link(repo, &digest).await? {
         return Ok(None);
     }
-    let Some(size) = registry.storage.size(&digest).await? else { return Ok(None) };
+    let size = registry.storage.size(&digest).await?;
+    let Some(size) = size.filter(|size| i64::try_from(*size).is_ok_and(|size| size <= bytes_max)) else {
+        return Ok(None);
+    };
     let Some(body) = registry.storage.read(&digest, 0..size).await? else { return Ok(None) };
     Ok(body.collect().await.ok().map(http_body_util::Collected::to_bytes))
 }
@@ -149,13 +173,17 @@ async fn archive(
     repo: &RepositoryName,
     manifest: &Value,
 ) -> Result<Vec<Piece>, Problem> {
-    let config = small_blob(registry, repo, &manifest["config"]).await?.unwrap_or_default();
-    let config: Value = serde_json::from_slice(&config).unwrap_or_default();
+    // Without it the archive would say nothing of the machine, and sparse files would come out wrong.
+    let config = small_blob(registry, repo, &manifest["config"], CONFIG_MAX).await?;
+    let config = config.and_then(|config| serde_json::from_slice::<Value>(&config).ok());
+    let config = config.filter(Value::is_object);
+    let config =
+        config.ok_or_else(|| refuse("the snapshot's configuration is too large for a file, or none"))?;
     let name = repo.as_str().rsplit('/').next().unwrap_or_default();
     let head = coracle_image::cocoon_head(&config, name).to_string().into_bytes();
     let mut pieces = Vec::new();
     entry(&mut pieces, "snapshot.json", 0o640, None, Piece::Bytes(head.into()));
-    for file in files(manifest)? {
+    for file in files(manifest, "")? {
         let about = &config["files"][&file.title];
         let mode = about["mode"].as_u64().and_then(|m| u32::try_from(m).ok()).unwrap_or(0o640) & 0o7777;
         let sparse = about["sparseMap"].as_array().filter(|map| !map.is_empty());
@@ -225,7 +253,7 @@ mod tests {
         {
             let layer =
                 json!({"digest": Digest::of(b"").to_string(), "size": 0, "annotations": {TITLE: title}});
-            assert_eq!(files(&json!({"layers": [layer]})).is_ok(), good, "{title}");
+            assert_eq!(files(&json!({"layers": [layer]}), "").is_ok(), good, "{title}");
         }
     }
 }

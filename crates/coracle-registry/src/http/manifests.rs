@@ -1,18 +1,16 @@
 //! Manifests: reading, writing, removing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::json;
-use tokio::time::timeout;
 
 use super::ranges::is_known;
-use super::{DIGEST_HEADER, parameters, to_its_end, value};
+use super::{DIGEST_HEADER, bounded, parameters, to_its_end, too_large, value};
 use crate::digest::Digest;
 use crate::error::{Code, Problem};
 use crate::manifest::{self, Manifest};
@@ -87,31 +85,16 @@ pub(super) async fn get(
     Ok(response)
 }
 
-/// Reads a body of bounded size, while there is memory for it.
+/// Reads a manifest, while there is memory for it.
 async fn read(registry: &Registry, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
     let most = registry.limits.manifest_bytes;
-    let too_large = || {
-        Problem::new(Code::SizeInvalid, format!("a manifest has at most {most} bytes"))
-            .status(StatusCode::PAYLOAD_TOO_LARGE)
-    };
     let said = parts.headers.get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|said| said > most) {
-        return Err(too_large());
+        return Err(too_large(most));
     }
     let units = u32::try_from(said.unwrap_or(most).div_ceil(MEMORY_UNIT).max(1)).unwrap_or(u32::MAX);
     let _memory = registry.manifest_memory.acquire_many(units).await;
-    let slow = || {
-        Problem::new(Code::SizeInvalid, "the manifest came too slowly").status(StatusCode::REQUEST_TIMEOUT)
-    };
-    let limit = usize::try_from(most).unwrap_or(usize::MAX);
-    let patience: Duration = registry.limits.body_idle;
-    let read = timeout(patience, to_bytes(body, limit)).await.map_err(|_| slow())?;
-    read.map_err(|error| {
-        match std::error::Error::source(&error).is_some_and(|s| s.is::<http_body_util::LengthLimitError>()) {
-            true => too_large(),
-            false => Problem::new(Code::SizeInvalid, "the body ended before its length"),
-        }
-    })
+    bounded(registry, body, most).await
 }
 
 pub(super) async fn put(

@@ -6,14 +6,15 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
-use super::api::time;
-use super::manifests;
+use super::{manifests, time};
 use crate::error::{Code, Problem};
 use crate::names::{Reference, RepositoryName};
 use crate::registry::Registry;
 use crate::route::PagePath;
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+/// Most facts that a page shows of one thing.
+const FACTS_MAX: usize = 100;
 const STYLE: &str = include_str!("style.css");
 
 pub(super) async fn page(registry: &Registry, page: PagePath) -> Result<Response, Problem> {
@@ -180,8 +181,12 @@ async fn manifest(
     if let Some(subject) = &row.subject {
         facts.push(vec!["Made from".to_owned(), link(repo.as_str(), Some(subject), subject)]);
     }
-    for (key, said) in document["annotations"].as_object().into_iter().flatten().take(100) {
+    for (key, said) in document["annotations"].as_object().into_iter().flatten().take(FACTS_MAX) {
         facts.push(vec![escape(key), escape(said.as_str().unwrap_or_default())]);
+    }
+    let mut html = table("Facts", &["What", "Value"], &facts);
+    if row.kind == "snapshot" {
+        html += &snapshot(registry, repo, &document).await?;
     }
     let parts: Vec<_> = ["config", "layers", "manifests"]
         .iter()
@@ -193,7 +198,6 @@ async fn manifest(
         .take(1000)
         .map(|d| part(repo, &d))
         .collect();
-    let mut html = table("Facts", &["What", "Value"], &facts);
     html += &table("Contents", &["Name", "Type", "Size", "Digest"], &parts);
     if let Ok(digest) = row.digest.parse() {
         let children = registry.meta.referrers(repo, &digest).await?;
@@ -210,6 +214,20 @@ async fn manifest(
         html += &table("Made from this, or about it", &["Digest", "Type", "Size"], &rows);
     }
     Ok(html)
+}
+
+/// What the configuration of a snapshot says of its machine.
+async fn snapshot(registry: &Registry, repo: &RepositoryName, manifest: &Value) -> Result<String, Problem> {
+    let config = super::download::shown_config(registry, repo, manifest).await?.unwrap_or_default();
+    let said = |value: &Value| match value {
+        Value::String(text) if !text.is_empty() => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(yes) => Some(if *yes { "yes" } else { "no" }.to_owned()),
+        _ => None,
+    };
+    let facts = config.as_object().into_iter().flatten();
+    let facts = facts.filter_map(|(key, value)| Some(vec![escape(key), escape(&said(value)?)]));
+    Ok(table("Snapshot", &["What", "Value"], &facts.take(FACTS_MAX).collect::<Vec<_>>()))
 }
 
 fn part(repo: &RepositoryName, d: &Value) -> Vec<String> {

@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, header};
 
 /// What part of a thing a client wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     Whole,
     Part(Range<u64>),
     /// Nothing of it: none of the range is there.
@@ -18,14 +18,14 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
 }
 
 /// Does the client have what `etag` names?
-pub(super) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+pub(crate) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     let Some(list) = text(headers, header::IF_NONE_MATCH) else { return false };
     list.split(',').map(|t| t.trim().trim_start_matches("W/")).any(|t| t == "*" || t == etag)
 }
 
 /// The range of a request for a thing of `size` bytes. One range is understood; for several the whole is sent, which
 /// the RFC allows.
-pub(super) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
+pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     if text(headers, header::IF_RANGE).is_some_and(|said| said.trim() != etag) {
         return Wanted::Whole;
     }
@@ -41,6 +41,8 @@ pub(super) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
         (Ok(first), Ok(last)) if first <= last => Wanted::Part(first..last.saturating_add(1).min(size)),
         (Ok(first), Err(_)) if last.is_empty() => Wanted::Part(first..size),
         (Err(_), Ok(0)) if first.is_empty() => Wanted::Impossible,
+        // All of nothing: there is no first and no last byte to name.
+        (Err(_), Ok(_)) if first.is_empty() && size == 0 => Wanted::Whole,
         (Err(_), Ok(tail)) if first.is_empty() => Wanted::Part(size.saturating_sub(tail)..size),
         // The RFC leaves it open whether such a one is refused or ignored; clients that err want to be told.
         (Ok(_), Ok(_)) => Wanted::Impossible,
@@ -49,7 +51,7 @@ pub(super) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
 }
 
 /// `start-end`, with or without `bytes` in front, as chunks say where they belong.
-pub(super) fn content_range(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ()> {
+pub(crate) fn content_range(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ()> {
     let Some(said) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
     let said = said.to_str().map_err(drop)?.trim();
     let said = said.strip_prefix("bytes").map_or(said, |rest| rest.trim_start_matches(['=', ' ']));
@@ -72,6 +74,7 @@ mod tests {
             ("more than all", "bytes=-1000", 100, Wanted::Part(0..100)),
             ("behind the end", "bytes=100-", 100, Wanted::Impossible),
             ("nothing of an empty one", "bytes=0-0", 0, Wanted::Impossible),
+            ("the last ones of an empty one", "bytes=-10", 0, Wanted::Whole),
             ("no last bytes", "bytes=-0", 100, Wanted::Impossible),
             ("backwards", "bytes=9-0", 100, Wanted::Impossible),
             ("several", "bytes=0-1,5-6", 100, Wanted::Whole),

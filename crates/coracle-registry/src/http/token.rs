@@ -2,24 +2,24 @@
 //! right comes back as it is.
 
 use axum::Json;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::http::Method;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use super::bounded;
 use crate::auth::{ANONYMOUS, presented};
 use crate::error::{Code, Problem};
 use crate::registry::Registry;
 
 /// Largest form, in bytes.
-const FORM_MAX: usize = 64 << 10;
+const FORM_MAX: u64 = 64 << 10;
 
 pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, Problem> {
     let mut shown = presented(&parts.headers);
     if parts.method == Method::POST {
-        let invalid = |_| Problem::new(Code::SizeInvalid, "the form is too large or was cut off");
-        let form = to_bytes(body, FORM_MAX).await.map_err(invalid)?;
+        let form = bounded(registry, body, FORM_MAX).await?;
         let field = |name: &str| {
             form_urlencoded::parse(&form)
                 .find(|(k, v)| k == name && !v.is_empty())

@@ -300,8 +300,12 @@ fn put_whole(tmp: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     make_dirs(parent)?;
     let mut file = File::create_new(tmp).map_err(fail("make", tmp))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail("write", tmp))?;
-    fs::rename(tmp, path).map_err(fail("rename", path))?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail("write", tmp));
+    if let Err(error) = written.and_then(|()| fs::rename(tmp, path).map_err(fail("rename", path))) {
+        // On a full disk it would take the room that is missing, until the next start.
+        let _swept_at_the_next_start = fs::remove_file(tmp);
+        return Err(error);
+    }
     sync_dir(parent)
 }
 

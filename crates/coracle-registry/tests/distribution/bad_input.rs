@@ -192,3 +192,84 @@ async fn folder_of_a_registry_that_runs_is_refused() {
     let source = std::error::Error::source(&refused).unwrap().to_string();
     assert!(source.contains("belongs to another registry"), "{source}");
 }
+
+#[tokio::test]
+async fn slow_question_is_408_for_whoever_asks() {
+    let registry = start_with(|c| c.limits.body_idle = Duration::from_millis(300)).await;
+    let secret = format!("authorization: Bearer {}\r\n", registry.token);
+    for (path, secret) in
+        [("POST /v2/token", ""), ("POST /api/tokens", secret.as_str()), ("PUT /v2/a/manifests/v1", &secret)]
+    {
+        let head = format!("{path} HTTP/1.1\r\nhost: r\r\n{secret}content-length: 1000\r\n\r\n");
+        let answer = raw(&registry, &[head.as_bytes(), b"{"], false).await;
+        assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("SIZE_INVALID"), "{path}: {answer}");
+    }
+    let large = registry.call("POST", "/v2/token", &[], vec![b'x'; 70_000]).await;
+    assert_eq!((large.status, large.code().as_str()), (413, "SIZE_INVALID"));
+    nothing_stored(&registry);
+}
+
+#[tokio::test]
+async fn wrong_digest_and_oversize_manifest_leave_nothing() {
+    let registry = start_with(|c| c.limits.manifest_bytes = 2000).await;
+    let wrong = digest(b"what was meant");
+    let at = registry.begin("a").await;
+    for (method, path) in [
+        ("PUT", format!("{at}?digest={wrong}")),
+        ("POST", format!("/v2/a/blobs/uploads/?digest={wrong}")),
+        ("PUT", format!("/v2/a/blobs/{wrong}")),
+    ] {
+        let refused = registry.call(method, &path, &[], "what came").await;
+        assert_eq!((refused.status, refused.code().as_str()), (400, "DIGEST_INVALID"), "{method} {path}");
+    }
+    assert_eq!(registry.get(&format!("/v2/a/blobs/{wrong}")).await.status, 404);
+    assert!(registry.files("uploads").is_empty(), "what was wrong is not gone on with");
+    let large = json!({"annotations": {"long": "x".repeat(3000)}}).to_string();
+    let stream = |text: String| {
+        reqwest::Body::wrap_stream(futures_util::stream::iter([Ok::<_, std::io::Error>(text)]))
+    };
+    let silent = registry.request("PUT", "/v2/a/manifests/v1").bearer_auth(&registry.token);
+    let silent = registry.send(silent.header("content-type", MANIFEST).body(stream(large.clone()))).await;
+    let said = registry.put_manifest("a", "v1", MANIFEST, large.as_bytes()).await;
+    for refused in [said, silent] {
+        assert_eq!((refused.status, refused.code().as_str()), (413, "SIZE_INVALID"));
+    }
+    nothing_stored(&registry);
+}
+
+#[tokio::test]
+async fn manifest_that_does_not_fit_on_the_disk_is_507_and_taken_later() {
+    let Some(dir) = small() else { return };
+    let path = dir.path().to_owned();
+    let registry = start_in(dir, |_| {}).await;
+    let body = registry.manifest("a", json!({"annotations": {"long": "x".repeat(40_000)}})).await;
+    let before = registry.files("manifests");
+    let filler = path.join("filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    drop(file);
+    let refused = registry.put_manifest("a", "v1", MANIFEST, &body).await;
+    assert_eq!((refused.status, refused.code().as_str()), (507, "STORAGE_FULL"));
+    assert_eq!(registry.get("/v2/a/manifests/v1").await.status, 404);
+    assert_eq!((registry.files("manifests"), registry.files("tmp")), (before, Vec::new()));
+    std::fs::remove_file(&filler).unwrap();
+    assert_eq!(registry.put_manifest("a", "v1", MANIFEST, &body).await.status, 201);
+    registry.end().await;
+    let mut unmount = std::process::Command::new("umount");
+    assert!(unmount.arg("-l").arg(path).status().unwrap().success());
+}
+
+/// A browser that knows the token as a password must not write because a page of somebody else asks it to.
+#[tokio::test]
+async fn write_of_another_sites_page_is_refused() {
+    let registry = start().await;
+    for (site, status) in [("cross-site", 403), ("same-site", 403), ("same-origin", 201), ("none", 201)] {
+        let made = registry.call("POST", "/api/tokens", &[("sec-fetch-site", site)], r#"{"name":"x"}"#).await;
+        assert_eq!(made.status, status, "{site}");
+    }
+    assert_eq!(
+        registry.call("GET", "/", &[("sec-fetch-site", "cross-site")], "").await.status,
+        200,
+        "a link"
+    );
+}

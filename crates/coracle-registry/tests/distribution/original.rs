@@ -66,8 +66,10 @@ async fn download_of_a_cloud_image_is_its_disk() {
         json!({"mediaType": "application/vnd.cocoonstack.disk.raw.part", "digest": digest, "size": size,
             "annotations": {"org.opencontainers.image.title": title}})
     };
+    let notes = json!({"mediaType": "application/vnd.cocoonstack.vm.config+json", "digest": digest(b"layer"), "size": 5});
     let parts = [
         part(registry.push("os", &second).await, second.len(), "disk.raw.part.001"),
+        notes,
         part(registry.push("os", &first).await, first.len(), "disk.raw.part.000"),
     ];
     let extra = json!({"artifactType": "application/vnd.cocoonstack.os-image.v1+json", "layers": parts});
@@ -77,7 +79,7 @@ async fn download_of_a_cloud_image_is_its_disk() {
         (got.status, got.header("content-type"), got.header("content-length")),
         (200, Some("application/octet-stream"), Some("100000"))
     );
-    assert!(got.body == [first, second].concat(), "by title");
+    assert!(got.body == [first, second].concat(), "by title, the disk alone");
 }
 
 #[tokio::test]
@@ -145,6 +147,26 @@ async fn download_of_a_snapshot_is_an_import_archive() {
     records.sort();
     assert_eq!(records, ["COCOON.sparse.map=[{\"l\":5000,\"o\":4096}]", "COCOON.sparse.size=1048576"]);
     assert_eq!((seen[2].1, seen[2].3.as_slice()), (0o640, state.as_slice()));
+    let page = String::from_utf8(registry.get("/r/vm@latest").await.body).unwrap();
+    assert!(page.contains("<th scope=\"row\">snapshotId</th><td>s1</td>"), "{page}");
+}
+
+/// An archive without what its configuration says would come out as another machine.
+#[tokio::test]
+async fn download_of_a_snapshot_whose_configuration_cannot_be_read_is_refused() {
+    let registry = start().await;
+    let large = json!({"schemaVersion": "v1", "description": "x".repeat(9 << 20)}).to_string();
+    for (repo, config) in [("large", large.as_bytes()), ("broken", b"{".as_slice()), ("list", b"[]")] {
+        let config = json!({"mediaType": "application/vnd.cocoonstack.snapshot.config.v1+json",
+            "digest": registry.push(repo, config).await, "size": config.len()});
+        let artifact = "application/vnd.cocoonstack.snapshot.v1+json";
+        let layer = json!({"mediaType": "application/octet-stream", "digest": digest(b"layer"), "size": 5,
+            "annotations": {"org.opencontainers.image.title": "mem"}});
+        let extra = json!({"artifactType": artifact, "config": config, "layers": [layer]});
+        registry.image_with(repo, "latest", extra).await;
+        let refused = registry.get(&format!("/dl/{repo}")).await;
+        assert_eq!((refused.status, refused.code().as_str()), (501, "UNSUPPORTED"), "{repo}");
+    }
 }
 
 #[tokio::test]
@@ -234,7 +256,12 @@ async fn pages_are_markup_without_script_under_a_strict_policy() {
         assert!(!html.contains("<script") && !html.contains("<img"), "{path}");
         assert!(got.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
     }
-    assert_eq!(registry.get("/tokens").await.status, 401);
+    let asked = registry.get("/tokens").await;
+    assert_eq!(asked.status, 401);
+    assert!(
+        asked.header("www-authenticate").unwrap().starts_with("Basic realm="),
+        "a browser can answer that"
+    );
     assert_eq!(registry.call("GET", "/tokens", &[], "").await.status, 200);
     assert_eq!(registry.get("/style.css").await.header("content-type"), Some("text/css"));
 }

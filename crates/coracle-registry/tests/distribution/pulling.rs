@@ -113,6 +113,9 @@ async fn blob_get_should_support_ranges() {
     assert_eq!((beyond.status, beyond.header("content-range")), (416, Some("bytes */1500000")));
     let backwards = registry.send(registry.request("GET", &path).header("range", "bytes=500-0")).await;
     assert_eq!(backwards.status, 416);
+    let path = format!("/v2/a/blobs/{}", registry.push("a", b"").await);
+    let nothing = registry.send(registry.request("GET", &path).header("range", "bytes=-5")).await;
+    assert_eq!((nothing.status, nothing.header("content-range")), (200, None), "all of nothing");
 }
 
 #[tokio::test]

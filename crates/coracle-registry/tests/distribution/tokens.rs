@@ -56,6 +56,20 @@ async fn private_reads_need_a_token_too() {
     assert_eq!(registry.get("/healthz").await.status, 200);
 }
 
+/// Where the original had single sign-on.
+#[tokio::test]
+async fn private_pages_need_a_token_and_pulls_do_not() {
+    let registry = start_with(|c| c.private_pages = true).await;
+    registry.image("a", "v1").await;
+    for path in ["/", "/r/a", "/r/a@v1", "/api/stats", "/api/repositories", "/api/repositories/a/tags/v1"] {
+        assert_eq!(registry.get(path).await.status, 401, "{path}");
+        let person = registry.request("GET", path).basic_auth("anybody", Some(&registry.token));
+        assert_eq!(registry.send(person).await.status, 200, "{path}");
+    }
+    assert_eq!(registry.get("/v2/a/manifests/v1").await.status, 200);
+    assert_eq!(registry.get("/v2/a/tags/list").await.status, 200);
+}
+
 #[tokio::test]
 async fn open_writes_need_none_but_tokens_do() {
     let registry = start_with(|c| c.open_writes = true).await;

@@ -8,7 +8,7 @@ use coracle_image::{Credentials, DiskOptions, Reference, RegistryConfig, Secret}
 use reqwest::{Certificate, Client, Method, Url};
 use serde_json::Value;
 
-use crate::cli::{RegistryCommand, RegistryServer};
+use crate::cli::{Global, RegistryCommand, RegistryServer};
 use crate::error::{Failure, exit};
 use crate::output;
 
@@ -17,11 +17,11 @@ const ANSWER_MAX: usize = 64 << 20;
 const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
-pub(crate) async fn run(command: RegistryCommand) -> miette::Result<u8> {
+pub(crate) async fn run(global: &Global, command: RegistryCommand) -> miette::Result<u8> {
     match command {
         RegistryCommand::Serve(_) => {}
         RegistryCommand::Push(args) => snapshots::push(args).await?,
-        RegistryCommand::Pull(args) => snapshots::pull(args).await?,
+        RegistryCommand::Pull(args) => snapshots::pull(&global.state().join("pulls"), args).await?,
         RegistryCommand::Get(args) => {
             let (repository, tag) = split(&args.name);
             let (bytes, _) = Server::new(&args.server)?.manifest(repository, tag).await?;
@@ -47,7 +47,11 @@ pub(crate) async fn run(command: RegistryCommand) -> miette::Result<u8> {
             let (repository, tag) = split(&args.name);
             let server = Server::new(&args.server)?;
             let path = format!("api/repositories/{repository}/tags/{tag}");
-            server.send(server.request(Method::DELETE, &path)?, &path).await?;
+            match server.send(server.request(Method::DELETE, &path)?, &path).await {
+                // Scripts of the original rely on it.
+                Err(failure) if failure.exit == exit::NOT_FOUND => eprintln!("it was not there"),
+                sent => drop(sent?),
+            }
             output::write(&format!("{repository}:{tag}\n"))?;
         }
     }
@@ -81,7 +85,8 @@ struct Server {
     http: Client,
     base: Url,
     token: Option<String>,
-    ca_cert: Option<std::path::PathBuf>,
+    /// Certificates to trust besides the system's, as PEM.
+    trust: Vec<u8>,
 }
 
 impl Server {
@@ -96,22 +101,17 @@ impl Server {
         }
         let mut http = Client::builder().connect_timeout(std::time::Duration::from_secs(10));
         http = http.timeout(std::time::Duration::from_secs(60));
-        for certificate in args.ca_cert.as_deref().map(certificates).transpose()?.unwrap_or_default() {
+        let trust = args.ca_cert.as_deref().map(certificates).transpose()?.unwrap_or_default();
+        for certificate in Certificate::from_pem_bundle(&trust).map_err(|e| wrong(&e.to_string()))? {
             http = http.add_root_certificate(certificate);
         }
         let http = http.build().map_err(|e| wrong(&e.to_string()))?;
         let token = args.token.clone().filter(|token| !token.is_empty());
-        Ok(Self { http, base, token, ca_cert: args.ca_cert.clone() })
+        Ok(Self { http, base, token, trust })
     }
 
     /// Where a repository is, for transfers of blobs, and how.
     fn place(&self, repository: &str, tag: &str) -> Result<(Reference, DiskOptions), Failure> {
-        if self.ca_cert.is_some() {
-            let why = "EPOCH_CA_CERT is for the commands about names; transfers of blobs trust the system's certificates";
-            return Err(
-                Failure::usage(why).help("add the certificate to the system's, and unset EPOCH_CA_CERT")
-            );
-        }
         let host = self.base.host_str().unwrap_or_default();
         let host = self.base.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
         let reference = format!("{host}/{repository}:{tag}");
@@ -120,9 +120,9 @@ impl Server {
             Some(token) => Credentials::Basic { user: "token".into(), password: Secret::new(token.as_str()) },
             None => Credentials::Anonymous,
         };
-        let plain =
-            RegistryConfig { plain_http: Some(self.base.scheme() == "http"), ..RegistryConfig::default() };
-        let registries = [(host, plain)].into();
+        let plain_http = Some(self.base.scheme() == "http");
+        let how = RegistryConfig { plain_http, trust: self.trust.clone(), ..RegistryConfig::default() };
+        let registries = [(host, how)].into();
         Ok((reference, DiskOptions { credentials, registries, ..DiskOptions::default() }))
     }
 
@@ -190,10 +190,14 @@ impl Server {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<Certificate>, Failure> {
+/// A file of certificates, as PEM.
+fn certificates(path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong = |why: String| Failure::usage(format!("read certificates of {}: {why}", path.display()));
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
-    Certificate::from_pem_bundle(&bytes).map_err(|e| wrong(e.to_string()))
+    match Certificate::from_pem_bundle(&bytes).map_err(|e| wrong(e.to_string()))?.is_empty() {
+        true => Err(wrong("there is none in it".to_owned())),
+        false => Ok(bytes),
+    }
 }
 
 #[cfg(test)]

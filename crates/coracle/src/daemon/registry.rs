@@ -87,6 +87,13 @@ fn inherit(config: &mut Config) -> miette::Result<()> {
     config.empty_token = true;
     config.token = set("EPOCH_REGISTRY_TOKEN");
     config.public_url = config.public_url.take().or_else(|| set("EPOCH_PUBLIC_URL"));
+    if let Some(provider) = set("SSO_PROVIDER") {
+        config.private_pages = true;
+        tracing::warn!(
+            provider,
+            "there is no single sign-on: the pages and /api want a token, as the password of any name"
+        );
+    }
     if let Some(dir) = set("EPOCH_UPLOAD_DIR") {
         tracing::warn!(
             dir,

@@ -3,12 +3,13 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, Write},
+    path::Path,
 };
 
 use serde_json::Value;
 
 use super::super::artifact::{CONFIG_MAX, DISK_MAX};
-use super::wire::{CocoonVersion, Remote, RemoteFile, cocoon_head, is_name};
+use super::wire::{CocoonVersion, Remote, RemoteBlob, RemoteFile, cocoon_head, is_name};
 use crate::{
     Digest, ImageError, Limits,
     digest::{Hashed, Hasher},
@@ -157,15 +158,15 @@ fn blob(body: &mut impl Read, raw: u64, level: Option<i32>) -> Result<SpooledBlo
     Ok(SpooledBlob { file: file.into_temp_path(), digest, bytes })
 }
 
-/// Writes the archive of a snapshot whose blobs were fetched. Returns the bytes of its files' bodies.
+/// Writes the archive of a snapshot whose blobs are in a folder, by their digests. Returns the bytes of its files' bodies.
 pub(super) fn write(
     remote: &Remote,
     name: &str,
-    fetched: Vec<Vec<File>>,
+    fetched: &Path,
     out: &mut dyn Write,
 ) -> Result<u64, ImageError> {
     let bodies: Vec<(File, u64)> =
-        remote.files.iter().zip(fetched).map(|(file, blobs)| body(file, blobs)).collect::<Result<_, _>>()?;
+        remote.files.iter().map(|file| body(file, fetched)).collect::<Result<_, _>>()?;
     let head = cocoon_head(&remote.config, name).to_string();
     let mut total = 0;
     let written = || -> io::Result<()> {
@@ -188,31 +189,46 @@ pub(super) fn write(
 }
 
 /// The body of a file: its blob, or what its chunks unpack to.
-fn body(file: &RemoteFile, blobs: Vec<File>) -> Result<(File, u64), ImageError> {
-    let mut whole = tempfile::tempfile().map_err(failed)?;
-    let mut bytes = 0;
-    for mut blob in blobs {
-        blob.rewind().map_err(failed)?;
-        let left = file.body_bytes.unwrap_or(DISK_MAX).saturating_sub(bytes).saturating_add(1);
-        bytes += match file.packed {
-            false => io::copy(&mut blob.take(left), &mut whole).map_err(failed)?,
-            true => {
-                let unpacked = zstd::Decoder::new(blob).and_then(|mut packed| {
-                    packed.window_log_max(27)?;
-                    io::copy(&mut packed.take(left), &mut whole)
-                });
-                unpacked.map_err(|_| hostile("a chunk does not unpack"))?
+fn body(file: &RemoteFile, fetched: &Path) -> Result<(File, u64), ImageError> {
+    let open = |blob: &RemoteBlob| {
+        let path = fetched.join(blob.digest.hex());
+        File::open(&path).map_err(|e| ImageError::io("open", path, e))
+    };
+    let (body, bytes) = match file.blobs.as_slice() {
+        [blob] if !file.packed => (open(blob)?, blob.bytes),
+        blobs => {
+            let mut whole = tempfile::tempfile_in(fetched).map_err(failed)?;
+            let mut bytes = 0;
+            for blob in blobs {
+                let left = file.body_bytes.unwrap_or(DISK_MAX).saturating_sub(bytes).saturating_add(1);
+                bytes += append(open(blob)?, file.packed, left, &mut whole)?;
             }
-        };
-    }
+            whole.rewind().map_err(failed)?;
+            (whole, bytes)
+        }
+    };
     if file.body_bytes.is_some_and(|said| said != bytes) {
         return Err(hostile("a file has another length than its configuration says"));
     }
     if let Some((map, size)) = &file.sparse {
         check_map(map, *size, bytes)?;
     }
-    whole.rewind().map_err(failed)?;
-    Ok((whole, bytes))
+    Ok((body, bytes))
+}
+
+/// Up to `bytes_max` of a piece of a file.
+fn append(blob: File, packed: bool, bytes_max: u64, to: &mut File) -> Result<u64, ImageError> {
+    if !packed {
+        return io::copy(&mut blob.take(bytes_max), to).map_err(failed);
+    }
+    let unpacked = zstd::Decoder::new(blob).and_then(|mut packed| {
+        packed.window_log_max(27)?;
+        io::copy(&mut packed.take(bytes_max), to)
+    });
+    unpacked.map_err(|e| match e.raw_os_error() {
+        Some(_) => failed(e),
+        None => hostile("a chunk does not unpack"),
+    })
 }
 
 fn header(mode: u32, bytes: u64) -> tar::Header {
@@ -251,6 +267,15 @@ mod tests {
         out.into_inner().unwrap()
     }
 
+    /// A folder with all blobs, as a pull leaves it.
+    fn fetched(spooled: &Spooled) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for blob in spooled.files.iter().flat_map(|f| &f.blobs) {
+            std::fs::copy(&blob.file, dir.path().join(blob.digest.hex())).unwrap();
+        }
+        dir
+    }
+
     const CONFIG: &[u8] =
         br#"{"version":1,"config":{"id":"s1","image":"ubuntu","cpu":2,"memory":1024,"hypervisor":"ch"}}"#;
 
@@ -273,10 +298,8 @@ mod tests {
             let (config, manifest) = wire::write(&spooled, version);
             let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
             let remote = wire::read(&json(&manifest), &json(&config)).unwrap();
-            let open = |blob: &SpooledBlob| File::open(&blob.file).unwrap();
-            let fetched = spooled.files.iter().map(|f| f.blobs.iter().map(open).collect()).collect();
-            let mut back = Vec::new();
-            assert_eq!(write(&remote, "vm", fetched, &mut back).unwrap(), 3_000_002);
+            let (fetched, mut back) = (fetched(&spooled), Vec::new());
+            assert_eq!(write(&remote, "vm", fetched.path(), &mut back).unwrap(), 3_000_002);
             let again = spool(back.as_slice(), CocoonVersion::V1, 1).unwrap();
             let map = |(map, size): &(String, u64)| (serde_json::from_str::<Value>(map).unwrap(), *size);
             let told = |s: &Spooled| {
@@ -345,9 +368,8 @@ mod tests {
         }
         let mut remote = wire::read(&good.0, &good.1).unwrap();
         remote.files[0].body_bytes = Some(1_499_999);
-        let open = |blob: &SpooledBlob| File::open(&blob.file).unwrap();
-        let fetched = spooled.files.iter().map(|f| f.blobs.iter().map(open).collect()).collect();
-        assert!(write(&remote, "vm", fetched, &mut Vec::new()).is_err(), "another length");
+        let fetched = fetched(&spooled);
+        assert!(write(&remote, "vm", fetched.path(), &mut Vec::new()).is_err(), "another length");
     }
 
     proptest! {

@@ -20,7 +20,7 @@ const MATCH_MIN: usize = 4;
 ///
 /// # Errors
 /// `InvalidData` for what is no such stream; those of `to`.
-pub(super) fn unpack(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+pub(in super::super) fn unpack(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     // The last of what was written, then the block being read.
     let mut window = Vec::new();
     loop {

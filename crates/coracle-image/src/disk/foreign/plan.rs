@@ -1,5 +1,7 @@
 //! What a foreign manifest says of its disk. Pure.
 
+mod mac;
+
 use serde_json::Value;
 
 use super::super::artifact::{DISK_MAX, TITLE, digest, number, wrong};
@@ -7,9 +9,6 @@ use crate::{Digest, ImageError, manifest};
 
 const COCOON: &str = "application/vnd.cocoonstack.";
 const CHUNK: [&str; 2] = ["cocoonstack.chunk.index", "cocoonstack.chunk.count"];
-const TART: &str = "application/vnd.cirruslabs.tart.";
-const TART_BYTES: &str = "org.cirruslabs.tart.uncompressed-size";
-const TART_DIGEST: &str = "org.cirruslabs.tart.uncompressed-content-digest";
 /// Most pieces of one disk.
 const PIECES_MAX: usize = 65_536;
 
@@ -17,6 +16,7 @@ const PIECES_MAX: usize = 65_536;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pack {
     Plain,
+    Gzip,
     Zstd,
     Lz4,
 }
@@ -69,8 +69,8 @@ pub(in super::super) fn found(manifest: &Value) -> Result<Found, ImageError> {
     if cloud(artifact) || cloud(config) {
         return cloud_image(layers).map(|pieces| Found::Pieces(Pieces(pieces)));
     }
-    if layers.iter().any(|l| kind(l).starts_with(TART)) {
-        return tart(layers).map(|pieces| Found::Pieces(Pieces(pieces)));
+    if let Some(pieces) = mac::found(manifest, layers)? {
+        return Ok(Found::Pieces(Pieces(pieces)));
     }
     if artifact.is_empty() && (config == manifest::OCI_CONFIG || config.ends_with("container.image.v1+json"))
     {
@@ -121,45 +121,17 @@ fn cloud_image(layers: &[Value]) -> Result<Vec<Piece>, ImageError> {
     }
 }
 
-fn tart(layers: &[Value]) -> Result<Vec<Piece>, ImageError> {
-    let kind = |l: &&Value, what: &str| {
-        l["mediaType"].as_str().and_then(|t| t.strip_prefix(TART)).is_some_and(|t| t == what)
-    };
-    if layers.iter().any(|l| kind(&l, "disk.v1")) {
-        return Err(ImageError::unsupported(
-            "a tart image of the first version (disk.v1), which is out of use; push it again with a current tart",
-        ));
-    }
-    let piece = |layer: &Value| {
-        let raw_bytes = note(layer, TART_BYTES).and_then(|n| n.parse().ok()).filter(|n| *n <= DISK_MAX);
-        let raw = note(layer, TART_DIGEST).map(|d| d.parse().map_err(|_| wrong("a digest")));
-        Ok(Piece {
-            blob: digest(&layer["digest"])?,
-            blob_bytes: size(layer)?,
-            pack: Pack::Lz4,
-            raw_bytes: Some(raw_bytes.ok_or_else(|| wrong("a piece's length"))?),
-            raw: raw.transpose()?,
-        })
-    };
-    let pieces: Vec<_> =
-        layers.iter().filter(|l| kind(l, "disk.v2")).map(piece).collect::<Result<_, ImageError>>()?;
-    match pieces.is_empty() {
-        true => Err(ImageError::unsupported("a tart image without a disk")),
-        false => Ok(pieces),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn layer(kind: &str, seed: u8, notes: Value) -> Value {
+    pub(in super::super) fn layer(kind: &str, seed: u8, notes: Value) -> Value {
         json!({"mediaType": kind, "digest": Digest::of(&[seed]).to_string(), "size": 10, "annotations": notes})
     }
 
-    fn order(found: Result<Found, ImageError>) -> Option<Vec<u8>> {
+    pub(in super::super) fn order(found: Result<Found, ImageError>) -> Option<Vec<u8>> {
         let Ok(Found::Pieces(Pieces(pieces))) = found else { return None };
         let seed = |p: &Piece| (0..=255).find(|n| Digest::of(&[*n]) == p.blob).unwrap();
         Some(pieces.iter().map(seed).collect())
@@ -196,23 +168,6 @@ mod tests {
         let manifest =
             json!({"artifactType": "application/vnd.cocoonstack.windows-image.v1+json", "layers": [legacy]});
         assert_eq!(order(found(&manifest)), Some(vec![4]));
-    }
-
-    #[test]
-    fn tart_table() {
-        let disk = |n: u8, bytes: &str| {
-            layer("application/vnd.cirruslabs.tart.disk.v2", n, json!({TART_BYTES: bytes}))
-        };
-        let config = layer("application/vnd.cirruslabs.tart.config.v1", 0, json!({}));
-        let old = layer("application/vnd.cirruslabs.tart.disk.v1", 1, json!({}));
-        for (why, layers, want) in [
-            ("in the manifest's order", vec![config.clone(), disk(2, "5"), disk(1, "6")], Some(vec![2, 1])),
-            ("no length", vec![config.clone(), disk(2, "x")], None),
-            ("the first version", vec![config.clone(), old], None),
-            ("no disk", vec![config], None),
-        ] {
-            assert_eq!(order(found(&json!({"layers": layers}))), want, "{why}");
-        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A foreign disk into a file: its blobs several at once, its pieces one behind the other.
 
 use std::{
-    fs::File,
-    io::{self, Read, Seek, Write},
+    fs::{self, File},
+    io::{self, Read, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,10 +14,16 @@ use super::plan::{Found, Layers, Pack, Piece, Pieces};
 use crate::{
     Digest, ImageError, Limits,
     digest::Hasher,
-    disk::{DiskProgress, artifact::DISK_MAX, blocking, pull::name},
+    disk::{
+        DiskProgress,
+        artifact::DISK_MAX,
+        blocking, pull,
+        spool::{Spool, is_worth_a_try},
+    },
     manifest::Packing,
     registry::{Session, fetch_file},
     rootfs::{Budget, Unpacked, path::components},
+    space,
     tarball::{self, Kind},
 };
 
@@ -27,12 +33,16 @@ const HOLE: usize = 64 << 10;
 /// What came of a foreign disk.
 pub(in super::super) struct Taken {
     pub(in super::super) disk_bytes: u64,
+    /// Pieces that it has.
+    pub(in super::super) pieces: usize,
+    /// Blobs that were moved, and their bytes.
     pub(in super::super) blobs: usize,
     pub(in super::super) blob_bytes: u64,
 }
 
-/// Brings a foreign disk into the file `path`, which is there, whole, synced and sparse, when this returns. Nothing is
-/// left of a try that failed.
+/// Brings a foreign disk into the file `path`, which is there, whole, synced and sparse, when this returns. Pieces grow in
+/// `path.partial`, and their blobs come into the folder `path.parts`: of a try that was cut off both stay, and what is
+/// right in there is not fetched again. Nothing is left of one that can come to nothing.
 ///
 /// # Errors
 /// [`ImageError::Unsupported`] for what has no disk; as [`crate::pull_disk`].
@@ -43,24 +53,26 @@ pub(in super::super) async fn pull(
     concurrency: usize,
     progress: &DiskProgress,
 ) -> Result<Taken, ImageError> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let failed = |e| ImageError::io("make a file in", folder, e);
-    let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
-    let target = part.reopen().map_err(failed)?;
+    let folder = pull::folder(path);
     let job = Job { session, folder, progress };
-    let taken = match found {
-        Found::Pieces(Pieces(pieces)) => job.pieces(pieces, target, concurrency).await?,
-        Found::Container(Layers(layers)) => job.container(layers, target).await?,
-        Found::Other => return Err(ImageError::unsupported("what is no disk")),
-    };
-    let (file, partial, to) = (part.reopen().map_err(failed)?, part.into_temp_path(), path.to_owned());
-    let named = blocking(move || {
-        name(&file, &partial, &to)?;
-        // It has another name now.
-        partial.keep().map(drop).map_err(|e| e.error)
-    });
-    named.await.map_err(|e| ImageError::io("name", path, e))?;
-    Ok(taken)
+    match found {
+        Found::Pieces(Pieces(pieces)) => job.pieces(pieces, path, concurrency).await,
+        Found::Container(Layers(layers)) => {
+            let failed = |e| ImageError::io("make a file in", folder, e);
+            let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
+            let taken = job.container(layers, part.reopen().map_err(failed)?).await?;
+            let (file, partial, to) =
+                (part.reopen().map_err(failed)?, part.into_temp_path(), path.to_owned());
+            let named = blocking(move || {
+                pull::name(&file, &partial, &to)?;
+                // It has another name now.
+                partial.keep().map(drop).map_err(|e| e.error)
+            });
+            named.await.map_err(|e| ImageError::io("name", path, e))?;
+            Ok(taken)
+        }
+        Found::Other => Err(ImageError::unsupported("what is no disk")),
+    }
 }
 
 struct Job<'a> {
@@ -73,33 +85,77 @@ impl Job<'_> {
     /// A verified blob, in a file that has no name.
     async fn fetch(&self, blob: &Digest, bytes: u64) -> Result<File, ImageError> {
         let failed = |e| ImageError::io("make a file in", self.folder, e);
-        let file = tempfile::tempfile_in(self.folder).map_err(failed)?;
-        let to = tokio::fs::File::from_std(file.try_clone().map_err(failed)?);
-        fetch_file(self.session, blob, bytes, to).await?;
-        let mut file = file;
-        file.rewind().map_err(failed)?;
-        Ok(file)
+        fetch_file(self.session, blob, bytes, tempfile::tempfile_in(self.folder).map_err(failed)?).await
     }
 
-    async fn pieces(&self, pieces: &[Piece], target: File, concurrency: usize) -> Result<Taken, ImageError> {
-        let total: u64 = pieces.iter().map(|p| p.blob_bytes).sum();
-        let fetched = stream::iter(pieces)
-            .map(async |piece| self.fetch(&piece.blob, piece.blob_bytes).await.map(|file| (piece, file)))
-            .buffered(concurrency.max(1));
-        let mut fetched = std::pin::pin!(fetched);
-        let (mut sparse, mut done) = (Sparse::new(target), 0);
-        while let Some((piece, file)) = fetched.try_next().await? {
-            let own = piece.clone();
-            let placed = blocking(move || Ok(place(&own, file, sparse))).await;
-            sparse = placed.map_err(|e| ImageError::io("write", self.folder, e))??;
-            done += piece.blob_bytes;
-            (self.progress)(done, total);
+    async fn pieces(&self, pieces: &[Piece], path: &Path, concurrency: usize) -> Result<Taken, ImageError> {
+        let (partial, blobs) = (pull::partial(path), PathBuf::from(format!("{}.parts", path.display())));
+        let wanted: Vec<_> = pieces.iter().map(|p| p.blob).collect();
+        let spool = Spool::open(&blobs, &wanted).await?;
+        let taken = self.assemble(pieces, path, &spool, concurrency).await;
+        if taken.as_ref().is_err_and(|e| !is_worth_a_try(e)) {
+            // The next try may not have the same to begin with.
+            let _nothing_of_it_was_shown = fs::remove_file(&partial);
         }
-        Ok(Taken { disk_bytes: self.end(sparse)?, blobs: pieces.len(), blob_bytes: total })
+        spool.end(taken)
+    }
+
+    /// All pieces into the partial file, which gets its name then.
+    async fn assemble(
+        &self,
+        pieces: &[Piece],
+        path: &Path,
+        spool: &Spool,
+        concurrency: usize,
+    ) -> Result<Taken, ImageError> {
+        let partial = pull::partial(path);
+        let failed = |e| ImageError::io("write", &partial, e);
+        let target = pull::alone(&partial).await.map_err(failed)?;
+        self.check_space(pieces, &target)?;
+        let target = Arc::new(target);
+        let total: u64 = pieces.iter().map(|p| p.blob_bytes).sum();
+        let mut taken = Taken { disk_bytes: 0, pieces: pieces.len(), blobs: 0, blob_bytes: 0 };
+        let (mut sparse, mut done) = (Sparse::new(Arc::clone(&target)), 0);
+        {
+            let work = stream::iter(pieces.iter().zip(starts(pieces))).map(async |(piece, start)| {
+                let (file, own) = (Arc::clone(&target), piece.clone());
+                if blocking(move || is_there(&own, start, &file)).await.map_err(failed)? {
+                    return Ok((piece, None));
+                }
+                let blob = spool.fetch(self.session, &piece.blob, piece.blob_bytes).await?;
+                Ok::<_, ImageError>((piece, Some(blob)))
+            });
+            let mut work = std::pin::pin!(work.buffered(concurrency.max(1)));
+            while let Some((piece, blob)) = work.try_next().await? {
+                if let Some(blob) = blob {
+                    let own = piece.clone();
+                    sparse = blocking(move || Ok(place(&own, blob, sparse))).await.map_err(failed)??;
+                    spool.done(&piece.blob);
+                    (taken.blobs, taken.blob_bytes) = (taken.blobs + 1, taken.blob_bytes + piece.blob_bytes);
+                } else {
+                    sparse.at += piece.raw_bytes.unwrap_or(0);
+                }
+                done += piece.blob_bytes;
+                (self.progress)(done, total);
+            }
+        }
+        taken.disk_bytes = self.end(sparse)?;
+        let to = path.to_owned();
+        let named = blocking(move || pull::name(&target, &partial, &to));
+        named.await.map_err(|e| ImageError::io("name", path, e))?;
+        Ok(taken)
+    }
+
+    /// The disk fits, besides what is there of it, as far as its length is known.
+    fn check_space(&self, pieces: &[Piece], target: &File) -> Result<(), ImageError> {
+        use std::os::unix::fs::MetadataExt;
+        let there = target.metadata().map_or(0, |m| m.blocks() * 512);
+        let all = pieces.iter().map(|p| p.raw_bytes.unwrap_or(p.blob_bytes)).fold(0, u64::saturating_add);
+        space::check(self.folder, all.saturating_sub(there), "fetch a disk")
     }
 
     async fn container(&self, layers: &[(String, Digest, u64)], target: File) -> Result<Taken, ImageError> {
-        let mut sparse = Sparse::new(target);
+        let mut sparse = Sparse::new(Arc::new(target));
         for (kind, blob, bytes) in layers.iter().rev() {
             let packing = Packing::of_media_type(kind)?;
             let file = self.fetch(blob, *bytes).await?;
@@ -107,7 +163,7 @@ impl Job<'_> {
             let looked = blocking(move || Ok(disk_in(file, packing, sparse))).await;
             let (found, back) = looked.map_err(|e| ImageError::io("read a layer in", self.folder, e))??;
             if found {
-                return Ok(Taken { disk_bytes: self.end(back)?, blobs: 1, blob_bytes: *bytes });
+                return Ok(Taken { disk_bytes: self.end(back)?, pieces: 1, blobs: 1, blob_bytes: *bytes });
             }
             sparse = back;
         }
@@ -119,9 +175,39 @@ impl Job<'_> {
     }
 }
 
+/// Where each piece begins, as far as the lengths of those before are known.
+fn starts(pieces: &[Piece]) -> impl Iterator<Item = Option<u64>> {
+    pieces.iter().scan(Some(0u64), |at, piece| {
+        let start = *at;
+        *at = start.zip(piece.raw_bytes).and_then(|(at, bytes)| at.checked_add(bytes));
+        Some(start)
+    })
+}
+
+/// Was a piece brought here by an earlier try? Blocking.
+fn is_there(piece: &Piece, start: Option<u64>, file: &File) -> io::Result<bool> {
+    // What is not packed is called by the digest of its raw bytes.
+    let raw = piece.raw.or((piece.pack == Pack::Plain).then_some(piece.blob));
+    let (Some(start), Some(bytes), Some(raw)) = (start, piece.raw_bytes, raw) else { return Ok(false) };
+    if bytes == 0 || start.saturating_add(bytes) > file.metadata()?.len() {
+        return Ok(false);
+    }
+    let (mut hasher, mut at, end) = (Hasher::default(), start, start + bytes);
+    let mut buffer = vec![0; 1 << 20];
+    while at < end {
+        let want = usize::try_from(end - at).unwrap_or(buffer.len()).min(buffer.len());
+        let piece = buffer.get_mut(..want).unwrap_or_default();
+        file.read_exact_at(piece, at)?;
+        hasher.update(piece);
+        at += want as u64;
+    }
+    Ok(hasher.finish() == raw)
+}
+
 /// Writes a piece behind what is there. Blocking.
 fn place(piece: &Piece, file: File, mut sparse: Sparse) -> Result<Sparse, ImageError> {
     let began = sparse.at;
+    sparse.clear(piece.raw_bytes).map_err(|e| ImageError::io("write", PathBuf::from("a disk"), e))?;
     sparse.hasher = Hasher::default();
     sparse.limit = piece.raw_bytes.map_or(DISK_MAX, |bytes| began.saturating_add(bytes)).min(DISK_MAX);
     let copied = match piece.pack {
@@ -131,13 +217,15 @@ fn place(piece: &Piece, file: File, mut sparse: Sparse) -> Result<Sparse, ImageE
             d.window_log_max(27)?;
             io::copy(&mut d, &mut sparse).map(drop)
         }),
-        Pack::Lz4 => super::lz4::unpack(io::BufReader::new(file), &mut sparse),
-    };
-    copied.and_then(|()| sparse.flush()).map_err(|e| match e.kind() {
-        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
-            ImageError::hostile(format!("blob {}: {e}", piece.blob))
+        Pack::Gzip => {
+            io::copy(&mut flate2::bufread::MultiGzDecoder::new(io::BufReader::new(file)), &mut sparse)
+                .map(drop)
         }
-        _ => ImageError::io("write", PathBuf::from("a disk"), e),
+        Pack::Lz4 => super::unpack_lz4(io::BufReader::new(file), &mut sparse),
+    };
+    copied.and_then(|()| sparse.flush()).map_err(|e| match e.raw_os_error() {
+        None => ImageError::hostile(format!("blob {}: {e}", piece.blob)),
+        Some(_) => ImageError::io("write", PathBuf::from("a disk"), e),
     })?;
     if piece.raw_bytes.is_some_and(|bytes| sparse.at - began != bytes) {
         return Err(ImageError::hostile(format!("blob {} has another length than its piece", piece.blob)));
@@ -176,7 +264,7 @@ fn disk_in(file: File, packing: Packing, mut sparse: Sparse) -> Result<(bool, Sp
 
 /// A file that is written from its beginning and keeps what is zero as holes.
 struct Sparse {
-    file: File,
+    file: Arc<File>,
     at: u64,
     /// Nothing is written behind it.
     limit: u64,
@@ -185,8 +273,23 @@ struct Sparse {
 }
 
 impl Sparse {
-    fn new(file: File) -> Self {
+    fn new(file: Arc<File>) -> Self {
         Self { file, at: 0, limit: DISK_MAX, hasher: Hasher::default(), block: Vec::with_capacity(HOLE) }
+    }
+
+    /// Makes room for a piece: what is there of an earlier try must not show through its holes. Of one whose length is
+    /// not known nothing behind can be right either.
+    fn clear(&self, bytes: Option<u64>) -> io::Result<()> {
+        let length = self.file.metadata()?.len();
+        match bytes {
+            _ if length <= self.at => Ok(()),
+            None => self.file.set_len(self.at),
+            Some(0) => Ok(()),
+            Some(bytes) => {
+                let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+                Ok(rustix::fs::fallocate(&self.file, flags, self.at, bytes)?)
+            }
+        }
     }
 
     /// Its length, when all is written.

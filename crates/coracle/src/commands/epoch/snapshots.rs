@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_image::{
-    CocoonVersion, DiskFormat, DiskOptions, DiskReport, ImageError, Reference, pull_cocoon, pull_disk,
-    push_cocoon, push_disk,
+    CocoonVersion, Digest, DiskFormat, DiskOptions, DiskReport, ImageError, Reference, pull_cocoon,
+    pull_disk, push_cocoon, push_disk,
 };
 
 use super::{Server, split};
@@ -16,6 +17,9 @@ use crate::cli::{RegistryPullArgs, RegistryPushArgs};
 use crate::commands::disk::failure;
 use crate::error::Failure;
 use crate::output;
+
+/// How long what has come of a pull is kept.
+const PULL_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 pub(super) async fn push(args: RegistryPushArgs) -> Result<(), Failure> {
     let (repository, tag) = split(&args.name);
@@ -56,16 +60,21 @@ async fn push_file(
     Ok(push_disk(file, reference, &options, Arc::new(|_, _| {})).await)
 }
 
-pub(super) async fn pull(args: RegistryPullArgs) -> Result<(), Failure> {
+/// `pulls` is where that is kept which goes into no file.
+pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Failure> {
     let (repository, tag) = split(&args.name);
     let server = Server::new(&args.server)?;
     let path = format!("api/repositories/{repository}/tags/{tag}");
     let kind = server.json(&path).await?["kind"].as_str().unwrap_or_default().to_owned();
     let (reference, options) = server.place(repository, tag)?;
     let name = repository.rsplit('/').next().unwrap_or(repository);
+    let spool = || {
+        forget_old(pulls);
+        pulls.join(&Digest::of(reference.to_string().as_bytes()).hex()[..16])
+    };
     let pulled = match (args.file.as_deref(), kind.as_str()) {
         (Some(file), "snapshot") if file == Path::new("-") => {
-            pull_cocoon(&reference, name, &options, std::io::stdout()).await
+            pull_cocoon(&reference, name, &options, &spool(), std::io::stdout()).await
         }
         (Some(file), "snapshot") => archive(file, &reference, name, &options).await?,
         (Some(file), _) => pull_disk(&reference, file, &options, Arc::new(|_, _| {})).await,
@@ -73,14 +82,29 @@ pub(super) async fn pull(args: RegistryPullArgs) -> Result<(), Failure> {
             let verb = ["snapshot", "import", "--name", name];
             let mut cocoon = run(&args.cocoon, &verb, Stdio::piped(), Stdio::null())?;
             let input = cocoon.stdin.take().ok_or_else(|| Failure::usage("no input of the runtime"))?;
-            let pulled = pull_cocoon(&reference, name, &options, input).await;
-            ended(cocoon, &args.cocoon)?;
+            let pulled = pull_cocoon(&reference, name, &options, &spool(), input).await;
+            let ended = ended(cocoon, &args.cocoon);
+            // Why it took no more, it says itself; of what never came to it, it knows nothing.
+            if matches!(pulled, Ok(_) | Err(ImageError::Io { .. })) {
+                ended?;
+            }
             pulled
         }
         (None, _) => return Err(Failure::usage("a disk is pulled into a file: say which by --file")),
     };
     let quiet = args.file.as_deref() == Some(Path::new("-"));
     if quiet { pulled.map(drop).map_err(failure) } else { told("fetched", pulled) }
+}
+
+/// Pulls that nobody went on with for a week. What cannot be removed is in nobody's way.
+fn forget_old(pulls: &Path) {
+    let old = |entry: &std::fs::DirEntry| {
+        let touched = entry.metadata().and_then(|m| m.modified()).ok();
+        touched.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > PULL_AGE)
+    };
+    for entry in std::fs::read_dir(pulls).into_iter().flatten().flatten().filter(old) {
+        let _next_time = std::fs::remove_dir_all(entry.path());
+    }
 }
 
 /// A file appears when it is whole.
@@ -95,7 +119,8 @@ async fn archive(
     let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
     let out = std::io::BufWriter::new(part.reopen().map_err(failed)?);
     // Flushed by whoever writes it.
-    let pulled = match pull_cocoon(reference, name, options, out).await {
+    let spool = PathBuf::from(format!("{}.parts", file.display()));
+    let pulled = match pull_cocoon(reference, name, options, &spool, out).await {
         Ok(report) => report,
         Err(error) => return Ok(Err(error)),
     };
