@@ -49,7 +49,7 @@ impl Service {
         let now = signed(self.now().0);
         let to = if r.to_ms == 0 { now + 1 } else { r.to_ms };
         // Nothing is older.
-        let from = r.from_ms.max(now - KEPT_MS);
+        let from = if r.from_ms == 0 { now - KEPT_MS } else { r.from_ms };
         let (span, step) = (to.saturating_sub(from).max(0), r.step_ms.max(0));
         let too_many = || {
             let fits = step_that_fits(span, POINTS_MAX);
