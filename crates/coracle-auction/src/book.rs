@@ -76,9 +76,15 @@ impl Book {
 
     pub(crate) fn remove(&mut self, tenant: u32, rank: Rank, cap: Price) -> Option<Entry> {
         let own = self.tenants.get_mut(tenant as usize)?;
-        let entry = own.open.remove(&rank)?;
-        if own.best == Some(rank) {
-            self.best.remove(&(rank, tenant));
+        let is_best = own.best == Some(rank);
+        // What wins a call is mostly the best of all: then nothing need be searched for.
+        let entry = if is_best { own.open.pop_last()?.1 } else { own.open.remove(&rank)? };
+        if is_best {
+            if self.best.last() == Some(&(rank, tenant)) {
+                self.best.pop_last();
+            } else {
+                self.best.remove(&(rank, tenant));
+            }
             own.best = own.open.last_key_value().map(|(next, _)| *next);
             self.best.extend(own.best.map(|next| (next, tenant)));
         }

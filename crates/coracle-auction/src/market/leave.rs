@@ -36,6 +36,11 @@ impl Market {
     /// An active unit must go. It keeps its seat, and pays, until its notice is over.
     pub(super) fn preempt(&mut self, place: u32, reason: EndReason) {
         self.leave_contest(place);
+        self.give_notice(place, reason);
+    }
+
+    /// The same for one that calls no longer decide about.
+    pub(super) fn give_notice(&mut self, place: u32, reason: EndReason) {
         let now = self.now;
         let alloc = self.unit(place);
         let (lot, unit, bid) = (alloc.lot, alloc.unit, alloc.bid);

@@ -32,8 +32,15 @@ impl Service {
         caller: Caller,
         request: pb::PlaceBidRequest,
     ) -> Result<pb::BidReply, Problem> {
-        let mut results = self.place_all(caller, vec![request]).await?;
-        results.pop().unwrap_or_else(|| Err(Problem::not_found()))
+        let (market, placement) = self.placement(caller, request).await?;
+        let tenant = placement.tenant.0;
+        let command = Command::Place { placement: Box::new(placement) };
+        let (reply, at) = if self.is_capped(tenant) {
+            Box::pin(self.under_cap(caller, tenant, market, command)).await?
+        } else {
+            self.writer.apply_one(market, caller.tenant, command).await?
+        };
+        self.bid_reply(market, reply, at)
     }
 
     /// Places bids, each for itself: one that is refused does not stop the others.
@@ -64,7 +71,7 @@ impl Service {
                     let command = Command::Place { placement: Box::new(placement) };
                     if capped {
                         self.flush(caller, run_market, &mut run, &mut results).await?;
-                        let reply = self.under_cap(caller, tenant, market, command).await;
+                        let reply = Box::pin(self.under_cap(caller, tenant, market, command)).await;
                         results.push(reply.and_then(|(reply, at)| self.bid_reply(market, reply, at)));
                     } else {
                         run.push(command);
@@ -235,7 +242,7 @@ impl Service {
         };
         let command = Command::Amend { amendment };
         let done = if self.is_capped(tenant) {
-            self.under_cap(caller, tenant, market, command).await
+            Box::pin(self.under_cap(caller, tenant, market, command)).await
         } else {
             self.writer.apply_one(market, caller.tenant, command).await
         };
