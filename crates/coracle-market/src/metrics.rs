@@ -200,7 +200,7 @@ impl Metrics {
             (Command::Place { .. }, _) => self.placed.refused.inc(),
             (Command::Report { report, .. }, reply) => {
                 let result = if matches!(reply, Reply::Refused(_)) { "unknown" } else { "taken" };
-                return self.reported(report, result);
+                self.reported(report, result)
             }
             _ => 0,
         };
@@ -211,8 +211,8 @@ impl Metrics {
         self.reported(report, "unknown");
     }
 
-    fn reported(&self, report: &Report, result: &'static str) {
-        self.orders.get_or_create(&Orders { kind: crate::convert::report_name(report), result }).inc();
+    fn reported(&self, report: &Report, result: &'static str) -> u64 {
+        self.orders.get_or_create(&Orders { kind: crate::convert::report_name(report), result }).inc()
     }
 
     /// The bid that set the price of the last call was taken back.

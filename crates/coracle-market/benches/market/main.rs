@@ -18,23 +18,7 @@ fn figure(name: &str, value: Option<f64>, unit: &str, why: &str) {
     writeln!(std::io::stdout().lock(), "{line}").unwrap();
 }
 
-/// What the manifests set for the market: large tables in large pages.
-const TUNABLES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-
-/// Starts this program again as the market's container is started, unless it was.
-fn as_deployed() {
-    use std::os::unix::process::CommandExt as _;
-    let (name, value) = TUNABLES;
-    if std::env::var_os(name).is_none() {
-        let again = std::env::current_exe().map(|own| {
-            std::process::Command::new(own).args(std::env::args_os().skip(1)).env(name, value).exec()
-        });
-        eprintln!("{name} stays unset: {again:?}");
-    }
-}
-
 fn main() {
-    as_deployed();
     // `cargo test` and `cargo bench` pass flags of their own.
     let short = std::env::args().any(|arg| arg == "--test");
     // `--part=engine`, `service` or `streams` measures that alone.
@@ -42,8 +26,7 @@ fn main() {
     let part = |name: &str| asked.as_deref().is_none_or(|asked| asked == name);
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let tunables = std::env::var(TUNABLES.0).unwrap_or_default();
-    eprintln!("market: {cores} cores, load {}, {tunables}", load.trim());
+    eprintln!("market: {cores} cores, load {}", load.trim());
     if part("engine") {
         alone(short);
     }
