@@ -14,13 +14,20 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 4] = [
+const SCENARIOS: [Scenario; 5] = [
     // An operator of BidNodes is killed between bid and status.
     Scenario {
         name: "bidnode_kill",
         test: "api_bidnode",
         filter: "crash::acceptance_05",
         environment: &[("CORACLE_KILLS", "200")],
+    },
+    // BidNodes at rest for ten minutes by the clock, with the intervals that ship.
+    Scenario {
+        name: "bidnode_quiet",
+        test: "api_bidnode",
+        filter: "buy::acceptance_03",
+        environment: &[("CORACLE_CLOCK_TIME", "1")],
     },
     Scenario {
         name: "crash_node",

@@ -1,5 +1,6 @@
 //! One unit of capacity in the hands of one bid.
 
+use crate::slab::Link;
 use crate::wire::{wire_enum, wire_struct};
 use crate::{Charge, LotNo, Price, Time};
 
@@ -74,6 +75,9 @@ pub struct Alloc {
     pub(crate) reason: Option<EndReason>,
     pub(crate) failures: u8,
     pub(crate) node: Option<Box<str>>,
+    /// The units of the same bid before and behind it; made again when a snapshot is read.
+    pub(crate) newer: Link,
+    pub(crate) older: Link,
 }
 
 impl Alloc {
@@ -189,4 +193,6 @@ wire_struct!(Alloc {
     reason,
     failures,
     node,
+    newer: derived,
+    older: derived,
 });

@@ -1,5 +1,6 @@
 //! A bid and where its units are.
 
+use crate::slab::Link;
 use crate::wire::{wire_enum, wire_struct};
 use crate::{OwnerKey, Price, Time};
 
@@ -93,6 +94,8 @@ pub struct Bid {
     pub(crate) owner: u32,
     /// Where it stands in its owner's file; made again when a snapshot is read.
     pub(crate) filed: u32,
+    /// The unit of it that was matched last; made again when a snapshot is read.
+    pub(crate) newest: Link,
     pub(crate) lease_ms: u32,
     pub(crate) min_fill: u16,
     pub(crate) units: Units,
@@ -213,6 +216,7 @@ wire_struct!(Bid {
     tenant,
     owner,
     filed: derived,
+    newest: derived,
     lease_ms,
     min_fill,
     units,

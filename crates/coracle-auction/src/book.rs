@@ -34,10 +34,18 @@ pub(crate) struct Open {
     pub(crate) entry: Entry,
 }
 
+/// One tenant's open bids.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    open: BTreeMap<Rank, Entry>,
+    /// The best of them, which is asked for with every bid that comes.
+    best: Option<Rank>,
+}
+
 /// The book. Prices in ranks are effective ones: limits cut at the cap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Book {
-    tenants: Vec<BTreeMap<Rank, Entry>>,
+    tenants: Vec<Own>,
     best: BTreeSet<(Rank, u32)>,
     bands: [u64; BANDS],
     units: u64,
@@ -45,19 +53,19 @@ pub(crate) struct Book {
 
 impl Book {
     fn band(price: Price, cap: Price) -> usize {
-        let tenth = i128::from(price.as_micros()) * 10 / i128::from(cap.as_micros().max(1));
+        // Prices are at most a million dollars: ten times that fits.
+        let tenth = price.as_micros().saturating_mul(10) / cap.as_micros().max(1);
         usize::try_from(tenth).unwrap_or(0).min(BANDS - 1)
     }
 
     pub(crate) fn insert(&mut self, tenant: u32, rank: Rank, entry: Entry, cap: Price) {
         if self.tenants.len() <= tenant as usize {
-            self.tenants.resize_with(tenant as usize + 1, BTreeMap::new);
+            self.tenants.resize_with(tenant as usize + 1, Own::default);
         }
         let own = &mut self.tenants[tenant as usize];
-        let before = own.last_key_value().map(|(rank, _)| *rank);
-        own.insert(rank, entry);
-        if before.is_none_or(|before| rank > before) {
-            if let Some(before) = before {
+        own.open.insert(rank, entry);
+        if own.best.is_none_or(|best| rank > best) {
+            if let Some(before) = own.best.replace(rank) {
                 self.best.remove(&(before, tenant));
             }
             self.best.insert((rank, tenant));
@@ -68,11 +76,17 @@ impl Book {
 
     pub(crate) fn remove(&mut self, tenant: u32, rank: Rank, cap: Price) -> Option<Entry> {
         let own = self.tenants.get_mut(tenant as usize)?;
-        let entry = own.remove(&rank)?;
-        if self.best.remove(&(rank, tenant))
-            && let Some((next, _)) = own.last_key_value()
-        {
-            self.best.insert((*next, tenant));
+        let is_best = own.best == Some(rank);
+        // What wins a call is mostly the best of all: then nothing need be searched for.
+        let entry = if is_best { own.open.pop_last()?.1 } else { own.open.remove(&rank)? };
+        if is_best {
+            if self.best.last() == Some(&(rank, tenant)) {
+                self.best.pop_last();
+            } else {
+                self.best.remove(&(rank, tenant));
+            }
+            own.best = own.open.last_key_value().map(|(next, _)| *next);
+            self.best.extend(own.best.map(|next| (next, tenant)));
         }
         self.bands[Self::band(rank.price, cap)] -= u64::from(entry.units);
         self.units -= u64::from(entry.units);
@@ -82,7 +96,7 @@ impl Book {
     /// The best of all.
     pub(crate) fn first(&self) -> Option<Open> {
         let (rank, tenant) = self.best.last()?;
-        let entry = self.tenants.get(*tenant as usize)?.get(rank)?;
+        let entry = self.tenants.get(*tenant as usize)?.open.get(rank)?;
         Some(Open { rank: *rank, tenant: *tenant, entry: *entry })
     }
 
@@ -99,8 +113,7 @@ impl Book {
     /// Units of entries better than a rank. Reads all of them: for people, not for calls.
     pub(crate) fn better_than(&self, rank: Rank) -> u64 {
         let above = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
-        let units =
-            |own: &BTreeMap<Rank, Entry>| own.range(above).map(|(_, e)| u64::from(e.units)).sum::<u64>();
+        let units = |own: &Own| own.open.range(above).map(|(_, e)| u64::from(e.units)).sum::<u64>();
         self.tenants.iter().map(units).sum()
     }
 
@@ -168,7 +181,7 @@ impl Walk<'_> {
 
     fn look_into(&mut self, tenant: u32) {
         let Some(own) = self.book.tenants.get(tenant as usize) else { return };
-        let mut rest = own.iter().rev();
+        let mut rest = own.open.iter().rev();
         let Some((rank, entry)) = rest.next() else { return };
         let open = Open { rank: *rank, tenant, entry: *entry };
         self.opened.push(Opened { open, rest: u32::try_from(self.rests.len()).unwrap_or(u32::MAX) });

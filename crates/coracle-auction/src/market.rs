@@ -74,7 +74,8 @@ pub struct Market {
     pub(crate) timers: Timers,
     /// Places of an owner's bids, by owner. In no order: readers sort.
     pub(crate) by_owner: Vec<Vec<u32>>,
-    pub(crate) by_bid: BTreeSet<(u32, u32)>,
+    /// Units that hold a place.
+    pub(crate) live: u64,
     pub(crate) by_supplier: BTreeSet<(SupplierNo, LotNo)>,
     pub(crate) keys: KeyTable,
     /// Tenants whose commitment fell, so that held bids may go on.
@@ -113,7 +114,7 @@ impl Market {
             seats: Seats::default(),
             timers: Timers::default(),
             by_owner: Vec::new(),
-            by_bid: BTreeSet::new(),
+            live: 0,
             by_supplier: BTreeSet::new(),
             keys: KeyTable::default(),
             relieved: Vec::new(),

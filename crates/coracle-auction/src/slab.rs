@@ -7,6 +7,26 @@ pub(crate) struct Slab<T> {
     pub(crate) vacant: Vec<u32>,
 }
 
+/// A row that another one names, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link(u32);
+
+impl Default for Link {
+    fn default() -> Self {
+        Self(u32::MAX)
+    }
+}
+
+impl Link {
+    pub(crate) const fn to(place: u32) -> Self {
+        Self(place)
+    }
+
+    pub(crate) fn place(self) -> Option<u32> {
+        (self != Self::default()).then_some(self.0)
+    }
+}
+
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
         Self { rows: Vec::new(), vacant: Vec::new() }

@@ -13,6 +13,7 @@ use coracle_auction::Price;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
 
 use crate::{
+    bins::Bins,
     facts::{PodFacts, Resources, thousandths},
     settings::{Settings, Taint},
 };
@@ -127,24 +128,21 @@ pub fn pack(pool: &Pool, mut pods: Vec<&PodFacts>) -> Need {
             .sum();
         (Reverse((extended, of("cpu"), of("memory"))), &pod.namespace, &pod.name)
     });
-    let mut bins: Vec<Resources> = pool.active.iter().map(|(_, free)| free.clone()).collect();
-    let paid = bins.len();
-    bins.extend(std::iter::repeat_n(pool.shape.clone(), pool.in_flight));
+    let mut bins = Bins::of(pods.iter().flat_map(|pod| pod.requests.keys()).map(String::as_str));
+    pool.active.iter().for_each(|(_, free)| bins.push(free));
+    let paid = pool.active.len();
+    (0..pool.in_flight).for_each(|_| bins.push(&pool.shape));
     let active = pool.active.iter().map(|(name, _)| name.clone()).collect();
     let mut need = Need { active, ..Need::default() };
-    let mut used = vec![false; bins.len()];
+    let mut used = vec![false; paid + pool.in_flight];
     for pod in pods {
-        let place = bins.iter().position(|free| has_room(free, &pod.requests));
-        let place = match place {
-            Some(place) => place,
-            None if bins.len() < paid + NEW_MAX && has_room(&pool.shape, &pod.requests) => {
-                bins.push(pool.shape.clone());
-                used.push(false);
-                bins.len() - 1
-            }
-            None => continue,
-        };
-        take(&mut bins[place], &pod.requests);
+        let mut place = bins.place(&pod.requests);
+        if place.is_none() && used.len() < paid + NEW_MAX && has_room(&pool.shape, &pod.requests) {
+            bins.push(&pool.shape);
+            used.push(false);
+            place = bins.place(&pod.requests);
+        }
+        let Some(place) = place else { continue };
         used[place] = true;
         if let Some((name, _)) = pool.active.get(place) {
             need.used.insert(name.clone());
@@ -278,6 +276,12 @@ mod tests {
             let need = pack(&pool("a", 1, active, in_flight), pods.iter().collect());
             assert_eq!((need.nodes, need.used.len()), (nodes, used), "{why}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_nothing_fits_a_node() {
+        let pods = [PodFacts::default(), PodFacts::default()];
+        assert_eq!(pack(&pool("a", 1, &[], 0), pods.iter().collect()).nodes, 1);
     }
 
     #[test]

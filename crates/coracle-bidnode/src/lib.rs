@@ -9,6 +9,7 @@
 //! A pass at rest asks nobody anything. A pass that acts reads the object again first, and every change in the market
 //! names the version of the owner that it is based on, so two controllers, a retry and a crash never buy twice.
 
+mod bins;
 pub mod demand;
 mod drains;
 mod error;

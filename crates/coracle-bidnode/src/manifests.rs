@@ -11,8 +11,14 @@ use crate::LEASE;
 pub const NAMESPACE: &str = "coracle-system";
 const NAME: &str = "coracle-bidnode";
 const MARKET: &str = "coracle-market";
-/// Secret with the token that the operator shows to the market, key `token`.
+/// Secret with the token of the market's administrator, key `token`. Without it the market has none.
 const TOKEN: &str = "coracle-market-token";
+/// Where the operator finds the token that it shows to the market: its service account's, for the market alone.
+const TOKENS: &str = "/var/run/secrets/coracle.dev/market";
+/// Seconds that such a token is good; the kubelet puts a new one there well before.
+const TOKEN_S: i64 = 3600;
+/// Audience of the token, as the market asks for it.
+const AUDIENCE: &str = "coracle-market";
 
 /// Files below `deploy/`: path and YAML. `image` is the one that they start.
 #[must_use]
@@ -57,13 +63,19 @@ fn rights() -> Vec<Value> {
         rule("coordination.k8s.io", &["leases"], &["create"]),
         named(rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"]), &[LEASE]),
     ];
+    // All that the market asks of the cluster: whose a token is.
+    let reviews = [rule("authentication.k8s.io", &["tokenreviews"], &["create"])];
     let cluster = json!({"name": NAME, "labels": labels("bidnode")});
+    let reviewer = json!({"name": MARKET, "labels": labels("market")});
     vec![
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, "bidnode")}),
         role("ClusterRole", cluster.clone(), &everywhere),
         bind("ClusterRoleBinding", cluster, "ClusterRole", NAME, NAMESPACE, NAME),
         role("Role", meta(NAME, "bidnode"), &own),
         bind("RoleBinding", meta(NAME, "bidnode"), "Role", NAME, NAMESPACE, NAME),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(MARKET, "market")}),
+        role("ClusterRole", reviewer.clone(), &reviews),
+        bind("ClusterRoleBinding", reviewer, "ClusterRole", MARKET, NAMESPACE, MARKET),
     ]
 }
 
@@ -84,7 +96,13 @@ fn probe(path: &str) -> Value {
 }
 
 fn token_env(name: &str) -> Value {
-    json!({"name": name, "valueFrom": {"secretKeyRef": {"name": TOKEN, "key": "token"}}})
+    json!({"name": name, "valueFrom": {"secretKeyRef": {"name": TOKEN, "key": "token", "optional": true}}})
+}
+
+/// A token of the pod's service account that is good at the market and nowhere else.
+fn market_token() -> Value {
+    let token = json!({"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"});
+    json!({"name": "market-token", "projected": {"sources": [{"serviceAccountToken": token}]}})
 }
 
 fn operator(image: &str) -> Value {
@@ -94,14 +112,15 @@ fn operator(image: &str) -> Value {
         "args": [
             "operator", "--controllers=bidnode", "--admin-listen=0.0.0.0:8081",
             format!("--market=http://{MARKET}.{NAMESPACE}.svc:7700"),
+            format!("--market-token-file={TOKENS}/token"),
         ],
         "env": [
-            token_env("CORACLE_OPERATOR_MARKET_TOKEN"),
             field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
         "ports": [{"name": "admin", "containerPort": 8081}],
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
+        "volumeMounts": [{"name": "market-token", "mountPath": TOKENS, "readOnly": true}],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "320Mi"}},
         "securityContext": restricted(),
     });
@@ -114,6 +133,7 @@ fn operator(image: &str) -> Value {
                 "metadata": {"labels": labels("bidnode")},
                 "spec": {
                     "serviceAccountName": NAME, "securityContext": pod_security(), "containers": [container],
+                    "volumes": [market_token()],
                 },
             },
         },
@@ -127,7 +147,8 @@ fn market(image: &str) -> Value {
         "image": image,
         "args": [
             "market", "serve", "--store=sqlite:/data/market.db", "--grpc=0.0.0.0:7700",
-            "--http=0.0.0.0:7701", "--admin-listen=0.0.0.0:7702", "--region=local",
+            "--http=0.0.0.0:7701", "--admin-listen=0.0.0.0:7702", "--region=local", "--accounts=in-cluster",
+            format!("--operator={NAMESPACE}/{NAME}"),
         ],
         "env": [token_env("CORACLE_MARKET_ADMIN_TOKEN")],
         "ports": [
@@ -149,7 +170,7 @@ fn market(image: &str) -> Value {
             "template": {
                 "metadata": {"labels": labels("market")},
                 "spec": {
-                    "automountServiceAccountToken": false,
+                    "serviceAccountName": MARKET,
                     "securityContext": pod_security(),
                     "containers": [container],
                     "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": MARKET}}],

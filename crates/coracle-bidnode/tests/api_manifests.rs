@@ -31,6 +31,33 @@ fn rights_are_those_of_the_contract_and_no_more() {
     }
 }
 
+/// §9.5: the operator shows the market a token of its own account, for the market alone and not for long. It has no
+/// administrator's token, and the market may ask the cluster one thing.
+#[test]
+fn the_operator_comes_to_the_market_with_its_own_account() {
+    let all = manifests("image");
+    let text = |name: &str| &all.iter().find(|(path, _)| path.ends_with(name)).unwrap().1;
+    let operator: serde_json::Value = serde_saphyr::from_str(text("operator.yaml")).unwrap();
+    let pod = &operator["spec"]["template"]["spec"];
+    let token = &pod["volumes"][0]["projected"]["sources"][0]["serviceAccountToken"];
+    assert_eq!(
+        (token["audience"].as_str(), token["path"].as_str()),
+        (Some(coracle_market::AUDIENCE), Some("token"))
+    );
+    assert!(token["expirationSeconds"].as_i64().unwrap() <= 3600, "{token}");
+    let container = &pod["containers"][0];
+    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
+    let file = serde_json::Value::from(format!("--market-token-file={mount}/token"));
+    assert!(container["args"].as_array().unwrap().contains(&file), "{container:#}");
+    assert!(!text("operator.yaml").contains("secretKeyRef"), "an administrator's token");
+    let market = text("market.yaml");
+    let account = pod["serviceAccountName"].as_str().unwrap();
+    for flag in ["--accounts=in-cluster", &format!("--operator={}/{account}", coracle_bidnode::NAMESPACE)] {
+        assert!(market.contains(flag), "{flag} is not in\n{market}");
+    }
+    assert!(text("rbac.yaml").contains("tokenreviews"));
+}
+
 #[test]
 fn a_real_api_server_accepts_them() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };

@@ -7,6 +7,7 @@ use coracle_auction::{
 use coracle_proto::market as pb;
 use sha2::{Digest, Sha256};
 
+use crate::history::Bar;
 use crate::names;
 use crate::registry::{Kind, Registry};
 use crate::writer::{Slot, ms};
@@ -170,8 +171,20 @@ pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
     digest
 }
 
+pub(crate) fn bar(bar: Bar) -> pb::PriceBar {
+    pb::PriceBar {
+        at_ms: bar.at,
+        open_micros: bar.open,
+        high_micros: bar.high,
+        low_micros: bar.low,
+        close_micros: bar.close,
+        calls: u64::try_from(bar.calls).unwrap_or(0),
+    }
+}
+
 pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
     let (q, params) = (slot.market.quotes(), slot.market.params());
+    let [p20_micros, p50_micros, p80_micros] = slot.percentiles.get().map_or([None; 3], |all| all.map(Some));
     pb::MarketPrice {
         market: slot.name.clone(),
         quote_micros: q.quote.as_micros(),
@@ -185,6 +198,9 @@ pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
         halted: q.halted,
         tick_micros: params.tick.as_micros(),
         next_call_ms: ms(slot.market.next_call()),
+        p20_micros,
+        p50_micros,
+        p80_micros,
     }
 }
 

@@ -14,15 +14,22 @@ pub struct Problem {
     pub detail: String,
     /// The owner's version, when that is what is wrong.
     pub owner_version: Option<u64>,
+    /// The field of the request that is wrong, when it is one.
+    pub field: Option<&'static str>,
 }
 
 impl Problem {
     pub(crate) fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { code, status, detail: detail.into(), owner_version: None }
+        Self { code, status, detail: detail.into(), owner_version: None, field: None }
     }
 
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {
         Self::new(400, "INVALID_ARGUMENT", detail)
+    }
+
+    /// Something is wrong with one field.
+    pub(crate) fn invalid_field(field: &'static str, detail: impl Into<String>) -> Self {
+        Self { field: Some(field), ..Self::invalid(detail) }
     }
 
     /// Also for what belongs to others: nobody learns that it exists.
@@ -50,8 +57,10 @@ impl From<Refusal> for Problem {
             _ => (500, "REFUSED"),
         };
         let mut problem = Self::new(status, code, refusal.to_string());
-        if let Refusal::OwnerVersion { current } = refusal {
-            problem.owner_version = Some(current);
+        match refusal {
+            Refusal::OwnerVersion { current } => problem.owner_version = Some(current),
+            Refusal::Invalid { field, .. } => problem.field = Some(field),
+            _ => {}
         }
         problem
     }

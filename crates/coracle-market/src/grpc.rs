@@ -52,6 +52,9 @@ impl From<Problem> for Status {
         {
             status.metadata_mut().insert("coracle-owner-version", value);
         }
+        if let Some(value) = problem.field.and_then(|field| field.parse().ok()) {
+            status.metadata_mut().insert("coracle-field", value);
+        }
         if let Ok(value) = problem.code.parse() {
             status.metadata_mut().insert("coracle-code", value);
         }

@@ -43,6 +43,10 @@ impl IntoResponse for Problem {
         if let Some(version) = self.owner_version {
             body["ownerVersion"] = version.into();
         }
+        if let Some(field) = self.field {
+            // Fields have the names of this door.
+            body["field"] = if field == "min_fill" { "minFill" } else { field }.into();
+        }
         let mut response =
             (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response();
         if status == StatusCode::TOO_MANY_REQUESTS {
@@ -89,8 +93,9 @@ fn text(query: &BTreeMap<String, String>, name: &str) -> String {
     query.get(name).cloned().unwrap_or_default()
 }
 
-fn micros(what: &str, text: &str) -> Result<i64, Problem> {
-    Price::parse(text).map(Price::as_micros).map_err(|e| Problem::invalid(format!("{what}: {e}")))
+fn micros(what: &'static str, text: &str) -> Result<i64, Problem> {
+    let parsed = Price::parse(text).map(Price::as_micros);
+    parsed.map_err(|e| Problem::invalid_field(what, format!("{what}: {e}")))
 }
 
 async fn markets(State(s): Shared, headers: HeaderMap) -> Answer {
@@ -336,12 +341,13 @@ async fn charges(
         from_ms: number(&q, "from")?,
         to_ms: number(&q, "to")?,
     };
-    let rows = s.charges(caller, request).await?;
     match text(&q, "format").as_str() {
         "" | "json" => {
+            let rows = s.charges(caller, request).await?;
             Ok(Json(json!({ "charges": rows.iter().map(json::charge).collect::<Vec<_>>() })).into_response())
         }
         "csv" => {
+            let rows = s.charges(caller, request).await?;
             let mut csv = String::from("allocation,from_ms,to_ms,price,reason\n");
             for c in rows {
                 let price = Price::micros(c.price_micros);
@@ -349,7 +355,10 @@ async fn charges(
             }
             Ok(([(header::CONTENT_TYPE, "text/csv")], csv).into_response())
         }
-        other => Err(Problem::invalid(format!("no format {other}: json or csv"))),
+        "focus" => {
+            Ok(([(header::CONTENT_TYPE, "text/csv")], s.focus(caller, &request).await?).into_response())
+        }
+        other => Err(Problem::invalid_field("format", format!("no format {other}: json, csv or focus"))),
     }
 }
 

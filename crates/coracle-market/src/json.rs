@@ -14,6 +14,7 @@ pub(crate) fn price(p: &pb::MarketPrice) -> Value {
         "indicative": dollars(p.indicative_micros), "reserve": dollars(p.reserve_micros),
         "cap": dollars(p.cap_micros), "tick": dollars(p.tick_micros), "free": p.free, "asOfMs": p.as_of_ms,
         "seq": p.seq, "halted": p.halted, "nextCallMs": p.next_call_ms,
+        "p20": p.p20_micros.map(dollars), "p50": p.p50_micros.map(dollars), "p80": p.p80_micros.map(dollars),
     })
 }
 

@@ -1,8 +1,9 @@
 //! What the market shows of itself to Prometheus.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use coracle_auction::{ChargeReason, Command, EndReason, Event, Market, Reply};
+use coracle_auction::{ChargeReason, Command, EndReason, Event, Market, Reply, Report};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -73,6 +74,8 @@ type DollarSum = Counter<f64, AtomicU64>;
 pub(crate) struct Metrics {
     clearing_price: Family<Class, Dollars>,
     quote_price: Family<Class, Dollars>,
+    reserve_price: Family<Class, Dollars>,
+    cap_price: Family<Class, Dollars>,
     allocations: Family<Class, Gauge>,
     free_units: Family<Class, Gauge>,
     open_units: Family<Class, Gauge>,
@@ -81,6 +84,8 @@ pub(crate) struct Metrics {
     /// Placements by result, found without a search: there are many.
     placed: Placed,
     skipped_gangs: Counter,
+    cancelled_setters: Counter,
+    call_seconds: Histogram,
     orders: Family<Orders, Counter>,
     charged: Family<Class, DollarSum>,
     pub(crate) calls: Calls,
@@ -111,6 +116,8 @@ impl Metrics {
         let m = Self {
             clearing_price: Family::default(),
             quote_price: Family::default(),
+            reserve_price: Family::default(),
+            cap_price: Family::default(),
             allocations: Family::default(),
             free_units: Family::default(),
             open_units: Family::default(),
@@ -118,6 +125,8 @@ impl Metrics {
             displaced: Family::default(),
             placed: Placed::of(&bids),
             skipped_gangs: Counter::default(),
+            cancelled_setters: Counter::default(),
+            call_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 18)),
             orders: Family::default(),
             charged: Family::default(),
             calls: Calls::default(),
@@ -132,6 +141,8 @@ impl Metrics {
             m.clearing_price.clone(),
         );
         r.register("coracle_market_quote_price", "Quote, US$ per node-hour", m.quote_price.clone());
+        r.register("coracle_market_reserve_price", "Reserve, US$ per node-hour", m.reserve_price.clone());
+        r.register("coracle_market_cap_price", "Cap, US$ per node-hour", m.cap_price.clone());
         r.register("coracle_market_allocations", "Units that hold a place", m.allocations.clone());
         r.register("coracle_market_free_units", "Empty units", m.free_units.clone());
         r.register("coracle_market_open_units", "Units waiting in the book", m.open_units.clone());
@@ -139,6 +150,12 @@ impl Metrics {
         r.register("coracle_market_displaced", "Units put under notice", m.displaced.clone());
         r.register("coracle_market_bids", "Placements by result", bids);
         r.register("coracle_market_skipped_gangs", "Blocks passed over by a call", m.skipped_gangs.clone());
+        r.register(
+            "coracle_market_cancelled_setters",
+            "Bids that set the price of the last call and were taken back",
+            m.cancelled_setters.clone(),
+        );
+        r.register("coracle_market_call_seconds", "Time in the engine for a call", m.call_seconds.clone());
         r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
         r.register("coracle_market_calls", "Calls by what their token must allow", m.calls.0.clone());
@@ -159,7 +176,7 @@ impl Metrics {
     /// Writes every metric with a label once, for the reference.
     pub(crate) fn touch(&self) {
         let class = || Class { class: "a100-4x/local".to_owned() };
-        for family in [&self.clearing_price, &self.quote_price] {
+        for family in [&self.clearing_price, &self.quote_price, &self.reserve_price, &self.cap_price] {
             family.get_or_create(&class()).set(0.0);
         }
         for family in [&self.allocations, &self.free_units, &self.open_units] {
@@ -167,6 +184,8 @@ impl Metrics {
         }
         self.preemptions.get_or_create(&Outcome { outcome: "drained" }).inc();
         self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
+        self.called(Duration::ZERO);
+        self.setter_cancelled();
         self.placed.accepted.inc();
         self.order("launch");
         self.calls.count(crate::auth::Scope::Read);
@@ -181,11 +200,29 @@ impl Metrics {
             (Command::Place { .. }, _) => self.placed.refused.inc(),
             (Command::Report { report, .. }, reply) => {
                 let result = if matches!(reply, Reply::Refused(_)) { "unknown" } else { "taken" };
-                let kind = crate::convert::report_name(report);
-                self.orders.get_or_create(&Orders { kind, result }).inc()
+                self.reported(report, result)
             }
             _ => 0,
         };
+    }
+
+    /// What a supplier says of a unit that is none of its own.
+    pub(crate) fn unknown_report(&self, report: &Report) {
+        self.reported(report, "unknown");
+    }
+
+    fn reported(&self, report: &Report, result: &'static str) -> u64 {
+        self.orders.get_or_create(&Orders { kind: crate::convert::report_name(report), result }).inc()
+    }
+
+    /// The bid that set the price of the last call was taken back.
+    pub(crate) fn setter_cancelled(&self) {
+        self.cancelled_setters.inc();
+    }
+
+    /// A call was held and took so long.
+    pub(crate) fn called(&self, took: Duration) {
+        self.call_seconds.observe(took.as_secs_f64());
     }
 
     /// What a group did to a market.
@@ -198,6 +235,8 @@ impl Metrics {
                     let q = market.quotes();
                     self.clearing_price.get_or_create(&class()).set(dollars(record.price.as_micros()));
                     self.quote_price.get_or_create(&class()).set(dollars(q.quote.as_micros()));
+                    self.reserve_price.get_or_create(&class()).set(dollars(q.reserve.as_micros()));
+                    self.cap_price.get_or_create(&class()).set(dollars(q.cap.as_micros()));
                     self.free_units.get_or_create(&class()).set(count(q.free as u64));
                     self.open_units.get_or_create(&class()).set(count(market.depth().units));
                     self.allocations.get_or_create(&class()).set(count(market.live()));

@@ -15,11 +15,13 @@ pub(crate) enum Named {
 }
 
 fn encode(ms: u64, market: u16, local: u64) -> String {
-    let bits = u128::from(ms) << 80 | u128::from(market) << 64 | u128::from(local);
-    (0..26u32)
-        .rev()
-        .map(|digit| char::from(LETTERS[usize::try_from(bits >> (digit * 5) & 31).unwrap_or(0)]))
-        .collect()
+    let mut bits = u128::from(ms) << 80 | u128::from(market) << 64 | u128::from(local);
+    let mut letters = [b'0'; 26];
+    for letter in letters.iter_mut().rev() {
+        *letter = LETTERS[usize::try_from(bits & 31).unwrap_or(0)];
+        bits >>= 5;
+    }
+    letters.iter().copied().map(char::from).collect()
 }
 
 /// The id of a bid placed at a time.

@@ -88,9 +88,14 @@ impl Registry {
 
     /// The number of a name, known or new. A new one is stored before it is used.
     pub(crate) async fn ensure(&self, kind: Kind, name: &str, body: &[u8]) -> Result<u32, StoreError> {
-        if let Some(no) = self.number(kind, name) {
-            return Ok(no);
+        match self.number(kind, name) {
+            Some(no) => Ok(no),
+            // Apart: the future of every bid would else carry that of a statement to the database.
+            None => Box::pin(self.add(kind, name, body)).await,
         }
+    }
+
+    async fn add(&self, kind: Kind, name: &str, body: &[u8]) -> Result<u32, StoreError> {
         let _one = self.adding.lock().await;
         if let Some(no) = self.number(kind, name) {
             return Ok(no);

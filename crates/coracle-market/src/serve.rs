@@ -25,15 +25,16 @@ use crate::auth::{self, Gate};
 use crate::catalogue;
 use crate::error::{Problem, StoreError};
 use crate::grpc::Door;
+use crate::history::{LOOK_MS, Percentiles};
 use crate::http;
-use crate::metrics::{Calls, Metrics};
-use crate::recover::{Recovered, recover};
+use crate::metrics::Metrics;
+use crate::recover::{Recovered, mismatch, recover};
 use crate::registry::{Kind, Registry};
 use crate::review::{Accounts, Learning, Reviewed};
 use crate::service::Service;
 use crate::service::start_of;
 use crate::store::{Store, StoreAt};
-use crate::writer::{NOBODY, Slot, Writer};
+use crate::writer::{Health, NOBODY, Slot, Writer};
 
 /// How long clients have to let go of a connection when the market ends.
 const GRACE: Duration = Duration::from_secs(1);
@@ -140,7 +141,9 @@ pub async fn serve(
     let mut meters = Meters::default();
     let metrics = Metrics::register(&mut meters);
     let readiness = Readiness::default();
-    readiness.set("journal", false);
+    for part in ["doors", "journal"] {
+        readiness.set(part, false);
+    }
     let store = Store::open(&config.store).await?;
     let (grpc, web) = (listen(config.grpc).await?, listen(config.http).await?);
     let admin = match config.admin {
@@ -158,17 +161,18 @@ pub async fn serve(
         });
     }
     let Some(epoch) = take_over(&store, &config, &stop).await? else { return Ok(()) };
-    let calls = metrics.calls.clone();
-    let (writer, task) = open_markets(&store, epoch, &config, metrics).await?;
+    let (writer, task) = open_markets(&store, epoch, &config, &metrics, &readiness).await?;
     let (done, stopped) = (stop.child_token(), stop.clone());
     doors.spawn(async move { Ok(task.run(done).await?) });
     if matches!(config.store, StoreAt::Postgres(_)) {
         let (store, config, stop) = (store.clone(), config.clone(), stop.child_token());
         doors.spawn(async move { keep_lease(&store, epoch, &config, stop).await });
     }
-    let service = service(store, writer, &config, calls, stop.child_token()).await?;
+    let service = service(store, writer, &config, metrics, stop.child_token()).await?;
     prepare(&service, &config.regions).await.map_err(ServeError::Prepare)?;
     let streams = service.streams.clone();
+    let (percentiles, over) = (keep_percentiles(service.clone()), stop.child_token());
+    streams.spawn(async move { over.run_until_cancelled(percentiles).await });
     let gate = Door { service: service.clone() };
     let (closing, learning) = (stop.clone(), service.clone());
     // The builder's own setting is for listeners that it makes itself.
@@ -192,7 +196,7 @@ pub async fn serve(
             None => Ok(()),
         }
     });
-    readiness.set("journal", true);
+    readiness.set("doors", true);
     ready(at);
     let ended = doors.join_next().await;
     stopped.cancel();
@@ -239,7 +243,8 @@ async fn open_markets(
     store: &Store,
     epoch: i64,
     config: &Config,
-    metrics: Metrics,
+    metrics: &Metrics,
+    readiness: &Readiness,
 ) -> Result<(Writer, crate::writer::WriterTask), StoreError> {
     let registry = Registry::load(store.clone()).await?;
     let mut made = crate::store::Projections::default();
@@ -248,15 +253,34 @@ async fn open_markets(
         let Some(start) = start_of(&registry.body(Kind::Market, no)) else { continue };
         let Recovered { market, seq, chain, replayed, made: rows } = recover(store, no, start, false).await?;
         tracing::info!(market = name, seq, replayed, "market opened");
-        made.calls.extend(rows.calls);
+        let since = rows.calls.first().map_or(i64::MAX, |call| call.at);
+        if let Some(wrong) = mismatch(&store.calls(no, (since, i64::MAX)).await?, &rows.calls) {
+            tracing::error!(market = name, wrong, "the journal does not lead to what was published");
+            metrics.replay_mismatch.inc();
+        }
+        // What grew old is in bars, and would count twice.
+        let rolled_to = store.rolled_to(no).await?;
+        made.calls.extend(rows.calls.into_iter().filter(|call| call.at >= rolled_to));
         made.charges.extend(rows.charges);
         let (indicated, at_risk) = (market.now(), std::collections::BTreeMap::new());
         slots.insert(
             no,
-            Slot { name, market, seq, chain, at_risk, start, since_snapshot: replayed, indicated },
+            Slot {
+                name,
+                market,
+                seq,
+                chain,
+                at_risk,
+                start,
+                since_snapshot: replayed,
+                indicated,
+                percentiles: Percentiles::default(),
+            },
         );
     }
-    let (writer, task) = Writer::new(store.clone(), epoch, config.clock.clone(), metrics, made);
+    let health = Health { metrics: metrics.clone(), readiness: readiness.clone() };
+    health.journal_is(true);
+    let (writer, task) = Writer::new(store.clone(), epoch, config.clock.clone(), health, made);
     *writer.markets.write().unwrap_or_else(std::sync::PoisonError::into_inner) = slots;
     Ok((writer, task))
 }
@@ -265,11 +289,11 @@ async fn service(
     store: Store,
     writer: Writer,
     config: &Config,
-    calls: Calls,
+    metrics: Metrics,
     stop: CancellationToken,
 ) -> Result<Arc<Service>, ServeError> {
     let registry = Registry::load(store.clone()).await?;
-    let gate = Gate::new(config.clock.clone(), store.tokens().await?, calls);
+    let gate = Gate::new(config.clock.clone(), store.tokens().await?, metrics.calls.clone());
     let root = registry.ensure(Kind::Tenant, "admin", &[]).await?;
     if let Some(token) = &config.admin_token {
         gate.admit(auth::hash(token), root, auth::ALL);
@@ -278,11 +302,13 @@ async fn service(
         writer,
         registry,
         gate,
+        metrics,
         store,
         clock: config.clock.clone(),
         default_region: config.default_region.clone(),
         caps: tokio::sync::Mutex::default(),
         capped: std::sync::RwLock::default(),
+        cancelled_setters: std::sync::Mutex::default(),
         reviewed: Reviewed::new(config.accounts.clone(), config.clock.clone()),
         streams: TaskTracker::new(),
         stop,
@@ -291,6 +317,20 @@ async fn service(
         service.take_facts(tenant).await;
     }
     Ok(Arc::new(service))
+}
+
+/// Publishes what each market cost in the last 30 days, now and every hour. Never ends by itself.
+async fn keep_percentiles(service: Arc<Service>) {
+    loop {
+        let now = service.clock.now().0;
+        for no in service.markets() {
+            let Ok(of) = service.writer.read(no, |slot| slot.percentiles.clone()) else { continue };
+            if let Err(error) = of.refresh(&service.store, no, now).await {
+                tracing::warn!(%error, market = no, "percentiles are those of before");
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
+    }
 }
 
 /// Tells every market that it was away, and makes those of the catalogue that are new.

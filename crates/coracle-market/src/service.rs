@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::{Caller, Gate, Scope};
 use crate::error::{Problem, StoreError};
+use crate::metrics::Metrics;
 use crate::registry::{Kind, Registry};
 use crate::review::Reviewed;
 use crate::store::Store;
@@ -27,6 +28,7 @@ pub(crate) struct Service {
     pub(crate) writer: Writer,
     pub(crate) registry: Registry,
     pub(crate) gate: Gate,
+    pub(crate) metrics: Metrics,
     pub(crate) reviewed: Reviewed,
     pub(crate) store: Store,
     pub(crate) clock: Clock,
@@ -35,6 +37,8 @@ pub(crate) struct Service {
     pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,
     /// Tenants that have a cap, to ask without the lock.
     pub(crate) capped: std::sync::RwLock<std::collections::BTreeSet<u32>>,
+    /// How often each tenant took back a bid that had set the price.
+    pub(crate) cancelled_setters: std::sync::Mutex<BTreeMap<u32, u64>>,
     /// Streams belong to the service and end with it.
     pub(crate) streams: TaskTracker,
     /// Says that it ends.

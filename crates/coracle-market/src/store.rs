@@ -12,6 +12,7 @@ use sqlx::sqlite::{
 };
 
 use crate::error::StoreError;
+use crate::history::{Age, Bar};
 
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,12 +115,13 @@ pub struct Verdict {
     pub detail: String,
 }
 
-const SCHEMA: [&str; 7] = [
+const SCHEMA: [&str; 8] = [
     "CREATE TABLE IF NOT EXISTS names (kind INT8 NOT NULL, no INT8 NOT NULL, name TEXT NOT NULL, body {BYTES} NOT NULL, PRIMARY KEY (kind, no), UNIQUE (kind, name))",
     "CREATE TABLE IF NOT EXISTS journal (market INT8 NOT NULL, seq INT8 NOT NULL, epoch INT8 NOT NULL, count INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, who {BYTES}, PRIMARY KEY (market, seq))",
     "CREATE TABLE IF NOT EXISTS snapshots (market INT8 NOT NULL, seq INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
     "CREATE TABLE IF NOT EXISTS tokens (hash {BYTES} NOT NULL PRIMARY KEY, tenant INT8 NOT NULL, scopes INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
+    "CREATE TABLE IF NOT EXISTS bars (market INT8 NOT NULL, step INT8 NOT NULL, at INT8 NOT NULL, opening INT8 NOT NULL, high INT8 NOT NULL, low INT8 NOT NULL, closing INT8 NOT NULL, calls INT8 NOT NULL, PRIMARY KEY (market, step, at))",
     "CREATE TABLE IF NOT EXISTS charges (alloc TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (alloc, reason, starts))",
     "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
 ];
@@ -168,6 +170,8 @@ impl Store {
                     .create_if_missing(true)
                     .journal_mode(SqliteJournalMode::Wal)
                     .synchronous(SqliteSynchronous::Full)
+                    // Pages of the log before it is moved into the file: a group waits for that less often.
+                    .pragma("wal_autocheckpoint", "4000")
                     .busy_timeout(Duration::from_secs(5));
                 // A file does not hang up: no question before each use.
                 let pool = |n| {
@@ -379,18 +383,100 @@ impl Store {
             .collect())
     }
 
-    /// `(at, price, chain)` of the calls of a market in a span, in order.
+    /// The calls of a market in a span that are still kept one by one, in order.
     pub(crate) async fn calls(
         &self,
         market: u32,
-        from: i64,
-        to: i64,
-    ) -> Result<Vec<(i64, i64, [u8; 32])>, StoreError> {
-        const READ: &str = "SELECT at, price, chain FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY number LIMIT 1000000";
-        let rows: Vec<(i64, i64, Vec<u8>)> = on!(self, pool, read =>
+        (from, to): (i64, i64),
+    ) -> Result<Vec<CallRow>, StoreError> {
+        const READ: &str = "SELECT number, at, price, chain FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY number";
+        let rows: Vec<(i64, i64, i64, Vec<u8>)> = on!(self, pool, read =>
             sqlx::query_as(READ).bind(i64::from(market)).bind(from).bind(to).fetch_all(pool).await)
         .map_err(sql("read the price history"))?;
-        Ok(rows.into_iter().map(|(at, price, chain)| (at, price, digest(chain))).collect())
+        let row = |(number, at, price, chain)| CallRow { market, number, at, price, chain: digest(chain) };
+        Ok(rows.into_iter().map(row).collect())
+    }
+
+    /// Time of the oldest bar of a length, or with 0 of the oldest call.
+    pub(crate) async fn oldest(&self, market: u32, step: i64) -> Result<Option<i64>, StoreError> {
+        // The second parameter is named in both, for they are bound alike.
+        const CALL: &str = "SELECT min(at) FROM calls WHERE market = $1 AND $2 = 0";
+        const BAR: &str = "SELECT min(at) FROM bars WHERE market = $1 AND step = $2";
+        let read = if step == 0 { CALL } else { BAR };
+        on!(self, pool, read =>
+            sqlx::query_scalar(read).bind(i64::from(market)).bind(step).fetch_one(pool).await)
+        .map_err(sql("look for old history"))
+    }
+
+    /// When the youngest bar that calls were rolled up into ends. What is older is in bars already.
+    pub(crate) async fn rolled_to(&self, market: u32) -> Result<i64, StoreError> {
+        const READ: &str = "SELECT max(at + step) FROM bars WHERE market = $1";
+        let end: Option<i64> = on!(self, pool, read =>
+            sqlx::query_scalar(READ).bind(i64::from(market)).fetch_one(pool).await)
+        .map_err(sql("look for old history"))?;
+        Ok(end.unwrap_or(0))
+    }
+
+    /// Bars of one length in a span, in order; of 0: its calls.
+    pub(crate) async fn bars_of(
+        &self,
+        market: u32,
+        step: i64,
+        (from, to): (i64, i64),
+    ) -> Result<Vec<Bar>, StoreError> {
+        const BARS: &str = "SELECT at, opening, high, low, closing, calls FROM bars WHERE market = $1 AND step = $2 AND at >= $3 AND at < $4 ORDER BY at";
+        const CALLS: &str =
+            "SELECT at, price FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY number";
+        const OP: &str = "read the price history";
+        if step == 0 {
+            let rows: Vec<(i64, i64)> = on!(self, pool, read =>
+                sqlx::query_as(CALLS).bind(i64::from(market)).bind(from).bind(to).fetch_all(pool).await)
+            .map_err(sql(OP))?;
+            return Ok(rows.into_iter().map(|(at, price)| Bar::of_call(at, price)).collect());
+        }
+        let rows: Vec<(i64, i64, i64, i64, i64, i64)> = on!(self, pool, read =>
+            sqlx::query_as(BARS).bind(i64::from(market)).bind(step).bind(from).bind(to).fetch_all(pool).await)
+        .map_err(sql(OP))?;
+        let bar = |(at, open, high, low, close, calls)| Bar { at, open, high, low, close, calls };
+        Ok(rows.into_iter().map(bar).collect())
+    }
+
+    /// The whole history of a market in a span, in order. In one statement: what grows old meanwhile is in one place.
+    pub(crate) async fn bars(&self, market: u32, (from, to): (i64, i64)) -> Result<Vec<Bar>, StoreError> {
+        const READ: &str = "SELECT at, opening, high, low, closing, calls FROM bars WHERE market = $1 AND at >= $2 AND at < $3 UNION ALL SELECT at, price, price, price, price, 1 FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY 1";
+        let rows: Vec<(i64, i64, i64, i64, i64, i64)> = on!(self, pool, read =>
+            sqlx::query_as(READ).bind(i64::from(market)).bind(from).bind(to).fetch_all(pool).await)
+        .map_err(sql("read the price history"))?;
+        let bar = |(at, open, high, low, close, calls)| Bar { at, open, high, low, close, calls };
+        Ok(rows.into_iter().map(bar).collect())
+    }
+
+    /// Puts coarser bars into the place of what grew old in a span. All or nothing, and the same when done twice.
+    pub(crate) async fn replace_bars(
+        &self,
+        market: u32,
+        age: Age,
+        (from, to): (i64, i64),
+        coarse: &[Bar],
+    ) -> Result<(), StoreError> {
+        const PUT: &str = "INSERT INTO bars (market, step, at, opening, high, low, closing, calls) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";
+        const CALLS: &str = "DELETE FROM calls WHERE market = $1 AND $2 = 0 AND at >= $3 AND at < $4";
+        const BARS: &str = "DELETE FROM bars WHERE market = $1 AND step = $2 AND at >= $3 AND at < $4";
+        const OP: &str = "roll up the price history";
+        let market = i64::from(market);
+        let forget = if age.fine == 0 { CALLS } else { BARS };
+        on!(self, pool, write => {
+            let mut tx = pool.begin().await.map_err(sql(OP))?;
+            for bar in coarse {
+                sqlx::query(PUT)
+                    .bind(market).bind(age.coarse.unwrap_or(0)).bind(bar.at).bind(bar.open).bind(bar.high)
+                    .bind(bar.low).bind(bar.close).bind(bar.calls)
+                    .execute(&mut *tx).await.map_err(sql(OP))?;
+            }
+            sqlx::query(forget).bind(market).bind(age.fine).bind(from).bind(to)
+                .execute(&mut *tx).await.map_err(sql(OP))?;
+            tx.commit().await.map_err(sql(OP))
+        })
     }
 
     /// `(alloc, from, to, price, reason)` of a tenant in a span, in order.
@@ -399,9 +485,10 @@ impl Store {
         tenant: u32,
         from: i64,
         to: i64,
+        most: i64,
     ) -> Result<Vec<(String, i64, i64, i64, String)>, StoreError> {
-        const READ: &str = "SELECT alloc, starts, ends, price, reason FROM charges WHERE tenant = $1 AND ends > $2 AND starts < $3 ORDER BY starts, alloc LIMIT 100000";
-        on!(self, pool, read => sqlx::query_as(READ).bind(i64::from(tenant)).bind(from).bind(to).fetch_all(pool).await)
+        const READ: &str = "SELECT alloc, starts, ends, price, reason FROM charges WHERE tenant = $1 AND ends > $2 AND starts < $3 ORDER BY starts, alloc LIMIT $4";
+        on!(self, pool, read => sqlx::query_as(READ).bind(i64::from(tenant)).bind(from).bind(to).bind(most).fetch_all(pool).await)
             .map_err(sql("read charges"))
     }
 }

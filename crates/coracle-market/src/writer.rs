@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use coracle_auction::wire::Wire;
 use coracle_auction::{AllocId, Command, Event, Journaled, Market, Params, Price, Reply, Time};
+use coracle_telemetry::Readiness;
 use coracle_types::Clock;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Problem, StoreError};
+use crate::history::{self, Ages, Percentiles};
 use crate::metrics::Metrics;
 use crate::prices::{Moved, moved};
 use crate::recover::{project, signed};
@@ -50,6 +52,8 @@ pub(crate) struct Slot {
     pub(crate) start: (Params, Time),
     pub(crate) since_snapshot: u64,
     pub(crate) indicated: Time,
+    /// What it cost of late.
+    pub(crate) percentiles: Percentiles,
 }
 
 /// All markets. Written by the writer alone.
@@ -88,6 +92,21 @@ pub(crate) struct Writer {
     pub(crate) prices: broadcast::Sender<Arc<Moved>>,
 }
 
+/// Where the writer tells how it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Health {
+    pub(crate) metrics: Metrics,
+    pub(crate) readiness: Readiness,
+}
+
+impl Health {
+    /// Does the journal take commands?
+    pub(crate) fn journal_is(&self, up: bool) {
+        self.metrics.journal_up.set(i64::from(up));
+        self.readiness.set("journal", up);
+    }
+}
+
 /// The task behind the handles.
 #[derive(Debug)]
 pub(crate) struct WriterTask {
@@ -96,8 +115,9 @@ pub(crate) struct WriterTask {
     store: Store,
     epoch: i64,
     clock: Clock,
-    metrics: Metrics,
+    health: Health,
     made: Projections,
+    ages: Ages,
     /// Groups that are in the journal and not applied yet.
     journaled: Vec<Entry>,
     /// Groups of which it is not known whether they are in the journal.
@@ -126,7 +146,7 @@ impl Writer {
         store: Store,
         epoch: i64,
         clock: Clock,
-        metrics: Metrics,
+        health: Health,
         made: Projections,
     ) -> (Self, WriterTask) {
         let (tx, requests) = mpsc::channel(QUEUE);
@@ -139,8 +159,9 @@ impl Writer {
             store,
             epoch,
             clock,
-            metrics,
+            health,
             made,
+            ages: Ages::default(),
             journaled: Vec::new(),
             doubtful: Vec::new(),
             last: Time(0),
@@ -226,7 +247,7 @@ impl WriterTask {
                 return self.store.give_back(self.epoch).await;
             }
             let first = if self.journaled.is_empty() {
-                let longest = if self.made.is_empty() { IDLE } else { FLUSH };
+                let longest = if self.made.is_empty() && !self.ages.is_busy() { IDLE } else { FLUSH };
                 let pause = Duration::from_millis(self.wake.since_ms(self.time())).min(longest);
                 tokio::select! {
                     () = stop.cancelled() => continue,
@@ -257,6 +278,25 @@ impl WriterTask {
                 self.commit(waiting).await?;
             }
             self.make_due_snapshots().await;
+            self.grow_older().await;
+        }
+    }
+
+    /// One piece of one market's old history is rolled up, when there is one: a group does not wait for a market's years.
+    async fn grow_older(&mut self) {
+        let now = self.time();
+        let due = self.ages.next(now, || {
+            let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
+            markets.keys().copied().collect()
+        });
+        let Some(market) = due else { return };
+        match history::roll_up(&self.store, market, signed(now.0)).await {
+            Ok(more) => self.ages.done(market, more),
+            Err(error) => {
+                // It grows no younger: it is found again with the next look.
+                tracing::warn!(%error, market, "history not rolled up");
+                self.ages.done(market, false);
+            }
         }
     }
 
@@ -341,10 +381,10 @@ impl WriterTask {
             }
         };
         let (outcome, ()) = tokio::join!(biased; append, async { self.perform_journaled() });
-        self.metrics.journal_commit.observe(started.elapsed().as_secs_f64());
+        self.health.metrics.journal_commit.observe(started.elapsed().as_secs_f64());
         if let Err(error) = outcome {
             tracing::error!(%error, "journal not written");
-            self.metrics.journal_up.set(0);
+            self.health.journal_is(false);
             // In front of what the group before made meanwhile.
             let since = std::mem::replace(&mut self.made, made);
             self.made.extend(since);
@@ -356,7 +396,7 @@ impl WriterTask {
             }
             return if matches!(error, StoreError::Held { .. }) && known { Err(error) } else { Ok(()) };
         }
-        self.metrics.journal_up.set(1);
+        self.health.journal_is(true);
         self.journaled = entries;
         Ok(())
     }
@@ -399,17 +439,24 @@ impl WriterTask {
         let Entry { market: no, at, waiting, seq, chain } = entry;
         let mut replies = Vec::with_capacity(waiting.commands.len());
         let mut events = Vec::new();
+        let metrics = &self.health.metrics;
         let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
         let Some(slot) = markets.get_mut(&no) else { return };
         for command in &waiting.commands {
             let before = events.len();
+            let called = (slot.market.next_call() <= at).then(Instant::now);
             let reply = slot.market.apply(at, command, &mut events);
-            self.metrics.count(command, &reply);
+            if let Some(started) = called
+                && events[before..].iter().any(|event| matches!(event, Event::Call { .. }))
+            {
+                metrics.called(started.elapsed());
+            }
+            metrics.count(command, &reply);
             replies.push(reply);
             project(no, &slot.market, &events[before..], &mut self.made);
             note_risk(&mut slot.at_risk, &events[before..]);
         }
-        self.metrics.observe(&slot.name, &slot.market, &events);
+        metrics.observe(&slot.name, &slot.market, &events);
         (slot.seq, slot.chain) = (seq, chain);
         slot.since_snapshot += waiting.commands.len() as u64;
         self.wake = self.wake.min(slot.market.next_due());

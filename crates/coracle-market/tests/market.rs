@@ -207,7 +207,7 @@ async fn bad_input_is_answered_in_the_words_of_the_contract() {
     let price: serde_json::Value =
         at("/v1/markets/a100-4x/local/price".into()).await.unwrap().json().await.unwrap();
     assert_eq!((price["quote"].as_str(), price["clearing"].as_str()), (Some("3.2000"), Some("2.0000")));
-    let long = at("/v1/markets/a100-4x/local/history?from=0&to=100000000&step=1".into()).await.unwrap();
+    let long = at("/v1/markets/a100-4x/local/history?from=1&to=100000000&step=1".into()).await.unwrap();
     assert_eq!(long.status(), 400);
     let cancel = || web.delete(format!("{}/v1/bids/{id}", served.http)).bearer_auth(&token).send();
     assert_eq!(cancel().await.unwrap().status(), 200);

@@ -3,6 +3,7 @@
 use super::Market;
 use crate::bid::{Bid, Extra, Owner, Units};
 use crate::book::Entry;
+use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{
     Event, OwnerKey, Placement, Price, QUANTITY_MAX, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
@@ -33,6 +34,7 @@ impl Market {
             tenant,
             owner,
             filed: 0,
+            newest: Link::default(),
             lease_ms: p.lease_ms,
             min_fill,
             units: Units { open: quantity, ..Units::default() },

@@ -235,7 +235,12 @@ impl Market {
     }
 
     /// The units of a bid, ended ones of the last day included.
-    pub(super) fn units_of(&self, bid: u32) -> Vec<u32> {
-        self.by_bid.range((bid, 0)..=(bid, u32::MAX)).map(|(_, alloc)| *alloc).collect()
+    pub(crate) fn units_of(&self, bid: u32) -> Vec<u32> {
+        let newest = self.bids.at(bid).and_then(|bid| bid.newest.place());
+        let older = |place: &u32| self.allocs.at(*place).and_then(|alloc| alloc.older.place());
+        let mut places: Vec<_> = std::iter::successors(newest, older).collect();
+        // In the order of their places: that of the list is not kept in snapshots.
+        places.sort_unstable();
+        places
     }
 }

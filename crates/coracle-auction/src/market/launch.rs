@@ -3,6 +3,7 @@
 use super::Market;
 use crate::alloc::{Alloc, AllocState, Stage};
 use crate::book::{Entry, Open};
+use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{AllocId, Charge, EndReason, Event, LotNo, Refusal, Report, Time};
 
@@ -87,8 +88,11 @@ impl Market {
             reason: None,
             failures,
             node: None,
+            newer: Link::default(),
+            older: Link::default(),
         });
-        self.by_bid.insert((bid, place));
+        self.live += 1;
+        self.join(place);
         let target = self.seat_at(lot, unit);
         if now {
             target.occupant = Some(place);
@@ -214,7 +218,8 @@ impl Market {
         let (bid, lot, state, tenant) = (alloc.bid, alloc.lot, alloc.state, alloc.tenant);
         let (own_seq, failures, matched_at) = (alloc.seq, alloc.failures, alloc.matched_at);
         self.leave_seat(place);
-        self.by_bid.remove(&(bid, place));
+        self.live -= 1;
+        self.part(place);
         self.allocs.remove(place);
         let bid_id = self.bid_id(bid);
         if state == AllocState::Provisioning {

@@ -3,6 +3,7 @@
 use super::{Market, Running};
 use crate::alloc::AllocState;
 use crate::lots::LotState;
+use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{AllocId, EndReason, Event, RETENTION_MS, Refusal, Reply, TenantNo, Time};
 use std::cmp::Reverse;
@@ -35,6 +36,11 @@ impl Market {
     /// An active unit must go. It keeps its seat, and pays, until its notice is over.
     pub(super) fn preempt(&mut self, place: u32, reason: EndReason) {
         self.leave_contest(place);
+        self.give_notice(place, reason);
+    }
+
+    /// The same for one that calls no longer decide about.
+    pub(super) fn give_notice(&mut self, place: u32, reason: EndReason) {
         let now = self.now;
         let alloc = self.unit(place);
         let (lot, unit, bid) = (alloc.lot, alloc.unit, alloc.bid);
@@ -45,6 +51,7 @@ impl Market {
         alloc.reason = Some(reason);
         alloc.noticed_at = now;
         alloc.preempt_at = deadline;
+        self.live -= 1;
         self.wake(place, deadline);
         let units = &mut self.row(bid).units;
         units.active -= 1;
@@ -75,6 +82,8 @@ impl Market {
             AllocState::Ended => {}
         }
         units.ended += 1;
+        self.live -=
+            u64::from(matches!(state, AllocState::Matched | AllocState::Provisioning | AllocState::Active));
         self.leave_seat_of(place, state);
         let row = self.tenants.at_mut(tenant);
         row.committed -= i128::from(limit.as_micros());
@@ -93,10 +102,33 @@ impl Market {
 
     pub(super) fn forget_unit(&mut self, place: u32) {
         let Some(alloc) = self.allocs.at(place) else { return };
-        let (bid, ended) = (alloc.bid, alloc.ended_at);
+        let ended = alloc.ended_at;
         self.timers.unset(ended.plus_ms(RETENTION_MS), Timer::ForgetUnit(place));
-        self.by_bid.remove(&(bid, place));
+        self.part(place);
         self.allocs.remove(place);
+    }
+
+    /// Puts a new unit in front of those of its bid.
+    pub(super) fn join(&mut self, place: u32) {
+        let bid = self.unit(place).bid;
+        let older = std::mem::replace(&mut self.row(bid).newest, Link::to(place));
+        self.unit(place).older = older;
+        if let Some(older) = older.place() {
+            self.unit(older).newer = Link::to(place);
+        }
+    }
+
+    /// Takes a unit out of those of its bid.
+    pub(super) fn part(&mut self, place: u32) {
+        let alloc = self.unit(place);
+        let (bid, newer, older) = (alloc.bid, alloc.newer, alloc.older);
+        match newer.place() {
+            Some(newer) => self.unit(newer).older = older,
+            None => self.row(bid).newest = older,
+        }
+        if let Some(older) = older.place() {
+            self.unit(older).newer = newer;
+        }
     }
 
     pub(super) fn leave_seat(&mut self, place: u32) {

@@ -125,8 +125,12 @@ impl Market {
                 self.keys.insert(place, &bid.key);
             }
         }
+        self.live = self.allocs.iter().filter(|(_, alloc)| alloc.is_live()).count() as u64;
+        let units: Vec<_> = self.allocs.iter().map(|(place, _)| place).collect();
+        for place in units {
+            self.join(place);
+        }
         for (place, alloc) in self.allocs.iter() {
-            self.by_bid.insert((alloc.bid, place));
             if alloc.due != Time::NEVER {
                 self.timers.set(alloc.due, Timer::Unit(place));
             }

@@ -186,10 +186,8 @@ impl Market {
 
     /// Units of a bid, ended ones of the last day included.
     pub fn allocs_of(&self, bid: BidId) -> impl Iterator<Item = (AllocId, &Alloc)> {
-        let place = self.bids.place(bid.0);
-        let range = place.map_or((1, 0)..=(1, 0), |bid| (bid, 0)..=(bid, u32::MAX));
-        let places = self.by_bid.range(range).map(|(_, alloc)| *alloc);
-        places.filter_map(|place| Some((self.alloc_id(place), self.allocs.at(place)?)))
+        let places = self.bids.place(bid.0).map_or_else(Vec::new, |place| self.units_of(place));
+        places.into_iter().filter_map(|place| Some((self.alloc_id(place), self.allocs.at(place)?)))
     }
 
     /// All units, ended ones of the last day included.
@@ -228,10 +226,10 @@ impl Market {
         Some(TenantAccount { cap: row.cap, committed: row.committed, units: row.units })
     }
 
-    /// Units that hold a place: matched, provisioning or active. Reads all units.
+    /// Units that hold a place: matched, provisioning or active.
     #[must_use]
     pub fn live(&self) -> u64 {
-        self.allocs.iter().filter(|(_, alloc)| alloc.is_live()).count() as u64
+        self.live
     }
 
     /// Units in a state, by state. Reads all units.

@@ -78,9 +78,15 @@ fn check(m: &Market) -> Result<(), TestCaseError> {
         let u = bid.units();
         let counted = [u.matched, u.provisioning, u.active, u.preempting, u.ended].map(u32::from);
         prop_assert_eq!(by_bid.get(&place).copied().unwrap_or_default(), counted);
+        let own: u32 = counted.iter().sum();
+        let listed = m.units_of(place);
+        prop_assert!(listed.iter().all(|unit| m.allocs.at(*unit).is_some_and(|unit| unit.bid == place)));
+        prop_assert_eq!(listed.len(), own as usize, "each unit once in the list of its bid");
         let apart: u32 = bid.segments().map(|(_, units)| u32::from(units)).sum();
         prop_assert_eq!(apart, u32::from(u.open));
     }
+    let live_units = m.allocs().filter(|(_, alloc)| alloc.is_live()).count();
+    prop_assert_eq!(m.live(), live_units as u64);
     let usable: usize =
         m.lots().filter(|(_, lot)| lot.state() == LotState::Open).map(|(_, lot)| lot.size()).sum();
     let live = m.allocs().filter(|(_, alloc)| {

@@ -1,6 +1,9 @@
 //! Bad input, a row of the contract's table each (§12), and an object that cannot be read.
 
+use std::time::Duration;
+
 use coracle_api::bidnode::{BidNode, names};
+use coracle_bidnode::Times;
 use coracle_testkit::{cluster, cluster::Cluster, netns};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -9,7 +12,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{World, eventually, install};
+use crate::world::{Operator, World, eventually, install};
 
 fn raw(spec: &Value) -> DynamicObject {
     let kind = ApiResource::erase::<BidNode>(&());
@@ -74,7 +77,8 @@ type Row = (&'static str, &'static str, fn(&mut BidNode));
 fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        let operator = w.operator();
+        let times = Times { poll: Duration::from_millis(300), ..World::times() };
+        let operator = Operator::start(cluster.client(), w.config(times));
         let rows: [Row; 9] = [
             ("decimals", "spec.maxBid", |o| o.spec.max_bid = 1.000_000_1),
             ("million", "spec.maxBid", |o| o.spec.max_bid = 1_000_001.0),
@@ -110,6 +114,11 @@ fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
             assert!(w.bids(name).await.is_empty(), "{name} was bid for");
         }
         w.until_event("InvalidSpec").await?;
+        // Ten polls of each later it was still said once.
+        operator.passes(90.0).await?;
+        for (name, ..) in rows {
+            assert_eq!(w.told(name, "InvalidSpec").await, 1, "{name}");
+        }
         w.edit("decimals", json!({"spec": {"maxBid": 1.5}})).await?;
         w.until("decimals", |s| s.pending_bids == Some(2)).await?;
         operator.stop().await
@@ -169,7 +178,7 @@ fn acceptance_18_an_undecodable_object_beside_good_ones_stalls_none() {
         let w = World::new(cluster).await?;
         let mut config = w.config(World::times());
         config.namespace = None;
-        let operator = crate::world::Operator::start(client, config);
+        let operator = Operator::start(client, config);
         for n in 0..100 {
             w.create(&format!("good-{n}"), |_| {}).await?;
         }

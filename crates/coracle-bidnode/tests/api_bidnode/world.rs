@@ -285,6 +285,17 @@ impl World {
         found.await.ok_or_else(|| anyhow::anyhow!("no event {reason}"))
     }
 
+    /// How often an event was told of an object.
+    pub(crate) async fn told(&self, name: &str, reason: &str) -> i32 {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
+        let all = api.list(&ListParams::default()).await.unwrap().items;
+        let of = |e: &&Event| {
+            let object = e.regarding.as_ref().and_then(|o| o.name.as_deref());
+            e.reason.as_deref() == Some(reason) && object == Some(name)
+        };
+        all.iter().filter(of).map(|e| e.series.as_ref().map_or(1, |series| series.count)).sum()
+    }
+
     /// Bids of a BidNode that ever were, as the market has them.
     pub(crate) async fn bids(&self, name: &str) -> Vec<pb::Bid> {
         self.bids_of(&self.ns, name).await

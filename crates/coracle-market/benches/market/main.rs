@@ -21,14 +21,31 @@ fn figure(name: &str, value: Option<f64>, unit: &str, why: &str) {
 fn main() {
     // `cargo test` and `cargo bench` pass flags of their own.
     let short = std::env::args().any(|arg| arg == "--test");
+    // `--part=engine`, `service` or `streams` measures that alone.
+    let asked = std::env::args().find_map(|arg| arg.strip_prefix("--part=").map(str::to_owned));
+    let part = |name: &str| asked.as_deref().is_none_or(|asked| asked == name);
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    eprintln!("market: {cores} cores, load {}", load.trim());
+    if part("engine") {
+        alone(short);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let published = if short { 2 } else { 20 };
+    if part("service") {
+        runtime.block_on(served(short, published));
+    }
+    if part("streams") {
+        runtime.block_on(watched(short, published));
+    }
+}
+
+/// The engine in this process.
+fn alone(short: bool) {
     let (open, calls, rounds) = if short { (10_000, 20, 20) } else { (1_000_000, 10_000, 200) };
     // `--calls=N` for a short look; the goal is over 10 000.
     let asked = std::env::args().find_map(|arg| arg.strip_prefix("--calls=").and_then(|n| n.parse().ok()));
     let calls = asked.unwrap_or(calls);
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    eprintln!("market: {cores} cores, load {}", load.trim());
-
     eprintln!("calls in the engine, goal: p99 at most 2 ms with at most 1000 displaced");
     let held = engine::calls(open, calls);
     let fair = held.displaced <= 1000;
@@ -43,15 +60,16 @@ fn main() {
     let why = "the replay led to another state";
     figure("market.replay_per_s", replayed.as_ref().map(|r| r.wall), "1/s", why);
     figure("market.replay_per_core_s", replayed.as_ref().map(|r| r.cpu), "1/s", why);
+}
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let seconds = if short { 1 } else { 10 };
-    let published = if short { 2 } else { 20 };
+/// The service from another process.
+async fn served(short: bool, published: usize) {
+    let (open, seconds) = if short { (10_000, 1) } else { (1_000_000, 10) };
     eprintln!(
         "goals: at least 20000 a second single, 150000 in batches of 512, p99 at half load at most 10 ms;"
     );
     eprintln!("at most 300 MiB; a call at its readers within 20 ms; a restart within 5 s");
-    let outcome = runtime.block_on(service::run(open, seconds, published));
+    let outcome = service::run(open, seconds, published).await;
     let why = outcome.why.as_str();
     figure("market.intake_single_per_s", outcome.single, "1/s", why);
     figure("market.intake_half_p99_ms", outcome.half_p99_ms, "ms", "no call");
@@ -59,12 +77,14 @@ fn main() {
     figure("market.open_1m_rss_mib", Some(outcome.full.rss_mib), "MiB", "");
     figure("market.call_published_p99_ms", outcome.full.published_p99_ms, "ms", "no call");
     figure("market.restart_s", Some(outcome.full.restart_s), "s", "");
+}
 
+/// Those who hear of it.
+async fn watched(short: bool, published: usize) {
     eprintln!("from a bid to its match with free units, goal: p99 at most 5 ms");
     let bids = if short { 50 } else { 5_000 };
-    figure("market.match_p99_ms", runtime.block_on(streams::matches(bids)), "ms", "no match");
+    figure("market.match_p99_ms", streams::matches(bids).await, "ms", "no match");
     let readers = if short { 100 } else { 10_000 };
     eprintln!("prices to {readers} readers, goal on 4 cores: p99 at most 250 ms");
-    let seen = runtime.block_on(streams::many_readers(readers, published));
-    figure("market.stream_p99_ms", seen, "ms", "no price");
+    figure("market.stream_p99_ms", streams::many_readers(readers, published).await, "ms", "no price");
 }

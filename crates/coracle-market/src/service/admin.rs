@@ -11,6 +11,7 @@ use crate::audit;
 use crate::auth::{self, Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
+use crate::history::Percentiles;
 use crate::recover;
 use crate::registry::Kind;
 use crate::store::{NameRow, Verdict};
@@ -84,6 +85,7 @@ impl Service {
             start: (params, at),
             since_snapshot: 0,
             indicated: at,
+            percentiles: Percentiles::default(),
         };
         self.writer.add(no, slot).await?;
         Ok(no)
@@ -170,7 +172,11 @@ impl Service {
     pub(crate) async fn verify(&self, market: &str) -> Result<Verdict, Problem> {
         let no = self.market(market)?;
         let start = self.writer.read(no, |slot| slot.start)?;
-        Ok(recover::verify(&self.store, no, start).await?)
+        let verdict = recover::verify(&self.store, no, start).await?;
+        if !verdict.sound {
+            self.metrics.replay_mismatch.inc();
+        }
+        Ok(verdict)
     }
 
     /// Commands of a market with who asked for them and what they changed. Reads its journal from the beginning.

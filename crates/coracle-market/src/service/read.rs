@@ -7,12 +7,13 @@ use super::Service;
 use crate::auth::Caller;
 use crate::convert;
 use crate::error::Problem;
+use crate::history::{KEPT_MS, merged, step_that_fits};
 use crate::recover::signed;
 
 /// Most points of one history.
 const POINTS_MAX: i64 = 10_000;
 /// How far advice looks back, in milliseconds.
-const ADVICE_MS: u64 = 7 * 24 * 3600 * 1000;
+const ADVICE_MS: u64 = 30 * 24 * 3600 * 1000;
 
 impl Service {
     pub(crate) fn prices(&self) -> Result<Vec<pb::MarketPrice>, Problem> {
@@ -47,51 +48,30 @@ impl Service {
         let no = self.market(&r.market)?;
         let now = signed(self.now().0);
         let to = if r.to_ms == 0 { now + 1 } else { r.to_ms };
-        let span = to.saturating_sub(r.from_ms).max(0);
-        let step = r.step_ms.max(0);
+        // Nothing is older.
+        let from = if r.from_ms == 0 { now - KEPT_MS } else { r.from_ms };
+        let (span, step) = (to.saturating_sub(from).max(0), r.step_ms.max(0));
+        let too_many = || {
+            let fits = step_that_fits(span, POINTS_MAX);
+            Problem::invalid_field("step", format!("more than {POINTS_MAX} points; a step of {fits} ms fits"))
+        };
         if step > 0 && span / step > POINTS_MAX {
-            let detail =
-                format!("more than {POINTS_MAX} points; a step of {} ms fits", span / POINTS_MAX + 1);
-            return Err(Problem::invalid(detail));
+            return Err(too_many());
         }
-        let calls = self.store.calls(no, r.from_ms, to).await?;
-        if step == 0 && calls.len() > usize::try_from(POINTS_MAX).unwrap_or(usize::MAX) {
-            let detail =
-                format!("more than {POINTS_MAX} points; a step of {} ms fits", span / POINTS_MAX + 1);
-            return Err(Problem::invalid(detail));
+        let bars = merged(self.store.bars(no, (from, to)).await?, step);
+        if bars.len() > usize::try_from(POINTS_MAX).unwrap_or(usize::MAX) {
+            return Err(too_many());
         }
-        let mut bars: Vec<pb::PriceBar> = Vec::new();
-        for (at, price, _) in calls {
-            let at_ms = if step > 0 { at - at.rem_euclid(step) } else { at };
-            match bars.last_mut().filter(|bar| bar.at_ms == at_ms) {
-                Some(bar) => {
-                    bar.high_micros = bar.high_micros.max(price);
-                    bar.low_micros = bar.low_micros.min(price);
-                    bar.close_micros = price;
-                    bar.calls += 1;
-                }
-                None => bars.push(pb::PriceBar {
-                    at_ms,
-                    open_micros: price,
-                    high_micros: price,
-                    low_micros: price,
-                    close_micros: price,
-                    calls: 1,
-                }),
-            }
-        }
-        Ok(pb::PriceHistory { bars })
+        Ok(pb::PriceHistory { bars: bars.into_iter().map(convert::bar).collect() })
     }
 
     pub(crate) async fn advise(&self, r: &pb::AdviseRequest) -> Result<pb::Advice, Problem> {
         let no = self.market(&r.market)?;
         let now = self.now();
         let from = signed(now.0.saturating_sub(ADVICE_MS));
-        let calls = self.store.calls(no, from, i64::MAX).await?;
-        let history: Vec<_> = calls
-            .iter()
-            .map(|(at, price, _)| (Time(u64::try_from(*at).unwrap_or(0)), Price::micros(*price)))
-            .collect();
+        let bars = self.store.bars(no, (from, i64::MAX)).await?;
+        let time = |at| Time(u64::try_from(at).unwrap_or(0));
+        let history: Vec<_> = bars.iter().map(|bar| (time(bar.at), Price::micros(bar.high))).collect();
         let window =
             u64::try_from(r.window_ms).map_err(|_| Problem::invalid("window must not be negative"))?;
         let short = || Problem::new(409, "NO_HISTORY", "the history is shorter than one window");

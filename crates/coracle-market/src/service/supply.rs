@@ -96,21 +96,32 @@ impl Service {
         Ok(())
     }
 
+    /// News of a unit. Of one that is unknown, or another supplier's, it is told in the log, counted and ignored:
+    /// a supplier that came back from the dead has nothing to mend.
     pub(crate) async fn report(&self, caller: Caller, r: pb::ReportOrderRequest) -> Result<(), Problem> {
-        let (market, alloc) = Self::named_alloc(&r.allocation)?;
         let supplier = self.supplier(caller).await?;
         let report = convert::report_of(&r.report, &r.node).ok_or_else(|| {
             Problem::invalid(
                 "report must be launched, registered (with node), ready, failed, drained or died",
             )
         })?;
-        let own = self.writer.read(market, |slot| {
-            slot.market.alloc(alloc).is_some_and(|row| of_supplier(slot, row, supplier))
-        })?;
-        if !own {
-            tracing::warn!(allocation = r.allocation, "report of an unknown allocation");
-            return Err(Problem::not_found());
-        }
+        let own = |(market, alloc)| {
+            let is_own =
+                |slot: &Slot| slot.market.alloc(alloc).is_some_and(|row| of_supplier(slot, row, supplier));
+            self.writer.read(market, is_own).is_ok_and(|own| own).then_some((market, alloc))
+        };
+        let Some((market, alloc)) = Self::named_alloc(&r.allocation).ok().and_then(own) else {
+            let supplier = self.registry.name(Kind::Supplier, supplier);
+            let allocation: String = r.allocation.chars().take(64).collect();
+            tracing::warn!(
+                supplier,
+                allocation,
+                report = r.report,
+                "report of an unknown allocation ignored"
+            );
+            self.metrics.unknown_report(&report);
+            return Ok(());
+        };
         self.writer.apply_one(market, caller.tenant, Command::Report { alloc, report }).await.map(drop)
     }
 

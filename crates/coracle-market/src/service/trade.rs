@@ -10,6 +10,7 @@ use super::{Service, check_name};
 use crate::auth::Caller;
 use crate::convert;
 use crate::error::Problem;
+use crate::focus;
 use crate::names::{self, Named};
 use crate::registry::Kind;
 use crate::writer::{NOBODY, ms};
@@ -20,6 +21,8 @@ const LEASE_MS: i64 = 15 * 60 * 1000;
 const LEASE_MAX_MS: i64 = 30 * 24 * 3600 * 1000;
 /// Most bids of one request.
 pub(crate) const BIDS_MAX: usize = 512;
+/// Most charges of one answer.
+const CHARGES_MAX: i64 = 100_000;
 const KEY_MAX: usize = 128;
 const LABELS_MAX: usize = 32;
 
@@ -29,8 +32,15 @@ impl Service {
         caller: Caller,
         request: pb::PlaceBidRequest,
     ) -> Result<pb::BidReply, Problem> {
-        let mut results = self.place_all(caller, vec![request]).await?;
-        results.pop().unwrap_or_else(|| Err(Problem::not_found()))
+        let (market, placement) = self.placement(caller, request).await?;
+        let tenant = placement.tenant.0;
+        let command = Command::Place { placement: Box::new(placement) };
+        let (reply, at) = if self.is_capped(tenant) {
+            Box::pin(self.under_cap(caller, tenant, market, command)).await?
+        } else {
+            self.writer.apply_one(market, caller.tenant, command).await?
+        };
+        self.bid_reply(market, reply, at)
     }
 
     /// Places bids, each for itself: one that is refused does not stop the others.
@@ -61,7 +71,7 @@ impl Service {
                     let command = Command::Place { placement: Box::new(placement) };
                     if capped {
                         self.flush(caller, run_market, &mut run, &mut results).await?;
-                        let reply = self.under_cap(caller, tenant, market, command).await;
+                        let reply = Box::pin(self.under_cap(caller, tenant, market, command)).await;
                         results.push(reply.and_then(|(reply, at)| self.bid_reply(market, reply, at)));
                     } else {
                         run.push(command);
@@ -122,14 +132,17 @@ impl Service {
         let tenant = self.tenant(caller, &request.tenant).await?;
         self.gate.spend(tenant, 1)?;
         if request.idempotency_key.len() > KEY_MAX {
-            return Err(Problem::invalid("idempotency_key must have at most 128 characters"));
+            return Err(Problem::invalid_field(
+                "idempotency_key",
+                "idempotency_key must have at most 128 characters",
+            ));
         }
         if request.labels.len() > LABELS_MAX {
-            return Err(Problem::invalid("labels must be at most 32"));
+            return Err(Problem::invalid_field("labels", "labels must be at most 32"));
         }
         let lease = if request.lease_ms == 0 { LEASE_MS } else { request.lease_ms };
         if !(1000..=LEASE_MAX_MS).contains(&lease) {
-            return Err(Problem::invalid("lease must be from one second to 30 days"));
+            return Err(Problem::invalid_field("lease", "lease must be from one second to 30 days"));
         }
         let owner = self.owner(&request.owner_uid).await?;
         let body = convert::body_digest(&request);
@@ -229,7 +242,7 @@ impl Service {
         };
         let command = Command::Amend { amendment };
         let done = if self.is_capped(tenant) {
-            self.under_cap(caller, tenant, market, command).await
+            Box::pin(self.under_cap(caller, tenant, market, command)).await
         } else {
             self.writer.apply_one(market, caller.tenant, command).await
         };
@@ -246,8 +259,23 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let command = Command::Cancel { tenant: TenantNo(tenant), bid, if_owner_version: r.if_owner_version };
+        let set_price = self.writer.read(market, |slot| sets_price(&slot.market, bid))?;
         let (reply, at) = self.writer.apply_one(market, caller.tenant, command).await?;
+        if set_price {
+            self.note_cancelled_setter(tenant, &r.bid);
+        }
         self.same_bid(market, reply, at, r.bid)
+    }
+
+    /// Who raises a price by a bid that is taken back before it wins does it more than once: the log has the count of
+    /// each tenant, since the start of the process.
+    fn note_cancelled_setter(&self, tenant: u32, bid: &str) {
+        self.metrics.setter_cancelled();
+        let mut counts = self.cancelled_setters.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let count = counts.entry(tenant).or_insert(0u64);
+        *count += 1;
+        let name = self.registry.name(Kind::Tenant, tenant);
+        tracing::warn!(tenant = name, bid, count = *count, "the bid that set the price was taken back");
     }
 
     pub(crate) async fn release(
@@ -402,7 +430,10 @@ impl Service {
     ) -> Result<Vec<pb::Charge>, Problem> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let to = if r.to_ms == 0 { i64::MAX } else { r.to_ms };
-        let rows = self.store.charges(tenant, r.from_ms, to).await?;
+        let rows = self.store.charges(tenant, r.from_ms, to, CHARGES_MAX + 1).await?;
+        if i64::try_from(rows.len()).unwrap_or(i64::MAX) > CHARGES_MAX {
+            return Err(Problem::invalid(format!("more than {CHARGES_MAX} charges: ask for a shorter time")));
+        }
         Ok(rows
             .into_iter()
             .map(|(allocation, from_ms, to_ms, price_micros, reason)| pb::Charge {
@@ -413,6 +444,28 @@ impl Service {
                 reason,
             })
             .collect())
+    }
+
+    /// A tenant's charges as a FOCUS table, cut at the ends of the span.
+    pub(crate) async fn focus(&self, caller: Caller, r: &pb::ListChargesRequest) -> Result<String, Problem> {
+        let tenant = self.tenant(caller, &r.tenant).await?;
+        let span = r.from_ms..if r.to_ms == 0 { i64::MAX } else { r.to_ms };
+        let item = |charge: pb::Charge| {
+            let no = Self::named_alloc(&charge.allocation).map_or(0, |(market, _)| market);
+            let market = self.registry.name(Kind::Market, no);
+            let cap = || self.writer.read(no, |slot| slot.market.params().cap.as_micros()).unwrap_or(0);
+            focus::Item {
+                allocation: charge.allocation,
+                list: Price::micros(self.list_price(&market).unwrap_or_else(cap)),
+                market,
+                from_ms: charge.from_ms,
+                to_ms: charge.to_ms,
+                price: Price::micros(charge.price_micros),
+                reason: charge.reason,
+            }
+        };
+        let items: Vec<_> = self.charges(caller, r.clone()).await?.into_iter().map(item).collect();
+        Ok(focus::csv(&self.registry.name(Kind::Tenant, tenant), &items, &span))
     }
 
     pub(crate) async fn budget(
@@ -450,4 +503,11 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// Did this bid set the price of the last call, above the reserve?
+fn sets_price(market: &coracle_auction::Market, bid: BidId) -> bool {
+    let waits = market.bid(bid).is_some_and(|row| row.units().open > 0);
+    let call = market.last_call().filter(|_| waits);
+    call.is_some_and(|call| call.marginal == Some(bid) && call.price > market.params().reserve)
 }

@@ -41,6 +41,13 @@ pub struct MarketPrice {
     pub tick_micros: i64,
     #[prost(int64, tag = "12")]
     pub next_call_ms: i64,
+    /// Clearing prices that 20, 50 and 80 of 100 calls of the last 30 days did not pass; absent: there were none.
+    #[prost(int64, optional, tag = "13")]
+    pub p20_micros: ::core::option::Option<i64>,
+    #[prost(int64, optional, tag = "14")]
+    pub p50_micros: ::core::option::Option<i64>,
+    #[prost(int64, optional, tag = "15")]
+    pub p80_micros: ::core::option::Option<i64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetPriceHistoryRequest {

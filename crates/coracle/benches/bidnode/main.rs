@@ -1,4 +1,4 @@
-//! `cargo xtask bench bidnode`: ten thousand BidNodes at rest for a minute.
+//! `cargo xtask bench bidnode`: twenty thousand pods packed; ten thousand BidNodes at rest for a minute; a thousand notices.
 //!
 //! Operator and market are the real program in processes of their own, API server and etcd are real; the supplier
 //! registers Nodes and runs nothing. Writes are the API server's count, calls the market's.
@@ -9,11 +9,17 @@
 #[path = "../../../coracle-bidnode/tests/api_bidnode/supplier.rs"]
 mod supplier;
 
+mod notices;
+mod packing;
+
 use std::{
     net::{Ipv4Addr, TcpListener},
     path::Path,
     process::{Child, Command},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -53,14 +59,28 @@ const LIMIT: Duration = Duration::from_secs(900);
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
-const FIGURES: [(&str, &str); 4] = [
+const FIGURES: [(&str, &str); 6] = [
     ("bidnode.quiet_writes", "writes"),
     ("bidnode.quiet_calls", "calls"),
     ("bidnode.cores", "cores"),
     ("bidnode.rss_mib", "MiB"),
+    ("bidnode.cordon_single_p99_ms", "ms"),
+    ("bidnode.cordon_1000_p99_ms", "ms"),
 ];
 
+/// How many of these were printed.
+static TOLD: AtomicUsize = AtomicUsize::new(0);
+
+/// Prints the next figure.
+fn tell(value: f64) {
+    if let Some((name, unit)) = FIGURES.get(TOLD.fetch_add(1, Ordering::Relaxed)) {
+        figure(name, value, unit);
+    }
+}
+
 fn main() {
+    figure("bidnode.pack_20k_ms", packing::packing_ms(), "ms");
+    eprintln!("goal: 20000 pods within 2000 ms");
     let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
     netns::run_within(Duration::from_secs(2400), || async {
         let dir = tempfile::tempdir().expect("a temporary folder");
@@ -71,7 +91,7 @@ fn main() {
                 eprintln!("{file}:\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n"));
             }
             eprintln!("bidnode: {error:#}");
-            for (name, unit) in FIGURES {
+            for (name, unit) in FIGURES.into_iter().skip(TOLD.load(Ordering::Relaxed)) {
                 no_figure(name, &format!("{error:#}"), unit);
             }
         }
@@ -117,7 +137,8 @@ async fn measure(dir: &Path) -> Result<()> {
         start(dir, "market.log", &[&serve[..], &["--region=local", "--admin-token", ADMIN]].concat())?;
     let channel = dial(&format!("http://{grpc}")).await?;
     let token = tenants(&channel).await?;
-    let supplier = Arc::new(Supplier { client: client.clone(), channel, token });
+    notices::put_market(&channel, 30_000).await?;
+    let supplier = Arc::new(Supplier { client: client.clone(), channel: channel.clone(), token });
     supplier.offer(&Lot { market: "a100-4x/local".into(), units: NODES }).await;
     let mut supply = JoinSet::new();
     supply.spawn(supplier.serve());
@@ -142,13 +163,13 @@ async fn measure(dir: &Path) -> Result<()> {
     let calls = self::calls(&admin).await? - calls;
     let cores = (cpu_seconds(pid)? - cpu) / MINUTE.as_secs_f64();
     // A sum of nothing is minus zero.
-    figure("bidnode.quiet_writes", writes.total() + 0.0, "writes");
-    figure("bidnode.quiet_calls", calls, "calls");
-    figure("bidnode.cores", cores, "cores");
-    figure("bidnode.rss_mib", rss_mib(pid)?, "MiB");
+    for value in [writes.total() + 0.0, calls, cores, rss_mib(pid)?] {
+        tell(value);
+    }
     eprintln!("writes {writes:?}; the market has {:.0} MiB", rss_mib(market.0.id())?);
     eprintln!("goals: 0 writes, 0 calls, at most 0.25 cores and 300 MiB");
-    Ok(())
+    eprintln!("from a notice to its cordon, goals: p99 at most 1000 ms single, 5000 ms for 1000 at once");
+    notices::measure(&client, &channel).await
 }
 
 async fn prepare(client: &Client) -> Result<()> {

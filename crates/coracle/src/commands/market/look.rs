@@ -40,6 +40,7 @@ fn price_item(p: &pb::MarketPrice) -> Item {
             "indicative": dollars(p.indicative_micros), "reserve": dollars(p.reserve_micros),
             "cap": dollars(p.cap_micros), "tick": dollars(p.tick_micros), "free": p.free, "state": state,
             "asOf": time(p.as_of_ms), "nextCall": time(p.next_call_ms), "seq": p.seq,
+            "p20": p.p20_micros.map(dollars), "p50": p.p50_micros.map(dollars), "p80": p.p80_micros.map(dollars),
         }),
     }
 }

@@ -1,0 +1,97 @@
+//! Room in many bins of several resources, and the first bin that has enough of all. Pure.
+
+use std::collections::HashMap;
+
+use crate::facts::Resources;
+
+/// Free room by bin and resource, side by side: there may be thousands of bins, and as many pods.
+#[derive(Debug)]
+pub(crate) struct Bins<'a> {
+    names: Vec<&'a str>,
+    /// Rows of one amount for each name.
+    free: Vec<i128>,
+    /// No bin before this has room for such a wish: room only shrinks.
+    from: HashMap<Vec<i128>, usize>,
+}
+
+impl<'a> Bins<'a> {
+    /// None yet. What is not named here nobody wishes for.
+    pub(crate) fn of(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort_unstable();
+        names.dedup();
+        if names.is_empty() {
+            // Bins are counted by their rows.
+            names.push("");
+        }
+        Self { names, free: Vec::new(), from: HashMap::new() }
+    }
+
+    fn row(&self, resources: &Resources) -> Vec<i128> {
+        self.names.iter().map(|name| resources.get(*name).copied().unwrap_or(0)).collect()
+    }
+
+    pub(crate) fn push(&mut self, free: &Resources) {
+        let row = self.row(free);
+        self.free.extend(row);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.free.len() / self.names.len()
+    }
+
+    /// Takes the room away in the first bin that has it.
+    pub(crate) fn place(&mut self, wanted: &Resources) -> Option<usize> {
+        let (wish, width) = (self.row(wanted), self.names.len());
+        let from = self.from.get(&wish).copied().unwrap_or(0);
+        let has_room = |free: &[i128]| free.iter().zip(&wish).all(|(free, wanted)| free >= wanted);
+        let found = self.free.chunks_exact(width).skip(from).position(has_room).map(|n| from + n);
+        let place = found.unwrap_or_else(|| self.len());
+        if found.is_some() {
+            let row = &mut self.free[place * width..][..width];
+            row.iter_mut().zip(&wish).for_each(|(free, wanted)| *free -= wanted);
+        }
+        self.from.insert(wish, place);
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn resources(amounts: &[i128]) -> Resources {
+        let names = ["a", "b", "c"];
+        names.iter().zip(amounts).filter(|(_, n)| **n > 0).map(|(name, n)| ((*name).to_owned(), *n)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+        /// Whatever bins and wishes: the same places as looking at every bin from the first one on.
+        #[test]
+        fn the_first_that_has_room_as_if_all_were_looked_at(
+            bins in prop::collection::vec(prop::array::uniform3(0i128..8), 0..12),
+            wishes in prop::collection::vec((prop::array::uniform3(0i128..5), any::<bool>()), 0..40),
+        ) {
+            let mut quick = Bins::of(["b", "c", "a", "a"]);
+            let mut plain: Vec<Resources> = bins.iter().map(|bin| resources(bin)).collect();
+            plain.iter().for_each(|bin| quick.push(bin));
+            for (wish, grow) in wishes {
+                let wish = resources(&wish);
+                let want = plain.iter().position(|free| crate::demand::has_room(free, &wish));
+                prop_assert_eq!(quick.place(&wish), want);
+                if let Some(place) = want {
+                    crate::demand::take(&mut plain[place], &wish);
+                }
+                if grow {
+                    plain.push(resources(&[4, 4, 4]));
+                    quick.push(&resources(&[4, 4, 4]));
+                }
+                prop_assert_eq!(quick.len(), plain.len());
+            }
+        }
+    }
+}
