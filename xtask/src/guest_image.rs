@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <tools>/kernel-<version>/          the unpacked Debian package, kept
-//! <tools>/guest/<hash>/vmlinuz,vmlinux,initrd
+//! <tools>/guest/<hash>/vmlinuz,vmlinux,initrd,agent   the last for the init disks of systems
 //! <tools>/guest/current ──▶ <hash>
 //! ```
 
@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::{kernel_elf, root};
 
 /// Part of the hash: raise it when the layout of the initramfs changes.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// The package that always names the newest cloud kernel.
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// What the agent loads, in this order; dependencies are put before them. Built-in ones are left out.
@@ -79,6 +79,7 @@ pub(crate) fn ensure(tools: &Path) -> Result<PathBuf> {
         let image = fs::read(&kernel.image).with_context(|| format!("read {}", kernel.image.display()))?;
         let elf = kernel_elf::unpack(&image, &partial, output_bytes)?;
         fs::write(partial.join("vmlinux"), elf).with_context(|| format!("write {}", partial.display()))?;
+        fs::write(partial.join("agent"), &agent).with_context(|| format!("write {}", partial.display()))?;
         fs::write(partial.join("initrd"), &initrd).with_context(|| format!("write {}", partial.display()))?;
         if fs::rename(&partial, &folder).is_err() {
             let _ = fs::remove_dir_all(&partial); // someone else was faster

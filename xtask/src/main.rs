@@ -8,6 +8,7 @@ mod kernel_elf;
 mod lint;
 mod setup;
 mod soak;
+mod system_image;
 mod test;
 mod tidy;
 

@@ -11,11 +11,17 @@ use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::tools::tools_dir;
 use sha2::{Digest, Sha256};
 
-use crate::{guest_image, root, run, step};
+use crate::{guest_image, root, run, step, system_image};
 
 /// Debian package → a program of it, by which it is known to be there.
-const PACKAGES: [(&str, &str); 11] = [
+const PACKAGES: [(&str, &str); 16] = [
     ("qemu-system-x86", "qemu-system-x86_64"),
+    ("qemu-utils", "qemu-img"),
+    // Firmware is no program; its file is as good a sign.
+    ("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd"),
+    ("fdisk", "sfdisk"),
+    ("mtools", "mcopy"),
+    ("dosfstools", "mkfs.vfat"),
     ("e2fsprogs", "mke2fs"),
     ("erofs-utils", "mkfs.erofs"),
     ("nftables", "nft"),
@@ -65,6 +71,7 @@ pub(crate) fn ensure() -> Result<()> {
     guest_image::ensure(&tools).context("build the guest's kernel and initramfs")?;
     demo_image(&tools).context("build the demo image")?;
     web_image(&tools).context("build the web server's image")?;
+    system_image::ensure(&tools).context("build the disk image")?;
     Ok(())
 }
 
@@ -219,7 +226,7 @@ fn web_image(tools: &Path) -> Result<()> {
 }
 
 /// Where this machine gets its packages: what works for it works for the root file system.
-fn apt_sources() -> Vec<PathBuf> {
+pub(crate) fn apt_sources() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|e| e.path());
     let known = |file: &PathBuf| {
         file.file_name().and_then(|n| n.to_str()).is_some_and(|n| n == "debian.sources" || n == "debian.list")
@@ -229,7 +236,7 @@ fn apt_sources() -> Vec<PathBuf> {
 }
 
 /// Replaces a symbolic link.
-fn link(target: &Path, link: &Path) -> Result<()> {
+pub(crate) fn link(target: &Path, link: &Path) -> Result<()> {
     let part = link.with_extension("link");
     let _absent = fs::remove_file(&part);
     std::os::unix::fs::symlink(target, &part)?;
@@ -237,7 +244,7 @@ fn link(target: &Path, link: &Path) -> Result<()> {
 }
 
 /// 16 hex digits of what a built thing is made of.
-fn hash(parts: &[&[u8]]) -> String {
+pub(crate) fn hash(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(part.len().to_be_bytes());

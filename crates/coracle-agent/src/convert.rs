@@ -114,6 +114,8 @@ pub(crate) fn create_spec(
     let kernel_path =
         if request.kernel_path.is_empty() { default_kernel.to_owned() } else { request.kernel_path };
     Ok(CreateSpec {
+        firmware: None,
+        user_data: String::new(),
         name,
         owner,
         image,

@@ -192,10 +192,11 @@ pub(crate) mod tests {
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
             disks: vec![
-                Disk { slot: 0, path: "/images/a.erofs".into(), read_only: true },
+                Disk::raw(0, "/images/a.erofs", true),
                 Disk { slot: 2, path: format!("/vms/{name}/overlay.ext4").into(), read_only: false },
             ],
             slots: Slots { read_only: 2, writable: 1 },
+            machine: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend: NicBackend::Tap { name: format!("ct-{name}") } }),
             state_dir: format!("/state/vms/{name}").into(),
             run_dir: format!("/run/coracle/{name}").into(),

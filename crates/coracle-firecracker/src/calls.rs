@@ -139,11 +139,9 @@ mod tests {
             memory: 256.try_into().unwrap(),
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
-            disks: vec![
-                Disk { slot: 0, path: "/images/a.erofs".into(), read_only: true },
-                Disk { slot: 2, path: "/vms/web/overlay.ext4".into(), read_only: false },
-            ],
+            disks: vec![Disk::raw(0, "/images/a.erofs", true), Disk::raw(2, "/vms/web/overlay.ext4", false)],
             slots: Slots { read_only: 2, writable: 1 },
+            machine: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),

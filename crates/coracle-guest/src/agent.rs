@@ -31,11 +31,21 @@ const LEAVE: Duration = Duration::from_secs(2);
 /// The container's root, once mounted.
 type RootSlot = Arc<Mutex<Option<Arc<Root>>>>;
 
+/// What an agent is in its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Its first process: whatever the machine is, it made so.
+    Machine,
+    /// A service of a system that a disk brought. Names and network of a first boot are that system's affair.
+    System,
+    /// Of one folder (tests): to configure it would change the host itself.
+    Folder,
+}
+
 /// Everything that requests read and change.
 #[derive(Debug)]
 pub struct Agent {
-    /// False on a host (tests): Configure and Shutdown would change the machine itself.
-    owns_machine: bool,
+    role: Role,
     /// One Configure at a time, also when its caller has gone.
     configured: Arc<tokio::sync::Mutex<Option<Plan>>>,
     root: RootSlot,
@@ -50,18 +60,24 @@ impl Agent {
     /// An agent that is PID 1 of its machine and waits to be configured.
     #[must_use]
     pub fn of_machine() -> Arc<Self> {
-        Self::new(true, None, Scope::Everything)
+        Self::new(Role::Machine, None, Scope::Everything)
+    }
+
+    /// An agent of the whole system that it is a service of.
+    #[must_use]
+    pub fn of_system(root: Root) -> Arc<Self> {
+        Self::new(Role::System, Some(Arc::new(root)), Scope::Own)
     }
 
     /// An agent for one folder of a machine that it does not own: it cannot be configured.
     #[must_use]
     pub fn of_folder(root: Root) -> Arc<Self> {
-        Self::new(false, Some(Arc::new(root)), Scope::Own)
+        Self::new(Role::Folder, Some(Arc::new(root)), Scope::Own)
     }
 
-    fn new(owns_machine: bool, root: Option<Arc<Root>>, scope: Scope) -> Arc<Self> {
+    fn new(role: Role, root: Option<Arc<Root>>, scope: Scope) -> Arc<Self> {
         Arc::new(Self {
-            owns_machine,
+            role,
             configured: Arc::default(),
             root: Arc::new(Mutex::new(root)),
             volumes: Arc::default(),
@@ -99,16 +115,21 @@ impl Agent {
 
     pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {
         let plan = Plan::parse(request)?;
-        if !self.owns_machine {
-            return Err(Error::State("this agent does not own its machine".into()));
+        match self.role {
+            Role::Machine => {}
+            Role::System if plan.root.is_none() => {}
+            Role::System => return Err(Error::State("this machine has a root of its own".into())),
+            Role::Folder => return Err(Error::State("this agent does not own its machine".into())),
         }
+        let role = self.role;
         let work = async {
             let mut before = Arc::clone(&self.configured).lock_owned().await;
             let root = Arc::clone(&self.root);
             let volumes = Arc::clone(&self.volumes);
             let started = self.workload.progress() != Progress::NotStarted;
             // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
-            tokio::task::spawn_blocking(move || apply(&mut before, plan, &root, &volumes, started)).await
+            tokio::task::spawn_blocking(move || apply(role, &mut before, plan, &root, &volumes, started))
+                .await
         };
         let done = tokio::time::timeout(CONFIGURE, work)
             .await
@@ -160,12 +181,17 @@ impl Agent {
     }
 
     pub(crate) fn metrics(&self) -> MetricsResponse {
-        metrics::collect(Path::new(if self.owns_machine { mounts::OVERLAY } else { "/" }))
+        metrics::collect(Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" }))
     }
 
     /// Lets go of the root, so that it can be unmounted.
     pub(crate) fn forget_root(&self) {
         self.root_slot().take();
+    }
+
+    /// A system runs what it runs; it has no workload of ours that could be started or end.
+    pub(crate) fn is_system(&self) -> bool {
+        self.role == Role::System
     }
 
     /// No session may go on: the machine goes off.
@@ -191,6 +217,7 @@ impl Agent {
 
 /// Brings the machine from `before` to `plan`; blocking.
 fn apply(
+    role: Role,
     before: &mut Option<Plan>,
     plan: Plan,
     root: &RootSlot,
@@ -208,7 +235,10 @@ fn apply(
     if mounted.is_some() && plan.root.is_some() && plan.root.as_ref() != kept {
         return Err(Error::State("the root is mounted from other disks already".into()));
     }
-    let applied = configure::apply(&plan, mounted.as_deref(), changed)?;
+    let applied = match (role, &mounted) {
+        (Role::System, Some(root)) => configure::apply_to_system(&plan, root)?,
+        _ => configure::apply(&plan, mounted.as_deref(), changed)?,
+    };
     if let Some(mounted) = applied.root {
         *lock(root) = Some(Arc::new(mounted));
     }

@@ -11,10 +11,13 @@ use rustix::time::{ClockId, Timespec};
 use crate::console::say;
 use crate::error::Error;
 use crate::root::Root;
-use crate::{furniture, mounts, net, sys, volumes};
+use crate::{furniture, host_keys, mounts, net, sys, volumes};
 
 /// Longest host name, bytes (HOST_NAME_MAX).
 const HOSTNAME_MAX: usize = 64;
+/// Name servers of a system, and as much of the file as is read, bytes.
+const RESOLVER: &str = "/etc/resolv.conf";
+const RESOLVER_MAX: usize = 64 * 1024;
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,6 +143,32 @@ pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Resul
     Ok(Applied { addresses, root })
 }
 
+/// As [`apply`], of a machine whose system came with its disk: it has names and a network from its own first boot. It is
+/// given them anew when it goes on as another machine than it was.
+pub(crate) fn apply_to_system(plan: &Plan, root: &Root) -> Result<Applied, Error> {
+    identity(plan)?;
+    let addresses = plan.network.as_ref().map(net::apply_to_system).transpose()?.unwrap_or_default();
+    if plan.takes_over() {
+        furniture::cover_boot_id(Path::new("/"))?;
+        files(root, plan)?;
+        host_keys::renew(root);
+    } else if !has_nameserver(root) {
+        resolver(root, plan)?;
+    }
+    Ok(Applied { addresses, root: None })
+}
+
+fn has_nameserver(root: &Root) -> bool {
+    let text = root.read(Path::new(RESOLVER), RESOLVER_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().any(|line| line.trim_start().starts_with("nameserver"))
+}
+
+fn resolver(root: &Root, plan: &Plan) -> Result<(), Error> {
+    let Some(network) = plan.network.as_ref().filter(|n| !n.nameservers.is_empty()) else { return Ok(()) };
+    root.replace(Path::new(RESOLVER), network.resolv_conf().as_bytes(), Mode::from_raw_mode(0o644))
+        .map_err(Error::io(format!("write {RESOLVER} in the image")))
+}
+
 /// The part that costs nothing and is right to repeat: entropy, clock, name.
 pub(crate) fn identity(plan: &Plan) -> Result<(), Error> {
     if !plan.moment.entropy.is_empty() {
@@ -166,9 +195,7 @@ fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
     if !plan.hostname.is_empty() {
         put("/etc/hostname", &format!("{}\n", plan.hostname), 0o644)?;
     }
-    if let Some(network) = plan.network.as_ref().filter(|n| !n.nameservers.is_empty()) {
-        put("/etc/resolv.conf", &network.resolv_conf(), 0o644)?;
-    }
+    resolver(root, plan)?;
     if !plan.machine_id.is_empty() {
         let text = format!("{}\n", plan.machine_id);
         put("/etc/machine-id", &text, 0o444)?;

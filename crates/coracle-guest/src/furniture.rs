@@ -50,9 +50,21 @@ pub(crate) fn prepare() -> Result<(), Error> {
             Err(e) => return Err(Error::io(format!("mount {}", place.display()))(e)),
         }
     }
-    boot_id("").map_err(Error::io("make room for a boot id"))?;
-    let covered = rustix::mount::mount_bind(BOOT_ID, stored(KERNEL_BOOT_ID));
-    covered.map_err(Error::io("cover the kernel's boot id"))
+    cover_boot_id(&stored(""))
+}
+
+/// Puts a boot id of our own, empty yet, over the kernel's below a `root`, where that was not done yet.
+pub(crate) fn cover_boot_id(root: &Path) -> Result<(), Error> {
+    let kernels = root.join(KERNEL_BOOT_ID);
+    let is_ours = |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
+    if let (Ok(ours), Ok(there)) = (rustix::fs::stat(BOOT_ID), rustix::fs::stat(&kernels))
+        && is_ours(ours, there)
+    {
+        return Ok(());
+    }
+    let made = std::fs::create_dir_all("/run/coracle").and_then(|()| boot_id(""));
+    made.map_err(Error::io("make room for a boot id"))?;
+    rustix::mount::mount_bind(BOOT_ID, &kernels).map_err(Error::io("cover the kernel's boot id"))
 }
 
 /// Moves it into the container's root, each tree onto a folder that is resolved inside: the image is not trusted.

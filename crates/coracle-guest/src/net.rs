@@ -29,6 +29,8 @@ const ARPHRD_ETHER: u16 = 1;
 const RTF_UP: u16 = 1;
 const RTF_GATEWAY: u16 = 2;
 const RTF_HOST: u16 = 4;
+/// Every link is a folder here; one with a device behind it says so.
+const LINKS: &str = "/sys/class/net";
 /// More default routes than this are not removed.
 const ROUTES_MAX: usize = 16;
 
@@ -132,7 +134,7 @@ pub(crate) fn prepare() -> Result<(), Error> {
     }
     let net = Net::open()?;
     net.up("lo", true).map_err(Error::io("bring up loopback"))?;
-    let link = net.ethernet()?;
+    let link = net.ethernet(|_| true)?;
     for (family, setting) in [("ipv4", "arp_notify"), ("ipv6", "disable_ipv6")] {
         let Some(name) = &link else { break };
         let path = Path::new("/proc/sys/net").join(family).join("conf").join(name).join(setting);
@@ -150,19 +152,14 @@ pub(crate) fn prepare() -> Result<(), Error> {
 /// Loopback up and the one Ethernet link as planned. Idempotent; the new address is announced by the kernel (ARP).
 pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     prepare()?;
+    Net::open()?.apply(LINK.get().and_then(Option::as_ref), plan)
+}
+
+/// As [`apply`], of a system that names its links itself, late perhaps, and has others that no device stands behind.
+pub(crate) fn apply_to_system(plan: &Plan) -> Result<Vec<String>, Error> {
     let net = Net::open()?;
-    let name = LINK.get().and_then(Option::as_ref);
-    let Some(link) = &plan.link else {
-        if let Some(name) = name {
-            net.up(name, false).map_err(Error::io(format!("take down {name}")))?;
-        }
-        return Ok(Vec::new());
-    };
-    let name = name.ok_or_else(|| Error::State("this machine has no Ethernet link".into()))?;
-    net.configure(name, link).map_err(Error::io(format!("configure {name}")))?;
-    net.default_route(name, link).map_err(Error::io(format!("route by {name}")))?;
-    let address = net.address(name).map_err(Error::io(format!("read the address of {name}")))?;
-    Ok(vec![address])
+    let link = net.ethernet(|name| Path::new(LINKS).join(name).join("device").exists())?;
+    net.apply(link.as_ref(), plan)
 }
 
 struct Net {
@@ -170,6 +167,20 @@ struct Net {
 }
 
 impl Net {
+    fn apply(&self, name: Option<&String>, plan: &Plan) -> Result<Vec<String>, Error> {
+        let Some(link) = &plan.link else {
+            if let Some(name) = name {
+                self.up(name, false).map_err(Error::io(format!("take down {name}")))?;
+            }
+            return Ok(Vec::new());
+        };
+        let name = name.ok_or_else(|| Error::State("this machine has no Ethernet link".into()))?;
+        self.configure(name, link).map_err(Error::io(format!("configure {name}")))?;
+        self.default_route(name, link).map_err(Error::io(format!("route by {name}")))?;
+        let address = self.address(name).map_err(Error::io(format!("read the address of {name}")))?;
+        Ok(vec![address])
+    }
+
     fn open() -> Result<Self, Error> {
         rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .map(|socket| Self { socket })
@@ -181,11 +192,13 @@ impl Net {
     }
 
     /// The only link but loopback. More than one is a machine that this agent was not made for.
-    fn ethernet(&self) -> Result<Option<String>, Error> {
-        let links = std::fs::read_dir("/sys/class/net").map_err(Error::io("list links"))?;
+    fn ethernet(&self, wanted: impl Fn(&str) -> bool) -> Result<Option<String>, Error> {
+        let links = std::fs::read_dir(LINKS).map_err(Error::io("list links"))?;
         let mut found = links.flatten().filter_map(|l| l.file_name().into_string().ok()).filter(|name| {
             let hardware = self.request(SIOCGIFHWADDR, name, [0; 24]);
-            name != "lo" && hardware.is_ok_and(|[a, b, ..]| u16::from_ne_bytes([a, b]) == ARPHRD_ETHER)
+            name != "lo"
+                && wanted(name)
+                && hardware.is_ok_and(|[a, b, ..]| u16::from_ne_bytes([a, b]) == ARPHRD_ETHER)
         });
         match (found.next(), found.next()) {
             (found, None) => Ok(found),

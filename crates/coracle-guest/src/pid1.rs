@@ -48,7 +48,11 @@ fn prepare() {
     }
 }
 
-fn serve(agent: &Arc<Agent>) -> io::Result<()> {
+/// Serves sessions until the machine shall go off.
+///
+/// # Errors
+/// When the kernel refuses what a runtime needs.
+pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_stack_size(STACK_BYTES)

@@ -35,6 +35,9 @@ impl Guest for Agent {
     }
 
     async fn start_workload(&self, request: Request<StartWorkloadRequest>) -> Answer<StartWorkloadResponse> {
+        if self.is_system() {
+            return Err(Error::State("this system runs what it runs; use exec".into()).into());
+        }
         let process = request.into_inner().process.ok_or_else(|| Error::invalid("no process"))?;
         let pid = self.workload.start(&self.reaper, self.root()?.as_ref(), &process)?;
         Ok(Response::new(StartWorkloadResponse { pid }))
@@ -54,6 +57,10 @@ impl Guest for Agent {
     }
 
     async fn wait_workload(&self, _: Request<WaitWorkloadRequest>) -> Answer<WaitWorkloadResponse> {
+        if self.is_system() {
+            // Its end is the machine's.
+            self.closed().await;
+        }
         if self.workload.progress() == Progress::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());
         }

@@ -18,6 +18,8 @@ pub struct HostConfig {
     pub kernel: PathBuf,
     /// Initramfs with the guest agent.
     pub initrd: PathBuf,
+    /// The agent's binary, for systems that disk images bring.
+    pub agent: PathBuf,
     /// Folders that a kernel named by a caller may lie in.
     pub kernel_dirs: Vec<PathBuf>,
     /// Folders that disks and folders named by a caller may lie in, beside `<state>/volumes`.
@@ -26,6 +28,8 @@ pub struct HostConfig {
     pub disk_mib: u64,
     /// From start to acknowledged configuration.
     pub boot_limit: Duration,
+    /// The same of a system that a disk image brings: its first boot does a lot.
+    pub system_boot_limit: Duration,
     /// What a clone may take to become somebody else than its template; after that it boots instead.
     pub identity_limit: Duration,
     /// How many guests may boot at once.
@@ -46,11 +50,13 @@ impl HostConfig {
             run_dir: run_dir_of(&state_dir),
             state_dir,
             kernel,
+            agent: initrd.with_file_name("agent"),
             initrd,
             kernel_dirs: vec![],
             volume_dirs: vec![],
             disk_mib: 10 * 1024,
             boot_limit: Duration::from_secs(120),
+            system_boot_limit: Duration::from_secs(600),
             identity_limit: Duration::from_secs(2),
             boots_at_once: 4,
             memory_overcommit: 1.0,

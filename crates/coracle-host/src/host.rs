@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 pub use self::capacity::Capacity;
 pub use self::create::{CreateSpec, PullMode};
 use self::directory::Directory;
+pub(crate) use self::ground::Found;
 pub use self::snapshots::RestoreSpec;
+use crate::disk_images::DiskImages;
 use crate::recipe::VmPaths;
 use crate::snapshots::SnapshotStore;
 use crate::templates::Templates;
@@ -29,6 +31,7 @@ use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, V
 mod capacity;
 mod create;
 mod directory;
+mod ground;
 pub(crate) mod registries;
 mod snapshots;
 mod templates;
@@ -54,6 +57,7 @@ pub struct Host(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     images: Arc<Store>,
+    disk_images: DiskImages,
     snapshots: SnapshotStore,
     /// What each driver can do here, the default first.
     probes: Vec<(&'static str, Probe)>,
@@ -109,9 +113,12 @@ impl Host {
         });
         let snapshots = SnapshotStore::open(&shared.config.state_dir, shared.clock.now());
         let snapshots = snapshots.map_err(state("open the snapshots".to_owned()))?;
+        let disk_images = DiskImages::open(&shared.config.state_dir);
+        let disk_images = disk_images.map_err(state("open the disk images".to_owned()))?;
         let host = Self(Arc::new(Inner {
             shared,
             images,
+            disk_images,
             snapshots,
             probes,
             directory: Mutex::default(),
@@ -195,6 +202,10 @@ impl Host {
     #[must_use]
     pub fn images(&self) -> &Arc<Store> {
         &self.0.images
+    }
+
+    pub(crate) fn disk_images(&self) -> &DiskImages {
+        &self.0.disk_images
     }
 
     /// The network of this node.

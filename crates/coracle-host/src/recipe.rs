@@ -33,8 +33,19 @@ impl VmPaths {
         self.state.join("record.json")
     }
 
-    pub(crate) fn overlay(&self) -> PathBuf {
-        self.state.join("disks").join("overlay.ext4")
+    /// The disk that is the VM's own.
+    pub(crate) fn own_disk(&self, record: &Record) -> PathBuf {
+        self.state.join("disks").join(if record.system.is_some() { "root.qcow2" } else { "overlay.ext4" })
+    }
+
+    /// The init disk of a system.
+    pub(crate) fn init_disk(&self) -> PathBuf {
+        self.state.join("disks").join("init.iso")
+    }
+
+    /// What UEFI keeps for a system.
+    pub(crate) fn variables(&self) -> PathBuf {
+        self.state.join("disks").join("uefi.variables")
     }
 
     /// Holds the memory of a VM that was hibernated.
@@ -68,10 +79,16 @@ pub(crate) fn recipe(
         Plug::Tap(name) => NicBackend::Tap { name: name.clone() },
         Plug::User => NicBackend::User { forwards: record.ports.clone() },
     });
-    let mut disks = vec![
-        Disk { slot: IMAGE_SLOT, path: record.rootfs.clone(), read_only: true },
-        Disk { slot: overlay_slot(), path: paths.overlay(), read_only: false },
-    ];
+    let own = paths.own_disk(record);
+    let mut disks = match record.system {
+        None => {
+            vec![Disk::raw(IMAGE_SLOT, record.rootfs.clone(), true), Disk::raw(overlay_slot(), own, false)]
+        }
+        Some(_) => vec![
+            Disk::raw(IMAGE_SLOT, paths.init_disk(), true),
+            Disk { backing: Some(record.rootfs.clone()), ..Disk::raw(overlay_slot(), own, false) },
+        ],
+    };
     disks.extend(record.volumes.iter().filter_map(Volume::disk));
     VmRecipe {
         id: record.id.clone(),
@@ -81,6 +98,7 @@ pub(crate) fn recipe(
         initrd: config.initrd.clone(),
         disks,
         slots: Slots::default(),
+        machine: record.system.as_ref().map(|system| system.machine(&paths)).unwrap_or_default(),
         nic: backend.map(|backend| Nic { mac: record.mac, backend }),
         state_dir: paths.state,
         run_dir: paths.run,
@@ -99,6 +117,7 @@ pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmRecip
         initrd: config.initrd.clone(),
         disks: vec![],
         slots: Slots::default(),
+        machine: Default::default(),
         nic: Some(Nic { mac: MacAddr::of(&nobody), backend: NicBackend::User { forwards: vec![] } }),
         state_dir: config.state_dir.clone(),
         run_dir: config.run_dir.clone(),
@@ -145,7 +164,7 @@ pub(crate) fn configuration(
         machine_id: machine_id(&record.id),
         takes_over: false,
         network: Some(network),
-        root: Some(pb::RootMount {
+        root: record.system.is_none().then(|| pb::RootMount {
             image_device: device(IMAGE_SLOT),
             image_fs: "erofs".to_owned(),
             overlay_device: device(overlay_slot()),

@@ -9,7 +9,7 @@ use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
-use crate::{SnapshotName, TemplateKey, Volume, files};
+use crate::{SnapshotName, System, TemplateKey, Volume, files};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub(crate) const SCHEMA: u32 = 1;
@@ -106,6 +106,9 @@ pub struct Record {
     /// Disks and folders beside its own disk.
     #[serde(default)]
     pub volumes: Vec<Volume>,
+    /// What is special about a VM whose disk image brings its own kernel; `None`: it runs a container image.
+    #[serde(default)]
+    pub system: Option<System>,
 }
 
 /// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
@@ -255,6 +258,7 @@ pub(crate) mod tests {
             driver: String::new(),
             saved: None,
             volumes: vec![],
+            system: None,
         }
     }
 

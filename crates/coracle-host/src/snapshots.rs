@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use self::name::{InvalidSnapshotName, SnapshotName};
 pub(crate) use self::part::Part;
 
-use crate::{Record, Workload, files};
+use crate::{Record, System, Workload, files};
 
 /// Version of the manifest. A newer one is refused.
 const SCHEMA: u32 = 1;
@@ -73,6 +73,9 @@ pub struct SnapshotInfo {
     pub memory_bytes: u64,
     /// Bytes that the disk takes.
     pub disk_bytes: u64,
+    /// What is special about a VM whose disk image brought its own kernel.
+    #[serde(default)]
+    pub system: Option<System>,
 }
 
 impl SnapshotInfo {
@@ -99,6 +102,7 @@ impl SnapshotInfo {
             machine: saved.machine,
             memory_bytes: saved.bytes,
             disk_bytes,
+            system: record.system.clone(),
         }
     }
 }

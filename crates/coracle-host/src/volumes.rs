@@ -115,7 +115,7 @@ impl Volume {
         let slot = self.slot()?;
         // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
         let read_only = Slots::default().is_read_only(slot);
-        Some(Disk { slot, path: self.source.clone(), read_only })
+        Some(Disk::raw(slot, self.source.clone(), read_only))
     }
 
     /// As the guest is told.

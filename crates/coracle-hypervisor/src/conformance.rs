@@ -144,7 +144,7 @@ pub async fn check_snapshots<D: Driver>(driver: &D, recipe: &VmRecipe) {
 pub async fn check_disks<D: Driver>(driver: &D, recipe: &VmRecipe) {
     let dir = tempfile::tempdir().expect("a folder");
     let writable = usize::from(recipe.slots.read_only);
-    let disk = |slot, name: &str| Disk { slot, path: dir.path().join(name), read_only: slot < writable };
+    let disk = |slot, name: &str| Disk::raw(slot, dir.path().join(name), slot < writable);
     let disks = [disk(0, "image"), disk(writable, "data")];
     for disk in &disks {
         File::create(&disk.path).and_then(|file| file.set_len(1 << 20)).expect("a disk");

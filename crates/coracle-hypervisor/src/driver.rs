@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use coracle_types::VmId;
 use tokio::net::UnixStream;
 
-use crate::{Accelerator, Disk, ProcessId, Snapshots, Templates, VmRecipe};
+use crate::{Accelerator, Disk, Machine, ProcessId, Snapshots, Templates, VmRecipe};
 
 /// What a driver can do on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +101,11 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Io`].
     async fn forget(&self, _recipe: &VmRecipe) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    /// It has machines of this recipe's kind. Every driver has the smallest.
+    fn has_machine(&self, recipe: &VmRecipe) -> bool {
+        matches!(recipe.machine, Machine::Micro)
     }
 
     /// It can give a machine a network inside the VMM, without a tap device of the host.

@@ -107,6 +107,10 @@ impl Driver for Drivers {
         self.of(recipe)?.forget(recipe).await
     }
 
+    fn has_machine(&self, recipe: &VmRecipe) -> bool {
+        self.of(recipe).is_ok_and(|driver| driver.has_machine(recipe))
+    }
+
     fn has_user_network(&self, recipe: &VmRecipe) -> bool {
         self.of(recipe).is_ok_and(|driver| driver.has_user_network(recipe))
     }
@@ -136,6 +140,7 @@ mod tests {
             initrd: "/nowhere".into(),
             disks: vec![],
             slots: Default::default(),
+            machine: Default::default(),
             nic: None,
             state_dir: "/nowhere".into(),
             run_dir: "/nowhere".into(),

@@ -354,6 +354,7 @@ mod tests {
             initrd: "/nowhere".into(),
             disks: vec![],
             slots: Default::default(),
+            machine: Default::default(),
             nic: None,
             state_dir: "/nowhere".into(),
             run_dir: "/nowhere".into(),

@@ -32,10 +32,48 @@ impl Accelerator {
 pub struct Disk {
     /// Its slot, from 0. One disk a slot; those for images come first ([`Slots`]).
     pub slot: usize,
-    /// Raw file on the host.
+    /// File on the host: raw, or qcow2 over `backing`.
     pub path: PathBuf,
     /// Refuse writes; the file may be shared by any number of VMs.
     pub read_only: bool,
+    /// The raw file that shows where the disk itself has nothing. It is never written, and what the disk's own header
+    /// names is not believed.
+    pub backing: Option<PathBuf>,
+}
+
+impl Disk {
+    /// A raw file.
+    #[must_use]
+    pub fn raw(slot: usize, path: impl Into<PathBuf>, read_only: bool) -> Self {
+        Self { slot, path: path.into(), read_only, backing: None }
+    }
+}
+
+/// What kind of computer the guest finds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Machine {
+    /// The least: no firmware worth the name, no PCI, disks in slots; its kernel comes from the host.
+    #[default]
+    Micro,
+    /// A PC with PCI Express (QEMU's q35), for images that bring their own kernel. Disks beside those that it starts
+    /// with are plugged in and out.
+    Pc(Firmware),
+}
+
+/// What a PC runs first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Firmware {
+    /// The kernel and initramfs of the recipe.
+    Kernel,
+    /// A BIOS, and what it finds on the first disk that can be written.
+    Bios,
+    /// UEFI, likewise.
+    Uefi {
+        /// The firmware itself; shared, never written.
+        code: PathBuf,
+        /// Its variables; the VM's own.
+        variables: PathBuf,
+    },
 }
 
 /// Places for disks, alike in all machines of a shape, filled or not: what cannot be plugged in later is there from
@@ -115,7 +153,7 @@ pub struct VmRecipe {
     pub vcpus: Vcpus,
     /// Guest memory.
     pub memory: MemoryMib,
-    /// Kernel image on the host.
+    /// Kernel image on the host; unused where firmware starts another.
     pub kernel: PathBuf,
     /// Initramfs with the guest agent.
     pub initrd: PathBuf,
@@ -123,6 +161,8 @@ pub struct VmRecipe {
     pub disks: Vec<Disk>,
     /// Places for disks.
     pub slots: Slots,
+    /// What kind of computer it is.
+    pub machine: Machine,
     /// None: the guest has only a loopback interface.
     pub nic: Option<Nic>,
     /// Exists, belongs to this VM, outlives a stop: logs of the VMM go here.

@@ -9,6 +9,7 @@
 
 mod artifact;
 mod cocoon;
+mod file;
 mod foreign;
 mod frame;
 pub(crate) mod fuzz;
@@ -21,6 +22,7 @@ mod window;
 use crate::{Credentials, RegistryConfig, Timeouts};
 
 pub use cocoon::{CocoonVersion, cocoon_head, pull_cocoon, push_cocoon};
+pub use file::{empty_overlay, raw_copy, virtual_size};
 pub use pull::pull_disk;
 pub use push::push_disk;
 pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use coracle_hypervisor::{Accelerator, Nic, NicBackend, VmRecipe};
+use coracle_hypervisor::{Accelerator, Disk, Firmware, Machine, Nic, NicBackend, VmRecipe};
 
 /// Name of the port that the guest agent looks for.
 const GUEST_PORT: &str = "dev.coracle.guest.0";
@@ -48,35 +48,45 @@ impl Birth {
 #[must_use]
 pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
     let mut args = Args::default();
-    args.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
+    args.flag("-nodefaults").flag("-no-user-config");
+    if boots_host_kernel(&recipe.machine) {
+        // Our guest ends by a reboot; another system that reboots means it.
+        args.flag("-no-reboot");
+    }
     args.pair("-display", "none");
     args.pair("-name", format!("coracle-{},debug-threads=on", recipe.id));
     args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     args.ram(recipe.memory.get(), birth);
-    args.pair("-M", "microvm,acpi=on,x-option-roms=off,rtc=on,memory-backend=ram");
+    args.machine(&recipe.machine);
     args.pair("-accel", accelerator.as_str());
     args.pair("-cpu", "max");
     args.pair("-smp", recipe.vcpus.get().to_string());
     args.pair("-m", recipe.memory.get().to_string());
-    args.pair("-kernel", escape(&recipe.kernel.display().to_string()));
-    args.pair("-initrd", escape(&recipe.initrd.display().to_string()));
-    args.pair("-append", kernel_command_line(accelerator, tsc_khz));
+    if boots_host_kernel(&recipe.machine) {
+        args.pair("-kernel", escape(&recipe.kernel.display().to_string()));
+        args.pair("-initrd", escape(&recipe.initrd.display().to_string()));
+        args.pair("-append", kernel_command_line(accelerator, tsc_khz));
+    }
+    let bus = bus(&recipe.machine);
     let run = escape(&recipe.run_dir.display().to_string());
     args.pair("-chardev", format!("socket,id=console,path={run}/console.sock,server=on,wait=off"));
     args.pair("-serial", "chardev:console");
-    args.pair("-device", "virtio-serial-device");
+    args.pair("-device", format!("virtio-serial-{bus}"));
     args.pair("-chardev", format!("socket,id=guest,path={run}/guest.sock,server=on,wait=off"));
     args.pair("-device", format!("virtserialport,chardev=guest,name={GUEST_PORT},id=guest"));
-    args.slots(recipe, birth);
+    match recipe.machine {
+        Machine::Micro => args.slots(recipe, birth),
+        Machine::Pc(_) => args.ports(recipe, birth),
+    }
     match (&recipe.nic, birth) {
         // The device must be there for clones; its other end comes with them.
-        (Some(nic), Birth::Template { .. }) => args.nic(nic, "hubport,id=net0,hubid=0".to_owned()),
+        (Some(nic), Birth::Template { .. }) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
         (Some(nic), Birth::Cold | Birth::Clone { .. } | Birth::Restore) => {
-            args.nic(nic, netdev(&nic.backend))
+            args.nic(bus, nic, netdev(&nic.backend))
         }
         (None, _) => {}
     }
-    args.pair("-device", "virtio-rng-device");
+    args.pair("-device", format!("virtio-rng-{bus}"));
     args.pair("-qmp", format!("unix:{run}/qmp.sock,server=on,wait=off"));
     if birth.waits() {
         args.pair("-incoming", "defer");
@@ -88,6 +98,19 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Bi
 #[must_use]
 pub fn argv_for_this_host(recipe: &VmRecipe) -> Vec<String> {
     argv(recipe, recipe.accelerator, crate::tsc::khz(), Birth::Cold)
+}
+
+/// Does the machine start the kernel of its recipe?
+fn boots_host_kernel(machine: &Machine) -> bool {
+    matches!(machine, Machine::Micro | Machine::Pc(Firmware::Kernel))
+}
+
+/// What the names of its virtio devices end in.
+fn bus(machine: &Machine) -> &'static str {
+    match machine {
+        Machine::Micro => "device",
+        Machine::Pc(_) => "pci",
+    }
 }
 
 /// `reboot=t` ends the VMM by a triple fault, together with `-no-reboot`. The self-tests
@@ -179,9 +202,70 @@ impl Args {
         }
     }
 
-    fn nic(&mut self, nic: &Nic, netdev: String) {
+    fn nic(&mut self, bus: &str, nic: &Nic, netdev: String) {
         self.pair("-netdev", netdev);
-        self.pair("-device", format!("virtio-net-device,netdev=net0,mac={},id=nic0", nic.mac));
+        self.pair("-device", format!("virtio-net-{bus},netdev=net0,mac={},id=nic0", nic.mac));
+    }
+
+    fn machine(&mut self, machine: &Machine) {
+        let pc = "q35,memory-backend=ram";
+        match machine {
+            Machine::Micro => {
+                self.pair("-M", "microvm,acpi=on,x-option-roms=off,rtc=on,memory-backend=ram");
+                return;
+            }
+            Machine::Pc(Firmware::Kernel | Firmware::Bios) => self.pair("-M", pc),
+            Machine::Pc(Firmware::Uefi { code, variables }) => {
+                let (code, variables) = (code.display().to_string(), variables.display().to_string());
+                let code = format!("driver=file,node-name=firmware,filename={},read-only=on", escape(&code));
+                self.pair("-blockdev", code);
+                self.pair(
+                    "-blockdev",
+                    format!("driver=file,node-name=variables,filename={}", escape(&variables)),
+                );
+                self.pair("-M", format!("{pc},pflash0=firmware,pflash1=variables"));
+            }
+        }
+        // Tells a guest's kernel that it was copied (docs/specs/vmgenid).
+        self.pair("-device", "vmgenid,guid=auto,id=generation");
+    }
+
+    /// A port for every slot, so that a disk can come to any of them later; those that are there are in theirs.
+    fn ports(&mut self, recipe: &VmRecipe, birth: Birth) {
+        let writable = |disk: &&Disk| !disk.read_only;
+        let first = recipe.disks.iter().filter(writable).map(|disk| disk.slot).min();
+        for slot in 0..recipe.slots.total() {
+            let number = slot + 1;
+            self.pair("-device", format!("pcie-root-port,id=port{slot},chassis={number},slot={number}"));
+            let Some(disk) = recipe.disk_in(slot).filter(|_| birth.has_disks()) else { continue };
+            self.node(disk);
+            let boot = if first == Some(slot) { ",bootindex=1" } else { "" };
+            self.pair(
+                "-device",
+                format!(
+                    "virtio-blk-pci,drive=slot{slot},id=slot{slot},serial=slot{slot},bus=port{slot}{boot}"
+                ),
+            );
+        }
+    }
+
+    /// The node of a disk, with what it lies over. Nothing that a header says is opened.
+    fn node(&mut self, Disk { slot, path, read_only, backing }: &Disk) {
+        let path = escape(&path.display().to_string());
+        let only = if *read_only { "on" } else { "off" };
+        let file = format!("driver=file,node-name=disk{slot},filename={path},read-only={only},discard=unmap");
+        self.pair("-blockdev", file);
+        let Some(backing) = backing else {
+            let raw =
+                format!("driver=raw,node-name=slot{slot},file=disk{slot},read-only={only},discard=unmap");
+            self.pair("-blockdev", raw);
+            return;
+        };
+        let backing = escape(&backing.display().to_string());
+        self.pair("-blockdev", format!("driver=file,node-name=under{slot},filename={backing},read-only=on"));
+        self.pair("-blockdev", format!("driver=raw,node-name=base{slot},file=under{slot},read-only=on"));
+        let over = format!("driver=qcow2,node-name=slot{slot},file=disk{slot},backing=base{slot}");
+        self.pair("-blockdev", format!("{over},read-only={only},discard=unmap"));
     }
 }
 
@@ -204,11 +288,9 @@ mod tests {
             memory: 256.try_into().unwrap(),
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
-            disks: vec![
-                Disk { slot: 0, path: "/images/a.erofs".into(), read_only: true },
-                Disk { slot: 2, path: "/vms/we,b/overlay.ext4".into(), read_only: false },
-            ],
+            disks: vec![Disk::raw(0, "/images/a.erofs", true), Disk::raw(2, "/vms/we,b/overlay.ext4", false)],
             slots: Slots { read_only: 2, writable: 1 },
+            machine: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
@@ -232,6 +314,28 @@ mod tests {
         let forward = Forward { host_address: [127, 0, 0, 1].into(), host_port: 8080, guest_port: 80 };
         let recipe = recipe(NicBackend::User { forwards: vec![forward] });
         insta::assert_snapshot!(argv(&recipe, Accelerator::Kvm, 2_500_000, Birth::Cold).join("\n"));
+    }
+
+    #[test]
+    fn golden_pc_with_uefi() {
+        let mut recipe = tap();
+        recipe.machine =
+            Machine::Pc(Firmware::Uefi { code: "/ovmf/code".into(), variables: "/vms/v".into() });
+        recipe.disks[1].backing = Some("/images/base.raw".into());
+        insta::assert_snapshot!(argv(&recipe, Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
+    }
+
+    #[test]
+    fn a_pc_starts_the_kernel_of_its_recipe_or_its_own() {
+        let lines = |firmware| {
+            let recipe = VmRecipe { machine: Machine::Pc(firmware), ..tap() };
+            argv(&recipe, Accelerator::Tcg, 2_500_000, Birth::Cold)
+        };
+        let has = |lines: &[String], word: &str| lines.iter().any(|line| line == word);
+        let (host, own) = (lines(Firmware::Kernel), lines(Firmware::Bios));
+        for word in ["-kernel", "-initrd", "-append", "-no-reboot"] {
+            assert!(has(&host, word) && !has(&own, word), "{word}");
+        }
     }
 
     #[test]

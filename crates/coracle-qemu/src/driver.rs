@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots, Templates, Verdict,
-    VmRecipe, find_by_argument,
+    Accelerator, Disk, Driver, DriverError, KvmProbe, Machine, Probe, ProcessId, Snapshots, Templates,
+    Verdict, VmRecipe, find_by_argument,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -165,6 +165,10 @@ impl Driver for QemuDriver {
         Monitor::open(recipe).await?.eject(recipe, slot).await
     }
 
+    fn has_machine(&self, _: &VmRecipe) -> bool {
+        true
+    }
+
     fn has_user_network(&self, _: &VmRecipe) -> bool {
         true
     }
@@ -173,8 +177,9 @@ impl Driver for QemuDriver {
         Some(self)
     }
 
-    fn templates(&self, _: &VmRecipe) -> Option<&dyn Templates> {
-        Some(self)
+    /// A system of its own is started by firmware, and never waits for us as our guest does.
+    fn templates(&self, recipe: &VmRecipe) -> Option<&dyn Templates> {
+        matches!(recipe.machine, Machine::Micro).then_some(self as &dyn Templates)
     }
 }
 

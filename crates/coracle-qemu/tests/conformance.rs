@@ -1,7 +1,7 @@
 //! The suite that the fake passes, on real QEMU with our guest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
-use coracle_hypervisor::{Accelerator, VmRecipe, conformance};
+use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Machine, VmRecipe, conformance};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_testkit::tools;
 use coracle_types::VmId;
@@ -15,6 +15,7 @@ fn recipe(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmRecipe {
         initrd: boot.initrd.clone(),
         disks: vec![],
         slots: Default::default(),
+        machine: Default::default(),
         nic: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
@@ -39,8 +40,24 @@ async fn qemu_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pc_conforms() {
+    let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
+    let Some(boot) = tools::guest_kernel() else {
+        tools::skip("no guest kernel; `cargo xtask setup` makes it");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let driver = || QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
+    let pc = VmRecipe { machine: Machine::Pc(Firmware::Kernel), ..recipe(dir.path(), &boot) };
+    conformance::check(driver, &pc).await;
+    conformance::check_snapshots(&driver(), &pc).await;
+    conformance::check_disks(&driver(), &pc).await;
+    assert!(driver().templates(&pc).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
-    use coracle_hypervisor::{Driver, DriverError};
+    use coracle_hypervisor::DriverError;
     let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
     let Some(boot) = tools::guest_kernel() else {
         tools::skip("no guest kernel; `cargo xtask setup` makes it");

@@ -49,6 +49,13 @@ pub fn guest_kernel() -> Option<GuestKernel> {
     (found.kernel.is_file() && found.initrd.is_file()).then_some(found)
 }
 
+/// A Debian disk image with systemd and cloud-init that a BIOS and UEFI start, made by `cargo xtask setup`.
+#[must_use]
+pub fn system_image() -> Option<PathBuf> {
+    let image = tools_dir().join("system/current/debian.qcow2");
+    image.is_file().then_some(image)
+}
+
 /// True on a CI machine (`CI=true`), where nothing may be skipped.
 #[must_use]
 pub fn is_ci() -> bool {

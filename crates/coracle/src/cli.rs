@@ -218,10 +218,10 @@ pub(crate) struct RunArgs {
     /// Number of CPUs
     #[arg(long, default_value_t = 1)]
     pub(crate) cpus: u32,
-    /// Memory in MiB
-    #[arg(short, long, default_value_t = 256, value_name = "MIB")]
-    pub(crate) memory: u64,
-    /// Size of the writable disk in MiB
+    /// Memory in MiB [default: 256, for a disk image 1024]
+    #[arg(short, long, value_name = "MIB")]
+    pub(crate) memory: Option<u64>,
+    /// Size of the writable disk in MiB; the disk of a disk image grows to it
     #[arg(long, value_name = "MIB")]
     pub(crate) disk: Option<u64>,
     /// Give it a folder or a disk image of the node, or a disk that the node keeps by that name; options
@@ -258,6 +258,12 @@ pub(crate) struct RunArgs {
     /// Run it with this driver: qemu, firecracker or cloud-hypervisor
     #[arg(long, default_value = "", value_name = "NAME")]
     pub(crate) driver: String,
+    /// What starts a disk image: auto, bios or uefi
+    #[arg(long, default_value = "", value_name = "KIND")]
+    pub(crate) firmware: String,
+    /// File with what cloud-init shall do in a disk image (- is standard input)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) user_data: Option<PathBuf>,
     /// When to ask the registry
     #[arg(long, value_enum, default_value_t)]
     pub(crate) pull: Pull,

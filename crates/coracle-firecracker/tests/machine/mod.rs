@@ -36,6 +36,7 @@ impl Machine {
             initrd: self.initrd.clone(),
             disks: vec![],
             slots: Default::default(),
+            machine: Default::default(),
             nic: None,
             state_dir: dir.to_owned(),
             run_dir: dir.to_owned(),

@@ -12,10 +12,11 @@ use coracle_types::{Identity, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
 use tokio::sync::oneshot;
 
 use super::Host;
+use super::ground::Ground;
 use crate::recipe::{VmPaths, check_kernel, of_shape};
 use crate::record::SCHEMA;
 use crate::volumes::Found;
-use crate::{EventKind, HostError, HostEvent, Owner, Record, VolumeWish, Workload, files};
+use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeWish, Workload, files};
 
 /// What a caller wants.
 #[derive(Clone, Debug)]
@@ -62,6 +63,10 @@ pub struct CreateSpec {
     pub driver: String,
     /// Disks and folders beside its own disk.
     pub volumes: Vec<VolumeWish>,
+    /// What starts a disk image; `None`: what it needs.
+    pub firmware: Option<BootFirmware>,
+    /// For a disk image: what cloud-init, or whatever reads such seeds, is told. Empty: nothing.
+    pub user_data: String,
 }
 
 /// When a registry is asked for an image.
@@ -117,7 +122,7 @@ impl Host {
         }
         self.check_driver(&spec.driver)?;
         let kernel = self.kernel(&spec.kernel_path)?;
-        let (image, rootfs) = self.image(&spec, progress).await?;
+        let ground = self.ground(&spec, progress).await?;
         let mut found = Vec::new();
         for wish in &spec.volumes {
             found.push(self.look_at_volume(wish).await?);
@@ -131,7 +136,7 @@ impl Host {
         };
         let id = VmId::of_object(&spec.name, identity);
         let reservation = self.reserve(&id, &spec.name, spec.vcpus, spec.memory)?;
-        let result = self.lay_out(spec, id.clone(), image, rootfs, kernel, &found).await;
+        let result = self.lay_out(spec, id.clone(), ground, kernel, &found).await;
         match result.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
@@ -214,18 +219,6 @@ impl Host {
             .map_err(|why| HostError::Kernel { path: path.to_owned(), why })
     }
 
-    async fn image(
-        &self,
-        spec: &CreateSpec,
-        progress: Arc<dyn Progress>,
-    ) -> Result<(Image, PathBuf), HostError> {
-        let failed = |source| HostError::Image { reference: spec.image.clone(), source };
-        let reference: Reference = spec.image.parse().map_err(failed)?;
-        let image = self.pull(&reference, spec.pull, progress).await?;
-        let rootfs = self.0.images.rootfs(&image).await.map_err(failed)?;
-        Ok((image, rootfs.path))
-    }
-
     /// Brings an image into the store.
     ///
     /// # Errors
@@ -248,8 +241,7 @@ impl Host {
         &self,
         spec: CreateSpec,
         id: VmId,
-        image: Image,
-        rootfs: PathBuf,
+        ground: Ground,
         kernel: Option<PathBuf>,
         found: &[Found],
     ) -> Result<Record, HostError> {
@@ -259,7 +251,6 @@ impl Host {
             .network
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
-        let workload = workload(&spec, &image)?;
         let volumes = self.claim_volumes(&id, &spec.volumes, found)?;
         let driver = spec.driver;
         let hostname =
@@ -273,13 +264,13 @@ impl Host {
             state: VmState::Created,
             message: String::new(),
             image: spec.image,
-            image_digest: image.digest.to_string(),
-            rootfs,
-            workload,
+            image_digest: ground.digest,
+            rootfs: ground.file,
+            workload: ground.workload,
             vcpus: spec.vcpus,
             memory: spec.memory,
             kernel,
-            disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib),
+            disk_mib: ground.disk_mib,
             hostname,
             address: lease.map(|l| l.address),
             address_acknowledged: false,
@@ -299,6 +290,7 @@ impl Host {
             driver,
             saved: None,
             volumes,
+            system: ground.system,
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();
@@ -314,7 +306,7 @@ impl Host {
 }
 
 /// Command of Kubernetes replaces the entrypoint and drops the image's arguments; args replace those.
-fn workload(spec: &CreateSpec, image: &Image) -> Result<Workload, HostError> {
+pub(super) fn workload(spec: &CreateSpec, image: &Image) -> Result<Workload, HostError> {
     let config = &image.config;
     let mut argv = if spec.command.is_empty() { config.entrypoint.clone() } else { spec.command.clone() };
     match (spec.args.is_empty(), spec.command.is_empty()) {

@@ -77,6 +77,11 @@ impl Host {
         root: impl std::io::Read + Send + 'static,
     ) -> Result<Image, HostError> {
         let record = self.get(vm)?.record.clone();
+        if record.system.is_some() {
+            let message =
+                format!("VM {vm} is a system of its own: only what runs a container image can be committed");
+            return Err(HostError::Invalid { message });
+        }
         let failed = failed(reference);
         let base = record.image_digest.parse();
         let base = base.map_err(|_| HostError::Invalid { message: format!("VM {vm} has no image") })?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle_hypervisor::Driver as _;
@@ -134,8 +135,8 @@ impl Host {
         let info = self.snapshot(snapshot).await?;
         let host = self.clone();
         self.whatever_becomes_of_the_caller(async move {
-            let image = host.image_of(&info).await?;
-            host.restore_from(&info, &image, spec).await
+            let under = host.file_under(&info).await?;
+            host.restore_from(&info, &under, spec).await
         })
         .await
     }
@@ -166,10 +167,10 @@ impl Host {
     }
 
     async fn fork_from(&self, info: &SnapshotInfo, names: Vec<VmName>) -> Result<Vec<Record>, HostError> {
-        let image = self.image_of(info).await?;
+        let under = self.file_under(info).await?;
         let restored = names.into_iter().map(|name| {
             let spec = RestoreSpec { name: Some(name), ..RestoreSpec::default() };
-            self.restore_from(info, &image, spec)
+            self.restore_from(info, &under, spec)
         });
         let (mut made, mut failed) = (Vec::new(), None);
         let mut outcomes = stream::iter(restored).buffered(FORKS_AT_ONCE);
@@ -191,7 +192,7 @@ impl Host {
     async fn restore_from(
         &self,
         info: &SnapshotInfo,
-        image: &Image,
+        under: &Path,
         spec: RestoreSpec,
     ) -> Result<Record, HostError> {
         let name = spec.name.unwrap_or_else(|| info.vm.clone());
@@ -208,7 +209,7 @@ impl Host {
         let id = VmId::of_object(&name, Identity { cluster, namespace, name: object, uid });
         let reservation = self.reserve(&id, &name, info.vcpus, info.memory)?;
         let metadata = if spec.metadata.is_empty() { info.metadata.clone() } else { spec.metadata };
-        let laid_out = self.lay_out_copy(info, image, (&name, &id), spec.owner, metadata).await;
+        let laid_out = self.lay_out_copy(info, under, (&name, &id), spec.owner, metadata).await;
         match laid_out.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
@@ -236,6 +237,9 @@ impl Host {
         let driver = &info.machine.driver;
         let mut recipe = of_shape(&shared.config, shared.accelerator(driver));
         (recipe.vcpus, recipe.memory, recipe.nic) = (info.vcpus, info.memory, None);
+        if let Some(system) = &info.system {
+            recipe.machine = system.machine(&VmPaths::of(&shared.config, &recipe.id));
+        }
         recipe.driver = shared.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
         let (name, driver) = (name.to_string(), shared.driver_name(&recipe.driver));
         let Some(snapshots) = shared.driver.snapshots(&recipe) else {
@@ -252,7 +256,7 @@ impl Host {
     }
 
     /// The image whose root the snapshot's disk lies over: by digest, from its registry where it is not here.
-    async fn image_of(&self, info: &SnapshotInfo) -> Result<Image, HostError> {
+    pub(super) async fn image_of(&self, info: &SnapshotInfo) -> Result<Image, HostError> {
         let failed = |source| HostError::Image { reference: info.image.clone(), source };
         if let Ok(digest) = info.image_digest.parse()
             && let Some(image) = self.images().get_by_digest(&digest).await.map_err(failed)?
@@ -271,13 +275,11 @@ impl Host {
     async fn lay_out_copy(
         &self,
         info: &SnapshotInfo,
-        image: &Image,
+        under: &Path,
         (name, id): (&VmName, &VmId),
         owner: Owner,
         metadata: BTreeMap<String, String>,
     ) -> Result<Record, HostError> {
-        let failed = |source| HostError::Image { reference: info.image.clone(), source };
-        let rootfs = self.images().rootfs(image).await.map_err(failed)?.path;
         // Of an archive's making, perhaps, and what a later boot would start.
         let kernel = match info.kernel.as_ref().and_then(|path| path.to_str()) {
             Some(path) => self.kernel(path)?,
@@ -301,7 +303,7 @@ impl Host {
             message: format!("made from snapshot {}", info.name),
             image: info.image.clone(),
             image_digest: info.image_digest.clone(),
-            rootfs,
+            rootfs: under.to_owned(),
             workload: info.workload.clone(),
             vcpus: info.vcpus,
             memory: info.memory,
@@ -325,6 +327,7 @@ impl Host {
             driver: info.machine.driver.clone(),
             saved: Some(saved),
             volumes: vec![],
+            system: info.system.clone(),
         };
         let (paths, store, snapshot) =
             (VmPaths::of(self.config(), id), self.snapshot_store(), info.name.clone());
@@ -397,7 +400,7 @@ fn copy_files(
     snapshot: &SnapshotName,
     record: Record,
 ) -> io::Result<Record> {
-    let overlay = paths.overlay();
+    let overlay = paths.own_disk(&record);
     for dir in [overlay.parent(), Some(paths.saved().as_path())].into_iter().flatten() {
         std::fs::create_dir_all(dir)?;
     }
@@ -419,7 +422,7 @@ fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
 }
 
 /// `repository@digest` of a reference that may carry a tag.
-fn exact_reference(reference: &str, digest: &str) -> String {
+pub(super) fn exact_reference(reference: &str, digest: &str) -> String {
     let name = reference.split('@').next().unwrap_or_default();
     let slash = name.rfind('/').map_or(0, |at| at + 1);
     let end = name.get(slash..).and_then(|last| last.find(':')).map_or(name.len(), |at| slash + at);

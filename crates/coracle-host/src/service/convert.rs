@@ -9,8 +9,8 @@ use tonic::Status;
 
 use crate::recipe::VmPaths;
 use crate::{
-    CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, TemplateInfo, View, Volume, VolumeKind,
-    VolumeWish, files,
+    BootFirmware, CreateSpec, Exit, Host, HostError, HostEvent, Owner, PullMode, TemplateInfo, View, Volume,
+    VolumeKind, VolumeWish, files,
 };
 
 /// Checks a request where it enters.
@@ -47,7 +47,26 @@ pub(super) fn create_spec(request: pb::CreateVmRequest) -> Result<CreateSpec, St
         cold: request.cold,
         driver: request.driver,
         volumes: request.volumes.into_iter().map(volume_wish).collect(),
+        firmware: firmware(&request.firmware).map_err(invalid)?,
+        user_data: request.user_data,
     })
+}
+
+fn firmware(name: &str) -> Result<Option<BootFirmware>, String> {
+    match name {
+        "" | "auto" => Ok(None),
+        "bios" => Ok(Some(BootFirmware::Bios)),
+        "uefi" => Ok(Some(BootFirmware::Uefi)),
+        other => Err(format!("firmware {other:?} is none of auto, bios, uefi")),
+    }
+}
+
+fn firmware_name(firmware: BootFirmware) -> String {
+    match firmware {
+        BootFirmware::Bios => "bios",
+        BootFirmware::Uefi => "uefi",
+    }
+    .to_owned()
 }
 
 /// A volume that a caller wants.
@@ -165,12 +184,13 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         boots: record.boots,
         agent_connected: view.guest.is_some(),
         boot_ms: record.boot_ms,
-        disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).overlay()),
+        disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).own_disk(record)),
         command: record.workload.argv.clone(),
         identity_ms: record.identity_ms,
         saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
         volumes: record.volumes.iter().map(volume).collect(),
+        firmware: record.system.as_ref().map(|system| firmware_name(system.firmware)).unwrap_or_default(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls about images.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use coracle_image::{
@@ -13,10 +14,13 @@ use tonic::{Response, Status};
 use super::pieces::{Incoming, Pieces};
 use super::streams::driven;
 use super::{Replies, Reply};
-use crate::{Host, HostError, PullMode};
+use crate::host::Found;
+use crate::{DiskImage, Host, HostError, PullMode, files};
 
 /// Progress events that may wait for a slow caller; later ones replace none, they are dropped.
 const PROGRESS_QUEUE: usize = 64;
+/// What the source of a disk image begins with.
+const DISK_FILE: &str = "disk:";
 /// Messages of an archive that wait for a slow caller.
 const ARCHIVE_QUEUE: usize = 4;
 
@@ -59,24 +63,32 @@ pub(super) fn pull(host: &Host, request: pb::PullImageRequest) -> Replies<pb::Pu
     let reference: Reference = name.parse().map_err(failed(&name))?;
     let host = host.clone();
     with_progress(host.clone(), move |progress| async move {
-        let image = host.pull(&reference, mode, progress.clone()).await?;
-        host.images().rootfs(&image).await.map_err(failed(&name))?;
-        Ok(image)
+        let found = host.bring(&reference, mode, progress).await?;
+        if let Found::Container(image) = &found {
+            host.images().rootfs(image).await.map_err(failed(&name))?;
+        }
+        Ok(found)
     })
 }
 
 pub(super) fn import(host: &Host, request: pb::ImportImageRequest) -> Replies<pb::PullImageResponse> {
     let text = request.source;
-    let source: Source = text.parse().map_err(failed(&text))?;
     let name = match request.reference.as_str() {
         "" => None,
         text => Some(text.parse::<Reference>().map_err(failed(text))?),
     };
     let host = host.clone();
+    if let Some(file) = text.strip_prefix(DISK_FILE) {
+        let file = PathBuf::from(file);
+        return with_progress(host.clone(), move |progress| async move {
+            Ok(Found::Disk(host.import_disk(&file, name, progress).await?))
+        });
+    }
+    let source: Source = text.parse().map_err(failed(&text))?;
     with_progress(host.clone(), move |progress| async move {
         let image = host.images().import(&source, name.as_ref(), progress).await.map_err(failed(&text))?;
         host.images().rootfs(&image).await.map_err(failed(&text))?;
-        Ok(image)
+        Ok(Found::Container(Box::new(image)))
     })
 }
 
@@ -85,13 +97,18 @@ fn with_progress<F>(
     work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
 ) -> Replies<pb::PullImageResponse>
 where
-    F: Future<Output = Result<Image, Status>> + Send,
+    F: Future<Output = Result<Found, Status>> + Send,
 {
     use pb::pull_image_response::Message;
     let told = |progress| pb::PullImageResponse { message: Some(Message::Progress(progress)) };
     followed(told, move |progress| async move {
-        let image = work(progress).await?;
-        Ok(pb::PullImageResponse { message: Some(Message::Image(wire(&Users::of(&host).await?, &image))) })
+        let found = work(progress).await?;
+        let users = Users::of(&host).await?;
+        let image = match &found {
+            Found::Container(image) => wire(&users, image),
+            Found::Disk(image) => wire_disk(&host, &users, image),
+        };
+        Ok(pb::PullImageResponse { message: Some(Message::Image(image)) })
     })
 }
 
@@ -178,11 +195,18 @@ pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<p
 pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {
     let images = host.images().list().await.map_err(failed("list"))?;
     let users = Users::of(host).await?;
-    Ok(Response::new(pb::ListImagesResponse { images: images.iter().map(|i| wire(&users, i)).collect() }))
+    let disks = host.disk_images().list();
+    let containers = images.iter().map(|image| wire(&users, image));
+    let images = containers.chain(disks.iter().map(|image| wire_disk(host, &users, image))).collect();
+    Ok(Response::new(pb::ListImagesResponse { images }))
 }
 
 pub(super) async fn get(host: &Host, name: &str) -> Reply<pb::Image> {
-    Ok(Response::new(wire(&Users::of(host).await?, &find(host, name).await?)))
+    let users = Users::of(host).await?;
+    if let Some(image) = host.disk_images().named(&reference(name)?) {
+        return Ok(Response::new(wire_disk(host, &users, &image)));
+    }
+    Ok(Response::new(wire(&users, &find(host, name).await?)))
 }
 
 async fn find(host: &Host, name: &str) -> Result<Image, Status> {
@@ -194,8 +218,13 @@ async fn find(host: &Host, name: &str) -> Result<Image, Status> {
 }
 
 pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Reply<pb::RemoveImageResponse> {
-    let image = find(host, &request.reference).await?;
-    let users = Users::of(host).await?.of_image(&image);
+    let name = reference(&request.reference)?;
+    let disk = host.disk_images().named(&name);
+    let digest = match &disk {
+        Some(image) => image.digest.clone(),
+        None => find(host, &request.reference).await?.digest.to_string(),
+    };
+    let users = Users::of(host).await?.of_digest(&digest);
     if !users.is_empty() && !request.force {
         let why = format!(
             "image {} is used by {}; remove them first, or force",
@@ -204,18 +233,28 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
         );
         return Err(Status::failed_precondition(why));
     }
-    let reference: Reference = request.reference.parse().map_err(failed(&request.reference))?;
-    host.images().remove(&reference).await.map_err(failed(&request.reference))?;
-    Ok(Response::new(pb::RemoveImageResponse { digest: image.digest.to_string() }))
+    match disk {
+        // Its file goes with the next prune: somebody may be about to lie over it.
+        Some(_) => host.disk_images().unname(&name).map_err(|source| {
+            HostError::State { operation: format!("remove {}", request.reference), source }.status()
+        })?,
+        None => {
+            host.images().remove(&name).await.map_err(failed(&request.reference))?;
+        }
+    }
+    Ok(Response::new(pb::RemoveImageResponse { digest }))
 }
 
 pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesResponse> {
     let users = Users::of(host).await?;
     let in_use: HashSet<Digest> = users.0.iter().filter_map(|(used, _)| used.parse().ok()).collect();
     let report = host.images().prune(&in_use, dry_run).await.map_err(failed("prune"))?;
+    let disks = host.prune_disks(&users.0.into_iter().map(|(used, _)| used).collect(), dry_run)?;
+    let freed: u64 = disks.iter().map(|(_, bytes)| bytes).sum();
+    let paths = report.removed.iter().map(|r| &r.path).chain(disks.iter().map(|(path, _)| path));
     Ok(Response::new(pb::PruneImagesResponse {
-        removed: report.removed.iter().map(|r| r.path.display().to_string()).collect(),
-        freed_bytes: report.freed_bytes,
+        removed: paths.map(|path| path.display().to_string()).collect(),
+        freed_bytes: report.freed_bytes + freed,
     }))
 }
 
@@ -232,9 +271,8 @@ impl Users {
         Ok(Self(vms.chain(snapshots).collect()))
     }
 
-    fn of_image(&self, image: &Image) -> Vec<String> {
-        let digest = image.digest.to_string();
-        self.0.iter().filter(|(used, _)| *used == digest).map(|(_, user)| user.clone()).collect()
+    fn of_digest(&self, digest: &str) -> Vec<String> {
+        self.0.iter().filter(|(used, _)| used == digest).map(|(_, user)| user.clone()).collect()
     }
 }
 
@@ -252,7 +290,27 @@ fn wire(users: &Users, image: &Image) -> pb::Image {
         env: image.config.env.clone(),
         user: image.config.user.clone(),
         workdir: image.config.workdir.clone(),
+        disk_bytes: 0,
         layers: u32::try_from(image.layers.len()).unwrap_or(u32::MAX),
-        used_by: users.of_image(image),
+        used_by: users.of_digest(&image.digest.to_string()),
+    }
+}
+
+/// A disk has no architecture of its own that could be read, and its system is what is in it.
+fn wire_disk(host: &Host, users: &Users, image: &DiskImage) -> pb::Image {
+    pb::Image {
+        digest: image.digest.clone(),
+        references: image
+            .names
+            .iter()
+            .filter_map(|n| n.parse::<Reference>().ok())
+            .map(|n| n.familiar())
+            .collect(),
+        os: "disk".to_owned(),
+        size_bytes: files::allocated_bytes(&host.disk_images().path(&image.digest)),
+        disk_bytes: image.disk_bytes,
+        created_at_ms: image.created_ms,
+        used_by: users.of_digest(&image.digest),
+        ..Default::default()
     }
 }

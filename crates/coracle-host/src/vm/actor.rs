@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::boot::CONFIGURE_LIMIT;
 use super::{Handle, Note, Reply, Request, Shared, Up, View, What, boot, follow};
 use crate::adopt::{Adoption, adopt};
 use crate::console::{self, ConsoleInput};
@@ -22,7 +23,7 @@ use crate::events::EventKind;
 use crate::folders::FolderServer;
 use crate::guest::within;
 use crate::logs::LogWriter;
-use crate::recipe::{VmPaths, recipe};
+use crate::recipe::{VmPaths, configuration, recipe};
 use crate::{ConsoleHandle, Fence, GuestClient, HostError, HostEvent, Record, files};
 
 /// Requests that may wait for one VM.
@@ -378,9 +379,24 @@ impl Actor {
     async fn session(&mut self, guest: Option<GuestClient>) {
         self.guest = guest.clone();
         if let Some(guest) = guest {
+            self.configure_again(&guest).await;
             self.settle_volumes(&guest).await;
         }
         self.publish(EventKind::Updated);
+    }
+
+    /// A system that started anew by itself has an agent that knows nothing yet.
+    async fn configure_again(&self, guest: &GuestClient) {
+        if self.record.system.is_none() || guest.status().await.is_ok_and(|status| status.configured) {
+            return;
+        }
+        let (shared, entropy) = (&self.shared, rand::random::<[u8; 64]>());
+        let subnet = shared.network.subnet();
+        let request =
+            configuration(&shared.config, &self.record, subnet, entropy.to_vec(), shared.clock.now());
+        if let Err(error) = within(CONFIGURE_LIMIT, guest.rpc().configure(request)).await {
+            tracing::warn!(vm = %self.record.id, %error, "system that started anew is not configured");
+        }
     }
 
     async fn booted(&mut self, Up { guest, identity }: Up) {
@@ -406,6 +422,9 @@ impl Actor {
             VmState::Stopping => {
                 let message = self.record.message.clone();
                 self.end_run(VmState::Stopped, message).await;
+            }
+            VmState::Running if self.record.system.is_some() => {
+                self.end_run(VmState::Stopped, "the system switched its machine off".to_owned()).await;
             }
             _ if self.record.exit.is_some() => {
                 let message = self.record.message.clone();

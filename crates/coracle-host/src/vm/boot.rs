@@ -19,7 +19,7 @@ use crate::record::SavedMemory;
 use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks, files};
 
 /// The configuration includes mounts and the first use of a fresh disk.
-const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A clone's agent waits for the host when it is saved: it answers at once.
 const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ async fn try_boot(
     notes: &mpsc::Sender<Note>,
 ) -> Result<Up, HostError> {
     let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
-    let deadline = Instant::now() + shared.config.boot_limit;
+    let deadline = Instant::now() + limit(shared, record);
     let launched = launch(shared, record).await?;
     let vmm = launched.vmm;
     let is_clone = matches!(launched.origin, Origin::Cloned { .. });
@@ -72,7 +72,7 @@ async fn attend(
     Launched { recipe, vmm, origin }: Launched,
     deadline: Instant,
 ) -> Result<Up, HostError> {
-    let (mut limits, mut missing, mut channel) = (Limits::of_boot(shared), None, None);
+    let (mut limits, mut missing, mut channel) = (Limits::of_boot(shared, record), None, None);
     match origin {
         Origin::Booted { missing: key } => {
             tell_spawned(notes, record, vmm, None).await;
@@ -110,7 +110,7 @@ async fn attend(
     match outcome {
         Ok(result) => result,
         Err(_) => {
-            let limit = shared.config.boot_limit.as_secs();
+            let limit = limit(shared, record).as_secs();
             Err(failed(format!("the guest was not ready within {limit} s")))
         }
     }
@@ -127,8 +127,8 @@ struct Limits {
 }
 
 impl Limits {
-    fn of_boot(shared: &Shared) -> Self {
-        Self { hello: shared.config.boot_limit, identity: CONFIGURE_LIMIT, takes_over: false }
+    fn of_boot(shared: &Shared, record: &Record) -> Self {
+        Self { hello: limit(shared, record), identity: CONFIGURE_LIMIT, takes_over: false }
     }
 
     fn of_clone(shared: &Shared) -> Self {
@@ -138,6 +138,11 @@ impl Limits {
     fn of_copy(shared: &Shared) -> Self {
         Self { takes_over: true, ..Self::of_clone(shared) }
     }
+}
+
+/// From start to acknowledged configuration.
+fn limit(shared: &Shared, record: &Record) -> Duration {
+    if record.system.is_some() { shared.config.system_boot_limit } else { shared.config.boot_limit }
 }
 
 async fn tell_spawned(
@@ -247,7 +252,10 @@ async fn clone(shared: &Arc<Shared>, recipe: &VmRecipe, key: &TemplateKey) -> Op
 async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), HostError> {
     let paths = VmPaths::of(&shared.config, &record.id);
     let cache = shared.config.state_dir.join("cache");
-    let (size, id) = (record.disk_mib, record.id.clone());
+    let id = record.id.clone();
+    let network =
+        configuration(&shared.config, record, shared.network.subnet(), vec![], shared.clock.now()).network;
+    let (record, agent) = (record.clone(), shared.config.agent.clone());
     let sources: Vec<_> = record.volumes.iter().map(|volume| volume.source.clone()).collect();
     let make = move || -> io::Result<()> {
         for source in &sources {
@@ -255,11 +263,14 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), Host
             source.metadata().map_err(told)?;
         }
         std::fs::create_dir_all(&paths.run)?;
-        let overlay = paths.overlay();
-        if let Some(dir) = overlay.parent() {
+        let own = paths.own_disk(&record);
+        if let Some(dir) = own.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        disks::ensure_overlay(&cache, &overlay, size)
+        match &record.system {
+            None => disks::ensure_overlay(&cache, &own, record.disk_mib),
+            Some(system) => system.prepare(&paths, &record, network.as_ref(), &agent),
+        }
     };
     let made = files::blocking(make).await;
     made.map_err(|source| HostError::Files { operation: "make the disk", id, source })
@@ -293,6 +304,9 @@ async fn bring_up(
         if !reply.addresses.iter().any(|a| a.split('/').next() == Some(told.as_str())) {
             return Err(HostError::Address { name: record.name.to_string(), address });
         }
+    }
+    if record.system.is_some() {
+        return Ok(Up { guest: client, identity });
     }
     let request = pb::StartWorkloadRequest { process: Some(process(record)) };
     within(ASK_LIMIT, client.rpc().start_workload(request)).await.map_err(guest("start the workload"))?;

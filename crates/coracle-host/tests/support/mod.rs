@@ -118,6 +118,8 @@ pub(crate) fn spec(name: &str) -> CreateSpec {
         cold: false,
         driver: String::new(),
         volumes: vec![],
+        firmware: None,
+        user_data: String::new(),
     }
 }
 

@@ -303,6 +303,12 @@ pub struct CreateVmRequest {
     /// Disks and folders beside its own disk.
     #[prost(message, repeated, tag = "21")]
     pub volumes: ::prost::alloc::vec::Vec<Volume>,
+    /// What starts a disk image: auto (or empty), bios, uefi.
+    #[prost(string, tag = "22")]
+    pub firmware: ::prost::alloc::string::String,
+    /// For a disk image: what cloud-init, or whatever reads such seeds, is told.
+    #[prost(string, tag = "23")]
+    pub user_data: ::prost::alloc::string::String,
 }
 /// A disk or a folder of the node that a guest sees.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -528,6 +534,10 @@ pub struct Vm {
     pub identity_ms: u64,
     #[prost(message, repeated, tag = "29")]
     pub volumes: ::prost::alloc::vec::Vec<Volume>,
+    /// What starts it, where its image is a disk: bios or uefi. Empty: it runs a
+    /// container image.
+    #[prost(string, tag = "30")]
+    pub firmware: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
@@ -821,7 +831,7 @@ pub struct PullImageRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImportImageRequest {
-    /// oci:DIR\[:TAG\] or docker-archive:FILE.
+    /// oci:DIR\[:TAG\], docker-archive:FILE, or disk:FILE of a raw or qcow2 image.
     #[prost(string, tag = "1")]
     pub source: ::prost::alloc::string::String,
     /// The name it gets here; empty: what the source says.
@@ -955,6 +965,9 @@ pub struct Image {
     /// Names of VMs that use it.
     #[prost(string, repeated, tag = "14")]
     pub used_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Size of the disk that it holds; 0: it is a container image.
+    #[prost(uint64, tag = "15")]
+    pub disk_bytes: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListImagesRequest {}

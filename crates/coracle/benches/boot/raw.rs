@@ -21,6 +21,7 @@ pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
         initrd: boot.initrd.clone(),
         disks: vec![],
         slots: Default::default(),
+        machine: Default::default(),
         nic: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),

@@ -177,13 +177,14 @@ fn table(images: &[pb::Image], wide: bool) -> Columns {
             let mut row = vec![
                 reference.clone(),
                 digest.clone(),
-                image.architecture.clone(),
+                if image.disk_bytes > 0 { "disk".to_owned() } else { image.architecture.clone() },
                 output::bytes(image.size_bytes),
                 image.used_by.len().to_string(),
             ];
             if wide {
                 let command: Vec<_> = image.entrypoint.iter().chain(&image.cmd).cloned().collect();
-                row.extend([image.layers.to_string(), output::bytes(image.rootfs_bytes), command.join(" ")]);
+                let root = image.rootfs_bytes.max(image.disk_bytes);
+                row.extend([image.layers.to_string(), output::bytes(root), command.join(" ")]);
             }
             columns.row(&row);
         }
@@ -226,7 +227,7 @@ fn absolute(source: &str) -> String {
     let absolute =
         |path: &str| std::path::absolute(path).map_or_else(|_| path.to_owned(), |p| p.display().to_string());
     match source.split_once(':') {
-        Some((kind @ ("oci" | "docker-archive"), path)) => format!("{kind}:{}", absolute(path)),
+        Some((kind @ ("oci" | "docker-archive" | "disk"), path)) => format!("{kind}:{}", absolute(path)),
         _ => source.to_owned(),
     }
 }
@@ -268,6 +269,7 @@ fn document(image: &pb::Image) -> Value {
             "architecture": image.architecture,
             "os": image.os,
             "sizeBytes": image.size_bytes,
+            "diskBytes": image.disk_bytes,
             "layers": image.layers,
             "entrypoint": image.entrypoint,
             "cmd": image.cmd,

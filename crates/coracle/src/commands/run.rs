@@ -1,6 +1,7 @@
 //! `coracle run`.
 
 use std::io::Write;
+use std::path::Path;
 
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
@@ -22,8 +23,8 @@ pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle run")
         .await
         .map_err(|f| if f.exit == exit::UNSUPPORTED { f } else { ours(f) })?;
-    let reference = fetch(&mut client, &args).await.map_err(ours)?;
-    let request = request(&args, reference)?;
+    let image = fetch(&mut client, &args).await.map_err(ours)?;
+    let request = request(&args, &image)?;
     let mut progress = Progress::new(args.progress);
     progress.step(&format!("starting {}", request.name));
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
@@ -42,7 +43,13 @@ pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
             return Err(ours(status.into()).into());
         }
     };
-    if args.detach {
+    if args.detach || image.is_disk {
+        if !args.detach {
+            let name = &started.name;
+            eprintln!(
+                "{name} runs: coracle exec -it {name} bash, coracle console {name}, coracle stop {name}"
+            );
+        }
         output::write(&format!("{}\n", started.name))?;
         return Ok(0);
     }
@@ -54,27 +61,73 @@ pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     Ok(code)
 }
 
-/// Brings the image to the node and returns the name to create from.
-async fn fetch(client: &mut HostClient<Channel>, args: &RunArgs) -> Result<String, Failure> {
-    if args.image.starts_with("oci:") || args.image.starts_with("docker-archive:") {
-        let found = image::import(client, &args.image, None, args.progress).await?;
-        return found.references.into_iter().next().ok_or_else(|| {
-            Failure::new("COR-IMG-002", "the source gives the image no name")
-                .help("import it under a name first: coracle image import SOURCE NAME")
-        });
-    }
-    if args.pull != Pull::Never {
-        image::pull(client, &args.image, args.pull, args.progress).await?;
-    }
-    Ok(args.image.clone())
+/// An image that is on the node.
+struct Fetched {
+    /// The name to create from.
+    name: String,
+    /// It is a disk, which brings a system.
+    is_disk: bool,
 }
 
-fn request(args: &RunArgs, image: String) -> Result<pb::CreateVmRequest, Failure> {
+/// Brings the image to the node.
+async fn fetch(client: &mut HostClient<Channel>, args: &RunArgs) -> Result<Fetched, Failure> {
+    if let Some(source) = source(&args.image) {
+        let found = image::import(client, &source, None, args.progress).await?;
+        let is_disk = found.disk_bytes > 0;
+        let unnamed = || {
+            Failure::new("COR-IMG-002", "the source gives the image no name")
+                .help("import it under a name first: coracle image import SOURCE NAME")
+        };
+        let name = found.references.into_iter().next().ok_or_else(unnamed)?;
+        return Ok(Fetched { name, is_disk });
+    }
+    let found = match args.pull {
+        Pull::Never => {
+            let request = pb::GetImageRequest { reference: args.image.clone() };
+            client.get_image(request).await?.into_inner()
+        }
+        when => image::pull(client, &args.image, when, args.progress).await?,
+    };
+    Ok(Fetched { name: args.image.clone(), is_disk: found.disk_bytes > 0 })
+}
+
+/// What is imported instead of pulled: sources by their prefix, and paths, which are disk images.
+fn source(image: &str) -> Option<String> {
+    let prefixed = ["oci:", "docker-archive:", "disk:"].iter().any(|prefix| image.starts_with(prefix));
+    let path = ["/", "./", "../"].iter().any(|start| image.starts_with(start));
+    match (prefixed, path) {
+        (true, _) => Some(image.to_owned()),
+        (false, true) => Some(format!("disk:{image}")),
+        (false, false) => None,
+    }
+}
+
+/// Memory of a VM whose owner does not say, MiB.
+const MEMORY: u64 = 256;
+/// The same, where a whole system is to fit in.
+const SYSTEM_MEMORY: u64 = 1024;
+
+fn user_data(file: &Path) -> Result<String, Failure> {
+    let read = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
+    };
+    read.map_err(|e| Failure::usage(format!("user data {}: {e}", file.display())))
+}
+
+fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failure> {
+    let user_data = match &args.user_data {
+        Some(file) => user_data(file)?,
+        None => String::new(),
+    };
     Ok(pb::CreateVmRequest {
-        name: args.name.clone().unwrap_or_else(|| default_name(&image)),
-        image,
+        name: args.name.clone().unwrap_or_else(|| default_name(&image.name)),
+        image: image.name.clone(),
+        firmware: args.firmware.clone(),
+        user_data,
         vcpus: args.cpus,
-        memory_mib: args.memory,
+        memory_mib: args.memory.unwrap_or(if image.is_disk { SYSTEM_MEMORY } else { MEMORY }),
         kernel_path: args.kernel.clone(),
         ip_address: args.ip.clone(),
         hostname: args.hostname.clone(),
@@ -177,6 +230,20 @@ mod tests {
             ("???", "vm-"),
         ] {
             assert!(default_name(image).starts_with(stem), "{image} → {}", default_name(image));
+        }
+    }
+
+    #[test]
+    fn a_path_is_a_disk_image_and_a_name_is_none() {
+        for (image, want) in [
+            ("nginx", None),
+            ("localhost:5000/a/b:1", None),
+            ("./debian.qcow2", Some("disk:./debian.qcow2")),
+            ("/a/b.raw", Some("disk:/a/b.raw")),
+            ("disk:b.raw", Some("disk:b.raw")),
+            ("oci:dir:1", Some("oci:dir:1")),
+        ] {
+            assert_eq!(source(image).as_deref(), want, "{image}");
         }
     }
 

@@ -239,7 +239,7 @@ fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     let own = state.join("boot").join(hash);
     if !own.join("initrd").is_file() {
         make_dir(&own)?;
-        for file in ["vmlinuz", "initrd"] {
+        for file in ["vmlinuz", "initrd", "agent"] {
             let part = own.join(format!("{file}.part"));
             std::fs::copy(current.join(file), &part).into_diagnostic().wrap_err("copy the guest kernel")?;
             std::fs::rename(&part, own.join(file)).into_diagnostic()?;

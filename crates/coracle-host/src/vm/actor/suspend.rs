@@ -171,7 +171,7 @@ impl Actor {
     async fn copy_live(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
         let driver = self.shared.driver.clone();
         let snapshots = driver.snapshots(&self.recipe()).ok_or_else(|| self.cannot_save())?;
-        let overlay = self.paths.overlay();
+        let overlay = self.paths.own_disk(&self.record);
         let room = files::allocated_bytes(&overlay);
         let (place, disk) = (dir.join(MEMORY_FILE), dir.join(DISK_FILE));
         let taken = match self.write_memory(snapshots, &dir, &place, room).await {
@@ -197,7 +197,7 @@ impl Actor {
     /// Of a VM at rest: its memory is there, and never written again.
     async fn copy_saved(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
         let saved = self.record.saved.clone().ok_or_else(|| self.cannot_save())?;
-        let (memory, overlay) = (self.paths.saved_memory(), self.paths.overlay());
+        let (memory, overlay) = (self.paths.saved_memory(), self.paths.own_disk(&self.record));
         let copied = blocking(move || {
             std::fs::create_dir_all(&dir)?;
             std::fs::hard_link(&memory, dir.join(MEMORY_FILE))?;

@@ -8,7 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::plan::{Found, Layers, Pack, Piece, Pieces};
 use crate::{
@@ -117,15 +118,13 @@ impl Job<'_> {
         let mut taken = Taken { disk_bytes: 0, pieces: pieces.len(), blobs: 0, blob_bytes: 0 };
         let (mut sparse, mut done) = (Sparse::new(Arc::clone(&target)), 0);
         {
-            let work = stream::iter(pieces.iter().zip(starts(pieces))).map(async |(piece, start)| {
-                let (file, own) = (Arc::clone(&target), piece.clone());
-                if blocking(move || is_there(&own, start, &file)).await.map_err(failed)? {
-                    return Ok((piece, None));
-                }
-                let blob = spool.fetch(self.session, &piece.blob, piece.blob_bytes).await?;
-                Ok::<_, ImageError>((piece, Some(blob)))
-            });
-            let mut work = std::pin::pin!(work.buffered(concurrency.max(1)));
+            // Boxed: through a closure the compiler cannot see that this may change threads.
+            let work: Vec<BoxFuture<'_, _>> = pieces
+                .iter()
+                .zip(starts(pieces))
+                .map(|(piece, start)| self.blob_of(piece, start, &target, spool).boxed())
+                .collect();
+            let mut work = stream::iter(work).buffered(concurrency.max(1));
             while let Some((piece, blob)) = work.try_next().await? {
                 if let Some(blob) = blob {
                     let own = piece.clone();
@@ -144,6 +143,22 @@ impl Job<'_> {
         let named = blocking(move || pull::name(&target, &partial, &to));
         named.await.map_err(|e| ImageError::io("name", path, e))?;
         Ok(taken)
+    }
+
+    /// A piece with its blob, unless its bytes are in the target already.
+    async fn blob_of<'p>(
+        &self,
+        piece: &'p Piece,
+        start: Option<u64>,
+        target: &Arc<File>,
+        spool: &Spool,
+    ) -> Result<(&'p Piece, Option<File>), ImageError> {
+        let (file, own) = (Arc::clone(target), piece.clone());
+        let looked = blocking(move || is_there(&own, start, &file)).await;
+        if looked.map_err(|e| ImageError::io("read in", self.folder, e))? {
+            return Ok((piece, None));
+        }
+        Ok((piece, Some(spool.fetch(self.session, &piece.blob, piece.blob_bytes).await?)))
     }
 
     /// The disk fits, besides what is there of it, as far as its length is known.

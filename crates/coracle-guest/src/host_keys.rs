@@ -1,0 +1,76 @@
+//! The keys that a system's SSH server is known by: a copy must not answer with those of what it was copied from.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{AtFlags, Dir};
+
+use crate::console::say;
+use crate::root::Root;
+
+/// Where they are.
+const DIR: &str = "/etc/ssh";
+/// What their names begin with.
+const PREFIX: &str = "ssh_host_";
+/// Kinds that are made anew: the others take seconds, and no client of today needs them.
+const KINDS: [&str; 2] = ["ed25519", "ecdsa"];
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Replaces the keys, where there are any, and has the server read them. What fails is said; old keys never stay.
+pub(crate) fn renew(root: &Root) {
+    match root.dir(Path::new(DIR)) {
+        Ok(dir) if remove(&dir) => {}
+        _ => return,
+    }
+    for kind in KINDS {
+        let file = format!("{DIR}/{PREFIX}{kind}_key");
+        run("ssh-keygen", &["-q", "-t", kind, "-N", "", "-f", &file]);
+    }
+    run("systemctl", &["--no-block", "try-restart", "ssh.service", "sshd.service"]);
+}
+
+/// Removes the keys of a folder. Were there any?
+fn remove(dir: &OwnedFd) -> bool {
+    let entries = Dir::read_from(dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_owned());
+    let keys: Vec<_> = names.filter(|name| name.to_bytes().starts_with(PREFIX.as_bytes())).collect();
+    for name in &keys {
+        if let Err(e) = rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+            say!("host key {}: {e}", name.to_string_lossy());
+        }
+    }
+    !keys.is_empty()
+}
+
+fn run(program: &str, args: &[&str]) {
+    let mut command = Command::new(program);
+    command.args(args).env("PATH", PATH).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => say!("{program}: {status}"),
+        Err(e) => say!("{program}: {e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_keys_never_stay_and_other_files_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let ssh = dir.path().join("etc/ssh");
+        std::fs::create_dir_all(&ssh).unwrap();
+        for name in ["ssh_host_rsa_key", "ssh_host_rsa_key.pub", "sshd_config", "moduli"] {
+            std::fs::write(ssh.join(name), "old").unwrap();
+        }
+        let root = Root::open(dir.path()).unwrap();
+        let folder = root.dir(Path::new(DIR)).unwrap();
+        assert!(remove(&folder));
+        assert!(!remove(&folder), "none is left");
+        let mut left: Vec<_> = std::fs::read_dir(&ssh).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["moduli", "sshd_config"]);
+    }
+}

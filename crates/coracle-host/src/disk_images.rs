@@ -1,0 +1,263 @@
+//! Disk images of a node: raw, never written, shared by all systems that lie over them.
+//!
+//! ```text
+//! <state>/images/disks/<digest>.raw    the disk; <digest> is that of the file or manifest that it came from
+//! <state>/images/disks/<digest>.json   its names; written after it
+//! ```
+
+use std::collections::HashSet;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use coracle_image::{Digest, Reference};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::files;
+
+/// Version of the format. A newer one is refused.
+const SCHEMA: u32 = 1;
+
+/// One of them, `<digest>.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskImage {
+    schema: u32,
+    /// Of the file or the manifest that it came from.
+    pub digest: String,
+    /// What it is called here.
+    pub names: Vec<String>,
+    /// Size of the disk, bytes.
+    pub disk_bytes: u64,
+    /// When it came, Unix milliseconds.
+    pub created_ms: i64,
+}
+
+/// The disk images of a host.
+#[derive(Debug)]
+pub(crate) struct DiskImages {
+    dir: PathBuf,
+    /// Held while names change.
+    names: Mutex<()>,
+}
+
+impl DiskImages {
+    /// Opens the folder and removes what a crash left half-made. Blocking.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
+        let dir = state_dir.join("images").join("disks");
+        if let Ok(entries) = std::fs::read_dir(&dir) {
+            for entry in entries {
+                let path = entry?.path();
+                let bare =
+                    path.extension().is_some_and(|e| e == "raw") && !path.with_extension("json").exists();
+                if bare || path.extension().is_some_and(|e| e == "tmp") {
+                    files::remove_file(&path)?;
+                }
+            }
+        }
+        Ok(Self { dir, names: Mutex::new(()) })
+    }
+
+    /// Where the disk of that digest lies, be it there or not.
+    pub(crate) fn path(&self, digest: &str) -> PathBuf {
+        let hex = digest.rsplit(':').next().unwrap_or_default();
+        self.dir.join(format!("{hex}.raw"))
+    }
+
+    /// Makes room for a disk that is to be written to [`Self::path`].
+    pub(crate) fn prepare(&self) -> io::Result<()> {
+        std::fs::create_dir_all(&self.dir)
+    }
+
+    /// All, by their first name. What cannot be read is passed over.
+    pub(crate) fn list(&self) -> Vec<DiskImage> {
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let paths =
+            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
+        let mut found: Vec<_> = paths.filter_map(|path| read(&path)).collect();
+        found.sort_by(|a, b| (&a.names, &a.digest).cmp(&(&b.names, &b.digest)));
+        found
+    }
+
+    /// The one of that name.
+    pub(crate) fn named(&self, name: &Reference) -> Option<DiskImage> {
+        let name = name.to_string();
+        self.list().into_iter().find(|image| image.names.contains(&name))
+    }
+
+    /// The one of that digest.
+    pub(crate) fn of_digest(&self, digest: &str) -> Option<DiskImage> {
+        read(&self.path(digest).with_extension("json")).filter(|image| image.digest == digest)
+    }
+
+    /// Gives the disk of that digest, which is in its place, a name, which no other has then. Idempotent.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn name(
+        &self,
+        digest: &str,
+        name: &Reference,
+        disk_bytes: u64,
+        now_ms: i64,
+    ) -> io::Result<DiskImage> {
+        let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = name.to_string();
+        for mut other in self.list().into_iter().filter(|image| image.digest != digest) {
+            if other.names.contains(&name) {
+                other.names.retain(|known| *known != name);
+                self.write(&other)?;
+            }
+        }
+        let new = || DiskImage {
+            schema: SCHEMA,
+            digest: digest.to_owned(),
+            names: vec![],
+            disk_bytes,
+            created_ms: now_ms,
+        };
+        let mut image = self.of_digest(digest).unwrap_or_else(new);
+        if !image.names.contains(&name) {
+            image.names.push(name);
+        }
+        self.write(&image)?;
+        Ok(image)
+    }
+
+    /// Takes a name away. A disk without one stays for those who use it, and goes with the next [`Self::prune`].
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn unname(&self, name: &Reference) -> io::Result<()> {
+        let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut image) = self.named(name) else { return Ok(()) };
+        image.names.retain(|known| *known != name.to_string());
+        self.write(&image)
+    }
+
+    /// Removes the disks that have no name and nobody uses; a `dry` run only says which. Returns them with their bytes.
+    ///
+    /// # Errors
+    /// When one cannot be removed.
+    pub(crate) fn prune(&self, in_use: &HashSet<String>, dry: bool) -> io::Result<Vec<(PathBuf, u64)>> {
+        let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut removed = Vec::new();
+        for image in self.list() {
+            if !image.names.is_empty() || in_use.contains(&image.digest) {
+                continue;
+            }
+            let path = self.path(&image.digest);
+            let bytes = files::allocated_bytes(&path);
+            if !dry {
+                files::remove_file(&path.with_extension("json"))?;
+                files::remove_file(&path)?;
+            }
+            removed.push((path, bytes));
+        }
+        Ok(removed)
+    }
+
+    fn write(&self, image: &DiskImage) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(image)?;
+        files::write_atomic(&self.path(&image.digest).with_extension("json"), &text)
+    }
+}
+
+fn read(path: &Path) -> Option<DiskImage> {
+    let image: DiskImage = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    // A digest becomes a path.
+    let sound = image.schema == SCHEMA && image.digest.parse::<Digest>().is_ok();
+    sound.then_some(image)
+}
+
+/// Digest of a file, read once. Blocking.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn digest_of(path: &Path) -> io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        let read = file.read(&mut buffer)?;
+        let Some(part) = buffer.get(..read).filter(|part| !part.is_empty()) else { break };
+        hash.update(part);
+    }
+    let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("sha256:{hex}"))
+}
+
+/// What an image is called whose file has no better name: `localhost/` and the stem of the file.
+pub(crate) fn name_of(path: &Path) -> Option<Reference> {
+    let stem = path.file_name()?.to_str()?.split('.').next()?;
+    let clean = stem
+        .to_ascii_lowercase()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect::<String>();
+    format!("localhost/{}:latest", clean.trim_matches('-')).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(text: &str) -> String {
+        Digest::of(text.as_bytes()).to_string()
+    }
+
+    #[test]
+    fn a_name_is_one_disks_and_moves() {
+        let state = tempfile::tempdir().unwrap();
+        let images = DiskImages::open(state.path()).unwrap();
+        images.prepare().unwrap();
+        let (old, new) = (digest("old"), digest("new"));
+        let name: Reference = "localhost/debian:12".parse().unwrap();
+        for disk in [&old, &new] {
+            std::fs::write(images.path(disk), b"disk").unwrap();
+            images.name(disk, &name, 4, 7).unwrap();
+        }
+        assert_eq!(images.named(&name).unwrap().digest, new);
+        assert_eq!(images.of_digest(&old).unwrap().names, Vec::<String>::new());
+        let in_use = HashSet::from([old.clone()]);
+        assert_eq!(images.prune(&in_use, false).unwrap(), [], "its users keep it");
+        assert_eq!(images.prune(&HashSet::new(), true).unwrap().len(), 1);
+        assert!(images.of_digest(&old).is_some(), "a dry run removes nothing");
+        assert_eq!(images.prune(&HashSet::new(), false).unwrap().len(), 1);
+        assert_eq!(std::fs::read_dir(state.path().join("images/disks")).unwrap().count(), 2);
+        images.unname(&name).unwrap();
+        assert_eq!(images.prune(&HashSet::new(), false).unwrap().len(), 1);
+        assert_eq!(images.list(), []);
+    }
+
+    #[test]
+    fn what_a_crash_left_is_removed_and_what_is_foreign_is_not_taken() {
+        let state = tempfile::tempdir().unwrap();
+        let images = DiskImages::open(state.path()).unwrap();
+        images.prepare().unwrap();
+        let good = digest("good");
+        std::fs::write(images.path(&good), b"disk").unwrap();
+        images.name(&good, &"localhost/a:1".parse().unwrap(), 4, 0).unwrap();
+        std::fs::write(images.path(&digest("bare")), b"no names yet").unwrap();
+        let foreign = r#"{"schema":1,"digest":"../../etc/passwd","names":[],"diskBytes":1,"createdMs":0}"#;
+        std::fs::write(state.path().join("images/disks/x.json"), foreign).unwrap();
+        let images = DiskImages::open(state.path()).unwrap();
+        assert_eq!(images.list().len(), 1);
+        assert!(!images.path(&digest("bare")).exists());
+    }
+
+    #[test]
+    fn a_file_gives_its_image_a_name() {
+        for (path, want) in [
+            ("/a/Debian-12.qcow2", "localhost/debian-12:latest"),
+            ("noble_server.img", "localhost/noble-server:latest"),
+            ("/a/disk", "localhost/disk:latest"),
+        ] {
+            assert_eq!(name_of(Path::new(path)).unwrap().to_string(), want);
+        }
+        assert!(name_of(Path::new("/")).is_none() && name_of(Path::new("/a/...")).is_none());
+    }
+}
