@@ -193,7 +193,7 @@ pub(crate) mod tests {
             initrd: "/boot/initrd".into(),
             disks: vec![
                 Disk::raw(0, "/images/a.erofs", true),
-                Disk { slot: 2, path: format!("/vms/{name}/overlay.ext4").into(), read_only: false },
+                Disk::raw(2, format!("/vms/{name}/overlay.ext4"), false),
             ],
             slots: Slots { read_only: 2, writable: 1 },
             machine: Default::default(),
