@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, Dir};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use crate::console::say;
 use crate::root::Root;
@@ -32,8 +32,16 @@ pub(crate) fn renew(root: &Root) {
 
 /// Removes the keys of a folder. Were there any?
 fn remove(dir: &OwnedFd) -> bool {
-    let entries = Dir::read_from(dir).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_owned());
+    // Opened anew: what was opened only as a place cannot be listed.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let entries = match rustix::fs::openat(dir, c".", flags, Mode::empty()).and_then(Dir::new) {
+        Ok(entries) => entries,
+        Err(e) => {
+            say!("host keys are not found: {e}");
+            return false;
+        }
+    };
+    let names = entries.flatten().map(|entry| entry.file_name().to_owned());
     let keys: Vec<_> = names.filter(|name| name.to_bytes().starts_with(PREFIX.as_bytes())).collect();
     for name in &keys {
         if let Err(e) = rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
