@@ -7,6 +7,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
@@ -16,6 +17,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Longest line accepted from a VMM; the guest has a hand in what it says.
 const LINE_MAX: usize = 1 << 20;
+/// A monitor greets at once; a loaded host takes its time.
+const GREETING_LIMIT: Duration = Duration::from_secs(20);
 /// Lines before the greeting that are not for us.
 const STALE_MAX: usize = 64;
 
@@ -60,7 +63,8 @@ impl Qmp {
         let (read, write) = UnixStream::connect(path).await?.into_split();
         let lines = BufReader::new(read.take(LINE_MAX as u64)).lines();
         let mut qmp = Self { lines, write, next_id: 0, version: String::new() };
-        let version = qmp.greeting().await?;
+        let version = tokio::time::timeout(GREETING_LIMIT, qmp.greeting()).await;
+        let version = version.map_err(|_| io::ErrorKind::TimedOut)??;
         let part = |name| version.get(name).and_then(Value::as_u64).unwrap_or(0);
         qmp.version = format!("{}.{}.{}", part("major"), part("minor"), part("micro"));
         qmp.execute("qmp_capabilities", json!({})).await?;
@@ -211,8 +215,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_qmp_is_refused() {
-        let (_dir, qmp) = monitor(&["hello QMP"]).await;
-        assert!(matches!(qmp, Err(QmpError::Protocol)));
+    async fn what_never_greets_is_refused() {
+        let (_dir, qmp) = monitor(&["hello"]).await;
+        assert!(matches!(qmp, Err(QmpError::Io(_))), "it went away");
+        let (_dir, qmp) = monitor(&["hello"; STALE_MAX]).await;
+        assert!(matches!(qmp, Err(QmpError::Protocol)), "it went on and on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_says_nothing_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp.sock");
+        let _silent = UnixListener::bind(&path).unwrap();
+        let refused = Qmp::connect(&path).await.unwrap_err();
+        assert!(matches!(&refused, QmpError::Io(e) if e.kind() == io::ErrorKind::TimedOut), "{refused:?}");
     }
 }
