@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::process::{Pid, Signal};
 
 use crate::console::say;
 use crate::root::Root;
@@ -17,17 +18,38 @@ const PREFIX: &str = "ssh_host_";
 const KINDS: [&str; 2] = ["ed25519", "ecdsa"];
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Replaces the keys, where there are any, and has the server read them. What fails is said; old keys never stay.
+/// Removes the keys, where there are any, stops the server that has them in memory where it stands, and has new ones made,
+/// after which the server is started anew. Making them takes longer than a copy may take to become itself: until they
+/// are there nobody is answered. What fails is said; old keys never stay.
 pub(crate) fn renew(root: &Root) {
     match root.dir(Path::new(DIR)) {
         Ok(dir) if remove(&dir) => {}
         _ => return,
     }
-    for kind in KINDS {
-        let file = format!("{DIR}/{PREFIX}{kind}_key");
-        run("ssh-keygen", &["-q", "-t", kind, "-N", "", "-f", &file]);
+    for pid in servers() {
+        if let Err(e) = rustix::process::kill_process(pid, Signal::STOP) {
+            say!("hold the SSH server: {e}");
+        }
     }
-    run("systemctl", &["--no-block", "try-restart", "ssh.service", "sshd.service"]);
+    let make = KINDS.map(|kind| format!("ssh-keygen -q -t {kind} -N '' -f {DIR}/{PREFIX}{kind}_key;"));
+    let script = format!("{} systemctl --no-block try-restart ssh.service sshd.service", make.concat());
+    run("setsid", &["--fork", "sh", "-c", &script]);
+}
+
+/// Processes that wait for SSH connections: those of the name that the system itself has started.
+fn servers() -> impl Iterator<Item = Pid> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|process| {
+        let number = process.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
+        is_server(&stat).then(|| Pid::from_raw(number))?
+    })
+}
+
+/// By `/proc/<pid>/stat`: number, name in parentheses, state, parent (proc(5)).
+fn is_server(stat: &str) -> bool {
+    let Some((head, tail)) = stat.rsplit_once(')') else { return false };
+    head.ends_with("(sshd") && tail.split_ascii_whitespace().nth(1) == Some("1")
 }
 
 /// Removes the keys of a folder. Were there any?
@@ -64,6 +86,18 @@ fn run(program: &str, args: &[&str]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_is_known_by_name_and_parent() {
+        for (stat, want) in [
+            ("417 (sshd) S 1 417 417 0", true),
+            ("900 (sshd) S 417 900 900 0", false),
+            ("9 (bash) S 1 9 9", false),
+            ("", false),
+        ] {
+            assert_eq!(is_server(stat), want, "{stat}");
+        }
+    }
 
     #[test]
     fn old_keys_never_stay_and_other_files_do() {

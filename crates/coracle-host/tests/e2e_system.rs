@@ -92,6 +92,8 @@ fn a_cloud_image_is_a_vm_like_any_other() {
         assert_eq!(sh(&host, "deb", "kill -0 $(cat /run/sleeper) && echo alive").await, "0 alive");
         let copies = host.fork("deb", 1, None).await.unwrap();
         let copy = copies[0].name.as_str();
+        let key = "test -s /etc/ssh/ssh_host_ed25519_key.pub && echo there";
+        until(&host, copy, key, "0 there").await;
         assert_eq!(sh(&host, copy, "kill -0 $(cat /run/sleeper) && echo alive").await, "0 alive");
         for line in [
             "cat /etc/machine-id",
