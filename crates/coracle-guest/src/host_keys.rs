@@ -47,7 +47,7 @@ pub(crate) fn renew(root: &Root) {
 /// A process by the text that it left of itself. The first one is nobody's server.
 fn number(text: &[u8]) -> Option<Pid> {
     let number: i32 = std::str::from_utf8(text).ok()?.trim().parse().ok()?;
-    Pid::from_raw(number).filter(|_| number > 1)
+    if number > 1 { Pid::from_raw(number) } else { None }
 }
 
 /// Removes the keys of a folder. Were there any?
