@@ -29,10 +29,9 @@ pub(crate) fn renew(root: &Root) {
         Ok(dir) if remove(&dir) => {}
         _ => return,
     }
-    if let Some(pid) = root.read(Path::new(SERVER), PID_MAX).ok().and_then(|text| number(&text)) {
-        if let Err(e) = rustix::process::kill_process(pid, Signal::STOP) {
-            say!("hold the SSH server: {e}");
-        }
+    let server = root.read(Path::new(SERVER), PID_MAX).ok().and_then(|text| number(&text));
+    if let Some(Err(e)) = server.map(|pid| rustix::process::kill_process(pid, Signal::STOP)) {
+        say!("hold the SSH server: {e}");
     }
     // Ends by itself, in seconds; the machine is somebody else meanwhile.
     std::thread::spawn(|| {
