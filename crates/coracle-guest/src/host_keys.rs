@@ -2,12 +2,12 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::process::{Pid, Signal};
 
 use crate::console::say;
+use crate::program;
 use crate::root::Root;
 
 /// Where they are.
@@ -19,7 +19,6 @@ const PID_MAX: usize = 32;
 const PREFIX: &str = "ssh_host_";
 /// Kinds that are made anew: the others take seconds, and no client of today needs them.
 const KINDS: [&str; 2] = ["ed25519", "ecdsa"];
-const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Removes the keys, where there are any, stops the server that has them in memory where it stands, and has new ones made,
 /// after which the server is started anew. Making them takes longer than a copy may take to become itself: until they
@@ -71,12 +70,8 @@ fn remove(dir: &OwnedFd) -> bool {
 }
 
 fn run(program: &str, args: &[&str]) {
-    let mut command = Command::new(program);
-    command.args(args).env("PATH", PATH).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    match command.status() {
-        Ok(status) if status.success() => {}
-        Ok(status) => say!("{program}: {status}"),
-        Err(e) => say!("{program}: {e}"),
+    if let Err(e) = program::run(program, args) {
+        say!("host keys: {program}: {e}");
     }
 }
 

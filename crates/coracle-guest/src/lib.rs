@@ -31,6 +31,7 @@ mod net;
 pub mod pid1;
 mod pipe;
 mod process;
+mod program;
 mod pumped;
 mod reap;
 mod root;

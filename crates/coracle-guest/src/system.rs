@@ -2,17 +2,16 @@
 //! the host attaches. The system's own first process is the machine's master: to switch it off it is asked.
 
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::pid1;
 use crate::root::Root;
+use crate::{pid1, program};
 
 /// Ways to ask a system to switch its machine off, the usual one first.
-const POWER_OFF: [&[&str]; 3] = [&["systemctl", "poweroff"], &["poweroff"], &["busybox", "poweroff"]];
-/// Where those are; a service may be started without a path.
-const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+const POWER_OFF: [(&str, &[&str]); 3] =
+    [("systemctl", &["poweroff"]), ("poweroff", &[]), ("busybox", &["poweroff"])];
 
 /// Serves until the machine shall go off, and has the system switch it off.
 pub fn run() -> ExitCode {
@@ -31,17 +30,9 @@ pub fn run() -> ExitCode {
         say!("cannot serve: {e}");
         return ExitCode::FAILURE;
     }
-    if POWER_OFF.iter().any(|command| asks(command)) {
+    if POWER_OFF.iter().any(|(program, args)| program::run(program, args).is_ok()) {
         return ExitCode::SUCCESS;
     }
     say!("nothing here switches the machine off: the host will");
     ExitCode::FAILURE
-}
-
-/// Did the program take it?
-fn asks(command: &[&str]) -> bool {
-    let [program, args @ ..] = command else { return false };
-    let mut child = Command::new(program);
-    child.args(args).env("PATH", PATH).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    child.status().is_ok_and(|status| status.success())
 }

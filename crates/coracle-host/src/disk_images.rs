@@ -6,13 +6,12 @@
 //! ```
 
 use std::collections::HashSet;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use coracle_image::{Digest, Reference};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 use crate::files;
 
@@ -52,9 +51,10 @@ impl DiskImages {
         if let Ok(entries) = std::fs::read_dir(&dir) {
             for entry in entries {
                 let path = entry?.path();
-                let bare =
-                    path.extension().is_some_and(|e| e == "raw") && !path.with_extension("json").exists();
-                if bare || path.extension().is_some_and(|e| e == "tmp") {
+                let is = |end: &str| path.as_os_str().as_encoded_bytes().ends_with(end.as_bytes());
+                // A pull goes on with what has come of it; a copy of what is here is made anew.
+                let cut_off = is(".raw.partial") || is(".tmp");
+                if cut_off || (is(".raw") && !path.with_extension("json").exists()) {
                     files::remove_file(&path)?;
                 }
             }
@@ -174,19 +174,12 @@ fn read(path: &Path) -> Option<DiskImage> {
     sound.then_some(image)
 }
 
-/// Digest of a file, read once. Blocking.
+/// Digest of a file. Blocking.
 ///
 /// # Errors
 /// When it cannot be read.
 pub(crate) fn digest_of(path: &Path) -> io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
-    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        let read = file.read(&mut buffer)?;
-        let Some(part) = buffer.get(..read).filter(|part| !part.is_empty()) else { break };
-        hash.update(part);
-    }
-    let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = files::sha256(path)?.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("sha256:{hex}"))
 }
 
@@ -242,11 +235,14 @@ mod tests {
         std::fs::write(images.path(&good), b"disk").unwrap();
         images.name(&good, &"localhost/a:1".parse().unwrap(), 4, 0).unwrap();
         std::fs::write(images.path(&digest("bare")), b"no names yet").unwrap();
+        let copy = images.path(&digest("copy")).with_extension("raw.partial");
+        std::fs::write(&copy, b"not whole").unwrap();
         let foreign = r#"{"schema":1,"digest":"../../etc/passwd","names":[],"diskBytes":1,"createdMs":0}"#;
         std::fs::write(state.path().join("images/disks/x.json"), foreign).unwrap();
         let images = DiskImages::open(state.path()).unwrap();
         assert_eq!(images.list().len(), 1);
-        assert!(!images.path(&digest("bare")).exists());
+        assert!(!images.path(&digest("bare")).exists() && !copy.exists());
+        assert!(images.path(&good).exists());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! File operations that survive a crash at any instant.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::SeekFrom;
+use sha2::{Digest, Sha256};
 
 /// File work away from the runtime's threads. Not cancel-safe: work that has begun goes on.
 pub(crate) async fn blocking<T: Send + 'static>(
@@ -89,6 +90,18 @@ fn copy_range(source: &File, target: &File, start: u64, end: u64) -> io::Result<
         at += read as u64;
     }
     Ok(end - start)
+}
+
+/// SHA-256 of a file. Blocking.
+pub(crate) fn sha256(path: &Path) -> io::Result<[u8; 32]> {
+    let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        let read = file.read(&mut buffer)?;
+        match buffer.get(..read) {
+            Some(part) if read > 0 => hash.update(part),
+            _ => return Ok(hash.finalize().into()),
+        }
+    }
 }
 
 /// Bytes that a file occupies on disk.

@@ -22,7 +22,7 @@ mod window;
 use crate::{Credentials, RegistryConfig, Timeouts};
 
 pub use cocoon::{CocoonVersion, cocoon_head, pull_cocoon, push_cocoon};
-pub use file::{empty_overlay, raw_copy, virtual_size};
+pub use file::{empty_overlay, raw_copy};
 pub use pull::pull_disk;
 pub use push::push_disk;
 pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};

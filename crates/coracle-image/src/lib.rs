@@ -66,7 +66,7 @@ pub use digest::{Digest, InvalidDigest};
 pub use disk::{
     CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile,
     cocoon_head, empty_overlay, find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot,
-    raw_copy, virtual_size,
+    raw_copy,
 };
 pub use error::ImageError;
 pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};

@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use coracle_types::VmName;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use crate::files;
 
 /// 16 hex digits over kernel, agent, devices, sizes, CPU and VMM build: what a saved state depends on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -75,32 +76,13 @@ impl FileDigests {
                 Some((then, digest)) if then == stamp => digest,
                 _ => {
                     let file = path.clone();
-                    crate::files::blocking(move || digest_of(&file)).await?
+                    files::blocking(move || files::sha256(&file)).await?
                 }
             };
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone(), (stamp, digest));
             digests.push(digest);
         }
         Ok(digests)
-    }
-}
-
-fn digest_of(path: &Path) -> io::Result<[u8; 32]> {
-    let mut hash = Sha256::new();
-    io::copy(&mut File::open(path)?, &mut HashWriter(&mut hash))?;
-    Ok(hash.finalize().into())
-}
-
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl io::Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

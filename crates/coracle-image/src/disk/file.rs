@@ -67,14 +67,6 @@ pub fn empty_overlay(to: &Path, bytes: u64) -> Result<(), ImageError> {
     made().map_err(|e| ImageError::io("make", to, e))
 }
 
-/// Size of the disk that an image file holds, bytes.
-///
-/// # Errors
-/// As [`raw_copy`].
-pub fn virtual_size(path: &Path) -> Result<u64, ImageError> {
-    open(path).map(|disk| disk.size())
-}
-
 fn open(path: &Path) -> Result<FormatAccess<Storage>, ImageError> {
     let failed = |e| ImageError::io("open", path, e);
     let mut head = Vec::new();
@@ -170,7 +162,7 @@ mod tests {
         let (overlay, raw) = (dir.path().join("overlay"), dir.path().join("raw"));
         empty_overlay(&overlay, 10 << 30).unwrap();
         assert!(overlay.metadata().unwrap().len() < 1 << 20);
-        assert_eq!(virtual_size(&overlay).unwrap(), 10 << 30);
+        assert_eq!(open(&overlay).unwrap().size(), 10 << 30);
         assert_eq!(raw_copy(&overlay, &raw, &nothing).unwrap(), 10 << 30);
         assert_eq!(raw.metadata().unwrap().blocks(), 0);
     }
