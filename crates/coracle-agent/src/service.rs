@@ -123,6 +123,9 @@ impl AgentService {
         let record = self.host.create(spec, Arc::new(NoProgress)).await?;
         self.metrics.created();
         let id = record.id.to_string();
+        if caller.get(POWER).is_some_and(|power| power == "Stopped") {
+            return self.host.get(&id);
+        }
         if let Err(error) = self.host.start(&id, convert::fence_of(caller)).await {
             // A creation that fails undoes everything; one that others already run stays.
             if record.boots == 0

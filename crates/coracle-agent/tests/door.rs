@@ -140,6 +140,18 @@ async fn the_second_generations_life_of_a_vm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_vm_may_begin_powered_off() {
+    let door = door(ErrorStyle::Status).await;
+    let (mut client, machines) = (door.client.clone(), door.machines.clone());
+    let mut request = tonic::Request::new(create("default-web"));
+    request.metadata_mut().insert("coracle-power", "Stopped".parse().unwrap());
+    let created = client.create_vm(request).await.unwrap().into_inner();
+    assert_eq!((created.state(), machines.starts()), (pb::VmState::Stopped, 0));
+    client.start_vm(pb::StartVmRequest { vm_id: id("default-web") }).await.unwrap();
+    assert_eq!(machines.running(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn unknown_vms_and_bad_arguments_in_both_styles() {
     let (status_door, inband_door) = (door(ErrorStyle::Status).await, door(ErrorStyle::Inband).await);
     let (mut status, mut inband) = (status_door.client.clone(), inband_door.client.clone());

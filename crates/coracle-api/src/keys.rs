@@ -77,5 +77,6 @@ pub mod fence {
     pub const GENERATION: &str = "coracle-generation";
 }
 
-/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM is not to be powered off.
+/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM is not to be powered off; of CreateVM: `Stopped`, when it
+/// is not to be booted.
 pub const POWER: &str = "coracle-power";

@@ -73,7 +73,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(events: Option<PathBuf>) -> Self {
-        Self { state: None, config: Map::new(), guest: Guest::default(), events }
+        Self { state: None, config: Map::new(), guest: Guest::new(), events }
     }
 
     /// One request.
@@ -278,7 +278,7 @@ impl Machine {
         }
         let failed = |e: std::io::Error| (500, format!("Cannot save: {e}"));
         fs::write(folder.join("config.json"), json!(self.config).to_string()).map_err(failed)?;
-        fs::write(folder.join("state.json"), json!({"sessions": self.guest.sessions()}).to_string())
+        fs::write(folder.join("state.json"), json!({"guest": self.guest.save()}).to_string())
             .map_err(failed)?;
         let ranges = File::create(folder.join("memory-ranges")).map_err(failed)?;
         ranges.set_len(self.config["memory"]["size"].as_u64().unwrap_or_default()).map_err(failed)?;
@@ -307,7 +307,8 @@ impl Machine {
             return Err((500, "Cannot restore: memory-ranges".into()));
         }
         self.config = config;
-        self.guest = Guest::after(state["sessions"].as_u64().unwrap_or_default());
+        let guest = state["guest"].as_str().and_then(Guest::after);
+        self.guest = guest.ok_or((500, "Cannot restore: state.json".to_owned()))?;
         self.open()?;
         self.state = Some(State::Paused);
         self.tell("vm", "restored");

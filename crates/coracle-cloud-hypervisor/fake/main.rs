@@ -40,17 +40,20 @@ fn main() -> ExitCode {
             }
         }
     }
-    let machine = Mutex::new(Machine::new(events));
-    let handle = move |method: &str, path: &str, body: &[u8]| {
-        if (method, path) == ("PUT", "/api/v1/vmm.shutdown") {
-            std::process::exit(0);
-        }
-        let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
-        match answered {
-            Ok(None) => (204, None),
-            Ok(body) => (200, body),
-            Err((status, why)) => (status, Some(json!(["Error from API", why]))),
-        }
+    let make = move || {
+        let machine = Mutex::new(Machine::new(events));
+        let handle = move |method: &str, path: &str, body: &[u8]| -> server::Answer {
+            if (method, path) == ("PUT", "/api/v1/vmm.shutdown") {
+                std::process::exit(0);
+            }
+            let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
+            match answered {
+                Ok(None) => (204, None),
+                Ok(body) => (200, body),
+                Err((status, why)) => (status, Some(json!(["Error from API", why]))),
+            }
+        };
+        Arc::new(handle) as server::Handle
     };
-    server::run(&socket, BODY_BYTES_MAX, Arc::new(handle))
+    server::run(&socket, BODY_BYTES_MAX, make)
 }

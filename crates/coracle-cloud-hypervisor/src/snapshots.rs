@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, Snapshots, VmRecipe, bundle, cpu_model,
+    Cloned, Compatibility, Driver, DriverError, Saved, Snapshots, Template, VmRecipe, bundle, cpu_model,
 };
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
@@ -45,9 +45,15 @@ impl Snapshots for CloudHypervisorDriver {
         packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 
+    /// It reads the memory into its own.
+    async fn unfold(&self, _: &VmRecipe, _: &File) -> Result<Option<Template>, DriverError> {
+        Ok(None)
+    }
+
     /// The folder is read whole before the call ends, so it is gone when this returns.
-    async fn restore(&self, recipe: &VmRecipe, file: &File) -> Result<Cloned, DriverError> {
+    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+        let Saved::File(file) = saved else { return Err(io(io::ErrorKind::Unsupported.into())) };
         let folder = Own::new(recipe.state_dir.join("loading")).map_err(io)?;
         let (input, place) = (file.try_clone().map_err(io)?, folder.0.clone());
         // A little more than the guest's memory: ranges of devices are with it.

@@ -6,13 +6,15 @@
 mod machine;
 
 use std::io::{Seek as _, Write as _};
+use std::sync::Arc;
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver, events};
-use coracle_hypervisor::{Driver as _, DriverError, bundle, conformance};
+use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle, conformance};
 use coracle_testkit::tools;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
+use machine::whole_life::leaves_nothing;
 use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
@@ -40,6 +42,20 @@ async fn the_driver_conforms_on_the_stand_in() {
 async fn the_driver_conforms_on_cloud_hypervisor() {
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
         Some(machine) => conforms(&machine).await,
+        None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
+    }
+}
+
+#[test]
+fn a_whole_life_leaves_nothing_on_the_stand_in() {
+    let machine = stand_in();
+    leaves_nothing(&machine, || Arc::new(driver(&machine)));
+}
+
+#[test]
+fn a_whole_life_leaves_nothing_on_cloud_hypervisor() {
+    match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
+        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
     }
 }
@@ -89,7 +105,7 @@ async fn a_saved_machine_with_a_device_of_the_host_is_refused_before_anything_ru
     let named: Vec<_> = names.iter().zip(&parts).map(|(name, file)| (*name, file)).collect();
     bundle::pack(&bundled, &named).unwrap();
     bundled.rewind().unwrap();
-    match driver.snapshots(&recipe).unwrap().restore(&recipe, &bundled).await {
+    match driver.snapshots(&recipe).unwrap().restore(&recipe, Saved::File(&bundled)).await {
         Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("devices"), "{reason}"),
         other => panic!("it should have been refused: {other:?}"),
     }

@@ -46,7 +46,7 @@ impl Machine {
             phase: Phase::NotStarted,
             config: BTreeMap::new(),
             mmds: Value::Null,
-            guest: Guest::default(),
+            guest: Guest::new(),
             once: [false; 2],
         }
     }
@@ -244,13 +244,13 @@ impl Machine {
             Phase::Paused => {}
         }
         let io = |e: std::io::Error| format!("Create snapshot error: Cannot open the snapshot file: {e}");
-        let state = json!({"format": "v8.0.0", "config": self.config, "sessions": self.guest.sessions()});
+        let state = json!({"format": "v8.0.0", "config": self.config, "guest": self.guest.save()});
         let mut file = File::create(&to.snapshot_path).map_err(io)?;
         file.write_all(state.to_string().as_bytes()).map_err(io)?;
         let mib = self.machine_config().get("mem_size_mib").and_then(Value::as_u64).unwrap_or(128);
         let memory = File::create(&to.mem_file_path).map_err(io)?;
         memory.set_len(mib << 20).map_err(io)?;
-        memory.write_all_at(&self.guest.sessions().to_be_bytes(), 4096).map_err(io)?;
+        memory.write_all_at(self.guest.save().as_bytes(), 4096).map_err(io)?;
         Ok(None)
     }
 
@@ -272,7 +272,8 @@ impl Machine {
         let state: Value = serde_json::from_slice(&state).map_err(|e| fail(format!("invalid state: {e}")))?;
         let config =
             state.get("config").and_then(Value::as_object).ok_or_else(|| fail("invalid state".into()))?;
-        let sessions = state.get("sessions").and_then(Value::as_u64).unwrap_or_default();
+        let guest = state.get("guest").and_then(Value::as_str).and_then(Guest::after);
+        let guest = guest.ok_or_else(|| fail("invalid state".into()))?;
         self.config = config.clone().into_iter().collect();
         let mib = self.machine_config().get("mem_size_mib").and_then(Value::as_u64).unwrap_or(128);
         let length = std::fs::metadata(memory).map_err(|e| fail(e.to_string()))?.len();
@@ -291,7 +292,7 @@ impl Machine {
             let path = drive.get("path_on_host").and_then(Value::as_str).unwrap_or_default();
             std::fs::metadata(path).map_err(|e| fail(format!("{key}: {e}")))?;
         }
-        self.guest = Guest::after(sessions);
+        self.guest = guest;
         self.open_vsock().map_err(fail)?;
         self.phase = Phase::Paused;
         if from.resume_vm == Some(true) { self.set_state(State::Resumed) } else { Ok(None) }

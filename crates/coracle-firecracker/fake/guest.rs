@@ -1,82 +1,75 @@
-//! The guest: it says hello to everyone who connects to its port, for as long as its CPUs run.
+//! The guest: our agent's wire with pretended answers, for as long as its CPUs run. Told to power off, it ends the
+//! process.
 
-use std::io::{self, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_hypervisor::fake::guest::{self, Handle, Progress};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
 
 /// The agent's port.
 const PORT: &str = "CONNECT 1024\n";
 
-#[derive(Debug, Default)]
-struct State {
-    running: bool,
-    sessions: u64,
-}
-
 /// A machine's guest.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Guest(Arc<(Mutex<State>, Condvar)>);
+#[derive(Clone, Debug)]
+pub(crate) struct Guest(Arc<Handle>);
 
 impl Guest {
-    /// One that goes on where another stood.
-    pub(crate) fn after(sessions: u64) -> Self {
-        let guest = Self::default();
-        guest.change(|state| state.sessions = sessions);
-        guest
+    /// One whose CPUs are held, which has not begun.
+    pub(crate) fn new() -> Self {
+        Self::start(None)
+    }
+
+    /// One whose CPUs are held, which goes on where another was saved; `None`: that is no guest's memory.
+    pub(crate) fn after(saved: &str) -> Option<Self> {
+        Progress::load(saved).map(|progress| Self::start(Some(progress)))
+    }
+
+    fn start(saved: Option<Progress>) -> Self {
+        let off = || std::process::exit(0);
+        let handle = guest::start(Duration::ZERO, saved, CancellationToken::new(), off);
+        handle.hold(true);
+        Self(Arc::new(handle))
     }
 
     /// Lets its CPUs run, or holds them.
     pub(crate) fn run(&self, yes: bool) {
-        self.change(|state| state.running = yes);
+        self.0.hold(!yes);
     }
 
-    /// How many have heard its hello.
-    pub(crate) fn sessions(&self) -> u64 {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).sessions
+    /// All that is in its memory.
+    pub(crate) fn save(&self) -> String {
+        self.0.progress().save()
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        let (state, changed) = &*self.0;
-        change(&mut state.lock().unwrap_or_else(PoisonError::into_inner));
-        changed.notify_all();
-    }
-
-    /// Listens at the vsock's socket. The thread ends with the process.
+    /// Listens at the vsock's socket until the process ends.
     pub(crate) fn listen(&self, socket: &str) -> io::Result<()> {
         let listener = UnixListener::bind(socket)?;
         let guest = self.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let guest = guest.clone();
-                thread::spawn(move || guest.meet(stream));
+        #[expect(clippy::disallowed_methods, reason = "ends with the process, as a device of a VMM does")]
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(guest.clone().meet(stream));
             }
         });
         Ok(())
     }
 
-    fn meet(&self, mut stream: UnixStream) -> Option<()> {
+    /// Hands a caller that names the agent's port to the agent, once that runs.
+    async fn meet(self, mut stream: UnixStream) -> io::Result<()> {
         let mut line = String::new();
         while !line.ends_with('\n') && line.len() < 32 {
-            let mut byte = [0];
-            io::Read::read_exact(&mut stream, &mut byte).ok()?;
-            line.push(byte[0].into());
+            line.push(stream.read_u8().await?.into());
         }
         if line != PORT {
-            return None; // nobody listens there: the VMM closes
+            return Ok(()); // nobody listens there: the VMM closes
         }
-        let (state, changed) = &*self.0;
-        let mut held = state.lock().unwrap_or_else(PoisonError::into_inner);
-        while !held.running {
-            held = changed.wait(held).unwrap_or_else(PoisonError::into_inner);
-        }
-        held.sessions += 1;
-        let mut hello = b"OK 1073741824\nCORACLE1".to_vec();
-        hello.extend(held.sessions.to_be_bytes());
-        drop(held);
-        stream.write_all(&hello).ok()?;
-        // It keeps the session until the host ends it.
-        let _ended = io::copy(&mut stream, &mut io::sink());
-        Some(())
+        self.0.running().await;
+        stream.write_all(b"OK 1073741824\n").await?;
+        let mut session = self.0.connect()?;
+        copy_bidirectional(&mut stream, &mut session).await.map(|_| ())
     }
 }

@@ -38,19 +38,22 @@ fn main() -> ExitCode {
             }
         }
     }
-    let machine = Mutex::new(Machine::new(id));
-    let handle = move |method: &str, path: &str, body: &[u8]| {
-        let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
-        match answered {
-            Ok(None) => (204, None),
-            Ok(body) => (200, body),
-            // A snapshot that cannot be loaded ends the process.
-            Err(why) if path == "/snapshot/load" => {
-                eprintln!("{why}");
-                std::process::exit(1)
+    let make = move || {
+        let machine = Mutex::new(Machine::new(id));
+        let handle = move |method: &str, path: &str, body: &[u8]| -> server::Answer {
+            let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
+            match answered {
+                Ok(None) => (204, None),
+                Ok(body) => (200, body),
+                // A snapshot that cannot be loaded ends the process.
+                Err(why) if path == "/snapshot/load" => {
+                    eprintln!("{why}");
+                    std::process::exit(1)
+                }
+                Err(why) => (400, Some(json!({"fault_message": why}))),
             }
-            Err(why) => (400, Some(json!({"fault_message": why}))),
-        }
+        };
+        Arc::new(handle) as server::Handle
     };
-    server::run(&socket, BODY_BYTES_MAX, Arc::new(handle))
+    server::run(&socket, BODY_BYTES_MAX, make)
 }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use coracle_hypervisor::launch::own_file;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, MemoryFile, Snapshots, VmRecipe, bundle, cpu_model,
+    Cloned, Compatibility, Driver, DriverError, MemoryFile, Saved, Snapshots, Template, VmRecipe, bundle,
+    cpu_model,
 };
 use serde_json::json;
 use tokio::task::spawn_blocking;
@@ -62,37 +63,63 @@ impl Snapshots for FirecrackerDriver {
         packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 
-    /// The memory becomes a memory file of ours, which the process maps privately for as long as it lives. Under the
-    /// jailer, which closes what it inherits, it is a file of the jail.
-    async fn restore(&self, recipe: &VmRecipe, file: &File) -> Result<Cloned, DriverError> {
+    /// The parts become memory files of ours, which processes map privately for as long as they live. The jailer closes
+    /// what it inherits.
+    async fn unfold(&self, recipe: &VmRecipe, file: &File) -> Result<Option<Template>, DriverError> {
+        if self.jailed() {
+            return Ok(None);
+        }
+        self.unpack(recipe, file).await.map(Some)
+    }
+
+    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
+        match saved {
+            Saved::Unfolded(template) => self.load(recipe, template).await,
+            Saved::File(file) if self.jailed() => {
+                self.load_in_jail(recipe, self.unpack(recipe, file).await?).await
+            }
+            Saved::File(file) => self.load(recipe, &self.unpack(recipe, file).await?).await,
+        }
+    }
+}
+
+impl FirecrackerDriver {
+    async fn unpack(&self, recipe: &VmRecipe, file: &File) -> Result<Template, DriverError> {
         let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
         let input = file.try_clone().map_err(io)?;
         let bytes = u64::from(recipe.memory.get()) << 20;
-        let loaded = spawn_blocking(move || {
+        let unpacked = spawn_blocking(move || {
             let (state, memory) = (MemoryFile::new(STATE, 0)?, MemoryFile::new(MEMORY, 0)?);
             let parts = [(STATE, STATE_BYTES_MAX, state.file()), (MEMORY, bytes, memory.file())];
             bundle::unpack(&input, &parts)?;
-            Ok((state.seal()?, memory.seal()?))
+            Ok(Template { ram: memory.seal()?, state: state.seal()? })
         });
-        let (state, memory) = loaded.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)?;
-        let numbers = [state.number(), memory.number()];
-        let (inherited, names) = match self.jailed() {
-            false => (numbers.to_vec(), numbers.map(|n| own_file(n).display().to_string())),
-            true => (vec![], [STATE, MEMORY].map(str::to_owned)),
-        };
+        unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
+    }
+
+    async fn load(&self, recipe: &VmRecipe, saved: &Template) -> Result<Cloned, DriverError> {
+        let numbers = [saved.state.number(), saved.ram.number()];
+        let names = numbers.map(|number| own_file(number).display().to_string());
         let calls = load_calls(recipe, &names[0], &names[1], false).map_err(refused)?;
-        let process = self.spawn(recipe, true, &inherited).await?;
-        if self.jailed() {
-            let folder = self.folder(recipe);
-            let stored = spawn_blocking(move || {
-                state.store(&folder.join(STATE), |_, _| ())?;
-                memory.store(&folder.join(MEMORY), |_, _| ())
-            });
-            let stored = stored.await.unwrap_or_else(|e| Err(io::Error::other(e)));
-            if let Err(error) = stored {
-                self.kill(process).await?;
-                return Err(io(error));
-            }
+        let process = self.spawn(recipe, true, &numbers).await?;
+        self.call_or_kill(recipe, process, &calls).await?;
+        Ok(Cloned { process, channel: None })
+    }
+
+    /// As [`Self::load`], from files of the jail.
+    async fn load_in_jail(&self, recipe: &VmRecipe, saved: Template) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+        let calls = load_calls(recipe, STATE, MEMORY, false).map_err(refused)?;
+        let process = self.spawn(recipe, true, &[]).await?;
+        let folder = self.folder(recipe);
+        let stored = spawn_blocking(move || {
+            saved.state.store(&folder.join(STATE), |_, _| ())?;
+            saved.ram.store(&folder.join(MEMORY), |_, _| ())
+        });
+        let stored = stored.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+        if let Err(error) = stored {
+            self.kill(process).await?;
+            return Err(io(error));
         }
         self.call_or_kill(recipe, process, &calls).await?;
         Ok(Cloned { process, channel: None })

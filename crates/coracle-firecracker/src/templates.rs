@@ -1,5 +1,7 @@
 //! Templates on Firecracker: its memory file and its state file are memory files of ours.
 
+use std::time::{Duration, Instant};
+
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{our_file, own_file};
 use coracle_hypervisor::{
@@ -27,13 +29,15 @@ impl Templates for FirecrackerDriver {
         process: ProcessId,
         ram: &MemoryFile,
         state: &MemoryFile,
-    ) -> Result<(), DriverError> {
+    ) -> Result<Duration, DriverError> {
+        let began = Instant::now();
         let saved = match self.pause(recipe).await {
             Ok(()) => self.save_to(recipe, &our_file(state.number()), &our_file(ram.number())).await,
             Err(error) => Err(error),
         };
+        let took = began.elapsed();
         self.kill(process).await?;
-        saved
+        saved.map(|()| took)
     }
 
     async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {

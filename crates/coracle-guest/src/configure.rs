@@ -123,31 +123,35 @@ pub(crate) struct Applied {
 /// is another's. Entropy comes first: nothing may draw a random number that a clone's twin draws too.
 pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Result<Applied, Error> {
     identity(plan)?;
-    let addresses = plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default();
     let root = match (&plan.root, mounted) {
-        (Some(wanted), None) => {
-            let root = mounts::root(wanted)?;
-            if let Err(error) = files(&root, plan) {
-                drop(root);
-                mounts::leave();
-                return Err(error);
-            }
-            Some(root)
-        }
-        (_, Some(mounted)) if changed => {
-            files(mounted, plan)?;
-            None
-        }
+        (Some(wanted), None) => Some(mounts::root(wanted)?),
         _ => None,
     };
-    Ok(Applied { addresses, root })
+    match settle(plan, root.as_ref().or(mounted), root.is_some() || changed) {
+        Ok(addresses) => Ok(Applied { addresses, root }),
+        Err(error) => {
+            if root.is_some() {
+                drop(root);
+                mounts::leave();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Its files, then its network: what leaves the machine comes from who it is now. Until then the filter of the host's
+/// end lets nothing of a copy through, since neither MAC nor address is its own.
+fn settle(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>, Error> {
+    if let Some(root) = root.filter(|_| changed) {
+        files(root, plan)?;
+    }
+    Ok(plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default())
 }
 
 /// As [`apply`], of a machine whose system came with its disk: it has names and a network from its own first boot. It is
 /// given them anew when it goes on as another machine than it was.
 pub(crate) fn apply_to_system(plan: &Plan, root: &Root) -> Result<Applied, Error> {
     identity(plan)?;
-    let addresses = plan.network.as_ref().map(net::apply_to_system).transpose()?.unwrap_or_default();
     if plan.takes_over() {
         furniture::cover_boot_id(Path::new("/"))?;
         files(root, plan)?;
@@ -155,6 +159,7 @@ pub(crate) fn apply_to_system(plan: &Plan, root: &Root) -> Result<Applied, Error
     } else if !has_nameserver(root) {
         resolver(root, plan)?;
     }
+    let addresses = plan.network.as_ref().map(net::apply_to_system).transpose()?.unwrap_or_default();
     Ok(Applied { addresses, root: None })
 }
 

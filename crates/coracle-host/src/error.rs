@@ -120,6 +120,16 @@ pub enum HostError {
         /// Its answer, or why there is none.
         source: Box<tonic::Status>,
     },
+    /// A hook of the image failed.
+    #[error("VM {name}: hook {hook}: {why}")]
+    Hook {
+        /// Which VM.
+        name: String,
+        /// Name of the hook.
+        hook: &'static str,
+        /// How it failed, with the end of what it printed.
+        why: String,
+    },
     /// The guest did not come up in time, or the VMM went away before.
     #[error("VM {name} did not boot: {why}")]
     Boot {
@@ -307,6 +317,7 @@ impl HostError {
             Self::Driver { source, .. } if source.is_transient() => Fault::Unavailable,
             Self::Driver { .. } | Self::Boot { .. } | Self::Address { .. } => Fault::Internal,
             Self::Guest { source, .. } => guest_fault(source.code()),
+            Self::Hook { .. } => Fault::Precondition,
             Self::Stopping => Fault::Unavailable,
             Self::Files { source, .. } | Self::State { source, .. }
                 if source.kind() == io::ErrorKind::StorageFull =>
@@ -367,6 +378,7 @@ impl HostError {
             Self::Guest { .. } => "COR-GST-001",
             Self::Boot { .. } => "COR-GST-002",
             Self::Address { .. } => "COR-GST-003",
+            Self::Hook { .. } => "COR-GST-005",
             Self::Stopping => "COR-VM-010",
             Self::Files { .. } => "COR-VM-011",
             Self::State { .. } => "COR-VM-012",

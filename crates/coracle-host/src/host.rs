@@ -101,6 +101,7 @@ impl Host {
         let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let shared = Arc::new(Shared {
             templates,
+            unfolded: Arc::default(),
             claims: Claims::of(&records),
             boots: Semaphore::new(config.boots_at_once.max(1)),
             config,
@@ -126,6 +127,7 @@ impl Host {
             lock,
         }));
         crate::templates::sweep(&host.0.shared).await;
+        crate::snapshots::sweep(&host.0.shared).await;
         host.take_up(records).await?;
         let taking = crate::templates::serve(host.0.shared.clone(), wishes);
         host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(taking);

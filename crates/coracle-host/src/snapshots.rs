@@ -11,6 +11,7 @@ pub(crate) mod archive;
 mod name;
 mod part;
 pub(crate) mod remote;
+mod unfold;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::name::{InvalidSnapshotName, SnapshotName};
 pub(crate) use self::part::Part;
+pub(crate) use self::unfold::{Unfolded, sweep, unfold};
 
 use crate::{Record, System, Workload, files};
 

@@ -4,6 +4,7 @@ mod actor;
 mod boot;
 mod folders;
 mod follow;
+mod hooks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use actor::spawn;
 
 use crate::record::SavedMemory;
+use crate::snapshots::Unfolded;
 use crate::templates::Templates;
 use crate::volumes::{Claims, Found, VolumeWish};
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
@@ -34,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) events: broadcast::Sender<HostEvent>,
     pub(crate) templates: Templates,
+    /// Memory that copies of one snapshot share.
+    pub(crate) unfolded: Arc<Unfolded>,
     /// Files that are in use as volumes.
     pub(crate) claims: Claims,
     /// Limits how many guests boot at once.

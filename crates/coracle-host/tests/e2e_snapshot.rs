@@ -5,10 +5,13 @@ mod support;
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{Host, RestoreSpec, SnapshotName};
+use coracle_host::{CreateSpec, Host, RestoreSpec, SnapshotName};
+use coracle_image::NoProgress;
 use coracle_testkit::netns;
+use coracle_testkit::oci::LayerTar;
 use coracle_types::{Clock, VmState};
 use support::{Node, counted, counter, exec, until_counted, vmms};
 
@@ -42,6 +45,13 @@ async fn self_portrait(host: &Host, name: &str) -> (Vec<String>, i64) {
     (lines, (asked - clock).max(clock - answered).max(0))
 }
 
+/// The file, by its inode, that a VMM maps as the guest's memory.
+fn memory_of(vmm: u32) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{vmm}/maps")).unwrap();
+    let memory = maps.lines().find(|line| line.contains("/memfd:unfolded-ram")).unwrap();
+    memory.split_whitespace().nth(4).unwrap().to_owned()
+}
+
 #[test]
 fn forks_go_on_as_machines_of_their_own() {
     netns::run_within(Duration::from_secs(300), || async {
@@ -67,6 +77,8 @@ fn forks_go_on_as_machines_of_their_own() {
             }
         }
         assert_eq!(seen.len(), 6, "machine id, boot id, MAC, host name, address, random draw");
+        let memories: HashSet<_> = forks.iter().map(|record| memory_of(record.process.unwrap().pid)).collect();
+        assert_eq!(memories.len(), 1, "they share what none of them changed: {memories:?}");
         for record in &forks {
             assert_eq!(record.state, VmState::Running);
             assert!(record.identity_ms > 0);
@@ -74,6 +86,51 @@ fn forks_go_on_as_machines_of_their_own() {
         }
         close(&node, host).await;
     });
+}
+
+#[test]
+fn a_guest_is_told_of_its_copies_and_may_refuse_them() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let hooks = ["pre-snapshot", "post-snapshot", "post-clone"].iter().fold(LayerTar::new(), |layer, name| {
+            let script = format!("#!/bin/sh\necho {name} >> /told\n[ ! -e /no-{name} ]\n");
+            layer.file(&format!("etc/coracle/hooks/{name}"), 0o755, script.as_bytes())
+        });
+        node.import("localhost/test/hooks:1", hooks).await;
+        let host = node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await;
+        let spec = CreateSpec { image: "localhost/test/hooks:1".to_owned(), ..support::spec("web") };
+        host.create(spec, Arc::new(NoProgress)).await.unwrap();
+        host.start("web", None).await.unwrap();
+
+        let copy = host.fork("web", 1, None).await.unwrap().remove(0);
+        assert_eq!(exec(&host, copy.name.as_str(), &["cat", "/told"]).await.0, "pre-snapshot\npost-clone\n");
+        until_told(&host, "web", "pre-snapshot\npost-snapshot\n").await;
+
+        exec(&host, "web", &["touch", "/no-pre-snapshot"]).await;
+        let refused = host.save_snapshot("web", None).await.unwrap_err();
+        assert_eq!(refused.code(), "COR-GST-005");
+        assert!(refused.chain().ends_with("hook pre-snapshot: it exited with code 1"), "{}", refused.chain());
+        assert_eq!(host.snapshots().await.unwrap(), []);
+        until_told(&host, "web", "pre-snapshot\npost-snapshot\npre-snapshot\npost-snapshot\n").await;
+        exec(&host, "web", &["sh", "-c", "rm /no-pre-snapshot; touch /no-post-clone"]).await;
+        let failed = host.fork("web", 2, None).await.unwrap_err().chain();
+        assert!(failed.contains("hook post-clone: it exited with code 1"), "{failed}");
+        assert_eq!(host.list().len(), 2, "none of the copies is left");
+        close(&node, host).await;
+    });
+}
+
+/// What its hooks have written so far, once it is this.
+async fn until_told(host: &Host, name: &str, want: &str) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        let (told, _) = exec(host, name, &["cat", "/told"]).await;
+        if told == want {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{name} was told {told:?}, not {want:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 #[test]

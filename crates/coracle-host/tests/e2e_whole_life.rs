@@ -3,11 +3,10 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coracle_host::{Host, RestoreSpec};
-use coracle_testkit::leaks::Inventory;
+use coracle_testkit::leaks::{Inventory, open_files};
 use coracle_testkit::netns;
 use coracle_types::VmState;
 use support::{Node, counted, counter, until_counted, vmms};
@@ -36,18 +35,6 @@ async fn whole_life(host: &Host, node: &Node) {
     assert_eq!((off.state, off.process), (VmState::Stopped, None));
     host.delete("web", false, None).await.unwrap();
     host.delete_snapshot("life").await.unwrap();
-}
-
-/// What this process has open, by what it is. Sockets and pipes have no names, so they are counted.
-fn open_files() -> BTreeMap<String, usize> {
-    let mut found = BTreeMap::new();
-    for fd in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
-        let Ok(to) = std::fs::read_link(fd.path()) else { continue };
-        let kind =
-            to.to_string_lossy().split_once(":[").map_or(to.display().to_string(), |(k, _)| k.to_owned());
-        *found.entry(kind).or_default() += 1;
-    }
-    found
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::{Disk, Driver, MemoryFile, Template, VmRecipe};
+use crate::{Disk, Driver, MemoryFile, Saved, Template, VmRecipe};
 
 /// How long a cold boot may take here before the suite gives up.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
@@ -87,7 +87,7 @@ pub async fn check_templates<D: Driver>(driver: &D, recipe: &VmRecipe) {
 }
 
 /// What every driver must do about pausing, and with [`crate::Snapshots`]: a guest whose CPUs are held says nothing, a
-/// saved one goes on where it was, twice from one file.
+/// saved one goes on where it was, twice from one file, and twice from one memory where the driver shares it.
 ///
 /// # Panics
 /// When the driver does not do what [`Driver`] and [`crate::Snapshots`] say.
@@ -117,22 +117,39 @@ pub async fn check_snapshots<D: Driver>(driver: &D, recipe: &VmRecipe) {
     driver.kill(process).await.expect("kill");
     for _ in 0..2 {
         file.rewind().expect("rewind");
-        let mut restored = snapshots.restore(recipe, &file).await.expect("restore");
-        assert_eq!(driver.find(recipe).await.expect("find"), Some(restored.process), "find sees it");
-        if let Some(channel) = &mut restored.channel {
-            let said = timeout(Duration::from_millis(200), channel.read_u8()).await;
-            assert!(said.is_err(), "it stands still until it is resumed");
-        }
-        driver.resume(recipe).await.expect("resume");
-        hello_at_once(driver, recipe, restored.channel).await;
-        driver.kill(restored.process).await.expect("kill");
+        goes_on(driver, recipe, Saved::File(&file)).await;
+    }
+    file.rewind().expect("rewind");
+    let unfolded = snapshots.unfold(recipe, &file).await.expect("unfold");
+    assert_eq!(driver.find(recipe).await.expect("find"), None, "nothing runs after it");
+    if let Some(template) = &unfolded {
+        goes_on(driver, recipe, Saved::Unfolded(template)).await;
+        goes_on(driver, recipe, Saved::Unfolded(template)).await;
     }
     assert_eq!(machine.difference(&snapshots.compatibility(recipe).await), None, "the same machine");
     let mut torn = memory();
     torn.write_all(b"no state of any machine").expect("write");
     torn.rewind().expect("rewind");
-    assert!(snapshots.restore(recipe, &torn).await.is_err(), "what is no state is refused");
+    let refused = snapshots.restore(recipe, Saved::File(&torn)).await;
+    assert!(refused.is_err(), "what is no state is refused");
+    torn.rewind().expect("rewind");
+    assert!(!matches!(snapshots.unfold(recipe, &torn).await, Ok(Some(_))), "nor is it shared");
     assert_eq!(driver.find(recipe).await.expect("find"), None, "nothing is left");
+}
+
+/// A machine is restored, found, stands still, and says hello when it is resumed; then it is gone.
+#[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
+async fn goes_on<D: Driver>(driver: &D, recipe: &VmRecipe, saved: Saved<'_>) {
+    let snapshots = driver.snapshots(recipe).expect("snapshots");
+    let mut restored = snapshots.restore(recipe, saved).await.expect("restore");
+    assert_eq!(driver.find(recipe).await.expect("find"), Some(restored.process), "find sees it");
+    if let Some(channel) = &mut restored.channel {
+        let said = timeout(Duration::from_millis(200), channel.read_u8()).await;
+        assert!(said.is_err(), "it stands still until it is resumed");
+    }
+    driver.resume(recipe).await.expect("resume");
+    hello_at_once(driver, recipe, restored.channel).await;
+    driver.kill(restored.process).await.expect("kill");
 }
 
 /// What every driver must do about disks of a running machine: they come and go through slots of both kinds, and the

@@ -1,7 +1,7 @@
 //! VMMs without processes: machines in memory, each with a small guest that
 //! speaks the real wire. They outlive the driver, as real VMMs outlive the daemon.
 
-mod guest;
+pub mod guest;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    Accelerator, Cloned, Compatibility, Disk, Driver, DriverError, MemoryFile, Probe, ProcessId, Snapshots,
-    Template, Templates, VmRecipe,
+    Accelerator, Cloned, Compatibility, Disk, Driver, DriverError, MemoryFile, Probe, ProcessId, Saved,
+    Snapshots, Template, Templates, VmRecipe,
 };
 
 /// The machines of a pretended host. Share one between drivers to play a restart.
@@ -290,10 +290,27 @@ impl Snapshots for FakeDriver {
         file.write_all(progress.save().as_bytes()).map_err(io)
     }
 
-    async fn restore(&self, recipe: &VmRecipe, mut file: &File) -> Result<Cloned, DriverError> {
+    /// The line is the whole machine, so it stands in the place of the devices' state.
+    async fn unfold(&self, recipe: &VmRecipe, mut file: &File) -> Result<Option<Template>, DriverError> {
+        let mut unfolded = || -> io::Result<Template> {
+            let (ram, state) = (MemoryFile::new("ram", 0)?, MemoryFile::new("state", 0)?);
+            let mut line = String::new();
+            file.read_to_string(&mut line)?;
+            guest::Progress::load(&line).ok_or(io::ErrorKind::InvalidData)?;
+            state.file().write_all(line.as_bytes())?;
+            Ok(Template { ram: ram.seal()?, state: state.seal()? })
+        };
+        let operation = format!("unfold {}", recipe.id);
+        unfolded().map(Some).map_err(|source| DriverError::Io { operation, source })
+    }
+
+    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         let io = |source| DriverError::Io { operation: format!("load {}", recipe.id), source };
-        let mut line = String::new();
-        file.read_to_string(&mut line).map_err(io)?;
+        let line = match saved {
+            Saved::File(file) => io::read_to_string(file),
+            Saved::Unfolded(template) => template.state.reopen().and_then(io::read_to_string),
+        };
+        let line = line.map_err(io)?;
         let saved = guest::Progress::load(&line).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
         let process = self.spawn(recipe, Duration::ZERO, Some(saved))?;
         Ok(Cloned { process, channel: Some(self.guest_channel(recipe).await?) })
@@ -319,10 +336,11 @@ impl Templates for FakeDriver {
         process: ProcessId,
         _ram: &MemoryFile,
         state: &MemoryFile,
-    ) -> Result<(), DriverError> {
+    ) -> Result<Duration, DriverError> {
         let saved = std::fs::write(format!("/proc/self/fd/{}", state.number()), STATE);
         self.kill(process).await?;
-        saved.map_err(|source| DriverError::Io { operation: format!("save {}", recipe.id), source })
+        saved.map_err(|source| DriverError::Io { operation: format!("save {}", recipe.id), source })?;
+        Ok(Duration::ZERO)
     }
 
     async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {

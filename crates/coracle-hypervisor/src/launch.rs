@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::{DriverError, ProcessId, VmRecipe};
 
@@ -17,7 +17,7 @@ pub const LOG_FILE: &str = "vmm.log";
 /// Of those, what an error shows.
 const LAST_WORDS_BYTES: i64 = 2048;
 /// Between two looks whether it is ready.
-const POLL: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(2);
 
 /// What is run. Its environment is empty; its messages go to [`LOG_FILE`].
 #[derive(Debug)]
@@ -89,7 +89,6 @@ pub async fn wait_ready<F: Future<Output = bool> + Send>(
             process.kill().await.map_err(watched)?;
             return Err(DriverError::NotReady { id: recipe.id.clone(), seconds: limit.as_secs() });
         }
-        sleep(POLL).await;
     }
     Ok(())
 }

@@ -30,5 +30,5 @@ pub use kvm::run_payload as run_kvm_payload;
 pub use memory::{MemoryFile, SealedFile};
 pub use process::{ProcessId, find_by_argument};
 pub use recipe::{Accelerator, Disk, Firmware, Forward, Machine, Nic, NicBackend, Slots, VmRecipe};
-pub use snapshots::{Compatibility, Snapshots, cpu_model};
+pub use snapshots::{Compatibility, Saved, Snapshots, cpu_model};
 pub use templates::{Cloned, Template, Templates};

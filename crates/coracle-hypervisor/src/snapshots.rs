@@ -6,7 +6,7 @@ use std::fs::File;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cloned, DriverError, VmRecipe};
+use crate::{Cloned, DriverError, Template, VmRecipe};
 
 /// The processor's name and features: a saved CPU state fits no other.
 #[must_use]
@@ -49,6 +49,15 @@ impl Compatibility {
     }
 }
 
+/// Where the memory of a saved machine is.
+#[derive(Clone, Copy, Debug)]
+pub enum Saved<'a> {
+    /// In what [`Snapshots::save`] wrote, from where the file stands.
+    File(&'a File),
+    /// In what [`Snapshots::unfold`] made of it, which any number of machines share.
+    Unfolded(&'a Template),
+}
+
 /// A driver's power to save machines and start them again.
 #[async_trait]
 pub trait Snapshots: Send + Sync + Debug {
@@ -62,13 +71,20 @@ pub trait Snapshots: Send + Sync + Debug {
     /// [`DriverError::Control`], when the disk is full, for one.
     async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError>;
 
-    /// Starts a VMM from what [`Snapshots::save`] wrote, read from where `file` stands; its disks are those of the
-    /// recipe. The guest stands still until [`crate::Driver::resume`]. As [`crate::Driver::start`], a dropped future
-    /// may leave a VMM, which `find` sees.
+    /// Makes of what [`Snapshots::save`] wrote a memory that many machines map, each with its changes to itself.
+    /// `None`: machines of this kind cannot share one. Disks are not looked at. A VMM may be needed for it; a dropped
+    /// future may leave that, and `find` sees it.
+    ///
+    /// # Errors
+    /// As [`Snapshots::restore`].
+    async fn unfold(&self, recipe: &VmRecipe, file: &File) -> Result<Option<Template>, DriverError>;
+
+    /// Starts a VMM from a saved machine; its disks are those of the recipe. The guest stands still until
+    /// [`crate::Driver::resume`]. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
     ///
     /// # Errors
     /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
-    async fn restore(&self, recipe: &VmRecipe, file: &File) -> Result<Cloned, DriverError>;
+    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError>;
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! address, no secret. Its slots are empty, so a clone of it becomes a VM of any image.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::net::UnixStream;
@@ -45,7 +46,8 @@ pub trait Templates: Send + Sync + Debug {
     async fn boot_template(&self, recipe: &VmRecipe, ram: &MemoryFile) -> Result<ProcessId, DriverError>;
 
     /// Stops the guest, writes the state of its devices to `state` and ends the VMM: `ram`, that of
-    /// [`Templates::boot_template`], is complete then. The caller has closed the guest channel.
+    /// [`Templates::boot_template`], is complete then. The caller has closed the guest channel. Returns how long it took
+    /// from the halt of the guest to its whole state.
     ///
     /// # Errors
     /// [`DriverError::Control`]; the VMM is gone in any case.
@@ -55,7 +57,7 @@ pub trait Templates: Send + Sync + Debug {
         process: ProcessId,
         ram: &MemoryFile,
         state: &MemoryFile,
-    ) -> Result<(), DriverError>;
+    ) -> Result<Duration, DriverError>;
 
     /// Starts a VMM from a template: RAM private to it, the recipe's disks in the slots, its NIC connected, the guest
     /// running. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.

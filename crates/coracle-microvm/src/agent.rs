@@ -288,7 +288,21 @@ impl Agent {
     /// # Errors
     /// [`AgentError`]; ALREADY_EXISTS when there is one with that id.
     pub async fn create(&mut self, request: wire::CreateVmRequest, fence: &Fence) -> Result<(), AgentError> {
-        let request = fenced(request, fence);
+        self.make(fenced(request, fence)).await
+    }
+
+    /// As [`Agent::create`], but our agents leave it powered off.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn lay(&mut self, request: wire::CreateVmRequest, fence: &Fence) -> Result<(), AgentError> {
+        let mut request = fenced(request, fence);
+        let off = AsciiMetadataValue::from_static(PowerState::Stopped.as_str());
+        request.metadata_mut().insert(POWER, off);
+        self.make(request).await
+    }
+
+    async fn make(&mut self, request: Request<wire::CreateVmRequest>) -> Result<(), AgentError> {
         let reply = self.call("CreateVM", self.deadlines.boot, async |c| c.create_vm(request).await).await?;
         self.in_band("CreateVM", &reply.error_message, reply.state == State::Error as i32)
     }

@@ -166,7 +166,7 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
 fn note(step: &crate::plan::Step, vm: &MikromVM, progress: &mut Progress) {
     use crate::plan::Step;
     match step {
-        Step::Create => progress.created = true,
+        Step::Create | Step::Lay => progress.created = true,
         Step::Start => {
             progress.started = true;
             progress.restarted = vm.is_provisioned();

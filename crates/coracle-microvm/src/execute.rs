@@ -54,7 +54,7 @@ pub(crate) async fn execute(
             }
             Ok(After::Gone)
         }
-        Step::Create | Step::Start | Step::Power(_) | Step::Stop | Step::Delete => {
+        Step::Create | Step::Lay | Step::Start | Step::Power(_) | Step::Stop | Step::Delete => {
             let Some(agent) = agent else { return Ok(After::Same) };
             call(cx, vm, wire, agent, step).await?;
             Ok(After::Same)
@@ -72,11 +72,12 @@ async fn call(
     let (id, fence) = (vm.vm_id(), fence(vm));
     let _slot = match step {
         Step::Create | Step::Start | Step::Power(_) => Some(boot_slot(cx, wire, to).await?),
-        Step::Stop | Step::Delete | Step::Hold | Step::Bind(_) | Step::Release(_) => None,
+        Step::Lay | Step::Stop | Step::Delete | Step::Hold | Step::Bind(_) | Step::Release(_) => None,
     };
     let agent = wire.to(cx, to).await?;
     match step {
         Step::Create => agent.create(create_request(vm), &fence).await?,
+        Step::Lay => agent.lay(create_request(vm), &fence).await?,
         Step::Start => agent.start(&id, &fence).await?,
         Step::Power(state) => agent.power(&id, &fence, *state).await?,
         Step::Stop => agent.stop(&id, &fence).await?,

@@ -138,6 +138,8 @@ pub enum Step {
     Bind(Place),
     /// Create (and with our agents boot) it.
     Create,
+    /// Create it powered off.
+    Lay,
     /// Start it.
     Start,
     /// Bring it into a power state.
@@ -226,12 +228,19 @@ fn provision(o: &Observed<'_>, machine: Option<&Machine>) -> Plan {
     match (machine, elsewhere) {
         (None, Some(place)) if !o.progress.created => act(o, vec![Step::Bind(place.clone())]), // corrected before anything was made
         (None, _) if o.progress.started => retry(o, vanished(o)),
+        (None, _) if at_rest(o.vm) && !o.progress.created => act(o, vec![Step::Lay]),
         (None, _) if o.progress.created => act(o, vec![Step::Start]), // "already exists", says an agent that shows none
         (None, _) => act(o, vec![Step::Create, Step::Start]),
         (Some(_), _) if o.memo.recreate => recreate(o),
+        (Some(machine), _) if at_rest(o.vm) => say(o, Report::Machine(machine.clone())),
         (Some(_), _) if !o.progress.started => act(o, vec![Step::Start]),
         (Some(machine), _) => say(o, Report::Machine(machine.clone())),
     }
+}
+
+/// Shall it begin powered off? A copy goes on where its snapshot was taken, whatever it shall do then.
+fn at_rest(vm: &MikromVM) -> bool {
+    vm.spec.power_state == Some(PowerState::Stopped) && vm.spec.clone_from.is_empty()
 }
 
 /// The agent cannot start a VM a second time: the same one is made anew.
@@ -463,7 +472,7 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
     let memo = memo.clone();
     let quiet = Verdict { report: None, again: false, memo: memo.clone() };
     match (step, error.code) {
-        (Step::Create, tonic::Code::AlreadyExists) => Verdict { again: true, ..quiet },
+        (Step::Create | Step::Lay, tonic::Code::AlreadyExists) => Verdict { again: true, ..quiet },
         (Step::Start, _) if error.must_recreate() => {
             Verdict { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
         }
@@ -473,12 +482,12 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
             Verdict { report: Some(Report::PowerFailed(error.to_string())), again: false, memo }
         }
         // Agents of ours say at once what a person can mend; it is tried again all the same.
-        (Step::Create | Step::Start, _) if error.is_transient() && error.is_explained() => Verdict {
+        (Step::Create | Step::Lay | Step::Start, _) if error.is_transient() && error.is_explained() => Verdict {
             report: Some(Report::Waiting(error.clone())),
             again: false,
             memo: Memo { silent: 0, internal: 0, ..memo },
         },
-        (Step::Create, tonic::Code::Internal) => {
+        (Step::Create | Step::Lay, tonic::Code::Internal) => {
             let internal = memo.internal.saturating_add(1);
             let report = (internal >= policy.internal_max).then(|| Report::Internal(error.clone()));
             Verdict { report, memo: Memo { internal, ..memo }, again: false }

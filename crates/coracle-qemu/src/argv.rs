@@ -27,17 +27,33 @@ pub enum Birth {
     },
     /// It waits for a saved state that has its RAM, too; its disks are in their slots.
     Restore,
+    /// It waits for such a state, to have its RAM in the memory file that the child inherits by this number. It never
+    /// runs, and has neither disks nor network.
+    Unfold {
+        /// Number of the RAM's file.
+        ram: RawFd,
+    },
+    /// It waits for a saved state, its RAM a private copy of the file's; its disks are in their slots.
+    Fork {
+        /// Number of the RAM's file.
+        ram: RawFd,
+    },
 }
 
 impl Birth {
     /// Does it wait for a state instead of running?
     fn waits(self) -> bool {
-        matches!(self, Self::Clone { .. } | Self::Restore)
+        !matches!(self, Self::Cold | Self::Template { .. })
     }
 
     /// Are its disks there from the start?
     fn has_disks(self) -> bool {
-        matches!(self, Self::Cold | Self::Restore)
+        matches!(self, Self::Cold | Self::Restore | Self::Fork { .. })
+    }
+
+    /// Does its NIC lead anywhere?
+    fn has_network(self) -> bool {
+        !matches!(self, Self::Template { .. } | Self::Unfold { .. })
     }
 }
 
@@ -78,12 +94,10 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Bi
         Machine::Micro => args.slots(recipe, birth),
         Machine::Pc(_) => args.ports(recipe, birth),
     }
-    match (&recipe.nic, birth) {
-        // The device must be there for clones; its other end comes with them.
-        (Some(nic), Birth::Template { .. }) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
-        (Some(nic), Birth::Cold | Birth::Clone { .. } | Birth::Restore) => {
-            args.nic(bus, nic, netdev(&nic.backend))
-        }
+    match (&recipe.nic, birth.has_network()) {
+        // The device must be there for what is loaded later; its other end comes with that.
+        (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend)),
+        (Some(nic), false) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
         (None, _) => {}
     }
     args.pair("-device", format!("virtio-rng-{bus}"));
@@ -160,8 +174,8 @@ impl Args {
             "-object",
             match birth {
                 Birth::Cold | Birth::Restore => format!("memory-backend-ram,id=ram,size={mib}M"),
-                Birth::Template { ram } => file(ram, "on"),
-                Birth::Clone { ram } => file(ram, "off"),
+                Birth::Template { ram } | Birth::Unfold { ram } => file(ram, "on"),
+                Birth::Clone { ram } | Birth::Fork { ram } => file(ram, "off"),
             },
         );
     }
@@ -351,6 +365,19 @@ mod tests {
         let (mut booted, restored) = (lines(Birth::Cold), lines(Birth::Restore));
         booted.extend(["-incoming".to_owned(), "defer".to_owned()]);
         assert_eq!(restored, booted);
+    }
+
+    #[test]
+    fn many_share_what_one_has_read() {
+        let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
+        let only = |a: &[String], b: &[String]| -> Vec<String> {
+            a.iter().filter(|line| !b.contains(line)).cloned().collect()
+        };
+        let (template, reader) = (lines(Birth::Template { ram: 7 }), lines(Birth::Unfold { ram: 7 }));
+        assert_eq!(only(&reader, &template), ["-incoming", "defer"]);
+        let (restored, fork) = (lines(Birth::Restore), lines(Birth::Fork { ram: 7 }));
+        let private = "memory-backend-file,id=ram,size=256M,mem-path=/proc/self/fd/7,share=off";
+        assert_eq!(only(&fork, &restored), [private]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One VM's monitor: commands whose errors name the VM, and the waiting for a state.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use coracle_hypervisor::{DriverError, VmRecipe};
@@ -57,8 +57,14 @@ impl<'a> Monitor<'a> {
         self.migrated().await
     }
 
+    /// Loads the state from the file that the VMM has inherited by this number, from where it stands.
+    pub(crate) async fn load_from(&mut self, number: RawFd) -> Result<(), DriverError> {
+        self.run("migrate-incoming", json!({"uri": format!("fd:{number}")})).await?;
+        self.migrated().await
+    }
+
     /// Waits until the state is saved or loaded.
-    pub(crate) async fn migrated(&mut self) -> Result<(), DriverError> {
+    async fn migrated(&mut self) -> Result<(), DriverError> {
         let memory = u64::from(self.recipe.memory.get());
         let deadline = Instant::now() + STATE_LIMIT + Duration::from_secs(memory / SLOWEST_MIB_PER_SECOND);
         loop {

@@ -1,11 +1,15 @@
 //! Whole machines on QEMU: one migration stream with the RAM in it (QEMU docs/devel/migration, "Migration stream").
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use async_trait::async_trait;
-use coracle_hypervisor::{Cloned, Compatibility, Driver, DriverError, Snapshots, VmRecipe, cpu_model};
-use serde_json::json;
+use coracle_hypervisor::{
+    Cloned, Compatibility, Driver, DriverError, Machine, MemoryFile, Saved, Snapshots, Template, VmRecipe,
+    cpu_model,
+};
+use tokio::task::spawn_blocking;
 
 use crate::QemuDriver;
 use crate::argv::Birth;
@@ -30,15 +34,50 @@ impl Snapshots for QemuDriver {
         monitor.save_to(file.as_fd()).await
     }
 
-    async fn restore(&self, recipe: &VmRecipe, file: &File) -> Result<Cloned, DriverError> {
-        let number = file.as_raw_fd();
-        let process = self.spawn(recipe, recipe.accelerator, Birth::Restore, &[number]).await?;
+    /// A VMM that never runs loads the stream into the file, and then saves what is beside it. On a PC the devices of the
+    /// state depend on its disks.
+    async fn unfold(&self, recipe: &VmRecipe, file: &File) -> Result<Option<Template>, DriverError> {
+        if recipe.machine != Machine::Micro {
+            return Ok(None);
+        }
+        let io = |source| DriverError::Io { operation: format!("unfold VM {}", recipe.id), source };
+        let bytes = u64::from(recipe.memory.get()) << 20;
+        let ram = MemoryFile::new("unfolded-ram", bytes).map_err(io)?;
+        let state = MemoryFile::new("unfolded-state", 0).map_err(io)?;
+        let inherited = [ram.number(), file.as_raw_fd()];
+        let birth = Birth::Unfold { ram: ram.number() };
+        let process = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
+        let unfolded = async {
+            let mut monitor = Monitor::open(recipe).await?;
+            monitor.load_from(file.as_raw_fd()).await?;
+            monitor.ignore_shared_ram(true).await?;
+            monitor.save_to(state.as_fd()).await
+        };
+        let unfolded = unfolded.await;
+        self.kill(process).await?;
+        unfolded?;
+        let sealed = spawn_blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? }));
+        sealed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map(Some).map_err(io)
+    }
+
+    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+        let (birth, state, ram) = match saved {
+            Saved::File(file) => (Birth::Restore, file.try_clone().map_err(io)?, None),
+            // Reopened: each reads the state from its start.
+            Saved::Unfolded(Template { ram, state }) => {
+                (Birth::Fork { ram: ram.number() }, state.reopen().map_err(io)?, Some(ram.number()))
+            }
+        };
+        let number = state.as_raw_fd();
+        let inherited: Vec<_> = ram.into_iter().chain([number]).collect();
+        let process = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
         let loaded = async {
             let mut monitor = Monitor::open(recipe).await?;
             // Connected first: the guest learns of it with its first step (guest-channel.md, rule 8).
             let channel = self.connect(recipe, "guest").await?;
-            monitor.run("migrate-incoming", json!({"uri": format!("fd:{number}")})).await?;
-            monitor.migrated().await?;
+            monitor.ignore_shared_ram(ram.is_some()).await?;
+            monitor.load_from(number).await?;
             Ok(channel)
         };
         match loaded.await {

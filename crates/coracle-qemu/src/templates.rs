@@ -12,7 +12,7 @@ use coracle_hypervisor::{
 };
 use serde_json::json;
 use tokio::net::UnixStream;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::argv::{Birth, argv};
 use crate::monitor::Monitor;
@@ -38,11 +38,13 @@ impl Templates for QemuDriver {
         process: ProcessId,
         _ram: &MemoryFile,
         state: &MemoryFile,
-    ) -> Result<(), DriverError> {
+    ) -> Result<Duration, DriverError> {
         sleep(CHANNEL_GAP).await;
+        let began = Instant::now();
         let saved = save(recipe, state).await;
+        let took = began.elapsed();
         self.kill(process).await?;
-        saved
+        saved.map(|()| took)
     }
 
     async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {
@@ -72,8 +74,7 @@ impl QemuDriver {
         let mut monitor = Monitor::open(recipe).await?;
         let channel = self.connect(recipe, "guest").await?;
         monitor.ignore_shared_ram(true).await?;
-        monitor.run("migrate-incoming", json!({"uri": format!("fd:{state}")})).await?;
-        monitor.migrated().await?;
+        monitor.load_from(state).await?;
         for disk in &recipe.disks {
             monitor.insert(recipe, disk).await?;
         }

@@ -69,6 +69,38 @@ pub struct CreateSpec {
     pub user_data: String,
 }
 
+impl CreateSpec {
+    /// A VM of the smallest size that does what its image says, from the images of this node, and belongs to nobody.
+    #[must_use]
+    pub fn of(name: VmName, image: &str) -> Self {
+        Self {
+            name,
+            owner: Owner::default(),
+            image: image.to_owned(),
+            pull: PullMode::Never,
+            vcpus: Vcpus::MIN,
+            memory: MemoryMib::MIN,
+            kernel_path: String::new(),
+            address: None,
+            hostname: String::new(),
+            command: vec![],
+            args: vec![],
+            env: vec![],
+            user: String::new(),
+            workdir: String::new(),
+            metadata: BTreeMap::new(),
+            ports: vec![],
+            disk_mib: None,
+            idempotent: false,
+            cold: false,
+            driver: String::new(),
+            volumes: vec![],
+            firmware: None,
+            user_data: String::new(),
+        }
+    }
+}
+
 /// When a registry is asked for an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullMode {

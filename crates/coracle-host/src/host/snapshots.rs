@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
-use coracle_hypervisor::Driver as _;
+use coracle_hypervisor::{Driver as _, VmRecipe};
 use coracle_image::{Image, NoProgress, Reference};
 use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
@@ -168,6 +168,13 @@ impl Host {
 
     async fn fork_from(&self, info: &SnapshotInfo, names: Vec<VmName>) -> Result<Vec<Record>, HostError> {
         let under = self.file_under(info).await?;
+        let _shared = match names.len() {
+            0 | 1 => None,
+            _ => {
+                let memory = self.0.snapshots.memory_of(&info.name);
+                crate::snapshots::unfold(&self.0.shared, &info.name, self.shape_of(info), &memory).await
+            }
+        };
         let restored = names.into_iter().map(|name| {
             let spec = RestoreSpec { name: Some(name), ..RestoreSpec::default() };
             self.restore_from(info, &under, spec)
@@ -231,16 +238,23 @@ impl Host {
         }
     }
 
-    /// Is this a machine like the one that the snapshot was taken on? Said before anything is made.
-    async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
+    /// A machine like the one that the snapshot was taken on, without what was its own.
+    fn shape_of(&self, info: &SnapshotInfo) -> VmRecipe {
         let shared = &self.0.shared;
         let driver = &info.machine.driver;
         let mut recipe = of_shape(&shared.config, shared.accelerator(driver));
-        (recipe.vcpus, recipe.memory, recipe.nic) = (info.vcpus, info.memory, None);
+        (recipe.vcpus, recipe.memory) = (info.vcpus, info.memory);
         if let Some(system) = &info.system {
             recipe.machine = system.machine(&VmPaths::of(&shared.config, &recipe.id));
         }
         recipe.driver = shared.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
+        recipe
+    }
+
+    /// Is this a machine like the one that the snapshot was taken on? Said before anything is made.
+    async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
+        let shared = &self.0.shared;
+        let recipe = VmRecipe { nic: None, ..self.shape_of(info) };
         let (name, driver) = (name.to_string(), shared.driver_name(&recipe.driver));
         let Some(snapshots) = shared.driver.snapshots(&recipe) else {
             let what = "load the memory of a saved VM";

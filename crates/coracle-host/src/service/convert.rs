@@ -133,6 +133,7 @@ pub(super) fn template(info: &TemplateInfo) -> pb::Template {
         memory_mib: info.memory.into(),
         taken_at_ms: info.taken_at.0,
         took_ms: info.took_ms,
+        save_ms: info.save_ms,
         ram_bytes: info.ram_bytes,
     }
 }

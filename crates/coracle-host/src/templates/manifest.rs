@@ -28,6 +28,9 @@ pub struct TemplateInfo {
     pub taken_at: UnixMillis,
     /// From the start of the boot to the saved state, in milliseconds.
     pub took_ms: u64,
+    /// From the guest's halt to its whole state, in milliseconds.
+    #[serde(default)]
+    pub save_ms: u64,
     /// Memory that its RAM takes, in bytes.
     pub ram_bytes: u64,
 }
@@ -127,6 +130,7 @@ mod tests {
             memory: 128.try_into().unwrap(),
             taken_at: UnixMillis(5),
             took_ms: 7,
+            save_ms: 2,
             ram_bytes: 4096,
         };
         let template = Template { ram: sealed(b"ram"), state: sealed(b"state") };

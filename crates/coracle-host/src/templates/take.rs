@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_hypervisor::{Driver as _, MemoryFile, ProcessId, Template, VmRecipe};
 use coracle_types::{MacAddr, VmId};
@@ -92,8 +93,8 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
     let began = Instant::now();
     let taken = save(shared, &recipe).await;
     let _gone_with_its_vmm = files::remove_tree(&recipe.run_dir);
-    let template = match taken {
-        Ok(template) => template,
+    let (template, save) = match taken {
+        Ok(taken) => taken,
         Err(error) => {
             let _leave_nothing = files::remove_tree(&part);
             return Err(error);
@@ -104,7 +105,8 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
         vcpus: recipe.vcpus,
         memory: recipe.memory,
         taken_at: shared.clock.now(),
-        took_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        took_ms: millis(began.elapsed()),
+        save_ms: millis(save),
         ram_bytes: template.ram.resident().map_err(io("measure the memory"))?,
     };
     let template = Arc::new(template);
@@ -133,8 +135,12 @@ fn template_recipe(shared: &Shared, key: &TemplateKey, mut recipe: VmRecipe, par
     recipe
 }
 
-/// Boots to the agent's waiting point and saves there.
-async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<Template, HostError> {
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Boots to the agent's waiting point and saves there; the time is that of saving.
+async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<(Template, Duration), HostError> {
     let name = || recipe.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
     let io = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
@@ -146,10 +152,10 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<Template, HostE
         shared.driver.kill(process).await.map_err(driver)?;
         return Err(error);
     }
-    templates.save_template(recipe, process, &ram, &state).await.map_err(driver)?;
-    files::blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? }))
-        .await
-        .map_err(|source| HostError::State { operation: "seal a template".to_owned(), source })
+    let took = templates.save_template(recipe, process, &ram, &state).await.map_err(driver)?;
+    let sealed = files::blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? })).await;
+    let failed = |source| HostError::State { operation: "seal a template".to_owned(), source };
+    Ok((sealed.map_err(failed)?, took))
 }
 
 /// The agent has said hello and answers; then the session is closed, which the guest sees before it is saved.

@@ -55,6 +55,8 @@ struct Actor {
     follower: Option<AbortHandle>,
     /// The guest's CPUs are held.
     held: watch::Sender<bool>,
+    /// The guest was told of a copy, and not yet that it goes on.
+    told_of_copy: bool,
     starters: Vec<Reply>,
     stoppers: Vec<Reply>,
     /// When patience with a guest that was asked to stop is over.
@@ -97,6 +99,7 @@ pub(crate) fn spawn(
         jobs: JoinSet::new(),
         follower: None,
         held: watch::Sender::new(false),
+        told_of_copy: false,
         starters: vec![],
         stoppers: vec![],
         kill_at: None,
@@ -277,12 +280,16 @@ impl Actor {
         self.record.exit = None;
         self.record.finished_at = None;
         self.record.address_acknowledged = false;
-        if let Err(error) = self.change(VmState::Starting, String::new()).await {
-            self.answer_starters(Err(error));
-            return;
-        }
+        let before = std::mem::replace(&mut self.record.state, VmState::Starting);
         self.boot_began = Instant::now();
+        // It does not wait for the disk: a VMM that no record asks for is ended (`adopt.rs`).
         self.spawn_boot();
+        if let Err(error) = self.change_from(before, VmState::Starting, String::new()).await {
+            let starters = std::mem::take(&mut self.starters);
+            self.end_run(before, error.chain()).await;
+            self.starters = starters;
+            self.answer_starters(Err(error));
+        }
     }
 
     fn spawn_boot(&mut self) {
@@ -381,6 +388,7 @@ impl Actor {
         if let Some(guest) = guest {
             self.configure_again(&guest).await;
             self.settle_volumes(&guest).await;
+            self.tell_that_it_goes_on();
         }
         self.publish(EventKind::Updated);
     }
@@ -444,6 +452,7 @@ impl Actor {
         while self.notes.try_recv().is_ok() {}
         self.guest = None;
         self.kill_at = None;
+        self.told_of_copy = false;
         self.held.send_replace(false);
         if let Err(error) = self.end_vmm().await {
             tracing::error!(vm = %self.record.id, %error, "VMM not ended");
@@ -568,7 +577,15 @@ impl Actor {
 
     /// Records a new state, then tells everybody.
     async fn change(&mut self, state: VmState, message: String) -> Result<(), HostError> {
-        let before = self.record.state;
+        self.change_from(self.record.state, state, message).await
+    }
+
+    async fn change_from(
+        &mut self,
+        before: VmState,
+        state: VmState,
+        message: String,
+    ) -> Result<(), HostError> {
         self.record.state = state;
         self.record.message = message;
         self.save().await?;

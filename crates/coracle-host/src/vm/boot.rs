@@ -6,12 +6,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Cloned, Driver as _, ProcessId, VmRecipe};
+use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, VmRecipe};
 use coracle_proto::guest as pb;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
+use super::hooks::{self, Hook};
 use super::{Note, Shared, Up, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{VmPaths, configuration, process, recipe};
@@ -177,10 +178,10 @@ async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostE
     let network = |source| HostError::Network { name: name(), source };
     let driver = |source| HostError::Driver { name: name(), source };
     let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
-    let plug = shared.network.attach(&record.id, record.mac, lease).await.map_err(network)?;
+    let attach = async { shared.network.attach(&record.id, record.mac, lease).await.map_err(network) };
+    let (plug, ()) = tokio::try_join!(attach, prepare_files(shared, record))?;
     let accelerator = shared.accelerator(&record.driver);
     let recipe = recipe(&shared.config, record, accelerator, Some(&plug));
-    prepare_files(shared, record).await?;
     if let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
         // Cut off between the end of loading and the first step, it stands still.
         shared.driver.resume(&recipe).await.map_err(driver)?;
@@ -228,9 +229,13 @@ async fn restore(
         let why = format!("{} has {length} bytes instead of {}", path.display(), saved.bytes);
         Err(io::Error::new(io::ErrorKind::InvalidData, why))
     };
+    let driver = |source| HostError::Driver { name: name(), source };
+    if let Some(unfolded) = saved.of.as_ref().and_then(|snapshot| shared.unfolded.get(snapshot)) {
+        return snapshots.restore(recipe, Saved::Unfolded(&unfolded)).await.map_err(driver);
+    }
     let id = record.id.clone();
     let file = open().map_err(|source| HostError::Files { operation: "open the memory", id, source })?;
-    snapshots.restore(recipe, &file).await.map_err(|source| HostError::Driver { name: name(), source })
+    snapshots.restore(recipe, Saved::File(&file)).await.map_err(driver)
 }
 
 /// A clone of the shape's template. `None`: it has to boot.
@@ -304,6 +309,9 @@ async fn bring_up(
         if !reply.addresses.iter().any(|a| a.split('/').next() == Some(told.as_str())) {
             return Err(HostError::Address { name: record.name.to_string(), address });
         }
+    }
+    if limits.takes_over {
+        hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
     if record.system.is_some() {
         return Ok(Up { guest: client, identity });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{CreateSpec, Host, HostConfig, Owner, PullMode, Record};
+use coracle_host::{CreateSpec, Host, HostConfig, Record};
 use coracle_image::{NoProgress, Source, Store, StoreOptions};
 use coracle_net::BridgeNetwork;
 use coracle_proto::guest as pb;
@@ -60,7 +60,7 @@ impl Node {
         let mut layer = layer.dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
         for applet in [
             "sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls", "mknod", "dd", "md5sum",
-            "grep", "date", "kill",
+            "grep", "date", "kill", "rm", "[",
         ] {
             layer = layer.symlink(&format!("bin/{applet}"), "busybox");
         }
@@ -96,31 +96,7 @@ impl Node {
 }
 
 pub(crate) fn spec(name: &str) -> CreateSpec {
-    CreateSpec {
-        name: name.parse().unwrap(),
-        owner: Owner::default(),
-        image: IMAGE.to_owned(),
-        pull: PullMode::Never,
-        vcpus: 1.try_into().unwrap(),
-        memory: 128.try_into().unwrap(),
-        kernel_path: String::new(),
-        address: None,
-        hostname: String::new(),
-        command: vec![],
-        args: vec![],
-        env: vec![],
-        user: String::new(),
-        workdir: String::new(),
-        metadata: Default::default(),
-        ports: vec![],
-        disk_mib: None,
-        idempotent: false,
-        cold: false,
-        driver: String::new(),
-        volumes: vec![],
-        firmware: None,
-        user_data: String::new(),
-    }
+    CreateSpec::of(name.parse().unwrap(), IMAGE)
 }
 
 pub(crate) async fn run(host: &Host, name: &str) -> Record {

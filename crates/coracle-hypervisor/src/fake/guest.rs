@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// The outside of a pretended guest.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub struct Handle {
     sessions: mpsc::Sender<UnixStream>,
     state: watch::Sender<Progress>,
     paused: watch::Sender<bool>,
@@ -29,7 +29,7 @@ pub(super) struct Handle {
 
 /// How far a guest has come: all the memory that it has.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Progress {
+pub struct Progress {
     configured: Option<String>,
     started: bool,
     exit: Option<i32>,
@@ -38,13 +38,15 @@ pub(super) struct Progress {
 
 impl Progress {
     /// As a line of text, which is what a save of the guest's memory is.
-    pub(super) fn save(&self) -> String {
+    #[must_use]
+    pub fn save(&self) -> String {
         let exit = self.exit.map(|code| code.to_string()).unwrap_or_default();
         format!("{}|{}|{exit}", self.configured.as_deref().unwrap_or("-"), self.started)
     }
 
     /// What [`Progress::save`] wrote; `None`: it is something else.
-    pub(super) fn load(line: &str) -> Option<Self> {
+    #[must_use]
+    pub fn load(line: &str) -> Option<Self> {
         let [configured, started, exit] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
         let configured = Some(configured).filter(|c| *c != "-").map(str::to_owned);
         Some(Self { configured, started: started.parse().ok()?, exit: exit.parse().ok(), ..Self::default() })
@@ -56,7 +58,11 @@ fn exit_status(code: i32) -> pb::ExitStatus {
 }
 
 impl Handle {
-    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+    /// A session with its agent, which says hello when it runs.
+    ///
+    /// # Errors
+    /// When too many wait for one.
+    pub fn connect(&self) -> io::Result<UnixStream> {
         let (host, guest) = UnixStream::pair()?;
         self.sessions.try_send(guest).map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
         Ok(host)
@@ -73,7 +79,7 @@ impl Handle {
     }
 
     /// A guest whose CPUs are held answers nothing.
-    pub(super) fn hold(&self, held: bool) {
+    pub fn hold(&self, held: bool) {
         self.paused.send_replace(held);
     }
 
@@ -81,14 +87,23 @@ impl Handle {
         *self.paused.borrow()
     }
 
-    pub(super) fn progress(&self) -> Progress {
+    /// Resolves when its CPUs run.
+    pub async fn running(&self) {
+        let mut held = self.paused.subscribe();
+        let _runs_or_gone = held.wait_for(|held| !held).await;
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
         self.state.borrow().clone()
     }
 }
 
 /// Starts the guest's task; it ends with `stop`. `power_off` is the machine's off switch. A guest that was saved goes
 /// on from `saved`, held.
-pub(super) fn start(
+#[must_use]
+pub fn start(
     boot_time: Duration,
     saved: Option<Progress>,
     stop: CancellationToken,

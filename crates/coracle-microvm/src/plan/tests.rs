@@ -108,6 +108,7 @@ fn verbs(plan: &Plan) -> String {
         Step::Hold => "hold".to_owned(),
         Step::Bind(place) => format!("bind:{}", place.node),
         Step::Create => "create".into(),
+        Step::Lay => "lay".into(),
         Step::Start => "start".into(),
         Step::Power(state) => format!("power:{}", state.as_str()),
         Step::Stop => "stop".into(),
@@ -529,6 +530,26 @@ fn power_state_table() {
         let mut vm = object(Stage::Live);
         (vm.spec.power_state, vm.spec.restart_policy) = (wanted, restart);
         let plan = plan(&observed(&vm, look, &policy));
+        assert_eq!(verbs(&plan), want, "{why}");
+    }
+}
+
+#[test]
+fn a_vm_that_shall_begin_powered_off_does_not_boot() {
+    let policy = Policy::default();
+    let off = powered(State::Stopped, Some(PowerState::Stopped));
+    let up = powered(State::Running, None);
+    for (why, copy, created, look, want) in [
+        ("laid out", "", false, Look::Seen(None), "lay"),
+        ("and told of", "", true, off, "say:Machine"),
+        ("an agent of old has booted it: power goes from here", "", true, up, "say:Machine"),
+        ("one that shows none of what it has", "", true, Look::Seen(None), "start"),
+        ("a copy goes on first", "yesterday", false, Look::Seen(None), "create start"),
+    ] {
+        let mut vm = object(Stage::Bound);
+        (vm.spec.power_state, vm.spec.clone_from) = (Some(PowerState::Stopped), copy.into());
+        let progress = Progress { created, ..Progress::default() };
+        let plan = plan(&Observed { progress, ..observed(&vm, look, &policy) });
         assert_eq!(verbs(&plan), want, "{why}");
     }
 }

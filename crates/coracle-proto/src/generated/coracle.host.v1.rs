@@ -157,6 +157,9 @@ pub struct Template {
     /// Memory that its RAM takes, in bytes; all clones share it.
     #[prost(uint64, tag = "6")]
     pub ram_bytes: u64,
+    /// Of took_ms, those from the halt of the guest to its whole state.
+    #[prost(uint64, tag = "7")]
+    pub save_ms: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTemplatesRequest {}

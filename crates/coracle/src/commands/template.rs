@@ -84,6 +84,7 @@ fn document(template: &pb::Template) -> Value {
         "status": {
             "takenAt": view::time(template.taken_at_ms),
             "tookMs": template.took_ms,
+            "saveMs": template.save_ms,
             "residentBytes": template.ram_bytes,
         },
     })
@@ -102,6 +103,7 @@ mod tests {
             taken_at_ms: 1_000_000,
             took_ms,
             ram_bytes: 57 << 20,
+            save_ms: 21,
         };
         let all = [template("0123456789abcdef", 256, 3210), template("fedcba9876543210", 16384, 12_345)];
         insta::assert_snapshot!(table(&all, 4_600_000).text());

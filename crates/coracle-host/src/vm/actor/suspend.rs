@@ -3,7 +3,7 @@
 //! ```text
 //! pause      record Paused ─▶ hold                     resume   record Running ─▶ let go
 //! hibernate  record Hibernating ─▶ hold ─▶ save, sync, rename ─▶ record Hibernated ─▶ end the VMM
-//! snapshot   hold ─▶ save, copy the disk ─▶ let go as recorded ─▶ sync
+//! snapshot   tell the guest ─▶ hold ─▶ save, copy the disk ─▶ let go as recorded ─▶ sync; tell the guest
 //! start      record Starting ─▶ VMM loads ─▶ record "used up" ─▶ let go ─▶ record Running ─▶ remove the file
 //! ```
 //! Cut off anywhere, the record says which of VMM and file counts (`adopt.rs`): up to "Hibernated" the VMM does, from
@@ -25,6 +25,7 @@ use crate::guest::GAP;
 use crate::record::SavedMemory;
 use crate::snapshots::{DISK_FILE, MEMORY_FILE};
 use crate::vm::Copied;
+use crate::vm::hooks::{self, Hook};
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
@@ -162,10 +163,35 @@ impl Actor {
         let copied = match self.record.state {
             _ if !self.record.volumes.is_empty() => Err(self.has_volumes()),
             VmState::Hibernated => self.copy_saved(dir).await,
-            _ => self.copy_live(dir).await,
+            _ => match self.tell_of_copy().await {
+                Ok(()) => self.copy_live(dir).await,
+                Err(error) => Err(error),
+            },
         };
+        self.tell_that_it_goes_on();
         let copied = copied.map(|memory| (self.record.clone(), memory));
         let _caller_gone = reply.send(copied);
+    }
+
+    /// A guest that runs may prepare itself for being copied, or refuse.
+    async fn tell_of_copy(&mut self) -> Result<(), HostError> {
+        let Some(guest) = self.guest.clone().filter(|_| self.record.state == VmState::Running) else {
+            return Ok(());
+        };
+        self.told_of_copy = true;
+        hooks::run(&guest, self.record.name.as_str(), Hook::PreSnapshot).await
+    }
+
+    /// Tells the guest that it was told of a copy what came of it, as soon as there is a session.
+    pub(super) fn tell_that_it_goes_on(&mut self) {
+        let Some(guest) = self.guest.clone().filter(|_| self.told_of_copy) else { return };
+        self.told_of_copy = false;
+        let name = self.record.name.clone();
+        self.jobs.spawn(async move {
+            if let Err(error) = hooks::run(&guest, name.as_str(), Hook::PostSnapshot).await {
+                tracing::warn!(vm = %name, error = error.chain(), "guest does not go on as it should");
+            }
+        });
     }
 
     async fn copy_live(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {

@@ -1,0 +1,112 @@
+//! Programs of an image that are told what becomes of their machine: `/etc/coracle/hooks/<name>`, run as root without
+//! arguments. What a workload holds in memory that no two machines may share is theirs to drop.
+
+use std::time::Duration;
+
+use coracle_proto::guest as pb;
+use coracle_proto::guest::exec_response::Message;
+use tokio::time::timeout;
+
+use crate::{GuestClient, HostError};
+
+/// How long one may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Of what it prints, the end that goes into an error, bytes.
+const WORDS: usize = 300;
+/// The status of a program that is not there, and how the agent's words for that end.
+const NOT_FOUND: (i32, &str) = (127, ": not found");
+
+/// What a guest can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hook {
+    /// A copy is about to be taken. One that fails keeps it from being taken.
+    PreSnapshot,
+    /// The copy was taken, or not, and this machine goes on.
+    PostSnapshot,
+    /// This machine is a copy, and is now one of its own. One that fails keeps it from running.
+    PostClone,
+}
+
+impl Hook {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PreSnapshot => "pre-snapshot",
+            Self::PostSnapshot => "post-snapshot",
+            Self::PostClone => "post-clone",
+        }
+    }
+}
+
+/// Runs a hook of the guest of VM `vm`; an image without it is fine.
+///
+/// # Errors
+/// [`HostError::Hook`] with how it failed, which may be that it took too long.
+pub(super) async fn run(guest: &GuestClient, vm: &str, hook: Hook) -> Result<(), HostError> {
+    let failed = |why: String| HostError::Hook { name: vm.to_owned(), hook: hook.name(), why };
+    match timeout(LIMIT, exec(guest, hook)).await {
+        Ok(Ok((exit, words))) => judge(&exit, &words).map_err(failed),
+        Ok(Err(status)) => Err(failed(status.message().to_owned())),
+        Err(_) => Err(failed(format!("it did not end within {} s", LIMIT.as_secs()))),
+    }
+}
+
+/// How it ended, and the end of what it printed. Dropped, the program is hung up on.
+async fn exec(guest: &GuestClient, hook: Hook) -> Result<(pb::ExitStatus, Vec<u8>), tonic::Status> {
+    let argv = vec![format!("/etc/coracle/hooks/{}", hook.name())];
+    let start = pb::exec_request::Message::Start(pb::Process { argv, ..Default::default() });
+    let requests = tokio_stream::once(pb::ExecRequest { message: Some(start) });
+    let mut replies = guest.rpc().exec(requests).await?.into_inner();
+    let mut words = Vec::new();
+    while let Some(reply) = replies.message().await? {
+        match reply.message {
+            Some(Message::Stdout(data) | Message::Stderr(data)) => {
+                words.extend(data);
+                words.drain(..words.len().saturating_sub(WORDS));
+            }
+            Some(Message::Exit(exit)) => return Ok((exit, words)),
+            Some(Message::Started(_)) | None => {}
+        }
+    }
+    Err(tonic::Status::unavailable("the guest does not say how it ended"))
+}
+
+fn judge(exit: &pb::ExitStatus, words: &[u8]) -> Result<(), String> {
+    let how = match exit {
+        pb::ExitStatus { code: 0, signal: 0, .. } => return Ok(()),
+        pb::ExitStatus { code, error, .. } if *code == NOT_FOUND.0 && error.ends_with(NOT_FOUND.1) => {
+            return Ok(());
+        }
+        pb::ExitStatus { error, .. } if !error.is_empty() => error.clone(),
+        pb::ExitStatus { signal: 0, code, .. } => format!("it exited with code {code}"),
+        pb::ExitStatus { signal, .. } => format!("it was killed by signal {signal}"),
+    };
+    let said = String::from_utf8_lossy(words);
+    let text = if said.trim().is_empty() { how } else { format!("{how}: {}", said.trim()) };
+    // The guest is hostile: its words are cut and cleaned.
+    Err(text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(2 * WORDS).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_hook_ends() {
+        let exit = |code, signal, error: &str| pb::ExitStatus { code, signal, error: error.into() };
+        for (why, exit, words, want) in [
+            ("well", exit(0, 0, ""), "done", Ok(())),
+            ("there is none", exit(127, 0, "/etc/coracle/hooks/x: not found"), "", Ok(())),
+            ("its own 127", exit(127, 0, ""), "", Err("it exited with code 127")),
+            (
+                "its interpreter is missing",
+                exit(127, 0, "x: No such file or directory (os error 2)"),
+                "",
+                Err("x: No such file or directory (os error 2)"),
+            ),
+            ("it says why", exit(1, 0, ""), "busy\x1b[2J\n", Err("it exited with code 1: busy [2J")),
+            ("killed", exit(137, 9, ""), "", Err("it was killed by signal 9")),
+        ] {
+            assert_eq!(judge(&exit, words.as_bytes()), want.map_err(str::to_owned), "{why}");
+        }
+    }
+}
