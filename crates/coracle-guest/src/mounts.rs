@@ -16,6 +16,9 @@ use crate::{disks, furniture};
 pub(crate) const SYSROOT: &str = "/sysroot";
 const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
+/// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
+/// shall run at once is not to wait (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
+const OVERLAY_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
 
 pub(crate) const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -102,7 +105,7 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     )?;
     match &plan.overlay {
         Some(disk) => {
-            mounted.mount(&disks::ready(disk)?, overlay, "ext4", MountFlags::NODEV, c"")?;
+            mounted.mount(&disks::ready(disk)?, overlay, "ext4", MountFlags::NODEV, OVERLAY_OPTIONS)?;
         }
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }

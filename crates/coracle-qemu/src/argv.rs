@@ -75,7 +75,7 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Bi
     args.ram(recipe.memory.get(), birth);
     args.machine(&recipe.machine);
     args.pair("-accel", accelerator.as_str());
-    args.pair("-cpu", "max");
+    args.pair("-cpu", cpu(accelerator));
     args.pair("-smp", recipe.vcpus.get().to_string());
     args.pair("-m", recipe.memory.get().to_string());
     if boots_host_kernel(&recipe.machine) {
@@ -112,6 +112,15 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Bi
 #[must_use]
 pub fn argv_for_this_host(recipe: &VmRecipe) -> Vec<String> {
     argv(recipe, recipe.accelerator, crate::tsc::khz(), Birth::Cold)
+}
+
+/// Everything that the accelerator has. TCG emulates `rep movsb` byte by byte, and a kernel that is told of fast ones
+/// (ERMS) copies and clears all its memory with them: without, a boot takes a sixth less.
+fn cpu(accelerator: Accelerator) -> &'static str {
+    match accelerator {
+        Accelerator::Kvm => "max",
+        Accelerator::Tcg => "max,-erms",
+    }
 }
 
 /// Does the machine start the kernel of its recipe?
@@ -216,9 +225,11 @@ impl Args {
         }
     }
 
+    /// A guest that wakes is announced by its agent, by its own address, and not by its kernel before that.
     fn nic(&mut self, bus: &str, nic: &Nic, netdev: String) {
         self.pair("-netdev", netdev);
-        self.pair("-device", format!("virtio-net-{bus},netdev=net0,mac={},id=nic0", nic.mac));
+        let device = format!("virtio-net-{bus},netdev=net0,mac={},id=nic0,guest_announce=off", nic.mac);
+        self.pair("-device", device);
     }
 
     fn machine(&mut self, machine: &Machine) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_host::{CreateSpec, Host, HostConfig, RestoreSpec};
-use coracle_hypervisor::Driver;
+use coracle_hypervisor::{Driver, Drivers};
 use coracle_image::{NoProgress, Source, Store, StoreOptions};
 use coracle_net::BridgeNetwork;
 use coracle_testkit::leaks::{Inventory, open_files};
@@ -18,7 +18,7 @@ const IMAGE: &str = "localhost/test/sleeper:1";
 
 /// create → boot → pause → resume → snapshot → kill → restore → graceful stop → delete, twice: what a node makes for
 /// itself is there after the first time.
-pub(crate) fn leaves_nothing(machine: &Machine, driver: impl Fn() -> Arc<dyn Driver> + Send) {
+pub(crate) fn leaves_nothing(machine: &Machine, driver: impl Fn() -> Arc<dyn Driver> + Send + Sync) {
     if tools::require(["mke2fs", "nft", "busybox"]).is_none() {
         return;
     }
@@ -51,6 +51,7 @@ async fn open(machine: &Machine, driver: Arc<dyn Driver>, dir: &std::path::Path)
     let source: Source = format!("oci:{}:1", layout.path().display()).parse().unwrap();
     images.import(&source, Some(&IMAGE.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
     let network = Arc::new(BridgeNetwork::open(&state, None).await.unwrap());
+    let driver = Drivers::new(driver, vec![]);
     Host::open(config, driver, network, Arc::new(images), Clock::system()).await.unwrap()
 }
 

@@ -233,8 +233,10 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
         .wrap_err_with(|| format!("listen on {}", socket.display()))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).into_diagnostic()?;
     let link = state.join("host.sock");
-    let _absent = std::fs::remove_file(&link);
-    std::os::unix::fs::symlink(socket, &link).into_diagnostic()?;
+    if link != socket {
+        let _absent = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(socket, &link).into_diagnostic()?;
+    }
     let service = HostServer::new(HostService::new(host.clone())).max_encoding_message_size(16 << 20);
     let stopping = host.stopping();
     tasks.spawn("host socket", move |stop| async move {
