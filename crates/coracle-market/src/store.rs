@@ -175,8 +175,9 @@ impl Store {
                     .create_if_missing(true)
                     .journal_mode(SqliteJournalMode::Wal)
                     .synchronous(SqliteSynchronous::Full)
-                    // Pages of the log before it is moved into the file: a group waits for that less often.
-                    .pragma("wal_autocheckpoint", "4000")
+                    // Pages of the log before it is moved into the file: 64 MiB. A group waits for that about as long
+                    // however many they are, so fewer than one in a hundred shall have to.
+                    .pragma("wal_autocheckpoint", "16000")
                     .busy_timeout(Duration::from_secs(5));
                 // A file does not hang up: no question before each use.
                 let pool = |n| {
