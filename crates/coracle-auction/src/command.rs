@@ -72,11 +72,11 @@ pub enum Command {
     Tick,
     /// The service was away: nobody could renew or report, so leases and silences start again.
     Restarted,
-    /// Parameters and, when it differs, the reserve from a later time.
+    /// Parameters, at once or from a later time. In place of what was to come.
     Configure {
         /// All parameters.
         params: Params,
-        /// When the reserve and the cap take effect.
+        /// When they take effect.
         effective_at: Time,
     },
     /// Take no more bids and hold no calls.

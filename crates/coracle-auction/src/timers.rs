@@ -22,8 +22,18 @@ pub(crate) enum Timer {
 }
 
 /// All timers of a market, each as one number: a million of them are compared all day.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Timers(BTreeSet<u128>);
+#[derive(Clone, Debug)]
+pub(crate) struct Timers {
+    all: BTreeSet<u128>,
+    /// The first of them, which every command asks for; `MAX`: there is none.
+    first: u128,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { all: BTreeSet::new(), first: u128::MAX }
+    }
+}
 
 fn packed(at: Time, timer: Timer) -> u128 {
     let (kind, row) = match timer {
@@ -56,27 +66,58 @@ fn unpacked(packed: u128) -> (Time, Timer) {
 
 impl Timers {
     pub(crate) fn set(&mut self, at: Time, timer: Timer) {
-        self.0.insert(packed(at, timer));
+        let one = packed(at, timer);
+        self.first = self.first.min(one);
+        self.all.insert(one);
     }
 
     pub(crate) fn unset(&mut self, at: Time, timer: Timer) {
-        self.0.remove(&packed(at, timer));
+        let one = packed(at, timer);
+        self.all.remove(&one);
+        if self.first == one {
+            self.look_again();
+        }
     }
 
     /// When the next one is due.
     pub(crate) fn next(&self) -> Time {
-        self.0.first().map_or(Time::NEVER, |first| time_of(*first))
+        time_of(self.first)
     }
 
     /// Takes the next one that is due at `now`.
     pub(crate) fn pop(&mut self, now: Time) -> Option<(Time, Timer)> {
-        if self.next() > now { None } else { self.0.pop_first().map(unpacked) }
+        if self.next() > now {
+            return None;
+        }
+        let first = self.all.pop_first();
+        self.look_again();
+        first.map(unpacked)
+    }
+
+    fn look_again(&mut self) {
+        self.first = self.all.first().copied().unwrap_or(u128::MAX);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_next_one_is_known_whatever_is_set_and_unset() {
+        let mut timers = Timers::default();
+        assert_eq!((timers.next(), timers.pop(Time(u64::MAX - 1))), (Time::NEVER, None));
+        for at in [5, 3, 4] {
+            timers.set(Time(at), Timer::Unit(1));
+        }
+        assert_eq!(timers.next(), Time(3));
+        timers.unset(Time(4), Timer::Unit(1));
+        timers.unset(Time(3), Timer::Unit(1));
+        timers.unset(Time(1), Timer::Unit(1));
+        assert_eq!((timers.next(), timers.pop(Time(4))), (Time(5), None));
+        assert_eq!(timers.pop(Time(5)), Some((Time(5), Timer::Unit(1))));
+        assert_eq!(timers.next(), Time::NEVER);
+    }
 
     #[test]
     fn numbers_are_in_the_order_of_their_timers() {

@@ -48,6 +48,24 @@ fn get_unsigned(from: &mut &[u8]) -> Result<u128, Malformed> {
     Err(Malformed("integer"))
 }
 
+/// An integer of at most eight bytes with as many bytes behind its beginning, without a step for each: a journal is full
+/// of them. `None`: it is longer, or too near the end.
+fn get_short(from: &mut &[u8]) -> Option<u64> {
+    let word = u64::from_le_bytes(*from.first_chunk()?);
+    let ends = !word & 0x8080_8080_8080_8080;
+    if ends == 0 {
+        return None;
+    }
+    // Seven bits and the flag of each byte up to the first one without a flag.
+    let bits = ends.trailing_zeros() + 1;
+    let sevens = word & (u64::MAX >> (64 - bits)) & 0x7f7f_7f7f_7f7f_7f7f;
+    let pairs = sevens & 0x007f_007f_007f_007f | (sevens & 0x7f00_7f00_7f00_7f00) >> 1;
+    let fours = pairs & 0x0000_3fff_0000_3fff | (pairs & 0x3fff_0000_3fff_0000) >> 2;
+    let value = fours & 0x0fff_ffff | (fours & 0x0fff_ffff_0000_0000) >> 4;
+    *from = from.get(bits as usize / 8..)?;
+    Some(value)
+}
+
 macro_rules! unsigned {
     ($($int:ty),*) => {$(
         impl Wire for $int {
@@ -64,6 +82,9 @@ macro_rules! unsigned {
                 if let Some((byte @ 0..0x80, rest)) = from.split_first() {
                     *from = rest;
                     return Ok(Self::from(*byte));
+                }
+                if let Some(value) = get_short(from) {
+                    return Self::try_from(value).map_err(|_| Malformed("integer"));
                 }
                 let mut value = 0u64;
                 for shift in (0..64).step_by(7) {
@@ -82,7 +103,7 @@ macro_rules! unsigned {
 
 #[expect(clippy::cast_possible_truncation, reason = "seven bits at a time")]
 mod integers {
-    use super::{Malformed, Wire};
+    use super::{Malformed, Wire, get_short};
     unsigned!(u8, u16, u32, u64);
 }
 
@@ -300,6 +321,24 @@ wire_struct!(Params { reserve, cap, tick, call_interval_ms, min_runtime_ms, noti
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_integers_are_what_the_loop_reads() {
+        for bits in 0..64 {
+            for value in [1u64 << bits, (1 << bits) - 1, 0x5555_5555_5555_5555 >> bits] {
+                let mut bytes = Vec::new();
+                value.put(&mut bytes);
+                let length = bytes.len();
+                // At the very end there is no room for a word, and the loop reads it.
+                assert_eq!(u64::get(&mut bytes.as_slice()), Ok(value));
+                bytes.extend([0xff; 8]);
+                let mut rest = bytes.as_slice();
+                assert_eq!((u64::get(&mut rest), rest), (Ok(value), &[0xff; 8][..]), "{length} bytes");
+            }
+        }
+        let mut longer_than_needed = [0x81, 0x80, 0x00, 9, 9, 9, 9, 9, 9].as_slice();
+        assert_eq!((u64::get(&mut longer_than_needed), longer_than_needed.len()), (Ok(1), 6));
+    }
 
     #[test]
     fn edges_go_both_ways() {

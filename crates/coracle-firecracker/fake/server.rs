@@ -48,11 +48,7 @@ async fn answer(
 }
 
 /// Runs `serve` on a runtime of its own, in which `make` makes what answers, and gives the exit code.
-pub(crate) fn run(
-    socket: &Path,
-    limit: usize,
-    make: impl FnOnce() -> Handle,
-) -> std::process::ExitCode {
+pub(crate) fn run(socket: &Path, limit: usize, make: impl FnOnce() -> Handle) -> std::process::ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     match runtime.and_then(|runtime| runtime.block_on(async { serve(socket, limit, make()).await })) {
         Ok(()) => std::process::ExitCode::SUCCESS,

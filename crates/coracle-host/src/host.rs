@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Drivers, Probe};
@@ -52,6 +52,16 @@ pub struct Fence {
 /// A node's host core. Clones are the same host.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<Inner>);
+
+/// A host that may be gone.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakHost(Weak<Inner>);
+
+impl WeakHost {
+    pub(crate) fn upgrade(&self) -> Option<Host> {
+        self.0.upgrade().map(Host)
+    }
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -154,13 +164,17 @@ impl Host {
         Ok(())
     }
 
+    pub(crate) fn downgrade(&self) -> WeakHost {
+        WeakHost(Arc::downgrade(&self.0))
+    }
+
     fn spawn(&self, record: Record) -> Result<Handle, HostError> {
         let (id, name) = (record.id.clone(), record.name.clone());
-        let inner = Arc::downgrade(&self.0);
+        let host = self.downgrade();
         let gone = {
             let (id, name) = (id.clone(), name.clone());
             move || {
-                if let Some(inner) = inner.upgrade() {
+                if let Some(Host(inner)) = host.upgrade() {
                     inner.directory().forget(&id, &name);
                 }
             }
@@ -168,9 +182,9 @@ impl Host {
         let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         let mut directory = self.0.directory();
-        let handle = vm::spawn(self.0.shared.clone(), record, &mut tasks, gone).map_err(|source| {
-            HostError::Files { operation: "open the console and the log", id: id.clone(), source }
-        })?;
+        let handle = vm::spawn(self.0.shared.clone(), record, &mut tasks, self.commit_job(), gone).map_err(
+            |source| HostError::Files { operation: "open the console and the log", id: id.clone(), source },
+        )?;
         directory.insert(name, handle.clone());
         Ok(handle)
     }

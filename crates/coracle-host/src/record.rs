@@ -74,6 +74,9 @@ pub struct Record {
     /// How the workload ended in the last run.
     #[serde(default)]
     pub exit: Option<Exit>,
+    /// Digest of the image that the last run was pushed as.
+    #[serde(default)]
+    pub committed: Option<String>,
     /// When the record was made.
     pub created_at: UnixMillis,
     /// When the present or last run began to run.
@@ -124,6 +127,9 @@ pub struct SavedMemory {
     /// The snapshot that it was copied from: the guest in it takes another identity before it goes on.
     #[serde(default)]
     pub of: Option<SnapshotName>,
+    /// Version of the guest agent in it; empty: it did not say.
+    #[serde(default)]
+    pub agent: String,
 }
 
 /// The cluster object that a VM belongs to; all empty for a local VM.
@@ -209,10 +215,10 @@ impl Record {
 }
 
 impl Exit {
-    /// Did the workload succeed?
+    /// Did the workload run, and end by itself with 0?
     #[must_use]
     pub fn success(&self) -> bool {
-        self.code == 0
+        self.code == 0 && self.signal == 0 && self.error.is_empty()
     }
 }
 
@@ -247,6 +253,7 @@ pub(crate) mod tests {
             accelerator: None,
             process: None,
             exit: None,
+            committed: None,
             created_at: UnixMillis(0),
             started_at: None,
             finished_at: None,

@@ -71,6 +71,9 @@ pub struct SnapshotInfo {
     pub taken_at: UnixMillis,
     /// What must be alike where it is restored.
     pub machine: Compatibility,
+    /// Version of the guest agent in the memory; empty: it did not say.
+    #[serde(default)]
+    pub agent: String,
     /// Length of the memory's file.
     pub memory_bytes: u64,
     /// Bytes that the disk takes.
@@ -102,6 +105,7 @@ impl SnapshotInfo {
             metadata: record.metadata.clone(),
             taken_at: saved.saved_at,
             machine: saved.machine,
+            agent: saved.agent,
             memory_bytes: saved.bytes,
             disk_bytes,
             system: record.system.clone(),
@@ -244,7 +248,8 @@ pub(crate) mod tests {
             cpu: text("cpu"),
             devices: text("devices"),
         };
-        let saved = SavedMemory { machine, bytes: 6, saved_at: UnixMillis(5), of: None };
+        let saved =
+            SavedMemory { machine, bytes: 6, saved_at: UnixMillis(5), of: None, agent: "1.2.3".to_owned() };
         SnapshotInfo::of(name.parse().unwrap(), &record, saved, 4)
     }
 

@@ -17,7 +17,7 @@ use coracle_types::{Clock, Op, VmId};
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use actor::spawn;
+pub(crate) use actor::{Commit, spawn};
 
 use crate::record::SavedMemory;
 use crate::snapshots::Unfolded;
@@ -131,6 +131,8 @@ enum What {
     Exited(Exit),
     /// All of its output has been read.
     Drained,
+    /// Its image is made and pushed, or not.
+    Committed(actor::Committed),
     /// The VMM is gone.
     VmmGone,
 }

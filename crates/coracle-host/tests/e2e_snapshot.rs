@@ -77,7 +77,8 @@ fn forks_go_on_as_machines_of_their_own() {
             }
         }
         assert_eq!(seen.len(), 6, "machine id, boot id, MAC, host name, address, random draw");
-        let memories: HashSet<_> = forks.iter().map(|record| memory_of(record.process.unwrap().pid)).collect();
+        let memories: HashSet<_> =
+            forks.iter().map(|record| memory_of(record.process.unwrap().pid)).collect();
         assert_eq!(memories.len(), 1, "they share what none of them changed: {memories:?}");
         for record in &forks {
             assert_eq!(record.state, VmState::Running);
@@ -92,10 +93,11 @@ fn forks_go_on_as_machines_of_their_own() {
 fn a_guest_is_told_of_its_copies_and_may_refuse_them() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
-        let hooks = ["pre-snapshot", "post-snapshot", "post-clone"].iter().fold(LayerTar::new(), |layer, name| {
-            let script = format!("#!/bin/sh\necho {name} >> /told\n[ ! -e /no-{name} ]\n");
-            layer.file(&format!("etc/coracle/hooks/{name}"), 0o755, script.as_bytes())
-        });
+        let hooks =
+            ["pre-snapshot", "post-snapshot", "post-clone"].iter().fold(LayerTar::new(), |layer, name| {
+                let script = format!("#!/bin/sh\necho {name} >> /told\n[ ! -e /no-{name} ]\n");
+                layer.file(&format!("etc/coracle/hooks/{name}"), 0o755, script.as_bytes())
+            });
         node.import("localhost/test/hooks:1", hooks).await;
         let host = node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await;
         let spec = CreateSpec { image: "localhost/test/hooks:1".to_owned(), ..support::spec("web") };

@@ -25,7 +25,7 @@ pub use cocoon::{CocoonVersion, cocoon_head, pull_cocoon, push_cocoon};
 pub use file::{empty_overlay, raw_copy};
 pub use pull::pull_disk;
 pub use push::push_disk;
-pub use snapshot::{RemoteSnapshot, SnapshotFile, find_snapshot, push_snapshot};
+pub use snapshot::{RemoteSnapshot, SnapshotBase, SnapshotFile, find_snapshot, push_snapshot};
 
 /// How a disk is written. Each is read without being told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

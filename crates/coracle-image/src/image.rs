@@ -30,6 +30,18 @@ pub struct Image {
     pub created: Option<Timestamp>,
 }
 
+/// A manifest, as other manifests name it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// What it is.
+    pub media_type: String,
+    /// Digest of its bytes.
+    pub digest: Digest,
+    /// How many there are.
+    pub size: u64,
+}
+
 /// One layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Layer {

@@ -64,12 +64,12 @@ pub use auth::{Credentials, Secret};
 pub use commit::MachineRoot;
 pub use digest::{Digest, InvalidDigest};
 pub use disk::{
-    CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotFile,
-    cocoon_head, empty_overlay, find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot,
-    raw_copy,
+    CocoonVersion, DiskFormat, DiskOptions, DiskProgress, DiskReport, RemoteSnapshot, SnapshotBase,
+    SnapshotFile, cocoon_head, empty_overlay, find_snapshot, pull_cocoon, pull_disk, push_cocoon, push_disk,
+    push_snapshot, raw_copy,
 };
 pub use error::ImageError;
-pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};
+pub use image::{Descriptor, ExposedPort, Image, ImageConfig, Layer, Protocol};
 pub use limits::Limits;
 pub use platform::Platform;
 pub use progress::{NoProgress, Progress, ProgressEvent, Step};

@@ -24,8 +24,8 @@ use std::{
 };
 
 use crate::{
-    Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, PushOptions, PushReport,
-    Reference, RegistryConfig, Rootfs, Source, Timeouts, commit, export, import,
+    Descriptor, Digest, Image, ImageError, Limits, NoProgress, Platform, Progress, PullOptions, PushOptions,
+    PushReport, Reference, RegistryConfig, Rootfs, Source, Timeouts, commit, export, import,
     manifest::{self, Config, Document, Manifest, Packing},
     pull, push, rootfs,
 };
@@ -228,6 +228,14 @@ impl Store {
             if known { inner.image(&digest) } else { Ok(None) }
         })
         .await
+    }
+
+    /// The manifest with this digest, as others name it. `None`: it is of no image here.
+    #[must_use]
+    pub fn descriptor(&self, digest: &Digest) -> Option<Descriptor> {
+        let index = self.0.index();
+        let entry = index.by_digest(digest)?;
+        Some(Descriptor { media_type: entry.media_type.clone(), digest: *digest, size: entry.size_bytes })
     }
 
     /// Gives the image with manifest digest `digest` one more name; the name leaves whatever image had it.

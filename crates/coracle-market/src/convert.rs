@@ -185,6 +185,7 @@ pub(crate) fn bar(bar: Bar) -> pb::PriceBar {
 pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
     let (q, params) = (slot.market.quotes(), slot.market.params());
     let [p20_micros, p50_micros, p80_micros] = slot.percentiles.get().map_or([None; 3], |all| all.map(Some));
+    let next = slot.market.announced();
     pb::MarketPrice {
         market: slot.name.clone(),
         quote_micros: q.quote.as_micros(),
@@ -201,6 +202,9 @@ pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
         p20_micros,
         p50_micros,
         p80_micros,
+        next_reserve_micros: next.map_or(0, |(_, params)| params.reserve.as_micros()),
+        next_cap_micros: next.map_or(0, |(_, params)| params.cap.as_micros()),
+        next_from_ms: next.map_or(0, |(at, _)| ms(at)),
     }
 }
 

@@ -538,7 +538,9 @@ impl admin_server::Admin for Door {
     async fn verify(&self, r: Request<pb::VerifyRequest>) -> Result<Response<pb::VerifyResponse>, Status> {
         self.caller(&r, Scope::Audit)?;
         let v = self.service.verify(&r.get_ref().market).await?;
-        Ok(Response::new(pb::VerifyResponse { commands: v.commands, sound: v.sound, detail: v.detail }))
+        let ignored_reports = self.service.ignored_in(&r.get_ref().market).await?;
+        let (commands, sound, detail) = (v.commands, v.sound, v.detail);
+        Ok(Response::new(pb::VerifyResponse { commands, sound, detail, ignored_reports }))
     }
 
     async fn audit(&self, r: Request<pb::AuditRequest>) -> Result<Response<pb::AuditResponse>, Status> {

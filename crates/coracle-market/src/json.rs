@@ -15,6 +15,9 @@ pub(crate) fn price(p: &pb::MarketPrice) -> Value {
         "cap": dollars(p.cap_micros), "tick": dollars(p.tick_micros), "free": p.free, "asOfMs": p.as_of_ms,
         "seq": p.seq, "halted": p.halted, "nextCallMs": p.next_call_ms,
         "p20": p.p20_micros.map(dollars), "p50": p.p50_micros.map(dollars), "p80": p.p80_micros.map(dollars),
+        "next": (p.next_from_ms > 0).then(|| json!({
+            "reserve": dollars(p.next_reserve_micros), "cap": dollars(p.next_cap_micros), "fromMs": p.next_from_ms,
+        })),
     })
 }
 
@@ -66,7 +69,7 @@ pub(crate) fn explanation(e: &pb::Explanation) -> Value {
     json!({
         "text": e.text, "standing": e.standing, "rank": e.rank, "of": e.of, "sold": e.sold,
         "clearing": dollars(e.clearing_micros), "limit": dollars(e.limit_micros),
-        "winsAt": e.wins_at_micros.map(dollars), "call": e.call,
+        "winsAt": e.wins_at_micros.map(dollars), "call": e.call, "ignoredReports": e.ignored_reports,
     })
 }
 

@@ -9,6 +9,7 @@
 //! journal does not take is refused and changes nothing. Everything but the journal and the
 //! registry of names can be made again from them.
 
+mod announce;
 mod audit;
 mod auth;
 mod catalogue;
@@ -18,6 +19,7 @@ mod focus;
 mod grpc;
 mod history;
 mod http;
+mod ignored;
 mod json;
 mod metrics;
 mod names;

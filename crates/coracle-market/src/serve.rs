@@ -27,6 +27,7 @@ use crate::error::{Problem, StoreError};
 use crate::grpc::Door;
 use crate::history::{LOOK_MS, Percentiles};
 use crate::http;
+use crate::ignored::Ignored;
 use crate::metrics::Metrics;
 use crate::recover::{Recovered, mismatch, recover};
 use crate::registry::{Kind, Registry};
@@ -298,6 +299,7 @@ async fn service(
     if let Some(token) = &config.admin_token {
         gate.admit(auth::hash(token), root, auth::ALL);
     }
+    let ignored = Ignored::after(store.last_ignored().await?);
     let service = Service {
         writer,
         registry,
@@ -309,6 +311,7 @@ async fn service(
         caps: tokio::sync::Mutex::default(),
         capped: std::sync::RwLock::default(),
         cancelled_setters: std::sync::Mutex::default(),
+        ignored: std::sync::Mutex::new(ignored),
         reviewed: Reviewed::new(config.accounts.clone(), config.clock.clone()),
         streams: TaskTracker::new(),
         stop,

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::{Caller, Gate, Scope};
 use crate::error::{Problem, StoreError};
+use crate::ignored::Ignored;
 use crate::metrics::Metrics;
 use crate::registry::{Kind, Registry};
 use crate::review::Reviewed;
@@ -39,6 +40,8 @@ pub(crate) struct Service {
     pub(crate) capped: std::sync::RwLock<std::collections::BTreeSet<u32>>,
     /// How often each tenant took back a bid that had set the price.
     pub(crate) cancelled_setters: std::sync::Mutex<BTreeMap<u32, u64>>,
+    /// Reports of what is unknown.
+    pub(crate) ignored: std::sync::Mutex<Ignored>,
     /// Streams belong to the service and end with it.
     pub(crate) streams: TaskTracker,
     /// Says that it ends.

@@ -115,7 +115,7 @@ pub struct Verdict {
     pub detail: String,
 }
 
-const SCHEMA: [&str; 8] = [
+const SCHEMA: [&str; 9] = [
     "CREATE TABLE IF NOT EXISTS names (kind INT8 NOT NULL, no INT8 NOT NULL, name TEXT NOT NULL, body {BYTES} NOT NULL, PRIMARY KEY (kind, no), UNIQUE (kind, name))",
     "CREATE TABLE IF NOT EXISTS journal (market INT8 NOT NULL, seq INT8 NOT NULL, epoch INT8 NOT NULL, count INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, who {BYTES}, PRIMARY KEY (market, seq))",
     "CREATE TABLE IF NOT EXISTS snapshots (market INT8 NOT NULL, seq INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
@@ -123,6 +123,7 @@ const SCHEMA: [&str; 8] = [
     "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
     "CREATE TABLE IF NOT EXISTS bars (market INT8 NOT NULL, step INT8 NOT NULL, at INT8 NOT NULL, opening INT8 NOT NULL, high INT8 NOT NULL, low INT8 NOT NULL, closing INT8 NOT NULL, calls INT8 NOT NULL, PRIMARY KEY (market, step, at))",
     "CREATE TABLE IF NOT EXISTS charges (alloc TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (alloc, reason, starts))",
+    "CREATE TABLE IF NOT EXISTS ignored (place INT8 NOT NULL PRIMARY KEY, no INT8 NOT NULL, at INT8 NOT NULL, who INT8 NOT NULL, market INT8 NOT NULL, report TEXT NOT NULL, subject TEXT NOT NULL, unwritten INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
 ];
 
@@ -152,6 +153,10 @@ macro_rules! on {
     };
 }
 
+mod ignored;
+
+pub(crate) use ignored::IgnoredRow;
+
 fn number(value: i64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
@@ -170,8 +175,9 @@ impl Store {
                     .create_if_missing(true)
                     .journal_mode(SqliteJournalMode::Wal)
                     .synchronous(SqliteSynchronous::Full)
-                    // Pages of the log before it is moved into the file: a group waits for that less often.
-                    .pragma("wal_autocheckpoint", "4000")
+                    // Pages of the log before it is moved into the file: 64 MiB. A group waits for that about as long
+                    // however many they are, so fewer than one in a hundred shall have to.
+                    .pragma("wal_autocheckpoint", "16000")
                     .busy_timeout(Duration::from_secs(5));
                 // A file does not hang up: no question before each use.
                 let pool = |n| {

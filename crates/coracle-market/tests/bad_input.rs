@@ -322,16 +322,18 @@ async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
     served.stop();
 }
 
-/// A report of a unit that is unknown, or another supplier's: ignored, and counted.
+/// A report of a unit that is unknown, or another supplier's: ignored, counted, and told to auditors, also after a
+/// restart. Who floods the market with them gets some lines and a number.
 #[tokio::test]
-async fn a_report_of_an_unknown_unit_is_ignored_and_counted() {
-    let (_dir, served, channel) = start().await;
+async fn a_report_of_an_unknown_unit_is_ignored_counted_and_audited() {
+    let (dir, served, channel) = start().await;
     let trader = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
     let host = tenant(&channel, "host", None, &["supply"]).await;
     let liar = tenant(&channel, "liar", None, &["supply"]).await;
     let mut supply = SupplyClient::new(channel.clone());
     let lot = PutLotRequest { lot: "l".into(), market: MARKET.into(), units: 1, notice_ms: 0 };
     supply.put_lot(with(&host, lot)).await.unwrap();
+    let mut admin = AdminClient::new(channel.clone());
     let mut trading = TradingClient::new(channel);
     trading.place_bid(with(&trader, bid(3_000_000, 1, "o", 0))).await.unwrap();
     let mut state = async || {
@@ -356,6 +358,40 @@ async fn a_report_of_an_unknown_unit_is_ignored_and_counted() {
     assert_eq!(state().await.1, "active");
     let nonsense = supply.report_order(with(&host, report(&unit, "well"))).await.unwrap_err();
     assert_eq!(nonsense.code(), Code::InvalidArgument);
+
+    let audit = |limit| with(ADMIN, AuditRequest { limit, ..AuditRequest::default() });
+    let lines = admin.audit(audit(0)).await.unwrap().into_inner().entries;
+    let named: Vec<_> = lines.iter().map(|l| (l.who.as_str(), l.subject.as_str())).collect();
+    assert_eq!(named, [&*unit, "01J0000000000000000000000Z", "X", ""].map(|name| ("liar", name)));
+    assert_eq!(lines[0].refused, "ready of a unit that is unknown or another supplier's");
+    let verify = with(ADMIN, VerifyRequest { market: MARKET.into() });
+    let verdict = admin.verify(verify).await.unwrap().into_inner();
+    assert_eq!((verdict.sound, verdict.ignored_reports), (true, 1), "one names a unit of this market");
+    let explain = ExplainRequest { id: unit.clone(), tenant: String::new() };
+    let why = trading.explain(with(&trader, explain)).await.unwrap().into_inner();
+    assert_eq!(why.ignored_reports, 1);
+    assert!(
+        why.text.ends_with("; reports of it that were ignored: 1, the last, ready, of liar"),
+        "{}",
+        why.text
+    );
+
+    for n in 0..100 {
+        supply.report_order(with(&liar, report(&format!("nothing\0{n}"), "died"))).await.unwrap();
+    }
+    let lines = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
+    assert!((60..104).contains(&lines.len()), "as many as a minute or two have: {}", lines.len());
+    assert!(lines.iter().all(|line| !line.subject.contains('\0')), "{lines:#?}");
+    served.stop();
+
+    let served = Served::sqlite(&dir.path().join("market.db"));
+    let mut admin = AdminClient::new(served.connect().await);
+    let kept = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
+    assert_eq!(kept, lines);
+    let mut supply = SupplyClient::new(served.connect().await);
+    supply.report_order(with(&liar, report("later", "died"))).await.unwrap();
+    let all = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
+    assert_eq!(all.last().map(|line| line.seq), Some(lines.len() as u64 + 1), "it goes on counting");
     served.stop();
 }
 

@@ -12,7 +12,7 @@ use coracle_proto::market::supply_client::SupplyClient;
 use coracle_proto::market::trading_client::TradingClient;
 use coracle_proto::market::*;
 use coracle_types::Clock;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
 use support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
@@ -115,6 +115,14 @@ async fn old_prices_grow_coarser_and_stay_true() {
         of("p20") >= 2.0 && of("p20") < of("p50") && of("p50") < of("p80") && of("p80") < 2.012,
         "{price}"
     );
+    let advice = async |window: i64, survive: u32| -> Value {
+        let query = format!("advice?window={window}&survive={survive}");
+        let url = format!("{}/v1/markets/{MARKET}/{query}", served.http);
+        reqwest::Client::new().get(url).bearer_auth(ADMIN).send().await.unwrap().json().await.unwrap()
+    };
+    assert_eq!(advice(60_000, 1000).await, json!({"limit": "2.0121", "samples": 62}), "never passed");
+    assert_eq!(advice(60_000, 500).await, json!({"limit": "2.0061", "samples": 62}), "every second minute");
+    assert_eq!(advice(10 * DAY, 500).await["code"], "NO_HISTORY", "the last month began nine days ago");
     served.stop();
 
     // Everything is where it belongs: another process finds nothing to do and tells the same.

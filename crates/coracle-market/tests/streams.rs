@@ -9,6 +9,7 @@ use coracle_proto::market::market_client::MarketClient;
 use coracle_proto::market::trading_client::TradingClient;
 use coracle_proto::market::*;
 use futures_util::StreamExt as _;
+use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Error;
@@ -126,6 +127,53 @@ async fn the_audit_tells_who_changed_what() {
     let all = admin.audit(with(ADMIN, audit(seq + 4, 0))).await.unwrap().into_inner().entries;
     let whats: Vec<_> = all.iter().map(|e| (e.who.as_str(), e.what.as_str())).collect();
     assert!(whats.contains(&("", "restarted")) && whats.contains(&("c/ns", "place")), "{all:#?}");
+    served.stop();
+}
+
+/// A changed reserve holds ten minutes after it was told at the earliest; till then everybody sees it coming.
+#[tokio::test]
+async fn a_reserve_is_announced_before_it_holds() {
+    const NOTICE_MS: i64 = 600_000;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("market.db");
+    let served = Served::sqlite(&file);
+    let channel = served.connect().await;
+    let mut admin = AdminClient::new(channel.clone());
+    let put = |reserve_micros, call_interval_ms, effective_at_ms| PutMarketRequest {
+        market: MARKET.into(),
+        reserve_micros,
+        cap_micros: 8_000_000,
+        call_interval_ms,
+        effective_at_ms,
+        ..PutMarketRequest::default()
+    };
+    let now = coracle_types::Clock::system().now().0;
+    for at_once in [1, now, now + NOTICE_MS - 1_000] {
+        let refused = admin.put_market(with(ADMIN, put(3_000_000, 30_000, at_once))).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert_eq!(refused.metadata().get("coracle-field").unwrap(), "effective_at");
+    }
+    let told = admin.put_market(with(ADMIN, put(3_000_000, 1_000, 0))).await.unwrap().into_inner();
+    assert_eq!((told.reserve_micros, told.quote_micros), (2_000_000, 3_200_000), "it does not hold yet");
+    assert_eq!((told.next_reserve_micros, told.next_cap_micros), (3_000_000, 8_000_000));
+    assert!(told.next_from_ms >= now + NOTICE_MS, "{told:?}");
+    assert!(told.next_call_ms <= told.as_of_ms + 1_000, "the interval of calls has no notice: {told:?}");
+    served.stop();
+
+    let served = Served::sqlite(&file);
+    let mut admin = AdminClient::new(served.connect().await);
+    let token = tenant(&served.connect().await, "c/ns", None, &["read"]).await;
+    let price = async || {
+        let path = format!("{}/v1/markets/{MARKET}/price", served.http);
+        let page = reqwest::Client::new().get(path).bearer_auth(&token).send().await.unwrap();
+        page.json::<serde_json::Value>().await.unwrap()
+    };
+    let next = json!({"reserve": "3.0000", "cap": "8.0000", "fromMs": told.next_from_ms});
+    assert_eq!(price().await["next"], next, "kept over a restart, told to everybody");
+    let again = admin.put_market(with(ADMIN, put(3_000_000, 1_000, 0))).await.unwrap().into_inner();
+    assert_eq!(again.next_from_ms, told.next_from_ms, "told again is not told anew");
+    admin.put_market(with(ADMIN, put(2_000_000, 1_000, 0))).await.unwrap();
+    assert_eq!(price().await["next"], serde_json::Value::Null, "taken back");
     served.stop();
 }
 

@@ -482,11 +482,13 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
             Verdict { report: Some(Report::PowerFailed(error.to_string())), again: false, memo }
         }
         // Agents of ours say at once what a person can mend; it is tried again all the same.
-        (Step::Create | Step::Lay | Step::Start, _) if error.is_transient() && error.is_explained() => Verdict {
-            report: Some(Report::Waiting(error.clone())),
-            again: false,
-            memo: Memo { silent: 0, internal: 0, ..memo },
-        },
+        (Step::Create | Step::Lay | Step::Start, _) if error.is_transient() && error.is_explained() => {
+            Verdict {
+                report: Some(Report::Waiting(error.clone())),
+                again: false,
+                memo: Memo { silent: 0, internal: 0, ..memo },
+            }
+        }
         (Step::Create | Step::Lay, tonic::Code::Internal) => {
             let internal = memo.internal.saturating_add(1);
             let report = (internal >= policy.internal_max).then(|| Report::Internal(error.clone()));

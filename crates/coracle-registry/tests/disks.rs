@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use coracle_image::{
-    CocoonVersion, Credentials, DiskFormat, DiskOptions, DiskProgress, ImageError, Reference, Secret,
-    pull_cocoon, pull_disk, push_cocoon, push_disk,
+    CocoonVersion, Credentials, Descriptor, Digest, DiskFormat, DiskOptions, DiskProgress, ImageError,
+    Reference, Secret, SnapshotBase, SnapshotFile, pull_cocoon, pull_disk, push_cocoon, push_disk,
+    push_snapshot,
 };
 use coracle_registry::{Config, Metrics, serve};
 use coracle_testkit::registry::DebianRegistry;
@@ -556,4 +557,63 @@ async fn snapshot_of_the_original_that_was_cut_goes_on_where_it_was() {
         assert!(matches!(wrong, ImageError::DigestMismatch { .. }), "{wrong}");
         assert!(!spool.exists(), "what can come to nothing is not kept");
     }
+}
+
+/// A snapshot of an image, small, and different by its memory.
+async fn snapshot(name: &Reference, base: &SnapshotBase, memory: &[u8], options: &DiskOptions) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("memory");
+    fs::write(&path, memory).unwrap();
+    let files = [SnapshotFile { name: "memory".to_owned(), path }];
+    let about = serde_json::json!({"vm": "web"});
+    push_snapshot(&files, &about, base, name, options, quiet()).await.unwrap().digest.to_string()
+}
+
+/// Snapshots are found from their image: in the registry's list of referrers, or where it has none by the tag that
+/// stands for it. Each once, however often it is pushed.
+async fn listed_with_its_image(address: std::net::SocketAddr, options: &DiskOptions, list: &str) {
+    let digest = Digest::of(b"the image that they were made from");
+    let media_type = "application/vnd.oci.image.manifest.v1+json".to_owned();
+    let manifest = Some(Descriptor { media_type, digest, size: 34 });
+    let base = SnapshotBase { name: "web:1".to_owned(), digest: digest.to_string(), manifest };
+    let (one, two) = (reference(address, "vms/web:before"), reference(address, "vms/web:after"));
+    let before = snapshot(&one, &base, b"before", options).await;
+    assert_eq!(snapshot(&one, &base, b"before", options).await, before, "the same again");
+    let after = snapshot(&two, &base, b"after", options).await;
+    let url = format!("http://{address}/v2/vms/web/{list}").replace("DIGEST", &digest.to_string());
+    let accept = "application/vnd.oci.image.index.v1+json";
+    let answer = reqwest::Client::new().get(url).header("accept", accept).send().await.unwrap();
+    let index: serde_json::Value = answer.json().await.unwrap();
+    let entries = index["manifests"].as_array().unwrap();
+    let mut listed: Vec<_> = entries.iter().map(|e| e["digest"].as_str().unwrap().to_owned()).collect();
+    listed.sort();
+    let mut want = vec![before, after];
+    want.sort();
+    assert_eq!(listed, want, "{index}");
+    let kind = "application/vnd.coracle.snapshot.v1+json";
+    assert!(entries.iter().all(|entry| entry["artifactType"] == kind), "{index}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshots_are_listed_with_their_image_by_ours() {
+    let ours = ours().await;
+    listed_with_its_image(ours.address, &options(Some(&ours.token)), "referrers/DIGEST").await;
+    let tag = format!("http://{}/v2/vms/web/tags/list", ours.address);
+    let tags: serde_json::Value = reqwest::get(tag).await.unwrap().json().await.unwrap();
+    assert_eq!(
+        tags["tags"],
+        serde_json::json!(["after", "before"]),
+        "no tag stands for a list that there is"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshots_are_listed_with_their_image_where_no_registry_lists() {
+    let Some(_) = coracle_testkit::tools::require(["docker-registry"]) else { return };
+    let debian = DebianRegistry::start().unwrap();
+    let tag = format!(
+        "manifests/{}",
+        Digest::of(b"the image that they were made from").to_string().replace(':', "-")
+    );
+    listed_with_its_image(debian.address(), &options(None), &tag).await;
 }

@@ -83,8 +83,10 @@ pub fn open_files() -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     for fd in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let Ok(to) = fs::read_link(fd.path()) else { continue };
-        let kind =
-            to.to_string_lossy().split_once(":[").map_or(to.display().to_string(), |(kind, _)| kind.to_owned());
+        let kind = to
+            .to_string_lossy()
+            .split_once(":[")
+            .map_or(to.display().to_string(), |(kind, _)| kind.to_owned());
         *found.entry(kind).or_default() += 1;
     }
     found

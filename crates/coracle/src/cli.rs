@@ -215,6 +215,9 @@ pub(crate) struct RunArgs {
     /// Remove the VM when it is off
     #[arg(long)]
     pub(crate) rm: bool,
+    /// Push what the command leaves as this image, if it exits with 0
+    #[arg(long, value_name = "REFERENCE")]
+    pub(crate) commit: Option<String>,
     /// Number of CPUs
     #[arg(long, default_value_t = 1)]
     pub(crate) cpus: u32,

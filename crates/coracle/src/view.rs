@@ -110,6 +110,8 @@ pub(crate) struct Status {
     pub(crate) started_at: Option<String>,
     pub(crate) finished_at: Option<String>,
     pub(crate) exit: Option<Exit>,
+    /// Digest of the image that the latest run was pushed as.
+    pub(crate) committed: String,
     /// Starts so far.
     pub(crate) boots: u32,
     pub(crate) boot_ms: u64,
@@ -205,6 +207,7 @@ impl Vm {
                 started_at: time(vm.started_at_ms),
                 finished_at: time(vm.finished_at_ms),
                 exit: vm.exit.as_ref().map(exit),
+                committed: vm.committed.clone(),
                 boots: vm.boots,
                 boot_ms: vm.boot_ms,
                 identity_ms: vm.identity_ms,

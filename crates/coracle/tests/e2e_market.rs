@@ -165,6 +165,7 @@ fn exit_codes_are_the_contract() {
             ("no such market", vec!["bid", "place", "moon-1x", "local", "--limit", "2"], 3),
             ("no such bid", vec!["bid", "cancel", &nobody], 3),
             ("no such type", vec!["price", "moon-1x"], 3),
+            ("no past yet", vec!["advise", "a100-4x", "local", "--for", "6h"], 1),
             ("an old version", place(&["--limit", "2", "--if-version", "77"]), 4),
             ("a key of another bid", place(&["--limit", "3", "--key", "same"]), 4),
         ] {

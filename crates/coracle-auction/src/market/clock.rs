@@ -111,7 +111,7 @@ impl Market {
         }
     }
 
-    /// New parameters. Reserve and cap from `effective_at`, the rest at once.
+    /// New parameters from `effective_at`, in place of those that were to come.
     pub(super) fn configure(&mut self, params: Params, effective_at: Time) -> Result<(), Refusal> {
         params.check().map_err(|e| Refusal::Invalid { field: e.field, range: e.range })?;
         if effective_at > self.now {

@@ -79,6 +79,12 @@ impl Market {
         &self.params
     }
 
+    /// Parameters that are to come, and from when.
+    #[must_use]
+    pub fn announced(&self) -> Option<(Time, &Params)> {
+        self.scheduled.as_ref().map(|(at, params)| (*at, params))
+    }
+
     /// Engine time.
     #[must_use]
     pub fn now(&self) -> Time {

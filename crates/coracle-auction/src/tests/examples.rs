@@ -328,6 +328,30 @@ fn a_tenant_chooses_its_victim() {
     assert_eq!(desk.units(AllocState::Provisioning).len(), 1, "the promise moved with the notice");
 }
 
+/// A reserve that is announced holds from its time: then what pays less loses the next call, with its notice.
+#[test]
+fn a_reserve_holds_from_its_time() {
+    let mut desk = Desk::new(2);
+    let low = desk.bid(1, "2.50", 1);
+    desk.boot();
+    let params = Params::new(dollars("3.00"), dollars("8.00"));
+    let effective_at = desk.now.plus_ms(605_000);
+    desk.apply(Command::Configure { params, effective_at });
+    assert_eq!(desk.market.announced(), Some((effective_at, &params)));
+    desk.wait(604_999);
+    assert_eq!((desk.market.quotes().reserve, desk.pays(low)), (dollars("2.00"), vec!["2.0000".into()]));
+    desk.wait(1);
+    assert_eq!((desk.market.quotes().reserve, desk.market.announced()), (dollars("3.00"), None));
+    assert_eq!(desk.market.quotes().quote, dollars("4.80"));
+    assert_eq!(desk.units(AllocState::Active).len(), 1, "until the next call");
+    desk.wait(30_000);
+    let under_notice = desk.units(AllocState::Preempting);
+    assert_eq!(under_notice.len(), 1);
+    assert!(under_notice[0].1 <= dollars("2.50"), "never above its limit");
+    let rests = desk.bid(2, "2.90", 1);
+    assert_eq!(desk.market.bid(rests).unwrap().state(), BidState::Pending, "although a unit is free");
+}
+
 /// What the table of bad input says of a bid.
 #[test]
 fn bad_input() {

@@ -15,6 +15,7 @@ use super::Host;
 use super::ground::Ground;
 use crate::recipe::{VmPaths, check_kernel, of_shape};
 use crate::record::SCHEMA;
+use crate::service::commit_wish;
 use crate::volumes::Found;
 use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeWish, Workload, files};
 
@@ -153,6 +154,8 @@ impl Host {
             return Ok(existing);
         }
         self.check_driver(&spec.driver)?;
+        let refused = |status: tonic::Status| HostError::Invalid { message: status.message().to_owned() };
+        commit_wish(&spec.metadata).map_err(refused)?;
         let kernel = self.kernel(&spec.kernel_path)?;
         let ground = self.ground(&spec, progress).await?;
         let mut found = Vec::new();
@@ -311,6 +314,7 @@ impl Host {
             accelerator: None,
             process: None,
             exit: None,
+            committed: None,
             created_at: self.clock().now(),
             started_at: None,
             finished_at: None,

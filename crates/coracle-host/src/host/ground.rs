@@ -14,7 +14,7 @@ use super::{Host, PullMode};
 use crate::disk_images::{self, DiskImage};
 use crate::recipe::{VmPaths, of_shape};
 use crate::system::{self, System, USER_DATA_MAX};
-use crate::{HostError, Workload, files};
+use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
 
 /// What is known of it when a VM is made.
 #[derive(Debug)]
@@ -248,6 +248,12 @@ fn check_system(spec: &CreateSpec, image: &DiskImage) -> Result<(), HostError> {
     let has = |what: &str| format!("{} is a disk image, which has {what} of its own", spec.image);
     if !spec.command.is_empty() || !spec.args.is_empty() {
         return refused(format!("{}: run commands in it with exec, or by user data", has("a first process")));
+    }
+    if spec.metadata.contains_key(COMMIT_ANNOTATION) {
+        return refused(format!(
+            "{}: it ends no command that an image could be made after",
+            has("a first process")
+        ));
     }
     if !spec.kernel_path.is_empty() {
         return refused(has("a kernel"));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use coracle_image::{
-    DiskOptions, DiskProgress, DiskReport, Image, ImageError, MachineRoot, Reference, find_snapshot,
-    push_snapshot,
+    DiskOptions, DiskProgress, DiskReport, Image, ImageError, MachineRoot, Reference, SnapshotBase,
+    find_snapshot, push_snapshot,
 };
 
 use super::Host;
@@ -26,9 +26,11 @@ impl Host {
         let info = self.snapshot(name).await?;
         let about = remote::about(&info).map_err(|source| HostError::Archive { source })?;
         let sources = remote::files(&self.snapshot_store(), &info);
-        let base = (info.image.as_str(), info.image_digest.as_str());
+        // The file of a disk image has a digest and no manifest.
+        let manifest = info.image_digest.parse().ok().and_then(|digest| self.images().descriptor(&digest));
+        let base = SnapshotBase { name: info.image, digest: info.image_digest, manifest };
         let options = DiskOptions::default();
-        let pushed = push_snapshot(&sources, &about, base, reference, &options, progress).await;
+        let pushed = push_snapshot(&sources, &about, &base, reference, &options, progress).await;
         pushed.map_err(failed(reference))
     }
 

@@ -17,7 +17,7 @@ use crate::recipe::{VmPaths, of_shape};
 use crate::record::{SCHEMA, SavedMemory};
 use crate::snapshots::{Part, SnapshotInfo, SnapshotName, SnapshotStore, archive};
 use crate::vm::Request;
-use crate::{EventKind, HostError, Owner, PullMode, Record, files};
+use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullMode, Record, files};
 
 /// Copies of one VM that may be asked for at once.
 const FORKS_MAX: u32 = 64;
@@ -215,7 +215,7 @@ impl Host {
         let Owner { cluster, namespace, name: object, uid, .. } = &spec.owner;
         let id = VmId::of_object(&name, Identity { cluster, namespace, name: object, uid });
         let reservation = self.reserve(&id, &name, info.vcpus, info.memory)?;
-        let metadata = if spec.metadata.is_empty() { info.metadata.clone() } else { spec.metadata };
+        let metadata = if spec.metadata.is_empty() { inherited(&info.metadata) } else { spec.metadata };
         let laid_out = self.lay_out_copy(info, under, (&name, &id), spec.owner, metadata).await;
         match laid_out.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
@@ -305,6 +305,7 @@ impl Host {
             bytes: info.memory_bytes,
             saved_at: info.taken_at,
             of: Some(info.name.clone()),
+            agent: info.agent.clone(),
         };
         let record = Record {
             schema: SCHEMA,
@@ -330,6 +331,7 @@ impl Host {
             accelerator: None,
             process: None,
             exit: None,
+            committed: None,
             created_at: self.clock().now(),
             started_at: None,
             finished_at: None,
@@ -443,6 +445,12 @@ pub(super) fn exact_reference(reference: &str, digest: &str) -> String {
     format!("{}@{digest}", name.get(..end).unwrap_or_default())
 }
 
+/// What a copy has of its snapshot's words. Whoever made the snapshot does not say where this node pushes what.
+fn inherited(metadata: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let kept = metadata.iter().filter(|(key, _)| *key != COMMIT_ANNOTATION);
+    kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -452,6 +460,13 @@ mod tests {
         let numbered = |prefix: &str, n| numbered(&prefix.parse().unwrap(), n).unwrap().to_string();
         assert_eq!(numbered("web", 3), "web-3");
         assert_eq!(numbered(&"a".repeat(253), 64).len(), HOSTNAME_MAX);
+    }
+
+    #[test]
+    fn a_snapshot_does_not_say_where_its_copies_are_pushed_to() {
+        let words = [(COMMIT_ANNOTATION, "elsewhere.example/stolen"), ("team", "ml")];
+        let words = words.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        assert_eq!(inherited(&words), [("team".to_owned(), "ml".to_owned())].into());
     }
 
     #[test]

@@ -191,6 +191,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
         volumes: record.volumes.iter().map(volume).collect(),
+        committed: record.committed.clone().unwrap_or_default(),
         firmware: record.system.as_ref().map(|system| firmware_name(system.firmware)).unwrap_or_default(),
     }
 }

@@ -9,9 +9,10 @@ use coracle_proto::host as pb;
 use tonic::Status;
 
 use super::images;
+use crate::vm::Commit;
 use crate::{Exit, Host};
 
-/// Annotation of a Pod: the reference under which its machine is pushed as an image when the command exited with 0.
+/// Annotation of a Pod, metadata of a VM: the reference under which its machine is pushed as an image when the command exited with 0.
 pub const COMMIT_ANNOTATION: &str = "coracle.dev/commit";
 
 /// The image that the annotations ask for. Pure; a door asks before it makes the machine, so that a word that is no
@@ -30,12 +31,20 @@ pub fn commit_wish(annotations: &BTreeMap<String, String>) -> Result<Option<Refe
     }
 }
 
-/// Did the command run, and end by itself with 0? Pure.
-fn succeeded(exit: &Exit) -> bool {
-    exit.code == 0 && exit.signal == 0 && exit.error.is_empty()
-}
-
 impl Host {
+    /// What the task of a VM does about its image when the command has ended.
+    pub(crate) fn commit_job(&self) -> Commit {
+        let host = self.downgrade();
+        Box::new(move |vm, exit, wish| {
+            let host = host.clone();
+            Box::pin(async move {
+                let host = host.upgrade().ok_or("the node stops")?;
+                let made = host.commit_finished(vm.as_str(), &exit, &wish).await;
+                made.map_err(|status| status.message().to_owned())
+            })
+        })
+    }
+
     /// Makes an image of what the command left in `vm` and pushes it as `wish`, when the command exited with 0; returns
     /// the digest of its manifest. `None`: it did not, and nothing is made. The machine must still run. Idempotent: what
     /// is there is not moved again.
@@ -48,7 +57,7 @@ impl Host {
         exit: &Exit,
         wish: &Reference,
     ) -> Result<Option<Digest>, Status> {
-        if !succeeded(exit) {
+        if !exit.success() {
             return Ok(None);
         }
         let request = pb::CommitVmRequest { vm: vm.to_owned(), reference: wish.to_string() };
@@ -95,7 +104,7 @@ mod tests {
             ("a signal", 137, 9, "", false),
             ("it never ran", 0, 0, "no such file", false),
         ] {
-            assert_eq!(succeeded(&Exit { code, signal, error: error.to_owned() }), want, "{why}");
+            assert_eq!(Exit { code, signal, error: error.to_owned() }.success(), want, "{why}");
         }
     }
 }

@@ -30,6 +30,7 @@ pub(super) fn wire(info: &SnapshotInfo) -> pb::Snapshot {
         driver: info.machine.driver.clone(),
         vmm_version: info.machine.vmm.clone(),
         accelerator: info.machine.accelerator.clone(),
+        agent_version: info.agent.clone(),
     }
 }
 

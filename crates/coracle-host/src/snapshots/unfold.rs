@@ -88,8 +88,10 @@ pub(crate) async fn sweep(shared: &Shared) {
 }
 
 async fn end(shared: &Shared, run_dir: &Path) -> Result<(), HostError> {
-    let recipe =
-        VmRecipe { run_dir: run_dir.to_owned(), ..crate::recipe::of_shape(&shared.config, shared.accelerator("")) };
+    let recipe = VmRecipe {
+        run_dir: run_dir.to_owned(),
+        ..crate::recipe::of_shape(&shared.config, shared.accelerator(""))
+    };
     let failed = |source| HostError::Driver { name: recipe.id.to_string(), source };
     for driver in shared.driver.all() {
         while let Some(vmm) = driver.find(&recipe).await.map_err(failed)? {
@@ -97,5 +99,9 @@ async fn end(shared: &Shared, run_dir: &Path) -> Result<(), HostError> {
         }
     }
     let id = recipe.id.clone();
-    files::remove_tree(run_dir).map_err(|source| HostError::Files { operation: "remove the folder", id, source })
+    files::remove_tree(run_dir).map_err(|source| HostError::Files {
+        operation: "remove the folder",
+        id,
+        source,
+    })
 }

@@ -1,5 +1,6 @@
 //! The task that owns a VM: requests from a queue, reports from jobs, one at a time.
 
+mod finish;
 mod suspend;
 mod volumes;
 
@@ -15,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use self::finish::Committing;
 use super::boot::CONFIGURE_LIMIT;
 use super::{Handle, Note, Reply, Request, Shared, Up, View, What, boot, follow};
 use crate::adopt::{Adoption, adopt};
@@ -35,6 +37,8 @@ const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 /// What the guest gets beyond its workload's grace, to sync and unmount.
 const SYNC_GRACE: Duration = Duration::from_secs(3);
 
+pub(crate) use self::finish::{Commit, Committed};
+
 struct Actor {
     shared: Arc<Shared>,
     record: Record,
@@ -53,6 +57,9 @@ struct Actor {
     jobs: JoinSet<()>,
     /// The job that stays in touch with the guest.
     follower: Option<AbortHandle>,
+    commit: Commit,
+    /// An image of what the workload left, while it is being made.
+    committing: Option<Committing>,
     /// The guest's CPUs are held.
     held: watch::Sender<bool>,
     /// The guest was told of a copy, and not yet that it goes on.
@@ -73,6 +80,7 @@ pub(crate) fn spawn(
     shared: Arc<Shared>,
     record: Record,
     tasks: &mut JoinSet<()>,
+    commit: Commit,
     gone: impl FnOnce() + Send + Sync + 'static,
 ) -> io::Result<Handle> {
     let paths = VmPaths::of(&shared.config, &record.id);
@@ -98,6 +106,8 @@ pub(crate) fn spawn(
         folders: BTreeMap::new(),
         jobs: JoinSet::new(),
         follower: None,
+        commit,
+        committing: None,
         held: watch::Sender::new(false),
         told_of_copy: false,
         starters: vec![],
@@ -278,6 +288,7 @@ impl Actor {
             self.drop_half_volumes();
         }
         self.record.exit = None;
+        self.record.committed = None;
         self.record.finished_at = None;
         self.record.address_acknowledged = false;
         let before = std::mem::replace(&mut self.record.state, VmState::Starting);
@@ -369,15 +380,9 @@ impl Actor {
                 self.answer_starters(Err(error));
             }
             What::Session(guest) => self.session(guest).await,
-            What::Exited(exit) => {
-                self.record.message = match (exit.signal, exit.code) {
-                    (0, code) => format!("the workload exited with code {code}"),
-                    (signal, _) => format!("the workload was killed by signal {signal}"),
-                };
-                self.record.exit = Some(exit);
-                self.save_quietly().await;
-            }
-            What::Drained => self.ask_to_power_off(POWER_OFF_GRACE).await,
+            What::Exited(exit) => self.exited(exit).await,
+            What::Drained => self.drained().await,
+            What::Committed(outcome) => self.committed(outcome).await,
             What::VmmGone => self.vmm_gone().await,
         }
     }
@@ -448,6 +453,7 @@ impl Actor {
     /// Ends whatever runs, gives back what only a running VM needs, and records it.
     async fn end_run(&mut self, state: VmState, message: String) {
         self.jobs.shutdown().await;
+        let message = self.last_word(message);
         // What they still had to say is of a run that is over.
         while self.notes.try_recv().is_ok() {}
         self.guest = None;

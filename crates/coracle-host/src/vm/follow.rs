@@ -132,6 +132,6 @@ async fn pump_logs(client: &GuestClient, boot: u32, log: &Arc<Mutex<LogWriter>>)
 }
 
 /// Guests are hostile: a text of theirs is cut and cleaned before it is kept.
-fn bounded(text: String) -> String {
+pub(super) fn bounded(text: String) -> String {
     text.chars().filter(|c| !c.is_control()).take(500).collect()
 }

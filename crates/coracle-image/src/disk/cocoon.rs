@@ -60,7 +60,7 @@ pub async fn push_cocoon(
     let (blobs, moved) = (offered.len(), offered.iter().flatten().count());
     let moved_bytes = offered.iter().flatten().sum();
     let (config, manifest) = wire::write(&spooled, version);
-    let digest = push::seal(&session, reference, config, manifest, false).await?;
+    let digest = push::seal(&session, reference, config, manifest, false).await?.digest;
     let disk_bytes = spooled.files.iter().map(|file| file.body_bytes).sum();
     Ok(DiskReport { digest, disk_bytes, windows: blobs, moved, moved_bytes })
 }

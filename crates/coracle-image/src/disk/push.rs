@@ -53,7 +53,7 @@ pub async fn push_disk(
     let title = path.file_name().map_or_else(|| "disk.raw".into(), |n| n.to_string_lossy());
     let (config, manifest) = disk.write(&title);
     let empty = disk.windows.is_empty();
-    let digest = seal(&session, reference, config, manifest, empty).await?;
+    let digest = seal(&session, reference, config, manifest, empty).await?.digest;
     let moved = Moved { disks: vec![disk], moved };
     Ok(moved.report(digest))
 }
@@ -101,6 +101,13 @@ pub(super) async fn file_from(
     Ok((Disk { bytes, window_bytes, windows }, moved))
 }
 
+/// A manifest that is there.
+pub(super) struct Sealed {
+    pub(super) digest: Digest,
+    /// The registry lists it among those who refer to its subject.
+    pub(super) is_listed: bool,
+}
+
 /// Configuration and manifest, when all that they name is there.
 pub(super) async fn seal(
     session: &Session,
@@ -108,14 +115,14 @@ pub(super) async fn seal(
     config: Vec<u8>,
     manifest: Vec<u8>,
     empty: bool,
-) -> Result<Digest, ImageError> {
+) -> Result<Sealed, ImageError> {
     session.put_blob(&Digest::of(&config), config.into()).await?;
     if empty {
         session.put_blob(&Digest::of(EMPTY_BLOB), Bytes::from_static(EMPTY_BLOB)).await?;
     }
     let digest = Digest::of(&manifest);
-    session.put_manifest(&reference.api_name(), MANIFEST, manifest.into()).await?;
-    Ok(digest)
+    let is_listed = session.put_manifest(&reference.api_name(), MANIFEST, manifest.into()).await?;
+    Ok(Sealed { digest, is_listed })
 }
 
 /// The windows of what the tag names now; only an optimisation, so nothing of it is an error.

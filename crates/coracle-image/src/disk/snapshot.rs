@@ -14,7 +14,7 @@ use super::{
     push::{self, Moved},
 };
 use crate::{
-    Digest, ImageError, Reference,
+    Descriptor, Digest, ImageError, Reference,
     registry::{Operation, Session, fetch_small_of},
 };
 
@@ -32,6 +32,17 @@ pub struct SnapshotFile {
     pub path: PathBuf,
 }
 
+/// The image that a snapshot was made from.
+#[derive(Clone, Debug)]
+pub struct SnapshotBase {
+    /// Its name.
+    pub name: String,
+    /// Its digest.
+    pub digest: String,
+    /// Its manifest, where it has one: the snapshot is listed among those who refer to it.
+    pub manifest: Option<Descriptor>,
+}
+
 /// A snapshot in a registry, before its files are fetched.
 pub struct RemoteSnapshot {
     session: Arc<Session>,
@@ -47,15 +58,15 @@ impl std::fmt::Debug for RemoteSnapshot {
     }
 }
 
-/// Pushes a snapshot: `files` in windows, `about` as whoever restores it wants to read it first, `base` the name and the
-/// manifest digest of the image that it was made from. Windows that the tag had before are not moved again. Idempotent.
+/// Pushes a snapshot: `files` in windows, `about` as whoever restores it wants to read it first. Windows that the tag had
+/// before are not moved again. Idempotent.
 ///
 /// # Errors
 /// [`ImageError::Io`] for the files; those of the registry.
 pub async fn push_snapshot(
     files: &[SnapshotFile],
     about: &Value,
-    base: (&str, &str),
+    base: &SnapshotBase,
     reference: &Reference,
     options: &DiskOptions,
     progress: DiskProgress,
@@ -72,8 +83,13 @@ pub async fn push_snapshot(
     }
     let (config, manifest) = write(files, &all.disks, about, base);
     let empty = all.disks.iter().all(|d| d.windows.is_empty());
-    let digest = push::seal(&session, reference, config, manifest, empty).await?;
-    Ok(all.report(digest))
+    let size = manifest.len() as u64;
+    let sealed = push::seal(&session, reference, config, manifest, empty).await?;
+    if let Some(base) = base.manifest.as_ref().filter(|_| !sealed.is_listed) {
+        let own = Descriptor { media_type: MANIFEST.to_owned(), digest: sealed.digest, size };
+        session.list_referrer(&base.digest, &own, ARTIFACT).await?;
+    }
+    Ok(all.report(sealed.digest))
 }
 
 fn lengths(files: &[SnapshotFile]) -> Result<Vec<u64>, ImageError> {
@@ -160,7 +176,7 @@ impl RemoteSnapshot {
 }
 
 /// Bytes of configuration and manifest. Pure.
-fn write(files: &[SnapshotFile], disks: &[Disk], about: &Value, base: (&str, &str)) -> (Vec<u8>, Vec<u8>) {
+fn write(files: &[SnapshotFile], disks: &[Disk], about: &Value, base: &SnapshotBase) -> (Vec<u8>, Vec<u8>) {
     let both = || files.iter().zip(disks);
     let listed: Vec<Value> = both()
         .map(|(file, disk)| json!({"name": file.name, "bytes": disk.bytes, "windowBytes": disk.window_bytes}))
@@ -177,17 +193,20 @@ fn write(files: &[SnapshotFile], disks: &[Disk], about: &Value, base: (&str, &st
     if layers.is_empty() {
         layers.push(artifact::empty_layer());
     }
-    let manifest = json!({
+    let mut manifest = json!({
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "artifactType": ARTIFACT,
         "config": {"mediaType": CONFIG, "digest": Digest::of(&config).to_string(), "size": config.len()},
         "layers": layers,
         "annotations": {
-            "org.opencontainers.image.base.name": base.0,
-            "org.opencontainers.image.base.digest": base.1,
+            "org.opencontainers.image.base.name": base.name,
+            "org.opencontainers.image.base.digest": base.digest,
         },
     });
+    if let Some(base) = &base.manifest {
+        manifest["subject"] = json!(base);
+    }
     (config, manifest.to_string().into_bytes())
 }
 
@@ -232,8 +251,11 @@ mod tests {
         let file = |name: &str| SnapshotFile { name: name.into(), path: PathBuf::new() };
         let disk = |raw| Disk { bytes: 1000, window_bytes: 100, windows: vec![window(raw)] };
         let about = json!({"machine": {"driver": "qemu"}});
+        let digest = Digest::of(b"app");
+        let manifest = Some(Descriptor { media_type: MANIFEST.to_owned(), digest, size: 3 });
+        let base = SnapshotBase { name: "app:1".to_owned(), digest: digest.to_string(), manifest };
         let (config, manifest) =
-            write(&[file("memory"), file("disk.ext4")], &[disk(1), disk(2)], &about, ("app:1", "sha256:1"));
+            write(&[file("memory"), file("disk.ext4")], &[disk(1), disk(2)], &about, &base);
         (serde_json::from_slice(&manifest).unwrap(), serde_json::from_slice(&config).unwrap())
     }
 
@@ -245,6 +267,8 @@ mod tests {
         let names: Vec<_> = files.iter().map(|(name, disk)| (name.as_str(), disk.windows[0].raw)).collect();
         assert_eq!(names, [("memory", Digest::of(&[1])), ("disk.ext4", Digest::of(&[2]))]);
         assert_eq!(manifest["annotations"]["org.opencontainers.image.base.name"], "app:1");
+        let base = json!({"mediaType": MANIFEST, "digest": Digest::of(b"app").to_string(), "size": 3});
+        assert_eq!(manifest["subject"], base);
     }
 
     #[test]

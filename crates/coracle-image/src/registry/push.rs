@@ -12,11 +12,18 @@ use reqwest::{
 };
 use tokio::time::{Instant, sleep_until};
 
+use serde_json::{Value, json};
+
 use super::Session;
-use crate::{Digest, ImageError};
+use crate::{Descriptor, Digest, ImageError, manifest::OCI_INDEX};
 
 use payload::Pulse;
 pub(crate) use payload::{Payload, Sent};
+
+/// Header of a registry that lists who refers to a manifest.
+const SUBJECT: &str = "oci-subject";
+/// Longest list of referrers that is read and written again, bytes.
+const LIST_MAX: u64 = 4 << 20;
 
 /// What a registry did with a blob that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,25 +210,67 @@ impl Session {
         }
     }
 
-    /// Stores a manifest under a tag or digest. Idempotent.
+    /// Stores a manifest under a tag or digest. Idempotent. True when the registry lists it among those who refer to its
+    /// subject: one that says nothing of that knows no such lists.
     pub(crate) async fn put_manifest(
         &self,
         name: &str,
         media_type: &str,
         bytes: Bytes,
-    ) -> Result<(), ImageError> {
+    ) -> Result<bool, ImageError> {
         self.retry(|| async {
             let request = self.request(Method::PUT, &format!("manifests/{name}")).await;
             let request = request.header(CONTENT_TYPE, media_type).body(bytes.clone());
             let answer =
                 self.send(request.timeout(self.timeouts.request), "put manifest", "repository").await?;
             match answer.status() {
-                StatusCode::CREATED | StatusCode::OK | StatusCode::ACCEPTED => Ok(()),
+                StatusCode::CREATED | StatusCode::OK | StatusCode::ACCEPTED => {
+                    Ok(answer.headers().contains_key(SUBJECT))
+                }
                 status => Err(self.status("put manifest", status.as_u16())),
             }
         })
         .await
     }
+
+    /// Lists a manifest among those who refer to `subject`, by the tag that stands for the list in registries that know
+    /// none. Idempotent. Two that do so at the same moment may lose one of them, as the specification has it.
+    pub(crate) async fn list_referrer(
+        &self,
+        subject: &Digest,
+        own: &Descriptor,
+        artifact_type: &str,
+    ) -> Result<(), ImageError> {
+        let tag = subject.to_string().replace(':', "-");
+        let known = match self.manifest(&tag, LIST_MAX).await {
+            Ok(known) => Some(known.bytes),
+            Err(ImageError::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(list) = with_referrer(known.as_deref(), own, artifact_type)? else { return Ok(()) };
+        self.put_manifest(&tag, OCI_INDEX, list.into()).await.map(drop)
+    }
+}
+
+/// The list with one more entry; `None`: it has it. Pure.
+fn with_referrer(
+    known: Option<&[u8]>,
+    own: &Descriptor,
+    artifact_type: &str,
+) -> Result<Option<Vec<u8>>, ImageError> {
+    let no_list = || ImageError::unsupported("a list of referrers that is none");
+    let mut list = match known {
+        Some(bytes) => serde_json::from_slice::<Value>(bytes).map_err(|_| no_list())?,
+        None => json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}),
+    };
+    let entries = list.get_mut("manifests").and_then(Value::as_array_mut).ok_or_else(no_list)?;
+    if entries.iter().any(|entry| entry["digest"] == own.digest.to_string()) {
+        return Ok(None);
+    }
+    let mut entry = json!(own);
+    entry["artifactType"] = artifact_type.into();
+    entries.push(entry);
+    Ok(Some(list.to_string().into_bytes()))
 }
 
 /// Ends when nothing of a body moved for `idle`, or nothing was heard for `answer` after its end.
@@ -240,4 +289,33 @@ fn with_digest(url: &Url, digest: &Digest) -> Url {
     let mut url = url.clone();
     url.query_pairs_mut().append_pair("digest", &digest.to_string());
     url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_referrer_is_listed_once_and_what_is_no_list_is_refused() {
+        let own = |bytes: &[u8]| Descriptor {
+            media_type: "application/vnd.oci.image.manifest.v1+json".to_owned(),
+            digest: Digest::of(bytes),
+            size: bytes.len() as u64,
+        };
+        let first = with_referrer(None, &own(b"one"), "kind").unwrap().unwrap();
+        assert_eq!(with_referrer(Some(&first), &own(b"one"), "kind").unwrap(), None, "it is there");
+        let both = with_referrer(Some(&first), &own(b"two"), "kind").unwrap().unwrap();
+        let list: Value = serde_json::from_slice(&both).unwrap();
+        assert_eq!(list["mediaType"], OCI_INDEX);
+        let entry = |bytes: &[u8]| {
+            json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 3,
+                "digest": Digest::of(bytes).to_string(), "artifactType": "kind",
+            })
+        };
+        assert_eq!(list["manifests"], json!([entry(b"one"), entry(b"two")]));
+        for hostile in ["", "7", "[]", "{}", r#"{"manifests": 1}"#] {
+            assert!(with_referrer(Some(hostile.as_bytes()), &own(b"one"), "kind").is_err(), "{hostile}");
+        }
+    }
 }

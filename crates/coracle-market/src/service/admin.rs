@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use coracle_auction::wire::Wire;
-use coracle_auction::{Command, Market, Params, Price, TenantNo, Time};
+use coracle_auction::{Command, Market, Params, Price, Reply, TenantNo, Time};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name, tenant_body, tenant_facts};
+use crate::announce::{Known, changes};
 use crate::audit;
 use crate::auth::{self, Caller, Scope};
 use crate::convert;
@@ -14,11 +15,9 @@ use crate::error::Problem;
 use crate::history::Percentiles;
 use crate::recover;
 use crate::registry::Kind;
-use crate::store::{NameRow, Verdict};
+use crate::store::{IgnoredRow, NameRow, Verdict};
 use crate::writer::{NOBODY, Slot, ms};
 
-/// A changed reserve is announced so long before, in milliseconds.
-const ANNOUNCE_MS: u64 = 600_000;
 /// Commands that one audit tells, at most and when it names no number.
 const AUDIT_MAX: u32 = 1000;
 const AUDIT: u32 = 100;
@@ -61,12 +60,32 @@ impl Service {
             None => self.new_market(&r.market, params).await?,
             Some(no) => {
                 let asked = u64::try_from(r.effective_at_ms).ok().filter(|at| *at > 0).map(Time);
-                let effective_at = asked.unwrap_or(self.now().plus_ms(ANNOUNCE_MS));
-                self.writer.apply_one(no, caller.tenant, Command::Configure { params, effective_at }).await?;
+                self.configure(no, caller, params, asked).await?;
                 no
             }
         };
         self.writer.read(no, convert::price)
+    }
+
+    /// Changes a market, its prices not before their notice.
+    async fn configure(
+        &self,
+        no: u32,
+        caller: Caller,
+        params: Params,
+        asked: Option<Time>,
+    ) -> Result<(), Problem> {
+        let (now, known) = self.writer.read(no, |slot| {
+            let announced = slot.market.announced().map(|(at, params)| (at, *params));
+            (self.now().max(slot.market.now()), Known { params: *slot.market.params(), announced })
+        })?;
+        let commands = changes(&known, params, asked, now)?;
+        let applied = self.writer.apply(no, caller.tenant, commands).await?;
+        let refused = applied.replies.into_iter().find_map(|reply| match reply {
+            Reply::Refused(refusal) => Some(refusal),
+            _ => None,
+        });
+        refused.map_or(Ok(()), |refusal| Err(refusal.into()))
     }
 
     /// A market that was not there before.
@@ -179,14 +198,25 @@ impl Service {
         Ok(verdict)
     }
 
-    /// Commands of a market with who asked for them and what they changed. Reads its journal from the beginning.
+    /// Reports of units of a market that were ignored, as far as there are lines of them.
+    pub(crate) async fn ignored_in(&self, market: &str) -> Result<u64, Problem> {
+        let count = self.store.ignored_in(self.market(market)?).await?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    /// Commands of a market with who asked for them and what they changed; without a market, what was ignored before it
+    /// came to one. Reads a market's journal from the beginning.
     pub(crate) async fn audit(&self, r: &pb::AuditRequest) -> Result<Vec<pb::AuditEntry>, Problem> {
-        let no = self.market(&r.market)?;
         if r.limit > AUDIT_MAX {
             return Err(Problem::invalid(format!("limit must be at most {AUDIT_MAX}")));
         }
         let count = i64::from(if r.limit == 0 { AUDIT } else { r.limit });
         let from = i64::try_from(r.from_seq.max(1)).map_err(|_| Problem::invalid("from_seq is too large"))?;
+        if r.market.is_empty() {
+            let rows = self.store.ignored(from, count).await?;
+            return Ok(rows.into_iter().map(|row| self.ignored_entry(row)).collect());
+        }
+        let no = self.market(&r.market)?;
         let start = self.writer.read(no, |slot| slot.start)?;
         let told = audit::audit(&self.store, no, start, from..from.saturating_add(count)).await?;
         let entry = |t: audit::Told| pb::AuditEntry {
@@ -200,5 +230,21 @@ impl Service {
             refused: t.refused.map_or_else(String::new, |refusal| refusal.to_string()),
         };
         Ok(told.into_iter().map(entry).collect())
+    }
+
+    fn ignored_entry(&self, row: IgnoredRow) -> pb::AuditEntry {
+        let more = match row.unwritten {
+            0 => String::new(),
+            more => format!(", and {more} before it that have no line"),
+        };
+        pb::AuditEntry {
+            seq: u64::try_from(row.no).unwrap_or(0),
+            at_ms: row.at,
+            who: self.registry.name(Kind::Tenant, row.who),
+            what: "report".into(),
+            subject: row.subject,
+            refused: format!("{} of a unit that is unknown or another supplier's{more}", row.report),
+            ..pb::AuditEntry::default()
+        }
     }
 }

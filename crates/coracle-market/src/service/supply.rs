@@ -5,9 +5,11 @@ use coracle_proto::market as pb;
 
 use super::{Service, check_name};
 use crate::auth::Caller;
-use crate::convert::{self, lot_key};
+use crate::convert::{self, lot_key, report_name};
 use crate::error::Problem;
+use crate::ignored;
 use crate::registry::Kind;
+use crate::store::IgnoredRow;
 use crate::writer::{Batch, Slot, ms};
 
 impl Service {
@@ -96,7 +98,7 @@ impl Service {
         Ok(())
     }
 
-    /// News of a unit. Of one that is unknown, or another supplier's, it is told in the log, counted and ignored:
+    /// News of a unit. Of one that is unknown, or another supplier's, it is ignored, told in log and audit, and counted:
     /// a supplier that came back from the dead has nothing to mend.
     pub(crate) async fn report(&self, caller: Caller, r: pb::ReportOrderRequest) -> Result<(), Problem> {
         let supplier = self.supplier(caller).await?;
@@ -111,18 +113,29 @@ impl Service {
             self.writer.read(market, is_own).is_ok_and(|own| own).then_some((market, alloc))
         };
         let Some((market, alloc)) = Self::named_alloc(&r.allocation).ok().and_then(own) else {
-            let supplier = self.registry.name(Kind::Supplier, supplier);
-            let allocation: String = r.allocation.chars().take(64).collect();
-            tracing::warn!(
-                supplier,
-                allocation,
-                report = r.report,
-                "report of an unknown allocation ignored"
-            );
             self.metrics.unknown_report(&report);
-            return Ok(());
+            return self.ignore(caller, &r.allocation, report_name(&report)).await;
         };
         self.writer.apply_one(market, caller.tenant, Command::Report { alloc, report }).await.map(drop)
+    }
+
+    /// Writes down that a report was of no use, when the tenant has not had its lines of this minute.
+    async fn ignore(&self, caller: Caller, unit: &str, report: &str) -> Result<(), Problem> {
+        let (now, who, subject) = (self.now(), caller.tenant, ignored::shown(unit));
+        let line = self.ignored.lock().unwrap_or_else(std::sync::PoisonError::into_inner).line(who, now.0);
+        let Some(ignored::Line { no, unwritten }) = line else { return Ok(()) };
+        let supplier = self.registry.name(Kind::Tenant, who);
+        tracing::warn!(
+            supplier,
+            allocation = subject,
+            report,
+            unwritten,
+            "report of an unknown unit ignored"
+        );
+        let named = Self::named_alloc(&subject).map_or(0, |(market, _)| market);
+        let market = if self.markets().contains(&named) { named } else { 0 };
+        let (at, report) = (ms(now), report.to_owned());
+        Ok(self.store.put_ignored(&IgnoredRow { no, at, who, market, report, subject, unwritten }).await?)
     }
 
     /// Orders of a supplier that are not done.

@@ -410,8 +410,17 @@ impl Service {
             if own { slot.market.explain(id) } else { None }
         })?;
         let why = why.ok_or_else(Problem::not_found)?;
+        let (text, ignored_reports) = match self.store.ignored_of(&r.id.to_ascii_uppercase()).await? {
+            None => (why.to_string(), 0),
+            Some((count, last)) => {
+                let who = self.registry.name(Kind::Tenant, last.who);
+                let told =
+                    format!("reports of it that were ignored: {count}, the last, {}, of {who}", last.report);
+                (format!("{why}; {told}"), u64::try_from(count).unwrap_or(0))
+            }
+        };
         Ok(pb::Explanation {
-            text: why.to_string(),
+            text,
             standing: convert::standing(why.standing).into(),
             rank: why.rank,
             of: why.of,
@@ -420,6 +429,7 @@ impl Service {
             limit_micros: why.limit.as_micros(),
             wins_at_micros: why.wins_at.map(Price::as_micros),
             call: why.call,
+            ignored_reports,
         })
     }
 

@@ -30,6 +30,9 @@ pub struct Snapshot {
     pub vmm_version: ::prost::alloc::string::String,
     #[prost(string, tag = "12")]
     pub accelerator: ::prost::alloc::string::String,
+    /// Of the guest agent in its memory. Empty: it did not say.
+    #[prost(string, tag = "13")]
+    pub agent_version: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SaveSnapshotRequest {
@@ -541,6 +544,10 @@ pub struct Vm {
     /// container image.
     #[prost(string, tag = "30")]
     pub firmware: ::prost::alloc::string::String,
+    /// Digest of the image that the latest run was pushed as, where metadata
+    /// coracle.dev/commit asked for one and the command exited with 0.
+    #[prost(string, tag = "31")]
+    pub committed: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {

@@ -48,6 +48,13 @@ pub struct MarketPrice {
     pub p50_micros: ::core::option::Option<i64>,
     #[prost(int64, optional, tag = "15")]
     pub p80_micros: ::core::option::Option<i64>,
+    /// Reserve and cap that are announced, and from when they hold; 0: none are.
+    #[prost(int64, tag = "16")]
+    pub next_reserve_micros: i64,
+    #[prost(int64, tag = "17")]
+    pub next_cap_micros: i64,
+    #[prost(int64, tag = "18")]
+    pub next_from_ms: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetPriceHistoryRequest {
@@ -490,6 +497,9 @@ pub struct Explanation {
     pub wins_at_micros: ::core::option::Option<i64>,
     #[prost(uint64, tag = "9")]
     pub call: u64,
+    /// Of a unit: reports of suppliers that are not its own.
+    #[prost(uint64, tag = "10")]
+    pub ignored_reports: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListChargesRequest {
@@ -685,7 +695,8 @@ pub struct PutMarketRequest {
     pub min_runtime_ms: ::core::option::Option<i64>,
     #[prost(int64, tag = "7")]
     pub notice_ms: i64,
-    /// 0: ten minutes from now for a market that is there, at once for a new one.
+    /// From when all of it holds. 0: changed prices ten minutes from now, the rest and a new market at once. Another reserve
+    /// is refused sooner than its ten minutes. The prices of today take announced ones back.
     #[prost(int64, tag = "8")]
     pub effective_at_ms: i64,
 }
@@ -748,9 +759,13 @@ pub struct VerifyResponse {
     pub sound: bool,
     #[prost(string, tag = "3")]
     pub detail: ::prost::alloc::string::String,
+    /// Reports of its units that were ignored, as far as there are lines of them.
+    #[prost(uint64, tag = "4")]
+    pub ignored_reports: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {
+    /// Empty: what came to no market, the last 10 000 lines of it.
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
     /// The first command to tell, from 1.

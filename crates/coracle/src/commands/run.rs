@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use coracle_host::COMMIT_ANNOTATION;
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use tonic::transport::Channel;
@@ -53,7 +54,10 @@ pub(crate) async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
         output::write(&format!("{}\n", started.name))?;
         return Ok(0);
     }
-    let code = attach(&mut client, &started.id).await.map_err(ours)?;
+    let (end, code) = attach(&mut client, &started.id).await.map_err(ours)?;
+    if let Some(reference) = &args.commit {
+        tell_image(&end, code, reference)?;
+    }
     if args.rm {
         let request = pb::DeleteVmRequest { vm: started.id, force: true };
         client.delete_vm(request).await.map_err(|s| ours(s.into()))?;
@@ -141,6 +145,7 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         cold: args.cold,
         driver: args.driver.clone(),
         volumes: args.volume.iter().map(volume::wanted).collect(),
+        metadata: args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone())).collect(),
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()
     })
@@ -177,8 +182,22 @@ fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
     Ok(pb::PortMapping { host_address: address.to_owned(), host_port: port(host)?, guest_port: port(guest)? })
 }
 
-/// Output until the VM is off; then its exit code.
-async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<u8, Failure> {
+/// What became of the image that was asked for. A command that failed leaves none, and its code says enough.
+fn tell_image(end: &pb::Vm, code: u8, reference: &str) -> Result<(), Failure> {
+    if code != 0 {
+        eprintln!("no image: the command did not exit with 0");
+    } else if end.committed.is_empty() {
+        let why = crate::error::printable(&end.message);
+        let failure = Failure::new("COR-GST-005", why).exit(exit::OURS);
+        return Err(failure.help(format!("the VM {} is kept: start it again, or commit it", end.name)));
+    } else {
+        eprintln!("pushed {reference}@{}", end.committed);
+    }
+    Ok(())
+}
+
+/// Output until the VM is off; then how it ended, and the exit code of it.
+async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<(pb::Vm, u8), Failure> {
     let request = pb::LogsRequest { vm: id.to_owned(), follow: true, ..Default::default() };
     let mut output = client.logs(request).await?.into_inner();
     let mut interrupted = false;
@@ -214,7 +233,8 @@ async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<u8, Failur
     if let Some(status) = vm.exit.as_ref().filter(|s| !s.error.is_empty()) {
         eprintln!("error: {}", crate::error::printable(&status.error));
     }
-    Ok(if interrupted { 130 } else { vm::exit_of(&vm) })
+    let code = if interrupted { 130 } else { vm::exit_of(&vm) };
+    Ok((vm, code))
 }
 
 #[cfg(test)]

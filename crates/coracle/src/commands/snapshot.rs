@@ -169,6 +169,7 @@ fn document(snapshot: &pb::Snapshot) -> Value {
                 "vmmVersion": snapshot.vmm_version,
                 "accelerator": snapshot.accelerator,
             },
+            "agentVersion": snapshot.agent_version,
         },
         "status": {
             "takenAt": view::time(snapshot.taken_at_ms),

@@ -12,11 +12,12 @@
 use std::fs::File;
 use std::io::{self, Seek};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use coracle_hypervisor::{Compatibility, Driver as _, ProcessId, Snapshots};
 use coracle_types::{Op, VmState};
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{Actor, EventKind, Reply};
 use crate::HostError;
@@ -25,10 +26,20 @@ use crate::guest::GAP;
 use crate::record::SavedMemory;
 use crate::snapshots::{DISK_FILE, MEMORY_FILE};
 use crate::vm::Copied;
+use crate::vm::follow::bounded;
 use crate::vm::hooks::{self, Hook};
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
+/// Limit for an agent to say who it is.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
+
+/// Memory in its file, and what is to be known of it.
+struct Written {
+    file: File,
+    machine: Compatibility,
+    agent: String,
+}
 
 impl Actor {
     pub(super) async fn suspend(&mut self, op: Op, reply: Reply) {
@@ -122,7 +133,7 @@ impl Actor {
     async fn save_memory(&mut self, snapshots: &dyn Snapshots) -> Result<SavedMemory, HostError> {
         let (dir, place) = (self.paths.saved(), self.paths.saved_memory());
         let part = dir.join("memory.part");
-        let (file, machine) = self.write_memory(snapshots, &dir, &part, 0).await?;
+        let Written { file, machine, agent } = self.write_memory(snapshots, &dir, &part, 0).await?;
         let sealed = blocking(move || {
             let bytes = trim(&file)?;
             file.sync_all()?;
@@ -131,7 +142,7 @@ impl Actor {
             Ok(bytes)
         });
         let bytes = sealed.await.map_err(self.files_failed("keep the memory"))?;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None })
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None, agent })
     }
 
     /// Reserves the space and `more`, leaves the guest, holds it and writes its memory to `part` in `dir`. It stands
@@ -142,11 +153,12 @@ impl Actor {
         dir: &Path,
         part: &Path,
         more: u64,
-    ) -> Result<(File, Compatibility), HostError> {
+    ) -> Result<Written, HostError> {
         let room = (u64::from(self.record.memory.get()) << 20) + DEVICES_BYTES + more;
         let (dir, part) = (dir.to_owned(), part.to_owned());
         let reserved = blocking(move || reserve(&dir, &part, room)).await;
         let file = reserved.map_err(self.files_failed("reserve space for the memory"))?;
+        let agent = self.agent_version().await;
         self.leave_guest().await;
         // It stands still, and nobody may wait for it.
         self.held.send_replace(true);
@@ -155,7 +167,17 @@ impl Actor {
         let recipe = self.recipe();
         self.shared.driver.pause(&recipe).await.map_err(driver)?;
         snapshots.save(&recipe, &file).await.map_err(driver)?;
-        Ok((file, snapshots.compatibility(&recipe).await))
+        Ok(Written { file, machine: snapshots.compatibility(&recipe).await, agent })
+    }
+
+    /// What the agent calls itself, if it says so at once: nothing depends on it.
+    async fn agent_version(&self) -> String {
+        let Some(guest) = &self.guest else { return String::new() };
+        let status = timeout(ANSWER_LIMIT, guest.status()).await;
+        status.map_or_else(
+            |_| String::new(),
+            |told| told.map_or_else(|_| String::new(), |s| bounded(s.agent_version)),
+        )
     }
 
     /// Copies memory and disk of one instant into `dir`, and lets the guest go on as it did. On disk when it answers.
@@ -201,10 +223,10 @@ impl Actor {
         let room = files::allocated_bytes(&overlay);
         let (place, disk) = (dir.join(MEMORY_FILE), dir.join(DISK_FILE));
         let taken = match self.write_memory(snapshots, &dir, &place, room).await {
-            Ok((file, machine)) => blocking(move || {
+            Ok(Written { file, machine, agent }) => blocking(move || {
                 let bytes = trim(&file)?;
                 files::copy_sparse(&overlay, &disk)?;
-                Ok((file, File::open(&disk)?, bytes, machine))
+                Ok((file, File::open(&disk)?, bytes, machine, agent))
             })
             .await
             .map_err(self.files_failed("copy the disk")),
@@ -213,11 +235,11 @@ impl Actor {
         // It goes on as it did, whatever became of the copy, and the wait for the disk is not its.
         let goes_on = self.hold_as_recorded().await;
         self.follow_again();
-        let (memory, disk, bytes, machine) = taken?;
+        let (memory, disk, bytes, machine, agent) = taken?;
         goes_on?;
         let synced = blocking(move || memory.sync_all().and_then(|()| disk.sync_all())).await;
         synced.map_err(self.files_failed("write the snapshot to disk"))?;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None })
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None, agent })
     }
 
     /// Of a VM at rest: its memory is there, and never written again.
@@ -266,6 +288,7 @@ impl Actor {
         if let Some(follower) = self.follower.take() {
             follower.abort();
         }
+        self.stop_committing();
         if let Some(guest) = self.guest.take() {
             guest.close();
             self.publish(EventKind::Updated);

@@ -84,7 +84,8 @@ pub(in super::super) async fn push_container_disk(
             "mediaType": Packing::Gzip.oci_media_type(), "digest": packed.digest.to_string(), "size": packed.bytes,
         }],
     });
-    let digest = push::seal(&session, reference, config, manifest.to_string().into_bytes(), false).await?;
+    let digest =
+        push::seal(&session, reference, config, manifest.to_string().into_bytes(), false).await?.digest;
     let moved_bytes = if moved { packed.bytes } else { 0 };
     Ok(DiskReport { digest, disk_bytes: source.bytes, windows: 1, moved: moved.into(), moved_bytes })
 }
@@ -158,7 +159,8 @@ pub(in super::super) async fn push_cloud_image(
         "layers": layers,
     });
     let config = EMPTY_BLOB.to_vec();
-    let digest = push::seal(&session, reference, config, manifest.to_string().into_bytes(), false).await?;
+    let digest =
+        push::seal(&session, reference, config, manifest.to_string().into_bytes(), false).await?.digest;
     let windows = usize::try_from(parts).unwrap_or(usize::MAX);
     Ok(DiskReport { digest, disk_bytes: source.bytes, windows, moved, moved_bytes })
 }

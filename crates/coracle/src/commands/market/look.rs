@@ -20,10 +20,11 @@ async fn open(at: &At) -> Result<(Door, MarketClient<Channel>), Failure> {
 }
 
 const PRICE: [&str; 6] = ["MARKET", "QUOTE", "CLEARING", "RESERVE", "CAP", "FREE"];
-const PRICE_WIDE: [&str; 4] = ["INDICATIVE", "STATE", "NEXT-CALL", "SEQ"];
+const PRICE_WIDE: [&str; 6] = ["INDICATIVE", "STATE", "NEXT-CALL", "SEQ", "NEXT-RESERVE", "FROM"];
 
 fn price_item(p: &pb::MarketPrice) -> Item {
     let state = if p.halted { "halted" } else { "open" };
+    let next = (p.next_from_ms > 0).then(|| dollars(p.next_reserve_micros));
     Item {
         name: p.market.clone(),
         cells: vec![
@@ -34,13 +35,23 @@ fn price_item(p: &pb::MarketPrice) -> Item {
             dollars(p.cap_micros),
             p.free.to_string(),
         ],
-        wide: vec![dollars(p.indicative_micros), state.into(), time(p.next_call_ms), p.seq.to_string()],
+        wide: vec![
+            dollars(p.indicative_micros),
+            state.into(),
+            time(p.next_call_ms),
+            p.seq.to_string(),
+            next.clone().unwrap_or_default(),
+            time(p.next_from_ms),
+        ],
         document: json!({
             "market": p.market, "quote": dollars(p.quote_micros), "clearing": dollars(p.clearing_micros),
             "indicative": dollars(p.indicative_micros), "reserve": dollars(p.reserve_micros),
             "cap": dollars(p.cap_micros), "tick": dollars(p.tick_micros), "free": p.free, "state": state,
             "asOf": time(p.as_of_ms), "nextCall": time(p.next_call_ms), "seq": p.seq,
             "p20": p.p20_micros.map(dollars), "p50": p.p50_micros.map(dollars), "p80": p.p80_micros.map(dollars),
+            "next": next.map(|reserve| {
+                json!({"reserve": reserve, "cap": dollars(p.next_cap_micros), "from": time(p.next_from_ms)})
+            }),
         }),
     }
 }
