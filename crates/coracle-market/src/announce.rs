@@ -77,13 +77,16 @@ mod tests {
         Params { call_interval_ms, ..Params::new(dollars(reserve), dollars(cap)) }
     }
 
+    /// Why; what was announced, what is wanted, from when; the commands as `(from now, reserve, interval)`, or a refusal.
+    type Case =
+        (&'static str, Option<(Time, Params)>, Params, Option<Time>, Option<&'static [(u64, i64, u64)]>);
+
     #[test]
     fn a_changed_reserve_has_its_notice() {
         let today = params(2, 8, 30_000);
         let later = |ms| Some(NOW.plus_ms(ms));
         let announced = |ms, reserve| Some((NOW.plus_ms(ms), params(reserve, 8, 30_000)));
-        // What was announced, what is wanted, from when: `[(from now, reserve, interval)]`, or a refusal.
-        let table: [(&str, _, Params, Option<Time>, Option<&[(u64, i64, u64)]>); 12] = [
+        let table: [Case; 12] = [
             ("nothing changes", None, today, None, Some(&[(0, 2, 30_000)])),
             ("another interval: at once", None, params(2, 8, 1_000), None, Some(&[(0, 2, 1_000)])),
             ("an interval, later", None, params(2, 8, 1_000), later(7), Some(&[(7, 2, 1_000)])),

@@ -45,7 +45,7 @@ pub struct ControllerMetrics {
 }
 
 fn buckets() -> Histogram {
-    Histogram::new([0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 150.0])
+    Histogram::new([0.001, 0.0025, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 150.0])
 }
 
 impl Default for ControllerMetrics {
