@@ -32,7 +32,7 @@ use crate::vm::hooks::{self, Hook};
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
 /// Limit for an agent to say who it is.
-const ANSWER_LIMIT: Duration = Duration::from_millis(500);
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Memory in its file, and what is to be known of it.
 struct Written {
