@@ -105,9 +105,8 @@ impl Drop for Own {
 fn shape(recipe: &VmRecipe) -> String {
     let mut shape = recipe.clone();
     (shape.kernel, shape.initrd, shape.run_dir) = ("kernel".into(), "initrd".into(), "run".into());
-    for disk in &mut shape.disks {
-        disk.path = "disk".into();
-    }
+    // Those are the VM's own, and the configuration that is restored names them.
+    shape.disks.clear();
     if let Some(nic) = &mut shape.nic {
         nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };
     }

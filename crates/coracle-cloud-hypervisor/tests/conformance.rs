@@ -6,7 +6,6 @@
 mod machine;
 
 use std::io::{Seek as _, Write as _};
-use std::sync::Arc;
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver, events};
 use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle, conformance};
@@ -14,7 +13,6 @@ use coracle_testkit::tools;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
-use machine::whole_life::leaves_nothing;
 use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
@@ -42,20 +40,6 @@ async fn the_driver_conforms_on_the_stand_in() {
 async fn the_driver_conforms_on_cloud_hypervisor() {
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
         Some(machine) => conforms(&machine).await,
-        None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
-    }
-}
-
-#[test]
-fn a_whole_life_leaves_nothing_on_the_stand_in() {
-    let machine = stand_in();
-    leaves_nothing(&machine, || Arc::new(driver(&machine)));
-}
-
-#[test]
-fn a_whole_life_leaves_nothing_on_cloud_hypervisor() {
-    match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
-        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
         None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
     }
 }

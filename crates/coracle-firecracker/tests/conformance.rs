@@ -4,14 +4,11 @@
 
 mod machine;
 
-use std::sync::Arc;
-
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
 use coracle_hypervisor::{Driver as _, conformance};
 use coracle_testkit::tools;
 use tokio::io::AsyncReadExt as _;
 
-use machine::whole_life::leaves_nothing;
 use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
@@ -40,20 +37,6 @@ async fn the_driver_conforms_on_the_stand_in() {
 async fn the_driver_conforms_on_firecracker() {
     match Machine::real("CORACLE_FIRECRACKER_BIN") {
         Some(machine) => conforms(&machine).await,
-        None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
-    }
-}
-
-#[test]
-fn a_whole_life_leaves_nothing_on_the_stand_in() {
-    let machine = stand_in();
-    leaves_nothing(&machine, || Arc::new(driver(&machine)));
-}
-
-#[test]
-fn a_whole_life_leaves_nothing_on_firecracker() {
-    match Machine::real("CORACLE_FIRECRACKER_BIN") {
-        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
         None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
     }
 }

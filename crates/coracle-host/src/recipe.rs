@@ -2,12 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Disk, Nic, NicBackend, Slots, VmRecipe};
+use coracle_hypervisor::{Accelerator, Disk, Forward, Nic, NicBackend, Slots, VmRecipe};
 use coracle_net::{Plug, Subnet};
 use coracle_proto::guest as pb;
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
 
 use crate::{HostConfig, Record, Volume};
+
+/// The other end of a NIC.
+pub(crate) fn backend(plug: &Plug, forwards: &[Forward]) -> NicBackend {
+    match plug {
+        Plug::Tap(name) => NicBackend::Tap { name: name.clone() },
+        Plug::User => NicBackend::User { forwards: forwards.to_vec() },
+    }
+}
 
 /// The slot of the root's image.
 pub(crate) const IMAGE_SLOT: usize = 0;
@@ -75,10 +83,7 @@ pub(crate) fn recipe(
     plug: Option<&Plug>,
 ) -> VmRecipe {
     let paths = VmPaths::of(config, &record.id);
-    let backend = plug.map(|plug| match plug {
-        Plug::Tap(name) => NicBackend::Tap { name: name.clone() },
-        Plug::User => NicBackend::User { forwards: record.ports.clone() },
-    });
+    let backend = plug.map(|plug| backend(plug, &record.ports));
     let own = paths.own_disk(record);
     let mut disks = match record.system {
         None => {

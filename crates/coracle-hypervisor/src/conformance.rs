@@ -101,6 +101,10 @@ pub async fn check_snapshots<D: Driver>(driver: &D, recipe: &VmRecipe) {
     }
     let snapshots = driver.snapshots(recipe).expect("snapshots");
     let machine = snapshots.compatibility(recipe).await;
+    let mut fuller = recipe.clone();
+    fuller.disks.push(Disk::raw(0, "/elsewhere", true));
+    let difference = snapshots.compatibility(&fuller).await;
+    assert_eq!(machine.difference(&difference), None, "what is in the slots is a VM's own");
     let mut file = memory();
     snapshots.save(recipe, &file).await.expect("save");
     assert!(file.stream_position().expect("position") > 0, "something was written");

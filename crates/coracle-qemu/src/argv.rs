@@ -28,7 +28,7 @@ pub enum Birth {
     /// It waits for a saved state that has its RAM, too; its disks are in their slots.
     Restore,
     /// It waits for such a state, to have its RAM in the memory file that the child inherits by this number. It never
-    /// runs, and has neither disks nor network.
+    /// runs, and has no disks.
     Unfold {
         /// Number of the RAM's file.
         ram: RawFd,
@@ -53,7 +53,7 @@ impl Birth {
 
     /// Does its NIC lead anywhere?
     fn has_network(self) -> bool {
-        !matches!(self, Self::Template { .. } | Self::Unfold { .. })
+        !matches!(self, Self::Template { .. })
     }
 }
 
@@ -385,7 +385,8 @@ mod tests {
             a.iter().filter(|line| !b.contains(line)).cloned().collect()
         };
         let (template, reader) = (lines(Birth::Template { ram: 7 }), lines(Birth::Unfold { ram: 7 }));
-        assert_eq!(only(&reader, &template), ["-incoming", "defer"]);
+        let network = "tap,id=net0,ifname=ct0123,script=no,downscript=no";
+        assert_eq!(only(&reader, &template), [network, "-incoming", "defer"]);
         let (restored, fork) = (lines(Birth::Restore), lines(Birth::Fork { ram: 7 }));
         let private = "memory-backend-file,id=ram,size=256M,mem-path=/proc/self/fd/7,share=off";
         assert_eq!(only(&fork, &restored), [private]);

@@ -1,5 +1,7 @@
 //! What the tests of this driver and of Cloud Hypervisor's have in common: a program, what it boots, what it refuses.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 pub(crate) mod whole_life;
 
 use std::path::{Path, PathBuf};

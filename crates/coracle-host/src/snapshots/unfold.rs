@@ -6,10 +6,11 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_hypervisor::{Driver as _, Template, VmRecipe};
-use coracle_types::VmId;
+use coracle_hypervisor::{Driver as _, Nic, Template, VmRecipe};
+use coracle_types::{MacAddr, VmId, VmName};
 
 use super::SnapshotName;
+use crate::recipe::backend;
 use crate::vm::Shared;
 use crate::{HostError, files};
 
@@ -52,10 +53,11 @@ pub(crate) async fn unfold(
     shape: VmRecipe,
     memory: &Path,
 ) -> Option<Shares> {
-    let id = VmId::of_name(&"unfold".parse().expect("letters are a name"));
-    let run_dir = shared.config.run_dir.join(format!("{RUN_PREFIX}{:016x}", rand::random::<u64>()));
-    let recipe = VmRecipe { id, state_dir: run_dir.clone(), run_dir: run_dir.clone(), ..shape };
-    let read = read(shared, &recipe, memory).await;
+    let reader: VmName = format!("{RUN_PREFIX}{:016x}", rand::random::<u64>()).parse().ok()?;
+    let run_dir = shared.config.run_dir.join(reader.as_str());
+    let id = VmId::of_name(&reader);
+    let recipe = VmRecipe { id, state_dir: run_dir.clone(), run_dir, ..shape };
+    let read = read(shared, recipe, memory).await;
     let template = match read {
         Ok(template) => template?,
         Err(error) => {
@@ -67,7 +69,30 @@ pub(crate) async fn unfold(
     Some(Shares { unfolded: shared.unfolded.clone(), name: name.clone() })
 }
 
-async fn read(shared: &Shared, recipe: &VmRecipe, memory: &Path) -> Result<Option<Template>, HostError> {
+/// What a NIC can do is part of a saved state, and depends on its other end: the reader has one like the VM's.
+async fn read(shared: &Shared, mut recipe: VmRecipe, memory: &Path) -> Result<Option<Template>, HostError> {
+    let network = |source| HostError::Network { name: recipe.id.to_string(), source };
+    let (id, mac) = (recipe.id.clone(), MacAddr::of(&recipe.id));
+    let lease = shared.network.lease(&id, None).map_err(network)?;
+    let plug = shared.network.attach(&id, mac, lease).await.map_err(network);
+    let template = match plug {
+        Ok(plug) => {
+            recipe.nic = Some(Nic { mac, backend: backend(&plug, &[]) });
+            read_plugged(shared, &recipe, memory).await
+        }
+        Err(error) => Err(error),
+    };
+    let detached = shared.network.detach(&id).await;
+    shared.network.release(&id);
+    detached.map_err(|source| HostError::Network { name: id.to_string(), source })?;
+    template
+}
+
+async fn read_plugged(
+    shared: &Shared,
+    recipe: &VmRecipe,
+    memory: &Path,
+) -> Result<Option<Template>, HostError> {
     let Some(snapshots) = shared.driver.snapshots(recipe) else { return Ok(None) };
     let io = |operation| move |source| HostError::Files { operation, id: recipe.id.clone(), source };
     let file = File::open(memory).map_err(io("open the memory"))?;

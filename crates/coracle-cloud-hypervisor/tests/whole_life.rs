@@ -1,0 +1,28 @@
+//! Acceptance A13 on a host of its own, on the stand-in; and on the real Cloud Hypervisor where `CORACLE_CLOUD_HYPERVISOR_BIN`
+//! names one. One test, and alone in its process: what that has open is counted.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+#[path = "../../coracle-firecracker/tests/machine/mod.rs"]
+mod machine;
+
+use std::sync::Arc;
+
+use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
+use coracle_testkit::tools;
+
+use machine::Machine;
+use machine::whole_life::leaves_nothing;
+
+fn driver(machine: &Machine) -> CloudHypervisorDriver {
+    CloudHypervisorDriver::new(CloudHypervisorConfig { program: machine.program.clone(), kvm: None })
+}
+
+#[test]
+fn a_whole_life_leaves_nothing() {
+    let stand_in = Machine::stand_in(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"));
+    leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
+    match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
+        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
+        None => tools::not_to_be_had("Cloud Hypervisor: CORACLE_CLOUD_HYPERVISOR_BIN names none"),
+    }
+}

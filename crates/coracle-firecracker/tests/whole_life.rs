@@ -1,0 +1,27 @@
+//! Acceptance A13 on a host of its own, on the stand-in; and on the real Firecracker where `CORACLE_FIRECRACKER_BIN`
+//! names one. One test, and alone in its process: what that has open is counted.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod machine;
+
+use std::sync::Arc;
+
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
+use coracle_testkit::tools;
+
+use machine::Machine;
+use machine::whole_life::leaves_nothing;
+
+fn driver(machine: &Machine) -> FirecrackerDriver {
+    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None, jail: None })
+}
+
+#[test]
+fn a_whole_life_leaves_nothing() {
+    let stand_in = Machine::stand_in(env!("CARGO_BIN_EXE_fake-firecracker"));
+    leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
+    match Machine::real("CORACLE_FIRECRACKER_BIN") {
+        Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),
+        None => tools::not_to_be_had("Firecracker: CORACLE_FIRECRACKER_BIN names none"),
+    }
+}
