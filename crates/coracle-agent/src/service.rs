@@ -124,6 +124,7 @@ impl AgentService {
         self.metrics.created();
         let id = record.id.to_string();
         if caller.get(POWER).is_some_and(|power| power == "Stopped") {
+            self.host.stop(&id, Duration::ZERO, convert::fence_of(caller)).await?;
             return self.host.get(&id);
         }
         if let Err(error) = self.host.start(&id, convert::fence_of(caller)).await {

@@ -70,7 +70,10 @@ async fn connect(state: &Path) -> HostClient<Channel> {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
         let channel = Endpoint::from_static("http://node").connect_with_connector(connector).await;
-        channel.map(HostClient::new).map_err(|e| e.to_string())
+        let mut client = channel.map(HostClient::new).map_err(|e| e.to_string())?;
+        // Who was killed between fork and exec of a VMM has its socket open a moment longer.
+        client.list_vms(pb::ListVmsRequest {}).await.map_err(|e| e.to_string())?;
+        Ok(client)
     })
     .await
 }

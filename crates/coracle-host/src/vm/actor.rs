@@ -312,8 +312,13 @@ impl Actor {
     async fn stop(&mut self, grace: Duration, reply: Reply) {
         match self.record.state {
             state if state.has_vmm() => {}
-            _ => {
-                let _caller_gone = reply.send(Ok(self.record.clone()));
+            state => {
+                // One that never ran is at rest by somebody's wish from now on.
+                let done = match state {
+                    VmState::Created => self.change(VmState::Stopped, String::new()).await,
+                    _ => Ok(()),
+                };
+                let _caller_gone = reply.send(done.map(|()| self.record.clone()));
                 return;
             }
         }
