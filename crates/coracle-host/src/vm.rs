@@ -125,6 +125,8 @@ enum What {
     Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.
     Booted(Result<Up, HostError>),
+    /// The guest may not have heard that it goes on after a copy.
+    Untold,
     /// There is a session, or none any more.
     Session(Option<GuestClient>),
     /// The workload ended; some output may still be on its way.

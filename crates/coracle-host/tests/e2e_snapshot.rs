@@ -21,6 +21,11 @@ fn named(name: &str) -> RestoreSpec {
     RestoreSpec { name: Some(name.parse().unwrap()), ..RestoreSpec::default() }
 }
 
+/// Who copies are is what counts here; how soon, on a machine that does other things, too, is for the benchmark.
+async fn open(node: &Node) -> Host {
+    node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await
+}
+
 async fn close(node: &Node, host: Host) {
     for view in host.list() {
         host.delete(view.record.id.as_str(), true, None).await.unwrap();
@@ -56,8 +61,7 @@ fn memory_of(vmm: u32) -> String {
 fn forks_go_on_as_machines_of_their_own() {
     netns::run_within(Duration::from_secs(300), || async {
         let Some(node) = Node::new().await else { return };
-        // Who they are is what counts here; how soon, on a machine that does other things, too, is for the benchmark.
-        let host = node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await;
+        let host = open(&node).await;
         counter(&host, "web").await;
         until_counted(&host, "web", 5).await;
         let before = counted(&host, "web").await;
@@ -99,7 +103,7 @@ fn a_guest_is_told_of_its_copies_and_may_refuse_them() {
                 layer.file(&format!("etc/coracle/hooks/{name}"), 0o755, script.as_bytes())
             });
         node.import("localhost/test/hooks:1", hooks).await;
-        let host = node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await;
+        let host = open(&node).await;
         let spec = CreateSpec { image: "localhost/test/hooks:1".to_owned(), ..support::spec("web") };
         host.create(spec, Arc::new(NoProgress)).await.unwrap();
         host.start("web", None).await.unwrap();
@@ -139,7 +143,7 @@ async fn until_told(host: &Host, name: &str, want: &str) {
 fn a_snapshot_outlives_its_vm() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
-        let host = node.open().await;
+        let host = open(&node).await;
         let web = counter(&host, "web").await;
         until_counted(&host, "web", 5).await;
         exec(&host, "web", &["sh", "-c", "echo precious > /kept; sync"]).await;
@@ -158,7 +162,7 @@ fn a_snapshot_outlives_its_vm() {
         host.shutdown().await;
         drop(host);
 
-        let host = node.open().await;
+        let host = open(&node).await;
         let twice = [host.restore("first", RestoreSpec::default()).await.unwrap()];
         assert_eq!(
             (twice[0].name.as_str(), twice[0].address),
@@ -197,7 +201,7 @@ fn a_snapshot_outlives_its_vm() {
 fn a_sleeping_vm_moves_to_another_node() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
-        let host = node.open().await;
+        let host = open(&node).await;
         let web = counter(&host, "web").await;
         until_counted(&host, "web", 5).await;
         host.hibernate("web", None).await.unwrap();
@@ -208,7 +212,7 @@ fn a_sleeping_vm_moves_to_another_node() {
         close(&node, host).await;
 
         let other = Node::new().await.unwrap();
-        let host = other.open().await;
+        let host = open(&other).await;
         let archive = || File::open(&path).unwrap();
         host.import_snapshot("moving".parse().unwrap(), archive()).await.unwrap();
         let moved = host.restore("moving", RestoreSpec::default()).await.unwrap();

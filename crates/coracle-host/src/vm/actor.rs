@@ -384,6 +384,8 @@ impl Actor {
                 self.starters = starters;
                 self.answer_starters(Err(error));
             }
+            // The session that it was to hear it in has ended: the next one tells it.
+            What::Untold => self.told_of_copy = true,
             What::Session(guest) => self.session(guest).await,
             What::Exited(exit) => self.exited(exit).await,
             What::Drained => self.drained().await,

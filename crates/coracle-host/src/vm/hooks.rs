@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::{GuestClient, HostError};
 
 /// How long one may take.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 /// Of what it prints, the end that goes into an error, bytes.
 const WORDS: usize = 300;
 /// The status of a program that is not there, and how the agent's words for that end.
@@ -40,12 +40,16 @@ impl Hook {
 /// Runs a hook of the guest of VM `vm`; an image without it is fine.
 ///
 /// # Errors
-/// [`HostError::Hook`] with how it failed, which may be that it took too long.
+/// [`HostError::Hook`] with how it failed, which may be that it took too long; [`HostError::Guest`] when that is not
+/// known.
 pub(super) async fn run(guest: &GuestClient, vm: &str, hook: Hook) -> Result<(), HostError> {
     let failed = |why: String| HostError::Hook { name: vm.to_owned(), hook: hook.name(), why };
     match timeout(LIMIT, exec(guest, hook)).await {
         Ok(Ok((exit, words))) => judge(&exit, &words).map_err(failed),
-        Ok(Err(status)) => Err(failed(status.message().to_owned())),
+        Ok(Err(status)) => {
+            let (name, source) = (vm.to_owned(), Box::new(status));
+            Err(HostError::Guest { name, operation: "run a hook", source })
+        }
         Err(_) => Err(failed(format!("it did not end within {} s", LIMIT.as_secs()))),
     }
 }

@@ -19,7 +19,7 @@ use coracle_types::{Op, VmState};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::{Actor, EventKind, Reply};
+use super::{Actor, EventKind, Note, Reply, What};
 use crate::HostError;
 use crate::files::{self, blocking};
 use crate::guest::GAP;
@@ -208,10 +208,16 @@ impl Actor {
     pub(super) fn tell_that_it_goes_on(&mut self) {
         let Some(guest) = self.guest.clone().filter(|_| self.told_of_copy) else { return };
         self.told_of_copy = false;
-        let name = self.record.name.clone();
+        let (name, boot, tell) = (self.record.name.clone(), self.record.boots, self.tell.clone());
         self.jobs.spawn(async move {
-            if let Err(error) = hooks::run(&guest, name.as_str(), Hook::PostSnapshot).await {
-                tracing::warn!(vm = %name, error = error.chain(), "guest does not go on as it should");
+            match hooks::run(&guest, name.as_str(), Hook::PostSnapshot).await {
+                Ok(()) => {}
+                Err(HostError::Guest { .. }) => {
+                    let _task_gone = tell.send(Note { boot, what: What::Untold }).await;
+                }
+                Err(error) => {
+                    tracing::warn!(vm = %name, error = error.chain(), "guest does not go on as it should")
+                }
             }
         });
     }
