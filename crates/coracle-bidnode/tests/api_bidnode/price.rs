@@ -115,7 +115,7 @@ fn acceptance_08_a_notice_cordons_tells_and_buys_one_replacement() {
         let (mut w, operator) = running(cluster, BidStrategy::CostOptimized, true).await?;
         let old = first(&w).await.unwrap().allocation;
         w.rival(HERE, 2_500_000, 1).await;
-        w.until_event("NodePreempted").await?;
+        // Looked for from the start: when its notice is over, the node is gone.
         let cordoned = async || {
             let nodes = w.nodes("node").await;
             let spec = nodes.first()?.spec.clone()?;
@@ -123,6 +123,7 @@ fn acceptance_08_a_notice_cordons_tells_and_buys_one_replacement() {
             (spec.unschedulable == Some(true) && tainted).then_some(())
         };
         anyhow::ensure!(eventually(cordoned).await.is_some(), "not cordoned: {:#?}", w.nodes("node").await);
+        w.until_event("NodePreempted").await?;
         let bids = w.until_bids("node", |b| b.len() == 2).await?;
         assert_eq!(bids[1].quantity, 1, "one node left, one is bought");
         w.supply(HERE, 4).await;
