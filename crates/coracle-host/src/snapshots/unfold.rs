@@ -14,7 +14,7 @@ use crate::recipe::backend;
 use crate::vm::Shared;
 use crate::{HostError, files};
 
-/// What the folder of a VMM that reads a saved memory is called: this and a hash of the snapshot's name.
+/// What the folder of a VMM that reads a saved memory is called: this and a number of its own.
 const RUN_PREFIX: &str = "unfold-";
 
 /// The memories that are shared now, by snapshot.
