@@ -57,6 +57,7 @@ mod registry;
 mod rootfs;
 mod source;
 mod space;
+mod sparse;
 mod store;
 mod tarball;
 

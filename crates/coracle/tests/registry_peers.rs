@@ -269,6 +269,49 @@ fn the_name_epoch_carries_snapshots_and_disks_with_the_originals_environment() {
     assert!(nowhere.contains("EPOCH_SERVER"), "the advice names the setting: {nowhere}");
 }
 
+/// As large as the original's layers. What a window holds here lies across its edges, where an error would lose it.
+#[test]
+fn a_disk_goes_in_windows_of_1_gib_on_request() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    const GIB: u64 = 1 << 30;
+    let dir = tempfile::tempdir().unwrap();
+    let registry = RegistryDaemon::start(&dir.path().join("state"), &[]);
+    let docker = login(&dir.path().join("docker"), &registry);
+    let reference = format!("{}/disks/large:1", registry.address);
+    let (disk, back) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
+    let file = std::fs::File::create(&disk).unwrap();
+    file.set_len(2 * GIB + 4096).unwrap();
+    let data: Vec<u8> = (0u8..=250).cycle().take(2 << 20).collect();
+    let places = [0, GIB - (1 << 20), 2 * GIB - (2 << 20)];
+    places.iter().for_each(|at| file.write_all_at(&data, *at).unwrap());
+    file.write_all_at(&data[..4096], 2 * GIB).unwrap();
+    let coracle = |args: &[&str]| {
+        let mut command = Command::new(support::CORACLE);
+        let output = command.args(args).env("DOCKER_CONFIG", &docker).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{args:?}: {said}");
+        said
+    };
+    let (from, to) = (disk.to_str().unwrap(), back.to_str().unwrap());
+    let push = ["image", "push", &reference, "--disk", from, "--window", "1GiB", "--parallel", "1"];
+    let said = coracle(&push);
+    assert!(said.contains("in 3 of 3 windows"), "{said}");
+    let said = coracle(&push);
+    assert!(said.contains("in 0 of 3 windows"), "all of them are there: {said}");
+    coracle(&["image", "pull", &reference, "--disk", to]);
+    let pulled = std::fs::File::open(&back).unwrap();
+    let about = pulled.metadata().unwrap();
+    assert_eq!(about.len(), 2 * GIB + 4096);
+    assert!(about.blocks() * 512 < 16 << 20, "what was a hole is one: {} blocks", about.blocks());
+    let mut read = vec![0; data.len()];
+    for at in places {
+        pulled.read_exact_at(&mut read, at).unwrap();
+        assert!(read == data, "the data at {at}");
+    }
+    pulled.read_exact_at(&mut read[..4096], 2 * GIB).unwrap();
+    assert!(read[..4096] == data[..4096], "the last window");
+}
+
 /// A registry whose certificate nobody but `EPOCH_CA_CERT` knows.
 #[test]
 fn the_name_epoch_trusts_the_certificate_that_it_is_told_of() {

@@ -4,7 +4,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use imago::file::File as Storage;
@@ -17,12 +16,10 @@ use imago::{
 
 use super::artifact::DISK_MAX;
 use super::pull::{name, partial};
-use crate::ImageError;
+use crate::{ImageError, sparse};
 
 /// Bytes that are looked at, read and written at once.
 const STEP: u64 = 2 << 20;
-/// Holes are kept down to this size: a block of usual file systems.
-const BLOCK: usize = 4096;
 /// What is wrong with formats that are known and not read: first bytes, name.
 const FOREIGN: [(&[u8], &str); 5] = [
     (b"KDMV", "VMDK"),
@@ -114,7 +111,7 @@ fn copy(
         let end = if zero { at + length } else { at + length.min(STEP) };
         if !zero && let Some(part) = buffer.get_mut(..usize::try_from(end - at).map_err(io::Error::other)?) {
             disk.read(&mut *part, at)?;
-            write_blocks(&file, part, at)?;
+            sparse::write_data(&file, part, at)?;
         }
         at = end;
         progress(at, bytes);
@@ -122,21 +119,9 @@ fn copy(
     Ok(file)
 }
 
-/// Writes the blocks that are not all zero; the file has a hole where they are.
-fn write_blocks(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
-    let mut offset = at;
-    for block in bytes.chunks(BLOCK) {
-        if block.iter().any(|byte| *byte != 0) {
-            file.write_all_at(block, offset)?;
-        }
-        offset += block.len() as u64;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
 

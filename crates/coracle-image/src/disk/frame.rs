@@ -3,7 +3,11 @@
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
-use crate::{Digest, digest::Hasher};
+use crate::{
+    Digest,
+    digest::Hasher,
+    sparse::{is_zero, write_data},
+};
 
 /// Raw bytes of a frame; the last one of a window may have less.
 pub(super) const FRAME_BYTES: usize = 1 << 20;
@@ -45,10 +49,10 @@ pub(super) fn copy(from: &File, to: &File, part: &Range<u64>) -> io::Result<Opti
     if from.metadata()?.len() < part.end || !has_data(from, part)? {
         return Ok(None);
     }
-    let mut hasher = Hasher::default();
+    let (mut hasher, place) = (Hasher::default(), Place::of(to, part)?);
     each_frame(from, part, |at, frame| {
         hasher.update(frame);
-        to.write_all_at(frame, at)
+        place.write(frame, at)
     })?;
     Ok(Some(hasher.finish()))
 }
@@ -89,8 +93,34 @@ pub(super) fn pack(file: &File, part: &Range<u64>, level: i32) -> io::Result<Vec
     Ok(packed)
 }
 
+/// Where a window goes: what is zero in it stays a hole.
+struct Place<'a> {
+    file: &'a File,
+    has_holes: bool,
+}
+
+impl<'a> Place<'a> {
+    /// Nothing of an earlier pull is left there.
+    fn of(file: &'a File, part: &Range<u64>) -> io::Result<Self> {
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(file, flags, part.start, part.end - part.start) {
+            Ok(()) => Ok(Self { file, has_holes: true }),
+            // The second is that of an empty part.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
+                Ok(Self { file, has_holes: false })
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        if self.has_holes { write_data(self.file, bytes, at) } else { self.file.write_all_at(bytes, at) }
+    }
+}
+
 /// Writes a window's raw bytes to its place and returns their digest.
 pub(super) fn unpack(packed: &[u8], file: &File, part: &Range<u64>) -> io::Result<Digest> {
+    let place = Place::of(file, part)?;
     let (mut decompressor, mut hasher) = (zstd::bulk::Decompressor::new()?, Hasher::default());
     let (mut rest, mut at, mut buffer) = (packed, part.start, vec![0; FRAME_BYTES]);
     for (compressed, raw) in table(packed)? {
@@ -103,7 +133,7 @@ pub(super) fn unpack(packed: &[u8], file: &File, part: &Range<u64>) -> io::Resul
             return Err(broken("a frame has another length than the table says"));
         }
         hasher.update(&buffer[..length]);
-        file.write_all_at(&buffer[..length], at)?;
+        place.write(&buffer[..length], at)?;
         (rest, at) = (behind, at + raw as u64);
     }
     if at != part.end {
@@ -150,12 +180,6 @@ fn each_frame(
     Ok(())
 }
 
-fn is_zero(bytes: &[u8]) -> bool {
-    // Against itself, one byte on: the compiler's memcmp is faster than any loop here.
-    bytes.first().is_none_or(|first| *first == 0)
-        && bytes.get(1..).is_none_or(|rest| rest == &bytes[..rest.len()])
-}
-
 fn size(n: usize) -> io::Result<u32> {
     u32::try_from(n).map_err(io::Error::other)
 }
@@ -195,6 +219,27 @@ mod tests {
     }
 
     #[test]
+    fn zeros_of_a_window_are_holes_also_over_what_was_there() {
+        use std::os::unix::fs::MetadataExt;
+        let mut bytes = vec![0; 4 << 20];
+        bytes[(2 << 20) + 5] = 1;
+        let (source, part) = (file(&bytes), 0..4 << 20);
+        let packed = pack(&source, &part, 1).unwrap();
+        let fresh = tempfile::tempfile().unwrap();
+        fresh.set_len(4 << 20).unwrap();
+        let moves: [&dyn Fn(&File); 2] = [&|to| assert!(unpack(&packed, to, &part).is_ok()), &|to| {
+            assert!(copy(&source, to, &part).unwrap().is_some())
+        }];
+        for (target, put) in [fresh, file(&vec![7; 4 << 20])].iter().flat_map(|t| moves.map(|m| (t, m))) {
+            put(target);
+            let mut back = vec![9; 4 << 20];
+            target.read_exact_at(&mut back, 0).unwrap();
+            assert!(back == bytes);
+            assert!(target.metadata().unwrap().blocks() * 512 <= 1 << 20);
+        }
+    }
+
+    #[test]
     fn zero_is_seen() {
         assert_eq!(look(&file(&[0; 3_000_000]), &(0..3_000_000)).unwrap(), None);
         for at in [0, 1, 1_500_000, 2_999_999] {
@@ -208,7 +253,6 @@ mod tests {
             assert_eq!(look(&sparse, &(3_000_000..6_000_000)).unwrap(), want, "{at}, among holes");
             assert_eq!(look(&sparse, &(0..2_000_000)).unwrap(), None);
         }
-        assert!(is_zero(&[]) && is_zero(&[0]) && !is_zero(&[1]));
     }
 
     proptest! {

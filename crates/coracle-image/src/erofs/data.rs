@@ -3,13 +3,12 @@
 use std::{
     fs::File,
     io::{self, Read},
-    os::unix::fs::FileExt,
 };
 
-use super::{BLOCK, BLOCK_LEN};
+use super::BLOCK;
+use crate::sparse;
 
 const CHUNK: usize = 256 << 10;
-const ZEROS: [u8; BLOCK_LEN] = [0; BLOCK_LEN];
 
 /// Appends file data to the image.
 pub(crate) struct DataWriter {
@@ -52,7 +51,7 @@ impl DataWriter {
         while done < size {
             let want = usize::try_from(size - done).unwrap_or(CHUNK).min(CHUNK);
             from.read_exact(&mut self.buffer[..want]).map_err(CopyError::Read)?;
-            write_sparse(&self.file, &self.buffer[..want], start + done).map_err(CopyError::Write)?;
+            sparse::write_data(&self.file, &self.buffer[..want], start + done).map_err(CopyError::Write)?;
             done += want as u64;
         }
         self.next = (start + size).next_multiple_of(BLOCK);
@@ -62,26 +61,5 @@ impl DataWriter {
     /// Hands the file over for the metadata, with the place where that begins.
     pub(crate) fn into_parts(self) -> (File, u64) {
         (self.file, self.next)
-    }
-}
-
-/// Writes the runs of blocks that hold anything.
-fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    let (mut start, mut at) = (None, 0);
-    for block in bytes.chunks(BLOCK_LEN) {
-        let empty = block == &ZEROS[..block.len()];
-        match (empty, start) {
-            (true, Some(from)) => {
-                file.write_all_at(&bytes[from..at], offset + from as u64)?;
-                start = None;
-            }
-            (false, None) => start = Some(at),
-            _ => {}
-        }
-        at += block.len();
-    }
-    match start {
-        Some(from) => file.write_all_at(&bytes[from..], offset + from as u64),
-        None => Ok(()),
     }
 }
