@@ -11,7 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use axum::body::Body;
@@ -25,8 +25,8 @@ use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::names::UploadId;
 
-/// Bytes that one read of a blob asks for.
-const READ_BYTES: usize = 512 << 10;
+/// Bytes that one read of a blob asks for: what is read is sent while the processor's cache has it.
+const READ_BYTES: usize = 256 << 10;
 /// Frames of a body that wait for the disk. hyper's are at most some 400 KiB.
 const QUEUE_FRAMES: usize = 4;
 /// The kernel is told to write out so much at a time, so that the sync at the end has little left to do.
@@ -322,15 +322,58 @@ fn make_dirs(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
+/// Buffers of one body. Those that were sent are filled again: fresh memory costs the kernel as much as what is copied
+/// into it.
+#[derive(Clone, Default)]
+struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Buffers {
+    fn take(&self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.free().pop().unwrap_or_default();
+        buffer.clear();
+        buffer.reserve_exact(bytes);
+        buffer
+    }
+
+    /// Bytes that come back when the last reader has dropped them.
+    fn lend(&self, buffer: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Lent { buffer, home: self.clone() })
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Lent {
+    buffer: Vec<u8>,
+    home: Buffers,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.home.free().push(std::mem::take(&mut self.buffer));
+    }
+}
+
 /// A buffer on its way: the file, where it begins, its bytes.
 type Ahead = JoinHandle<(File, u64, io::Result<Vec<u8>>)>;
 
 /// Reads a part of a file, the next buffer while the last one is sent.
 fn stream_file(file: File, part: Range<u64>) -> Body {
-    let read = |file: File, part: Range<u64>| {
+    let buffers = Buffers::default();
+    let lent = buffers.clone();
+    let read = move |file: File, part: Range<u64>| {
+        let buffers = buffers.clone();
         tokio::task::spawn_blocking(move || {
             let left = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
-            let mut buffer = Vec::with_capacity(left.min(READ_BYTES));
+            let mut buffer = buffers.take(left.min(READ_BYTES));
             let read = rustix::io::pread(&file, rustix::buffer::spare_capacity(&mut buffer), part.start);
             buffer.truncate(left);
             (file, part.start, read.map(|_| buffer).map_err(io::Error::from))
@@ -338,7 +381,7 @@ fn stream_file(file: File, part: Range<u64>) -> Body {
     };
     let first = (part.start < part.end).then(|| read(file, part.clone()));
     let next = move |pending: Option<Ahead>| {
-        let end = part.end;
+        let (end, read, lent) = (part.end, read.clone(), lent.clone());
         async move {
             let (file, at, buffer) = match pending?.await {
                 Ok(done) => done,
@@ -349,7 +392,7 @@ fn stream_file(file: File, part: Range<u64>) -> Body {
                 Ok(buffer) => {
                     let at = at + buffer.len() as u64;
                     let ahead = (at < end).then(|| read(file, at..end));
-                    Some((Ok(Bytes::from(buffer)), ahead))
+                    Some((Ok(lent.lend(buffer)), ahead))
                 }
                 Err(error) => Some((Err(error), None)),
             }
