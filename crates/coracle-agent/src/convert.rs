@@ -114,29 +114,17 @@ pub(crate) fn create_spec(
     let kernel_path =
         if request.kernel_path.is_empty() { default_kernel.to_owned() } else { request.kernel_path };
     Ok(CreateSpec {
-        firmware: None,
-        user_data: String::new(),
-        name,
         owner,
-        image,
         pull,
         vcpus,
         memory,
         kernel_path,
         address,
-        hostname: String::new(),
-        command: vec![],
-        args: vec![],
-        env: vec![],
-        user: String::new(),
-        workdir: String::new(),
         idempotent: said(keys::IDEMPOTENT) == "true",
         cold: said(keys::COLD_START) == "true",
         driver: said(keys::DRIVER),
         metadata,
-        ports: vec![],
-        disk_mib: None,
-        volumes: vec![],
+        ..CreateSpec::of(name, &image)
     })
 }
 

@@ -123,11 +123,13 @@ impl AgentService {
         let record = self.host.create(spec, Arc::new(NoProgress)).await?;
         self.metrics.created();
         let id = record.id.to_string();
-        if caller.get(POWER).is_some_and(|power| power == "Stopped") {
-            self.host.stop(&id, Duration::ZERO, convert::fence_of(caller)).await?;
-            return self.host.get(&id);
-        }
-        if let Err(error) = self.host.start(&id, convert::fence_of(caller)).await {
+        let (stays_off, fence) =
+            (caller.get(POWER).is_some_and(|p| p == "Stopped"), convert::fence_of(caller));
+        let powered = match stays_off {
+            true => self.host.stop(&id, Duration::ZERO, fence).await,
+            false => self.host.start(&id, fence).await,
+        };
+        if let Err(error) = powered {
             // A creation that fails undoes everything; one that others already run stays.
             if record.boots == 0
                 && let Err(undo) = self.host.delete(&id, true, None).await

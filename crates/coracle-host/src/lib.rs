@@ -48,7 +48,7 @@ pub use logs::{LogEntry, LogStream};
 pub use record::{Exit, Owner, Record, Workload};
 pub use service::{COMMIT_ANNOTATION, HostService, commit_wish};
 pub use snapshots::{InvalidSnapshotName, SnapshotInfo, SnapshotName};
-pub use system::{BootFirmware, System};
+pub use system::{BootFirmware, System, uefi};
 pub use templates::{TemplateInfo, TemplateKey, TemplatePolicy};
 pub use vm::View;
 pub use volumes::{Filesystem, Volume, VolumeKind, VolumePhase, VolumeWish};

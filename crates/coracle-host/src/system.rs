@@ -97,8 +97,9 @@ impl System {
     }
 }
 
-/// UEFI's code and empty variables on this host.
-pub(crate) fn uefi() -> Option<(PathBuf, PathBuf)> {
+/// UEFI's code and empty variables on this host; `None`: it is not installed where distributions put it.
+#[must_use]
+pub fn uefi() -> Option<(PathBuf, PathBuf)> {
     let found =
         UEFI.iter().find(|(code, variables)| Path::new(code).is_file() && Path::new(variables).is_file());
     found.map(|(code, variables)| (code.into(), variables.into()))

@@ -65,6 +65,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     checks.push(memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()));
     checks.extend(programs());
     checks.push(guest_kernel());
+    checks.push(uefi(coracle_host::uefi().map(|(code, _)| code)));
     checks.push(network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists()));
     checks.push(node(global).await);
     print(&args.output, &checks)?;
@@ -203,6 +204,18 @@ fn guest_kernel() -> Check {
 }
 
 /// Pure.
+fn uefi(code: Option<PathBuf>) -> Check {
+    let name = "uefi";
+    match code {
+        Some(code) => Check::new(name, Verdict::Good, code.display().to_string(), ""),
+        None => {
+            let help = "only disk images that no BIOS can start need it: install Debian's ovmf";
+            Check::new(name, Verdict::Limited, "no firmware found", help)
+        }
+    }
+}
+
+/// Pure.
 fn network(root: bool, tun: bool) -> Check {
     let name = "network";
     match (root, tun) {
@@ -293,6 +306,8 @@ mod tests {
             network(true, true),
             network(true, false),
             network(false, false),
+            uefi(None),
+            uefi(Some("/usr/share/OVMF/OVMF_CODE.fd".into())),
         ];
         for check in all {
             assert_eq!(check.help.is_empty(), check.result == Verdict::Good, "{check:?}");
