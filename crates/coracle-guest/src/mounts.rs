@@ -1,6 +1,7 @@
 //! File systems: the agent's own at boot, and the container's root.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::guest::RootMount;
@@ -113,6 +114,7 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         let dir = overlay.join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
+    yield_to(&image.join("etc"), &overlay.join("upper/etc"));
     let layers =
         c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work";
     mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)?;
@@ -120,6 +122,18 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     furniture::move_into(&root)?;
     mounted.0.clear();
     Ok(root)
+}
+
+/// Removes an empty folder that a fresh disk has in the place of the image's, unless that is a folder like it, or is
+/// missing: an overlay shows the owner and the mode of the upper one, and a folder instead of a symlink below it.
+fn yield_to(lower: &Path, upper: &Path) {
+    let alike = match std::fs::symlink_metadata(lower) {
+        Ok(lower) => lower.is_dir() && (lower.mode() & 0o7777, lower.uid(), lower.gid()) == (0o755, 0, 0),
+        Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+    };
+    if !alike {
+        let _in_use = std::fs::remove_dir(upper);
+    }
 }
 
 /// Mounts made so far; those still listed when it is dropped are detached.
@@ -166,6 +180,26 @@ pub(crate) fn leave() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_of_a_fresh_disk_stands_for_none_that_is_different() {
+        let dir = tempfile::tempdir().unwrap();
+        let (lower, upper) = (dir.path().join("lower"), dir.path().join("upper"));
+        let stays = || {
+            std::fs::create_dir_all(&upper).unwrap();
+            yield_to(&lower, &upper);
+            upper.exists()
+        };
+        assert!(stays(), "the image has none");
+        std::os::unix::fs::symlink("usr/etc", &lower).unwrap();
+        assert!(!stays(), "the image has a symlink there");
+        std::fs::remove_file(&lower).unwrap();
+        std::fs::create_dir(&lower).unwrap();
+        std::fs::set_permissions(&lower, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        assert!(!stays(), "the image's is for its owner alone");
+        std::fs::create_dir_all(upper.join("used")).unwrap();
+        assert!(stays(), "what the machine wrote is its own");
+    }
 
     #[test]
     fn devices_are_devices() {

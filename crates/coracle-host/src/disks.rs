@@ -6,8 +6,9 @@ use std::process::Command;
 
 use crate::files;
 
-/// Folders of the disk, which the guest lays its overlay on.
-const FOLDERS: [&str; 2] = ["upper", "work"];
+/// Folders of the disk, which the guest lays its overlay on. Every guest writes into `/etc`, which would first have to be
+/// copied there.
+const FOLDERS: [&str; 3] = ["upper", "upper/etc", "work"];
 
 /// Makes `to` an empty ext4 of `size_mib`. Blocking, idempotent: an existing disk is kept.
 ///
@@ -39,17 +40,19 @@ fn ensure_blank(cache_dir: &Path, size_mib: u64) -> io::Result<PathBuf> {
     // A file of holes is zero already, and the guest's kernel need not make it so. Checksums of what lies in a file of
     // the host cost a clone more than they find.
     command.args(["-E", "assume_storage_prezeroed=1,nodiscard", "-O", "^metadata_csum"]);
-    let inside = Inside::new(&part)?;
-    if let Some(inside) = &inside {
-        command.arg("-d").arg(&inside.0);
-    }
-    let output = command.arg(&part).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output();
-    drop(inside);
-    let made = match output {
-        Ok(output) if output.status.success() => std::fs::rename(&part, &blank),
-        Ok(output) => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
-        Err(e) => Err(io::Error::new(e.kind(), format!("run mke2fs ({e}); install Debian's e2fsprogs"))),
-    };
+    let made = Inside::new(&part).and_then(|inside| {
+        if let Some(inside) = &inside {
+            command.arg("-d").arg(&inside.0);
+        }
+        let told =
+            |e: io::Error| io::Error::new(e.kind(), format!("run mke2fs ({e}); install Debian's e2fsprogs"));
+        let output =
+            command.arg(&part).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().map_err(told)?;
+        if !output.status.success() {
+            return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        }
+        std::fs::rename(&part, &blank)
+    });
     if made.is_err() {
         let _leave_nothing = std::fs::remove_file(&part);
     }

@@ -91,9 +91,12 @@ pub struct Record {
     /// Milliseconds from start to acknowledged configuration.
     #[serde(default)]
     pub boot_ms: u64,
-    /// Milliseconds of them until the guest had taken its identity.
+    /// Milliseconds of them that the guest took to take its identity.
     #[serde(default)]
     pub identity_ms: u64,
+    /// Milliseconds of them after that, until its workload had started.
+    #[serde(default)]
+    pub workload_ms: u64,
     /// The template that the present or last run was cloned from; `None`: it booted.
     #[serde(default)]
     pub template: Option<TemplateKey>,
@@ -222,31 +225,33 @@ impl Exit {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    pub(crate) fn example(name: &str, state: VmState) -> Record {
-        let name: VmName = name.parse().unwrap();
-        let id = VmId::of_name(&name);
-        Record {
+impl Record {
+    /// A VM of this shape that was never started; what is special about it is for the caller to add.
+    pub(crate) fn new(
+        id: VmId,
+        name: VmName,
+        (vcpus, memory): (Vcpus, MemoryMib),
+        workload: Workload,
+        created_at: UnixMillis,
+    ) -> Self {
+        Self {
             schema: SCHEMA,
             mac: MacAddr::of(&id),
             id,
             hostname: name.to_string(),
             name,
             owner: Owner::default(),
-            state,
+            state: VmState::Created,
             message: String::new(),
-            image: "localhost/demo:1".to_owned(),
+            image: String::new(),
             image_digest: String::new(),
-            rootfs: "/images/rootfs/x.erofs".into(),
-            workload: Workload { argv: vec!["/bin/true".to_owned()], ..Workload::default() },
-            vcpus: 1.try_into().unwrap(),
-            memory: 128.try_into().unwrap(),
+            rootfs: PathBuf::new(),
+            workload,
+            vcpus,
+            memory,
             kernel: None,
-            disk_mib: 64,
-            address: Some("10.100.0.2".parse().unwrap()),
+            disk_mib: 0,
+            address: None,
             address_acknowledged: false,
             ports: vec![],
             metadata: BTreeMap::new(),
@@ -254,18 +259,39 @@ pub(crate) mod tests {
             process: None,
             exit: None,
             committed: None,
-            created_at: UnixMillis(0),
+            created_at,
             started_at: None,
             finished_at: None,
             boots: 0,
             boot_ms: 0,
             identity_ms: 0,
+            workload_ms: 0,
             template: None,
             cold: false,
             driver: String::new(),
             saved: None,
             volumes: vec![],
             system: None,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn example(name: &str, state: VmState) -> Record {
+        let name: VmName = name.parse().unwrap();
+        let id = VmId::of_name(&name);
+        let workload = Workload { argv: vec!["/bin/true".to_owned()], ..Workload::default() };
+        let shape = (1.try_into().unwrap(), 128.try_into().unwrap());
+        Record {
+            state,
+            image: "localhost/demo:1".to_owned(),
+            rootfs: "/images/rootfs/x.erofs".into(),
+            disk_mib: 64,
+            address: Some("10.100.0.2".parse().unwrap()),
+            ..Record::new(id, name, shape, workload, UnixMillis(0))
         }
     }
 

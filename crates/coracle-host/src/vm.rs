@@ -115,6 +115,8 @@ struct Up {
     guest: GuestClient,
     /// What it took to become who it is: entropy, clock, names, network, disks.
     identity: Duration,
+    /// And then to start what it is for.
+    workload: Duration,
 }
 
 #[derive(Debug)]

@@ -115,8 +115,10 @@ pub(crate) struct Status {
     /// Starts so far.
     pub(crate) boots: u32,
     pub(crate) boot_ms: u64,
-    /// Of these until the guest had taken its identity.
+    /// Of these what the guest took to take its identity.
     pub(crate) identity_ms: u64,
+    /// Of these what was left until its workload had started.
+    pub(crate) workload_ms: u64,
     pub(crate) agent_connected: bool,
     pub(crate) disk_bytes: u64,
     /// Key of the template that the latest run was cloned from; empty: it booted.
@@ -211,6 +213,7 @@ impl Vm {
                 boots: vm.boots,
                 boot_ms: vm.boot_ms,
                 identity_ms: vm.identity_ms,
+                workload_ms: vm.workload_ms,
                 agent_connected: vm.agent_connected,
                 disk_bytes: vm.disk_bytes,
                 template: vm.template.clone(),

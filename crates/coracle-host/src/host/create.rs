@@ -8,13 +8,12 @@ use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Driver as _, Forward};
 use coracle_image::{Image, Progress, PullOptions, PullPolicy, Reference};
-use coracle_types::{Identity, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
+use coracle_types::{Identity, MemoryMib, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
 
 use super::Host;
 use super::ground::Ground;
 use crate::recipe::{VmPaths, check_kernel, of_shape};
-use crate::record::SCHEMA;
 use crate::service::commit_wish;
 use crate::volumes::Found;
 use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeWish, Workload, files};
@@ -290,43 +289,23 @@ impl Host {
         let driver = spec.driver;
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
+        let shape = (spec.vcpus, spec.memory);
         let record = Record {
-            schema: SCHEMA,
-            mac: MacAddr::of(&id),
-            id,
-            name: spec.name,
             owner: spec.owner,
-            state: VmState::Created,
-            message: String::new(),
             image: spec.image,
             image_digest: ground.digest,
             rootfs: ground.file,
-            workload: ground.workload,
-            vcpus: spec.vcpus,
-            memory: spec.memory,
             kernel,
             disk_mib: ground.disk_mib,
             hostname,
             address: lease.map(|l| l.address),
-            address_acknowledged: false,
             ports: spec.ports,
             metadata: spec.metadata,
-            accelerator: None,
-            process: None,
-            exit: None,
-            committed: None,
-            created_at: self.clock().now(),
-            started_at: None,
-            finished_at: None,
-            boots: 0,
-            boot_ms: 0,
-            identity_ms: 0,
-            template: None,
             cold: spec.cold,
             driver,
-            saved: None,
             volumes,
             system: ground.system,
+            ..Record::new(id, spec.name, shape, ground.workload, self.clock().now())
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use coracle_hypervisor::{Driver as _, VmRecipe};
 use coracle_image::{Image, NoProgress, Reference};
-use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, Vcpus, VmId, VmName, VmState};
+use coracle_types::{Identity, InvalidVmName, MemoryMib, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
 use super::Host;
 use crate::recipe::{VmPaths, of_shape};
-use crate::record::{SCHEMA, SavedMemory};
+use crate::record::SavedMemory;
 use crate::snapshots::{Part, SnapshotInfo, SnapshotName, SnapshotStore, archive};
 use crate::vm::Request;
 use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullMode, Record, files};
@@ -307,11 +307,8 @@ impl Host {
             of: Some(info.name.clone()),
             agent: info.agent.clone(),
         };
+        let shape = (info.vcpus, info.memory);
         let record = Record {
-            schema: SCHEMA,
-            mac: MacAddr::of(id),
-            id: id.clone(),
-            name: name.clone(),
             hostname: super::create::hostname(name, &owner),
             owner,
             state: VmState::Hibernated,
@@ -319,31 +316,15 @@ impl Host {
             image: info.image.clone(),
             image_digest: info.image_digest.clone(),
             rootfs: under.to_owned(),
-            workload: info.workload.clone(),
-            vcpus: info.vcpus,
-            memory: info.memory,
             kernel,
             disk_mib: info.disk_mib,
             address,
-            address_acknowledged: false,
-            ports: vec![],
             metadata,
-            accelerator: None,
-            process: None,
-            exit: None,
-            committed: None,
-            created_at: self.clock().now(),
-            started_at: None,
-            finished_at: None,
             boots: 1,
-            boot_ms: 0,
-            identity_ms: 0,
-            template: None,
-            cold: false,
             driver: info.machine.driver.clone(),
             saved: Some(saved),
-            volumes: vec![],
             system: info.system.clone(),
+            ..Record::new(id.clone(), name.clone(), shape, info.workload.clone(), self.clock().now())
         };
         let (paths, store, snapshot) =
             (VmPaths::of(self.config(), id), self.snapshot_store(), info.name.clone());

@@ -188,6 +188,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         disk_bytes: files::allocated_bytes(&VmPaths::of(host.config(), &record.id).own_disk(record)),
         command: record.workload.argv.clone(),
         identity_ms: record.identity_ms,
+        workload_ms: record.workload_ms,
         saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
         volumes: record.volumes.iter().map(volume).collect(),

@@ -419,10 +419,12 @@ impl Actor {
         }
     }
 
-    async fn booted(&mut self, Up { guest, identity }: Up) {
-        self.record.identity_ms = u64::try_from(identity.as_millis()).unwrap_or(u64::MAX);
+    async fn booted(&mut self, Up { guest, identity, workload }: Up) {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.record.started_at = Some(self.shared.clock.now());
-        self.record.boot_ms = u64::try_from(self.boot_began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.record.boot_ms = millis(self.boot_began.elapsed());
+        self.record.identity_ms = millis(identity);
+        self.record.workload_ms = millis(workload);
         self.record.address_acknowledged = self.record.address.is_some();
         self.guest = Some(guest.clone());
         if let Err(error) = self.change(VmState::Running, String::new()).await {

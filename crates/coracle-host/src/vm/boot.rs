@@ -313,12 +313,12 @@ async fn bring_up(
     if limits.takes_over {
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
-    if record.system.is_some() {
-        return Ok(Up { guest: client, identity });
+    let began = Instant::now();
+    if record.system.is_none() {
+        let request = pb::StartWorkloadRequest { process: Some(process(record)) };
+        within(ASK_LIMIT, client.rpc().start_workload(request)).await.map_err(guest("start the workload"))?;
     }
-    let request = pb::StartWorkloadRequest { process: Some(process(record)) };
-    within(ASK_LIMIT, client.rpc().start_workload(request)).await.map_err(guest("start the workload"))?;
-    Ok(Up { guest: client, identity })
+    Ok(Up { guest: client, identity, workload: began.elapsed() })
 }
 
 /// The end of the console, one line, without control characters.

@@ -534,7 +534,7 @@ pub struct Vm {
     /// Size of the memory of a hibernated VM on disk.
     #[prost(uint64, tag = "27")]
     pub saved_bytes: u64,
-    /// Milliseconds of boot_ms until the guest had taken its identity: entropy,
+    /// Milliseconds of boot_ms that the guest took to take its identity: entropy,
     /// clock, names, network, disks.
     #[prost(uint64, tag = "28")]
     pub identity_ms: u64,
@@ -548,6 +548,9 @@ pub struct Vm {
     /// coracle.dev/commit asked for one and the command exited with 0.
     #[prost(string, tag = "31")]
     pub committed: ::prost::alloc::string::String,
+    /// Milliseconds of boot_ms after that, until its workload had started.
+    #[prost(uint64, tag = "32")]
+    pub workload_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {

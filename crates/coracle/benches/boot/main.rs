@@ -56,7 +56,7 @@ async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKe
     let (mut raw, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         raw.push(raw::boot(dir, boot, n == 0));
-        ready.push(system.boot(n, Birth::Cold).await);
+        ready.push(system.boot(n, Birth::Cold).await.0);
     }
     eprintln!("raw ms: {raw:.0?}\nready ms: {ready:.0?}\nsamples: {SAMPLES} each, alternating");
     let (raw, ready) = (percentile(&raw, 50), percentile(&ready, 50));

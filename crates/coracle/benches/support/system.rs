@@ -71,15 +71,15 @@ impl System {
         rss_mib(node.expect("a node daemon").pid).expect("its memory")
     }
 
-    /// Milliseconds from create to the answer that the workload runs; the VM is removed again.
-    pub(crate) async fn boot(&mut self, n: usize, birth: Birth) -> f64 {
+    /// Milliseconds from create to the answer that the workload runs, and the VM, which is removed again.
+    pub(crate) async fn boot(&mut self, n: usize, birth: Birth) -> (f64, pb::Vm) {
         let name = format!("bench-{n}");
-        let (elapsed, _) = self.create(&name, IMAGE, birth).await;
+        let (elapsed, vm) = self.create(&name, IMAGE, birth).await;
         if n == 0 {
             self.show_argv(&name);
         }
         self.remove(&name).await;
-        elapsed
+        (elapsed, vm)
     }
 
     /// Removes a VM, whatever it does.
