@@ -31,7 +31,7 @@ impl Progress {
 
     /// A step of a pull.
     pub(crate) fn pull(&mut self, event: &PullProgress) {
-        let key = format!("{} {}", event.step, short(&event.item));
+        let key = format!("{} {}", event.step, short(&event.item)).trim_end().to_owned();
         match self {
             Self::None => {}
             Self::Bars { all, bars, .. } => {

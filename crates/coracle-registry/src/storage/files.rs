@@ -25,8 +25,9 @@ use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::names::UploadId;
 
-/// Bytes that one read of a blob asks for: what is read is sent while the processor's cache has it.
-const READ_BYTES: usize = 256 << 10;
+/// Bytes that one read of a blob asks for. With half of it, the threads that read and send wake each other too often; a
+/// reader that does not go on holds twice as much.
+const READ_BYTES: usize = 512 << 10;
 /// Frames of a body that wait for the disk. hyper's are at most some 400 KiB.
 const QUEUE_FRAMES: usize = 4;
 /// The kernel is told to write out so much at a time, so that the sync at the end has little left to do.
