@@ -130,8 +130,10 @@ impl AgentService {
             false => self.host.start(&id, fence).await,
         };
         if let Err(error) = powered {
-            // A creation that fails undoes everything; one that others already run stays.
+            // A creation that fails undoes everything; one that others already run stays, and so does one that they speak
+            // for by now.
             if record.boots == 0
+                && !matches!(error, HostError::Fenced { .. })
                 && let Err(undo) = self.host.delete(&id, true, None).await
             {
                 tracing::warn!(vm = id, error = %undo, "failed creation not undone");

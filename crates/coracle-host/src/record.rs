@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
 use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
@@ -13,6 +14,11 @@ use crate::{SnapshotName, System, TemplateKey, Volume, files};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub(crate) const SCHEMA: u32 = 1;
+
+/// Whole milliseconds, as records have them.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// Everything that is known about a VM, `vms/<id>/record.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,7 +94,7 @@ pub struct Record {
     /// Starts so far.
     #[serde(default)]
     pub boots: u32,
-    /// Milliseconds from start to acknowledged configuration.
+    /// Milliseconds from the latest start until the workload had started.
     #[serde(default)]
     pub boot_ms: u64,
     /// Milliseconds of them that the guest took to take its identity.

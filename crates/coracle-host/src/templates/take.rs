@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{TemplateInfo, TemplateKey, Wish, manifest};
 use crate::guest::GuestClient;
+use crate::record::millis;
 use crate::vm::Shared;
 use crate::{HostError, files};
 
@@ -133,10 +134,6 @@ fn template_recipe(shared: &Shared, key: &TemplateKey, mut recipe: VmRecipe, par
     recipe.state_dir = part.to_owned();
     recipe.run_dir = shared.config.run_dir.join(recipe.id.short());
     recipe
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Boots to the agent's waiting point and saves there; the time is that of saving.

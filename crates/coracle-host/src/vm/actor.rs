@@ -26,6 +26,7 @@ use crate::folders::FolderServer;
 use crate::guest::within;
 use crate::logs::LogWriter;
 use crate::recipe::{VmPaths, configuration, recipe};
+use crate::record::millis;
 use crate::{ConsoleHandle, Fence, GuestClient, HostError, HostEvent, Record, files};
 
 /// Requests that may wait for one VM.
@@ -420,7 +421,6 @@ impl Actor {
     }
 
     async fn booted(&mut self, Up { guest, identity, workload }: Up) {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.record.started_at = Some(self.shared.clock.now());
         self.record.boot_ms = millis(self.boot_began.elapsed());
         self.record.identity_ms = millis(identity);

@@ -520,7 +520,7 @@ pub struct Vm {
     /// Is there a session with the guest agent now?
     #[prost(bool, tag = "22")]
     pub agent_connected: bool,
-    /// Milliseconds from start to acknowledged configuration, latest run.
+    /// Milliseconds from start until the workload had started, latest run.
     #[prost(uint64, tag = "23")]
     pub boot_ms: u64,
     /// Size on disk of what belongs to this VM alone.
