@@ -92,7 +92,7 @@ impl FirecrackerDriver {
             let (state, memory) = (MemoryFile::new(STATE, 0)?, MemoryFile::new(MEMORY, 0)?);
             let parts = [(STATE, STATE_BYTES_MAX, state.file()), (MEMORY, bytes, memory.file())];
             bundle::unpack(&input, &parts)?;
-            Ok(Template { ram: memory.seal()?, state: state.seal()? })
+            Ok(Template { ram: memory.seal()?, state: state.seal()?, disk: None })
         });
         unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }

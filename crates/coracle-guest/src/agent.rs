@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_proto::guest::{
-    ConfigureRequest, ConfigureResponse, MetricsResponse, ShutdownRequest, StatusResponse, WorkloadState,
+    ConfigureRequest, ConfigureResponse, MetricsResponse, PrepareRequest, ShutdownRequest, StatusResponse,
+    WorkloadState,
 };
 use tokio::sync::watch;
 
@@ -111,6 +112,22 @@ impl Agent {
             exit,
             uptime_ms: sys::uptime_ms(),
         }
+    }
+
+    /// Mounts the disk that clones of this machine begin with.
+    pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
+        let disk = mounts::device(&request.overlay_device)?;
+        let configured = Arc::clone(&self.configured).lock_owned().await;
+        if self.role != Role::Machine || configured.is_some() {
+            return Err(Error::State("only a machine that is nobody's yet can be prepared".into()));
+        }
+        let work = tokio::task::spawn_blocking(move || {
+            let _until_it_is_done = configured;
+            mounts::prepare_disk(&disk)
+        });
+        let done =
+            tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("preparing a disk"))?;
+        done.map_err(|_| Error::TimedOut("preparing a disk"))?
     }
 
     pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {

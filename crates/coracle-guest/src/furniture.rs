@@ -5,12 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{CWD, FileType, Mode};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags};
 
 use crate::error::Error;
-use crate::mounts::{PLAIN, handle};
+use crate::mounts::PLAIN;
 use crate::root::Root;
 
 const STORE: &str = "/run/coracle/furniture";
@@ -79,7 +79,7 @@ pub(crate) fn move_into(root: &Root) -> Result<(), Error> {
         let dir = root
             .ensure_dir(&target, Mode::from_raw_mode(mode))
             .map_err(Error::io(format!("make {} in the image", target.display())))?;
-        rustix::mount::mount_move(stored(tree), handle(&dir))
+        rustix::mount::move_mount(CWD, stored(tree), &dir, "", MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)
             .map_err(Error::io(format!("mount {} in the image", target.display())))?;
     }
     Ok(())

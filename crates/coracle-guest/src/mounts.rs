@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use coracle_proto::guest::RootMount;
 use rustix::io::Errno;
@@ -19,7 +20,10 @@ const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
 /// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
 /// shall run at once is not to wait (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
-const OVERLAY_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
+const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
+
+/// The disk that was mounted before the machine was anybody's.
+static PREPARED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 pub(crate) const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -91,6 +95,42 @@ pub(crate) fn prepare() -> Result<(), Error> {
     Ok(())
 }
 
+/// Mounts a fresh disk where an overlay will have it, and lays one on it for once: a clone's first use of anything is slow
+/// where the processor is emulated, and this has been used in its template. Blocking, idempotent.
+///
+/// # Errors
+/// When the disk is none, or the kernel refuses.
+pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
+    let mut prepared = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if prepared.as_deref() == Some(disk) {
+        return Ok(());
+    }
+    prepare()?;
+    let mut mounted = Undo(Vec::new());
+    mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
+    let mut rehearsal = Undo(Vec::new());
+    lay(&mut rehearsal)?;
+    drop(rehearsal);
+    // The overlay's own, which the next one would remove first.
+    let _may_not_be_there = std::fs::remove_dir(Path::new(OVERLAY).join("work/work"));
+    let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+    settled.map_err(Error::io("write the disk"))?;
+    mounted.0.clear();
+    *prepared = Some(disk.to_owned());
+    Ok(())
+}
+
+/// The overlay over image and disk, as the container's root.
+fn lay(mounted: &mut Undo) -> Result<(), Error> {
+    for dir in ["upper", "work"] {
+        let dir = Path::new(OVERLAY).join(dir);
+        std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
+    }
+    let layers =
+        c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work";
+    mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)
+}
+
 /// Mounts image and overlay and what a container expects below. Undoes itself when it fails, so it can be repeated.
 pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     let mut mounted = Undo(Vec::new());
@@ -105,19 +145,14 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         data,
     )?;
     match &plan.overlay {
+        Some(disk) if PREPARED.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(disk) => {}
         Some(disk) => {
-            mounted.mount(&disks::ready(disk)?, overlay, "ext4", MountFlags::NODEV, OVERLAY_OPTIONS)?;
+            mounted.mount(&disks::ready(disk)?, overlay, "ext4", MountFlags::NODEV, DISK_OPTIONS)?
         }
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }
-    for dir in ["upper", "work"] {
-        let dir = overlay.join(dir);
-        std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
-    }
     yield_to(&image.join("etc"), &overlay.join("upper/etc"));
-    let layers =
-        c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work";
-    mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)?;
+    lay(&mut mounted)?;
     let root = Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))?;
     furniture::move_into(&root)?;
     mounted.0.clear();
@@ -171,6 +206,7 @@ pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
 /// Takes the container's root apart, so that its disk is clean. Best effort: what is busy becomes read-only.
 pub(crate) fn leave() {
     let _ = rustix::mount::unmount(SYSROOT, UnmountFlags::DETACH);
+    PREPARED.lock().unwrap_or_else(PoisonError::into_inner).take();
     if rustix::mount::unmount(OVERLAY, UnmountFlags::empty()).is_err() {
         let _ = rustix::mount::mount_remount(OVERLAY, MountFlags::RDONLY, c"");
     }

@@ -123,8 +123,8 @@ pub(crate) fn is_name(text: &str, max: usize) -> bool {
 /// The Ethernet link, if there is one, once it is ready to get its address.
 static LINK: OnceLock<Option<String>> = OnceLock::new();
 
-/// Loopback up, and the Ethernet link made ready to get its address: it announces itself when it comes up, and speaks no
-/// IPv6, of which machines here have no address. Idempotent.
+/// Loopback up, and the Ethernet link up and ready to get its address: it announces itself by that, and speaks no IPv6, of
+/// which machines here have no address. Idempotent.
 ///
 /// # Errors
 /// When the kernel refuses, or the machine has more than one link.
@@ -144,6 +144,9 @@ pub(crate) fn prepare() -> Result<(), Error> {
             }
             _ => {}
         }
+    }
+    if let Some(name) = &link {
+        net.up(name, true).map_err(Error::io(format!("bring up {name}")))?;
     }
     LINK.get_or_init(|| link);
     Ok(())
@@ -224,19 +227,33 @@ impl Net {
     fn configure(&self, name: &str, link: &Link) -> io::Result<()> {
         let hardware = self.request(SIOCGIFHWADDR, name, [0; 24])?;
         let same_mac = hardware.get(2..8) == Some(link.mac.as_slice());
-        if same_mac && self.address(name).is_ok_and(|a| a == format!("{}/{}", link.address, link.prefix)) {
+        let had = self.address(name);
+        if same_mac && had.as_ref().is_ok_and(|a| *a == format!("{}/{}", link.address, link.prefix)) {
             return self.up(name, true);
         }
-        // Down first: a MAC may only change then, and the neighbours of the old address are forgotten.
+        // A clone's link is up, and knows nobody yet: it announces itself when its MAC changes.
+        let is_new = had.is_err() && !same_mac;
+        let named = || self.set_address(name, link).and_then(|()| self.set_mac(name, hardware, link));
+        if is_new && named().is_ok() {
+            return self.up(name, true);
+        }
+        // Down first: a MAC may only change then on some, and the neighbours of the old address are forgotten.
         self.up(name, false)?;
         if !same_mac {
-            let mut value = hardware;
-            value.iter_mut().skip(2).zip(link.mac).for_each(|(to, from)| *to = from);
-            self.request(SIOCSIFHWADDR, name, value)?;
+            self.set_mac(name, hardware, link)?;
         }
-        self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
-        self.request(SIOCSIFNETMASK, name, padded(socket_address(link.mask())))?;
+        self.set_address(name, link)?;
         self.up(name, true)
+    }
+
+    fn set_mac(&self, name: &str, mut hardware: IfValue, link: &Link) -> io::Result<()> {
+        hardware.iter_mut().skip(2).zip(link.mac).for_each(|(to, from)| *to = from);
+        self.request(SIOCSIFHWADDR, name, hardware).map(drop)
+    }
+
+    fn set_address(&self, name: &str, link: &Link) -> io::Result<()> {
+        self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
+        self.request(SIOCSIFNETMASK, name, padded(socket_address(link.mask()))).map(drop)
     }
 
     /// Replaces every default route by the planned one.

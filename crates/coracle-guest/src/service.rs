@@ -30,6 +30,11 @@ impl Guest for Agent {
         Ok(Response::new(Self::status(self)))
     }
 
+    async fn prepare(&self, request: Request<PrepareRequest>) -> Answer<PrepareResponse> {
+        Self::prepare(self, &request.into_inner()).await?;
+        Ok(Response::new(PrepareResponse {}))
+    }
+
     async fn configure(&self, request: Request<ConfigureRequest>) -> Answer<ConfigureResponse> {
         Ok(Response::new(Self::configure(self, request.into_inner()).await?))
     }

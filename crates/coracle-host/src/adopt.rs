@@ -25,19 +25,30 @@ pub(crate) enum Adoption {
     KillStray,
 }
 
-/// The whole table. `running`: a VMM of this VM was found; `saved`: its memory lies in a file, and no guest has gone on
-/// from it.
-pub(crate) fn adopt(state: VmState, running: bool, saved: bool) -> Adoption {
+/// A VMM that was found, beside the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// There is none.
+    Nothing,
+    /// One that the record does not name, and so tells nothing of.
+    Stranger,
+    /// The record's.
+    Known,
+}
+
+/// The whole table. `saved`: its memory lies in a file, and no guest has gone on from it.
+pub(crate) fn adopt(state: VmState, seen: Seen, saved: bool) -> Adoption {
     use VmState::{
         Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,
         Stopping,
     };
+    let running = seen != Seen::Nothing;
     match (state, running) {
         (Creating, _) => Adoption::Discard,
         (Deleting, _) => Adoption::FinishDelete,
         (Created | Stopped | Failed | Hibernated, false) => Adoption::Rest,
         (Created | Stopped | Failed | Hibernated, true) => Adoption::KillStray,
-        (Starting, true) if saved => Adoption::Start,
+        (Starting, true) if saved || seen == Seen::Stranger => Adoption::Start,
         (Starting | Running | Paused, true) => Adoption::Attach,
         (Starting, false) => Adoption::Start,
         (Hibernating, true) => Adoption::WakeUp,
@@ -60,7 +71,7 @@ mod tests {
         for (why, state, running, want) in [
             ("the caller never heard of it", Creating, false, Adoption::Discard),
             ("nothing was started", Created, false, Adoption::Rest),
-            ("cut off between spawn and record", Starting, true, Adoption::Attach),
+            ("it boots, and goes on", Starting, true, Adoption::Attach),
             ("cut off before spawn", Starting, false, Adoption::Start),
             ("the usual case", Running, true, Adoption::Attach),
             ("it died while nobody watched", Running, false, Adoption::Lost),
@@ -77,9 +88,16 @@ mod tests {
             ("a failed VM has no VMM", Failed, true, Adoption::KillStray),
             ("a delete is a promise", Deleting, true, Adoption::FinishDelete),
         ] {
-            assert_eq!(adopt(state, running, false), want, "{why}");
+            let seen = if running { Seen::Known } else { Seen::Nothing };
+            assert_eq!(adopt(state, seen, false), want, "{why}");
         }
-        assert_eq!(adopt(Starting, true, true), Adoption::Start, "cut off while loading: load again");
-        assert_eq!(adopt(Starting, false, true), Adoption::Start, "cut off before loading");
+        assert_eq!(adopt(Starting, Seen::Known, true), Adoption::Start, "cut off while loading: load again");
+        assert_eq!(adopt(Starting, Seen::Nothing, true), Adoption::Start, "cut off before loading");
+        assert_eq!(
+            adopt(Starting, Seen::Stranger, false),
+            Adoption::Start,
+            "cut off between spawn and record"
+        );
+        assert_eq!(adopt(Running, Seen::Stranger, false), Adoption::Attach, "its record may be behind");
     }
 }

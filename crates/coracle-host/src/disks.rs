@@ -18,9 +18,16 @@ pub(crate) fn ensure_overlay(cache_dir: &Path, to: &Path, size_mib: u64) -> io::
     if to.exists() {
         return Ok(());
     }
-    let blank = ensure_blank(cache_dir, size_mib)?;
+    copy(&ensure_blank(cache_dir, size_mib)?, to)
+}
+
+/// Makes `to` a copy of a disk, whole or not at all. Blocking.
+///
+/// # Errors
+/// When the disk is full, for one.
+pub(crate) fn copy(disk: &Path, to: &Path) -> io::Result<()> {
     let part = to.with_extension("part");
-    files::copy_sparse(&blank, &part)?;
+    files::copy_sparse(disk, &part)?;
     std::fs::rename(&part, to)?;
     files::sync_parent(to)
 }

@@ -20,9 +20,14 @@ pub(crate) fn backend(plug: &Plug, forwards: &[Forward]) -> NicBackend {
 /// The slot of the root's image.
 pub(crate) const IMAGE_SLOT: usize = 0;
 
-/// The slot of a VM's own disk: the first that can be written.
+/// The slot of a VM's own disk: the first that can be written, unless the guest has it mounted from its template.
 pub(crate) fn overlay_slot() -> usize {
     usize::from(Slots::default().read_only)
+}
+
+/// The slot of a VM's own disk in the present run.
+fn own_slot(record: &Record) -> usize {
+    if record.prepared { Slots::default().prepared() } else { overlay_slot() }
 }
 
 /// Where things of a VM lie.
@@ -87,7 +92,8 @@ pub(crate) fn recipe(
     let own = paths.own_disk(record);
     let mut disks = match record.system {
         None => {
-            vec![Disk::raw(IMAGE_SLOT, record.rootfs.clone(), true), Disk::raw(overlay_slot(), own, false)]
+            let image = Disk::raw(IMAGE_SLOT, record.rootfs.clone(), true);
+            vec![image, Disk::raw(own_slot(record), own, false)]
         }
         Some(_) => vec![
             Disk::raw(IMAGE_SLOT, paths.init_disk(), true),
@@ -172,7 +178,7 @@ pub(crate) fn configuration(
         root: record.system.is_none().then(|| pb::RootMount {
             image_device: device(IMAGE_SLOT),
             image_fs: "erofs".to_owned(),
-            overlay_device: device(overlay_slot()),
+            overlay_device: device(own_slot(record)),
         }),
         mounts: record.volumes.iter().map(Volume::request).collect(),
     }

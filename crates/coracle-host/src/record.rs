@@ -106,6 +106,10 @@ pub struct Record {
     /// The template that the present or last run was cloned from; `None`: it booted.
     #[serde(default)]
     pub template: Option<TemplateKey>,
+    /// Its own disk is in the slot [`coracle_hypervisor::Slots::prepared`] in the present or last run: the guest of the
+    /// template had it mounted.
+    #[serde(default)]
+    pub prepared: bool,
     /// Never start it as a clone.
     #[serde(default)]
     pub cold: bool,
@@ -273,6 +277,7 @@ impl Record {
             identity_ms: 0,
             workload_ms: 0,
             template: None,
+            prepared: false,
             cold: false,
             driver: String::new(),
             saved: None,

@@ -272,8 +272,10 @@ impl HostRpc for HostService {
     }
 
     async fn warm_template(&self, request: Request<pb::WarmTemplateRequest>) -> Reply<pb::Template> {
-        let (vcpus, memory, kernel_path) = convert::shape(request.into_inner())?;
-        let info = self.host.warm_template(vcpus, memory, &kernel_path).await?;
+        let request = request.into_inner();
+        let disk_mib = Some(request.disk_mib).filter(|mib| *mib > 0);
+        let (vcpus, memory, kernel_path) = convert::shape(request)?;
+        let info = self.host.warm_template(vcpus, memory, &kernel_path, disk_mib).await?;
         Ok(Response::new(convert::template(&info)))
     }
 

@@ -61,6 +61,9 @@ pub struct SnapshotInfo {
     pub kernel: Option<PathBuf>,
     /// Size of the writable disk.
     pub disk_mib: u64,
+    /// That disk is in the slot [`coracle_hypervisor::Slots::prepared`].
+    #[serde(default)]
+    pub prepared: bool,
     /// Address that the VM had.
     #[serde(default)]
     pub address: Option<Ipv4Addr>,
@@ -101,6 +104,7 @@ impl SnapshotInfo {
             memory: record.memory,
             kernel: record.kernel.clone(),
             disk_mib: record.disk_mib,
+            prepared: record.prepared,
             address: record.address,
             metadata: record.metadata.clone(),
             taken_at: saved.saved_at,

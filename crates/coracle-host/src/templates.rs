@@ -3,9 +3,9 @@
 //! ```text
 //! start of a VM ─▶ key of its shape ─▶ template? ─yes─▶ clone
 //!                                          └─no──▶ cold boot, then: take one in the background
-//! <state>/templates/<key>/{manifest.json, ram, state}   written last, renamed into place
+//! <state>/templates/<key>/{manifest.json, ram, state, disk}   written last, renamed into place
 //! ```
-//! In memory a template is two sealed files, which no VMM can change; on disk it carries their digest, so that what
+//! In memory a template is sealed files, which no VMM can change; on disk it carries their digest, so that what
 //! is loaded after a restart is what was saved. The guest in it was never configured: it holds no secret.
 
 mod key;
@@ -53,6 +53,8 @@ impl Default for TemplatePolicy {
 pub(crate) struct Wish {
     pub(crate) key: TemplateKey,
     pub(crate) recipe: VmRecipe,
+    /// Size of the fresh disk that its guest shall have mounted, where the driver can.
+    pub(crate) disk_mib: u64,
     /// Who waits for it; nobody, when it is for later.
     pub(crate) reply: Option<oneshot::Sender<Result<TemplateInfo, String>>>,
 }
@@ -143,19 +145,24 @@ impl Templates {
     }
 
     /// Asks for a template to be taken when there is time. Never waits.
-    pub(crate) fn wish(&self, key: TemplateKey, recipe: VmRecipe) {
+    pub(crate) fn wish(&self, key: TemplateKey, recipe: VmRecipe, disk_mib: u64) {
         if self.known().contains_key(&key) {
             return;
         }
-        if self.wishes.try_send(Wish { key, recipe, reply: None }).is_err() {
+        if self.wishes.try_send(Wish { key, recipe, disk_mib, reply: None }).is_err() {
             tracing::debug!("too many shapes wait for a template");
         }
     }
 
     /// Has a template taken, or finds it, and waits.
-    pub(crate) async fn warm(&self, key: TemplateKey, recipe: VmRecipe) -> Result<TemplateInfo, String> {
+    pub(crate) async fn warm(
+        &self,
+        key: TemplateKey,
+        recipe: VmRecipe,
+        disk_mib: u64,
+    ) -> Result<TemplateInfo, String> {
         let (reply, answer) = oneshot::channel();
-        let wish = Wish { key, recipe, reply: Some(reply) };
+        let wish = Wish { key, recipe, disk_mib, reply: Some(reply) };
         let stopping = || "the node is stopping".to_owned();
         self.wishes.send(wish).await.map_err(|_| stopping())?;
         answer.await.map_err(|_| stopping())?

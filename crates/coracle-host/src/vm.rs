@@ -121,8 +121,8 @@ struct Up {
 
 #[derive(Debug)]
 enum What {
-    /// A VMM runs.
-    Spawned { vmm: ProcessId, template: Option<TemplateKey> },
+    /// A VMM runs; the guest of the template had its own disk mounted, or not.
+    Spawned { vmm: ProcessId, template: Option<TemplateKey>, prepared: bool },
     /// A VMM has loaded the saved memory and stands still. Told to go on, that memory is used up.
     Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.

@@ -47,7 +47,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
         let host = node.open_with(|config| config.templates.enabled = true).await;
         let first = run(&host, "first").await;
         assert_eq!(first.template, None, "there was nothing to clone");
-        let warm = host.warm_template(first.vcpus, first.memory, "").await.unwrap();
+        let warm = host.warm_template(first.vcpus, first.memory, "", None).await.unwrap();
         assert_eq!(
             host.templates(),
             std::slice::from_ref(&warm),
@@ -59,6 +59,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
             let name = format!("clone-{n}");
             let clone = start(&host, &name).await;
             assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
+            assert!(clone.prepared, "{name} begins with the disk that the template has mounted");
             assert!(
                 clone.identity_ms > 0 && clone.identity_ms <= clone.boot_ms,
                 "its new identity is measured"
@@ -94,8 +95,17 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
         exec(&host, "after", &["sh", "-c", "echo kept > /kept"]).await;
         let stopped = host.stop("after", Duration::from_secs(10), None).await.unwrap();
         assert_eq!(stopped.state, VmState::Stopped);
-        assert_eq!(host.start("after", None).await.unwrap().template.as_ref(), Some(&warm.key));
+        let again = host.start("after", None).await.unwrap();
+        assert_eq!((again.template.as_ref(), again.prepared), (Some(&warm.key), false));
         assert_eq!(exec(&host, "after", &["cat", "/kept"]).await.0, "kept\n");
+
+        // One with another disk is a clone all the same.
+        let mut larger = spec("larger");
+        larger.disk_mib = Some(first.disk_mib + 32);
+        host.create(larger, Arc::new(NoProgress)).await.unwrap();
+        let larger = host.start("larger", None).await.unwrap();
+        assert_eq!((larger.template.as_ref(), larger.prepared), (Some(&warm.key), false));
+        exec(&host, "larger", &["sh", "-c", "echo here > /here"]).await;
 
         host.delete_template(warm.key.as_str()).unwrap();
         assert_eq!(host.templates(), []);
@@ -112,7 +122,8 @@ fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;
-        let warm = host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "").await.unwrap();
+        let (one, memory) = (1.try_into().unwrap(), 128.try_into().unwrap());
+        let warm = host.warm_template(one, memory, "", spec("cold").disk_mib).await.unwrap();
         let mut cold = spec("cold");
         cold.cold = true;
         host.create(cold, Arc::new(NoProgress)).await.unwrap();

@@ -66,7 +66,8 @@ fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
         counter(&host, "first").await;
         host.hibernate("first", None).await.unwrap();
         host.delete("first", false, None).await.unwrap();
-        let warm = host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "").await.unwrap();
+        let warm =
+            host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "", None).await.unwrap();
         let clone = counter(&host, "clone").await;
         assert_eq!(clone.template, Some(warm.key), "clones sleep, too");
         until_counted(&host, "clone", 3).await;

@@ -34,7 +34,7 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;
-        host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "").await.unwrap();
+        host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "", None).await.unwrap();
         let first = run(&host, "first").await;
         assert!(first.template.is_some(), "it is a clone");
         let with = host.attach_volume("first", wish("data", Some(64)), None).await.unwrap();
@@ -157,7 +157,7 @@ fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
             config.volume_dirs = vec![node.dir.path().to_owned()];
         };
         let host = node.open_with(allow).await;
-        host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "").await.unwrap();
+        host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "", None).await.unwrap();
         let record = counter(&host, "web").await;
         assert!(record.template.is_some(), "folders work on clones");
         host.attach_volume("web", wish(&shared, None), None).await.unwrap();

@@ -76,7 +76,8 @@ pub async fn check_templates<D: Driver>(driver: &D, recipe: &VmRecipe) {
     expect_hello(driver, recipe).await;
     templates.save_template(recipe, process, &ram, &state).await.expect("save the template");
     assert_eq!(driver.find(recipe).await.expect("find"), None, "a saved template has no VMM");
-    let template = Template { ram: ram.seal().expect("seal"), state: state.seal().expect("seal") };
+    let (ram, state) = (ram.seal().expect("seal"), state.seal().expect("seal"));
+    let template = Template { ram, state, disk: None };
     for _ in 0..2 {
         let clone = templates.start_clone(recipe, &template).await.expect("start a clone");
         assert_eq!(driver.find(recipe).await.expect("find"), Some(clone.process), "find sees a clone");

@@ -298,7 +298,7 @@ impl Snapshots for FakeDriver {
             file.read_to_string(&mut line)?;
             guest::Progress::load(&line).ok_or(io::ErrorKind::InvalidData)?;
             state.file().write_all(line.as_bytes())?;
-            Ok(Template { ram: ram.seal()?, state: state.seal()? })
+            Ok(Template { ram: ram.seal()?, state: state.seal()?, disk: None })
         };
         let operation = format!("unfold {}", recipe.id);
         unfolded().map(Some).map_err(|source| DriverError::Io { operation, source })
@@ -324,6 +324,10 @@ const STATE: &[u8] = b"a saved machine";
 impl Templates for FakeDriver {
     async fn fingerprint(&self, recipe: &VmRecipe) -> String {
         format!("fake {} {} {:?}", recipe.vcpus.get(), recipe.memory.get(), recipe.slots)
+    }
+
+    fn prepares_disk(&self) -> bool {
+        true
     }
 
     async fn boot_template(&self, recipe: &VmRecipe, _ram: &MemoryFile) -> Result<ProcessId, DriverError> {

@@ -101,6 +101,13 @@ impl Slots {
         usize::from(self.read_only) + usize::from(self.writable)
     }
 
+    /// A slot after all others, for a disk whose file system is mounted in the template already. Only drivers whose
+    /// templates have one have it ([`crate::Templates::prepares_disk`]).
+    #[must_use]
+    pub fn prepared(self) -> usize {
+        self.total()
+    }
+
     /// Is this one of the slots for images?
     #[must_use]
     pub fn is_read_only(self, slot: usize) -> bool {

@@ -1,7 +1,8 @@
 //! Starting a machine from a saved one instead of booting it.
 //!
-//! A template is a machine of some shape, saved while its agent waits to be configured: no disk is in it, no
-//! address, no secret. Its slots are empty, so a clone of it becomes a VM of any image.
+//! A template is a machine of some shape, saved while its agent waits to be configured: no image is in it, no
+//! address, no secret. Its slots are empty, so a clone of it becomes a VM of any image. Where the driver can, its guest has
+//! a fresh disk mounted already: a clone that begins with a copy of that disk goes on with it, any other lets it be.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -18,6 +19,8 @@ pub struct Template {
     pub ram: SealedFile,
     /// The state of the devices and CPUs, as the VMM wrote it.
     pub state: SealedFile,
+    /// The disk in the slot [`crate::Slots::prepared`] as the guest left it.
+    pub disk: Option<SealedFile>,
 }
 
 /// A clone whose guest runs.
@@ -38,8 +41,13 @@ pub trait Templates: Send + Sync + Debug {
     /// and the program are.
     async fn fingerprint(&self, recipe: &VmRecipe) -> String;
 
-    /// Boots a machine of this shape with empty slots and no network, its RAM in `ram` where the hypervisor can share it. Disks and the other end of the
-    /// NIC are not looked at.
+    /// Its machines have the slot [`crate::Slots::prepared`].
+    fn prepares_disk(&self) -> bool {
+        false
+    }
+
+    /// Boots a machine of this shape with empty slots and no network, its RAM in `ram` where the hypervisor can share
+    /// it. Disks but the prepared one, and the other end of the NIC, are not looked at.
     ///
     /// # Errors
     /// As [`crate::Driver::start`].
@@ -60,7 +68,7 @@ pub trait Templates: Send + Sync + Debug {
     ) -> Result<Duration, DriverError>;
 
     /// Starts a VMM from a template: RAM private to it, the recipe's disks in the slots, its NIC connected, the guest
-    /// running. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
+    /// running. A disk in the prepared slot is a copy of the template's. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
     ///
     /// # Errors
     /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.

@@ -131,6 +131,12 @@ impl Network for BridgeNetwork {
         self.ipam().release(id);
     }
 
+    async fn plug(&self, id: &VmId) -> Result<Plug, NetError> {
+        let tap = id.tap_name();
+        self.links.ensure_tap(&tap).await?;
+        Ok(Plug::Tap(tap))
+    }
+
     /// The filter comes before the tap goes up: no packet passes unfiltered.
     async fn attach(&self, id: &VmId, mac: MacAddr, lease: Option<Lease>) -> Result<Plug, NetError> {
         let tap = id.tap_name();
@@ -142,7 +148,8 @@ impl Network for BridgeNetwork {
             let _one_at_a_time = self.firewall.lock().await;
             self.rules.allow(&tap, mac, lease.address).await?;
         }
-        self.links.ensure_tap(&tap, self.index).await?;
+        let index = self.links.ensure_tap(&tap).await?;
+        self.links.up(&tap, index, Some(self.index)).await?;
         Ok(Plug::Tap(tap))
     }
 

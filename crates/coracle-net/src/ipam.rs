@@ -89,6 +89,10 @@ impl Network for AddressOnly {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).release(id);
     }
 
+    async fn plug(&self, _: &VmId) -> Result<Plug, NetError> {
+        Ok(Plug::User)
+    }
+
     async fn attach(&self, _: &VmId, _: MacAddr, _: Option<Lease>) -> Result<Plug, NetError> {
         Ok(Plug::User)
     }

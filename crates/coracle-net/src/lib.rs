@@ -66,7 +66,13 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// Gives the address back. Nothing happens when there is none.
     fn release(&self, id: &VmId);
 
-    /// Makes the place where the VMM plugs in, filters included.
+    /// Makes the place where the VMM plugs in. It leads nowhere until [`Network::attach`].
+    ///
+    /// # Errors
+    /// [`NetError::Link`].
+    async fn plug(&self, id: &VmId) -> Result<Plug, NetError>;
+
+    /// Makes that place, where it is missing, with its filters, and connects it.
     ///
     /// # Errors
     /// [`NetError::Link`], [`NetError::Rules`].
@@ -113,6 +119,10 @@ impl Network for UserNetwork {
     }
 
     fn release(&self, _: &VmId) {}
+
+    async fn plug(&self, _: &VmId) -> Result<Plug, NetError> {
+        Ok(Plug::User)
+    }
 
     async fn attach(&self, _: &VmId, _: MacAddr, _: Option<Lease>) -> Result<Plug, NetError> {
         Ok(Plug::User)

@@ -85,17 +85,17 @@ impl Links {
         Ok(index)
     }
 
-    /// Makes a tap that stays without a user, and puts it on the bridge.
-    pub(crate) async fn ensure_tap(&self, name: &str, bridge: u32) -> Result<(), NetError> {
-        if self.index(name).await?.is_none() {
-            make_tap(name)
-                .map_err(|source| NetError::Link { operation: format!("make tap {name}"), source })?;
+    /// Makes a tap that stays without a user; down and on no bridge when it is new.
+    pub(crate) async fn ensure_tap(&self, name: &str) -> Result<u32, NetError> {
+        if let Some(index) = self.index(name).await? {
+            return Ok(index);
         }
-        let index = self.index(name).await?.ok_or_else(|| vanished(name))?;
-        self.up(name, index, Some(bridge)).await
+        make_tap(name).map_err(|source| NetError::Link { operation: format!("make tap {name}"), source })?;
+        self.index(name).await?.ok_or_else(|| vanished(name))
     }
 
-    async fn up(&self, name: &str, index: u32, bridge: Option<u32>) -> Result<(), NetError> {
+    /// Brings an interface up, on that bridge if one is named.
+    pub(crate) async fn up(&self, name: &str, index: u32, bridge: Option<u32>) -> Result<(), NetError> {
         let mut message = LinkUnspec::new_with_index(index).up();
         if let Some(bridge) = bridge {
             message = message.controller(bridge);

@@ -196,10 +196,11 @@ impl Args {
     }
 
     /// Every slot is a device, filled or not, so that machines of one shape are alike. A clone's are filled later:
-    /// its devices must first look as they did when the template was saved.
+    /// its devices must first look as they did when the template was saved. So does the prepared disk from the start.
     fn slots(&mut self, recipe: &VmRecipe, birth: Birth) {
-        for slot in 0..recipe.slots.total() {
-            let disk = recipe.disk_in(slot).filter(|_| birth.has_disks());
+        let prepared = recipe.slots.prepared();
+        for slot in 0..=prepared {
+            let disk = recipe.disk_in(slot).filter(|_| birth.has_disks() || slot == prepared);
             let read_only = if recipe.slots.is_read_only(slot) { "on" } else { "off" };
             let backing = match disk {
                 Some(disk) => {

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
 use crate::monitor::Monitor;
-use crate::{Birth, Qmp, argv, tsc};
+use crate::{Birth, argv, tsc};
 
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -62,14 +62,14 @@ impl QemuDriver {
         Probe { version, accelerator: Some(accelerator), reason }
     }
 
-    /// One process, from fork to the monitor's first answer. It inherits the files of these numbers.
-    pub(crate) async fn spawn(
+    /// One process, from fork to its monitor, open. It inherits the files of these numbers.
+    pub(crate) async fn spawn<'a>(
         &self,
-        recipe: &VmRecipe,
+        recipe: &'a VmRecipe,
         accelerator: Accelerator,
         birth: Birth,
         inherited: &[RawFd],
-    ) -> Result<ProcessId, DriverError> {
+    ) -> Result<(ProcessId, Monitor<'a>), DriverError> {
         for socket in ["qmp.sock", "guest.sock", "console.sock"] {
             // QEMU binds anew; a stale socket of the last VMM would answer nobody.
             let _absent = std::fs::remove_file(recipe.run_dir.join(socket));
@@ -83,9 +83,13 @@ impl QemuDriver {
             inherited: inherited.to_vec(),
         }
         .run()?;
-        let socket = recipe.run_dir.join("qmp.sock");
-        wait_ready(recipe, process, READY_LIMIT, || answers(socket.clone())).await?;
-        Ok(process)
+        let monitor = OnceCell::new();
+        let answers = || async { monitor.get_or_try_init(|| Monitor::open(recipe)).await.is_ok() };
+        wait_ready(recipe, process, READY_LIMIT, answers).await?;
+        match monitor.into_inner() {
+            Some(monitor) => Ok((process, monitor)),
+            None => Monitor::open(recipe).await.map(|monitor| (process, monitor)),
+        }
     }
 
     pub(crate) async fn connect(
@@ -112,13 +116,14 @@ impl Driver for QemuDriver {
     /// A VMM that exits before its monitor answers under KVM is started again under
     /// TCG: the probe says nothing about every MSR that QEMU may want.
     async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        match self.spawn(recipe, recipe.accelerator, Birth::Cold, &[]).await {
+        let spawned = match self.spawn(recipe, recipe.accelerator, Birth::Cold, &[]).await {
             Err(DriverError::Exited { last_words, .. }) if recipe.accelerator == Accelerator::Kvm => {
                 tracing::warn!(vm = %recipe.id, error = %last_words, "VMM exited under kvm, trying tcg");
                 self.spawn(recipe, Accelerator::Tcg, Birth::Cold, &[]).await
             }
             result => result,
-        }
+        };
+        spawned.map(|(process, _)| process)
     }
 
     async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
@@ -180,14 +185,6 @@ impl Driver for QemuDriver {
     /// A system of its own is started by firmware, and never waits for us as our guest does.
     fn templates(&self, recipe: &VmRecipe) -> Option<&dyn Templates> {
         matches!(recipe.machine, Machine::Micro).then_some(self as &dyn Templates)
-    }
-}
-
-/// The monitor is there and talks.
-async fn answers(socket: PathBuf) -> bool {
-    match Qmp::connect(&socket).await {
-        Ok(mut qmp) => qmp.execute("query-status", json!({})).await.is_ok(),
-        Err(_) => false,
     }
 }
 

@@ -37,6 +37,12 @@ impl<'a> Monitor<'a> {
         self.qmp.execute(command, arguments).await.map_err(|source| control(self.recipe, command, source))
     }
 
+    /// As [`Qmp::execute_all`].
+    pub(crate) async fn run_all(&mut self, commands: Vec<(&'static str, Value)>) -> Result<(), DriverError> {
+        let what = commands.first().map_or("", |(command, _)| command);
+        self.qmp.execute_all(commands).await.map_err(|source| control(self.recipe, what, source))
+    }
+
     async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), DriverError> {
         self.qmp.pass_file(name, file).await.map_err(|source| control(self.recipe, "getfd", source))
     }

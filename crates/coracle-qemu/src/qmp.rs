@@ -98,7 +98,29 @@ impl Qmp {
     pub async fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
         let line = self.command(command, arguments);
         self.write.write_all(line.as_bytes()).await?;
-        self.reply(command).await
+        self.reply(command, self.next_id).await
+    }
+
+    /// Runs commands in order, without waiting for one before the next is sent: each round costs a turn of the VMM's
+    /// loop. Those after one that is refused are run all the same. Not cancel-safe.
+    ///
+    /// # Errors
+    /// The first refusal, as of [`Qmp::execute`].
+    pub async fn execute_all(&mut self, commands: Vec<(&'static str, Value)>) -> Result<(), QmpError> {
+        let (mut lines, mut sent) = (String::new(), Vec::new());
+        for (command, arguments) in commands {
+            lines += &self.command(command, arguments);
+            sent.push((command, self.next_id));
+        }
+        self.write.write_all(lines.as_bytes()).await?;
+        let mut outcome = Ok(());
+        for (command, id) in sent {
+            match self.reply(command, id).await {
+                Err(refused @ QmpError::Refused { .. }) => outcome = outcome.and(Err(refused)),
+                other => drop(other?),
+            }
+        }
+        outcome
     }
 
     /// Gives the VMM an open file, which commands then know as `fd:NAME`. Not cancel-safe.
@@ -117,7 +139,7 @@ impl Qmp {
         };
         // The file goes with the first byte; the rest of the line is like any other.
         self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
-        self.reply("getfd").await.map(drop)
+        self.reply("getfd", self.next_id).await.map(drop)
     }
 
     fn command(&mut self, command: &'static str, arguments: Value) -> String {
@@ -127,8 +149,7 @@ impl Qmp {
         line
     }
 
-    async fn reply(&mut self, command: &'static str) -> Result<Value, QmpError> {
-        let id = self.next_id;
+    async fn reply(&mut self, command: &'static str, id: u64) -> Result<Value, QmpError> {
         loop {
             let mut reply = self.line().await?;
             if reply.get("id").and_then(Value::as_u64) != Some(id) {
@@ -172,8 +193,8 @@ mod tests {
 
     use super::*;
 
-    /// A monitor that says these lines, the first before anything is asked.
-    async fn monitor(lines: &'static [&'static str]) -> (tempfile::TempDir, Result<Qmp, QmpError>) {
+    /// A monitor that says these lines, the first before anything is asked. One that greets stays while what is returned with it does.
+    async fn monitor(lines: &'static [&'static str]) -> (impl Sized, Result<Qmp, QmpError>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -187,9 +208,10 @@ mod tests {
                     let _ = asked.next_line().await;
                 }
             }
+            lines.iter().any(|line| line.contains("QMP")).then_some((asked, write))
         };
-        let (_, qmp) = tokio::join!(serve, Qmp::connect(&path));
-        (dir, qmp)
+        let (stays, qmp) = tokio::join!(serve, Qmp::connect(&path));
+        ((dir, stays), qmp)
     }
 
     #[tokio::test]
@@ -212,6 +234,26 @@ mod tests {
         let lines: &'static [_] = Box::leak(Box::new([greeting, event, r#"{"return":{},"id":1}"#]));
         let (_dir, qmp) = monitor(lines).await;
         assert_eq!(qmp.unwrap().version(), "7.2.22");
+    }
+
+    #[tokio::test]
+    async fn of_many_commands_the_first_refusal_is_told_and_all_answers_are_read() {
+        let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
+        let refusal = |id: u32| format!(r#"{{"error":{{"class":"No","desc":"{id}"}},"id":{id}}}"#);
+        let answers = [r#"{"return":{},"id":1}"#.to_owned(), r#"{"return":{},"id":2}"#.to_owned()];
+        let after = [refusal(3), refusal(4), r#"{"return":5,"id":5}"#.to_owned()];
+        let lines = [greeting.to_owned()].into_iter().chain(answers).chain(after);
+        let lines: Vec<&'static str> = lines.map(|line| &*line.leak()).collect();
+        let (_dir, qmp) = monitor(lines.leak()).await;
+        let mut qmp = qmp.unwrap();
+        let many = ["a", "b", "c"].map(|command| (command, json!({}))).to_vec();
+        match qmp.execute_all(many).await {
+            Err(QmpError::Refused { command, description, .. }) => {
+                assert_eq!((command, description.as_str()), ("b", "3"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(qmp.execute("d", json!({})).await.unwrap(), json!(5));
     }
 
     #[tokio::test]

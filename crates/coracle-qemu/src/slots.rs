@@ -1,6 +1,8 @@
 //! Disks of a running machine. A microvm has its devices from the start, and the nodes of its slots are swapped; a PC has
 //! ports, and devices are plugged in and out.
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::{Disk, DriverError, Machine, VmRecipe};
@@ -30,13 +32,15 @@ impl Monitor<'_> {
         let io =
             |source| DriverError::Io { operation: format!("size disk {slot} of VM {}", recipe.id), source };
         let bytes = std::fs::metadata(&disk.path).map_err(io)?.len();
-        if disk.read_only {
-            self.show_size(recipe, slot, bytes).await?;
-        }
         let node = format!("disk{slot}");
-        self.add(&node, &disk.path, disk.read_only).await?;
-        self.reopen(slot, &node, disk.read_only).await?;
-        if disk.read_only { self.remove(&gauge(slot)).await } else { self.resize(slot, bytes).await }
+        let in_place = [add(&node, &disk.path, disk.read_only), reopen(slot, &node, disk.read_only)];
+        if !disk.read_only {
+            return self.run_all(in_place.into_iter().chain([resize(slot, bytes)]).collect()).await;
+        }
+        let path = gauge_file(recipe, slot, bytes).map_err(io)?;
+        let shown = show_size(slot, &path, bytes).into_iter();
+        self.run_all(shown.chain(in_place).chain([remove(&gauge(slot))]).collect()).await?;
+        std::fs::remove_file(&path).map_err(io)
     }
 
     /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is. Also when an insertion or an
@@ -51,25 +55,32 @@ impl Monitor<'_> {
         });
         // One that was filled from the start has never had it; one that was filled later still has.
         let there = self.run("blockdev-add", nothing).await;
-        let read_only = recipe.slots.is_read_only(slot);
-        let reopened = self.reopen(slot, &empty, read_only).await;
+        let empty = reopen(slot, &empty, recipe.slots.is_read_only(slot));
+        let reopened = self.run_all(vec![empty.clone()]).await;
         if reopened.is_err() {
             there?;
         }
         reopened?;
         for node in [gauge(slot), format!("disk{slot}")] {
-            if let Err(error) = self.remove(&node).await {
-                tracing::debug!(vm = %recipe.id, node, %error, "not removed; it may never have been there");
-            }
+            self.try_remove(recipe, &node).await;
         }
-        self.show_size(recipe, slot, EMPTY_SLOT_BYTES).await?;
-        self.reopen(slot, &empty, read_only).await?;
-        self.remove(&gauge(slot)).await
+        let io =
+            |source| DriverError::Io { operation: format!("empty slot {slot} of VM {}", recipe.id), source };
+        let path = gauge_file(recipe, slot, EMPTY_SLOT_BYTES).map_err(io)?;
+        let shown = show_size(slot, &path, EMPTY_SLOT_BYTES).into_iter();
+        self.run_all(shown.chain([empty, remove(&gauge(slot))]).collect()).await?;
+        std::fs::remove_file(&path).map_err(io)
+    }
+
+    async fn try_remove(&mut self, recipe: &VmRecipe, node: &str) {
+        if let Err(error) = self.run_all(vec![remove(node)]).await {
+            tracing::debug!(vm = %recipe.id, node, %error, "not removed; it may never have been there");
+        }
     }
 
     async fn plug(&mut self, disk: &Disk) -> Result<(), DriverError> {
         let slot = disk.slot;
-        self.add(&format!("disk{slot}"), &disk.path, disk.read_only).await?;
+        self.run_all(vec![add(&format!("disk{slot}"), &disk.path, disk.read_only)]).await?;
         let node = format!("slot{slot}");
         let raw = json!({
             "driver": "raw", "node-name": node, "file": format!("disk{slot}"), "read-only": disk.read_only,
@@ -103,9 +114,7 @@ impl Monitor<'_> {
             sleep(UNPLUG_POLL).await;
         }
         for node in [device, format!("disk{slot}")] {
-            if let Err(error) = self.remove(&node).await {
-                tracing::debug!(vm = %recipe.id, node, %error, "not removed; it may never have been there");
-            }
+            self.try_remove(recipe, &node).await;
         }
         Ok(())
     }
@@ -115,41 +124,43 @@ impl Monitor<'_> {
         let named = |device: &Value| device.get("name").and_then(Value::as_str) == Some(id);
         Ok(devices.as_array().is_some_and(|devices| devices.iter().any(named)))
     }
+}
 
-    /// Puts an empty file of that size into the slot, writable, and has the guest look at it.
-    async fn show_size(&mut self, recipe: &VmRecipe, slot: usize, bytes: u64) -> Result<(), DriverError> {
-        let io =
-            |source| DriverError::Io { operation: format!("size disk {slot} of VM {}", recipe.id), source };
-        let node = gauge(slot);
-        let path = recipe.run_dir.join(&node);
-        std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).map_err(io)?;
-        self.add(&node, &path, false).await?;
-        self.reopen(slot, &node, false).await?;
-        self.resize(slot, bytes).await?;
-        std::fs::remove_file(&path).map_err(io)
-    }
+/// A command and its arguments.
+type Command = (&'static str, Value);
 
-    async fn remove(&mut self, node: &str) -> Result<(), DriverError> {
-        self.run("blockdev-del", json!({"node-name": node})).await.map(drop)
-    }
+/// An empty file of that size. QEMU holds it open from the moment that it is a node.
+fn gauge_file(recipe: &VmRecipe, slot: usize, bytes: u64) -> io::Result<PathBuf> {
+    let path = recipe.run_dir.join(gauge(slot));
+    std::fs::File::create(&path)?.set_len(bytes)?;
+    Ok(path)
+}
 
-    async fn add(&mut self, node: &str, path: &std::path::Path, read_only: bool) -> Result<(), DriverError> {
-        let file = json!({
-            "driver": "file", "node-name": node, "filename": path, "read-only": read_only, "discard": "unmap",
-        });
-        self.run("blockdev-add", file).await.map(drop)
-    }
+/// Puts such a file into the slot, writable, and has the guest look at it.
+fn show_size(slot: usize, path: &Path, bytes: u64) -> [Command; 3] {
+    let node = gauge(slot);
+    [add(&node, path, false), reopen(slot, &node, false), resize(slot, bytes)]
+}
 
-    async fn reopen(&mut self, slot: usize, node: &str, read_only: bool) -> Result<(), DriverError> {
-        let slot = format!("slot{slot}");
-        let raw = json!({"driver": "raw", "node-name": slot, "file": node, "read-only": read_only});
-        self.run("blockdev-reopen", json!({"options": [raw]})).await.map(drop)
-    }
+fn add(node: &str, path: &Path, read_only: bool) -> Command {
+    let file = json!({
+        "driver": "file", "node-name": node, "filename": path, "read-only": read_only, "discard": "unmap",
+    });
+    ("blockdev-add", file)
+}
 
-    async fn resize(&mut self, slot: usize, bytes: u64) -> Result<(), DriverError> {
-        let arguments = json!({"node-name": format!("slot{slot}"), "size": bytes});
-        self.run("block_resize", arguments).await.map(drop)
-    }
+fn remove(node: &str) -> Command {
+    ("blockdev-del", json!({"node-name": node}))
+}
+
+fn reopen(slot: usize, node: &str, read_only: bool) -> Command {
+    let raw =
+        json!({"driver": "raw", "node-name": format!("slot{slot}"), "file": node, "read-only": read_only});
+    ("blockdev-reopen", json!({"options": [raw]}))
+}
+
+fn resize(slot: usize, bytes: u64) -> Command {
+    ("block_resize", json!({"node-name": format!("slot{slot}"), "size": bytes}))
 }
 
 /// The node that shows a size for a moment. Each slot has its own, so that what was cut off in one is in no other's way.

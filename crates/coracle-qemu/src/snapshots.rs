@@ -46,9 +46,8 @@ impl Snapshots for QemuDriver {
         let state = MemoryFile::new("unfolded-state", 0).map_err(io)?;
         let inherited = [ram.number(), file.as_raw_fd()];
         let birth = Birth::Unfold { ram: ram.number() };
-        let process = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
+        let (process, mut monitor) = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
         let unfolded = async {
-            let mut monitor = Monitor::open(recipe).await?;
             monitor.load_from(file.as_raw_fd()).await?;
             monitor.ignore_shared_ram(true).await?;
             monitor.save_to(state.as_fd()).await
@@ -56,7 +55,8 @@ impl Snapshots for QemuDriver {
         let unfolded = unfolded.await;
         self.kill(process).await?;
         unfolded?;
-        let sealed = spawn_blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? }));
+        let sealed =
+            spawn_blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()?, disk: None }));
         sealed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map(Some).map_err(io)
     }
 
@@ -65,15 +65,14 @@ impl Snapshots for QemuDriver {
         let (birth, state, ram) = match saved {
             Saved::File(file) => (Birth::Restore, file.try_clone().map_err(io)?, None),
             // Reopened: each reads the state from its start.
-            Saved::Unfolded(Template { ram, state }) => {
+            Saved::Unfolded(Template { ram, state, .. }) => {
                 (Birth::Fork { ram: ram.number() }, state.reopen().map_err(io)?, Some(ram.number()))
             }
         };
         let number = state.as_raw_fd();
         let inherited: Vec<_> = ram.into_iter().chain([number]).collect();
-        let process = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
+        let (process, mut monitor) = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
         let loaded = async {
-            let mut monitor = Monitor::open(recipe).await?;
             // Connected first: the guest learns of it with its first step (guest-channel.md, rule 8).
             let channel = self.connect(recipe, "guest").await?;
             monitor.ignore_shared_ram(ram.is_some()).await?;

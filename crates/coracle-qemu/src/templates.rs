@@ -3,7 +3,7 @@
 //! With `x-ignore-shared` a migration leaves out RAM that is mapped shared, so the state of a machine is some
 //! 140 KB; a clone maps the same file privately and loads the state in milliseconds (microvm.md §7.3).
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,9 +27,14 @@ impl Templates for QemuDriver {
         format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), devices(recipe))
     }
 
+    fn prepares_disk(&self) -> bool {
+        true
+    }
+
     async fn boot_template(&self, recipe: &VmRecipe, ram: &MemoryFile) -> Result<ProcessId, DriverError> {
         let birth = Birth::Template { ram: ram.number() };
-        self.spawn(recipe, recipe.accelerator, birth, &[ram.number()]).await
+        let spawned = self.spawn(recipe, recipe.accelerator, birth, &[ram.number()]).await;
+        spawned.map(|(process, _)| process)
     }
 
     async fn save_template(
@@ -56,8 +61,8 @@ impl Templates for QemuDriver {
         let number = state.as_raw_fd();
         let birth = Birth::Clone { ram: template.ram.number() };
         let inherited = [template.ram.number(), number];
-        let process = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
-        match self.load(recipe, number).await {
+        let (process, monitor) = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
+        match self.load(recipe, monitor, number).await {
             Ok(channel) => Ok(Cloned { process, channel: Some(channel) }),
             Err(error) => {
                 self.kill(process).await?;
@@ -70,12 +75,16 @@ impl Templates for QemuDriver {
 impl QemuDriver {
     /// Everything between a waiting VMM and a running guest. The agent's channel is connected first: the VMM tells the
     /// guest of it when the state is loaded, and the agent says hello (guest-channel.md §3, rule 8).
-    async fn load(&self, recipe: &VmRecipe, state: i32) -> Result<UnixStream, DriverError> {
-        let mut monitor = Monitor::open(recipe).await?;
+    async fn load(
+        &self,
+        recipe: &VmRecipe,
+        mut monitor: Monitor<'_>,
+        state: RawFd,
+    ) -> Result<UnixStream, DriverError> {
         let channel = self.connect(recipe, "guest").await?;
         monitor.ignore_shared_ram(true).await?;
         monitor.load_from(state).await?;
-        for disk in &recipe.disks {
+        for disk in recipe.disks.iter().filter(|disk| disk.slot != recipe.slots.prepared()) {
             monitor.insert(recipe, disk).await?;
         }
         monitor.run("cont", json!({})).await?;
@@ -94,6 +103,7 @@ async fn save(recipe: &VmRecipe, state: &MemoryFile) -> Result<(), DriverError> 
 pub(crate) fn devices(recipe: &VmRecipe) -> String {
     let mut shape = recipe.clone();
     (shape.kernel, shape.initrd) = ("kernel".into(), "initrd".into());
+    shape.disks.clear();
     let mac = coracle_types::MacAddr::of(&shape.id);
     if let Some(nic) = &mut shape.nic {
         nic.mac = mac;

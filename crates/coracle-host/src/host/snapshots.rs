@@ -318,6 +318,7 @@ impl Host {
             rootfs: under.to_owned(),
             kernel,
             disk_mib: info.disk_mib,
+            prepared: info.prepared,
             address,
             metadata,
             boots: 1,

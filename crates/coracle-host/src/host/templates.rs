@@ -13,8 +13,9 @@ impl Host {
         self.0.shared.templates.list()
     }
 
-    /// Takes the template of a shape, or finds it; returns when it is ready. Idempotent; cancel-safe: the taking goes
-    /// on without the caller.
+    /// Takes the template of a shape, or finds it; returns when it is ready. Its guest has a fresh disk of `disk_mib`
+    /// mounted, for VMs that begin with one of that size; `None`: the node's default. Idempotent; cancel-safe: the taking
+    /// goes on without the caller.
     ///
     /// # Errors
     /// [`HostError::Kernel`]; [`HostError::Template`] when the driver has none, they are switched off, or the boot
@@ -24,6 +25,7 @@ impl Host {
         vcpus: Vcpus,
         memory: MemoryMib,
         kernel_path: &str,
+        disk_mib: Option<u64>,
     ) -> Result<TemplateInfo, HostError> {
         let shared = &self.0.shared;
         let mut recipe = of_shape(&shared.config, shared.accelerator(""));
@@ -34,7 +36,8 @@ impl Host {
         let failed = |why: String| HostError::Template { why };
         let key = shared.templates.key(shared, &recipe).await;
         let key = key.ok_or_else(|| failed("there are none on this node: see coracle doctor".to_owned()))?;
-        shared.templates.warm(key, recipe).await.map_err(failed)
+        let disk_mib = disk_mib.unwrap_or(shared.config.disk_mib);
+        shared.templates.warm(key, recipe, disk_mib).await.map_err(failed)
     }
 
     /// Forgets a template and its files. VMs that were started from it go on.

@@ -134,6 +134,7 @@ pub(super) fn template(info: &TemplateInfo) -> pb::Template {
         taken_at_ms: info.taken_at.0,
         took_ms: info.took_ms,
         save_ms: info.save_ms,
+        disk_mib: info.disk_mib,
         ram_bytes: info.ram_bytes,
     }
 }

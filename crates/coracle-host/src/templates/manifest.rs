@@ -33,6 +33,9 @@ pub struct TemplateInfo {
     pub save_ms: u64,
     /// Memory that its RAM takes, in bytes.
     pub ram_bytes: u64,
+    /// Size of the fresh disk that its guest has mounted; 0: it has none.
+    #[serde(default)]
+    pub disk_mib: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -41,7 +44,7 @@ struct Manifest {
     schema: u32,
     #[serde(flatten)]
     info: TemplateInfo,
-    /// SHA-256 over offset and bytes of each piece of RAM, then of the state.
+    /// SHA-256 over offset and bytes of each piece of RAM, then of the state, then of the disk.
     digest: String,
 }
 
@@ -72,6 +75,9 @@ pub(super) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Tem
     let mut digest = Sha256::new();
     template.ram.store(&part.join("ram"), pieces(&mut digest))?;
     template.state.store(&part.join("state"), pieces(&mut digest))?;
+    if let Some(disk) = &template.disk {
+        disk.store(&part.join("disk"), pieces(&mut digest))?;
+    }
     let manifest = Manifest { schema: SCHEMA, info: info.clone(), digest: hex(digest) };
     files::write_atomic(&part.join("manifest.json"), &serde_json::to_vec_pretty(&manifest)?)?;
     files::remove_tree(dir)?;
@@ -88,10 +94,14 @@ pub(super) fn load(dir: &Path, info: &TemplateInfo) -> io::Result<Template> {
     let mut digest = Sha256::new();
     let ram = SealedFile::load("template-ram", &dir.join("ram"), pieces(&mut digest))?;
     let state = SealedFile::load("template-state", &dir.join("state"), pieces(&mut digest))?;
+    let disk = match info.disk_mib {
+        0 => None,
+        _ => Some(SealedFile::load("template-disk", &dir.join("disk"), pieces(&mut digest))?),
+    };
     if manifest.info != *info || hex(digest) != manifest.digest {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "its content is not what was saved"));
     }
-    Ok(Template { ram, state })
+    Ok(Template { ram, state, disk })
 }
 
 fn pieces(digest: &mut Sha256) -> impl FnMut(u64, &[u8]) {
@@ -132,19 +142,22 @@ mod tests {
             took_ms: 7,
             save_ms: 2,
             ram_bytes: 4096,
+            disk_mib: 1,
         };
-        let template = Template { ram: sealed(b"ram"), state: sealed(b"state") };
+        let template = Template { ram: sealed(b"ram"), state: sealed(b"state"), disk: Some(sealed(b"disk")) };
         let (part, place) = (dir.path().join("part"), dir.path().join("0123456789abcdef"));
         store(&part, &place, &info, &template).unwrap();
         assert_eq!(read(&place).unwrap(), info);
         load(&place, &info).unwrap();
-        std::fs::File::options()
-            .write(true)
-            .open(place.join("ram"))
-            .unwrap()
-            .write_all_at(b"R", 8192)
-            .unwrap();
-        assert_eq!(load(&place, &info).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        for part in ["ram", "state", "disk"] {
+            let file = std::fs::File::options().read(true).write(true).open(place.join(part)).unwrap();
+            let mut was = [0];
+            file.read_exact_at(&mut was, 8192).unwrap();
+            file.write_all_at(b"X", 8192).unwrap();
+            assert_eq!(load(&place, &info).unwrap_err().kind(), io::ErrorKind::InvalidData, "{part}");
+            file.write_all_at(&was, 8192).unwrap();
+        }
+        load(&place, &info).unwrap();
         std::fs::rename(&place, dir.path().join("fedcba9876543210")).unwrap();
         assert!(read(&dir.path().join("fedcba9876543210")).is_err(), "under another's name it is none");
     }

@@ -4,16 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Driver as _, MemoryFile, ProcessId, Template, VmRecipe};
+use coracle_hypervisor::{Disk, Driver as _, MemoryFile, ProcessId, SealedFile, Template, VmRecipe};
+use coracle_proto::guest as pb;
 use coracle_types::{MacAddr, VmId};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::{TemplateInfo, TemplateKey, Wish, manifest};
-use crate::guest::GuestClient;
+use crate::guest::{GuestClient, within};
+use crate::recipe::device;
 use crate::record::millis;
 use crate::vm::Shared;
-use crate::{HostError, files};
+use crate::{HostError, disks, files};
 
 /// What the folder of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
@@ -89,6 +91,12 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
     for dir in [&recipe.state_dir, &recipe.run_dir] {
         std::fs::create_dir_all(dir).map_err(io("make the folder"))?;
     }
+    let disk = recipe.disk_in(recipe.slots.prepared()).map(|disk| disk.path.clone());
+    if let Some(disk) = disk.clone() {
+        let (cache, size) = (shared.config.state_dir.join("cache"), wish.disk_mib);
+        let made = files::blocking(move || disks::ensure_overlay(&cache, &disk, size)).await;
+        made.map_err(io("make the disk"))?;
+    }
     // It is a boot like any other, and waits its turn.
     let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let began = Instant::now();
@@ -109,6 +117,7 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
         took_ms: millis(began.elapsed()),
         save_ms: millis(save),
         ram_bytes: template.ram.resident().map_err(io("measure the memory"))?,
+        disk_mib: disk.map_or(0, |_| wish.disk_mib),
     };
     let template = Arc::new(template);
     templates.insert(info.clone(), template.clone());
@@ -124,10 +133,12 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
     Ok(info)
 }
 
-/// The shape without what is the VM's own.
+/// The shape without what is the VM's own, and with a disk for its guest to prepare.
 fn template_recipe(shared: &Shared, key: &TemplateKey, mut recipe: VmRecipe, part: &Path) -> VmRecipe {
     recipe.id = VmId::of_name(&key.vm_name());
-    recipe.disks = vec![];
+    let prepares = shared.driver.templates(&recipe).is_some_and(|templates| templates.prepares_disk());
+    let slot = recipe.slots.prepared();
+    recipe.disks = prepares.then(|| Disk::raw(slot, part.join("disk"), false)).into_iter().collect();
     if let Some(nic) = &mut recipe.nic {
         nic.mac = MacAddr::of(&recipe.id);
     }
@@ -150,12 +161,18 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<(Template, Dura
         return Err(error);
     }
     let took = templates.save_template(recipe, process, &ram, &state).await.map_err(driver)?;
-    let sealed = files::blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()? })).await;
+    let disk = recipe.disk_in(recipe.slots.prepared()).map(|disk| disk.path.clone());
+    let sealed = files::blocking(move || {
+        let disk = disk.map(|path| SealedFile::load("template-disk", &path, |_, _| {})).transpose()?;
+        Ok(Template { ram: ram.seal()?, state: state.seal()?, disk })
+    })
+    .await;
     let failed = |source| HostError::State { operation: "seal a template".to_owned(), source };
     Ok((sealed.map_err(failed)?, took))
 }
 
-/// The agent has said hello and answers; then the session is closed, which the guest sees before it is saved.
+/// The agent has said hello, answers, and has prepared the disk; then the session is closed, which the guest sees before
+/// it is saved.
 async fn wait_for_agent(
     shared: &Arc<Shared>,
     recipe: &VmRecipe,
@@ -166,10 +183,16 @@ async fn wait_for_agent(
     let ready = async {
         let guest = GuestClient::open(&shared.driver, recipe, limit, None).await;
         let guest = guest.map_err(|e| boot(&e.to_string()))?;
-        guest.status().await.map_err(|e| boot(e.message()))
+        guest.status().await.map_err(|e| boot(e.message()))?;
+        let slot = recipe.slots.prepared();
+        if recipe.disk_in(slot).is_some() {
+            let request = pb::PrepareRequest { overlay_device: device(slot) };
+            within(limit, guest.rpc().prepare(request)).await.map_err(|e| boot(e.message()))?;
+        }
+        Ok(())
     };
     tokio::select! {
-        status = timeout(limit, ready) => status.map_err(|_| boot("the agent did not answer in time"))?.map(drop),
+        done = timeout(limit, ready) => done.map_err(|_| boot("the agent did not answer in time"))?,
         _ = shared.driver.exited(process) => Err(boot("the VMM exited")),
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::finish::Committing;
 use super::boot::CONFIGURE_LIMIT;
 use super::{Handle, Note, Reply, Request, Shared, Up, View, What, boot, follow};
-use crate::adopt::{Adoption, adopt};
+use crate::adopt::{Adoption, Seen, adopt};
 use crate::console::{self, ConsoleInput};
 use crate::events::EventKind;
 use crate::folders::FolderServer;
@@ -153,7 +153,12 @@ impl Actor {
     /// What a restart asks for. True when nothing is left of the VM.
     async fn adopt(&mut self) -> bool {
         let found = self.find().await;
-        let adoption = adopt(self.record.state, found.is_some(), self.record.saved.is_some());
+        let seen = match found {
+            None => Seen::Nothing,
+            Some(vmm) if self.record.process == Some(vmm) => Seen::Known,
+            Some(_) => Seen::Stranger,
+        };
+        let adoption = adopt(self.record.state, seen, self.record.saved.is_some());
         if adoption != Adoption::Rest {
             tracing::info!(vm = %self.record.id, ?adoption, "adopt");
         }
@@ -364,9 +369,10 @@ impl Actor {
             return; // of an earlier run
         }
         match note.what {
-            What::Spawned { vmm, template } => {
+            What::Spawned { vmm, template, prepared } => {
                 self.record.process = Some(vmm);
                 self.record.template = template;
+                self.record.prepared = prepared;
                 self.record.accelerator = Some(self.shared.accelerator(&self.record.driver));
                 self.save_quietly().await;
                 self.watch(vmm);

@@ -6,7 +6,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, VmRecipe};
+use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmRecipe};
+use coracle_net::Plug;
 use coracle_proto::guest as pb;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -17,7 +18,7 @@ use super::{Note, Shared, Up, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{VmPaths, configuration, process, recipe};
 use crate::record::SavedMemory;
-use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, disks, files};
+use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, Volume, disks, files};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -70,11 +71,13 @@ async fn attend(
     record: &Record,
     console: &ConsoleHandle,
     notes: &mpsc::Sender<Note>,
-    Launched { recipe, vmm, origin }: Launched,
+    Launched { recipe, vmm, origin, prepared }: Launched,
     deadline: Instant,
 ) -> Result<Up, HostError> {
+    let record = &Record { prepared, ..record.clone() };
     let (mut limits, mut missing, mut channel) = (Limits::of_boot(shared, record), None, None);
     match origin {
+        Origin::Found => {}
         Origin::Booted { missing: key } => {
             tell_spawned(notes, record, vmm, None).await;
             missing = key;
@@ -106,7 +109,7 @@ async fn attend(
         _ = shared.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
     };
     if let (Ok(Ok(_)), Some(key)) = (&outcome, missing) {
-        shared.templates.wish(key, recipe);
+        shared.templates.wish(key, recipe, record.disk_mib);
     }
     match outcome {
         Ok(result) => result,
@@ -152,7 +155,8 @@ async fn tell_spawned(
     vmm: ProcessId,
     template: Option<TemplateKey>,
 ) {
-    let _task_gone = notes.send(Note { boot: record.boots, what: What::Spawned { vmm, template } }).await;
+    let what = What::Spawned { vmm, template, prepared: record.prepared };
+    let _task_gone = notes.send(Note { boot: record.boots, what }).await;
 }
 
 /// A VMM that is there.
@@ -160,11 +164,15 @@ struct Launched {
     recipe: VmRecipe,
     vmm: ProcessId,
     origin: Origin,
+    /// As the record has it.
+    prepared: bool,
 }
 
 /// Where its guest comes from. The agent speaks first on a channel that is there already.
 enum Origin {
-    /// It boots, or was found; `missing` is the template that it might have been cloned from, had there been one.
+    /// It was there, as the record says.
+    Found,
+    /// It boots; `missing` is the template that it might have been cloned from, had there been one.
     Booted { missing: Option<TemplateKey> },
     /// It runs.
     Cloned { template: TemplateKey, channel: Option<UnixStream> },
@@ -172,35 +180,66 @@ enum Origin {
     Restored { channel: Option<UnixStream> },
 }
 
-/// Network, disk, VMM: each is kept when it is already there.
+/// Network, disk, VMM: each is kept when it is already there. A VMM starts while the network is still made, which leads
+/// nowhere until its filters are in place.
 async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let name = || record.name.to_string();
     let network = |source| HostError::Network { name: name(), source };
     let driver = |source| HostError::Driver { name: name(), source };
     let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
+    let plug = shared.network.plug(&record.id).await.map_err(network)?;
     let attach = async { shared.network.attach(&record.id, record.mac, lease).await.map_err(network) };
-    let (plug, ()) = tokio::try_join!(attach, prepare_files(shared, record))?;
+    let known = recipe(&shared.config, record, shared.accelerator(&record.driver), Some(&plug));
+    match shared.driver.find(&known).await.map_err(driver)? {
+        Some(vmm) if record.process == Some(vmm) => {
+            attach.await?;
+            // Cut off between the end of loading and the first step, it stands still.
+            shared.driver.resume(&known).await.map_err(driver)?;
+            let prepared = record.prepared;
+            return Ok(Launched { recipe: known, vmm, origin: Origin::Found, prepared });
+        }
+        // Cut off before it was anybody's: nothing is known of what is in it.
+        Some(vmm) => shared.driver.kill(vmm).await.map_err(driver)?,
+        None => {}
+    }
+    let start = async {
+        match &record.saved {
+            Some(saved) => {
+                prepare_files(shared, record, None).await?;
+                let Cloned { process: vmm, channel } = restore(shared, record, &known, saved).await?;
+                let (origin, prepared) = (Origin::Restored { channel }, record.prepared);
+                Ok(Launched { recipe: known, vmm, origin, prepared })
+            }
+            None => start(shared, record, &plug).await,
+        }
+    };
+    tokio::try_join!(attach, start).map(|(_, launched)| launched)
+}
+
+/// A VMM that is cloned from the template of its shape, or boots.
+async fn start(shared: &Arc<Shared>, record: &Record, plug: &Plug) -> Result<Launched, HostError> {
     let accelerator = shared.accelerator(&record.driver);
-    let recipe = recipe(&shared.config, record, accelerator, Some(&plug));
-    if let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
-        // Cut off between the end of loading and the first step, it stands still.
-        shared.driver.resume(&recipe).await.map_err(driver)?;
-        return Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: None } });
+    let recipe = |prepared| {
+        let record = Record { prepared, ..record.clone() };
+        recipe(&shared.config, &record, accelerator, Some(plug))
+    };
+    let booting = recipe(false);
+    let key = if record.cold { None } else { shared.templates.key(shared, &booting).await };
+    let template = match &key {
+        Some(key) => shared.templates.get(shared, key).await,
+        None => None,
+    };
+    let prepared = prepare_files(shared, record, template.clone()).await?;
+    if let (Some(key), Some(template)) = (&key, &template) {
+        let recipe = recipe(prepared);
+        if let Some(Cloned { process: vmm, channel }) = clone(shared, &recipe, key, template).await {
+            let origin = Origin::Cloned { template: key.clone(), channel };
+            return Ok(Launched { recipe, vmm, origin, prepared });
+        }
     }
-    if let Some(saved) = &record.saved {
-        let restored = restore(shared, record, &recipe, saved).await?;
-        let origin = Origin::Restored { channel: restored.channel };
-        return Ok(Launched { recipe, vmm: restored.process, origin });
-    }
-    let key = if record.cold { None } else { shared.templates.key(shared, &recipe).await };
-    if let Some(key) = &key
-        && let Some(cloned) = clone(shared, &recipe, key).await
-    {
-        let origin = Origin::Cloned { template: key.clone(), channel: cloned.channel };
-        return Ok(Launched { recipe, vmm: cloned.process, origin });
-    }
-    let vmm = shared.driver.start(&recipe).await.map_err(driver)?;
-    Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: key } })
+    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+    let vmm = shared.driver.start(&booting).await.map_err(driver)?;
+    Ok(Launched { recipe: booting, vmm, origin: Origin::Booted { missing: key }, prepared: false })
 }
 
 /// A VMM with the memory of a VM that was hibernated, if this is a machine like the one that it was saved on.
@@ -239,10 +278,13 @@ async fn restore(
 }
 
 /// A clone of the shape's template. `None`: it has to boot.
-async fn clone(shared: &Arc<Shared>, recipe: &VmRecipe, key: &TemplateKey) -> Option<Cloned> {
-    let driver = shared.driver.templates(recipe)?;
-    let template = shared.templates.get(shared, key).await?;
-    match driver.start_clone(recipe, &template).await {
+async fn clone(
+    shared: &Arc<Shared>,
+    recipe: &VmRecipe,
+    key: &TemplateKey,
+    template: &Template,
+) -> Option<Cloned> {
+    match shared.driver.templates(recipe)?.start_clone(recipe, template).await {
         Ok(cloned) => Some(cloned),
         Err(error) => {
             // The boot that follows has a new one taken.
@@ -254,16 +296,21 @@ async fn clone(shared: &Arc<Shared>, recipe: &VmRecipe, key: &TemplateKey) -> Op
     }
 }
 
-async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), HostError> {
+/// The VM's folders, and its own disk where it has none yet. True when that is the one that the template's guest has
+/// mounted.
+async fn prepare_files(
+    shared: &Arc<Shared>,
+    record: &Record,
+    template: Option<Arc<Template>>,
+) -> Result<bool, HostError> {
     let paths = VmPaths::of(&shared.config, &record.id);
     let cache = shared.config.state_dir.join("cache");
     let id = record.id.clone();
     let network =
         configuration(&shared.config, record, shared.network.subnet(), vec![], shared.clock.now()).network;
     let (record, agent) = (record.clone(), shared.config.agent.clone());
-    let sources: Vec<_> = record.volumes.iter().map(|volume| volume.source.clone()).collect();
-    let make = move || -> io::Result<()> {
-        for source in &sources {
+    let make = move || -> io::Result<bool> {
+        for Volume { source, .. } in &record.volumes {
             let told = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));
             source.metadata().map_err(told)?;
         }
@@ -272,9 +319,15 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record) -> Result<(), Host
         if let Some(dir) = own.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        match &record.system {
-            None => disks::ensure_overlay(&cache, &own, record.disk_mib),
-            Some(system) => system.prepare(&paths, &record, network.as_ref(), &agent),
+        if let Some(system) = &record.system {
+            system.prepare(&paths, &record, network.as_ref(), &agent)?;
+            return Ok(false);
+        }
+        match template.as_ref().and_then(|template| template.disk.as_ref()) {
+            Some(disk) if !own.exists() && disk.length()? == record.disk_mib << 20 => {
+                disks::copy(&disk.path(), &own).map(|()| true)
+            }
+            _ => disks::ensure_overlay(&cache, &own, record.disk_mib).map(|()| false),
         }
     };
     let made = files::blocking(make).await;

@@ -185,6 +185,13 @@ impl Guest for FakeGuest {
         }))
     }
 
+    async fn prepare(&self, _: Request<pb::PrepareRequest>) -> Reply<pb::PrepareResponse> {
+        match &self.state.borrow().configured {
+            None => Ok(Response::new(pb::PrepareResponse {})),
+            Some(_) => Err(Status::failed_precondition("it is configured")),
+        }
+    }
+
     async fn configure(&self, request: Request<pb::ConfigureRequest>) -> Reply<pb::ConfigureResponse> {
         let request = request.into_inner();
         let address = request.network.unwrap_or_default().address;

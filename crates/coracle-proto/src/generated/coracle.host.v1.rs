@@ -163,6 +163,9 @@ pub struct Template {
     /// Of took_ms, those from the halt of the guest to its whole state.
     #[prost(uint64, tag = "7")]
     pub save_ms: u64,
+    /// Size of the fresh disk that is mounted in it; 0: none is.
+    #[prost(uint64, tag = "8")]
+    pub disk_mib: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTemplatesRequest {}
@@ -180,6 +183,9 @@ pub struct WarmTemplateRequest {
     /// Empty: the node's default. Otherwise below an allowed folder.
     #[prost(string, tag = "3")]
     pub kernel_path: ::prost::alloc::string::String,
+    /// Size of the fresh disk that is mounted in it; 0: the node's default. A VM with another one mounts it itself.
+    #[prost(uint64, tag = "4")]
+    pub disk_mib: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteTemplateRequest {

@@ -48,7 +48,7 @@ fn main() {
 }
 
 async fn warm(system: &System) -> pb::Template {
-    let request = pb::WarmTemplateRequest { vcpus: 1, memory_mib: MEMORY_MIB, kernel_path: String::new() };
+    let request = pb::WarmTemplateRequest { vcpus: 1, memory_mib: MEMORY_MIB, ..Default::default() };
     let template = system.host().warm_template(request).await.expect("a template").into_inner();
     eprintln!("template: {} ms, {} MiB resident", template.took_ms, template.ram_bytes >> 20);
     template

@@ -26,6 +26,9 @@ pub(crate) enum TemplateCommand {
         /// Memory in MiB
         #[arg(short, long, default_value_t = 256, value_name = "MIB")]
         memory: u64,
+        /// Size in MiB of the fresh disk that is mounted in it; a VM with another one mounts it itself [default: 10240]
+        #[arg(long, value_name = "MIB")]
+        disk: Option<u64>,
         /// Use this kernel
         #[arg(long, default_value = "")]
         kernel: String,

@@ -17,10 +17,15 @@ pub(crate) async fn run(global: &Global, command: TemplateCommand) -> miette::Re
     let mut client = connect_local(global, "coracle template").await?;
     match command {
         TemplateCommand::Ls { output } => ls(&mut client, &output).await?,
-        TemplateCommand::Warm { cpus, memory, kernel } => {
+        TemplateCommand::Warm { cpus, memory, disk, kernel } => {
             let mut progress = Progress::new(ProgressMode::Auto);
             progress.step(&format!("booting a machine of {cpus} CPU and {memory} MiB to save it"));
-            let request = pb::WarmTemplateRequest { vcpus: cpus, memory_mib: memory, kernel_path: kernel };
+            let request = pb::WarmTemplateRequest {
+                vcpus: cpus,
+                memory_mib: memory,
+                kernel_path: kernel,
+                disk_mib: disk.unwrap_or(0),
+            };
             let taken = client.warm_template(request).await;
             progress.done();
             output::write(&format!("{}\n", taken.map_err(Failure::from)?.into_inner().key))?;
@@ -80,7 +85,11 @@ fn document(template: &pb::Template) -> Value {
         "apiVersion": output::API_VERSION,
         "kind": "Template",
         "metadata": {"name": template.key},
-        "spec": {"cpus": template.vcpus, "memoryMiB": template.memory_mib},
+        "spec": {
+            "cpus": template.vcpus,
+            "memoryMiB": template.memory_mib,
+            "diskMiB": (template.disk_mib > 0).then_some(template.disk_mib),
+        },
         "status": {
             "takenAt": view::time(template.taken_at_ms),
             "tookMs": template.took_ms,
@@ -104,6 +113,7 @@ mod tests {
             took_ms,
             ram_bytes: 57 << 20,
             save_ms: 21,
+            disk_mib: 256,
         };
         let all = [template("0123456789abcdef", 256, 3210), template("fedcba9876543210", 16384, 12_345)];
         insta::assert_snapshot!(table(&all, 4_600_000).text());
