@@ -12,10 +12,13 @@ use tokio::time::{Instant, sleep};
 use crate::argv::EMPTY_SLOT_BYTES;
 use crate::monitor::Monitor;
 
-/// How long a guest may take to let go of a device, and how often it is looked for. PCI Express has it blink its light
-/// for five seconds first.
-const UNPLUG_LIMIT: Duration = Duration::from_secs(20);
+/// How long a guest may take to let go of a device, and how often it is looked for.
+const UNPLUG_LIMIT: Duration = Duration::from_secs(24);
 const UNPLUG_POLL: Duration = Duration::from_millis(50);
+/// When a guest that has not let go is asked again: its kernel may not have come up yet, and not have heard. Not sooner:
+/// PCI Express has it blink its light for five seconds first, and one that is asked twice within those keeps the device
+/// (PCI Express Base Specification, "Attention Button").
+const UNPLUG_AGAIN: Duration = Duration::from_secs(8);
 /// Where QEMU keeps the devices that have an id.
 const DEVICES: &str = "/machine/peripheral";
 
@@ -97,9 +100,10 @@ impl Monitor<'_> {
     async fn unplug(&mut self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
         let device = format!("slot{slot}");
         let deadline = Instant::now() + UNPLUG_LIMIT;
-        let mut asked = Ok(Value::Null);
+        let (mut asked, mut ask_at) = (Ok(Value::Null), Instant::now());
         while self.has_device(&device).await? {
-            if Instant::now() >= deadline {
+            let now = Instant::now();
+            if now >= deadline {
                 asked?;
                 return Err(DriverError::Io {
                     operation: format!("unplug disk {slot} of VM {}", recipe.id),
@@ -109,8 +113,11 @@ impl Monitor<'_> {
                     ),
                 });
             }
-            // Asked again: a guest whose kernel has not come up yet has not heard. While it is busy, that is refused.
-            asked = self.run("device_del", json!({"id": device})).await;
+            if now >= ask_at {
+                asked = self.run("device_del", json!({"id": device})).await;
+                // While the guest is busy, that is refused.
+                ask_at = if asked.is_ok() { now + UNPLUG_AGAIN } else { now };
+            }
             sleep(UNPLUG_POLL).await;
         }
         for node in [device, format!("disk{slot}")] {
