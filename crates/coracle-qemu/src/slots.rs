@@ -75,10 +75,13 @@ impl Monitor<'_> {
         std::fs::remove_file(&path).map_err(io)
     }
 
-    async fn try_remove(&mut self, recipe: &VmRecipe, node: &str) {
-        if let Err(error) = self.run_all(vec![remove(node)]).await {
+    /// True when it was there, and is removed.
+    async fn try_remove(&mut self, recipe: &VmRecipe, node: &str) -> bool {
+        let removed = self.run_all(vec![remove(node)]).await;
+        if let Err(error) = &removed {
             tracing::debug!(vm = %recipe.id, node, %error, "not removed; it may never have been there");
         }
+        removed.is_ok()
     }
 
     async fn plug(&mut self, disk: &Disk) -> Result<(), DriverError> {
@@ -121,9 +124,21 @@ impl Monitor<'_> {
             sleep(UNPLUG_POLL).await;
         }
         for node in [device, format!("disk{slot}")] {
-            self.try_remove(recipe, &node).await;
+            // A device that has just gone may hold its disk for a moment.
+            while !self.try_remove(recipe, &node).await
+                && self.has_node(&node).await?
+                && Instant::now() < deadline
+            {
+                sleep(UNPLUG_POLL).await;
+            }
         }
         Ok(())
+    }
+
+    async fn has_node(&mut self, name: &str) -> Result<bool, DriverError> {
+        let nodes = self.run("query-named-block-nodes", json!({"flat": true})).await?;
+        let named = |node: &Value| node.get("node-name").and_then(Value::as_str) == Some(name);
+        Ok(nodes.as_array().is_some_and(|nodes| nodes.iter().any(named)))
     }
 
     async fn has_device(&mut self, id: &str) -> Result<bool, DriverError> {
