@@ -18,7 +18,7 @@ use crate::reap::{Reaper, Scope};
 use crate::root::Root;
 use crate::volumes::{self, Volumes};
 use crate::workload::{Progress, Workload};
-use crate::{metrics, mounts, sys};
+use crate::{metrics, mounts, rehearsal, sys};
 
 /// Optional abilities that this agent has.
 const FEATURES: [&str; 7] = ["copy", "exec", "logs", "metrics", "port-forward", "tty", "volumes"];
@@ -114,16 +114,24 @@ impl Agent {
         }
     }
 
-    /// Mounts the disk that clones of this machine begin with.
+    /// Mounts the disk that clones of this machine begin with, and rehearses with an image where one is given.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
         let disk = mounts::device(&request.overlay_device)?;
         let configured = Arc::clone(&self.configured).lock_owned().await;
         if self.role != Role::Machine || configured.is_some() {
             return Err(Error::State("only a machine that is nobody's yet can be prepared".into()));
         }
-        let work = tokio::task::spawn_blocking(move || {
+        let rehearsal = rehearsal::plan(request)?;
+        let reaper = Arc::clone(&self.reaper);
+        // Goes on to its end, even when this call has given up on a disk that hangs.
+        let work = tokio::spawn(async move {
             let _until_it_is_done = configured;
-            mounts::prepare_disk(&disk)
+            let mounted = tokio::task::spawn_blocking(move || mounts::prepare_disk(&disk)).await;
+            mounted.map_err(|_| Error::TimedOut("preparing a disk"))??;
+            match rehearsal {
+                Some(plan) => rehearsal::run(plan, &reaper).await,
+                None => Ok(()),
+            }
         });
         let done =
             tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("preparing a disk"))?;

@@ -34,6 +34,7 @@ mod process;
 mod program;
 mod pumped;
 mod reap;
+mod rehearsal;
 mod root;
 mod service;
 pub mod session;

@@ -1,9 +1,12 @@
 //! File systems: the agent's own at boot, and the container's root.
 
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_proto::guest::RootMount;
 use rustix::io::Errno;
@@ -18,12 +21,18 @@ use crate::{disks, furniture};
 pub(crate) const SYSROOT: &str = "/sysroot";
 const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
+/// The folder of the overlay that holds what a machine writes.
+const UPPER: &str = "upper";
 /// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
 /// shall run at once is not to wait (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
 const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
 
 /// The disk that was mounted before the machine was anybody's.
 static PREPARED: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+fn prepared() -> MutexGuard<'static, Option<PathBuf>> {
+    PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub(crate) const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -101,7 +110,7 @@ pub(crate) fn prepare() -> Result<(), Error> {
 /// # Errors
 /// When the disk is none, or the kernel refuses.
 pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
-    let mut prepared = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut prepared = prepared();
     if prepared.as_deref() == Some(disk) {
         return Ok(());
     }
@@ -111,8 +120,7 @@ pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
     let mut rehearsal = Undo(Vec::new());
     lay(&mut rehearsal)?;
     drop(rehearsal);
-    // The overlay's own, which the next one would remove first.
-    let _may_not_be_there = std::fs::remove_dir(Path::new(OVERLAY).join("work/work"));
+    remove_work();
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     settled.map_err(Error::io("write the disk"))?;
     mounted.0.clear();
@@ -120,9 +128,45 @@ pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// The overlay's own, which the next one would remove first.
+fn remove_work() {
+    let _may_not_be_there = std::fs::remove_dir(Path::new(OVERLAY).join("work/work"));
+}
+
+/// What lies at the top of the disk's part of a root.
+pub(crate) fn in_upper() -> io::Result<HashSet<OsString>> {
+    std::fs::read_dir(Path::new(OVERLAY).join(UPPER))?.map(|entry| Ok(entry?.file_name())).collect()
+}
+
+/// Takes apart what [`root`] has put together, but not the prepared disk, and removes what was written there: of what had
+/// been there before, empty folders are left.
+pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
+    for place in [SYSROOT, IMAGE] {
+        rustix::mount::unmount(place, UnmountFlags::DETACH)?;
+    }
+    remove_work();
+    for entry in std::fs::read_dir(Path::new(OVERLAY).join(UPPER))? {
+        let entry = entry?;
+        if !before.contains(&entry.file_name()) {
+            remove(&entry)?;
+        } else if entry.file_type()?.is_dir() {
+            std::fs::read_dir(entry.path())?.try_for_each(|inner| remove(&inner?))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
+    if entry.file_type()?.is_dir() {
+        std::fs::remove_dir_all(entry.path())
+    } else {
+        std::fs::remove_file(entry.path())
+    }
+}
+
 /// The overlay over image and disk, as the container's root.
 fn lay(mounted: &mut Undo) -> Result<(), Error> {
-    for dir in ["upper", "work"] {
+    for dir in [UPPER, "work"] {
         let dir = Path::new(OVERLAY).join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
@@ -145,7 +189,7 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         data,
     )?;
     match &plan.overlay {
-        Some(disk) if PREPARED.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(disk) => {}
+        Some(disk) if prepared().as_ref() == Some(disk) => {}
         Some(disk) => {
             mounted.mount(&disks::ready(disk)?, overlay, "ext4", MountFlags::NODEV, DISK_OPTIONS)?
         }
@@ -206,7 +250,7 @@ pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
 /// Takes the container's root apart, so that its disk is clean. Best effort: what is busy becomes read-only.
 pub(crate) fn leave() {
     let _ = rustix::mount::unmount(SYSROOT, UnmountFlags::DETACH);
-    PREPARED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    prepared().take();
     if rustix::mount::unmount(OVERLAY, UnmountFlags::empty()).is_err() {
         let _ = rustix::mount::mount_remount(OVERLAY, MountFlags::RDONLY, c"");
     }

@@ -158,6 +158,25 @@ pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     Net::open()?.apply(LINK.get().and_then(Option::as_ref), plan)
 }
 
+/// The hardware address of the Ethernet link, if there is one.
+pub(crate) fn hardware() -> Result<Option<IfValue>, Error> {
+    prepare()?;
+    let net = Net::open()?;
+    let Some(name) = LINK.get().and_then(Option::as_ref) else { return Ok(None) };
+    let address = net.request(SIOCGIFHWADDR, name, [0; 24]);
+    address.map(Some).map_err(Error::io(format!("read the hardware address of {name}")))
+}
+
+/// Undoes [`apply`]: the link has that hardware address again, and no other.
+pub(crate) fn forget(hardware: IfValue) -> Result<(), Error> {
+    let Some(name) = LINK.get().and_then(Option::as_ref) else { return Ok(()) };
+    let net = Net::open()?;
+    let none = padded(socket_address(Ipv4Addr::UNSPECIFIED));
+    let undone =
+        net.request(SIOCSIFADDR, name, none).and_then(|_| net.request(SIOCSIFHWADDR, name, hardware));
+    undone.map(drop).map_err(Error::io(format!("take the address of {name}")))
+}
+
 /// As [`apply`], of a system that names its links itself, late perhaps, and has others that no device stands behind.
 pub(crate) fn apply_to_system(plan: &Plan) -> Result<Vec<String>, Error> {
     let net = Net::open()?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use crate::TemplatePolicy;
+use crate::{StandbyPolicy, TemplatePolicy};
 
 /// Plain settings of one host core; parsed and checked at the edge.
 #[derive(Clone, Debug)]
@@ -40,6 +40,8 @@ pub struct HostConfig {
     pub nameservers: Vec<String>,
     /// Whether, and how many, machines are kept to start clones from.
     pub templates: TemplatePolicy,
+    /// How many of their clones run before anybody asks for them, and for how long.
+    pub standbys: StandbyPolicy,
 }
 
 impl HostConfig {
@@ -62,6 +64,7 @@ impl HostConfig {
             memory_overcommit: 1.0,
             nameservers: nameservers(),
             templates: TemplatePolicy::default(),
+            standbys: StandbyPolicy::default(),
         }
     }
 }

@@ -23,12 +23,13 @@ pub use self::snapshots::RestoreSpec;
 use crate::disk_images::DiskImages;
 use crate::recipe::VmPaths;
 use crate::snapshots::SnapshotStore;
+use crate::standby::Standbys;
 use crate::templates::Templates;
 use crate::vm::{self, Handle, Request, Shared};
 use crate::volumes::Claims;
 use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files, logs};
 
-mod capacity;
+pub(crate) mod capacity;
 mod create;
 mod directory;
 mod ground;
@@ -111,6 +112,7 @@ impl Host {
         let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let shared = Arc::new(Shared {
             templates,
+            standbys: Standbys::new(&config.state_dir, config.standbys),
             unfolded: Arc::default(),
             claims: Claims::of(&records),
             boots: Semaphore::new(config.boots_at_once.max(1)),
@@ -137,10 +139,13 @@ impl Host {
             lock,
         }));
         crate::templates::sweep(&host.0.shared).await;
+        crate::standby::sweep(&host.0.shared).await;
         crate::snapshots::sweep(&host.0.shared).await;
         host.take_up(records).await?;
-        let taking = crate::templates::serve(host.0.shared.clone(), wishes);
-        host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(taking);
+        let mut tasks = host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.spawn(crate::templates::serve(host.0.shared.clone(), wishes));
+        tasks.spawn(crate::standby::serve(host.0.shared.clone()));
+        drop(tasks);
         Ok(host)
     }
 
@@ -194,6 +199,8 @@ impl Host {
         self.0.shared.stop.cancel();
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
+        // A start that was cut off may have taken one.
+        crate::standby::sweep(&self.0.shared).await;
     }
 
     /// Resolves once the daemon stops; ends long answers.

@@ -110,6 +110,9 @@ pub struct Record {
     /// template had it mounted.
     #[serde(default)]
     pub prepared: bool,
+    /// The clone of the present or last run was there before the VM was asked for.
+    #[serde(default)]
+    pub standby: bool,
     /// Never start it as a clone.
     #[serde(default)]
     pub cold: bool,
@@ -278,6 +281,7 @@ impl Record {
             workload_ms: 0,
             template: None,
             prepared: false,
+            standby: false,
             cold: false,
             driver: String::new(),
             saved: None,

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub use finished::{COMMIT_ANNOTATION, commit_wish};
 
-use crate::{EventKind, Fence, Host};
+use crate::{EventKind, Fence, Host, TemplateInfo};
 
 /// How long a guest may take to power off unless the caller says otherwise.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
@@ -267,7 +267,8 @@ impl HostRpc for HostService {
     }
 
     async fn list_templates(&self, _: Request<pb::ListTemplatesRequest>) -> Reply<pb::ListTemplatesResponse> {
-        let templates = self.host.templates().iter().map(convert::template).collect();
+        let told = |info: &TemplateInfo| convert::template(info, self.host.stands_by(&info.key));
+        let templates = self.host.templates().iter().map(told).collect();
         Ok(Response::new(pb::ListTemplatesResponse { templates }))
     }
 
@@ -276,7 +277,7 @@ impl HostRpc for HostService {
         let disk_mib = Some(request.disk_mib).filter(|mib| *mib > 0);
         let (vcpus, memory, kernel_path) = convert::shape(request)?;
         let info = self.host.warm_template(vcpus, memory, &kernel_path, disk_mib).await?;
-        Ok(Response::new(convert::template(&info)))
+        Ok(Response::new(convert::template(&info, self.host.stands_by(&info.key))))
     }
 
     async fn delete_template(

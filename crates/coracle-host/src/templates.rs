@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use self::key::FileDigests;
 pub use self::key::TemplateKey;
 pub use self::manifest::TemplateInfo;
-pub(crate) use self::take::{run as serve, sweep};
+pub(crate) use self::take::{meet, run as serve, sweep};
 use crate::files;
 use crate::vm::Shared;
 

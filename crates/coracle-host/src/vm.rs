@@ -5,6 +5,7 @@ mod boot;
 mod folders;
 mod follow;
 mod hooks;
+mod launch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub(crate) use actor::{Commit, spawn};
 
 use crate::record::SavedMemory;
 use crate::snapshots::Unfolded;
+use crate::standby::Standbys;
 use crate::templates::Templates;
 use crate::volumes::{Claims, Found, VolumeWish};
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
@@ -36,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) events: broadcast::Sender<HostEvent>,
     pub(crate) templates: Templates,
+    pub(crate) standbys: Standbys,
     /// Memory that copies of one snapshot share.
     pub(crate) unfolded: Arc<Unfolded>,
     /// Files that are in use as volumes.
@@ -119,10 +122,21 @@ struct Up {
     workload: Duration,
 }
 
+/// What a run began with.
+#[derive(Clone, Debug, Default)]
+struct From {
+    /// None: it booted.
+    template: Option<TemplateKey>,
+    /// The guest of the template had the VM's own disk mounted.
+    prepared: bool,
+    /// Its clone stood by.
+    standby: bool,
+}
+
 #[derive(Debug)]
 enum What {
-    /// A VMM runs; the guest of the template had its own disk mounted, or not.
-    Spawned { vmm: ProcessId, template: Option<TemplateKey>, prepared: bool },
+    /// A VMM runs.
+    Spawned { vmm: ProcessId, from: From },
     /// A VMM has loaded the saved memory and stands still. Told to go on, that memory is used up.
     Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.

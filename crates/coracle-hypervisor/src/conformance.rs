@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::time::Duration;
 
+use coracle_types::VmId;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -84,7 +85,40 @@ pub async fn check_templates<D: Driver>(driver: &D, recipe: &VmRecipe) {
         hello_at_once(driver, recipe, clone.channel).await;
         driver.kill(clone.process).await.expect("kill");
     }
+    if templates.hands_over() {
+        check_standby(driver, recipe, &template).await;
+    }
     assert_eq!(driver.find(recipe).await.expect("find"), None, "nothing is left");
+}
+
+/// A clone of nobody's becomes a VM's, with its sockets and disks, and is found as such.
+#[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
+async fn check_standby<D: Driver>(driver: &D, recipe: &VmRecipe, template: &Template) {
+    let templates = driver.templates(recipe).expect("templates");
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut standby = recipe.clone();
+    standby.id = VmId::of_name(&"standby".parse().expect("a name"));
+    (standby.run_dir, standby.state_dir) = (dir.path().join("run"), dir.path().join("state"));
+    for folder in [&standby.run_dir, &standby.state_dir] {
+        std::fs::create_dir_all(folder).expect("a folder");
+    }
+    standby.disks.clear();
+    let clone = templates.start_clone(&standby, template).await.expect("start a clone of nobody's");
+    hello_at_once(driver, &standby, clone.channel).await;
+    assert_eq!(driver.find(recipe).await.expect("find"), None, "it is not the VM's yet");
+    templates.claim(&standby, recipe).await.expect("claim it");
+    assert_eq!(driver.find(recipe).await.expect("find"), Some(clone.process), "a claimed clone is the VM's");
+    templates.hand_over(&standby, recipe).await.expect("hand it over");
+    expect_hello_again(driver, recipe).await;
+    for _ in 0..2 {
+        driver.pause(recipe).await.expect("pause it");
+        driver.resume(recipe).await.expect("resume it");
+    }
+    driver.kill(clone.process).await.expect("kill");
+    let process = driver.start(recipe).await.expect("start the VM anew");
+    drop(dir);
+    assert_eq!(driver.find(recipe).await.expect("find"), Some(process), "and find that");
+    driver.kill(process).await.expect("kill");
 }
 
 /// What every driver must do about pausing, and with [`crate::Snapshots`]: a guest whose CPUs are held says nothing, a

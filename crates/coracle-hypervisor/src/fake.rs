@@ -81,6 +81,15 @@ impl FakeMachines {
         machine.map(|m| m.gone.send_replace(true)).is_some()
     }
 
+    /// Ends the machine of a process, whosever it is.
+    fn end(&self, process: ProcessId) {
+        let of_process = |(id, machine): (&VmId, &Machine)| (machine.process == process).then(|| id.clone());
+        let id = lock(&self.running).iter().find_map(of_process);
+        if let Some(id) = id {
+            self.crash(&id);
+        }
+    }
+
     /// The guest's workload ends. False when there is no such machine.
     pub fn exit_workload(&self, id: &VmId, code: i32) -> bool {
         match lock(&self.running).get(id) {
@@ -131,10 +140,9 @@ impl FakeDriver {
         let process = ProcessId { pid, start_ticks: serial };
         let stop = CancellationToken::new();
         let weak = Arc::downgrade(machines);
-        let id = recipe.id.clone();
         let power_off = move || {
             if let Some(machines) = weak.upgrade() {
-                machines.crash(&id);
+                machines.end(process);
             }
         };
         let guest = guest::start(boot_time, saved, stop.clone(), power_off);
@@ -180,11 +188,7 @@ impl Driver for FakeDriver {
     }
 
     async fn kill(&self, process: ProcessId) -> Result<(), DriverError> {
-        let id =
-            lock(&self.machines.running).iter().find(|(_, m)| m.process == process).map(|(id, _)| id.clone());
-        if let Some(id) = id {
-            self.machines.crash(&id);
-        }
+        self.machines.end(process);
         Ok(())
     }
 
@@ -354,6 +358,23 @@ impl Templates for FakeDriver {
         }
         let process = self.spawn(recipe, Duration::ZERO, None)?;
         Ok(Cloned { process, channel: Some(self.guest_channel(recipe).await?) })
+    }
+
+    fn hands_over(&self) -> bool {
+        true
+    }
+
+    async fn claim(&self, from: &VmRecipe, to: &VmRecipe) -> Result<(), DriverError> {
+        let mut running = lock(&self.machines.running);
+        if let Some(machine) = running.remove(&from.id) {
+            running.insert(to.id.clone(), machine);
+        }
+        Ok(())
+    }
+
+    async fn hand_over(&self, _: &VmRecipe, to: &VmRecipe) -> Result<(), DriverError> {
+        let inserted = to.disks.iter().filter(|disk| disk.slot < to.slots.total());
+        inserted.into_iter().try_for_each(|disk| self.slot(to, disk.slot, |slots| slots.insert(disk.slot)))
     }
 }
 

@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::{DriverError, ProcessId, VmRecipe};
+use crate::{DriverError, ProcessId, VmRecipe, find_by_argument};
 
 /// The VMM's own messages, in its VM's state folder.
 pub const LOG_FILE: &str = "vmm.log";
+/// In a VM's `run_dir`: the one that its VMM was started with, where that was another's.
+const STARTED_IN: &str = "started-in";
 /// Of those, what an error shows.
 const LAST_WORDS_BYTES: i64 = 2048;
 /// Between two looks whether it is ready.
@@ -67,6 +69,34 @@ impl Launch<'_> {
         let process = ProcessId::of_pid(child.id()).map_err(io("look at the VMM"))?;
         process.ok_or_else(|| exited(self.recipe))
     }
+}
+
+/// The living VMM of a VM, by its `run_dir`, or the one that it was started with.
+///
+/// # Errors
+/// [`DriverError::Io`] when the process table cannot be read.
+pub fn find(recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
+    let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
+    let own = find_by_argument(&recipe.run_dir).map_err(io)?;
+    let elsewhere = match std::fs::read_to_string(recipe.run_dir.join(STARTED_IN)) {
+        Ok(folder) => find_by_argument(Path::new(&folder)).map_err(io)?,
+        Err(_) => vec![],
+    };
+    Ok(own.into_iter().chain(elsewhere).next())
+}
+
+/// From here on [`find`] sees what was started for `from` as the VMM of `to`, too.
+///
+/// # Errors
+/// When the folder of `to` cannot be made or written.
+pub fn started_in(to: &VmRecipe, from: &VmRecipe) -> io::Result<()> {
+    std::fs::create_dir_all(&to.run_dir)?;
+    std::fs::write(to.run_dir.join(STARTED_IN), from.run_dir.as_os_str().as_encoded_bytes())
+}
+
+/// A new VMM of this VM will be found by its own folder. Nothing of an earlier one runs.
+pub fn starts_here(recipe: &VmRecipe) {
+    let _usually_absent = std::fs::remove_file(recipe.run_dir.join(STARTED_IN));
 }
 
 /// Waits until `ready` says so; ends the VMM that does not become so within `limit`.

@@ -5,6 +5,7 @@
 //! a fresh disk mounted already: a clone that begins with a copy of that disk goes on with it, any other lets it be.
 
 use std::fmt::Debug;
+use std::io;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -73,4 +74,32 @@ pub trait Templates: Send + Sync + Debug {
     /// # Errors
     /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
     async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError>;
+
+    /// Its clones can run before they are any VM's.
+    fn hands_over(&self) -> bool {
+        false
+    }
+
+    /// From here on [`crate::Driver::find`] sees the clone that runs as `from` as the VM `to`, maybe as both. Idempotent.
+    ///
+    /// # Errors
+    /// [`DriverError::Io`].
+    async fn claim(&self, from: &VmRecipe, _to: &VmRecipe) -> Result<(), DriverError> {
+        Err(stays(from))
+    }
+
+    /// Makes a clone that runs as `from`, has no disk but the prepared one, and is claimed, the VM `to`: its messages lie in
+    /// the folders of `to`, and the disks of `to` are in its slots. Its NIC stays plugged in where it is. Not idempotent.
+    ///
+    /// # Errors
+    /// [`DriverError::Control`], [`DriverError::Io`]; the VMM is still there, and of no use.
+    async fn hand_over(&self, from: &VmRecipe, _to: &VmRecipe) -> Result<(), DriverError> {
+        Err(stays(from))
+    }
+}
+
+/// A driver that does not hand over.
+fn stays(clone: &VmRecipe) -> DriverError {
+    let source = io::Error::from(io::ErrorKind::Unsupported);
+    DriverError::Io { operation: format!("give the clone {} to a VM", clone.id), source }
 }

@@ -78,6 +78,6 @@ pub use pull::{PullOptions, PullPolicy};
 pub use push::{PushOptions, PushReport};
 pub use reference::Reference;
 pub use registry::{RegistryConfig, Timeouts};
-pub use rootfs::Rootfs;
+pub use rootfs::{Rootfs, stand_in};
 pub use source::Source;
 pub use store::{PruneReport, Removed, Store, StoreOptions};

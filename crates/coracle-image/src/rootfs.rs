@@ -9,12 +9,14 @@ mod build;
 mod flatten;
 mod layer;
 pub(crate) mod path;
+mod stand_in;
 mod tree;
 mod unpack;
 
 use std::path::PathBuf;
 
 pub(crate) use build::{Job, LayerFile, build, uuid};
+pub use stand_in::stand_in;
 pub(crate) use unpack::{Budget, Unpacked};
 
 /// A root file system in the store. Open `path` read-only and share it: it never changes, and it stays

@@ -137,6 +137,13 @@ impl Network for BridgeNetwork {
         Ok(Plug::Tap(tap))
     }
 
+    async fn hand_over(&self, from: &VmId, to: &VmId) -> Result<Plug, NetError> {
+        let tap = to.tap_name();
+        self.links.delete(&tap).await?;
+        self.links.rename(&from.tap_name(), &tap).await?;
+        Ok(Plug::Tap(tap))
+    }
+
     /// The filter comes before the tap goes up: no packet passes unfiltered.
     async fn attach(&self, id: &VmId, mac: MacAddr, lease: Option<Lease>) -> Result<Plug, NetError> {
         let tap = id.tap_name();

@@ -93,6 +93,10 @@ impl Network for AddressOnly {
         Ok(Plug::User)
     }
 
+    async fn hand_over(&self, _: &VmId, _: &VmId) -> Result<Plug, NetError> {
+        Ok(Plug::User)
+    }
+
     async fn attach(&self, _: &VmId, _: MacAddr, _: Option<Lease>) -> Result<Plug, NetError> {
         Ok(Plug::User)
     }

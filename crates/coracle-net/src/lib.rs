@@ -72,6 +72,13 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// [`NetError::Link`].
     async fn plug(&self, id: &VmId) -> Result<Plug, NetError>;
 
+    /// Makes the place of `from`, which was never attached, that of `to`, where it takes the place of any other. What is
+    /// plugged in stays so. Done already, it is an error: the place of `from` is gone.
+    ///
+    /// # Errors
+    /// [`NetError::Link`].
+    async fn hand_over(&self, from: &VmId, to: &VmId) -> Result<Plug, NetError>;
+
     /// Makes that place, where it is missing, with its filters, and connects it.
     ///
     /// # Errors
@@ -121,6 +128,10 @@ impl Network for UserNetwork {
     fn release(&self, _: &VmId) {}
 
     async fn plug(&self, _: &VmId) -> Result<Plug, NetError> {
+        Ok(Plug::User)
+    }
+
+    async fn hand_over(&self, _: &VmId, _: &VmId) -> Result<Plug, NetError> {
         Ok(Plug::User)
     }
 

@@ -104,6 +104,14 @@ impl Links {
         set.map_err(failed(format!("bring up {name}")))
     }
 
+    /// Gives an interface that is down another name, which no other has.
+    pub(crate) async fn rename(&self, from: &str, to: &str) -> Result<(), NetError> {
+        let index = self.index(from).await?.ok_or_else(|| vanished(from))?;
+        let message = LinkUnspec::new_with_index(index).name(to).build();
+        let set = self.handle.link().set(message).execute().await;
+        set.map_err(failed(format!("rename interface {from} to {to}")))
+    }
+
     /// Removes an interface. `Ok` when it is not there.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), NetError> {
         let Some(index) = self.index(name).await? else { return Ok(()) };

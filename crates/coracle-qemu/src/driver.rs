@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_hypervisor::launch::{Launch, wait_ready};
+use coracle_hypervisor::launch::{self, LOG_FILE, Launch, wait_ready};
 use coracle_hypervisor::{
     Accelerator, Disk, Driver, DriverError, KvmProbe, Machine, Probe, ProcessId, Snapshots, Templates,
-    Verdict, VmRecipe, find_by_argument,
+    Verdict, VmRecipe,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -19,6 +19,9 @@ use crate::{Birth, argv, tsc};
 
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// What a VMM makes in its VM's `run_dir`.
+const SOCKETS: [&str; 3] = ["qmp.sock", "guest.sock", "console.sock"];
 
 /// How to run QEMU.
 #[derive(Clone, Debug)]
@@ -70,10 +73,11 @@ impl QemuDriver {
         birth: Birth,
         inherited: &[RawFd],
     ) -> Result<(ProcessId, Monitor<'a>), DriverError> {
-        for socket in ["qmp.sock", "guest.sock", "console.sock"] {
+        for socket in SOCKETS {
             // QEMU binds anew; a stale socket of the last VMM would answer nobody.
             let _absent = std::fs::remove_file(recipe.run_dir.join(socket));
         }
+        launch::starts_here(recipe);
         let process = Launch {
             recipe,
             program: &self.config.program,
@@ -90,6 +94,14 @@ impl QemuDriver {
             Some(monitor) => Ok((process, monitor)),
             None => Monitor::open(recipe).await.map(|monitor| (process, monitor)),
         }
+    }
+
+    /// Moves what a VMM and its VM have in folders.
+    pub(crate) fn move_files(from: &VmRecipe, to: &VmRecipe) -> std::io::Result<()> {
+        for socket in SOCKETS {
+            std::fs::rename(from.run_dir.join(socket), to.run_dir.join(socket))?;
+        }
+        std::fs::rename(from.state_dir.join(LOG_FILE), to.state_dir.join(LOG_FILE))
     }
 
     pub(crate) async fn connect(
@@ -127,9 +139,7 @@ impl Driver for QemuDriver {
     }
 
     async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-        let found = find_by_argument(&recipe.run_dir)
-            .map_err(|source| DriverError::Io { operation: "read the process table".to_owned(), source })?;
-        Ok(found.into_iter().next())
+        launch::find(recipe)
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coracle_hypervisor::launch;
 use coracle_hypervisor::{
     Cloned, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmRecipe, cpu_model,
 };
@@ -70,6 +71,21 @@ impl Templates for QemuDriver {
             }
         }
     }
+
+    fn hands_over(&self) -> bool {
+        true
+    }
+
+    async fn claim(&self, from: &VmRecipe, to: &VmRecipe) -> Result<(), DriverError> {
+        let operation = || format!("claim {} for VM {}", from.id, to.id);
+        launch::started_in(to, from).map_err(|source| DriverError::Io { operation: operation(), source })
+    }
+
+    async fn hand_over(&self, from: &VmRecipe, to: &VmRecipe) -> Result<(), DriverError> {
+        let operation = || format!("give the files of {} to VM {}", from.id, to.id);
+        Self::move_files(from, to).map_err(|source| DriverError::Io { operation: operation(), source })?;
+        fill(&mut Monitor::open(to).await?, to).await
+    }
 }
 
 impl QemuDriver {
@@ -84,12 +100,18 @@ impl QemuDriver {
         let channel = self.connect(recipe, "guest").await?;
         monitor.ignore_shared_ram(true).await?;
         monitor.load_from(state).await?;
-        for disk in recipe.disks.iter().filter(|disk| disk.slot != recipe.slots.prepared()) {
-            monitor.insert(recipe, disk).await?;
-        }
+        fill(&mut monitor, recipe).await?;
         monitor.run("cont", json!({})).await?;
         Ok(channel)
     }
+}
+
+/// Puts the disks of a clone into its slots, but the one that was there before.
+async fn fill(monitor: &mut Monitor<'_>, recipe: &VmRecipe) -> Result<(), DriverError> {
+    for disk in recipe.disks.iter().filter(|disk| disk.slot != recipe.slots.prepared()) {
+        monitor.insert(recipe, disk).await?;
+    }
+    Ok(())
 }
 
 async fn save(recipe: &VmRecipe, state: &MemoryFile) -> Result<(), DriverError> {

@@ -123,6 +123,8 @@ pub(crate) struct Status {
     pub(crate) disk_bytes: u64,
     /// Key of the template that the latest run was cloned from; empty: it booted.
     pub(crate) template: String,
+    /// That clone ran before the VM was asked for.
+    pub(crate) standby: bool,
     /// Size of the memory of a hibernated VM on disk.
     pub(crate) saved_bytes: u64,
     pub(crate) conditions: Vec<Condition>,
@@ -217,6 +219,7 @@ impl Vm {
                 agent_connected: vm.agent_connected,
                 disk_bytes: vm.disk_bytes,
                 template: vm.template.clone(),
+                standby: vm.standby,
                 saved_bytes: vm.saved_bytes,
                 conditions: vec![],
             },

@@ -29,7 +29,7 @@ impl Host {
     /// What is there and what is declared. Never waits.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
-        let memory = meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default());
+        let memory = memory_mib();
         let directory = self.0.directory();
         let (memory_declared_mib, vcpus_declared) = directory.declared();
         let running = directory.live().filter(|h| h.view.borrow().record.state == VmState::Running).count();
@@ -54,6 +54,15 @@ impl Host {
 )]
 fn allowed(memory_mib: u64, overcommit: f64) -> u64 {
     (memory_mib as f64 * overcommit.max(0.0)) as u64
+}
+
+/// Memory that is free or can be freed.
+pub(crate) fn memory_available_mib() -> u64 {
+    memory_mib().1
+}
+
+fn memory_mib() -> (u64, u64) {
+    meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 
 /// Total and available memory in MiB.

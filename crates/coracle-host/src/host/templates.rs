@@ -13,6 +13,12 @@ impl Host {
         self.0.shared.templates.list()
     }
 
+    /// Does a clone of this template run already, for the next VM of its shape?
+    #[must_use]
+    pub fn stands_by(&self, key: &TemplateKey) -> bool {
+        self.0.shared.standbys.has(key)
+    }
+
     /// Takes the template of a shape, or finds it; returns when it is ready. Its guest has a fresh disk of `disk_mib`
     /// mounted, for VMs that begin with one of that size; `None`: the node's default. Idempotent; cancel-safe: the taking
     /// goes on without the caller.
@@ -45,7 +51,11 @@ impl Host {
     /// # Errors
     /// [`HostError::Template`] when there is none of this key.
     pub fn delete_template(&self, key: &str) -> Result<(), HostError> {
-        let removed = TemplateKey::parse(key).is_some_and(|key| self.0.shared.templates.remove(&key));
+        let shared = &self.0.shared;
+        let removed = TemplateKey::parse(key).is_some_and(|key| {
+            shared.standbys.forget(&key);
+            shared.templates.remove(&key)
+        });
         removed.then_some(()).ok_or_else(|| HostError::NoTemplate { key: key.to_owned() })
     }
 }

@@ -126,7 +126,7 @@ pub(super) fn driver((name, probe): &(&'static str, Probe)) -> pb::DriverInfo {
     }
 }
 
-pub(super) fn template(info: &TemplateInfo) -> pb::Template {
+pub(super) fn template(info: &TemplateInfo, standby: bool) -> pb::Template {
     pb::Template {
         key: info.key.to_string(),
         vcpus: info.vcpus.into(),
@@ -136,6 +136,7 @@ pub(super) fn template(info: &TemplateInfo) -> pb::Template {
         save_ms: info.save_ms,
         disk_mib: info.disk_mib,
         ram_bytes: info.ram_bytes,
+        standby,
     }
 }
 
@@ -192,6 +193,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         workload_ms: record.workload_ms,
         saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
         template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
+        standby: record.standby,
         volumes: record.volumes.iter().map(volume).collect(),
         committed: record.committed.clone().unwrap_or_default(),
         firmware: record.system.as_ref().map(|system| firmware_name(system.firmware)).unwrap_or_default(),

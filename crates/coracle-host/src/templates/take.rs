@@ -7,6 +7,7 @@ use std::time::Duration;
 use coracle_hypervisor::{Disk, Driver as _, MemoryFile, ProcessId, SealedFile, Template, VmRecipe};
 use coracle_proto::guest as pb;
 use coracle_types::{MacAddr, VmId};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -15,7 +16,7 @@ use crate::guest::{GuestClient, within};
 use crate::recipe::device;
 use crate::record::millis;
 use crate::vm::Shared;
-use crate::{HostError, disks, files};
+use crate::{HostError, disks, files, standby};
 
 /// What the folder of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
@@ -72,6 +73,9 @@ pub(crate) async fn run(shared: Arc<Shared>, mut wishes: mpsc::Receiver<Wish>) {
                 tracing::info!(template = info.key.as_str(), took_ms = info.took_ms, "template ready")
             }
             Err(error) => tracing::warn!(template = wish.key.as_str(), error, "template not taken"),
+        }
+        if outcome.is_ok() {
+            standby::want(&shared, wish.key.clone(), &wish.recipe);
         }
         if let Some(reply) = wish.reply {
             let _caller_gone = reply.send(outcome);
@@ -156,9 +160,13 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<(Template, Dura
     let ram = MemoryFile::new("template-ram", u64::from(recipe.memory.get()) << 20).map_err(io)?;
     let state = MemoryFile::new("template-state", 0).map_err(io)?;
     let process = templates.boot_template(recipe, &ram).await.map_err(driver)?;
-    if let Err(error) = wait_for_agent(shared, recipe, process).await {
-        shared.driver.kill(process).await.map_err(driver)?;
-        return Err(error);
+    match meet(shared, recipe, process, None, shared.config.boot_limit).await {
+        // The guest sees that the session is over before it is saved.
+        Ok(session) => drop(session),
+        Err(error) => {
+            shared.driver.kill(process).await.map_err(driver)?;
+            return Err(error);
+        }
     }
     let took = templates.save_template(recipe, process, &ram, &state).await.map_err(driver)?;
     let disk = recipe.disk_in(recipe.slots.prepared()).map(|disk| disk.path.clone());
@@ -171,25 +179,25 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<(Template, Dura
     Ok((sealed.map_err(failed)?, took))
 }
 
-/// The agent has said hello, answers, and has prepared the disk; then the session is closed, which the guest sees before
-/// it is saved.
-async fn wait_for_agent(
-    shared: &Arc<Shared>,
+/// The agent of a machine that is nobody's yet says hello, answers, and prepares the disk, all within `limit`.
+pub(crate) async fn meet(
+    shared: &Shared,
     recipe: &VmRecipe,
     process: ProcessId,
-) -> Result<(), HostError> {
+    channel: Option<UnixStream>,
+    limit: Duration,
+) -> Result<GuestClient, HostError> {
     let boot = |why: &str| HostError::Boot { name: recipe.id.to_string(), why: why.to_owned() };
-    let limit = shared.config.boot_limit;
     let ready = async {
-        let guest = GuestClient::open(&shared.driver, recipe, limit, None).await;
+        let guest = GuestClient::open(&shared.driver, recipe, limit, channel).await;
         let guest = guest.map_err(|e| boot(&e.to_string()))?;
         guest.status().await.map_err(|e| boot(e.message()))?;
         let slot = recipe.slots.prepared();
         if recipe.disk_in(slot).is_some() {
-            let request = pb::PrepareRequest { overlay_device: device(slot) };
+            let request = pb::PrepareRequest { overlay_device: device(slot), image_device: String::new() };
             within(limit, guest.rpc().prepare(request)).await.map_err(|e| boot(e.message()))?;
         }
-        Ok(())
+        Ok(guest)
     };
     tokio::select! {
         done = timeout(limit, ready) => done.map_err(|_| boot("the agent did not answer in time"))?,

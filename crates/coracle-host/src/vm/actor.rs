@@ -369,10 +369,11 @@ impl Actor {
             return; // of an earlier run
         }
         match note.what {
-            What::Spawned { vmm, template, prepared } => {
+            What::Spawned { vmm, from } => {
                 self.record.process = Some(vmm);
-                self.record.template = template;
-                self.record.prepared = prepared;
+                self.record.template = from.template;
+                self.record.prepared = from.prepared;
+                self.record.standby = from.standby;
                 self.record.accelerator = Some(self.shared.accelerator(&self.record.driver));
                 self.save_quietly().await;
                 self.watch(vmm);

@@ -1,24 +1,21 @@
 //! From "start" to a guest that runs its workload. Runs as a job of the VM's
 //! task; safe to run again after being cut anywhere.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmRecipe};
-use coracle_net::Plug;
+use coracle_hypervisor::{Driver as _, ProcessId, VmRecipe};
 use coracle_proto::guest as pb;
-use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::hooks::{self, Hook};
-use super::{Note, Shared, Up, What};
+use super::launch::{Launched, Origin, Talk, launch};
+use super::{From, Note, Shared, Up, What};
 use crate::guest::{ASK_LIMIT, within};
-use crate::recipe::{VmPaths, configuration, process, recipe};
-use crate::record::SavedMemory;
-use crate::{ConsoleHandle, GuestClient, HostError, Record, TemplateKey, Volume, disks, files};
+use crate::recipe::{configuration, process};
+use crate::{ConsoleHandle, HostError, Record, standby};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -51,7 +48,7 @@ async fn try_boot(
     let deadline = Instant::now() + limit(shared, record);
     let launched = launch(shared, record).await?;
     let vmm = launched.vmm;
-    let is_clone = matches!(launched.origin, Origin::Cloned { .. });
+    let is_clone = matches!(launched.origin, Origin::Cloned(_));
     match attend(shared, record, console, notes, launched, deadline).await {
         Err(error) if is_clone => {
             let error = error.chain();
@@ -71,23 +68,24 @@ async fn attend(
     record: &Record,
     console: &ConsoleHandle,
     notes: &mpsc::Sender<Note>,
-    Launched { recipe, vmm, origin, prepared }: Launched,
+    Launched { recipe, vmm, origin, from }: Launched,
     deadline: Instant,
 ) -> Result<Up, HostError> {
-    let record = &Record { prepared, ..record.clone() };
-    let (mut limits, mut missing, mut channel) = (Limits::of_boot(shared, record), None, None);
+    let record = &Record { prepared: from.prepared, ..record.clone() };
+    let template = from.template.clone();
+    let (mut limits, mut missing, mut talk) = (Limits::of_boot(shared, record), None, Talk::None);
     match origin {
         Origin::Found => {}
         Origin::Booted { missing: key } => {
-            tell_spawned(notes, record, vmm, None).await;
+            tell_spawned(notes, record, vmm, from).await;
             missing = key;
         }
-        Origin::Cloned { template, channel: open } => {
-            tell_spawned(notes, record, vmm, Some(template)).await;
+        Origin::Cloned(open) => {
+            tell_spawned(notes, record, vmm, from).await;
             limits = Limits::of_clone(shared);
-            channel = open;
+            talk = open;
         }
-        Origin::Restored { channel: open } => {
+        Origin::Restored(open) => {
             let (go, told) = oneshot::channel();
             let _task_gone = notes.send(Note { boot: record.boots, what: What::Loaded { vmm, go } }).await;
             told.await.map_err(|_| HostError::Stopping)?;
@@ -96,10 +94,10 @@ async fn attend(
             }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
             shared.driver.resume(&recipe).await.map_err(driver)?;
-            channel = open;
+            talk = open;
         }
     }
-    let ready = bring_up(shared, record, &recipe, channel, limits);
+    let ready = bring_up(shared, record, &recipe, talk, limits);
     let failed = |why: String| HostError::Boot {
         name: record.name.to_string(),
         why: format!("{why}{}", last_words(console)),
@@ -108,8 +106,12 @@ async fn attend(
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
     };
-    if let (Ok(Ok(_)), Some(key)) = (&outcome, missing) {
-        shared.templates.wish(key, recipe, record.disk_mib);
+    if let Ok(Ok(_)) = outcome {
+        match (missing, template) {
+            (Some(key), _) => shared.templates.wish(key, recipe, record.disk_mib),
+            (None, Some(key)) => standby::want(shared, key, &recipe),
+            (None, None) => {}
+        }
     }
     match outcome {
         Ok(result) => result,
@@ -149,189 +151,9 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
     if record.system.is_some() { shared.config.system_boot_limit } else { shared.config.boot_limit }
 }
 
-async fn tell_spawned(
-    notes: &mpsc::Sender<Note>,
-    record: &Record,
-    vmm: ProcessId,
-    template: Option<TemplateKey>,
-) {
-    let what = What::Spawned { vmm, template, prepared: record.prepared };
+async fn tell_spawned(notes: &mpsc::Sender<Note>, record: &Record, vmm: ProcessId, from: From) {
+    let what = What::Spawned { vmm, from };
     let _task_gone = notes.send(Note { boot: record.boots, what }).await;
-}
-
-/// A VMM that is there.
-struct Launched {
-    recipe: VmRecipe,
-    vmm: ProcessId,
-    origin: Origin,
-    /// As the record has it.
-    prepared: bool,
-}
-
-/// Where its guest comes from. The agent speaks first on a channel that is there already.
-enum Origin {
-    /// It was there, as the record says.
-    Found,
-    /// It boots; `missing` is the template that it might have been cloned from, had there been one.
-    Booted { missing: Option<TemplateKey> },
-    /// It runs.
-    Cloned { template: TemplateKey, channel: Option<UnixStream> },
-    /// Its memory is loaded, and its CPUs are held.
-    Restored { channel: Option<UnixStream> },
-}
-
-/// Network, disk, VMM: each is kept when it is already there. A VMM starts while the network is still made, which leads
-/// nowhere until its filters are in place.
-async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
-    let name = || record.name.to_string();
-    let network = |source| HostError::Network { name: name(), source };
-    let driver = |source| HostError::Driver { name: name(), source };
-    let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
-    let plug = shared.network.plug(&record.id).await.map_err(network)?;
-    let attach = async { shared.network.attach(&record.id, record.mac, lease).await.map_err(network) };
-    let known = recipe(&shared.config, record, shared.accelerator(&record.driver), Some(&plug));
-    match shared.driver.find(&known).await.map_err(driver)? {
-        Some(vmm) if record.process == Some(vmm) => {
-            attach.await?;
-            // Cut off between the end of loading and the first step, it stands still.
-            shared.driver.resume(&known).await.map_err(driver)?;
-            let prepared = record.prepared;
-            return Ok(Launched { recipe: known, vmm, origin: Origin::Found, prepared });
-        }
-        // Cut off before it was anybody's: nothing is known of what is in it.
-        Some(vmm) => shared.driver.kill(vmm).await.map_err(driver)?,
-        None => {}
-    }
-    let start = async {
-        match &record.saved {
-            Some(saved) => {
-                prepare_files(shared, record, None).await?;
-                let Cloned { process: vmm, channel } = restore(shared, record, &known, saved).await?;
-                let (origin, prepared) = (Origin::Restored { channel }, record.prepared);
-                Ok(Launched { recipe: known, vmm, origin, prepared })
-            }
-            None => start(shared, record, &plug).await,
-        }
-    };
-    tokio::try_join!(attach, start).map(|(_, launched)| launched)
-}
-
-/// A VMM that is cloned from the template of its shape, or boots.
-async fn start(shared: &Arc<Shared>, record: &Record, plug: &Plug) -> Result<Launched, HostError> {
-    let accelerator = shared.accelerator(&record.driver);
-    let recipe = |prepared| {
-        let record = Record { prepared, ..record.clone() };
-        recipe(&shared.config, &record, accelerator, Some(plug))
-    };
-    let booting = recipe(false);
-    let key = if record.cold { None } else { shared.templates.key(shared, &booting).await };
-    let template = match &key {
-        Some(key) => shared.templates.get(shared, key).await,
-        None => None,
-    };
-    let prepared = prepare_files(shared, record, template.clone()).await?;
-    if let (Some(key), Some(template)) = (&key, &template) {
-        let recipe = recipe(prepared);
-        if let Some(Cloned { process: vmm, channel }) = clone(shared, &recipe, key, template).await {
-            let origin = Origin::Cloned { template: key.clone(), channel };
-            return Ok(Launched { recipe, vmm, origin, prepared });
-        }
-    }
-    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    let vmm = shared.driver.start(&booting).await.map_err(driver)?;
-    Ok(Launched { recipe: booting, vmm, origin: Origin::Booted { missing: key }, prepared: false })
-}
-
-/// A VMM with the memory of a VM that was hibernated, if this is a machine like the one that it was saved on.
-async fn restore(
-    shared: &Arc<Shared>,
-    record: &Record,
-    recipe: &VmRecipe,
-    saved: &SavedMemory,
-) -> Result<Cloned, HostError> {
-    let name = || record.name.to_string();
-    let driver = shared.driver_name(&record.driver);
-    let unsupported =
-        || HostError::Unsupported { name: name(), driver, what: "load the memory of a saved VM" };
-    let snapshots = shared.driver.snapshots(recipe).ok_or_else(unsupported)?;
-    let here = snapshots.compatibility(&VmRecipe { nic: None, ..recipe.clone() }).await;
-    if let Some((field, was, is)) = saved.machine.difference(&here) {
-        return Err(HostError::Incompatible { name: name(), field, saved: was.into(), here: is.into() });
-    }
-    let path = VmPaths::of(&shared.config, &record.id).saved_memory();
-    let open = || -> io::Result<File> {
-        let file = File::open(&path)?;
-        let length = file.metadata()?.len();
-        if length == saved.bytes {
-            return Ok(file);
-        }
-        let why = format!("{} has {length} bytes instead of {}", path.display(), saved.bytes);
-        Err(io::Error::new(io::ErrorKind::InvalidData, why))
-    };
-    let driver = |source| HostError::Driver { name: name(), source };
-    if let Some(unfolded) = saved.of.as_ref().and_then(|snapshot| shared.unfolded.get(snapshot)) {
-        return snapshots.restore(recipe, Saved::Unfolded(&unfolded)).await.map_err(driver);
-    }
-    let id = record.id.clone();
-    let file = open().map_err(|source| HostError::Files { operation: "open the memory", id, source })?;
-    snapshots.restore(recipe, Saved::File(&file)).await.map_err(driver)
-}
-
-/// A clone of the shape's template. `None`: it has to boot.
-async fn clone(
-    shared: &Arc<Shared>,
-    recipe: &VmRecipe,
-    key: &TemplateKey,
-    template: &Template,
-) -> Option<Cloned> {
-    match shared.driver.templates(recipe)?.start_clone(recipe, template).await {
-        Ok(cloned) => Some(cloned),
-        Err(error) => {
-            // The boot that follows has a new one taken.
-            shared.templates.remove(key);
-            let error = HostError::Driver { name: recipe.id.to_string(), source: error }.chain();
-            tracing::warn!(vm = %recipe.id, template = %key, error, "clone failed, booting instead");
-            None
-        }
-    }
-}
-
-/// The VM's folders, and its own disk where it has none yet. True when that is the one that the template's guest has
-/// mounted.
-async fn prepare_files(
-    shared: &Arc<Shared>,
-    record: &Record,
-    template: Option<Arc<Template>>,
-) -> Result<bool, HostError> {
-    let paths = VmPaths::of(&shared.config, &record.id);
-    let cache = shared.config.state_dir.join("cache");
-    let id = record.id.clone();
-    let network =
-        configuration(&shared.config, record, shared.network.subnet(), vec![], shared.clock.now()).network;
-    let (record, agent) = (record.clone(), shared.config.agent.clone());
-    let make = move || -> io::Result<bool> {
-        for Volume { source, .. } in &record.volumes {
-            let told = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));
-            source.metadata().map_err(told)?;
-        }
-        std::fs::create_dir_all(&paths.run)?;
-        let own = paths.own_disk(&record);
-        if let Some(dir) = own.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        if let Some(system) = &record.system {
-            system.prepare(&paths, &record, network.as_ref(), &agent)?;
-            return Ok(false);
-        }
-        match template.as_ref().and_then(|template| template.disk.as_ref()) {
-            Some(disk) if !own.exists() && disk.length()? == record.disk_mib << 20 => {
-                disks::copy(&disk.path(), &own).map(|()| true)
-            }
-            _ => disks::ensure_overlay(&cache, &own, record.disk_mib).map(|()| false),
-        }
-    };
-    let made = files::blocking(make).await;
-    made.map_err(|source| HostError::Files { operation: "make the disk", id, source })
 }
 
 /// Session, configuration, workload. Each call is idempotent in the guest.
@@ -339,7 +161,7 @@ async fn bring_up(
     shared: &Arc<Shared>,
     record: &Record,
     recipe: &VmRecipe,
-    channel: Option<UnixStream>,
+    talk: Talk,
     limits: Limits,
 ) -> Result<Up, HostError> {
     let guest = |operation| {
@@ -347,9 +169,8 @@ async fn bring_up(
         move |status: tonic::Status| HostError::Guest { name, operation, source: Box::new(status) }
     };
     let unanswered = |e: io::Error| tonic::Status::unavailable(e.to_string());
-    let client = GuestClient::open(&shared.driver, recipe, limits.hello, channel)
-        .await
-        .map_err(|e| guest("answers")(unanswered(e)))?;
+    let client =
+        talk.client(shared, recipe, limits.hello).await.map_err(|e| guest("answers")(unanswered(e)))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
     let mut request =

@@ -44,6 +44,7 @@ impl Node {
         config.run_dir = self.dir.path().join("run");
         config.disk_mib = 256;
         config.templates.enabled = false;
+        config.standbys.count_max = 0;
         config
     }
 
@@ -84,7 +85,7 @@ impl Node {
         self.open_with(|_| ()).await
     }
 
-    /// As [`Node::open`], with other settings. Templates are off unless switched on here.
+    /// As [`Node::open`], with other settings. Templates are off and nothing stands by unless switched on here.
     pub(crate) async fn open_with(&self, change: impl FnOnce(&mut HostConfig)) -> Host {
         let mut config = self.config();
         change(&mut config);

@@ -36,6 +36,12 @@ pub struct PrepareRequest {
     /// As RootMount.overlay_device; a Configure that names the same one finds it mounted.
     #[prost(string, tag = "1")]
     pub overlay_device: ::prost::alloc::string::String,
+    /// The disk of an EROFS image that has folders /bin, /dev, /etc, /proc and /sys
+    /// and a program /bin/program, which ends at once: the machine does once what
+    /// Configure and StartWorkload would have it do with that image, and undoes it.
+    /// Empty: it does not.
+    #[prost(string, tag = "2")]
+    pub image_device: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareResponse {}

@@ -166,6 +166,9 @@ pub struct Template {
     /// Size of the fresh disk that is mounted in it; 0: none is.
     #[prost(uint64, tag = "8")]
     pub disk_mib: u64,
+    /// A clone of it runs already, for the next VM of its shape.
+    #[prost(bool, tag = "9")]
+    pub standby: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTemplatesRequest {}
@@ -557,6 +560,9 @@ pub struct Vm {
     /// Milliseconds of boot_ms after that, until its workload had started.
     #[prost(uint64, tag = "32")]
     pub workload_ms: u64,
+    /// The latest start took over a clone that ran already.
+    #[prost(bool, tag = "33")]
+    pub standby: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {

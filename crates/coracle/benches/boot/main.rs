@@ -24,7 +24,7 @@ fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup");
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let mut system = System::up(dir.path()).await;
+        let mut system = System::up(dir.path(), &[]).await;
         let idle = system.node_rss_mib().await;
         figure("node.rss_idle_mib", idle, "MiB");
         let ratio = boots(&mut system, dir.path(), &boot).await;

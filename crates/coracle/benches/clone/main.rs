@@ -3,6 +3,9 @@
 //! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server. A start counts
 //! from the request until the guest's agent has answered and the guest is who it is, root and network included; what
 //! starting the workload takes beyond that is a figure of its own. A burst, and what is applied, count until it runs.
+//!
+//! A clone is what a node gives that had a moment since its last start: one stands by. `clone.alone_*` are of a node where
+//! none does, as for each VM of a burst but the first.
 
 #[path = "../support/system.rs"]
 mod system;
@@ -14,7 +17,7 @@ use coracle_proto::host as pb;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile, private_mib};
 use coracle_testkit::netns;
 use futures_util::future::join_all;
-use system::{Birth, IDLE, MEMORY_MIB, System, to_f64};
+use system::{Birth, DISK_MIB, IDLE, MEMORY_MIB, System, to_f64};
 use tokio::time::sleep;
 
 /// Cold boots, and clones of images that never ran, alternating.
@@ -33,7 +36,8 @@ const AT_REST: usize = 8;
 fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let mut system = System::up(dir.path()).await;
+        alone(&dir.path().join("alone")).await;
+        let mut system = System::up(dir.path(), &[]).await;
         let template = warm(&system).await;
         let cold = starts(&mut system, dir.path()).await;
         figure("template.ratio", whole_ms(template.took_ms) / cold, "ratio");
@@ -48,7 +52,8 @@ fn main() {
 }
 
 async fn warm(system: &System) -> pb::Template {
-    let request = pb::WarmTemplateRequest { vcpus: 1, memory_mib: MEMORY_MIB, ..Default::default() };
+    let (memory_mib, disk_mib) = (MEMORY_MIB, DISK_MIB);
+    let request = pb::WarmTemplateRequest { vcpus: 1, memory_mib, disk_mib, ..Default::default() };
     let template = system.host().warm_template(request).await.expect("a template").into_inner();
     eprintln!("template: {} ms, {} MiB resident", template.took_ms, template.ram_bytes >> 20);
     template
@@ -58,21 +63,48 @@ fn whole_ms(ms: u64) -> f64 {
     f64::from(u32::try_from(ms).expect("minutes at most"))
 }
 
-/// The median of the cold boots, ms.
-async fn starts(system: &mut System, dir: &Path) -> f64 {
-    let (mut cold, mut clone, mut workload) = (Vec::new(), Vec::new(), Vec::new());
+/// Clones that are made when they are asked for, beside cold boots.
+async fn alone(dir: &Path) {
+    std::fs::create_dir_all(dir).expect("a folder");
+    let mut system = System::up(dir, &[("CORACLE_NODE_STANDBYS", "0")]).await;
+    warm(&system).await;
+    let (mut cold, mut clone) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         let (whole, vm) = system.boot(n, Birth::Cold).await;
         cold.push(whole - whole_ms(vm.workload_ms));
         let image = system.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
         let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
+        assert!(!vm.standby, "none stands by");
+        clone.push(whole - whole_ms(vm.workload_ms));
+        system.remove(&name).await;
+    }
+    system.down().await;
+    eprintln!("alone: cold ms: {cold:.0?}\nclone ms: {clone:.0?}");
+    let p50 = percentile(&clone, 50);
+    figure("clone.alone_p50_ms", p50, "ms");
+    figure("clone.alone_p95_ms", percentile(&clone, 95), "ms");
+    figure("clone.alone_ratio", p50 / percentile(&cold, 50), "ratio");
+}
+
+/// The median of the cold boots, ms.
+async fn starts(system: &mut System, dir: &Path) -> f64 {
+    let (mut cold, mut clone, mut workload) = (Vec::new(), Vec::new(), Vec::new());
+    let mut waits = Vec::new();
+    for n in 0..SAMPLES {
+        let (whole, vm) = system.boot(n, Birth::Cold).await;
+        cold.push(whole - whole_ms(vm.workload_ms));
+        let image = system.import_fresh(dir, n).await;
+        let name = format!("clone-{n}");
+        waits.push(system.stands_by().await);
+        let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
+        assert!(vm.standby, "it stood by");
         clone.push(whole - whole_ms(vm.workload_ms));
         workload.push(whole_ms(vm.workload_ms));
         system.remove(&name).await;
     }
     eprintln!("cold ms: {cold:.0?}\nclone ms: {clone:.0?}\nthen its workload ms: {workload:.0?}");
-    eprintln!("samples: {SAMPLES} each, alternating");
+    eprintln!("samples: {SAMPLES} each, alternating; waited ms until one stood by: {waits:.0?}");
     let (cold, p50) = (percentile(&cold, 50), percentile(&clone, 50));
     figure("clone.cold_ms", cold, "ms");
     figure("clone.p50_ms", p50, "ms");
@@ -82,8 +114,11 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
     cold
 }
 
-/// Memory that no other process shares of clones that do nothing.
+/// Memory that no other process shares of clones that do nothing, and of the one that stands by.
 async fn at_rest(system: &mut System) {
+    system.stands_by().await;
+    let standby = private_mib(system.standby_vmm()).expect("its memory");
+    figure("standby.private_mib", standby, "MiB");
     let vmms = system.create_many(AT_REST, Birth::Clone).await;
     sleep(IDLE).await;
     let each: Vec<_> = vmms.iter().map(|pid| private_mib(*pid).expect("its memory")).collect();

@@ -30,6 +30,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Memory of every VM here.
 pub(crate) const MEMORY_MIB: u64 = 128;
+/// And the size of its own disk, where it is created and not applied.
+pub(crate) const DISK_MIB: u64 = 256;
 
 /// How a VM is to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +48,9 @@ pub(crate) struct System {
 
 impl System {
     /// Brings it up and gives it an image whose workload sleeps.
-    pub(crate) async fn up(dir: &Path) -> Self {
+    pub(crate) async fn up(dir: &Path, settings: &[(&str, &str)]) -> Self {
         let state = dir.join("state");
-        coracle(&state, &["up", "--detach", "--no-demo"]).await;
+        coracle_with(&state, &["up", "--detach", "--no-demo"], settings).await;
         import(&state, &dir.join("layout"), IMAGE, "the image").await;
         let kubeconfig = Kubeconfig::read_from(state.join("kubeconfig")).expect("a kubeconfig");
         let options = KubeConfigOptions::default();
@@ -82,6 +84,26 @@ impl System {
         (elapsed, vm)
     }
 
+    /// Milliseconds until a clone stands by.
+    pub(crate) async fn stands_by(&self) -> f64 {
+        let began = Instant::now();
+        let mut host = self.host();
+        loop {
+            let templates = host.list_templates(pb::ListTemplatesRequest {}).await.expect("the templates");
+            if templates.into_inner().templates.iter().any(|template| template.standby) {
+                return began.elapsed().as_secs_f64() * 1000.0;
+            }
+            assert!(began.elapsed() < LIMIT, "none stands by");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Its VMM. No VM runs.
+    pub(crate) fn standby_vmm(&self) -> u32 {
+        let found = find_by_argument(&self.state.join("standbys")).expect("the process table");
+        found.first().expect("a VMM").pid
+    }
+
     /// Removes a VM, whatever it does.
     pub(crate) async fn remove(&mut self, name: &str) {
         let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true };
@@ -111,7 +133,7 @@ impl System {
             image: image.to_owned(),
             vcpus: 1,
             memory_mib: MEMORY_MIB,
-            disk_mib: 256,
+            disk_mib: DISK_MIB,
             cold: birth == Birth::Cold,
             ..Default::default()
         };
@@ -211,9 +233,15 @@ pub(crate) fn to_f64(n: usize) -> f64 {
 
 /// Runs the program and shows what it says.
 async fn coracle(state: &Path, args: &[&str]) {
+    coracle_with(state, args, &[]).await;
+}
+
+/// As [`coracle`], with these variables.
+async fn coracle_with(state: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut command = Command::new(CORACLE);
     // Figures of one machine are of one accelerator: the raw side is emulated, too.
     command.arg("--state").arg(state).args(args).env("CORACLE_NODE_ACCELERATOR", "tcg");
+    command.envs(settings.iter().copied());
     let output = command.output().await.expect("run coracle");
     eprint!("{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "coracle {args:?}: {}", output.status);

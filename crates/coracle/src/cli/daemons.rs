@@ -117,6 +117,12 @@ pub(crate) struct NodeArgs {
     /// Take a template anew when it is older, like 24h
     #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_AGE", value_name = "DURATION", default_value = "168h")]
     pub(crate) templates_max_age: jiff::SignedDuration,
+    /// Keep a clone running, for the next VM, of so many machine shapes: those started last; 0: of none
+    #[arg(long, env = "CORACLE_NODE_STANDBYS", value_name = "COUNT", default_value_t = 2)]
+    pub(crate) standbys: usize,
+    /// End a clone that nobody has taken for so long
+    #[arg(long, env = "CORACLE_NODE_STANDBY_MAX_IDLE", value_name = "DURATION", default_value = "10m")]
+    pub(crate) standby_max_idle: jiff::SignedDuration,
     /// Folder that kernels named by callers may lie in
     #[arg(long, env = "CORACLE_NODE_KERNEL_DIR", value_name = "DIR")]
     pub(crate) kernel_dir: Vec<PathBuf>,

@@ -66,7 +66,7 @@ async fn ls(client: &mut HostClient<Channel>, format: &Format) -> Result<(), Fai
 }
 
 fn table(all: &[pb::Template], now_ms: i64) -> Columns {
-    let mut columns = Columns::new(&["KEY", "CPUS", "MEMORY", "RESIDENT", "TOOK", "AGE"]);
+    let mut columns = Columns::new(&["KEY", "CPUS", "MEMORY", "RESIDENT", "TOOK", "STANDBY", "AGE"]);
     for template in all {
         columns.row(&[
             template.key.clone(),
@@ -74,6 +74,7 @@ fn table(all: &[pb::Template], now_ms: i64) -> Columns {
             format!("{} MiB", template.memory_mib),
             output::bytes(template.ram_bytes),
             format!("{:.1} s", f64::from(u32::try_from(template.took_ms).unwrap_or(u32::MAX)) / 1000.0),
+            if template.standby { "yes" } else { "no" }.to_owned(),
             output::age(now_ms - template.taken_at_ms),
         ]);
     }
@@ -95,6 +96,7 @@ fn document(template: &pb::Template) -> Value {
             "tookMs": template.took_ms,
             "saveMs": template.save_ms,
             "residentBytes": template.ram_bytes,
+            "standby": template.standby,
         },
     })
 }
@@ -114,6 +116,7 @@ mod tests {
             ram_bytes: 57 << 20,
             save_ms: 21,
             disk_mib: 256,
+            standby: memory_mib == 256,
         };
         let all = [template("0123456789abcdef", 256, 3210), template("fedcba9876543210", 16384, 12_345)];
         insta::assert_snapshot!(table(&all, 4_600_000).text());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, LegacyConfig};
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver, Jail};
-use coracle_host::{Host, HostConfig, HostService, TemplatePolicy};
+use coracle_host::{Host, HostConfig, HostService, StandbyPolicy, TemplatePolicy};
 use coracle_hypervisor::{Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, Network, Subnet, UserNetwork};
@@ -135,6 +135,11 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
         count_max: args.templates_max,
         age_max: Duration::try_from(args.templates_max_age)
             .map_err(|_| Failure::usage("--templates-max-age is not negative"))?,
+    };
+    config.standbys = StandbyPolicy {
+        count_max: args.standbys,
+        idle_max: Duration::try_from(args.standby_max_idle)
+            .map_err(|_| Failure::usage("--standby-max-idle is not negative"))?,
     };
     let kvm = (args.accelerator == AcceleratorChoice::Auto)
         .then(|| kvm_probe_of(Some(state.join("accelerator.json"))));

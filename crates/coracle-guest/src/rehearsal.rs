@@ -1,0 +1,111 @@
+//! What a machine does when it becomes somebody's, done once before. Where the processor is emulated, every piece of code
+//! is slow the first time in a VMM, and a clone that stands by has the time. Nothing of it stays.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::time::Duration;
+
+use coracle_proto::guest::{ConfigureRequest, Network, PrepareRequest, Process, RootMount};
+use tokio::time::timeout;
+
+use crate::configure::{self, Plan};
+use crate::error::Error;
+use crate::process::{self, Refusal};
+use crate::reap::Reaper;
+use crate::root::Root;
+use crate::sys::IfValue;
+use crate::{furniture, mounts, net};
+
+/// The image's program, and how long it may run.
+const PROGRAM: &str = "/bin/program";
+const PROGRAM_LIMIT: Duration = Duration::from_secs(5);
+/// Addresses of no machine: one that is locally administered, and one of TEST-NET-1 (RFC 5737).
+const MAC: &str = "02:00:00:00:00:01";
+const ADDRESS: &str = "192.0.2.2/24";
+const GATEWAY: &str = "192.0.2.1";
+
+/// What is configured; `None` where nothing was asked for.
+pub(crate) fn plan(request: &PrepareRequest) -> Result<Option<Plan>, Error> {
+    if request.image_device.is_empty() {
+        return Ok(None);
+    }
+    let network = Network {
+        mac: MAC.into(),
+        address: ADDRESS.into(),
+        gateway: GATEWAY.into(),
+        nameservers: vec![GATEWAY.into()],
+        search_domains: vec![],
+    };
+    let root = RootMount {
+        image_device: request.image_device.clone(),
+        image_fs: "erofs".into(),
+        overlay_device: request.overlay_device.clone(),
+    };
+    let request = ConfigureRequest {
+        hostname: "standby".into(),
+        machine_id: "0".repeat(32),
+        network: net::hardware()?.map(|_| network),
+        root: Some(root),
+        ..ConfigureRequest::default()
+    };
+    Plan::parse(request).map(Some)
+}
+
+/// Does it, and undoes it. The disk is prepared.
+///
+/// # Errors
+/// When a step of either fails: the machine is of no use then.
+pub(crate) async fn run(plan: Plan, reaper: &Reaper) -> Result<(), Error> {
+    let before = Before::look()?;
+    let root = blocking(move || configure::apply(&plan, None, true)).await?.root;
+    let root = root.ok_or_else(|| Error::State("there is no root to rehearse in".into()))?;
+    let ran = program(reaper, &root).await;
+    drop(root);
+    blocking(move || before.restore()).await?;
+    ran
+}
+
+/// Runs the image's program to its end, whatever that is.
+async fn program(reaper: &Reaper, root: &Root) -> Result<(), Error> {
+    let process = Process { argv: vec![PROGRAM.into()], ..Process::default() };
+    match process::start(reaper, root, &process, true) {
+        Ok(running) => match timeout(PROGRAM_LIMIT, running.exit).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::TimedOut("rehearsing a program")),
+        },
+        Err(Refusal::Request(error)) => Err(error),
+        Err(Refusal::Cannot(exit)) => Err(Error::State(exit.error)),
+    }
+}
+
+/// What the machine was.
+struct Before {
+    hostname: Vec<u8>,
+    hardware: Option<IfValue>,
+    upper: HashSet<OsString>,
+}
+
+impl Before {
+    fn look() -> Result<Self, Error> {
+        Ok(Self {
+            hostname: rustix::system::uname().nodename().to_bytes().to_owned(),
+            hardware: net::hardware()?,
+            upper: mounts::in_upper().map_err(Error::io("list the disk"))?,
+        })
+    }
+
+    fn restore(self) -> Result<(), Error> {
+        mounts::undo_root(&self.upper).map_err(Error::io("take the root apart"))?;
+        self.hardware.map_or(Ok(()), net::forget)?;
+        rustix::system::sethostname(&self.hostname).map_err(Error::io("set the host name"))?;
+        furniture::prepare()
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Error::io("rehearse")(io::Error::other(e)))?
+}
