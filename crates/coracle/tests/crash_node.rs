@@ -169,13 +169,18 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
     }
 }
 
-fn vmms(run: &Path) -> Vec<String> {
+fn vmms(state: &Path, run: &Path) -> Vec<String> {
     let found = find_by_argument(run).unwrap();
     let line = |p: &coracle_hypervisor::ProcessId| {
         std::fs::read_to_string(format!("/proc/{}/cmdline", p.pid)).unwrap_or_default().replace('\0', " ")
     };
-    // A template that is being taken is nobody's VM; the next daemon ends it if it is cut off.
-    let is_vm = |l: &String| l.contains("qemu-system") && !l.contains("coracle-template-");
+    // A template that is being taken is nobody's VM, nor is a clone that stands by: the next daemon ends them.
+    let standbys = std::fs::read_dir(state.join("standbys")).into_iter().flatten();
+    let standbys: Vec<_> = standbys.map(|dir| dir.unwrap().file_name().into_string().unwrap()).collect();
+    let is_vm = |l: &String| {
+        let nobodys = l.contains("coracle-template-") || standbys.iter().any(|id| l.contains(id.as_str()));
+        l.contains("qemu-system") && !nobodys
+    };
     found.iter().map(line).filter(is_vm).collect()
 }
 
@@ -208,7 +213,7 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
             node = start_node(&state);
             client = connect(&state).await;
             check(&mut client, &mut world, round).await;
-            let processes = vmms(&run);
+            let processes = vmms(&state, &run);
             let running =
                 world.values().filter(|k| matches!(k, Known::Running(_) | Known::Paused(_))).count();
             assert_eq!(processes.len(), running, "kill {round}: {processes:?} for {world:?}");
@@ -216,7 +221,7 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
         for name in NAMES {
             let _absent = client.delete_vm(pb::DeleteVmRequest { vm: name.to_owned(), force: true }).await;
         }
-        assert!(vmms(&run).is_empty());
+        assert!(vmms(&state, &run).is_empty());
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
         for snapshot in
             client.list_snapshots(pb::ListSnapshotsRequest {}).await.unwrap().into_inner().snapshots
@@ -228,13 +233,78 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
             0,
             "no half snapshot is left"
         );
+        node.kill().await.unwrap();
+        coracle_ok(&state, &["down"]).await;
         let taps: Vec<_> =
             coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
         assert!(taps.is_empty(), "taps are left: {taps:?}");
-        node.kill().await.unwrap();
-        coracle_ok(&state, &["down"]).await;
+        assert!(find_by_argument(&run).unwrap().is_empty(), "no VMM is left, whosever");
         println!("{{\"scenario\":\"crash_node\",\"seed\":{seed},\"kills\":{kills},\"ok\":true}}");
     });
+}
+
+/// From a start's request to its answer, where a clone stands by.
+const TAKING_OVER: Duration = Duration::from_millis(120);
+
+#[test]
+fn the_daemon_is_killed_while_a_vm_takes_over_a_standby() {
+    netns::run_within(Duration::from_secs(1800), || async {
+        if node_tools().is_none() {
+            return;
+        }
+        let kills = u32::try_from(number("CORACLE_CRASHES", 10)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        let mut node = start_node(&state);
+        let mut client = connect(&state).await;
+        let run = std::fs::read_link(state.join("host.sock")).unwrap().parent().unwrap().to_owned();
+        import(&state, &dir.path().join("layout")).await;
+        let mut taken = 0;
+        for round in 0..kills {
+            stands_by(&mut client).await;
+            // As far into it as the round has come.
+            let moment = TAKING_OVER * round / kills;
+            let begun = timeout(moment, operate(&mut client, "a", &Known::Absent, 0)).await;
+            node.kill().await.unwrap();
+            node = start_node(&state);
+            client = connect(&state).await;
+            let mut world = BTreeMap::from([("a", begun.ok().flatten().unwrap_or(Known::Open))]);
+            if client.get_vm(pb::GetVmRequest { vm: "a".into() }).await.is_ok() {
+                // Whatever was begun can be finished, and is one VM.
+                let vm = client.start_vm(pb::StartVmRequest { vm: "a".into() }).await.unwrap().into_inner();
+                taken += u32::from(vm.standby);
+                assert_eq!(vmms(&state, &run).len(), 1, "kill {round}, after {moment:?}");
+                coracle_ok(&state, &["exec", "a", "/bin/busybox", "true"]).await;
+                world.insert("a", Known::Open);
+            }
+            check(&mut client, &mut world, round.into()).await;
+            assert_eq!(vmms(&state, &run), Vec::<String>::new(), "kill {round}, after {moment:?}");
+        }
+        node.kill().await.unwrap();
+        coracle_ok(&state, &["down"]).await;
+        let taps: Vec<_> =
+            coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
+        assert!(taps.is_empty(), "taps are left: {taps:?}");
+        assert!(find_by_argument(&run).unwrap().is_empty(), "no VMM is left, whosever");
+        println!("{{\"scenario\":\"crash_standby\",\"kills\":{kills},\"taken\":{taken},\"ok\":true}}");
+    });
+}
+
+/// Has a template taken, or finds it, and waits for a clone of it.
+async fn stands_by(client: &mut HostClient<Channel>) {
+    let warm = pb::WarmTemplateRequest { vcpus: 1, memory_mib: 128, disk_mib: 64, ..Default::default() };
+    client.warm_template(warm).await.unwrap();
+    let client = client.clone();
+    eventually("a standby", Duration::from_secs(60), move || {
+        let mut client = client.clone();
+        async move {
+            let all = client.list_templates(pb::ListTemplatesRequest {}).await.map_err(|e| e.to_string())?;
+            let there = all.into_inner().templates.iter().any(|template| template.standby);
+            there.then_some(()).ok_or_else(|| "none stands by".to_owned())
+        }
+    })
+    .await;
 }
 
 /// What the guest says of its mounts.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use coracle_hypervisor::{ProcessId, find_by_argument};
 use coracle_net::{BridgeNetwork, Network};
 use coracle_proto::host as pb;
+use coracle_types::VmId;
 use miette::{IntoDiagnostic, WrapErr};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
@@ -103,6 +104,14 @@ pub(crate) async fn end_leftovers(state: &Path) {
     }
 }
 
+/// VMs, and clones that stand by, as their folders tell.
+fn machines(state: &Path) -> Vec<VmId> {
+    let folders =
+        ["vms", "standbys"].map(|kind| std::fs::read_dir(state.join(kind)).into_iter().flatten().flatten());
+    let names = folders.into_iter().flatten().filter_map(|folder| folder.file_name().into_string().ok());
+    names.filter_map(|name| VmId::try_from(name).ok()).collect()
+}
+
 /// VMMs, network and sockets.
 pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     let run_dir = coracle_host::run_dir_of(state);
@@ -114,6 +123,14 @@ pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     }
     if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
         let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;
+        for id in machines(state) {
+            // A tap that was not on the bridge yet is known by its machine alone.
+            network
+                .detach(&id)
+                .await
+                .into_diagnostic()
+                .wrap_err_with(|| format!("remove the tap of {id}"))?;
+        }
         network.teardown().await.into_diagnostic().wrap_err("remove the network")?;
     }
     match std::fs::remove_dir_all(&run_dir) {
