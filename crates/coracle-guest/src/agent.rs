@@ -123,15 +123,10 @@ impl Agent {
         }
         let rehearsal = rehearsal::plan(request)?;
         let reaper = Arc::clone(&self.reaper);
-        // Goes on to its end, even when this call has given up on a disk that hangs.
-        let work = tokio::spawn(async move {
+        let work = tokio::task::spawn_blocking(move || {
             let _until_it_is_done = configured;
-            let mounted = tokio::task::spawn_blocking(move || mounts::prepare_disk(&disk)).await;
-            mounted.map_err(|_| Error::TimedOut("preparing a disk"))??;
-            match rehearsal {
-                Some(plan) => rehearsal::run(plan, &reaper).await,
-                None => Ok(()),
-            }
+            mounts::prepare_disk(&disk)?;
+            rehearsal.map_or(Ok(()), |plan| rehearsal::run(&plan, &reaper))
         });
         let done =
             tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("preparing a disk"))?;

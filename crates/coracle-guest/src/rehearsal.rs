@@ -3,10 +3,10 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::io;
 use std::time::Duration;
 
 use coracle_proto::guest::{ConfigureRequest, Network, PrepareRequest, Process, RootMount};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::configure::{self, Plan};
@@ -52,17 +52,17 @@ pub(crate) fn plan(request: &PrepareRequest) -> Result<Option<Plan>, Error> {
     Plan::parse(request).map(Some)
 }
 
-/// Does it, and undoes it. The disk is prepared.
+/// Does it, and undoes it. The disk is prepared. Blocking, on a thread of the runtime's.
 ///
 /// # Errors
 /// When a step of either fails: the machine is of no use then.
-pub(crate) async fn run(plan: Plan, reaper: &Reaper) -> Result<(), Error> {
+pub(crate) fn run(plan: &Plan, reaper: &Reaper) -> Result<(), Error> {
     let before = Before::look()?;
-    let root = blocking(move || configure::apply(&plan, None, true)).await?.root;
+    let root = configure::apply(plan, None, true)?.root;
     let root = root.ok_or_else(|| Error::State("there is no root to rehearse in".into()))?;
-    let ran = program(reaper, &root).await;
+    let ran = Handle::current().block_on(program(reaper, &root));
     drop(root);
-    blocking(move || before.restore()).await?;
+    before.restore()?;
     ran
 }
 
@@ -101,11 +101,4 @@ impl Before {
         rustix::system::sethostname(&self.hostname).map_err(Error::io("set the host name"))?;
         furniture::prepare()
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|e| Error::io("rehearse")(io::Error::other(e)))?
 }

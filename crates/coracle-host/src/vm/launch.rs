@@ -70,12 +70,12 @@ impl Talk {
     }
 }
 
-/// What a VM that has no VMM is started from.
-enum Source {
-    /// Memory of its own.
-    Saved(SavedMemory),
-    /// A machine of its shape.
-    Shape { key: Option<TemplateKey>, template: Option<Arc<Template>>, standby: Option<Claim> },
+/// What a machine of a VM's shape can be started from; nothing: it boots.
+#[derive(Default)]
+struct Source {
+    key: Option<TemplateKey>,
+    template: Option<Arc<Template>>,
+    standby: Option<Claim>,
 }
 
 /// Network, disk, VMM: each is kept when it is already there. A VMM starts while the network is still made, which leads
@@ -98,14 +98,12 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
         Some(vmm) => shared.driver.kill(vmm).await.map_err(driver)?,
         None => {}
     }
-    let (source, plugged) = match source(shared, record).await {
-        Source::Shape { key, template, standby: Some(standby) } => {
-            let plugged = claim(shared, record, &known, &standby).await;
-            let standby = keep_or_end(shared, record, standby, &plugged).await?;
-            (Source::Shape { key, template, standby }, plugged.ok())
-        }
-        source => (source, None),
-    };
+    let (mut source, mut plugged) = (source(shared, record).await, None);
+    if let Some(standby) = source.standby.take() {
+        let claimed = claim(shared, record, &known, &standby).await;
+        source.standby = keep_or_end(shared, record, standby, &claimed).await?;
+        plugged = claimed.ok();
+    }
     let plug = match plugged {
         Some(plug) => plug,
         None => shared.network.plug(&record.id).await.map_err(network)?,
@@ -121,24 +119,20 @@ fn found(shared: &Shared, record: &Record, vmm: ProcessId, plug: &Plug) -> Launc
     Launched { recipe, vmm, origin: Origin::Found, from }
 }
 
-/// What is best for the VM.
+/// What there is. A VM with memory of its own needs nothing.
 async fn source(shared: &Arc<Shared>, record: &Record) -> Source {
-    if let Some(saved) = &record.saved {
-        return Source::Saved(saved.clone());
-    }
-    let none = Source::Shape { key: None, template: None, standby: None };
-    if record.cold {
-        return none;
+    if record.cold || record.saved.is_some() {
+        return Source::default();
     }
     // Where its NIC leads is no part of a machine's shape.
     let shape = recipe(&shared.config, record, shared.accelerator(&record.driver), Some(&Plug::User));
-    let Some(key) = shared.templates.key(shared, &shape).await else { return none };
+    let Some(key) = shared.templates.key(shared, &shape).await else { return Source::default() };
     let template = shared.templates.get(shared, &key).await;
     let standby = match &template {
         Some(_) => standby::claim(shared, &key, |standby| fits(record, standby)).await,
         None => None,
     };
-    Source::Shape { key: Some(key), template, standby }
+    Source { key: Some(key), template, standby }
 }
 
 /// Can a VM be what that clone becomes? It wants no ports that its VMM would have to be started with.
@@ -161,12 +155,11 @@ async fn start(
     shared: &Arc<Shared>,
     record: &Record,
     plug: &Plug,
-    source: Source,
+    Source { key, template, standby }: Source,
 ) -> Result<Launched, HostError> {
-    let (key, template, standby) = match source {
-        Source::Saved(saved) => return restore(shared, record, plug, &saved).await,
-        Source::Shape { key, template, standby } => (key, template, standby),
-    };
+    if let Some(saved) = &record.saved {
+        return restore(shared, record, plug, saved).await;
+    }
     if let (Some(standby), Some(key)) = (standby, &key) {
         let fresh = mounted(record, &VmPaths::of(&shared.config, &record.id), &standby);
         let given = matches!(fresh, Fresh::Mounted(_));

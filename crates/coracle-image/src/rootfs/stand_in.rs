@@ -9,6 +9,7 @@ static PROGRAM: Meta = Meta { mode: mode::FILE | 0o755, uid: 0, gid: 0, mtime: (
 
 /// Empty folders of the root, by name; each is the inode after its place here.
 const FOLDERS: [&[u8]; 5] = [b"bin", b"dev", b"etc", b"proc", b"sys"];
+const FOLDERS_LEN: u32 = 5;
 
 /// Writes the EROFS image `to` with the folders that every container has, and `program` as `/bin/program`. Blocking; whole
 /// or not at all.
@@ -30,12 +31,11 @@ fn write(program: &Path, to: &Path) -> io::Result<()> {
     let file = File::options().read(true).write(true).create(true).truncate(true).open(to)?;
     let mut data = DataWriter::new(file);
     let block = data.copy(&mut program, size).map_err(|(CopyError::Read(e) | CopyError::Write(e))| e)?;
-    let last = FOLDERS.len() as u32 + 1;
     let folder =
         |parent, links, children| Object { meta: &FOLDER, links, body: Body::Dir { parent, children } };
-    let mut objects = vec![folder(0, 2 + FOLDERS.len() as u32, FOLDERS.into_iter().zip(1..).collect())];
+    let mut objects = vec![folder(0, 2 + FOLDERS_LEN, FOLDERS.into_iter().zip(1..=FOLDERS_LEN).collect())];
     for name in FOLDERS {
-        let children = if name == b"bin" { vec![(&b"program"[..], last)] } else { vec![] };
+        let children = if name == b"bin" { vec![(&b"program"[..], FOLDERS_LEN + 1)] } else { vec![] };
         objects.push(folder(0, 2, children));
     }
     objects.push(Object { meta: &PROGRAM, links: 1, body: Body::Blocks { block, size } });
