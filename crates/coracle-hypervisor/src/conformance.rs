@@ -105,6 +105,7 @@ async fn check_standby<D: Driver>(driver: &D, recipe: &VmRecipe, template: &Temp
     standby.disks.clear();
     let clone = templates.start_clone(&standby, template).await.expect("start a clone of nobody's");
     hello_at_once(driver, &standby, clone.channel).await;
+    tokio::time::sleep(Duration::from_millis(50)).await; // guest-visible gap between two sessions
     assert_eq!(driver.find(recipe).await.expect("find"), None, "it is not the VM's yet");
     templates.claim(&standby, recipe).await.expect("claim it");
     assert_eq!(driver.find(recipe).await.expect("find"), Some(clone.process), "a claimed clone is the VM's");
