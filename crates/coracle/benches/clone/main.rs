@@ -117,6 +117,7 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
 /// Memory that no other process shares of clones that do nothing, and of the one that stands by.
 async fn at_rest(system: &mut System) {
     system.stands_by().await;
+    sleep(IDLE).await;
     let standby = private_mib(system.standby_vmm()).expect("its memory");
     figure("standby.private_mib", standby, "MiB");
     let vmms = system.create_many(AT_REST, Birth::Clone).await;
