@@ -98,10 +98,10 @@ impl System {
         }
     }
 
-    /// Its VMM. No VM runs.
-    pub(crate) fn standby_vmm(&self) -> u32 {
+    /// Its VMM, which is none of these VMs'.
+    pub(crate) fn standby_vmm(&self, vmms: &[u32]) -> u32 {
         let found = find_by_argument(&self.state.join("standbys")).expect("the process table");
-        found.first().expect("a VMM").pid
+        found.iter().map(|process| process.pid).find(|pid| !vmms.contains(pid)).expect("a VMM")
     }
 
     /// Removes a VM, whatever it does.
