@@ -199,7 +199,6 @@ impl Host {
         self.0.shared.stop.cancel();
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
-        // A start that was cut off may have taken one.
         crate::standby::sweep(&self.0.shared).await;
     }
 

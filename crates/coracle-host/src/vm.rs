@@ -124,7 +124,7 @@ struct Up {
 
 /// What a run began with.
 #[derive(Clone, Debug, Default)]
-struct From {
+struct StartedFrom {
     /// None: it booted.
     template: Option<TemplateKey>,
     /// The guest of the template had the VM's own disk mounted.
@@ -136,7 +136,7 @@ struct From {
 #[derive(Debug)]
 enum What {
     /// A VMM runs.
-    Spawned { vmm: ProcessId, from: From },
+    Spawned { vmm: ProcessId, from: StartedFrom },
     /// A VMM has loaded the saved memory and stands still. Told to go on, that memory is used up.
     Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.

@@ -233,14 +233,19 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
             0,
             "no half snapshot is left"
         );
-        node.kill().await.unwrap();
-        coracle_ok(&state, &["down"]).await;
-        let taps: Vec<_> =
-            coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
-        assert!(taps.is_empty(), "taps are left: {taps:?}");
-        assert!(find_by_argument(&run).unwrap().is_empty(), "no VMM is left, whosever");
+        leaves_nothing(node, &state, &run).await;
         println!("{{\"scenario\":\"crash_node\",\"seed\":{seed},\"kills\":{kills},\"ok\":true}}");
     });
+}
+
+/// The daemon is killed once more, and `down` takes everything away.
+async fn leaves_nothing(mut node: Child, state: &Path, run: &Path) {
+    node.kill().await.unwrap();
+    coracle_ok(state, &["down"]).await;
+    let interfaces = coracle_testkit::leaks::interfaces();
+    let taps: Vec<_> = interfaces.into_iter().filter(|i| i.starts_with("ct")).collect();
+    assert!(taps.is_empty(), "taps are left: {taps:?}");
+    assert!(find_by_argument(run).unwrap().is_empty(), "no VMM is left, whosever");
 }
 
 /// From a start's request to its answer, where a clone stands by.
@@ -281,12 +286,7 @@ fn the_daemon_is_killed_while_a_vm_takes_over_a_standby() {
             check(&mut client, &mut world, round.into()).await;
             assert_eq!(vmms(&state, &run), Vec::<String>::new(), "kill {round}, after {moment:?}");
         }
-        node.kill().await.unwrap();
-        coracle_ok(&state, &["down"]).await;
-        let taps: Vec<_> =
-            coracle_testkit::leaks::interfaces().into_iter().filter(|i| i.starts_with("ct")).collect();
-        assert!(taps.is_empty(), "taps are left: {taps:?}");
-        assert!(find_by_argument(&run).unwrap().is_empty(), "no VMM is left, whosever");
+        leaves_nothing(node, &state, &run).await;
         println!("{{\"scenario\":\"crash_standby\",\"kills\":{kills},\"taken\":{taken},\"ok\":true}}");
     });
 }

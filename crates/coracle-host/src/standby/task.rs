@@ -20,14 +20,9 @@ use crate::{HostError, TemplateKey, disks, files, templates};
 /// The clone of a template answers at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Serves the host until it stops; leaves nothing.
+/// Serves the host until it stops. What then stands by is for [`sweep`], when no start can take one any more.
 pub(crate) async fn run(shared: Arc<Shared>) {
-    tokio::select! {
-        () = shared.stop.cancelled() => {}
-        () = serve(&shared) => {}
-    }
-    std::mem::take(&mut *shared.standbys.state());
-    sweep(&shared).await;
+    shared.stop.run_until_cancelled(serve(&shared)).await;
 }
 
 /// Ends whatever stands by, as its folders tell, and removes them.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::hooks::{self, Hook};
 use super::launch::{Launched, Origin, Talk, launch};
-use super::{From, Note, Shared, Up, What};
+use super::{Note, Shared, StartedFrom, Up, What};
 use crate::guest::{ASK_LIMIT, within};
 use crate::recipe::{configuration, process};
 use crate::{ConsoleHandle, HostError, Record, standby};
@@ -151,7 +151,7 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
     if record.system.is_some() { shared.config.system_boot_limit } else { shared.config.boot_limit }
 }
 
-async fn tell_spawned(notes: &mpsc::Sender<Note>, record: &Record, vmm: ProcessId, from: From) {
+async fn tell_spawned(notes: &mpsc::Sender<Note>, record: &Record, vmm: ProcessId, from: StartedFrom) {
     let what = What::Spawned { vmm, from };
     let _task_gone = notes.send(Note { boot: record.boots, what }).await;
 }

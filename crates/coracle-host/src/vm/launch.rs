@@ -11,7 +11,7 @@ use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmReci
 use coracle_net::Plug;
 use tokio::net::UnixStream;
 
-use super::{From, Shared};
+use super::{Shared, StartedFrom};
 use crate::recipe::{VmPaths, configuration, recipe};
 use crate::record::SavedMemory;
 use crate::standby::{self, Claim, Standby};
@@ -22,7 +22,7 @@ pub(super) struct Launched {
     pub(super) recipe: VmRecipe,
     pub(super) vmm: ProcessId,
     pub(super) origin: Origin,
-    pub(super) from: From,
+    pub(super) from: StartedFrom,
 }
 
 /// Where its guest comes from.
@@ -115,7 +115,7 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
 fn found(shared: &Shared, record: &Record, vmm: ProcessId, plug: &Plug) -> Launched {
     let recipe = recipe(&shared.config, record, shared.accelerator(&record.driver), Some(plug));
     let (prepared, standby) = (record.prepared, record.standby);
-    let from = From { template: record.template.clone(), prepared, standby };
+    let from = StartedFrom { template: record.template.clone(), prepared, standby };
     Launched { recipe, vmm, origin: Origin::Found, from }
 }
 
@@ -167,7 +167,7 @@ async fn start(
         if let Some(standby) = keep_or_end(shared, record, standby, &handed).await? {
             let (recipe, prepared) = handed?;
             let (vmm, origin) = (standby.vmm, Origin::Cloned(Talk::Session(standby.keep())));
-            let from = From { template: Some(key.clone()), prepared, standby: true };
+            let from = StartedFrom { template: Some(key.clone()), prepared, standby: true };
             return Ok(Launched { recipe, vmm, origin, from });
         }
         if given {
@@ -184,7 +184,7 @@ async fn start(
     let recipe = recipe_of(shared, record, plug, false);
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
     let vmm = shared.driver.start(&recipe).await.map_err(driver)?;
-    Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: key }, from: From::default() })
+    Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: key }, from: StartedFrom::default() })
 }
 
 fn recipe_of(shared: &Shared, record: &Record, plug: &Plug, prepared: bool) -> VmRecipe {
@@ -254,7 +254,7 @@ async fn clone(
     let Some(templates) = shared.driver.templates(&recipe) else { return Ok(None) };
     match templates.start_clone(&recipe, template).await {
         Ok(Cloned { process: vmm, channel }) => {
-            let from = From { template: Some(key.clone()), prepared, standby: false };
+            let from = StartedFrom { template: Some(key.clone()), prepared, standby: false };
             Ok(Some(Launched { recipe, vmm, origin: Origin::Cloned(Talk::on(channel)), from }))
         }
         Err(error) => {
@@ -277,7 +277,7 @@ async fn restore(
     prepare_files(shared, record, Fresh::Blank).await?;
     let recipe = recipe_of(shared, record, plug, record.prepared);
     let Cloned { process: vmm, channel } = load(shared, record, &recipe, saved).await?;
-    let from = From { template: record.template.clone(), prepared: record.prepared, standby: false };
+    let from = StartedFrom { template: record.template.clone(), prepared: record.prepared, standby: false };
     Ok(Launched { recipe, vmm, origin: Origin::Restored(Talk::on(channel)), from })
 }
 
@@ -348,7 +348,9 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> R
             return Ok(false);
         }
         let disk = match &fresh {
-            Fresh::Mounted(disk) => return std::fs::rename(disk, &own).map(|()| true),
+            Fresh::Mounted(disk) => {
+                return std::fs::rename(disk, &own).and_then(|()| files::sync_parent(&own)).map(|()| true);
+            }
             Fresh::Template(template) => template.disk.as_ref(),
             Fresh::Blank => None,
         };

@@ -112,6 +112,12 @@ fn machines(state: &Path) -> Vec<VmId> {
     names.filter_map(|name| VmId::try_from(name).ok()).collect()
 }
 
+/// It is there, and no bridge's (Linux, Documentation/ABI/testing/sysfs-class-net).
+fn is_off_the_bridge(tap: &str) -> bool {
+    let device = Path::new("/sys/class/net").join(tap);
+    device.exists() && !device.join("brport").exists()
+}
+
 /// VMMs, network and sockets.
 pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     let run_dir = coracle_host::run_dir_of(state);
@@ -123,8 +129,8 @@ pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     }
     if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
         let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;
-        for id in machines(state) {
-            // A tap that was not on the bridge yet is known by its machine alone.
+        // A tap that was not on the bridge yet is known by its machine alone.
+        for id in machines(state).into_iter().filter(|id| is_off_the_bridge(&id.tap_name())) {
             network
                 .detach(&id)
                 .await
