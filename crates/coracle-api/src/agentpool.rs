@@ -1,5 +1,5 @@
-//! `agent-forge.containeroo.ch/v1alpha1`: VsphereAgentPool and VsphereAgent, with the names that existing manifests use,
-//! and views of the foreign objects that they are about.
+//! `agent-forge.containeroo.ch/v1alpha1`: VsphereAgentPool and VsphereAgent, with the names of existing
+//! manifests, and views of the objects of other projects that they refer to.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
 #![expect(clippy::duplicated_attributes, reason = "columns of a table have types, and some the same")]
@@ -21,16 +21,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 const NAME: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 /// A namespace.
 const NAMESPACE: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-/// A namespace, or nothing.
+/// A namespace, or empty.
 const NAMESPACE_OR_EMPTY: &str = "^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-/// A word of vSphere.
+/// A name in vSphere.
 const TOKEN: &str = "^[A-Za-z0-9_.-]+$";
-/// A path on a datastore, or nothing.
+/// A path on a datastore, or empty.
 const PATH: &str = r"^$|^[^/\s][^\s]*$";
 /// A role.
 const ROLE: &str = "^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$";
 
-/// Go writes `null` for what is empty: the same as not there.
+/// Go writes `null` for empty values: equal to absent.
 fn lenient<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
@@ -75,7 +75,7 @@ pub struct VsphereAgentPoolSpec {
     /// How the discovery ISO is kept on a datastore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iso: Option<IsoSpec>,
-    /// Whether VMs are destroyed when they are not needed.
+    /// Whether unneeded VMs are destroyed.
     #[serde(default)]
     pub cleanup_policy: CleanupPolicy,
 }
@@ -319,7 +319,7 @@ impl Default for IsoSpec {
     }
 }
 
-/// Whether what is not needed is removed.
+/// Whether unneeded VMs and Agents are removed.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CleanupPolicy {
     /// VMs are destroyed once their Machines are gone.
@@ -329,35 +329,35 @@ pub enum CleanupPolicy {
     Retain,
 }
 
-/// What was observed of a pool.
+/// Observed state of a pool.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VsphereAgentPoolStatus {
-    /// `metadata.generation` that this status is about.
+    /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// AgentMachines that there are.
+    /// All AgentMachines.
     #[serde(default, deserialize_with = "lenient")]
     pub desired_replicas: i32,
     /// AgentMachines of the NodePool.
     #[serde(default, deserialize_with = "lenient")]
     pub agent_machines: i32,
-    /// Those for which no suitable Agent was found.
+    /// AgentMachines without a suitable Agent.
     #[serde(default, deserialize_with = "lenient")]
     pub waiting_agent_machines: i32,
-    /// Those that are not Ready.
+    /// AgentMachines that are not Ready.
     #[serde(default, deserialize_with = "lenient")]
     pub unready_agent_machines: i32,
-    /// Those that have no Agent.
+    /// AgentMachines without an Agent.
     #[serde(default, deserialize_with = "lenient")]
     pub agent_machines_without_agent: i32,
     /// Agents of the pool.
     #[serde(default, deserialize_with = "lenient")]
     pub matching_agents: i32,
-    /// Those that a Machine has claimed.
+    /// Agents that a Machine has claimed.
     #[serde(default, deserialize_with = "lenient")]
     pub bound_agents: i32,
-    /// Those that none has.
+    /// Agents without a Machine.
     #[serde(default, deserialize_with = "lenient")]
     pub available_agents: i32,
     /// VMs of the pool.
@@ -368,7 +368,7 @@ pub struct VsphereAgentPoolStatus {
         deserialize_with = "lenient"
     )]
     pub owned_vms: Vec<OwnedVm>,
-    /// What the last pass decided.
+    /// Decisions of the last pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
     pub planned_actions: Vec<PlannedAction>,
     /// The ISO that new VMs boot.
@@ -429,7 +429,7 @@ pub struct OwnedVm {
     pub last_transition_time: Option<Time>,
 }
 
-/// One thing that a pass decided.
+/// One decision of a pass.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedAction {
     /// DemandDeficit, PatchAgent, DeleteVM, DeleteAgent or Noop.
@@ -437,7 +437,7 @@ pub struct PlannedAction {
     pub kind: String,
     /// Why.
     pub reason: String,
-    /// What it is about.
+    /// Object of the action.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub name: String,
 }
@@ -446,7 +446,7 @@ pub struct PlannedAction {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IsoStatus {
-    /// Where it comes from, without its token.
+    /// URL of the source, without its token.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub url: String,
     /// SHA-256 of the whole URL.
@@ -473,7 +473,7 @@ pub struct IsoStatus {
     /// When it was uploaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploaded_at: Option<Time>,
-    /// The last force-iso-refresh that was obeyed.
+    /// The last force-iso-refresh that was carried out.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub force_refresh_token: String,
     /// Versions on the datastore, newest first.
@@ -522,11 +522,11 @@ pub struct VsphereAgentSpec {
     pub pool_ref: NameRef,
 }
 
-/// What was observed of a VM.
+/// Observed state of a VM.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VsphereAgentStatus {
-    /// `metadata.generation` that this status is about.
+    /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// The VM, once it runs and its identity is known.
@@ -541,7 +541,7 @@ pub struct VsphereAgentStatus {
     pub iso_ejection: Option<IsoEjection>,
 }
 
-/// How far the emptying of a CD-ROM drive has come.
+/// Progress of an ejection from a CD-ROM drive.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IsoEjection {
@@ -562,11 +562,11 @@ pub struct IsoEjection {
     pub datacenter: String,
     /// The drive.
     pub device_key: i32,
-    /// What was in it.
+    /// Image in the drive.
     pub iso_path: String,
     /// When it began.
     pub started_at: Time,
-    /// The drive was told to disconnect.
+    /// The drive was requested to disconnect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disconnect_started: Option<bool>,
     /// The question that was answered.
@@ -580,7 +580,7 @@ pub struct IsoEjection {
 }
 
 impl VsphereAgent {
-    /// The VM in its status; what Go writes for "none" is none.
+    /// The VM in its status; the empty object that Go writes counts as absent.
     #[must_use]
     pub fn vm(&self) -> Option<&OwnedVm> {
         self.status.as_ref()?.vm.as_ref().filter(|vm| !vm.name.is_empty())

@@ -48,18 +48,18 @@ pub struct BidNodeSpec {
     /// Region of the market; empty: the market's default, or the one with free units and the lowest price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// The most that is paid for a node, in US$ per hour.
+    /// Highest price of a node, in US$ per hour.
     #[schemars(range(min = 0.01))]
     pub max_bid: f64,
-    /// As many nodes are wanted always.
+    /// Smallest number of nodes.
     #[serde(default = "min_nodes")]
     #[schemars(range(min = 0))]
     pub min_nodes: i32,
-    /// There are never more nodes.
+    /// Largest number of nodes.
     #[serde(default = "max_nodes")]
     #[schemars(range(min = 1))]
     pub max_nodes: i32,
-    /// How much of the market's price is bid.
+    /// Bid relative to the market's price.
     #[serde(default)]
     pub bid_strategy: BidStrategy,
     /// Labels of the nodes.
@@ -78,21 +78,21 @@ fn max_nodes() -> i32 {
     10
 }
 
-/// How much of the market's price is bid.
+/// Bid relative to the market's price.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[serde(rename_all = "kebab-case")]
 pub enum BidStrategy {
-    /// 65 %: waits for a low price, and lets go.
+    /// 65 %: waits for a low price, and gives nodes up early.
     CostOptimized,
     /// 90 %.
     #[default]
     Balanced,
-    /// 120 %: wins early, and stays.
+    /// 120 %: wins early, and keeps nodes.
     AvailabilityOptimized,
 }
 
 impl BidStrategy {
-    /// As manifests spell it.
+    /// Value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -102,7 +102,7 @@ impl BidStrategy {
         }
     }
 
-    /// The share of the market's price that is bid, in percent.
+    /// Bid in percent of the market's price.
     #[must_use]
     pub fn percent(self) -> i64 {
         match self {
@@ -128,7 +128,7 @@ pub struct NodeTaint {
     pub effect: Option<String>,
 }
 
-/// What was observed of a BidNode.
+/// Observed state of a BidNode.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct BidNodeStatus {
@@ -138,7 +138,7 @@ pub struct BidNodeStatus {
     /// Nodes that are Ready and stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_nodes: Option<i32>,
-    /// Nodes that were asked for and are not active yet: open, matched and booting.
+    /// Requested nodes that are not active yet: open, matched and booting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_bids: Option<i32>,
     /// What the active nodes cost on average, in US$ per node-hour. Absent without one.
@@ -151,25 +151,25 @@ pub struct BidNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// `metadata.generation` that this status is about.
+    /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Nodes that are wanted now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_nodes: Option<i32>,
-    /// Nodes that are won and not active yet.
+    /// Nodes that were won and are not active yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioning_nodes: Option<i32>,
-    /// Nodes that are going.
+    /// Nodes that are being removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preempting_nodes: Option<i32>,
     /// The market's price, in US$ per node-hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub market_price: Option<f64>,
-    /// What is bid at that price, in US$ per node-hour.
+    /// Bid at that price, in US$ per node-hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bid_price: Option<f64>,
-    /// What all nodes cost now, in US$ per hour.
+    /// Cost of all nodes now, in US$ per hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hourly_cost: Option<f64>,
     /// Region of the market that is bid in.
@@ -177,7 +177,7 @@ pub struct BidNodeStatus {
     pub region: Option<String>,
 }
 
-/// The definition with more instance types in its enumeration, for catalogues of one's own.
+/// The definition with more instance types in its enumeration, for other catalogues.
 #[must_use]
 pub fn crd_with(instance_types: &[String]) -> CustomResourceDefinition {
     let mut crd = BidNode::crd();
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_become_micro_dollars_by_their_text() {
+    fn dollars_are_parsed_by_their_text() {
         for (number, want) in [
             (4.5, Ok(4_500_000)),
             (0.01, Ok(10_000)),

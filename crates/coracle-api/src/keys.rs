@@ -1,10 +1,10 @@
-//! Keys and values on Kubernetes objects, and the metadata keys of the agent's wire.
+//! Keys and values on Kubernetes objects, and metadata keys of the agent service.
 
-/// Where nodes announce themselves and the operator keeps its leader-election Leases.
+/// Namespace of the Leases of nodes and of leader election.
 pub const SYSTEM_NAMESPACE: &str = "coracle-system";
 
-/// Secret in [`SYSTEM_NAMESPACE`] (`ca.crt`, `tls.crt`, `tls.key`) that the command line shows to nodes when it comes
-/// through the cluster. Whoever may read it may use every VM.
+/// Secret in [`SYSTEM_NAMESPACE`] (`ca.crt`, `tls.crt`, `tls.key`) that the command line shows to nodes when
+/// it comes through the cluster. Whoever may read it may use every VM.
 pub const CLIENT_SECRET: &str = "coracle-client";
 
 /// Finalizer of a MikromVM: its VM may exist on a node until this is gone.
@@ -13,21 +13,25 @@ pub const MIKROMVM_FINALIZER: &str = "vm.mikrom.es/finalizer";
 /// Server-side apply owner of what the MikromVM controller writes.
 pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 
-/// Annotation `true` on a MikromVM that is being deleted: let the object go although its VM could not be removed.
+/// Annotation `true` on a MikromVM that is being deleted: remove the finalizer although the VM could not be
+/// deleted.
 pub const ABANDON: &str = "coracle.dev/abandon";
 
-/// What a node says of itself on its Lease in [`SYSTEM_NAMESPACE`] (and may say on its agent Pod).
+/// Keys by which a node announces itself on its Lease in [`SYSTEM_NAMESPACE`] (and optionally on its agent
+/// Pod).
 ///
-/// The Lease's name is free; its `renewTime` and `leaseDurationSeconds` tell whether the node lives. The node renews it
-/// about every third of its duration, and writes nothing else while nothing changes.
+/// The Lease's name is free; its `renewTime` and `leaseDurationSeconds` tell whether the node lives. The node
+/// renews it about every third of its duration, writes nothing else while nothing changes, and deletes it
+/// when it stops. The operator removes a Lease that was not renewed for a day.
 pub mod node {
-    /// Label `true`: this Lease, or this Pod, is that of a FirecrackerAgent.
+    /// Label `true`: this Lease, or this Pod, belongs to an agent service.
     pub const AGENT_LABEL: &str = "coracle.dev/agent";
-    /// Label on what belongs to one node, and on objects that name it in selectors.
+    /// Label with the name of a node, on objects that belong to it or select it.
     pub const NODE_LABEL: &str = "coracle.dev/node";
     /// Annotation: the agent's `host:port`. On a Pod without it: the Pod's host IP and [`AGENT_PORT`].
     pub const AGENT_ADDRESS: &str = "coracle.dev/agent-address";
-    /// Annotation: the node's name, as `spec.nodeName` says it. Absent: the Lease's name, or the Pod's `spec.nodeName`.
+    /// Annotation: the node's name, as `spec.nodeName` says it. Absent: the Lease's name, or the Pod's
+    /// `spec.nodeName`.
     pub const NODE: &str = "coracle.dev/node";
     /// Annotation: the name in the agent's certificate. Absent: the host part of the address.
     pub const TLS_SERVER_NAME: &str = "coracle.dev/tls-server-name";
@@ -39,9 +43,9 @@ pub mod node {
     pub const DRIVER: &str = "coracle.dev/driver";
     /// Annotation: `kvm` or `tcg`. Informational; also a label of the Node.
     pub const ACCELERATOR: &str = "coracle.dev/accelerator";
-    /// Annotation: `coracle.host.v1` at `host:port`, for the command line. Absent: not served.
+    /// Annotation: `coracle.host.v1` at `host:port`, for the operator and the command line. Absent: not served.
     pub const HOST_ADDRESS: &str = "coracle.dev/host-address";
-    /// Port of the agent where nothing names one.
+    /// Default port of the agent.
     pub const AGENT_PORT: u16 = 50051;
 }
 
@@ -59,24 +63,37 @@ pub mod vm {
     pub const NAMESPACE: &str = "coracle.dev/namespace";
     /// Name of the MikromVM.
     pub const NAME: &str = "coracle.dev/name";
+    /// `NAMESPACE/NAME` of the MikromVM that may adopt this VM. Set it on a VM that is created by hand;
+    /// without it a VM without a UID is never adopted, stopped or deleted for an object.
+    pub const ADOPT: &str = "coracle.dev/adopt";
+    /// Set by the node: the id that a VM was created under, where another VM had the name.
+    pub const VM_ID: &str = "coracle.dev/vm-id";
+    /// The cluster of the MikromVM: the UID of its namespace `kube-system`.
+    pub const CLUSTER: &str = "coracle.dev/cluster";
+    /// Digest of the part of the spec that a VM is made from. A VM that was never confirmed and has another
+    /// one is replaced; a creation with another one is not the same creation.
+    pub const SPEC: &str = "coracle.dev/spec";
     /// `imagePullPolicy` of the MikromVM, when it has one.
     pub const IMAGE_PULL_POLICY: &str = "coracle.dev/image-pull-policy";
     /// Set by the node in its replies: digest of the image that runs.
     pub const IMAGE_DIGEST: &str = "coracle.dev/image-digest";
-    /// Snapshot on the node that the VM goes on from.
+    /// Snapshot on the node that the VM is cloned from.
     pub const CLONE_FROM: &str = "coracle.dev/clone-from";
     /// Set by the node in its replies: Running, Paused, Stopped or Hibernated.
     pub const POWER_STATE: &str = "coracle.dev/power-state";
 }
 
-/// gRPC metadata of every mutating call.
+/// gRPC metadata of every call about one VM, to both services of a node. A node finds the VM of that object, and
+/// no other of the same id.
 pub mod fence {
     /// UID of the object on whose behalf the call is made.
     pub const UID: &str = "coracle-uid";
+    /// Its `namespace/name`.
+    pub const OBJECT: &str = "coracle-object";
     /// Its `metadata.generation`; a node refuses an older one than it has seen.
     pub const GENERATION: &str = "coracle-generation";
 }
 
-/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM is not to be powered off; of CreateVM: `Stopped`, when it
-/// is not to be booted.
+/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM is not to be powered off; of CreateVM:
+/// `Stopped`, when it is not to be booted.
 pub const POWER: &str = "coracle-power";

@@ -1,6 +1,7 @@
-//! Custom resources, and every label, annotation and finalizer that coracle reads or writes on Kubernetes objects.
+//! Custom resources, and every label, annotation and finalizer that coracle reads or writes on Kubernetes
+//! objects.
 //!
-//! Types and constants only: nothing here does I/O. Names that existing users type are byte for byte theirs.
+//! Types and constants only, no I/O. Names that existing users type are unchanged, byte for byte.
 
 pub mod agentpool;
 pub mod bidnode;
@@ -18,7 +19,8 @@ pub use bidnode::BidNode;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
-/// Every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them to `deploy/`.
+/// Every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them
+/// to `deploy/`.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![MikromVM::crd(), VsphereAgentPool::crd(), VsphereAgent::crd(), BidNode::crd()]

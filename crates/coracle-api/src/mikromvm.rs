@@ -7,7 +7,8 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The spec cannot change what a live VM was built from; a rule of the whole object because it looks at the status.
+/// The spec cannot change what a live VM was built from; a rule of the whole object because it looks at the
+/// status.
 const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSelf.status.vmID == '' || (\
     self.spec.vcpuCount == oldSelf.spec.vcpuCount && self.spec.memoryMB == oldSelf.spec.memoryMB && \
     (has(self.spec.image) ? self.spec.image : '') == (has(oldSelf.spec.image) ? oldSelf.spec.image : '') && \
@@ -60,27 +61,29 @@ pub struct MikromVMSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub node_name: String,
-    /// Kernel on the node, in a folder that the node allows. Empty: the node's default.
+    /// Kernel on the node, in a directory that the node allows. Empty: the node's default.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[x_kube(validation = Rule::new("self == '' || self.startsWith('/')").message("kernelPath must be absolute"))]
     #[schemars(length(max = 4096))]
     pub kernel_path: String,
-    /// When the node asks the registry: Always, IfNotPresent or Never. Empty: IfNotPresent, and `latest` re-resolves.
+    /// When the node pulls from the registry: Always, IfNotPresent or Never. Empty: IfNotPresent, and
+    /// `latest` is resolved again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
-    /// What happens when the VM is down without having been asked to: Always, OnFailure (not after a clean end) or Never.
+    /// When a VM that ended by itself is started again: Always, OnFailure (not after a clean end) or Never.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
-    /// What the VM shall do: Running, Paused (CPUs held, memory kept), Stopped, or Hibernated (memory on the node's disk,
-    /// no VMM). Empty: Running.
+    /// Desired power state: Running, Paused (vCPUs stopped, memory kept), Stopped, or Hibernated (memory on
+    /// the node's disk, no VMM). Empty: Running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_state: Option<PowerState>,
-    /// Time after which a VM that became Ready hibernates by itself, like 30m or 1h30m, while powerState is empty. It sleeps
-    /// until powerState says something else; Running wakes it. Empty: never.
+    /// Time from Ready to automatic hibernation, like 30m or 1h30m, while powerState is empty. The VM stays
+    /// hibernated until powerState is set; Running wakes it. Empty: never.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32), regex(pattern = DURATION))]
     pub hibernate_after: String,
-    /// Snapshot on the node that the VM goes on from, with an identity of its own, instead of booting its image.
+    /// Snapshot on the node that the VM is cloned from, with an identity of its own, instead of booting its
+    /// image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     pub clone_from: String,
@@ -89,22 +92,22 @@ pub struct MikromVMSpec {
 /// Hours, minutes and seconds, each at most once; or nothing.
 const DURATION: &str = "^([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$";
 
-/// What a VM does, or shall do.
+/// Power state of a VM, observed or desired.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PowerState {
-    /// Its guest runs.
+    /// The guest runs.
     #[default]
     Running,
-    /// Its CPUs are held; memory and VMM stay.
+    /// The vCPUs are stopped; memory and VMM stay.
     Paused,
-    /// It is powered off; the disk stays.
+    /// Powered off; the disk stays.
     Stopped,
-    /// Its memory is on the node's disk, and it has no VMM.
+    /// The memory is on the node's disk, without a VMM.
     Hibernated,
 }
 
 impl PowerState {
-    /// As it is written.
+    /// Value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -115,7 +118,7 @@ impl PowerState {
         }
     }
 
-    /// The one that is written so.
+    /// Parses a value of manifests.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Running, Self::Paused, Self::Stopped, Self::Hibernated]
@@ -124,19 +127,19 @@ impl PowerState {
     }
 }
 
-/// When a node asks the registry for an image.
+/// When a node pulls an image.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImagePullPolicy {
     /// At every start.
     Always,
-    /// When the node has no such image.
+    /// When the image is missing on the node.
     IfNotPresent,
     /// Never: the node must have it.
     Never,
 }
 
 impl ImagePullPolicy {
-    /// As it is written.
+    /// Value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -147,15 +150,15 @@ impl ImagePullPolicy {
     }
 }
 
-/// What happens when a VM is down without having been asked to.
+/// When a VM that ended by itself is started again.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// It is started again.
+    /// Always.
     #[default]
     Always,
-    /// It is started again unless it ended by itself (state STOPPED).
+    /// After a failure, not after a clean end (state STOPPED).
     OnFailure,
-    /// It stays down.
+    /// Never.
     Never,
 }
 
@@ -163,7 +166,7 @@ pub enum RestartPolicy {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MikromVMStatus {
-    /// Summary for people; nothing decides by it.
+    /// Summary for people; no decision depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
     /// `<namespace>-<name>`; empty until the VM exists.
@@ -175,7 +178,7 @@ pub struct MikromVMStatus {
     /// The node that the VM is bound to.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// The agent that the VM was created by, so that deletion finds it when the spec changes.
+    /// Agent that created the VM, so that deletion finds it after the spec changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub agent_address: String,
     /// When the VM was first created.
@@ -184,14 +187,18 @@ pub struct MikromVMStatus {
     /// Digest of the image that runs, as the node reports it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub image_digest: String,
-    /// What the VM does, as the node says it. Nodes of other kinds do not.
+    /// Power state as the node reports it. Empty at first-generation agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_state: Option<PowerState>,
+    /// True while the VM is powered off because spec.powerState was Stopped: restartPolicy does not apply to
+    /// it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub powered_off: bool,
     /// How often the VM was started again by restartPolicy.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0))]
     pub restarts: i32,
-    /// `metadata.generation` that this status is about.
+    /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Available` and `Ready`, always written together.
@@ -230,39 +237,43 @@ pub mod condition {
 pub mod reason {
     /// True: the VM runs.
     pub const VM_RUNNING: &str = "VMRunning";
-    /// No node was found for it yet; the message says why each was refused.
+    /// No node accepts the VM yet; the message has the reason for each node.
     pub const UNSCHEDULABLE: &str = "Unschedulable";
+    /// The agent in spec.agentAddress neither belongs to a node nor is on the operator's allow-list; it is
+    /// not called.
+    pub const AGENT_NOT_ALLOWED: &str = "AgentNotAllowed";
     /// Bound to a node; being created there.
     pub const CREATING: &str = "Creating";
-    /// The agent reports a state on the way to another one.
+    /// The agent reports a state in between.
     pub const IN_TRANSITION: &str = "InTransition";
     /// The VM ended.
     pub const VM_STOPPED: &str = "VMStopped";
-    /// Its CPUs are held, as spec.powerState asks.
+    /// The VM is paused, as spec.powerState requires.
     pub const PAUSED: &str = "Paused";
-    /// Its memory is on the node's disk, as spec.powerState asks.
+    /// The VM is hibernated, as spec.powerState requires.
     pub const HIBERNATED: &str = "Hibernated";
-    /// It was powered off, as spec.powerState asks.
+    /// The VM is powered off, as spec.powerState requires.
     pub const POWERED_OFF: &str = "PoweredOff";
-    /// The node did not bring it into spec.powerState; the message says why. It is tried again.
+    /// The VM did not reach spec.powerState; the message has the reason. The call is repeated.
     pub const POWER_STATE_FAILED: &str = "PowerStateFailed";
     /// The agent reports an error of the VM.
     pub const VM_FAILED: &str = "VMFailed";
     /// The agent no longer knows the VM.
     pub const VM_VANISHED: &str = "VMVanished";
-    /// The agent refused; the message is the agent's.
+    /// The agent refused a call; the message is the agent's.
     pub const AGENT_ERROR: &str = "AgentError";
-    /// The node cannot get the image, or cannot use it; the message names the image and says why.
+    /// The node cannot pull or use the image; the message has the image and the reason.
     pub const IMAGE_PULL_FAILED: &str = "ImagePullFailed";
-    /// The node has no room now: memory, disk or addresses. It is tried again.
+    /// The node lacks memory, disk or addresses. The call is repeated.
     pub const NO_SPACE: &str = "NoSpace";
-    /// The VMM or the guest did not come up; the message has the guest's last words. It is tried again.
+    /// The VMM or the guest did not boot; the message has the end of the guest's console. The call is
+    /// repeated.
     pub const BOOT_FAILED: &str = "BootFailed";
-    /// The agent answered INTERNAL ten times in a row to a create.
+    /// Ten creations in a row failed with INTERNAL.
     pub const AGENT_INTERNAL_ERROR: &str = "AgentInternalError";
     /// The agent's id of this object belongs to a VM of another object.
     pub const VM_ID_CONFLICT: &str = "VMIDConflict";
-    /// The agent has not answered for a while; what is known of the VM is old.
+    /// Several calls in a row had no answer; the status may be out of date.
     pub const AGENT_UNREACHABLE: &str = "AgentUnreachable";
     /// The node has been gone for longer than the grace period.
     pub const NODE_LOST: &str = "NodeLost";
@@ -270,27 +281,33 @@ pub mod reason {
     pub const DELETING: &str = "Deleting";
 }
 
-/// Reasons of events that are no reason of a condition.
+/// Reasons that only events have.
 pub mod event {
     /// Normal: a node was chosen and stored.
     pub const SCHEDULED: &str = "Scheduled";
-    /// Normal: the agent made the VM.
+    /// Normal: the agent created the VM.
     pub const CREATED: &str = "Created";
     /// Normal: the VM runs.
     pub const STARTED: &str = "Started";
-    /// Normal: the VM was down and runs again, by restartPolicy.
+    /// Normal: restartPolicy started the VM again.
     pub const RESTARTED: &str = "Restarted";
-    /// Warning: the agent refused for good; the condition's reason is AgentError.
+    /// Warning: the agent refused a call; the condition's reason is AgentError.
     pub const FAILED: &str = "Failed";
-    /// Warning: the object was let go although its VM may still be somewhere.
+    /// Warning: the finalizer was removed although the VM may still exist.
     pub const RELEASED: &str = "Released";
 }
 
 impl MikromVM {
-    /// The VM's id on the agent's wire: `<namespace>-<name>`.
+    /// The VM's id at the agent: `<namespace>-<name>`.
     #[must_use]
     pub fn vm_id(&self) -> String {
         format!("{}-{}", self.namespace().unwrap_or_default(), self.name_any())
+    }
+
+    /// `<namespace>/<name>`, which is unambiguous, unlike [`Self::vm_id`].
+    #[must_use]
+    pub fn object_name(&self) -> String {
+        format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())
     }
 
     /// True once the agent has confirmed that the VM exists.

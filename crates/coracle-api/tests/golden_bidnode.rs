@@ -126,7 +126,7 @@ fn more_instance_types_can_be_added_to_the_enumeration() {
 }
 
 #[test]
-fn the_seeds_manifest_is_read_and_written_unchanged() {
+fn manifest_round_trip_is_unchanged() {
     let spec = json!({
         "instanceType": "a100-4x", "region": "us-west-2", "maxBid": 4.5, "minNodes": 1, "maxNodes": 10,
         "bidStrategy": "cost-optimized", "nodeSelector": {"workload": "ml-training"},

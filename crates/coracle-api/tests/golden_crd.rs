@@ -14,7 +14,7 @@ fn custom_resource_definitions() {
 }
 
 #[test]
-fn the_seed_manifest_is_read_and_written_unchanged() {
+fn manifest_round_trip_is_unchanged() {
     let vm: coracle_api::MikromVM = serde_saphyr::from_str(include_str!("seed_mikromvm.yaml")).unwrap();
     assert_eq!((vm.spec.vcpu_count, vm.spec.memory_mib, vm.vm_id().as_str()), (2, 1024, "production-my-app"));
     let json = serde_json::to_value(&vm.spec).unwrap();
@@ -24,7 +24,7 @@ fn the_seed_manifest_is_read_and_written_unchanged() {
 }
 
 #[test]
-fn the_seed_status_is_read_and_written_unchanged() {
+fn status_round_trip_is_unchanged() {
     let mut seed: serde_json::Value = serde_saphyr::from_str(include_str!("seed_status.yaml")).unwrap();
     // The article leaves out what the API server requires of a condition.
     seed["status"]["conditions"][0]["lastTransitionTime"] = "2026-04-09T10:00:00Z".into();

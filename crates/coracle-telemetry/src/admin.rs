@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::Router;
@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -22,13 +23,13 @@ pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, bool>>>);
 impl Readiness {
     /// Says whether a part is ready; the first word makes it a condition.
     pub fn set(&self, part: &'static str, ready: bool) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(part, ready);
+        self.0.lock().insert(part, ready);
     }
 
-    /// Are all parts ready? With a line for each.
+    /// Whether all parts are ready, with a line for each.
     #[must_use]
     pub fn report(&self) -> (bool, String) {
-        let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = self.0.lock();
         let lines =
             parts.iter().map(|(part, ready)| format!("[{}] {part}\n", if *ready { '+' } else { '-' }));
         (parts.values().all(|ready| *ready), lines.collect())
@@ -44,7 +45,7 @@ pub enum Access {
     Unknown,
     /// No.
     Denied,
-    /// Nobody can tell now.
+    /// Unknown now.
     Unavailable,
 }
 
@@ -55,7 +56,7 @@ pub trait Guard: std::fmt::Debug + Send + Sync {
     async fn check(&self, token: &str) -> Access;
 }
 
-/// What the admin port serves.
+/// Content of the admin port.
 #[derive(Clone, Debug)]
 pub struct Admin {
     registry: Arc<Registry>,
@@ -89,7 +90,7 @@ impl Admin {
         axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
     }
 
-    /// As [`Self::serve`], without metrics.
+    /// [`Self::serve`] without metrics.
     ///
     /// # Errors
     /// When the listener fails.

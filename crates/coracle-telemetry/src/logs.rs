@@ -4,13 +4,13 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// Lines on a terminal, JSON elsewhere.
     #[default]
     Auto,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
     /// Readable lines.
     Text,

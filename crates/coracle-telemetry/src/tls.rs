@@ -1,4 +1,4 @@
-//! A listener that speaks TLS, for ports that show more than a stranger may read.
+//! TLS listener, for ports whose content is not public.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Names that callers choose, and the internal id made from them.
+//! VM names, which callers choose, VM ids, which are derived from them, and ids of VMM instances.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,17 +6,17 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What a caller calls a VM: 1 to 253 bytes of printable ASCII without `/` and spaces.
+/// Name of a VM, chosen by a caller: 1 to 253 bytes of printable ASCII without `/` and spaces.
 ///
 /// Any such name maps to one [`VmId`]; only the id reaches paths and devices.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
 
-/// A VM name that cannot be used, and why.
+/// Why a VM name is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidVmName {
-    /// Nothing was given.
+    /// The name is empty.
     #[error("vm_id is required")]
     Empty,
     /// More than 253 bytes.
@@ -28,7 +28,7 @@ pub enum InvalidVmName {
 }
 
 impl VmName {
-    /// The name as written.
+    /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -72,8 +72,7 @@ impl fmt::Display for VmName {
     }
 }
 
-/// Whose VM it is. A cluster's object is known by its uid, so that a second
-/// object of the same name is never taken for the first.
+/// Owner of a VM. The uid distinguishes an object from a later one with the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity<'a> {
     /// Name of the cluster, empty when there is only one.
@@ -114,7 +113,7 @@ impl VmId {
         Self::hashed(name.as_str(), &[cluster, namespace, object, uid])
     }
 
-    /// Each part is preceded by its length, so `("a-b", "c")` is not `("a", "b-c")`.
+    /// Each part is preceded by its length, so `("a-b", "c")` differs from `("a", "b-c")`.
     fn hashed(name: &str, parts: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -126,24 +125,91 @@ impl VmId {
         Self(format!("{}-{hex}", slug(name)))
     }
 
-    /// The id as written.
+    /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The twelve hex digits at the end: unique on a host, short enough for
-    /// socket paths (107 bytes) and, cut further, for interface names (15).
+    /// The twelve hex digits at the end: unique on a host.
     #[must_use]
     pub fn short(&self) -> &str {
-        self.0.rsplit('-').next().unwrap_or_default()
+        short(&self.0)
+    }
+}
+
+/// Id of a VMM instance: `<slug>-<12 hex>` as a VM's, the digits random. Its directories, sockets and tap carry it from
+/// launch to end, whichever VM it is assigned to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct InstanceId(String);
+
+impl InstanceId {
+    /// A new id; of `number`, which is random, the lower 48 bits count. `purpose` is for people who read it.
+    #[must_use]
+    pub fn new(purpose: &str, number: u64) -> Self {
+        let slug = if purpose.is_empty() { "vmm".to_owned() } else { slug(purpose) };
+        Self(format!("{slug}-{:012x}", number & 0xffff_ffff_ffff))
     }
 
-    /// Name of the tap device, 14 bytes. Made from the whole id by its hash.
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The twelve hex digits at the end: unique on a host, short enough for socket paths (107 bytes) and interface names
+    /// (15).
+    #[must_use]
+    pub fn short(&self) -> &str {
+        short(&self.0)
+    }
+
+    /// Name of the tap device, 14 bytes.
     #[must_use]
     pub fn tap_name(&self) -> String {
         format!("ct{}", self.short())
     }
+}
+
+/// The VMM of a VM whose record was written before instances had ids carries the VM's.
+impl From<VmId> for InstanceId {
+    fn from(vm: VmId) -> Self {
+        Self(vm.0)
+    }
+}
+
+impl FromStr for InstanceId {
+    type Err = InvalidVmId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).map(Self)
+    }
+}
+
+impl TryFrom<String> for InstanceId {
+    type Error = InvalidVmId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<InstanceId> for String {
+    fn from(id: InstanceId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The digits of an id.
+fn short(id: &str) -> &str {
+    id.rsplit('-').next().unwrap_or_default()
 }
 
 fn slug(name: &str) -> String {
@@ -158,24 +224,28 @@ fn slug(name: &str) -> String {
     slug
 }
 
-/// An id that was not made by this crate.
+/// Text that has not the form of an id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no VM id: <slug>-<12 hex digits> is expected")]
+#[error("invalid id {0:?}: expected <slug>-<12 hex digits>")]
 pub struct InvalidVmId(String);
+
+fn parse(text: &str) -> Result<String, InvalidVmId> {
+    let bad = || InvalidVmId(text.chars().take(80).collect());
+    let (slug, hash) = text.rsplit_once('-').ok_or_else(bad)?;
+    let slug_ok = !slug.is_empty()
+        && slug.len() <= SLUG_LEN_MAX
+        && !slug.starts_with('-')
+        && slug.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let hash_ok =
+        hash.len() == HASH_LEN && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if slug_ok && hash_ok { Ok(text.to_owned()) } else { Err(bad()) }
+}
 
 impl FromStr for VmId {
     type Err = InvalidVmId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || InvalidVmId(text.chars().take(80).collect());
-        let (slug, hash) = text.rsplit_once('-').ok_or_else(bad)?;
-        let slug_ok = !slug.is_empty()
-            && slug.len() <= SLUG_LEN_MAX
-            && !slug.starts_with('-')
-            && slug.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-        let hash_ok =
-            hash.len() == HASH_LEN && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        if slug_ok && hash_ok { Ok(Self(text.to_owned())) } else { Err(bad()) }
+        parse(text).map(Self)
     }
 }
 
@@ -210,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_checked_where_they_enter() {
+    fn invalid_names_are_refused() {
         for (text, want) in [
             ("web", None),
             ("default-a", None),
@@ -226,14 +296,24 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_one_namespace_differ_in_device_names() {
+    fn ids_of_one_namespace_differ_in_their_digits() {
         let (a, b) = (VmId::of_name(&name("default-a")), VmId::of_name(&name("default-b")));
-        assert_ne!(a.tap_name(), b.tap_name());
-        assert!(a.tap_name().len() <= 15);
+        assert_ne!(a.short(), b.short());
     }
 
     #[test]
-    fn the_same_name_under_another_uid_is_another_vm() {
+    fn instance_id_fits_an_interface_name_and_parses() {
+        for (purpose, number) in [("web", 5), ("", u64::MAX), ("Größe/..", 0), (&"x".repeat(99), 1)] {
+            let id = InstanceId::new(purpose, number);
+            assert_eq!(id.as_str().parse::<InstanceId>(), Ok(id.clone()), "{purpose}");
+            assert!(id.tap_name().len() <= 15, "{purpose}");
+        }
+        let vm = VmId::of_name(&name("web"));
+        assert_eq!(InstanceId::from(vm.clone()).as_str(), vm.as_str());
+    }
+
+    #[test]
+    fn same_name_with_another_uid_is_another_vm() {
         let object = |uid| Identity { namespace: "default", name: "web", uid, ..Identity::default() };
         let first = VmId::of_object(&name("default-web"), object("1"));
         assert_ne!(first, VmId::of_object(&name("default-web"), object("2")));
@@ -241,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dash_between_namespace_and_name_is_not_ambiguous() {
+    fn dash_between_namespace_and_name_is_unambiguous() {
         let object = |namespace, name| Identity { namespace, name, uid: "u", ..Identity::default() };
         let vm = name("a-b-c");
         assert_ne!(VmId::of_object(&vm, object("a-b", "c")), VmId::of_object(&vm, object("a", "b-c")));

@@ -1,5 +1,5 @@
-//! Words that every crate of coracle shares: ids, sizes, addresses and states.
-//! Nothing here does I/O; everything refuses bad input when it is parsed.
+//! Vocabulary of all crates: ids, sizes, addresses, states and the clock.
+//! No I/O; bad input is refused when it is parsed.
 
 mod id;
 mod mac;
@@ -7,7 +7,7 @@ mod size;
 mod state;
 mod time;
 
-pub use id::{Identity, InvalidVmName, VmId, VmName};
+pub use id::{Identity, InstanceId, InvalidVmName, VmId, VmName};
 pub use mac::{InvalidMac, MacAddr};
 pub use size::{InvalidMemory, InvalidVcpus, MemoryMib, Vcpus};
 pub use state::{Op, Refused, VmState};

@@ -6,18 +6,16 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::VmId;
-
 /// An Ethernet address, written `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// The address of a VM's first NIC: locally administered (first octet
-    /// 02), the other five from a hash of the whole id.
+    /// The address of the first NIC of a VM or of an unassigned VMM instance: locally
+    /// administered (first octet 02), the other five from a hash of the whole id.
     #[must_use]
-    pub fn of(id: &VmId) -> Self {
+    pub fn of(id: &impl fmt::Display) -> Self {
         let hash = Sha256::digest(format!("mac {id}"));
         Self([2, hash[0], hash[1], hash[2], hash[3], hash[4]])
     }
@@ -30,9 +28,9 @@ impl fmt::Display for MacAddr {
     }
 }
 
-/// Text that is no Ethernet address.
+/// Text that cannot be parsed as an Ethernet address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no Ethernet address")]
+#[error("invalid Ethernet address {0:?}")]
 pub struct InvalidMac(String);
 
 impl FromStr for MacAddr {
@@ -67,6 +65,7 @@ impl From<MacAddr> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::VmId;
 
     #[test]
     fn addresses_are_local_unicast_and_round_trip() {

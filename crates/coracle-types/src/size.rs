@@ -1,4 +1,4 @@
-//! Sizes of machines.
+//! Memory and CPUs of VMs.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ pub struct MemoryMib(u32);
 /// A memory size outside the allowed range.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidMemory {
-    /// Below 128 MiB no guest of ours boots.
+    /// Below 128 MiB guests do not boot.
     #[error("memory_mb must be at least 128")]
     TooSmall,
     /// Above 1 TiB.
@@ -19,7 +19,7 @@ pub enum InvalidMemory {
 }
 
 impl MemoryMib {
-    /// The least that a guest of ours boots with.
+    /// Smallest memory that guests boot with.
     pub const MIN: Self = Self(128);
 
     /// The number of MiB.
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_those_of_the_wire() {
+    fn limits_match_the_api() {
         assert_eq!(MemoryMib::try_from(127), Err(InvalidMemory::TooSmall));
         assert_eq!(MemoryMib::try_from(128).unwrap().bytes(), 128 << 20);
         assert_eq!(MemoryMib::try_from(u64::MAX), Err(InvalidMemory::TooLarge));

@@ -1,10 +1,10 @@
-//! The life of a VM, and which requests each state accepts.
+//! States of a VM, and which operations each state accepts.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a VM is in its life. Stored in its record.
+/// State of a VM. Stored in its record.
 ///
 /// ```text
 /// Creating ─▶ Created ─▶ Starting ─▶ Running ─▶ Stopping ─▶ Stopped ─▶ Starting …
@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum VmState {
-    /// Resources are being laid out; the request is not acknowledged yet.
+    /// Resources are being created; the request is not acknowledged yet.
     Creating,
-    /// Laid out, never started.
+    /// Created, never started.
     Created,
-    /// A VMM is wanted or runs; the guest has not acknowledged its configuration.
+    /// A VMM is starting or runs; the guest has not acknowledged its configuration.
     Starting,
     /// The guest acknowledged its configuration and started the workload.
     Running,
-    /// The VMM is there and the guest's CPUs stand still.
+    /// The VMM runs with paused vCPUs.
     Paused,
-    /// The guest stands still and its memory is being saved; cut off, it runs again.
+    /// The vCPUs are paused and the memory is being saved. After an interruption the guest runs again.
     Hibernating,
     /// No VMM; disk, address and the saved memory are kept.
     Hibernated,
@@ -32,18 +32,18 @@ pub enum VmState {
     Stopping,
     /// No VMM; disk and address are kept.
     Stopped,
-    /// No VMM, and it did not end as it should.
+    /// No VMM; it ended with an error.
     Failed,
-    /// On its way out; only this can finish.
+    /// Being deleted; no other operation is accepted.
     Deleting,
 }
 
-/// What a caller may ask of a VM.
+/// Operations on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Make it run: boot it, let its CPUs go on, or load its saved memory.
+    /// Run the VM: boot it, resume its vCPUs, or load its saved memory.
     Start,
-    /// Hold its CPUs.
+    /// Pause its vCPUs.
     Pause,
     /// As [`Op::Start`], but never boot.
     Resume,
@@ -51,33 +51,33 @@ pub enum Op {
     Hibernate,
     /// Copy its memory and its disk as of one instant.
     Snapshot,
-    /// Power it off.
+    /// Power off.
     Stop,
-    /// Remove it.
+    /// Delete the VM.
     Delete {
-        /// Also when it runs.
+        /// Delete a running VM, too.
         force: bool,
     },
-    /// Talk to its guest (exec, copy, port-forward).
+    /// Call the guest agent (exec, copy, port-forward).
     Guest,
-    /// Give it a volume, or take one away: its guest says that it has let go.
+    /// Attach or detach a volume. The guest confirms a detachment.
     Volume,
 }
 
-/// A request that the state of a VM does not allow.
+/// An operation that the state of a VM does not allow.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("VM is {state}: {why}")]
 pub struct Refused {
-    /// The state it was in.
+    /// State of the VM.
     pub state: VmState,
     /// What to do instead.
     pub why: &'static str,
-    /// True when waiting a moment is all it needs.
+    /// True when the operation will be possible soon without any action.
     pub transient: bool,
 }
 
 impl VmState {
-    /// May `op` be carried out now? Pure; the one place that knows.
+    /// Whether `op` is allowed in this state. Pure; no other code decides it.
     ///
     /// # Errors
     /// [`Refused`] with what to do instead.
@@ -91,7 +91,7 @@ impl VmState {
             (Op::Delete { .. }, Deleting) => Ok(()),
             (_, Deleting) => refuse("it is being deleted", false),
             (_, Creating) => refuse("wait until it is created", true),
-            // Asked for while a VMM that does not answer holds it in this state.
+            // Needed while a VMM that does not answer keeps the VM in this state.
             (Op::Stop | Op::Delete { force: true }, Hibernating) => Ok(()),
             (_, Hibernating) => refuse("wait until its memory is saved", true),
             (Op::Start, Stopping) => refuse("wait until it has stopped", true),
@@ -105,7 +105,7 @@ impl VmState {
             (Op::Pause | Op::Resume | Op::Hibernate | Op::Snapshot | Op::Guest | Op::Volume, Starting) => {
                 refuse("wait until it runs", true)
             }
-            (Op::Pause, Hibernated) => refuse("it is at rest already", false),
+            (Op::Pause, Hibernated) => refuse("it is hibernated already", false),
             (
                 Op::Pause | Op::Resume | Op::Hibernate | Op::Snapshot,
                 Created | Stopping | Stopped | Failed,
@@ -122,7 +122,7 @@ impl VmState {
         }
     }
 
-    /// Is there, or may there be, a VMM in this state?
+    /// True when a VMM runs, or may run, in this state.
     #[must_use]
     pub fn has_vmm(self) -> bool {
         matches!(self, Self::Starting | Self::Running | Self::Paused | Self::Hibernating | Self::Stopping)

@@ -1,4 +1,4 @@
-//! Wall-clock time as a value that comes in from outside.
+//! Wall-clock time as a value that is passed in.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl UnixMillis {
     }
 }
 
-/// Where a process reads the wall clock: the system's, or a test's own.
+/// Wall clock of a process: the system's, or one that a test controls. Clones show the same time.
 #[derive(Clone)]
 pub struct Clock(Source);
 
@@ -34,6 +34,7 @@ pub struct Clock(Source);
 enum Source {
     System,
     Fixed(Arc<AtomicI64>),
+    Derived(Arc<dyn Fn() -> UnixMillis + Send + Sync>),
 }
 
 impl Clock {
@@ -43,26 +44,33 @@ impl Clock {
         Self(Source::System)
     }
 
-    /// A clock that stands still until [`Clock::advance`] moves it.
+    /// A clock that shows `at` until [`Clock::advance`] moves it.
     #[must_use]
     pub fn fixed(at: UnixMillis) -> Self {
         Self(Source::Fixed(Arc::new(AtomicI64::new(at.0))))
     }
 
-    /// The time now.
+    /// A clock that calls `read` for the time. Simulations derive it from the clock of their timers.
+    #[must_use]
+    pub fn derived(read: impl Fn() -> UnixMillis + Send + Sync + 'static) -> Self {
+        Self(Source::Derived(Arc::new(read)))
+    }
+
+    /// Reads the clock.
     #[must_use]
     pub fn now(&self) -> UnixMillis {
         match &self.0 {
-            #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
+            #[expect(clippy::disallowed_methods, reason = "the only place that reads the wall clock")]
             Source::System => {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 UnixMillis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
             }
             Source::Fixed(at) => UnixMillis(at.load(Ordering::Relaxed)),
+            Source::Derived(read) => read(),
         }
     }
 
-    /// Moves a fixed clock; the system's goes its own way.
+    /// Moves a fixed clock forward; no effect on others.
     pub fn advance(&self, by: Duration) {
         if let Source::Fixed(at) = &self.0 {
             at.fetch_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX), Ordering::Relaxed);
@@ -75,6 +83,7 @@ impl fmt::Debug for Clock {
         f.write_str(match self.0 {
             Source::System => "Clock(system)",
             Source::Fixed(_) => "Clock(fixed)",
+            Source::Derived(_) => "Clock(derived)",
         })
     }
 }

@@ -1,5 +1,5 @@
-//! Views of objects of other projects: the fields that are read, and no more. What is not in a view is neither kept in
-//! memory nor written back.
+//! Views of objects of other projects: only the fields that are read. Other fields are neither kept in memory
+//! nor written back.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -7,13 +7,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, api::ApiResource, core::DynamicResourceScope};
 use serde::{Deserialize, Serialize};
 
-/// An object of which only a part is known. Its version is found by discovery.
+/// An object with only the fields that are read. Its version is found by discovery.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Foreign<View> {
     /// Metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// The part that is known.
+    /// The fields that are read.
     #[serde(flatten)]
     pub view: View,
 }
@@ -56,7 +56,7 @@ impl<View> Resource for Foreign<View> {
 pub struct ForeignKind {
     /// API group.
     pub group: &'static str,
-    /// Versions that are understood, best first.
+    /// Supported versions, best first.
     pub versions: &'static [&'static str],
     /// Kind.
     pub kind: &'static str,
@@ -126,7 +126,7 @@ pub fn condition<'a>(all: &'a [ForeignCondition], kind: &str) -> Option<(&'a str
     all.iter().find(|c| c.kind == kind).map(|c| (c.status.as_str(), c.reason.as_str()))
 }
 
-/// A name, and where.
+/// A namespaced name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ForeignRef {
@@ -151,12 +151,12 @@ pub struct MachineView {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineStatus {
-    /// `Deleting` when it goes.
+    /// `Deleting` while it is deleted.
     pub phase: String,
 }
 
 impl Machine {
-    /// It is on its way out.
+    /// True while the Machine is being deleted.
     #[must_use]
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some() || self.view.status.phase == "Deleting"
@@ -289,13 +289,13 @@ pub struct AgentViewSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AgentViewStatus {
-    /// What the host says of itself. It is the guest's word.
+    /// Inventory reported by the host; not trusted.
     pub inventory: Option<Inventory>,
     /// Conditions.
     pub conditions: Option<Vec<ForeignCondition>>,
 }
 
-/// A host's word on itself.
+/// Inventory of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Inventory {

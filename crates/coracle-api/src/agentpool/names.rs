@@ -1,19 +1,20 @@
-//! Labels, annotations, finalizers, phases, reasons and action types. All but `coracle.dev/…` are byte for byte those of
-//! the original operator.
+//! Labels, annotations, finalizers, phases, reasons and action types. All but `coracle.dev/…` are byte for
+//! byte those of the original operator.
 
 /// Label: the pool of a VsphereAgent.
 pub const POOL_LABEL: &str = "agent-forge.containeroo.ch/vsphere-agent-pool";
-/// Label: why a VsphereAgent was made, `agent-machine` or `adopted`.
+/// Label: origin of a VsphereAgent, `agent-machine` or `adopted`.
 pub const CREATED_FOR: &str = "agent-forge.containeroo.ch/created-for";
 /// Value of [`CREATED_FOR`].
 pub const FOR_AGENT_MACHINE: &str = "agent-machine";
 /// Value of [`CREATED_FOR`].
 pub const FOR_ADOPTED: &str = "adopted";
-/// Label: the AgentMachine of a VsphereAgent; on an Agent the name of its VM; in an AgentMachine's selector its own name.
+/// Label: the AgentMachine of a VsphereAgent; on an Agent the name of its VM; in an AgentMachine's selector
+/// its own name.
 pub const AGENT_MACHINE: &str = "agent-forge.containeroo.ch/agent-machine";
 /// Label of early objects: UID of the AgentMachine.
 pub const AGENT_MACHINE_UID: &str = "agent-forge.containeroo.ch/agent-machine-uid";
-/// Label: tells the Agents of several pools with one InfraEnv apart.
+/// Label: distinguishes the Agents of several pools with one InfraEnv.
 pub const NODEPOOL: &str = "agent-forge.containeroo.ch/nodepool";
 /// Annotation of a VsphereAgent: name of its VM.
 pub const VM_NAME: &str = "agent-forge.containeroo.ch/vm-name";
@@ -21,7 +22,7 @@ pub const VM_NAME: &str = "agent-forge.containeroo.ch/vm-name";
 pub const FORCE_ISO_REFRESH: &str = "agent-forge.containeroo.ch/force-iso-refresh";
 /// Annotation of an Agent: the VM that is being destroyed under it.
 pub const CLEANUP_VM: &str = "agent-forge.containeroo.ch/cleanup-vm";
-/// What the notes of a VM say, before the UID of its VsphereAgent.
+/// Prefix of a VM's notes, before the UID of its VsphereAgent.
 pub const OWNER_NOTE: &str = "agent-forge.containeroo.ch/vsphere-agent-uid=";
 /// Finalizer of a pool.
 pub const POOL_FINALIZER: &str = "agent-forge.containeroo.ch/vsphere-agent-pool";
@@ -41,7 +42,7 @@ pub const INFRAENV_LABEL: &str = "infraenvs.agent-install.openshift.io";
 
 /// Annotation of a VsphereAgent: `<vCenter>/<task>/<time>`, a task that may still run.
 pub const PENDING_TASK: &str = "coracle.dev/pending-task";
-/// Annotation of a VsphereAgent: BIOS UUID of a VM that a person says is its.
+/// Annotation of a VsphereAgent: BIOS UUID of a VM to adopt.
 pub const CLAIM_VM: &str = "coracle.dev/claim-vm";
 /// Annotation of a pool: `true` gives free Agents to new AgentMachines.
 pub const REUSE: &str = "coracle.dev/reuse";
@@ -72,13 +73,13 @@ pub mod phase {
 
 /// Reasons of phases.
 pub mod why {
-    /// There is no VM yet.
+    /// The VM does not exist yet.
     pub const VM_CREATE_PENDING: &str = "VMCreatePending";
-    /// The VM was made.
+    /// The VM was created.
     pub const CREATE_REQUESTED: &str = "CreateRequested";
-    /// It runs, and no Agent has come.
+    /// The VM runs without an Agent.
     pub const AGENT_NOT_DISCOVERED: &str = "AgentNotDiscovered";
-    /// An existing VM was taken over.
+    /// An existing VM was adopted.
     pub const VM_ADOPTED: &str = "VMAdopted";
     /// Its Agent is free.
     pub const AGENT_AVAILABLE: &str = "AgentAvailable";
@@ -116,6 +117,6 @@ pub mod action {
     pub const DELETE_VM: &str = "DeleteVM";
     /// An Agent is deleted.
     pub const DELETE_AGENT: &str = "DeleteAgent";
-    /// Nothing is to be done.
+    /// No action is needed.
     pub const NOOP: &str = "Noop";
 }

@@ -1,4 +1,5 @@
-//! Finalizer, labels, annotations, conditions and events of BidNodes. The first three of the labels are the article's.
+//! Finalizer, labels, annotations, conditions and events of BidNodes. The first three of the labels are the
+//! article's.
 
 /// Finalizer: bids, units and Nodes may exist until this is gone.
 pub const FINALIZER: &str = "kubebid.io/finalizer";
@@ -22,7 +23,8 @@ pub const REGION: &str = "topology.kubernetes.io/region";
 /// Label on Nodes that load balancers pass over.
 pub const NO_BALANCER: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// Name of the Node of a unit: `bn-<BidNode, at most 40 characters>-<8 characters that the unit's id hashes to>`.
+/// Name of the Node of a unit: `bn-<BidNode, at most 40 characters>-<8 characters that the unit's id hashes
+/// to>`.
 #[must_use]
 pub fn node_name(bidnode: &str, allocation: &str) -> String {
     const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
@@ -41,9 +43,10 @@ pub const UNINITIALIZED: &str = "kubebid.io/uninitialized";
 /// Taint of a Node under notice; the value is the deadline in seconds since 1970.
 pub const PREEMPTING: &str = "kubebid.io/preempting";
 
-/// Annotation of a Node: the labels and taints that it was given, as JSON, to know which of them to take back.
+/// Annotation of a Node: the labels and taints that it was given, as JSON, to know which of them to take
+/// back.
 pub const GIVEN: &str = "kubebid.io/spec-hash";
-/// Annotation of a Node that is emptied on our own account: since when, in milliseconds since 1970.
+/// Annotation of a Node under a voluntary drain: its begin, in milliseconds since 1970.
 pub const DRAINING: &str = "kubebid.io/draining";
 
 /// Prefix of keys that `spec.nodeSelector` must not have.
@@ -70,11 +73,11 @@ pub mod annotation {
     pub const DRAIN_TIMEOUT: &str = "kubebid.io/drain-timeout";
     /// `kubelet` or `virtual`.
     pub const JOIN_MODE: &str = "kubebid.io/join-mode";
-    /// `true`: let the object go without the market.
+    /// `true`: remove the finalizer without the market.
     pub const FORCE_DELETE: &str = "kubebid.io/force-delete";
 }
 
-/// Annotations of a Pod that must not be moved: ours and those of other autoscalers, with the value that says so.
+/// Annotations of a Pod that must not be moved, with their value: ours and those of other autoscalers.
 pub const DO_NOT_DISRUPT: [(&str, &str); 3] = [
     ("kubebid.io/do-not-disrupt", "true"),
     ("karpenter.sh/do-not-disrupt", "true"),
@@ -101,7 +104,7 @@ pub mod condition {
     pub const WITHIN_BUDGET: &str = "WithinBudget";
     /// The market answers.
     pub const MARKET_REACHABLE: &str = "MarketReachable";
-    /// Repairs are held.
+    /// Repairs are suspended.
     pub const DEGRADED: &str = "Degraded";
     /// Being deleted, and why it is not done.
     pub const TERMINATING: &str = "Terminating";
@@ -113,9 +116,9 @@ pub mod reason {
     pub const NODES_AVAILABLE: &str = "NodesAvailable";
     /// Fewer.
     pub const NODES_UNAVAILABLE: &str = "NodesUnavailable";
-    /// The specification or an annotation cannot be obeyed; the message names the field.
+    /// Invalid specification or annotation; the message names the field.
     pub const INVALID_SPEC: &str = "InvalidSpec";
-    /// There is no market for the type and the region.
+    /// No market exists for the type and region.
     pub const UNKNOWN_MARKET: &str = "UnknownMarket";
     /// The bid is at the price or above.
     pub const COMPETITIVE: &str = "Competitive";

@@ -62,7 +62,7 @@ pub struct ConfigureRequest {
     pub network: ::core::option::Option<Network>,
     #[prost(message, optional, tag = "6")]
     pub root: ::core::option::Option<RootMount>,
-    /// This machine goes on from a copy of another one's memory: the workload runs, and names and network are new.
+    /// This VM continues from a copy of another VM's memory: the workload runs, and names and network are new.
     #[prost(bool, tag = "7")]
     pub takes_over: bool,
     /// Volumes in the root, before the workload starts.
@@ -225,7 +225,7 @@ pub struct LogsRequest {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LogChunk {
     /// Offset of the first byte of data. A gap means that the bounded buffer
-    /// of the guest had to drop what nobody read in time.
+    /// of the guest had to drop what the host did not read in time.
     #[prost(uint64, tag = "1")]
     pub offset: u64,
     #[prost(enumeration = "Stream", tag = "2")]
@@ -326,6 +326,8 @@ pub struct CopyOutChunk {
     #[prost(bytes = "vec", tag = "1")]
     pub data: ::prost::alloc::vec::Vec<u8>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangesRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortForwardRequest {
     #[prost(oneof = "port_forward_request::Message", tags = "1, 2, 3")]
@@ -699,6 +701,26 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "CopyOut"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// A tar stream of the upper directory of the overlay that is the container's root: all that was changed since its image.
+        /// A deleted name is a character device 0/0; extended attributes are PAX records `SCHILY.xattr.*`, the overlay's own
+        /// (`trusted.overlay.*`) among them. UNIMPLEMENTED where the root is not an overlay of the agent.
+        pub async fn changes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::CopyOutChunk>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Changes");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Changes"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// First message: header. Then bytes to and from a TCP port of the guest.
         pub async fn port_forward(
             &mut self,
@@ -882,6 +904,18 @@ pub mod guest_server {
             &self,
             request: tonic::Request<super::CopyOutRequest>,
         ) -> std::result::Result<tonic::Response<Self::CopyOutStream>, tonic::Status>;
+        /// Server streaming response type for the Changes method.
+        type ChangesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::CopyOutChunk, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// A tar stream of the upper directory of the overlay that is the container's root: all that was changed since its image.
+        /// A deleted name is a character device 0/0; extended attributes are PAX records `SCHILY.xattr.*`, the overlay's own
+        /// (`trusted.overlay.*`) among them. UNIMPLEMENTED where the root is not an overlay of the agent.
+        async fn changes(
+            &self,
+            request: tonic::Request<super::ChangesRequest>,
+        ) -> std::result::Result<tonic::Response<Self::ChangesStream>, tonic::Status>;
         /// Server streaming response type for the PortForward method.
         type PortForwardStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::PortForwardChunk, tonic::Status>,
@@ -1365,6 +1399,45 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CopyOutSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/Changes" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangesSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::ServerStreamingService<super::ChangesRequest> for ChangesSvc<T> {
+                        type Response = super::CopyOutChunk;
+                        type ResponseStream = T::ChangesStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Guest>::changes(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

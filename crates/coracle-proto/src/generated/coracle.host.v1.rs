@@ -33,6 +33,22 @@ pub struct Snapshot {
     /// Of the guest agent in its memory. Empty: it did not say.
     #[prost(string, tag = "13")]
     pub agent_version: ::prost::alloc::string::String,
+    /// The object that its VM belonged to. All empty: a local VM.
+    #[prost(message, optional, tag = "14")]
+    pub owner: ::core::option::Option<Owner>,
+    /// Namespaces that may use it beside the owner's.
+    #[prost(string, repeated, tag = "15")]
+    pub shared_with: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShareSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub namespace: ::prost::alloc::string::String,
+    /// Take the grant back.
+    #[prost(bool, tag = "3")]
+    pub revoke: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SaveSnapshotRequest {
@@ -168,7 +184,7 @@ pub struct Template {
     pub disk_mib: u64,
     /// A clone of it runs already, for the next VM of its shape.
     #[prost(bool, tag = "9")]
-    pub standby: bool,
+    pub pooled: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTemplatesRequest {}
@@ -183,7 +199,7 @@ pub struct WarmTemplateRequest {
     pub vcpus: u32,
     #[prost(uint64, tag = "2")]
     pub memory_mib: u64,
-    /// Empty: the node's default. Otherwise below an allowed folder.
+    /// Empty: the node's default. Otherwise below an allowed directory.
     #[prost(string, tag = "3")]
     pub kernel_path: ::prost::alloc::string::String,
     /// Size of the fresh disk that is mounted in it; 0: the node's default. A VM with another one mounts it itself.
@@ -270,7 +286,7 @@ pub struct CreateVmRequest {
     pub vcpus: u32,
     #[prost(uint64, tag = "4")]
     pub memory_mib: u64,
-    /// Empty: the node's default. Otherwise below an allowed folder.
+    /// Empty: the node's default. Otherwise below an allowed directory.
     #[prost(string, tag = "5")]
     pub kernel_path: ::prost::alloc::string::String,
     /// Empty: allocated by the node. Otherwise honoured or refused.
@@ -315,23 +331,36 @@ pub struct CreateVmRequest {
     /// Name of one of the node's drivers; empty: its default.
     #[prost(string, tag = "20")]
     pub driver: ::prost::alloc::string::String,
-    /// Disks and folders beside its own disk.
+    /// Disks and directories beside its own disk.
     #[prost(message, repeated, tag = "21")]
     pub volumes: ::prost::alloc::vec::Vec<Volume>,
     /// What starts a disk image: auto (or empty), bios, uefi.
     #[prost(string, tag = "22")]
     pub firmware: ::prost::alloc::string::String,
-    /// For a disk image: what cloud-init, or whatever reads such seeds, is told.
+    /// For a disk image: user data for cloud-init or another reader of NoCloud seeds.
     #[prost(string, tag = "23")]
     pub user_data: ::prost::alloc::string::String,
+    /// Power state in which the call leaves the VM. Unspecified: created, to be
+    /// started by StartVm. Otherwise a failure leaves no VM.
+    #[prost(enumeration = "PowerState", tag = "24")]
+    pub power_state: i32,
+    /// Snapshot of the node that the VM continues from, with an identity of its
+    /// own. It runs in every case; the image is that of the snapshot. Only with
+    /// power_state.
+    #[prost(string, tag = "25")]
+    pub clone_from: ::prost::alloc::string::String,
+    /// Digest of what the caller made the request from. The VM of the owner with
+    /// another one is ALREADY_EXISTS, even where the creation is idempotent.
+    #[prost(string, tag = "26")]
+    pub spec_hash: ::prost::alloc::string::String,
 }
-/// A disk or a folder of the node that a guest sees.
+/// A disk or a directory of the node that a guest sees.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Volume {
     /// Unique in its VM, \[a-z0-9-\]{1,63}; empty in a request: from the source.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// A disk image or a folder below one of the node's volume folders, by its
+    /// A disk image or a directory below one of the node's volume directories, by its
     /// absolute path; or a plain name: a disk that the node keeps by it.
     #[prost(string, tag = "2")]
     pub source: ::prost::alloc::string::String,
@@ -358,7 +387,7 @@ pub mod volume {
         Disk = 1,
         /// A file that is given as a block device.
         Block = 2,
-        /// A folder of the node.
+        /// A directory of the node.
         Folder = 3,
     }
     impl Kind {
@@ -415,7 +444,8 @@ pub struct Owner {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartVmRequest {
-    /// Name, internal id or unique prefix of one; also in all messages below.
+    /// Exact name or whole internal id; also in all messages that change a VM or enter its guest.
+    /// GetVm and Logs also take a unique prefix of one.
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
 }
@@ -456,6 +486,9 @@ pub struct DeleteVmResponse {}
 pub struct GetVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// Only the exact name or the whole id, as the calls take it that change a VM.
+    #[prost(bool, tag = "2")]
+    pub exact: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListVmsRequest {}
@@ -562,7 +595,18 @@ pub struct Vm {
     pub workload_ms: u64,
     /// The latest start took over a clone that ran already.
     #[prost(bool, tag = "33")]
-    pub standby: bool,
+    pub pooled: bool,
+    /// Name in the request that created it, where the node had to choose
+    /// another: objects of one cluster may give their VMs the same name.
+    #[prost(string, tag = "34")]
+    pub requested_name: ::prost::alloc::string::String,
+    /// spec_hash of the request that created it.
+    #[prost(string, tag = "35")]
+    pub spec_hash: ::prost::alloc::string::String,
+    /// namespace/name of the object that may adopt a VM without an owner: its
+    /// creator set the metadata coracle.dev/adopt.
+    #[prost(string, tag = "36")]
+    pub adoptable_by: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
@@ -1086,6 +1130,35 @@ impl VmState {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
+pub enum PowerState {
+    Unspecified = 0,
+    Running = 1,
+    Stopped = 2,
+}
+impl PowerState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "POWER_STATE_UNSPECIFIED",
+            Self::Running => "POWER_STATE_RUNNING",
+            Self::Stopped => "POWER_STATE_STOPPED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "POWER_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "POWER_STATE_RUNNING" => Some(Self::Running),
+            "POWER_STATE_STOPPED" => Some(Self::Stopped),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
 pub enum PullPolicy {
     Unspecified = 0,
     IfNotPresent = 1,
@@ -1268,8 +1341,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PauseVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lets a paused guest go on, or loads the memory of a hibernated one. A VM
-        /// that is off is FAILED_PRECONDITION: StartVm starts whatever there is.
+        /// Resumes a paused guest, or loads the memory of a hibernated one. A VM
+        /// that is off is FAILED_PRECONDITION: use StartVm.
         pub async fn resume_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::ResumeVmRequest>,
@@ -1285,7 +1358,7 @@ pub mod host_client {
             self.inner.unary(req, path, codec).await
         }
         /// Answers when the guest's memory is on disk and its VMM is gone. When that
-        /// fails the guest goes on. Idempotent on a hibernated VM.
+        /// fails the guest keeps running. Idempotent on a hibernated VM.
         pub async fn hibernate_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::HibernateVmRequest>,
@@ -1300,7 +1373,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "HibernateVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gives a VM a disk or a folder: at once when it runs, else with its next
+        /// Gives a VM a disk or a directory: at once when it runs, else with its next
         /// start. What fails leaves it as it was.
         pub async fn attach_volume(
             &mut self,
@@ -1525,7 +1598,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PullImage"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// From a folder or archive of the node's own file system.
+        /// From a directory or archive of the node's own file system.
         pub async fn import_image(
             &mut self,
             request: impl tonic::IntoRequest<super::ImportImageRequest>,
@@ -1604,7 +1677,7 @@ pub mod host_client {
             self.inner.unary(req, path, codec).await
         }
         /// Saved machines that VMs of the same shape start from.
-        /// Gives an image one more name; the name leaves whatever image had it.
+        /// Gives an image one more name; the name is taken from the image that had it.
         pub async fn tag_image(
             &mut self,
             request: impl tonic::IntoRequest<super::TagImageRequest>,
@@ -1700,7 +1773,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "WarmTemplate"));
             self.inner.unary(req, path, codec).await
         }
-        /// VMs that were started from it go on.
+        /// VMs that were started from it keep running.
         pub async fn delete_template(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteTemplateRequest>,
@@ -1716,7 +1789,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "DeleteTemplate"));
             self.inner.unary(req, path, codec).await
         }
-        /// Copies memory and disk of a VM as of one instant; it goes on as it did. Answers when the copy is on disk.
+        /// Copies memory and disk of a VM at one instant; the VM continues in its state. Answers when the copy is on disk.
         pub async fn save_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::SaveSnapshotRequest>,
@@ -1760,7 +1833,22 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "GetSnapshot"));
             self.inner.unary(req, path, codec).await
         }
-        /// VMs that were made from it go on.
+        /// Lets VMs of a namespace of the cluster be made from a snapshot, or no longer.
+        pub async fn share_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ShareSnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<super::Snapshot>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/ShareSnapshot");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "ShareSnapshot"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// VMs that were made from it keep running.
         pub async fn delete_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteSnapshotRequest>,
@@ -1794,7 +1882,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ExportSnapshot"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Begins with a name, then the archive. What is not whole and as its digests say leaves nothing.
+        /// A name first, then the archive. An archive that is incomplete or does not match its digests leaves nothing.
         pub async fn import_snapshot(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::ImportSnapshotRequest>,
@@ -1809,7 +1897,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ImportSnapshot"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// Sends a snapshot to a registry, in windows; those that the tag had before are not sent.
+        /// Sends a snapshot to a registry, in chunks; those that the tag had before are not sent.
         pub async fn push_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::PushSnapshotRequest>,
@@ -1845,7 +1933,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PullSnapshot"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Makes a VM that goes on where the snapshot was taken, with an identity of its own. Answers when it runs.
+        /// Makes a VM that continues from the snapshot, with an identity of its own. Answers when it runs.
         pub async fn restore_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::RestoreVmRequest>,
@@ -1860,7 +1948,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "RestoreVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Makes copies of a VM that go on where it is now, each with an identity of its own. All run, or none is left.
+        /// Makes copies of a VM that continue from its present state, each with an identity of its own. All run, or none is left.
         pub async fn fork_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::ForkVmRequest>,
@@ -1916,19 +2004,19 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::PauseVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Lets a paused guest go on, or loads the memory of a hibernated one. A VM
-        /// that is off is FAILED_PRECONDITION: StartVm starts whatever there is.
+        /// Resumes a paused guest, or loads the memory of a hibernated one. A VM
+        /// that is off is FAILED_PRECONDITION: use StartVm.
         async fn resume_vm(
             &self,
             request: tonic::Request<super::ResumeVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
         /// Answers when the guest's memory is on disk and its VMM is gone. When that
-        /// fails the guest goes on. Idempotent on a hibernated VM.
+        /// fails the guest keeps running. Idempotent on a hibernated VM.
         async fn hibernate_vm(
             &self,
             request: tonic::Request<super::HibernateVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Gives a VM a disk or a folder: at once when it runs, else with its next
+        /// Gives a VM a disk or a directory: at once when it runs, else with its next
         /// start. What fails leaves it as it was.
         async fn attach_volume(
             &self,
@@ -2032,7 +2120,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PullImageResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// From a folder or archive of the node's own file system.
+        /// From a directory or archive of the node's own file system.
         async fn import_image(
             &self,
             request: tonic::Request<super::ImportImageRequest>,
@@ -2055,7 +2143,7 @@ pub mod host_server {
             request: tonic::Request<super::PruneImagesRequest>,
         ) -> std::result::Result<tonic::Response<super::PruneImagesResponse>, tonic::Status>;
         /// Saved machines that VMs of the same shape start from.
-        /// Gives an image one more name; the name leaves whatever image had it.
+        /// Gives an image one more name; the name is taken from the image that had it.
         async fn tag_image(
             &self,
             request: tonic::Request<super::TagImageRequest>,
@@ -2094,12 +2182,12 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::WarmTemplateRequest>,
         ) -> std::result::Result<tonic::Response<super::Template>, tonic::Status>;
-        /// VMs that were started from it go on.
+        /// VMs that were started from it keep running.
         async fn delete_template(
             &self,
             request: tonic::Request<super::DeleteTemplateRequest>,
         ) -> std::result::Result<tonic::Response<super::DeleteTemplateResponse>, tonic::Status>;
-        /// Copies memory and disk of a VM as of one instant; it goes on as it did. Answers when the copy is on disk.
+        /// Copies memory and disk of a VM at one instant; the VM continues in its state. Answers when the copy is on disk.
         async fn save_snapshot(
             &self,
             request: tonic::Request<super::SaveSnapshotRequest>,
@@ -2112,7 +2200,12 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::GetSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<super::Snapshot>, tonic::Status>;
-        /// VMs that were made from it go on.
+        /// Lets VMs of a namespace of the cluster be made from a snapshot, or no longer.
+        async fn share_snapshot(
+            &self,
+            request: tonic::Request<super::ShareSnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<super::Snapshot>, tonic::Status>;
+        /// VMs that were made from it keep running.
         async fn delete_snapshot(
             &self,
             request: tonic::Request<super::DeleteSnapshotRequest>,
@@ -2127,7 +2220,7 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::ExportSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<Self::ExportSnapshotStream>, tonic::Status>;
-        /// Begins with a name, then the archive. What is not whole and as its digests say leaves nothing.
+        /// A name first, then the archive. An archive that is incomplete or does not match its digests leaves nothing.
         async fn import_snapshot(
             &self,
             request: tonic::Request<tonic::Streaming<super::ImportSnapshotRequest>>,
@@ -2137,7 +2230,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PushResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Sends a snapshot to a registry, in windows; those that the tag had before are not sent.
+        /// Sends a snapshot to a registry, in chunks; those that the tag had before are not sent.
         async fn push_snapshot(
             &self,
             request: tonic::Request<super::PushSnapshotRequest>,
@@ -2152,12 +2245,12 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::PullSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<Self::PullSnapshotStream>, tonic::Status>;
-        /// Makes a VM that goes on where the snapshot was taken, with an identity of its own. Answers when it runs.
+        /// Makes a VM that continues from the snapshot, with an identity of its own. Answers when it runs.
         async fn restore_vm(
             &self,
             request: tonic::Request<super::RestoreVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Makes copies of a VM that go on where it is now, each with an identity of its own. All run, or none is left.
+        /// Makes copies of a VM that continue from its present state, each with an identity of its own. All run, or none is left.
         async fn fork_vm(
             &self,
             request: tonic::Request<super::ForkVmRequest>,
@@ -3592,6 +3685,44 @@ pub mod host_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetSnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/ShareSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct ShareSnapshotSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::UnaryService<super::ShareSnapshotRequest> for ShareSnapshotSvc<T> {
+                        type Response = super::Snapshot;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ShareSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Host>::share_snapshot(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ShareSnapshotSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

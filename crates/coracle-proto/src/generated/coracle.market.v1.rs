@@ -10,7 +10,7 @@ pub struct ListMarketsResponse {
 pub struct GetMarketPriceRequest {
     #[prost(string, tag = "1")]
     pub instance_type: ::prost::alloc::string::String,
-    /// Empty: the default region, or the one with free units, then the lowest quote, then the name.
+    /// Empty: the default region, or the one with free slots, then the lowest quote, then the name.
     #[prost(string, tag = "2")]
     pub region: ::prost::alloc::string::String,
 }
@@ -95,7 +95,7 @@ pub struct GetBookRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Book {
-    /// Open units by tenth of the cap, lowest first.
+    /// Requested slots of open bids by tenth of the cap, lowest first.
     #[prost(uint64, repeated, tag = "1")]
     pub bands: ::prost::alloc::vec::Vec<u64>,
     #[prost(uint64, tag = "2")]
@@ -257,7 +257,7 @@ pub struct AmendBidRequest {
     pub bid: ::prost::alloc::string::String,
     #[prost(int64, optional, tag = "2")]
     pub limit_micros: ::core::option::Option<i64>,
-    /// Unfinished units.
+    /// Unfinished allocations.
     #[prost(uint32, optional, tag = "3")]
     pub quantity: ::core::option::Option<u32>,
     #[prost(uint64, optional, tag = "4")]
@@ -345,7 +345,7 @@ pub struct GetPendingBidsRequest {
 pub struct GetPendingBidsResponse {
     #[prost(message, repeated, tag = "1")]
     pub bids: ::prost::alloc::vec::Vec<Bid>,
-    /// Open, matched and provisioning units.
+    /// Open, matched and provisioning allocations.
     #[prost(uint32, tag = "2")]
     pub units: u32,
 }
@@ -497,7 +497,7 @@ pub struct Explanation {
     pub wins_at_micros: ::core::option::Option<i64>,
     #[prost(uint64, tag = "9")]
     pub call: u64,
-    /// Of a unit: reports of suppliers that are not its own.
+    /// Of an allocation: reports of suppliers that are not its own.
     #[prost(uint64, tag = "10")]
     pub ignored_reports: u64,
 }
@@ -538,7 +538,7 @@ pub struct Budget {
     /// Absent: no cap.
     #[prost(int64, optional, tag = "1")]
     pub hourly_cap_micros: ::core::option::Option<i64>,
-    /// Σ limits of unfinished units.
+    /// Σ limits of unfinished allocations.
     #[prost(int64, tag = "2")]
     pub committed_micros: i64,
     #[prost(uint64, tag = "3")]
@@ -759,7 +759,7 @@ pub struct VerifyResponse {
     pub sound: bool,
     #[prost(string, tag = "3")]
     pub detail: ::prost::alloc::string::String,
-    /// Reports of its units that were ignored, as far as there are lines of them.
+    /// Ignored reports about its allocations, as far as their lines are kept.
     #[prost(uint64, tag = "4")]
     pub ignored_reports: u64,
 }
@@ -792,7 +792,7 @@ pub struct AuditEntry {
     /// place, amend, cancel, …
     #[prost(string, tag = "4")]
     pub what: ::prost::alloc::string::String,
-    /// The bid or unit that it was about, before and after. Empty: there was none.
+    /// The bid or allocation that it was about, before and after. Empty: there was none.
     #[prost(string, tag = "5")]
     pub subject: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
@@ -994,7 +994,7 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "Simulate"));
             self.inner.unary(req, path, codec).await
         }
-        /// Capacity by lot: who offers how many units, and how many of them are taken.
+        /// Capacity by lot: who offers how many slots, and how many of them are allocated.
         pub async fn list_lots(
             &mut self,
             request: impl tonic::IntoRequest<super::ListLotsRequest>,
@@ -1076,7 +1076,7 @@ pub mod market_server {
             &self,
             request: tonic::Request<super::SimulateRequest>,
         ) -> std::result::Result<tonic::Response<super::Simulation>, tonic::Status>;
-        /// Capacity by lot: who offers how many units, and how many of them are taken.
+        /// Capacity by lot: who offers how many slots, and how many of them are allocated.
         async fn list_lots(
             &self,
             request: tonic::Request<super::ListLotsRequest>,
@@ -1767,7 +1767,7 @@ pub mod trading_client {
             ));
             self.inner.unary(req, path, codec).await
         }
-        /// All bids and units of the owners, then each change. The stream renews their leases.
+        /// All bids and allocations of the owners, then each change. The stream renews their leases.
         pub async fn watch_owner(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchOwnerRequest>,
@@ -1886,7 +1886,7 @@ pub mod trading_server {
                 Item = std::result::Result<super::OwnerFrame, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// All bids and units of the owners, then each change. The stream renews their leases.
+        /// All bids and allocations of the owners, then each change. The stream renews their leases.
         async fn watch_owner(
             &self,
             request: tonic::Request<super::WatchOwnerRequest>,
@@ -2628,7 +2628,7 @@ pub mod supply_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Supply", "DrainLot"));
             self.inner.unary(req, path, codec).await
         }
-        /// At least every 10 s: 30 s of silence stop matching, 120 s lose the units.
+        /// At least every 10 s: 30 s of silence stop matching, 120 s lose the allocations.
         pub async fn heartbeat(
             &mut self,
             request: impl tonic::IntoRequest<super::HeartbeatRequest>,
@@ -2701,7 +2701,7 @@ pub mod supply_server {
             &self,
             request: tonic::Request<super::DrainLotRequest>,
         ) -> std::result::Result<tonic::Response<super::DrainLotResponse>, tonic::Status>;
-        /// At least every 10 s: 30 s of silence stop matching, 120 s lose the units.
+        /// At least every 10 s: 30 s of silence stop matching, 120 s lose the allocations.
         async fn heartbeat(
             &self,
             request: tonic::Request<super::HeartbeatRequest>,
