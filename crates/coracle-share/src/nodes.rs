@@ -1,0 +1,348 @@
+//! Inodes behind the guest's node ids: pure state, changed by [`Change`]s that a log can hold.
+//!
+//! An id stands for one inode of the host; its names (parent id and file name) are where the inode is looked for. Both
+//! must agree, or the id is stale. An id is never given out twice. It lives as long as the guest counts look-ups on it,
+//! or something that it counts on lies below.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::wire::ROOT;
+
+/// Most ids of one directory: some 60 MB here with names of usual length. A guest's kernel holds over 256 MiB for as many.
+pub(super) const NODES_MAX: usize = 256 * 1024;
+/// Most names of one inode that are remembered (hard links), and of one when there are as many names as ids may be; the
+/// oldest is dropped.
+const NAMES_MAX: usize = 16;
+const NAMES_MAX_CROWDED: usize = 1;
+/// Deepest path; only host directories that are moved about while a guest reads them can make a circle of stale names.
+const DEPTH_MAX: usize = 2048;
+/// Latest requests whose effect is known (see [`Nodes::was_done`]).
+const DONE_MAX: usize = 256;
+
+/// An inode of the host. Its time of birth (0 where unknown) distinguishes it from a later inode with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Ident {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    /// Nanoseconds.
+    pub(super) born: u64,
+}
+
+pub(super) type FileName = Arc<[u8]>;
+
+/// One step of the state, and one line of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// A new id.
+    Node {
+        id: u64,
+        ident: Ident,
+        directory: bool,
+    },
+    /// A name of a known id; whoever had the name loses it.
+    Named {
+        id: u64,
+        parent: u64,
+        name: FileName,
+    },
+    Unnamed {
+        parent: u64,
+        name: FileName,
+    },
+    /// The guest's count of look-ups rises by `count`, or falls by it with `Forgotten`.
+    Looked {
+        id: u64,
+        count: u64,
+    },
+    Forgotten {
+        id: u64,
+        count: u64,
+    },
+    /// A file system gave the same file another inode (an overlay that copied it up).
+    Became {
+        id: u64,
+        ident: Ident,
+    },
+    /// Ids below this one were given out.
+    Next {
+        id: u64,
+    },
+    /// Processes that have opened this table so far.
+    Epoch {
+        count: u64,
+    },
+    /// The request's effect is there, whether or not its reply arrived.
+    Done {
+        unique: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Node {
+    ident: Ident,
+    directory: bool,
+    names: Vec<(u64, FileName)>,
+    lookups: u64,
+    children: u64,
+}
+
+/// Where to look for an id's inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) ident: Ident,
+    /// Beneath the root, in order of trying.
+    pub(super) paths: Vec<Vec<u8>>,
+}
+
+/// The ids of one directory.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    nodes: HashMap<u64, Node>,
+    by_ident: HashMap<Ident, u64>,
+    by_name: HashMap<(u64, FileName), u64>,
+    done: Vec<u64>,
+    next: u64,
+    epoch: u64,
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        let (nodes, by_ident, by_name) = Default::default();
+        Self { nodes, by_ident, by_name, done: Vec::new(), next: ROOT + 1, epoch: 0 }
+    }
+}
+
+impl Nodes {
+    /// The changes that tell the guest of `ident`, found in directory `parent` as `name`, and the id that it gets.
+    /// `None` when the parent is unknown or the table is full.
+    pub(super) fn meet(
+        &self,
+        parent: u64,
+        name: &[u8],
+        ident: Ident,
+        directory: bool,
+    ) -> Option<(u64, Vec<Change>)> {
+        self.knows(parent).then_some(())?;
+        let mut changes = Vec::new();
+        let id = match self.by_ident.get(&ident) {
+            Some(id) => *id,
+            None if self.nodes.len() >= NODES_MAX => return None,
+            None => {
+                changes.push(Change::Node { id: self.next, ident, directory });
+                self.next
+            }
+        };
+        let name = FileName::from(name);
+        if id == parent {
+            return None;
+        }
+        if self.named(parent, &name) != Some(id) {
+            changes.push(Change::Named { id, parent, name });
+        }
+        changes.push(Change::Looked { id, count: 1 });
+        Some((id, changes))
+    }
+
+    /// The changes of a rename that has happened; the target's name is lost, or with `exchange` moves the other way.
+    pub(super) fn renamed(&self, from: (u64, &[u8]), to: (u64, &[u8]), exchange: bool) -> Vec<Change> {
+        let [source, target] = [from, to].map(|(parent, name)| (parent, FileName::from(name)));
+        if source == target {
+            return Vec::new();
+        }
+        let [moved, met] = [&source, &target].map(|(parent, name)| self.named(*parent, name));
+        if !exchange && moved.is_some() && moved == met {
+            return Vec::new(); // two names of one inode: rename(2) does nothing
+        }
+        let gone = |(parent, name): &(u64, FileName)| Change::Unnamed { parent: *parent, name: name.clone() };
+        let put =
+            |id, (parent, name): &(u64, FileName)| Change::Named { id, parent: *parent, name: name.clone() };
+        let mut changes = vec![gone(&target), gone(&source)];
+        changes.extend(moved.map(|id| put(id, &target)));
+        changes.extend(met.filter(|_| exchange).map(|id| put(id, &source)));
+        changes
+    }
+
+    /// Where the id's inode is looked for. `None` for an unknown id, and for the root, which is nowhere else.
+    pub(super) fn place(&self, id: u64) -> Option<Place> {
+        let node = self.nodes.get(&id)?;
+        let paths = node.names.iter().rev().filter_map(|(parent, name)| self.path(*parent, name)).collect();
+        Some(Place { ident: node.ident, paths })
+    }
+
+    pub(super) fn named(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        self.by_name.get(&(parent, FileName::from(name))).copied()
+    }
+
+    pub(super) fn knows(&self, id: u64) -> bool {
+        id == ROOT || self.nodes.contains_key(&id)
+    }
+
+    /// True when what request `unique` asks was done, by this process or one before it: numbers never come again in a
+    /// mount.
+    pub(super) fn was_done(&self, unique: u64) -> bool {
+        self.done.contains(&unique)
+    }
+
+    /// Processes that have opened this table so far.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Brings one change about. Total: one that fits nothing here changes nothing.
+    pub(super) fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Node { id, ident, directory } => self.insert(*id, *ident, *directory),
+            Change::Named { id, parent, name } => self.attach(*id, *parent, name),
+            Change::Unnamed { parent, name } => self.detach(*parent, name),
+            Change::Looked { id, count } => {
+                if let Some(node) = self.nodes.get_mut(id) {
+                    node.lookups = node.lookups.saturating_add(*count);
+                }
+            }
+            Change::Forgotten { id, count } => {
+                if let Some(node) = self.nodes.get_mut(id) {
+                    node.lookups = node.lookups.saturating_sub(*count);
+                    self.sweep(*id);
+                }
+            }
+            Change::Became { id, ident } => self.reidentify(*id, *ident),
+            Change::Next { id } => self.next = self.next.max(*id),
+            Change::Epoch { count } => self.epoch = self.epoch.max(*count),
+            Change::Done { unique } => {
+                if self.done.len() == DONE_MAX {
+                    self.done.remove(0);
+                }
+                self.done.push(*unique);
+            }
+        }
+    }
+
+    /// The changes that make this state out of none.
+    pub(super) fn snapshot(&self) -> Vec<Change> {
+        let mut all = vec![Change::Next { id: self.next }, Change::Epoch { count: self.epoch }];
+        for (id, node) in &self.nodes {
+            all.push(Change::Node { id: *id, ident: node.ident, directory: node.directory });
+            if node.lookups > 0 {
+                all.push(Change::Looked { id: *id, count: node.lookups });
+            }
+        }
+        for (id, node) in &self.nodes {
+            let named = |(parent, name): &(u64, FileName)| Change::Named {
+                id: *id,
+                parent: *parent,
+                name: name.clone(),
+            };
+            all.extend(node.names.iter().map(named));
+        }
+        all.extend(self.done.iter().map(|unique| Change::Done { unique: *unique }));
+        all
+    }
+
+    /// Drops ids that the guest never received: a log may end between two lines.
+    pub(super) fn prune(&mut self) {
+        let idle: Vec<u64> = self.nodes.keys().copied().collect();
+        idle.into_iter().for_each(|id| self.sweep(id));
+    }
+
+    fn path(&self, mut parent: u64, name: &[u8]) -> Option<Vec<u8>> {
+        let mut parts = vec![name];
+        while parent != ROOT {
+            let (above, name) = self.nodes.get(&parent)?.names.last()?;
+            parts.push(name);
+            parent = *above;
+            (parts.len() <= DEPTH_MAX).then_some(())?;
+        }
+        parts.reverse();
+        Some(parts.join(&b'/'))
+    }
+
+    fn insert(&mut self, id: u64, ident: Ident, directory: bool) {
+        if self.knows(id) || self.by_ident.contains_key(&ident) {
+            return;
+        }
+        self.nodes.insert(id, Node { ident, directory, names: Vec::new(), lookups: 0, children: 0 });
+        self.by_ident.insert(ident, id);
+        self.next = self.next.max(id.saturating_add(1));
+    }
+
+    fn attach(&mut self, id: u64, parent: u64, name: &FileName) {
+        if id == parent || !self.knows(parent) || !self.nodes.contains_key(&id) {
+            return;
+        }
+        // Held for the length of this, lest losing its last other name sweeps it away.
+        self.hold(id, true);
+        self.hold(parent, true);
+        self.detach(parent, name);
+        let node = &self.nodes[&id];
+        let most = match node.directory {
+            true => 1,
+            false if self.by_name.len() >= NODES_MAX => NAMES_MAX_CROWDED,
+            false => NAMES_MAX,
+        };
+        let surplus = (node.names.len() + 1).saturating_sub(most);
+        let lost: Vec<_> = node.names.iter().take(surplus).cloned().collect();
+        for (parent, name) in lost {
+            self.detach(parent, &name);
+        }
+        self.by_name.insert((parent, name.clone()), id);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.names.push((parent, name.clone()));
+        }
+        self.hold(parent, true); // for the name, until it is detached
+        self.hold(id, false);
+        self.hold(parent, false);
+    }
+
+    fn detach(&mut self, parent: u64, name: &FileName) {
+        let Some(id) = self.by_name.remove(&(parent, name.clone())) else { return };
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.names.retain(|(p, n)| (*p, n) != (parent, name));
+        }
+        self.hold(parent, false);
+        self.sweep(parent);
+        self.sweep(id);
+    }
+
+    fn hold(&mut self, id: u64, more: bool) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.children = if more { node.children + 1 } else { node.children.saturating_sub(1) };
+        }
+    }
+
+    /// Drops an id without look-ups and children, and then its parents.
+    fn sweep(&mut self, id: u64) {
+        let mut idle = vec![id];
+        while let Some(id) = idle.pop() {
+            if self.nodes.get(&id).is_none_or(|node| node.lookups > 0 || node.children > 0) {
+                continue;
+            }
+            let Some(node) = self.nodes.remove(&id) else { continue };
+            self.by_ident.remove(&node.ident);
+            for (parent, name) in node.names {
+                self.by_name.remove(&(parent, name));
+                self.hold(parent, false);
+                idle.push(parent);
+            }
+        }
+    }
+
+    fn reidentify(&mut self, id: u64, ident: Ident) {
+        if self.by_ident.contains_key(&ident) {
+            return;
+        }
+        if let Some(node) = self.nodes.get_mut(&id) {
+            self.by_ident.remove(&node.ident);
+            node.ident = ident;
+            self.by_ident.insert(ident, id);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Nodes {
+    /// Ids that are held, the root left out.
+    pub(super) fn count(&self) -> usize {
+        self.nodes.len()
+    }
+}

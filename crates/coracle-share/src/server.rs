@@ -1,0 +1,274 @@
+//! Takes a message apart, finds the file that it speaks of, and hands it to the operation.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use zerocopy::FromBytes as _;
+
+use super::handles::{Handle, Handles, How};
+use super::nodes::Change;
+use super::table::Table;
+use super::wire::{
+    Arguments, BatchForgetIn, Body, DATA_MAX, ForgetIn, ForgetOne, INIT_FLAGS, InHeader, InitIn, InitOut,
+    MAJOR, MINOR, MINOR_MIN, Op, REQUEST_MAX, ROOT,
+};
+use super::{SharedDirSpec, tree};
+
+/// Requests that the guest's kernel has under way without a waiting program (read-ahead), and when it slows down.
+const BACKGROUND_MAX: u16 = 16;
+const CONGESTION: u16 = 12;
+/// Looks for an id whose name moved in the same moment.
+const FIND_TRIES: usize = 3;
+
+/// Answers the FUSE messages of one mount in a guest (see the module).
+#[derive(Debug)]
+pub struct SharedDirServer {
+    pub(super) root: OwnedFd,
+    pub(super) root_device: u64,
+    pub(super) read_only: bool,
+    /// The daemon may give files away: what the guest makes belongs to the guest's user.
+    pub(super) owned: bool,
+    pub(super) handles: Handles,
+    table: Mutex<Table>,
+}
+
+/// One request, its header taken off.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request<'a> {
+    pub(super) op: Op,
+    pub(super) unique: u64,
+    pub(super) node: u64,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) args: Arguments<'a>,
+    /// It was carried out, and is sent again since its reply did not arrive.
+    pub(super) repeated: bool,
+}
+
+/// A file that a node id stands for.
+#[derive(Debug)]
+pub(super) enum FoundNode<'a> {
+    Root(&'a OwnedFd),
+    Path(OwnedFd),
+    Open(Arc<Handle>),
+}
+
+impl AsFd for FoundNode<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Root(root) => root.as_fd(),
+            Self::Path(path) => path.as_fd(),
+            Self::Open(handle) => handle.as_fd(),
+        }
+    }
+}
+
+impl SharedDirServer {
+    /// Opens the root, once, and continues with the table's ids. Blocking.
+    ///
+    /// # Errors
+    /// When the root is neither a directory nor a plain file or cannot be opened, or the table cannot be read or written.
+    pub fn open(spec: SharedDirSpec) -> io::Result<Self> {
+        let SharedDirSpec { root, read_only, table } = spec;
+        let named = |path: &std::path::Path, what: &str, error: io::Error| {
+            io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
+        };
+        let handle = tree::open_root(&root).map_err(|e| named(&root, "open host directory", e.into()))?;
+        let stat = tree::stat(&handle).map_err(|e| named(&root, "stat host directory", e.into()))?;
+        let ids = Table::open(table.clone()).map_err(|e| named(&table, "open table of node ids", e))?;
+        Ok(Self {
+            root: handle,
+            root_device: tree::device(&stat),
+            read_only,
+            owned: rustix::process::geteuid().is_root(),
+            handles: Handles::new(ids.nodes().epoch()),
+            table: Mutex::new(ids),
+        })
+    }
+
+    /// Answers one message of the guest's kernel; `None` where the protocol has no answer (FORGET, INTERRUPT and the
+    /// like), and for what is too short to be a message. Blocking; several threads may call it at once. Never panics,
+    /// for any bytes.
+    #[must_use]
+    pub fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let (header, body) = InHeader::read_from_prefix(message).ok()?;
+        let op = Op::of(header.opcode);
+        if matches!(op, Some(Op::Forget | Op::BatchForget | Op::Interrupt | Op::NotifyReply)) {
+            // A malformed one forgets nothing.
+            let _ = op.map(|op| self.forget(op, header.node, Arguments(body)));
+            return None;
+        }
+        let result = (|| {
+            let whole = u32::try_from(message.len()) == Ok(header.len) && message.len() <= REQUEST_MAX;
+            // Extensions of a request exist only where they were agreed on.
+            if !whole || header.ext_len != 0 {
+                return Err(Errno::INVAL);
+            }
+            let op = op.ok_or(Errno::NOSYS)?;
+            if self.read_only && op.changes() {
+                return Err(Errno::ROFS);
+            }
+            let repeated = op.changes() && self.table().nodes().was_done(header.unique);
+            let InHeader { unique, node, uid, gid, .. } = header;
+            self.perform(Request { op, unique, node, uid, gid, args: Arguments(body), repeated })
+        })();
+        Some(Body::seal(result, header.unique))
+    }
+
+    fn perform(&self, request: Request<'_>) -> Result<Body, Errno> {
+        match request.op {
+            Op::Init => self.init(request),
+            Op::Destroy => Ok(self.reset()),
+            Op::Lookup => self.lookup(request),
+            Op::Getattr => self.getattr(request),
+            Op::Setattr => self.setattr(request),
+            Op::Readlink => self.readlink(request),
+            Op::Symlink => self.symlink(request),
+            Op::Mknod => self.mknod(request),
+            Op::Mkdir => self.mkdir(request),
+            Op::Unlink | Op::Rmdir => self.remove(request),
+            Op::Rename | Op::Rename2 => self.rename(request),
+            Op::Link => self.link(request),
+            Op::Open => self.open_file(request),
+            Op::Create => self.create(request),
+            Op::Read => self.read(request),
+            Op::Write => self.write(request),
+            Op::Statfs => self.statfs(request),
+            Op::Release | Op::Releasedir => self.release(request),
+            Op::Fsync | Op::Fsyncdir => self.fsync(request),
+            Op::Flush => self.flush(request),
+            Op::Setxattr => self.setxattr(request),
+            Op::Getxattr => self.getxattr(request),
+            Op::Listxattr => self.listxattr(request),
+            Op::Removexattr => self.removexattr(request),
+            Op::Opendir => self.open_folder(request),
+            Op::Readdir | Op::Readdirplus => self.list(request),
+            Op::Access => self.access(request),
+            Op::Fallocate => self.fallocate(request),
+            Op::Lseek => self.lseek(request),
+            Op::CopyFileRange => self.copy_range(request),
+            Op::Ioctl => Err(Errno::NOTTY),
+            Op::Forget | Op::BatchForget | Op::Interrupt | Op::NotifyReply => Err(Errno::NOSYS), // have no answer
+        }
+    }
+
+    /// INIT: a mount begins; look-ups of an earlier mount no longer count.
+    fn init(&self, request: Request<'_>) -> Result<Body, Errno> {
+        let mut args = request.args;
+        let asked: InitIn = args.take()?; // newer kernels append more
+        if asked.major < MAJOR || asked.major == MAJOR && asked.minor < MINOR_MIN {
+            return Err(Errno::PROTO);
+        }
+        let _ = self.reset();
+        let mut agreed = InitOut { major: MAJOR, minor: MINOR, ..InitOut::default() };
+        if asked.major == MAJOR {
+            let most = u32::try_from(DATA_MAX).unwrap_or(u32::MAX);
+            agreed.minor = asked.minor.min(MINOR);
+            agreed.max_readahead = asked.max_readahead.min(most);
+            agreed.flags = asked.flags & INIT_FLAGS;
+            agreed.max_background = BACKGROUND_MAX;
+            agreed.congestion = CONGESTION;
+            agreed.max_write = most;
+            agreed.time_gran = 1;
+        } // a newer major asks again with ours
+        Ok(Body::of(&agreed))
+    }
+
+    fn reset(&self) -> Body {
+        self.handles.clear();
+        self.table().clear();
+        Body::empty()
+    }
+
+    fn forget(&self, op: Op, node: u64, mut args: Arguments<'_>) -> Result<(), Errno> {
+        let mut forgotten = Vec::new();
+        if op == Op::Forget {
+            let ForgetIn { count } = args.take()?;
+            forgotten.push(Change::Forgotten { id: node, count });
+        } else if op == Op::BatchForget {
+            let BatchForgetIn { count, .. } = args.take()?;
+            for _ in 0..count {
+                let ForgetOne { node, count } = args.take()?; // ends with the message, regardless of the count
+                forgotten.push(Change::Forgotten { id: node, count });
+            }
+        }
+        let mut table = self.table();
+        forgotten.retain(|change| matches!(change, Change::Forgotten { id, .. } if table.nodes().knows(*id)));
+        table.commit(&forgotten);
+        Ok(())
+    }
+
+    /// Held for no system call but the append to its file.
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+
+    /// The file that the id stands for, by one of its names, or else by a handle on it.
+    ///
+    /// # Errors
+    /// ESTALE when the id is unknown, or the host has removed or replaced what it stood for.
+    pub(super) fn find(&self, id: u64) -> Result<FoundNode<'_>, Errno> {
+        if id == ROOT {
+            return Ok(FoundNode::Root(&self.root));
+        }
+        let mut tried = None;
+        for _ in 0..FIND_TRIES {
+            let place = self.table().nodes().place(id).ok_or(Errno::STALE)?;
+            if tried.as_ref() == Some(&place) {
+                break;
+            }
+            for path in &place.paths {
+                match tree::walk(self.root.as_fd(), path) {
+                    Ok(found) if tree::ident(&tree::stat(&found)?) == place.ident => {
+                        return Ok(FoundNode::Path(found));
+                    }
+                    Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::STALE) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            tried = Some(place);
+        }
+        self.handles.of_node(id).map(FoundNode::Open).ok_or(Errno::STALE)
+    }
+
+    /// The handle that a request names.
+    pub(super) fn handle(&self, fh: u64, node: u64) -> Result<Arc<Handle>, Errno> {
+        self.handles.get(fh, node, |how| {
+            if self.read_only && how.writes() {
+                return Err(Errno::ROFS);
+            }
+            tree::reopen(self.find(node)?, how.flags(), how == How::Directory)
+        })
+    }
+
+    /// Notes that a change gave the file another inode, as an overlay does that copies a file up.
+    pub(super) fn settle(&self, id: u64, file: impl AsFd) -> Result<(), Errno> {
+        if id == ROOT {
+            return Ok(());
+        }
+        let ident = tree::ident(&tree::stat(file)?);
+        let mut table = self.table();
+        if table.nodes().place(id).is_some_and(|place| place.ident != ident) {
+            table.commit(&[Change::Became { id, ident }]);
+        }
+        Ok(())
+    }
+
+    /// Takes set-id bits off a file that the guest writes. One that a daemon without rights does not own keeps them until
+    /// the host's kernel takes them off at the first write.
+    pub(super) fn strip(&self, file: impl AsFd) -> Result<(), Errno> {
+        match tree::drop_set_id(file) {
+            Err(Errno::PERM) if !self.owned => Ok(()),
+            result => result,
+        }
+    }
+
+    /// The part of open(2)'s flags that goes through to the host.
+    pub(super) fn open_flags(how: How, asked: OFlags) -> OFlags {
+        how.flags() | asked & OFlags::TRUNC
+    }
+}

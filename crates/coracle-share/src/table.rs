@@ -1,0 +1,159 @@
+//! The table of node ids in a file, so that a restarted daemon knows the ids that its guest holds.
+//!
+//! A line per [`Change`], appended before the reply that it belongs to leaves; rewritten whole when most of it is
+//! history. It outlives the process, not the machine: the guest ends with that too. A last line without its end is left
+//! out, as its reply never left.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+
+use super::nodes::{Change, FileName, Ident, Nodes};
+use coracle_files::write_atomic;
+
+/// First line of the file: what it is, and the version of its lines.
+const HEADER: &str = "coracle-folder 1\n";
+/// Bytes of history that a rewrite is worth, beside four times the state's own size.
+const HISTORY_MAX: u64 = 1024 * 1024;
+/// What a file name may not be written as itself.
+const QUOTED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+
+/// [`Nodes`] whose changes are written to the file before the guest sees them.
+#[derive(Debug)]
+pub(super) struct Table {
+    nodes: Nodes,
+    path: PathBuf,
+    file: Option<File>,
+    written: u64,
+    kept: u64,
+}
+
+impl Table {
+    /// Replays the file, or begins a new one. Each process has an epoch of its own (see
+    /// [`Nodes::epoch`]).
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or is of an unknown version.
+    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        let mut nodes = Nodes::default();
+        match std::fs::read(&path) {
+            Ok(bytes) if bytes.is_empty() => {}
+            Ok(bytes) => replay(&bytes, &mut nodes)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        nodes.prune();
+        nodes.apply(&Change::Epoch { count: nodes.epoch().saturating_add(1) });
+        let mut table = Self { nodes, path, file: None, written: 0, kept: 0 };
+        table.rewrite()?;
+        Ok(table)
+    }
+
+    pub(super) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// Brings the changes about, here and in the file. A file that takes no more (a full disk) is tried again at the next
+    /// change: until then the guest is served, and only a restart would lose ids.
+    pub(super) fn commit(&mut self, changes: &[Change]) {
+        if changes.is_empty() {
+            return;
+        }
+        changes.iter().for_each(|change| self.nodes.apply(change));
+        let written = match self.file {
+            Some(_) if self.written > HISTORY_MAX.max(self.kept * 4) => self.rewrite(),
+            Some(_) => self.append(changes),
+            None => self.rewrite(),
+        };
+        if let Err(error) = written
+            && self.file.take().is_some()
+        {
+            tracing::warn!(path = %self.path.display(), %error, "write table of a shared directory failed");
+        }
+    }
+
+    /// Forgets all: the guest's kernel mounted anew, or unmounted.
+    pub(super) fn clear(&mut self) {
+        let epoch = Change::Epoch { count: self.nodes.epoch() };
+        self.nodes = Nodes::default();
+        self.file = None;
+        self.commit(&[epoch]);
+    }
+
+    fn append(&mut self, changes: &[Change]) -> io::Result<()> {
+        let text: String = changes.iter().map(line).collect();
+        self.written += text.len() as u64;
+        self.file.as_mut().ok_or(io::ErrorKind::NotFound)?.write_all(text.as_bytes())
+    }
+
+    fn rewrite(&mut self) -> io::Result<()> {
+        let mut text = String::from(HEADER);
+        text.extend(self.nodes.snapshot().iter().map(line));
+        self.file = None;
+        write_atomic(&self.path, text.as_bytes())?;
+        self.file = Some(File::options().append(true).open(&self.path)?);
+        (self.written, self.kept) = (0, text.len() as u64);
+        Ok(())
+    }
+}
+
+fn replay(bytes: &[u8], nodes: &mut Nodes) -> io::Result<()> {
+    let text = String::from_utf8_lossy(bytes);
+    let Some(lines) = text.strip_prefix(HEADER) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a table of node ids of version 1"));
+    };
+    for whole in lines.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+        match parse(whole) {
+            Some(change) => nodes.apply(&change),
+            None => return Err(io::Error::new(io::ErrorKind::InvalidData, format!("no change: {whole:?}"))),
+        }
+    }
+    Ok(())
+}
+
+fn line(change: &Change) -> String {
+    let quoted = |name: &FileName| percent_encode(name, QUOTED).to_string();
+    match change {
+        Change::Node { id, ident: Ident { device, inode, born }, directory } => {
+            format!("node {id} {device} {inode} {born} {}\n", u8::from(*directory))
+        }
+        Change::Named { id, parent, name } => format!("named {id} {parent} {}\n", quoted(name)),
+        Change::Unnamed { parent, name } => format!("unnamed {parent} {}\n", quoted(name)),
+        Change::Looked { id, count } => format!("looked {id} {count}\n"),
+        Change::Forgotten { id, count } => format!("forgotten {id} {count}\n"),
+        Change::Became { id, ident: Ident { device, inode, born } } => {
+            format!("became {id} {device} {inode} {born}\n")
+        }
+        Change::Next { id } => format!("next {id}\n"),
+        Change::Epoch { count } => format!("epoch {count}\n"),
+        Change::Done { unique } => format!("done {unique}\n"),
+    }
+}
+
+fn parse(line: &str) -> Option<Change> {
+    let mut words = line.split(' ');
+    let word = words.next()?;
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let ident = |number: &mut dyn FnMut() -> Option<u64>| {
+        Some(Ident { device: number()?, inode: number()?, born: number()? })
+    };
+    let change = match word {
+        "node" => Change::Node { id: number()?, ident: ident(&mut number)?, directory: number()? != 0 },
+        "named" => Change::Named { id: number()?, parent: number()?, name: name(words.next()?) },
+        "unnamed" => Change::Unnamed { parent: number()?, name: name(words.next()?) },
+        "looked" => Change::Looked { id: number()?, count: number()? },
+        "forgotten" => Change::Forgotten { id: number()?, count: number()? },
+        "became" => Change::Became { id: number()?, ident: ident(&mut number)? },
+        "next" => Change::Next { id: number()? },
+        "epoch" => Change::Epoch { count: number()? },
+        "done" => Change::Done { unique: number()? },
+        _ => return None,
+    };
+    words.next().is_none().then_some(change)
+}
+
+fn name(quoted: &str) -> FileName {
+    percent_decode_str(quoted).collect::<Vec<u8>>().into()
+}

@@ -1,0 +1,117 @@
+//! Restarts of the daemon: mounts, open files and cached names of the guest stay valid.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+
+use rustix::io::Errno;
+
+use crate::mount::{How, on_a_mount};
+use crate::{errno, work};
+
+#[test]
+fn open_files_and_folders_go_on() {
+    on_a_mount(How::default(), |m| {
+        fs::create_dir_all(m.guest.join("dir/sub")).unwrap();
+        let mut log = File::options().append(true).create(true).open(m.guest.join("dir/log")).unwrap();
+        let both = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(m.guest.join("dir/sub/both"))
+            .unwrap();
+        log.write_all(b"one\n").unwrap();
+        both.write_all_at(b"0123456789", 0).unwrap();
+        for n in 0..2000 {
+            fs::write(m.host.join(format!("dir/sub/n{n}")), "").unwrap();
+        }
+        let mut listing = fs::read_dir(m.guest.join("dir/sub")).unwrap();
+        let mut names: Vec<_> = listing.by_ref().take(10).map(|entry| entry.unwrap().file_name()).collect();
+        let map_reader = File::open(m.guest.join("dir/sub/both")).unwrap();
+        m.restart();
+        log.write_all(b"two\n").unwrap();
+        both.write_all_at(b"abc", 3).unwrap();
+        let mut read = [0; 10];
+        both.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(&read, b"012abc6789");
+        map_reader.read_exact_at(&mut read[..2], 4).unwrap();
+        assert_eq!(&read[..2], b"bc");
+        names.extend(listing.map(|entry| entry.unwrap().file_name()));
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 2001, "a listing that began before ends after");
+        // Moved away, so that only the table knows where: its directory was renamed, and so was the file.
+        fs::rename(m.guest.join("dir/sub/both"), m.guest.join("dir/moved")).unwrap();
+        fs::rename(m.guest.join("dir"), m.guest.join("elsewhere")).unwrap();
+        m.restart();
+        log.write_all(b"three\n").unwrap();
+        both.write_all_at(b"XYZ", 7).unwrap();
+        both.sync_all().unwrap();
+        assert_eq!(fs::read_to_string(m.host.join("elsewhere/log")).unwrap(), "one\ntwo\nthree\n");
+        assert_eq!(fs::read_to_string(m.host.join("elsewhere/moved")).unwrap(), "012abc6XYZ");
+        assert_eq!(both.metadata().unwrap().len(), 10);
+        drop((log, both));
+        m.restart();
+        fs::remove_dir_all(m.guest.join("elsewhere")).unwrap();
+        assert_eq!(fs::read_dir(&m.host).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn a_hard_link_keeps_a_removed_name_alive() {
+    on_a_mount(How::default(), |m| {
+        fs::write(m.guest.join("first"), "content").unwrap();
+        fs::hard_link(m.guest.join("first"), m.guest.join("second")).unwrap();
+        let mut file = File::open(m.guest.join("first")).unwrap();
+        fs::remove_file(m.guest.join("first")).unwrap();
+        m.restart();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "content");
+    });
+}
+
+#[test]
+fn a_file_without_a_name_is_lost_and_says_so() {
+    on_a_mount(How::default(), |m| {
+        let file =
+            File::options().read(true).write(true).create_new(true).open(m.guest.join("gone")).unwrap();
+        file.write_all_at(b"x", 0).unwrap();
+        fs::remove_file(m.guest.join("gone")).unwrap();
+        // Another file takes the name, and maybe the number of the inode: it is not the one that was open.
+        m.restart_after(|_| fs::write(m.host.join("gone"), "another").unwrap());
+        assert_eq!(errno(file.write_at(b"y", 0)), Errno::STALE);
+        assert_eq!(fs::read_to_string(m.guest.join("gone")).unwrap(), "another");
+    });
+}
+
+#[test]
+fn a_torn_table_is_read_to_its_last_whole_line() {
+    on_a_mount(How::default(), |m| {
+        fs::create_dir(m.guest.join("dir")).unwrap();
+        let file = File::create_new(m.guest.join("dir/file")).unwrap();
+        for torn in ["looked 2", "named 3 2 fi", "n"] {
+            m.restart_after(|table| {
+                File::options().append(true).open(table).unwrap().write_all(torn.as_bytes()).unwrap()
+            });
+            (&file).write_all(b"+").unwrap();
+        }
+        assert_eq!(fs::read_to_string(m.host.join("dir/file")).unwrap(), "+++");
+    });
+}
+
+/// Every reply may be the one that was lost: each number of messages between two deaths is another set of them.
+#[test]
+fn programs_do_not_notice_daemons_that_die_with_their_replies() {
+    for every in [2, 3, 7] {
+        on_a_mount(How { dies_every: Some(every), ..How::default() }, |m| {
+            work::files(m);
+            work::attributes(m);
+            assert!(m.messages() > 100);
+        });
+    }
+    on_a_mount(How { dies_every: Some(11), ..How::default() }, work::crowd);
+    on_a_mount(How { dies_every: Some(9), ..How::default() }, |m| work::big(m, 2 << 20));
+    on_a_mount(How { dies_every: Some(31), ..How::default() }, |m| work::listing(m, 300));
+    on_a_mount(How { dies_every: Some(5), ..How::default() }, work::mapped);
+}
