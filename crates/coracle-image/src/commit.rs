@@ -1,12 +1,17 @@
-//! A new image of what a running machine's root looks like: the layers of its image, and one more with what differs.
+//! Commits the root of a running VM as an image: the layers of its image, and one more with the differences.
 //!
 //! ```text
-//! layers of the base ─▶ listing (metadata) ─┐
-//! the machine's root, as a tar stream ──────┴─▶ same? skipped   changed or new? into the layer   gone? a whiteout
+//! upper directory of the VM's overlay, as a tar stream ─▶ the layer (`changes.rs`)
 //! ```
-//! A file counts as the same when type, mode, owner, size and time (whole seconds) are: what overlay file systems keep
-//! for what was not touched. Extended attributes of what changed are lost, because the stream has none.
+//! An older guest agent sends the whole root instead, which is compared with the image:
+//! ```text
+//! layers of the base ─▶ listing (metadata) ─┐
+//! root of the VM, as a tar stream ───────────┴─▶ same? skipped   changed or new? layer   gone? whiteout
+//! ```
+//! A file is the same when type, mode, owner, size and time (whole seconds) are equal: an overlay keeps them
+//! for unchanged files. Extended attributes of changed files are lost, because that stream has none.
 
+mod changes;
 mod listing;
 
 use std::{
@@ -19,36 +24,52 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    Digest, Image, ImageError, Reference,
-    digest::{Hashed, Hasher},
-    manifest::{Manifest, OCI_CONFIG, OCI_MANIFEST, Packing},
-    rootfs::path::{Name, judge},
-    store::{Inner, index::Entry},
-    tarball::{self, Kind, Member, read_error},
+    Budget, Compression, Image, ImageError, Limits,
+    content::{ContentStore, index::Entry},
+    manifest::ImageManifest,
+    rootfs::kept_bytes,
+    space::{Guard, Guarded},
+    tarball::path::{Name, classify},
+    tarball::{self, Kind, Member, read_error, shown},
+};
+use coracle_oci::{
+    Digest, Hasher, HashingWriter, Reference,
+    media_types::{OCI_CONFIG, OCI_MANIFEST},
 };
 use listing::{Listing, What};
 
-/// Fast; a layer is read more often than it is made.
+/// Fast: a layer is read more often than it is written.
 const LEVEL: i32 = 3;
-/// What the agent writes into every machine, and what belongs to one machine alone.
+/// Files that the guest agent writes into every VM, or that belong to one VM only.
 const OWN: [&[u8]; 5] =
     [b"etc/hostname", b"etc/hosts", b"etc/resolv.conf", b"etc/machine-id", b"var/lib/dbus/machine-id"];
-/// File systems of their own in every machine.
+/// File systems of their own in every VM.
 const MOUNTS: [&[u8]; 4] = [b"dev", b"proc", b"run", b"sys"];
 
-/// What a workload sees.
+/// Content of the tar stream of a [`MachineRoot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RootKind {
+    /// The whole root, without extended attributes.
+    Whole,
+    /// The upper directory of the root's overlay: character devices 0/0 are whiteouts, extended attributes
+    /// are PAX records `SCHILY.xattr.*`.
+    Changes,
+}
+
+/// Root of a running VM.
 #[derive(Debug)]
 pub struct MachineRoot<R> {
-    /// All of it as a tar stream, hostile like its guest.
+    /// Tar stream; untrusted.
     pub tar: R,
-    /// Absolute paths at which there is something that is no part of it: what the image has there cannot be seen, and
-    /// is not gone.
+    /// Content of the stream.
+    pub kind: RootKind,
+    /// Absolute paths of mounts: files of the image below them are hidden, not deleted.
     pub mounts: Vec<PathBuf>,
 }
 
 /// See [`crate::Store::commit`]. Blocking.
 pub(crate) fn commit<R: Read>(
-    inner: &Inner,
+    inner: &ContentStore,
     base: &Digest,
     root: &mut MachineRoot<R>,
     name: &Reference,
@@ -58,20 +79,23 @@ pub(crate) fn commit<R: Read>(
     let (manifest, _) = inner.manifest(base)?.ok_or_else(absent)?;
     let config = inner.layout.read(&manifest.config.digest, inner.options.limits.config_bytes)?;
     let config: Value = serde_json::from_slice(&config.ok_or_else(absent)?)
-        .map_err(|e| ImageError::hostile(format!("a configuration that does not parse: {e}")))?;
+        .map_err(|e| ImageError::hostile(format!("cannot parse configuration: {e}")))?;
     let _pinned = inner.pins.pin(manifest.layers.iter().map(|l| l.digest).chain([*base]));
     if manifest.layers.len() >= inner.options.limits.layers {
         return Err(ImageError::unsupported(format!(
-            "the image has {} layers already; start again from one with less",
+            "the image has {} layers already; use one with fewer layers",
             manifest.layers.len()
         )));
     }
-    let listing = Listing::read(inner, &manifest, &config)?;
-    let layer = write_layer(inner, &listing, root)?;
+    let listing = match root.kind {
+        RootKind::Whole => Some(Listing::read(inner, &manifest, &config)?),
+        RootKind::Changes => None,
+    };
+    let layer = write_layer(inner, listing.as_ref(), root)?;
     publish(inner, &manifest, config, &layer, name, created)
 }
 
-/// A layer in the store.
+/// Layer in the store.
 struct NewLayer {
     digest: Digest,
     diff_id: Digest,
@@ -79,48 +103,82 @@ struct NewLayer {
 }
 
 fn write_layer<R: Read>(
-    inner: &Inner,
-    listing: &Listing,
+    inner: &ContentStore,
+    listing: Option<&Listing>,
     root: &mut MachineRoot<R>,
 ) -> Result<NewLayer, ImageError> {
     let mut file = inner.layout.temp_file()?;
     let failed = |e| ImageError::io("write layer in", &inner.layout.dir, e);
-    let packed = Hashed { to: file.as_file_mut(), hasher: Hasher::default() };
+    let guard = Guard::new(file.as_file(), inner.options.reserve_bytes).map_err(failed)?;
+    let packed = HashingWriter { to: Guarded { to: file.as_file_mut(), guard }, hasher: Hasher::default() };
     let packed = zstd::Encoder::new(packed, LEVEL).map_err(failed)?;
-    let mut archive = tar::Builder::new(Hashed { to: packed, hasher: Hasher::default() });
-    copy_changes(inner, listing, root, &mut archive)?;
+    let mut archive = tar::Builder::new(HashingWriter { to: packed, hasher: Hasher::default() });
+    match listing {
+        Some(listing) => copy_differences(inner, listing, root, &mut archive)?,
+        None => changes::copy(inner, root, &mut archive)?,
+    }
     let plain = archive.into_inner().map_err(failed)?;
     let diff_id = plain.hasher.finish();
     let packed = plain.to.finish().map_err(failed)?;
-    let bytes = packed.hasher.bytes;
+    let bytes = packed.hasher.bytes();
     let digest = packed.hasher.finish();
     inner.layout.publish(file, &inner.layout.blob(&digest), 0o644)?;
     Ok(NewLayer { digest, diff_id, bytes })
 }
 
-fn copy_changes<R: Read>(
-    inner: &Inner,
+/// Remaining limits of the stream: those of an image.
+struct Bounds<'l> {
+    limits: &'l Limits,
+    budget: Budget,
+}
+
+impl<'l> Bounds<'l> {
+    fn of(limits: &'l Limits) -> Self {
+        Self { limits, budget: Budget::of(limits) }
+    }
+
+    fn take(&mut self, member: &Member) -> Result<(), ImageError> {
+        let xattrs: usize = member.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if xattrs > self.limits.xattr_bytes {
+            return Err(ImageError::hostile(format!(
+                "{} has extended attributes of {xattrs} bytes",
+                shown(&member.path)
+            )));
+        }
+        for (left, bytes, why) in [
+            (&mut self.budget.entries, 1, "the machine has too many files"),
+            (&mut self.budget.unpacked_bytes, member.size_bytes, "the machine's files are too large"),
+            (
+                &mut self.budget.metadata_bytes,
+                kept_bytes(member),
+                "names and attributes of the machine's files take too much memory",
+            ),
+        ] {
+            *left = left.checked_sub(bytes).ok_or_else(|| ImageError::hostile(why))?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies the differences from the image.
+fn copy_differences<R: Read>(
+    inner: &ContentStore,
     listing: &Listing,
     root: &mut MachineRoot<R>,
     out: &mut tar::Builder<impl Write>,
 ) -> Result<(), ImageError> {
     let limits = &inner.options.limits;
-    let failed = |e| ImageError::io("write layer in", &inner.layout.dir, e);
     let mut seen: BTreeSet<Vec<u8>> = OWN.iter().map(|path| path.to_vec()).collect();
-    let (mut bytes, mut entries) = (limits.unpacked_bytes, limits.entries);
+    let mut bounds = Bounds::of(limits);
     let volumes: Vec<Vec<u8>> = root.mounts.iter().map(|path| below_root(path)).collect();
     let mut archive = tarball::Reader::new(&mut root.tar, limits);
     while let Some(member) = archive.next_member()? {
-        let path = match judge(&member.path, limits)? {
+        let path = match classify(&member.path, limits)? {
             Name::Entry { above, name } => [above.as_slice(), &[name]].concat().join(&b'/'),
-            // A machine's files are its own: this one looks like bookkeeping of layers, and cannot be in one.
+            // Looks like a whiteout of an image layer and cannot be in one.
             Name::Whiteout { .. } | Name::Opaque { .. } | Name::Ignored | Name::Root => continue,
         };
-        entries =
-            entries.checked_sub(1).ok_or_else(|| ImageError::hostile("the machine has too many files"))?;
-        bytes = bytes
-            .checked_sub(member.size_bytes)
-            .ok_or_else(|| ImageError::hostile("the machine's files are too large"))?;
+        bounds.take(&member)?;
         if OWN.contains(&path.as_slice()) || !seen.insert(path.clone()) || volumes.contains(&path) {
             continue;
         }
@@ -131,13 +189,18 @@ fn copy_changes<R: Read>(
     archive.drain()?;
     let mounts: Vec<&[u8]> = MOUNTS.into_iter().chain(volumes.iter().map(Vec::as_slice)).collect();
     for gone in listing.gone(&seen, &mounts) {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(0);
-        header.set_mode(0);
-        header.set_entry_type(tar::EntryType::Regular);
-        out.append_data(&mut header, path_of(&gone), io::empty()).map_err(failed)?;
+        whiteout(&gone, out)?;
     }
-    out.finish().map_err(failed)
+    out.finish().map_err(read_error)
+}
+
+/// Whiteout: an empty file that hides a name of the layers below.
+fn whiteout(path: &[u8], out: &mut tar::Builder<impl Write>) -> Result<(), ImageError> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(0);
+    header.set_mode(0);
+    header.set_entry_type(tar::EntryType::Regular);
+    out.append_data(&mut header, path_of(path), io::empty()).map_err(read_error)
 }
 
 /// `/var/lib/web/` as an archive names it.
@@ -170,6 +233,14 @@ fn append(
         header.set_device_major(major).and_then(|()| header.set_device_minor(minor))
     };
     let path = path_of(path);
+    let records = member.xattrs.iter().filter_map(|(name, value)| {
+        Some((format!("SCHILY.xattr.{}", std::str::from_utf8(name).ok()?), value.as_slice()))
+    });
+    let records: Vec<(String, &[u8])> = records.collect();
+    if !records.is_empty() {
+        let records = records.iter().map(|(key, value)| (key.as_str(), *value));
+        out.append_pax_extensions(records).map_err(read_error)?;
+    }
     let written = match &member.kind {
         Kind::File => {
             header.set_entry_type(tar::EntryType::Regular);
@@ -199,16 +270,16 @@ fn append(
     written.map_err(read_error)
 }
 
-/// The new image gets its name when all of it is there.
+/// The image gets its name when it is complete.
 fn publish(
-    inner: &Inner,
-    base: &Manifest,
+    inner: &ContentStore,
+    base: &ImageManifest,
     mut config: Value,
     layer: &NewLayer,
     name: &Reference,
     created: jiff::Timestamp,
 ) -> Result<Image, ImageError> {
-    let damaged = || ImageError::hostile("a configuration without a list of layers");
+    let damaged = || ImageError::hostile("configuration without a list of layers");
     let diff_ids = config["rootfs"]["diff_ids"].as_array_mut().ok_or_else(damaged)?;
     diff_ids.push(layer.diff_id.to_string().into());
     config["created"] = created.to_string().into();
@@ -219,12 +290,12 @@ fn publish(
     let config_digest = inner.layout.put(&config)?;
     let mut layers = Vec::new();
     for blob in &base.layers {
-        let media_type = Packing::of_media_type(&blob.media_type)?.oci_media_type();
+        let media_type = Compression::of_media_type(&blob.media_type)?.oci_media_type();
         layers.push(
             json!({"mediaType": media_type, "digest": blob.digest.to_string(), "size": blob.size_bytes}),
         );
     }
-    let media_type = Packing::Zstd.oci_media_type();
+    let media_type = Compression::Zstd.oci_media_type();
     layers.push(json!({"mediaType": media_type, "digest": layer.digest.to_string(), "size": layer.bytes}));
     let manifest = json!({
         "schemaVersion": 2,

@@ -34,7 +34,7 @@ pub(crate) mod mode {
     pub(crate) const KIND: u16 = 0o170_000;
 }
 
-/// What every inode has.
+/// Metadata of every inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
     /// Type and permission bits.
@@ -42,11 +42,11 @@ pub(crate) struct Meta {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: (i64, u32),
-    /// As [`encode_xattrs`] made them.
+    /// Output of [`encode_xattrs`].
     pub(crate) xattrs: Vec<u8>,
 }
 
-/// One inode to write. Others refer to it by its place in the list; the root directory is the first.
+/// Inode to write. Others refer to it by its index in the list; the root directory is the first.
 pub(crate) struct Object<'t> {
     pub(crate) meta: &'t Meta,
     pub(crate) links: u32,
@@ -57,9 +57,9 @@ pub(crate) struct Object<'t> {
 pub(crate) enum Body<'t> {
     /// Children sorted by name, without `.` and `..`.
     Dir { parent: u32, children: Vec<(&'t [u8], u32)> },
-    /// A small file or a link's target.
+    /// Small file or target of a link.
     Bytes(&'t [u8]),
-    /// A file that [`DataWriter`] has written.
+    /// File written by [`DataWriter`].
     Blocks { block: u32, size: u64 },
     /// A device node.
     Device { major: u32, minor: u32 },

@@ -1,25 +1,22 @@
-//! An image of the store as one archive: an OCI layout that is a docker archive, too, so that every tool loads it.
+//! Exports an image as one archive that is an OCI layout and a docker archive.
 
 use std::{fs::File, io::Write, sync::Arc};
 
 use serde_json::json;
 
-use crate::{
-    Digest, ImageError, Reference,
-    manifest::{Blob, OCI_INDEX},
-    store::Inner,
-};
+use crate::{ImageError, content::ContentStore};
+use coracle_oci::{Descriptor, Digest, Reference, media_types::OCI_INDEX};
 
 /// See [`crate::Store::export`]. Blocking.
 pub(crate) fn export(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     reference: &Reference,
     out: &mut dyn Write,
 ) -> Result<(), ImageError> {
     let absent = || ImageError::NotPresent { image: reference.to_string() };
     let digest = inner.index().find(reference).map(|e| e.digest).ok_or_else(absent)?;
     let (manifest, _) = inner.manifest(&digest)?.ok_or_else(absent)?;
-    let blobs: Vec<Blob> = [&manifest.config].into_iter().chain(&manifest.layers).cloned().collect();
+    let blobs: Vec<Descriptor> = [&manifest.config].into_iter().chain(&manifest.layers).cloned().collect();
     let _pinned = inner.pins.pin(blobs.iter().map(|b| b.digest).chain([digest]));
     let bytes = inner.layout.read(&digest, inner.options.limits.manifest_bytes)?.ok_or_else(absent)?;
     let name = reference.to_string();
@@ -56,7 +53,7 @@ pub(crate) fn export(
 }
 
 fn path(digest: &Digest) -> String {
-    format!("blobs/sha256/{}", digest.hex())
+    format!("blobs/{}/{}", digest.algorithm().name(), digest.hex())
 }
 
 fn header(bytes: u64) -> tar::Header {

@@ -1,24 +1,24 @@
-//! What callers see of an image.
+//! Public form of a stored image.
 
 use std::{collections::BTreeMap, str::FromStr};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::{Digest, Reference};
+use coracle_oci::{Digest, Reference};
 
-/// One image in the store, as its manifest and configuration describe it.
+/// Stored image, from its manifest and configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Image {
-    /// Digest of the image manifest for this platform: the image's identity.
+    /// Digest of the image manifest for this platform: the identity of the image.
     pub digest: Digest,
-    /// Every name that points here, sorted. Empty for an untagged image.
+    /// Names of the image, sorted. Empty for an untagged image.
     pub references: Vec<Reference>,
-    /// `amd64`, `arm64`, …; empty when the image does not say.
+    /// `amd64`, `arm64`, …; empty when not specified.
     pub architecture: String,
-    /// `linux`; empty when the image does not say.
+    /// `linux`; empty when not specified.
     pub os: String,
-    /// How a container of this image is started.
+    /// Settings of its containers.
     pub config: ImageConfig,
     /// Layers from the lowest to the topmost.
     pub layers: Vec<Layer>,
@@ -26,20 +26,8 @@ pub struct Image {
     pub size_bytes: u64,
     /// Identity of the flattened content: equal chain ids share one root file system.
     pub chain_id: Digest,
-    /// When the image says it was built.
+    /// Time of creation, if specified.
     pub created: Option<Timestamp>,
-}
-
-/// A manifest, as other manifests name it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Descriptor {
-    /// What it is.
-    pub media_type: String,
-    /// Digest of its bytes.
-    pub digest: Digest,
-    /// How many there are.
-    pub size: u64,
 }
 
 /// One layer.
@@ -55,12 +43,12 @@ pub struct Layer {
     pub size_bytes: u64,
 }
 
-/// How the image wants to be run. Missing values are empty.
+/// Settings of containers of an image. Missing values are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImageConfig {
     /// Program and leading arguments.
     pub entrypoint: Vec<String>,
-    /// Default arguments, or the whole command when there is no entrypoint.
+    /// Default arguments, or the whole command if the entrypoint is empty.
     pub cmd: Vec<String>,
     /// `KEY=value` pairs.
     pub env: Vec<String>,
@@ -68,13 +56,13 @@ pub struct ImageConfig {
     pub user: String,
     /// Working directory; empty means `/`.
     pub workdir: String,
-    /// Ports the image says it listens on.
+    /// Exposed ports.
     pub exposed_ports: Vec<ExposedPort>,
-    /// Directories the image declares as volumes.
+    /// Directories declared as volumes.
     pub volumes: Vec<String>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Signal that asks the workload to stop, such as `SIGQUIT`.
+    /// Signal that asks the process to stop, such as `SIGQUIT`.
     pub stop_signal: Option<String>,
 }
 
@@ -90,7 +78,7 @@ pub enum Protocol {
     Sctp,
 }
 
-/// A port the image says it listens on.
+/// Exposed port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ExposedPort {
     /// Port number.

@@ -1,5 +1,5 @@
-//! Images from local files. Nothing is taken over unverified: blobs by their digest, layers by the
-//! configuration's diff ids.
+//! Imports images from local files. Blobs are verified by digest, layers also by the diff ids of the
+//! configuration.
 
 mod archive;
 mod layout_dir;
@@ -7,29 +7,28 @@ mod layout_dir;
 use std::{io::Read, path::Path, sync::Arc};
 
 use crate::{
-    Digest, Image, ImageError, Progress, Reference, Source, Step,
-    manifest::{Blob, Config, Manifest, Packing},
-    progress::Meter,
-    rootfs::{Budget, Unpacked},
-    store::{Inner, index::Entry, layout, prune},
+    Budget, Compression, DecompressReader, Image, ImageError, Source,
+    content::{ContentStore, index::Entry, layout, prune},
+    manifest::{Config, ImageManifest},
     tarball::read_error,
 };
+use coracle_oci::{Descriptor, Digest, Meter, OciError, Progress, Reference, Step};
 
-/// What an importer brings: everything but the layers, which it copies itself.
-struct Brought {
-    manifest: Manifest,
+/// Image to import, without its layers.
+struct ImportedImage {
+    manifest: ImageManifest,
     manifest_bytes: Vec<u8>,
     config_bytes: Vec<u8>,
-    /// Digest of the multi-platform index it came through.
+    /// Digest of the multi-platform index, if there is one.
     index: Option<Digest>,
-    /// Names the source gives it.
+    /// Names in the source.
     names: Vec<Reference>,
 }
 
 /// See [`crate::Store::import`]. Blocking.
 #[tracing::instrument(name = "import", skip_all, fields(source = %source))]
 pub(crate) fn import(
-    inner: &Inner,
+    inner: &ContentStore,
     source: &Source,
     name: Option<Reference>,
     progress: &Arc<dyn Progress>,
@@ -37,7 +36,7 @@ pub(crate) fn import(
     match source {
         Source::OciDir { dir, tag } => layout_dir::import(inner, source, dir, tag.as_deref(), name, progress),
         Source::DockerArchive(file) => archive::import(inner, source, file, name, progress),
-        Source::Registry(_) => Err(invalid(source, "it is in a registry: pull it")),
+        Source::Registry(_) => Err(invalid(source, "the image is in a registry: pull it")),
     }
 }
 
@@ -45,34 +44,34 @@ fn invalid(source: &Source, reason: impl Into<String>) -> ImageError {
     ImageError::InvalidSource { source_text: source.to_string(), reason: reason.into() }
 }
 
-/// Checks the image, copies its layers with `copy`, and gives it its names. On failure nothing new stays.
-fn take_over(
-    inner: &Inner,
-    brought: Brought,
+/// Checks the image, copies its layers with `copy`, and names it. After a failure no new blob stays.
+fn store_image(
+    inner: &ContentStore,
+    imported: ImportedImage,
     name: Option<Reference>,
     source: &Source,
-    mut copy: impl FnMut(&Blob, &Digest) -> Result<(), ImageError>,
+    mut copy: impl FnMut(&Descriptor, &Digest) -> Result<(), ImageError>,
 ) -> Result<Image, ImageError> {
     let limits = &inner.options.limits;
-    let config = Config::parse(&brought.config_bytes, limits)?;
-    config.check(brought.manifest.layers.len(), &inner.options.platform, &source.to_string())?;
+    let config = Config::parse(&imported.config_bytes, limits)?;
+    config.check(imported.manifest.layers.len(), &inner.options.platform, &source.to_string())?;
     let pinned = inner.pins.pin(
-        brought
+        imported
             .manifest
             .layers
             .iter()
             .map(|l| l.digest)
-            .chain([brought.manifest.digest, brought.manifest.config.digest]),
+            .chain([imported.manifest.digest, imported.manifest.config.digest]),
     );
     let mut new = Vec::new();
-    let copied = brought.manifest.layers.iter().zip(config.diff_ids()).try_for_each(|(layer, diff_id)| {
+    let copied = imported.manifest.layers.iter().zip(config.diff_ids()).try_for_each(|(layer, diff_id)| {
         if inner.layout.has(layer) {
             return Ok(());
         }
         new.push(layer.digest);
         copy(layer, diff_id)
     });
-    let image = copied.and_then(|()| publish(inner, &brought, name));
+    let image = copied.and_then(|()| publish(inner, &imported, name));
     drop(pinned);
     if image.is_err() {
         prune::discard(inner, &new)?;
@@ -80,22 +79,26 @@ fn take_over(
     image
 }
 
-fn publish(inner: &Inner, brought: &Brought, name: Option<Reference>) -> Result<Image, ImageError> {
-    inner.layout.put(&brought.config_bytes)?;
-    let digest = inner.layout.put(&brought.manifest_bytes)?;
+fn publish(
+    inner: &ContentStore,
+    imported: &ImportedImage,
+    name: Option<Reference>,
+) -> Result<Image, ImageError> {
+    inner.layout.put_as(imported.manifest.config.digest, &imported.config_bytes)?;
+    let digest = inner.layout.put(&imported.manifest_bytes)?;
     let names: Vec<Option<Reference>> = match name {
         Some(name) => vec![Some(name)],
-        None if brought.names.is_empty() => vec![None],
-        None => brought.names.iter().cloned().map(Some).collect(),
+        None if imported.names.is_empty() => vec![None],
+        None => imported.names.iter().cloned().map(Some).collect(),
     };
     inner.change(|index| {
         for reference in names {
             index.put(Entry {
-                media_type: brought.manifest.media_type.to_owned(),
+                media_type: imported.manifest.media_type.to_owned(),
                 digest,
-                size_bytes: brought.manifest.size_bytes,
+                size_bytes: imported.manifest.size_bytes,
                 reference,
-                index: brought.index,
+                index: imported.index,
                 local: true,
             });
         }
@@ -104,25 +107,25 @@ fn publish(inner: &Inner, brought: &Brought, name: Option<Reference>) -> Result<
     inner.image(&digest)?.ok_or(ImageError::NotPresent { image: digest.to_string() })
 }
 
-/// Copies one layer from `from` and checks its bytes and what they unpack to.
+/// Copies one layer and verifies its digest and its diff id.
 fn copy_layer(
-    inner: &Inner,
+    inner: &ContentStore,
     from: &mut impl Read,
-    layer: &Blob,
+    layer: &Descriptor,
     diff_id: &Digest,
     progress: &Arc<dyn Progress>,
 ) -> Result<(), ImageError> {
     let meter = Meter::new(progress, Step::Download, Some(layer.digest), layer.size_bytes);
-    // One byte more than announced is enough to see the lie.
+    // One byte more than announced reveals a wrong size.
     let mut bounded = from.take(layer.size_bytes.saturating_add(1));
-    let blob = layout::copy_blob(&inner.layout, &mut bounded, |actual| match *actual == layer.digest {
-        true => Ok(()),
-        false => Err(ImageError::DigestMismatch {
-            what: "layer".to_owned(),
-            expected: layer.digest,
-            actual: *actual,
-        }),
-    })?;
+    let check = |actual: &Digest| {
+        if *actual == layer.digest {
+            return Ok(());
+        }
+        let what = "layer".to_owned();
+        Err(OciError::digest_mismatch(what, layer.digest, *actual).into())
+    };
+    let blob = layout::copy_blob(&inner.layout, &mut bounded, layer.digest.algorithm(), check)?;
     if blob.size_bytes != layer.size_bytes {
         let (digest, said) = (layer.digest, layer.size_bytes);
         return Err(ImageError::hostile(format!(
@@ -134,23 +137,25 @@ fn copy_layer(
     check_diff_id(inner, &inner.layout.blob(&layer.digest), layer, diff_id)
 }
 
-/// Unpacks a stored layer into nothing, to see whether it is the one the configuration means.
-fn check_diff_id(inner: &Inner, path: &Path, layer: &Blob, diff_id: &Digest) -> Result<(), ImageError> {
-    let packing = Packing::of_media_type(&layer.media_type)?;
-    if packing == Packing::Plain && layer.digest == *diff_id {
+/// Decompresses a stored layer to verify its diff id.
+fn check_diff_id(
+    inner: &ContentStore,
+    path: &Path,
+    layer: &Descriptor,
+    diff_id: &Digest,
+) -> Result<(), ImageError> {
+    let compression = Compression::of_media_type(&layer.media_type)?;
+    if compression == Compression::None && layer.digest == *diff_id {
         return Ok(());
     }
     let limits = &inner.options.limits;
-    let mut budget = Budget { unpacked_bytes: limits.unpacked_bytes, entries: limits.entries };
-    let mut stream = Unpacked::open(path, packing, &mut budget, None)?;
+    let mut budget = Budget::of(limits);
+    let mut stream = DecompressReader::open(path, compression, &mut budget, None)?.hashed_like(diff_id);
     std::io::copy(&mut stream, &mut std::io::sink()).map_err(read_error)?;
     let actual = stream.digest();
     if actual == *diff_id {
         return Ok(());
     }
-    Err(ImageError::DigestMismatch {
-        what: format!("unpacked layer {}", layer.digest),
-        expected: *diff_id,
-        actual,
-    })
+    let what = format!("unpacked layer {}", layer.digest);
+    Err(OciError::digest_mismatch(what, *diff_id, actual).into())
 }

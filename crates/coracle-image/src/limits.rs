@@ -1,6 +1,6 @@
-//! Bounds on what an image may make this host do.
+//! Limits of images.
 
-/// Bounds on one image. Whatever exceeds one is refused as [`crate::ImageError::Hostile`].
+/// Limits of one image. Larger images fail with `OciError::Hostile`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one manifest or index. Default 4 MiB.
@@ -15,7 +15,10 @@ pub struct Limits {
     pub unpacked_bytes: u64,
     /// Archive entries of all layers together. Default 4 million.
     pub entries: u64,
-    /// Bytes of one path. Default 4096, the kernel's.
+    /// Bytes of memory for names, directories and attributes of all layers together. Default 1 GiB; an image with a
+    /// million files needs a third of it.
+    pub metadata_bytes: u64,
+    /// Bytes of one path. Default 4096, the limit of the kernel.
     pub path_bytes: usize,
     /// Directories above one entry. Default 256.
     pub depth: usize,
@@ -34,6 +37,7 @@ impl Default for Limits {
             download_bytes: 64 << 30,
             unpacked_bytes: 64 << 30,
             entries: 4_000_000,
+            metadata_bytes: 1 << 30,
             path_bytes: 4096,
             depth: 256,
             xattr_bytes: 64 << 10,

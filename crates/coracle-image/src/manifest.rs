@@ -1,110 +1,32 @@
-//! Parsing and judging manifests, indexes and configurations. Pure: bytes in, decisions out.
+//! Image manifests, indexes and configurations: parsing and checks. Pure.
 
 use std::collections::BTreeMap;
 
-use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
+use coracle_oci::{
+    Descriptor, Digest, Hasher, IndexEntry, Manifest, OciError, Platform, RawDescriptor, Reference,
+    media_types::{DOCKER_CONFIG, DOCKER_LIST, DOCKER_MANIFEST, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST},
+};
 use serde::Deserialize;
 
-use crate::{Digest, Image, ImageConfig, ImageError, Layer, Limits, Platform, Reference, digest::Hasher};
+use crate::{Compression, Image, ImageConfig, ImageError, Layer, Limits};
 
-pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-pub(crate) const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-pub(crate) const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
-const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-
-/// What the registry is asked for.
-pub(crate) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
-     application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json";
-
-/// How a layer's bytes are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Packing {
-    Plain,
-    Gzip,
-    Zstd,
-}
-
-impl Packing {
-    /// Finds the packing from the media type; what we cannot read is refused by its name.
-    pub(crate) fn of_media_type(media_type: &str) -> Result<Self, ImageError> {
-        let encrypted = media_type.contains("+encrypted");
-        match media_type {
-            "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
-                Ok(Self::Plain)
-            }
-            "application/vnd.oci.image.layer.v1.tar+gzip"
-            | "application/vnd.docker.image.rootfs.diff.tar.gzip" => Ok(Self::Gzip),
-            "application/vnd.oci.image.layer.v1.tar+zstd"
-            | "application/vnd.docker.image.rootfs.diff.tar.zstd" => Ok(Self::Zstd),
-            _ if encrypted => Err(ImageError::unsupported(format!("layer is encrypted ({media_type})"))),
-            _ if media_type.contains("foreign") || media_type.contains("nondistributable") => {
-                Err(ImageError::unsupported(format!("layer is not distributable ({media_type})")))
-            }
-            _ => Err(ImageError::unsupported(format!("layer has the unknown media type {media_type:?}"))),
-        }
-    }
-
-    pub(crate) fn oci_media_type(self) -> &'static str {
-        match self {
-            Self::Plain => "application/vnd.oci.image.layer.v1.tar",
-            Self::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
-            Self::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",
-        }
-    }
-
-    /// Guesses from the first bytes, for archives that do not say.
-    pub(crate) fn of_magic(head: &[u8]) -> Self {
-        match head {
-            [0x1f, 0x8b, ..] => Self::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            _ => Self::Plain,
-        }
-    }
-}
-
-/// A verified blob that something points to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Blob {
-    pub(crate) media_type: String,
-    pub(crate) digest: Digest,
-    pub(crate) size_bytes: u64,
-}
-
-impl Blob {
-    pub(crate) fn of(descriptor: &Descriptor) -> Result<Self, ImageError> {
-        let text = descriptor.digest().to_string();
-        let digest =
-            text.parse().map_err(|e| ImageError::unsupported(format!("descriptor {text:?}: {e}")))?;
-        Ok(Self { media_type: descriptor.media_type().to_string(), digest, size_bytes: descriptor.size() })
-    }
-}
-
-/// A manifest, as far as we care.
+/// Checked manifest of a container image.
 #[derive(Clone, Debug)]
-pub(crate) struct Manifest {
+pub(crate) struct ImageManifest {
     pub(crate) digest: Digest,
     pub(crate) media_type: &'static str,
     pub(crate) size_bytes: u64,
-    pub(crate) config: Blob,
-    pub(crate) layers: Vec<Blob>,
+    pub(crate) config: Descriptor,
+    pub(crate) layers: Vec<Descriptor>,
 }
 
-/// What the bytes behind a reference turned out to be.
+/// Document behind a reference.
 pub(crate) enum Document {
-    Manifest(Manifest),
-    Index(Vec<Entry>),
+    Manifest(ImageManifest),
+    Index(Vec<IndexEntry>),
 }
 
-/// One platform of an index.
-pub(crate) struct Entry {
-    pub(crate) blob: Blob,
-    pub(crate) os: String,
-    pub(crate) architecture: String,
-    pub(crate) name: Option<String>,
-}
-
+/// Only the fields that tell the kind of a document.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -113,7 +35,8 @@ struct Head {
     manifests: Option<serde::de::IgnoredAny>,
 }
 
-/// Reads a manifest or an index. `content_type` is what the transport said; the document's own word wins.
+/// Parses a manifest or an index. `content_type` is the header of the response; the media type in the document takes
+/// precedence.
 pub(crate) fn parse(
     bytes: &[u8],
     content_type: Option<&str>,
@@ -123,7 +46,7 @@ pub(crate) fn parse(
     let head: Head = json("manifest", bytes)?;
     if head.schema_version == 1 {
         return Err(ImageError::unsupported(
-            "its manifest is docker schema 1, a format retired in 2017; push the image again with a current tool",
+            "the manifest is docker schema 1, a format retired in 2017; push the image again with a current tool",
         ));
     }
     if head.schema_version != 2 {
@@ -140,35 +63,28 @@ pub(crate) fn parse(
     }
 }
 
-fn parse_index(bytes: &[u8]) -> Result<Vec<Entry>, ImageError> {
-    let index: ImageIndex = json("index", bytes)?;
-    index.manifests().iter().map(entry).collect()
+fn parse_index(bytes: &[u8]) -> Result<Vec<IndexEntry>, ImageError> {
+    Ok(json::<Manifest>("index", bytes)?.index_entries()?)
 }
 
-fn entry(descriptor: &Descriptor) -> Result<Entry, ImageError> {
-    let platform = descriptor.platform().as_ref();
-    Ok(Entry {
-        blob: Blob::of(descriptor)?,
-        os: platform.map(|p| p.os().to_string()).unwrap_or_default(),
-        architecture: platform.map(|p| p.architecture().to_string()).unwrap_or_default(),
-        name: descriptor
-            .annotations()
-            .as_ref()
-            .and_then(|a| a.get("org.opencontainers.image.ref.name").cloned()),
-    })
-}
-
-fn parse_manifest(bytes: &[u8], media_type: &'static str, limits: &Limits) -> Result<Manifest, ImageError> {
-    let manifest: ImageManifest = json("manifest", bytes)?;
-    let config = Blob::of(manifest.config())?;
+fn parse_manifest(
+    bytes: &[u8],
+    media_type: &'static str,
+    limits: &Limits,
+) -> Result<ImageManifest, ImageError> {
+    let manifest: Manifest = json("manifest", bytes)?;
+    let descriptor = |raw: &RawDescriptor| Descriptor::try_from(raw).map_err(OciError::from);
+    let config =
+        manifest.config.as_ref().ok_or_else(|| ImageError::hostile("manifest without a configuration"))?;
+    let config = descriptor(config)?;
     if !matches!(config.media_type.as_str(), OCI_CONFIG | DOCKER_CONFIG) {
         return Err(ImageError::unsupported(format!(
-            "it is no container image: its configuration is {:?}",
+            "not a container image: the configuration has the media type {:?}",
             config.media_type
         )));
     }
     within(usize::try_from(config.size_bytes).unwrap_or(usize::MAX), limits.config_bytes, "configuration")?;
-    let layers = manifest.layers().iter().map(Blob::of).collect::<Result<Vec<_>, _>>()?;
+    let layers = manifest.layers.iter().flatten().map(descriptor).collect::<Result<Vec<_>, _>>()?;
     if layers.len() > limits.layers {
         return Err(ImageError::hostile(format!(
             "{} layers, at most {} are allowed",
@@ -177,7 +93,7 @@ fn parse_manifest(bytes: &[u8], media_type: &'static str, limits: &Limits) -> Re
         )));
     }
     for layer in &layers {
-        Packing::of_media_type(&layer.media_type)?;
+        Compression::of_media_type(&layer.media_type)?;
     }
     let total = layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size_bytes));
     if total > limits.download_bytes {
@@ -186,37 +102,16 @@ fn parse_manifest(bytes: &[u8], media_type: &'static str, limits: &Limits) -> Re
             limits.download_bytes
         )));
     }
-    Ok(Manifest { digest: Digest::of(bytes), media_type, size_bytes: bytes.len() as u64, config, layers })
-}
-
-/// Chooses the manifest for `platform`. Attestations and other things without a platform word of their own
-/// are passed over.
-pub(crate) fn select<'a>(
-    entries: &'a [Entry],
-    platform: &Platform,
-    image: &str,
-) -> Result<&'a Entry, ImageError> {
-    let stated = |e: &&Entry| e.os == platform.os && e.architecture == platform.architecture;
-    let silent = |e: &&Entry| e.os.is_empty() && e.architecture.is_empty();
-    entries.iter().find(stated).or_else(|| entries.iter().find(silent)).ok_or_else(|| {
-        ImageError::WrongArchitecture {
-            image: image.to_owned(),
-            have: have(entries),
-            need: platform.to_string(),
-        }
+    Ok(ImageManifest {
+        digest: Digest::of(bytes),
+        media_type,
+        size_bytes: bytes.len() as u64,
+        config,
+        layers,
     })
 }
 
-fn have(entries: &[Entry]) -> Vec<String> {
-    let words =
-        entries.iter().map(|e| format!("{}/{}", e.os, e.architecture)).filter(|w| !w.contains("unknown"));
-    let mut words: Vec<_> = words.collect();
-    words.sort();
-    words.dedup();
-    if words.is_empty() { vec!["no platform at all".to_owned()] } else { words }
-}
-
-/// An image configuration. Docker writes `null` for anything empty, so every field may be absent or null.
+/// Configuration of an image. Docker writes `null` for empty values: each field may be absent or null.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Config {
     #[serde(default)]
@@ -261,17 +156,14 @@ impl Config {
         self.rootfs.as_ref().and_then(|r| r.diff_ids.as_deref()).unwrap_or_default()
     }
 
-    /// Refuses a configuration that does not belong to `layers` layers or to `platform`.
+    /// Fails unless the configuration is for `layers` layers and for `platform`.
     pub(crate) fn check(&self, layers: usize, platform: &Platform, image: &str) -> Result<(), ImageError> {
         let (os, architecture) =
             (self.os.as_deref().unwrap_or_default(), self.architecture.as_deref().unwrap_or_default());
         if !platform.accepts(os, architecture) {
             let have = vec![format!("{os}/{architecture}")];
-            return Err(ImageError::WrongArchitecture {
-                image: image.to_owned(),
-                have,
-                need: platform.to_string(),
-            });
+            let (image, need) = (image.to_owned(), platform.to_string());
+            return Err(OciError::WrongArchitecture { image, have, need }.into());
         }
         let diff_ids = self.diff_ids().len();
         if diff_ids != layers {
@@ -299,10 +191,10 @@ impl Config {
     }
 }
 
-/// Joins manifest, configuration and names into what callers see.
-pub(crate) fn image(manifest: &Manifest, config: Config, references: Vec<Reference>) -> Image {
+/// Public form of a manifest, its configuration and its names.
+pub(crate) fn image(manifest: &ImageManifest, config: Config, references: Vec<Reference>) -> Image {
     let diff_ids = config.diff_ids().to_vec();
-    let layer = |(blob, diff_id): (&Blob, &Digest)| Layer {
+    let layer = |(blob, diff_id): (&Descriptor, &Digest)| Layer {
         digest: blob.digest,
         diff_id: *diff_id,
         media_type: blob.media_type.clone(),
@@ -324,8 +216,7 @@ pub(crate) fn image(manifest: &Manifest, config: Config, references: Vec<Referen
     }
 }
 
-/// Chain id of the OCI image specification ("Layer ChainID"); the digest of nothing for an image without
-/// layers.
+/// Chain id (OCI image specification, "Layer ChainID"). Without layers: the digest of empty content.
 pub(crate) fn chain_id(diff_ids: &[Digest]) -> Digest {
     let join = |below: Digest, top: &Digest| Digest::of(format!("{below} {top}").as_bytes());
     match diff_ids {
@@ -335,7 +226,7 @@ pub(crate) fn chain_id(diff_ids: &[Digest]) -> Digest {
 }
 
 fn json<'a, T: Deserialize<'a>>(what: &str, bytes: &'a [u8]) -> Result<T, ImageError> {
-    serde_json::from_slice(bytes).map_err(|e| ImageError::hostile(format!("{what} does not parse: {e}")))
+    serde_json::from_slice(bytes).map_err(|e| ImageError::hostile(format!("cannot parse {what}: {e}")))
 }
 
 fn within(bytes: usize, max: u64, what: &str) -> Result<(), ImageError> {
@@ -369,11 +260,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_by_name() {
+    fn parse_names_the_unsupported_property() {
         let gzip = "application/vnd.oci.image.layer.v1.tar+gzip";
         for (why, bytes, want) in [
-            ("a good one", manifest_with(gzip, 127), "accepted"),
-            ("too many layers", manifest_with(gzip, 128), "COR-IMG-008 refuse image content: 128 layers"),
+            ("valid", manifest_with(gzip, 127), "accepted"),
+            ("too many layers", manifest_with(gzip, 128), "COR-IMG-008 invalid image content: 128 layers"),
             (
                 "foreign",
                 manifest_with("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", 1),
@@ -395,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_nulls_are_read() {
+    fn config_accepts_null_fields_of_docker() {
         let text = br#"{"architecture":"amd64","os":"linux","created":"2020-01-01T00:00:00Z","config":{"Entrypoint":null,"Cmd":["sh"],
             "ExposedPorts":{"80/tcp":{},"53/udp":{},"junk":{}},"Volumes":null,"Labels":null,"OnBuild":null},"rootfs":{"type":"layers","diff_ids":null}}"#;
         let config = Config::parse(text, &Limits::default()).unwrap();
@@ -406,30 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn selection_names_what_there_is() {
-        let entry = |os: &str, architecture: &str| Entry {
-            blob: Blob {
-                media_type: OCI_MANIFEST.into(),
-                digest: Digest::of(architecture.as_bytes()),
-                size_bytes: 1,
-            },
-            os: os.into(),
-            architecture: architecture.into(),
-            name: None,
-        };
-        let entries = [entry("linux", "arm64"), entry("unknown", "unknown"), entry("windows", "amd64")];
-        let need = Platform { os: "linux".into(), architecture: "amd64".into() };
-        let error = select(&entries, &need, "x").err().unwrap();
-        assert_eq!(
-            error.to_string(),
-            "image x is for linux/arm64, windows/amd64, this host needs linux/amd64"
-        );
-        let arm = Platform { os: "linux".into(), architecture: "arm64".into() };
-        assert_eq!(select(&entries, &arm, "x").unwrap().blob.digest, Digest::of(b"arm64"));
-    }
-
-    #[test]
-    fn chain_ids_follow_the_specification() {
+    fn chain_id_follows_the_specification() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         assert_eq!(chain_id(&[a]), a);
         assert_eq!(chain_id(&[a, b]), Digest::of(format!("{a} {b}").as_bytes()));

@@ -1,66 +1,75 @@
-//! Pulling: look what is here, decide, fetch, make visible.
+//! Pulls images: looks up the stored image, decides, fetches, publishes.
 
 mod fetch;
 
 use std::sync::Arc;
 
 use crate::{
-    Credentials, Digest, Image, ImageError, Progress, ProgressEvent, Reference, Step, auth,
-    registry::{self, Session, endpoints},
-    store::{Inner, blocking},
+    Image, ImageError,
+    content::{ContentStore, blocking},
+};
+use coracle_oci::{
+    Client, Credentials, Digest, OciError, Operation, Progress, ProgressEvent, PullOrigin, Reference,
+    RetryPolicy, Step,
 };
 
-/// When a registry is asked.
+/// Condition of asking a registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// When the image is not here. The tag `latest` (or none) asks each time what it means now, and uses what
-    /// is here when the registry cannot be reached. Names given on this host (import, tag) are never asked
-    /// for.
+    /// When the image is not stored. The tag `latest` (also implied) is resolved each time; the stored image
+    /// is used when the registry does not answer. Names given on this host (import, tag) are not resolved.
     #[default]
     IfNotPresent,
-    /// Each time. Blobs that are here are not fetched again.
+    /// Each time. Stored blobs are not fetched again.
     Always,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
-/// How one pull is done.
+/// Options of a pull.
 #[derive(Clone, Debug)]
 pub struct PullOptions {
-    /// When the registry is asked.
+    /// Condition of asking a registry.
     pub policy: PullPolicy,
-    /// Where credentials come from.
+    /// Source of credentials.
     pub credentials: Credentials,
-    /// Layers fetched at the same time, at least 1. Default 4.
+    /// Concurrent layers, at least 1. Default 4.
     pub concurrency: usize,
+    /// Origin of the requests.
+    pub origin: PullOrigin,
 }
 
 impl Default for PullOptions {
     fn default() -> Self {
-        Self { policy: PullPolicy::default(), credentials: Credentials::default(), concurrency: 4 }
+        Self {
+            policy: PullPolicy::default(),
+            credentials: Credentials::default(),
+            concurrency: 4,
+            origin: PullOrigin::default(),
+        }
     }
 }
 
-/// What is in the store under a reference.
+/// Stored image of a reference.
 struct Local {
     image: Image,
-    /// Digests a registry may call it by: the manifest's, and the index's it came through.
+    /// Digests by which a registry may know it: of the manifest, of the index, and of the reference itself.
     known_as: Vec<Digest>,
     /// Named on this host.
     local: bool,
 }
 
-/// What to do about a reference.
+/// Decision for a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
-    /// Take what is here.
+    /// Use the stored image.
     Use,
-    /// Ask what the reference means now; fetch when that is not here. `offline_ok`: what is here will do if
-    /// nobody answers.
+    /// Resolve the reference, and fetch when it names another image. `offline_ok`: use the stored image when
+    /// the registry does not answer.
     Check { offline_ok: bool },
-    /// Fetch.
+    /// Fetch the image.
     Fetch,
-    /// Not here, and not to be fetched.
+    /// Fail: not stored, and the policy forbids a fetch.
     Refuse,
 }
 
@@ -78,12 +87,12 @@ fn decide(policy: PullPolicy, floating: bool, present: bool, local: bool) -> Dec
 /// See [`crate::Store::pull`].
 #[tracing::instrument(name = "pull", skip_all, fields(image = %reference))]
 pub(crate) async fn pull(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     reference: &Reference,
     options: &PullOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Image, ImageError> {
-    let local = look(inner, reference).await?;
+    let local = lookup(inner, reference).await?;
     let decision = decide(
         options.policy,
         reference.is_floating(),
@@ -100,7 +109,7 @@ pub(crate) async fn pull(
             Err(error) if offline_ok && error.is_transient() => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "registry does not answer, the stored image is used"
+                    "resolve reference failed, using stored image"
                 );
                 Ok(local.image)
             }
@@ -113,62 +122,84 @@ pub(crate) async fn pull(
     }
 }
 
-/// The stored image, if all of it is here.
-async fn look(inner: &Arc<Inner>, reference: &Reference) -> Result<Option<Local>, ImageError> {
+/// Looks up a complete stored image.
+async fn lookup(inner: &Arc<ContentStore>, reference: &Reference) -> Result<Option<Local>, ImageError> {
     let (inner, reference) = (Arc::clone(inner), reference.clone());
     blocking(move || {
         let entry = inner.index().find(&reference).cloned();
         let Some(entry) = entry else { return Ok(None) };
-        let known_as = std::iter::once(entry.digest).chain(entry.index).collect();
+        let known_as =
+            [entry.digest].into_iter().chain(entry.index).chain(reference.digest().copied()).collect();
         let image = inner.complete_image(&entry.digest)?;
         Ok(image.map(|image| Local { image, known_as, local: entry.local }))
     })
     .await
 }
 
-/// True when the reference still means the stored image. False when it does not, or the registry does not say
+/// True when the reference names the stored image. False when it does not, or when the registry does not tell
 /// without a download.
 async fn check(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     reference: &Reference,
     options: &PullOptions,
     local: &Local,
 ) -> Result<bool, ImageError> {
+    let digest = resolve(&client(inner, options), reference).await?;
+    Ok(digest.is_some_and(|d| local.known_as.contains(&d)))
+}
+
+/// Digest of a name, from the first server that may resolve tags. `None`: the server does not tell without a
+/// download.
+async fn resolve(client: &Client<'_>, reference: &Reference) -> Result<Option<Digest>, OciError> {
     let mut last = None;
-    for session in sessions(inner, reference, options).await? {
-        let resolved = match session.await {
+    for endpoint in client.endpoints(reference, Operation::Pull)? {
+        if !endpoint.capabilities.resolve {
+            continue;
+        }
+        let resolved = match client.open(endpoint, reference, Operation::Pull).await {
             Ok(session) => session.resolve().await,
             Err(error) => Err(error),
         };
         match resolved {
-            Ok(digest) => return Ok(digest.is_some_and(|d| local.known_as.contains(&d))),
+            Ok(digest) => return Ok(digest),
             Err(error) => last = Some(error),
         }
     }
-    last.map_or(Ok(false), Err)
+    last.map_or(Ok(None), Err)
 }
 
-/// Fetches from the first server that has the image.
+/// Fetches from the first server that has the image. Servers that may not resolve tags are asked by digest.
 async fn fetch(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     reference: &Reference,
     options: &PullOptions,
     progress: &Arc<dyn Progress>,
 ) -> Result<Image, ImageError> {
+    let client = client(inner, options);
     let mut last = None;
-    for session in sessions(inner, reference, options).await? {
-        let fetched = match session.await {
-            Ok(session) => fetch::fetch(inner, session, reference, options.concurrency, progress).await,
-            Err(error) => Err(error),
+    for endpoint in client.endpoints(reference, Operation::Pull)? {
+        let name = match reference.digest() {
+            None if !endpoint.capabilities.resolve => match resolve(&client, reference).await {
+                Ok(Some(digest)) => digest.to_string(),
+                Ok(None) => continue,
+                Err(error) => {
+                    last = Some(error.into());
+                    continue;
+                }
+            },
+            _ => reference.api_name(),
+        };
+        let fetched = match client.open(endpoint, reference, Operation::Pull).await {
+            Ok(session) => {
+                fetch::fetch(inner, session, (reference, &name), options.concurrency, progress).await
+            }
+            Err(error) => Err(error.into()),
         };
         match fetched {
-            // No other server can help there.
-            Err(error @ ImageError::StorageFull { .. }) => return Err(error),
+            // No other server can help.
+            Err(error @ ImageError::Oci(OciError::StorageFull { .. })) => return Err(error),
             Err(error) => {
-                tracing::debug!(
-                    error = &error as &dyn std::error::Error,
-                    "server does not deliver the image"
-                );
+                tracing::debug!(error = &error as &dyn std::error::Error, "fetch image from server failed");
                 last = Some(error);
             }
             done => return done,
@@ -177,41 +208,16 @@ async fn fetch(
     Err(last.unwrap_or_else(|| ImageError::NotPresent { image: reference.to_string() }))
 }
 
-/// Conversations with all servers that may have the image, each begun when it is its turn. A mirror gets its
-/// own credentials only.
-async fn sessions(
-    inner: &Arc<Inner>,
-    reference: &Reference,
-    options: &PullOptions,
-) -> Result<Vec<impl Future<Output = Result<Session, ImageError>>>, ImageError> {
-    let http = match inner.http.get() {
-        Some(http) => http.clone(),
-        None => {
-            let made = registry::client(&inner.options.timeouts, registry::Operation::Pull, &[]);
-            let fail = |e: reqwest::Error| ImageError::Network {
-                registry: reference.registry().to_owned(),
-                operation: "prepare HTTP client".to_owned(),
-                source: e.into(),
-            };
-            inner.http.get_or_init(|| made.as_ref().cloned().unwrap_or_default());
-            made.map_err(fail)?
-        }
-    };
-    let begin = |endpoint: registry::Endpoint| {
-        let (http, reference, options) = (http.clone(), reference.clone(), options.clone());
-        let (timeouts, retries) = (inner.options.timeouts.clone(), inner.options.retries);
-        async move {
-            let own = endpoint.host == reference.registry();
-            let login = match &options.credentials {
-                auth::Credentials::Basic { .. } | auth::Credentials::Bearer(_) if !own => {
-                    auth::Login::Anonymous
-                }
-                credentials => auth::lookup(credentials, &endpoint.host).await?,
-            };
-            Session::open(http, endpoint, reference, login, timeouts, retries).await
-        }
-    };
-    Ok(endpoints(reference, &inner.options.registries).into_iter().map(begin).collect())
+fn client<'a>(inner: &'a ContentStore, options: &'a PullOptions) -> Client<'a> {
+    Client {
+        registries: &inner.options.registries,
+        credentials: &options.credentials,
+        origin: options.origin,
+        retry_policy: RetryPolicy {
+            timeouts: inner.options.timeouts.clone(),
+            retries: inner.options.retries,
+        },
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Pushing an image of the store: its blobs in parallel, its manifest at the end, byte for byte as it was made.
+//! Pushes images of the store: blobs in parallel, then the manifest, byte for byte.
 
 use std::sync::Arc;
 
@@ -6,48 +6,52 @@ use bytes::Bytes;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
-    Credentials, Digest, ImageError, Progress, Reference, Step, auth,
-    manifest::{Blob, Manifest},
-    progress::Meter,
-    registry::{self, Offered, Operation, Payload, Sent, Session},
-    store::{Inner, blocking},
+    ImageError, StoreOptions,
+    content::{ContentStore, blocking},
+    manifest::ImageManifest,
+};
+use coracle_oci::{
+    Client, Credentials, Descriptor, Digest, Meter, OciError, Offered, Operation, Payload, Progress,
+    PullOrigin, Reference, RetryPolicy, SentBytes, Session, Step,
 };
 
-/// How one push is done.
+/// Options of a push.
 #[derive(Clone, Debug)]
 pub struct PushOptions {
-    /// Where credentials come from.
+    /// Source of credentials.
     pub credentials: Credentials,
-    /// Blobs sent at the same time, at least 1. Default 8.
+    /// Concurrent blobs, at least 1. Default 8.
     pub concurrency: usize,
+    /// Origin of the requests.
+    pub origin: PullOrigin,
 }
 
 impl Default for PushOptions {
     fn default() -> Self {
-        Self { credentials: Credentials::default(), concurrency: 8 }
+        Self { credentials: Credentials::default(), concurrency: 8, origin: PullOrigin::default() }
     }
 }
 
-/// What a push did.
+/// Result of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushReport {
     /// Digest of the manifest.
     pub digest: Digest,
-    /// Configuration and layers.
+    /// Blobs: configuration and layers.
     pub blobs: usize,
-    /// Of those, taken by the registry from another of its repositories.
+    /// Blobs that the registry mounted from another repository.
     pub mounted: usize,
-    /// Of those, moved; the others were there.
+    /// Blobs that were uploaded; the others were present.
     pub moved: usize,
-    /// Bytes of the moved ones.
+    /// Bytes of the uploaded blobs.
     pub moved_bytes: u64,
 }
 
-/// What every blob's work needs.
+/// State shared by all blobs of a push.
 struct Job {
-    inner: Arc<Inner>,
+    inner: Arc<ContentStore>,
     session: Session,
-    /// Another repository of the registry that had the image.
+    /// Another repository of the registry that has the image.
     from: Option<String>,
     progress: Arc<dyn Progress>,
 }
@@ -55,7 +59,7 @@ struct Job {
 /// See [`crate::Store::push`].
 #[tracing::instrument(name = "push", skip_all, fields(image = %source, to = %target))]
 pub(crate) async fn push(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     source: &Reference,
     target: &Reference,
     options: &PushOptions,
@@ -63,10 +67,10 @@ pub(crate) async fn push(
 ) -> Result<PushReport, ImageError> {
     let absent = || ImageError::NotPresent { image: source.to_string() };
     let (store, name) = (Arc::clone(inner), source.clone());
-    let (manifest, bytes, from) = blocking(move || look(&store, &name)).await?.ok_or_else(absent)?;
+    let (manifest, bytes, from) = blocking(move || lookup(&store, &name)).await?.ok_or_else(absent)?;
     let from = from.into_iter().find(|r| same_registry(r, target)).map(|r| r.repository().to_owned());
-    // What is being sent is not pruned meanwhile.
-    let blobs: Vec<Blob> = manifest.layers.iter().chain([&manifest.config]).cloned().collect();
+    // Keeps prune away from the blobs.
+    let blobs: Vec<Descriptor> = manifest.layers.iter().chain([&manifest.config]).cloned().collect();
     let _pinned = inner.pins.pin(blobs.iter().map(|b| b.digest).chain([manifest.digest]));
     let session = open(inner, target, options).await?;
     let job = Arc::new(Job { inner: Arc::clone(inner), session, from, progress });
@@ -78,8 +82,8 @@ pub(crate) async fn push(
         digest: manifest.digest,
         blobs: offered.len(),
         mounted: count(Offered::Mounted),
-        moved: count(Offered::Moved),
-        moved_bytes: offered.iter().filter(|(_, o)| *o == Offered::Moved).map(|(n, _)| n).sum(),
+        moved: count(Offered::Uploaded),
+        moved_bytes: offered.iter().filter(|(_, o)| *o == Offered::Uploaded).map(|(n, _)| n).sum(),
     })
 }
 
@@ -87,10 +91,10 @@ fn same_registry(source: &Reference, target: &Reference) -> bool {
     source.registry() == target.registry() && source.repository() != target.repository()
 }
 
-type Looked = Option<(Manifest, Bytes, Vec<Reference>)>;
+type StoredImage = Option<(ImageManifest, Bytes, Vec<Reference>)>;
 
 /// Manifest, its bytes, and all names of an image. Blocking.
-fn look(inner: &Inner, source: &Reference) -> Result<Looked, ImageError> {
+fn lookup(inner: &ContentStore, source: &Reference) -> Result<StoredImage, ImageError> {
     let Some(digest) = inner.index().find(source).map(|e| e.digest) else { return Ok(None) };
     let Some((manifest, _)) = inner.manifest(&digest)? else { return Ok(None) };
     let Some(bytes) = inner.layout.read(&digest, inner.options.limits.manifest_bytes)? else {
@@ -100,21 +104,23 @@ fn look(inner: &Inner, source: &Reference) -> Result<Looked, ImageError> {
     Ok(Some((manifest, bytes.into(), names)))
 }
 
-/// A conversation with the registry itself: mirrors are for pulling.
-async fn open(inner: &Arc<Inner>, target: &Reference, options: &PushOptions) -> Result<Session, ImageError> {
-    let endpoint = registry::home(target, &inner.options.registries);
-    let login = auth::lookup(&options.credentials, &endpoint.host).await?;
-    let timeouts = inner.options.timeouts.clone();
-    let http =
-        registry::client(&timeouts, Operation::Push, &[]).map_err(|e| registry::unprepared(target, e))?;
-    Session::open_for(http, endpoint, target.clone(), login, timeouts, inner.options.retries, Operation::Push)
-        .await
+/// Logs in to the server that accepts uploads.
+async fn open(
+    inner: &Arc<ContentStore>,
+    target: &Reference,
+    options: &PushOptions,
+) -> Result<Session, ImageError> {
+    let StoreOptions { registries, timeouts, retries, .. } = &inner.options;
+    let retry_policy = RetryPolicy { timeouts: timeouts.clone(), retries: *retries };
+    let client =
+        Client { registries, credentials: &options.credentials, origin: options.origin, retry_policy };
+    Ok(client.open_first(target, Operation::Push).await?)
 }
 
-/// Several at once. The first failure ends the others; what is there is found by the next call.
+/// Offers several blobs at once. The first failure cancels the others.
 async fn offer_all(
     job: &Arc<Job>,
-    blobs: Vec<Blob>,
+    blobs: Vec<Descriptor>,
     concurrency: usize,
 ) -> Result<Vec<(u64, Offered)>, ImageError> {
     let slots = Arc::new(Semaphore::new(concurrency.max(1)));
@@ -128,10 +134,10 @@ async fn offer_all(
             let payload = Payload::File { path, start: 0, bytes: blob.size_bytes };
             let meter = Meter::new(&job.progress, Step::Upload, Some(blob.digest), blob.size_bytes);
             let heard = meter.clone();
-            let sent: Sent = Arc::new(move |done| heard.at(done));
+            let sent: SentBytes = Arc::new(move |done| heard.at(done));
             let offered = job.session.offer_blob(&blob.digest, &payload, job.from.as_deref(), &sent).await?;
             meter.at(blob.size_bytes);
-            Ok((blob.size_bytes, offered))
+            Ok::<_, OciError>((blob.size_bytes, offered))
         });
     }
     let mut all = Vec::new();

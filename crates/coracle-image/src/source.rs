@@ -1,33 +1,34 @@
-//! Where an image comes from: a registry, or a file of this host.
+//! Source of an image: a registry, or a file of this host.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use crate::{ImageError, Reference};
+use crate::ImageError;
+use coracle_oci::Reference;
 
-/// A source of images, in the notation that skopeo made common. The prefixes `oci:` and `docker-archive:` win
+/// Source of an image, in the notation of skopeo. The prefixes `oci:` and `docker-archive:` take precedence
 /// over a reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A registry's image; `docker://` in front is accepted.
+    /// Image in a registry; a prefix `docker://` is accepted.
     Registry(Reference),
-    /// `oci:DIR[:TAG]`: an OCI image layout. Without a tag it must hold exactly one image.
+    /// `oci:DIR[:TAG]`: an OCI image layout. Without a tag it must have exactly one image.
     OciDir {
-        /// The layout's directory; it cannot contain a colon.
+        /// Directory of the layout; it cannot contain a colon.
         dir: PathBuf,
-        /// Value of `org.opencontainers.image.ref.name` in its index.
+        /// Value of `org.opencontainers.image.ref.name` in the index.
         tag: Option<String>,
     },
-    /// `docker-archive:FILE`: what `docker save` or skopeo writes, as it is or compressed with gzip.
+    /// `docker-archive:FILE`: archive of `docker save` or skopeo, plain or compressed with gzip.
     DockerArchive(PathBuf),
 }
 
 impl FromStr for Source {
     type Err = ImageError;
 
-    /// Parses a source. Pure: the files are not looked at.
+    /// Parses a source without opening files. Pure.
     ///
     /// # Errors
-    /// [`ImageError::InvalidSource`] for an empty path, [`ImageError::InvalidReference`].
+    /// [`ImageError::InvalidSource`] for an empty path, [`ImageError::Oci`] for an invalid reference.
     fn from_str(text: &str) -> Result<Self, ImageError> {
         let invalid = |reason: &str| ImageError::InvalidSource {
             source_text: text.to_owned(),
@@ -50,7 +51,7 @@ impl FromStr for Source {
             }
             return Ok(Self::DockerArchive(file.into()));
         }
-        text.strip_prefix("docker://").unwrap_or(text).parse().map(Self::Registry)
+        Ok(Self::Registry(text.strip_prefix("docker://").unwrap_or(text).parse()?))
     }
 }
 

@@ -1,14 +1,17 @@
-//! Files with holes.
+//! Sparse writes: blocks of zeros become holes.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Holes are kept down to this size: a block of usual file systems.
+/// Smallest hole: a block of common file systems.
 const BLOCK: usize = 4096;
 
-/// Writes the blocks that are not all zero, neighbours together. Where the others go the file has to have a hole.
-pub(crate) fn write_data(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+/// Writes the blocks that are not zero, neighbours in one call. The file must have holes in the place of the others.
+///
+/// # Errors
+/// Those of the writes.
+pub fn write_data(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         let (zeros, rest) = bytes.split_at(run(bytes, true));
         let (data, behind) = rest.split_at(run(rest, false));
@@ -22,13 +25,15 @@ pub(crate) fn write_data(file: &File, mut bytes: &[u8], mut at: u64) -> io::Resu
     Ok(())
 }
 
-/// Bytes of the blocks at the beginning that are all zero, or all not.
+/// Length of the run of blocks at the beginning that are zero, or that are not.
 fn run(bytes: &[u8], zero: bool) -> usize {
     bytes.chunks(BLOCK).take_while(|block| is_zero(block) == zero).map(<[u8]>::len).sum()
 }
 
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // Against itself, one byte on: the compiler's memcmp is faster than any loop here.
+/// True when all bytes are zero.
+#[must_use]
+pub fn is_zero(bytes: &[u8]) -> bool {
+    // Compared with itself, shifted by one byte: memcmp is faster than a loop here.
     bytes.first().is_none_or(|first| *first == 0)
         && bytes.get(1..).is_none_or(|rest| rest == &bytes[..rest.len()])
 }
@@ -40,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zero_is_seen() {
+    fn is_zero_table() {
         assert!(is_zero(&[]) && is_zero(&[0]) && !is_zero(&[1]) && !is_zero(&[0, 0, 1]));
     }
 
     #[test]
-    fn what_is_not_zero_is_in_its_place_and_the_rest_a_hole() {
+    fn sparse_write_preserves_data_and_holes() {
         let mut bytes = vec![0; 1 << 20];
         for at in [5, 100_000, 104_400, (1 << 20) - 1] {
             bytes[at] = 1;

@@ -1,10 +1,12 @@
 //! A tar reader for hostile archives: ustar, GNU long names, PAX records.
 //!
-//! Ours, and not the `tar` crate (0.4.46), for two reasons: that one cuts PAX records at line ends, which
-//! destroys binary extended attributes, and it reads extended headers into memory without a bound. Format:
+//! Not the `tar` crate (0.4.46), for two reasons: it cuts PAX records at line ends, which destroys binary extended
+//! attributes, and it reads extended headers into memory without a bound. Format:
 //! POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 
+mod damaged;
 mod header;
+pub mod path;
 mod pax;
 
 use std::{
@@ -13,46 +15,67 @@ use std::{
 };
 
 use crate::{ImageError, Limits};
+use damaged::damaged;
 use header::Header;
-pub(crate) use header::shown;
+pub use header::shown;
 
 const BLOCK: u64 = 512;
 
-/// What a member is.
+/// Kind of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// Regular file.
     File,
+    /// Directory.
     Dir,
+    /// Symbolic link with its target.
     Symlink(Vec<u8>),
+    /// Hard link with the path of the other name.
     HardLink(Vec<u8>),
-    Char { major: u32, minor: u32 },
-    Block { major: u32, minor: u32 },
+    /// Character device.
+    Char {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// Block device.
+    Block {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// Named pipe.
     Fifo,
 }
 
 /// One archive member, before its data.
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
-    /// As written in the archive: may be absolute or contain `..`.
-    pub(crate) path: Vec<u8>,
-    pub(crate) kind: Kind,
+pub struct Member {
+    /// Path as written in the archive: may be absolute or contain `..`.
+    pub path: Vec<u8>,
+    /// Kind, with the target of a link.
+    pub kind: Kind,
     /// Bytes of data that follow; 0 for everything but files.
-    pub(crate) size_bytes: u64,
+    pub size_bytes: u64,
     /// Permission bits with setuid, setgid and sticky.
-    pub(crate) mode: u16,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    /// Seconds and nanoseconds since 1970.
-    pub(crate) mtime: (i64, u32),
-    /// Full attribute names, such as `security.capability`.
-    pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Map and length of a sparse file in an archive of the original runtime, records `COCOON.sparse.*`.
-    pub(crate) sparse: Option<(Vec<u8>, Vec<u8>)>,
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Time of modification: seconds and nanoseconds since 1970.
+    pub mtime: (i64, u32),
+    /// Extended attributes by full name, such as `security.capability`.
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Map and length of a sparse file in an archive of cocoon, records `COCOON.sparse.*`.
+    pub sparse: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Reads members one after the other. Between two calls of [`Reader::next_member`] it is a [`Read`] of the
 /// member's data.
-pub(crate) struct Reader<'l, R> {
+pub struct Reader<'l, R> {
     input: R,
     limits: &'l Limits,
     /// Bytes of the current member's data not read yet.
@@ -62,17 +85,21 @@ pub(crate) struct Reader<'l, R> {
 }
 
 impl<'l, R: Read> Reader<'l, R> {
-    pub(crate) fn new(input: R, limits: &'l Limits) -> Self {
+    /// Reader of the archive `input`.
+    pub fn new(input: R, limits: &'l Limits) -> Self {
         Self { input, limits, left: 0, padding: 0 }
     }
 
-    /// The stream below.
-    pub(crate) fn input_mut(&mut self) -> &mut R {
+    /// Stream that the archive is read from.
+    pub fn input_mut(&mut self) -> &mut R {
         &mut self.input
     }
 
-    /// The next member, `None` at the end of the archive. Unread data of the last member is skipped.
-    pub(crate) fn next_member(&mut self) -> Result<Option<Member>, ImageError> {
+    /// Next member, `None` at the end of the archive. Skips unread data of the last member.
+    ///
+    /// # Errors
+    /// [`ImageError::Oci`] for a damaged archive, or one above the limits.
+    pub fn next_member(&mut self) -> Result<Option<Member>, ImageError> {
         let mut pax = BTreeMap::new();
         let (mut long_path, mut long_link) = (None, None);
         loop {
@@ -97,14 +124,16 @@ impl<'l, R: Read> Reader<'l, R> {
         }
     }
 
-    /// Reads what follows the last member, so that the whole stream has passed. Consumes the reader.
-    pub(crate) fn drain(mut self) -> Result<(), ImageError> {
+    /// Reads the rest of the stream behind the last member.
+    ///
+    /// # Errors
+    /// [`ImageError::Oci`] for a damaged archive.
+    pub fn drain(mut self) -> Result<(), ImageError> {
         self.skip_data()?;
         io::copy(&mut self.input, &mut io::sink()).map(drop).map_err(read_error)
     }
 
-    /// `None` at the end: a block of zeros, or the end of the stream at a block's border, which many writers
-    /// leave.
+    /// `None` at the end: a block of zeros, or, as many writers leave it, the end of the stream after a whole block.
     fn read_header(&mut self) -> Result<Option<Header>, ImageError> {
         let mut block = [0u8; 512];
         let mut have = 0;
@@ -183,14 +212,14 @@ fn cut_at_nul(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn damaged(how: &str) -> ImageError {
-    ImageError::hostile(format!("archive is damaged: {how}"))
-}
-
-/// An error below the archive: the kernel's keeps its kind, a decompressor's says that the content is bad.
-pub(crate) fn read_error(error: io::Error) -> ImageError {
-    if let Some(refusal) = Refusal::of(&error) {
+/// Error of the stream below the archive: errors of the kernel keep their kind, those of a decompressor mean damaged
+/// content.
+pub fn read_error(error: io::Error) -> ImageError {
+    if let Some(refusal) = LimitExceeded::of(&error) {
         return ImageError::hostile(refusal);
+    }
+    if error.kind() == io::ErrorKind::StorageFull {
+        return ImageError::io("write", "a layer", error);
     }
     match error.raw_os_error() {
         Some(_) => ImageError::io("read", "a layer", error),
@@ -199,12 +228,12 @@ pub(crate) fn read_error(error: io::Error) -> ImageError {
     }
 }
 
-/// Carries a limit's message through [`io::Error`], where a `Read` has no other way to say it.
+/// Message of a limit, carried through [`io::Error`] by a `Read`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Refusal(pub(crate) String);
+pub(crate) struct LimitExceeded(pub(crate) String);
 
-impl Refusal {
+impl LimitExceeded {
     pub(crate) fn error(what: String) -> io::Error {
         io::Error::other(Self(what))
     }
@@ -264,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told() {
+    fn damaged_archive_table() {
         let mut whole = gnu("f", b'0', 3).as_bytes().to_vec();
         whole.extend(b"abc");
         assert_eq!(read(&whole).unwrap().len(), 1, "the last padding may be missing");
@@ -286,7 +315,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_header_makes_it_panic(
+        fn header_fuzz_does_not_panic(
             spoiled in proptest::collection::vec((0usize..512, any::<u8>()), 0..12),
             kind in prop::sample::select(b"0123456xgLKS".to_vec()),
             data in proptest::collection::vec(any::<u8>(), 0..700),
@@ -308,7 +337,7 @@ mod tests {
         }
 
         #[test]
-        fn no_records_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in "([0-9]{1,3} [a-z]{0,6}=?[-.0-9]{0,9}\n){0,3}") {
+        fn pax_fuzz_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in "([0-9]{1,3} [a-z]{0,6}=?[-.0-9]{0,9}\n){0,3}") {
             let _ = pax::parse(&bytes);
             let _ = pax::time(&bytes);
             if let Ok(records) = pax::parse(text.as_bytes()) {

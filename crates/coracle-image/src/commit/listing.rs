@@ -1,24 +1,26 @@
-//! What an image's root has, by path: metadata alone. Pure but for the reading of layers.
+//! Metadata of an image's root by path. Pure except for reading layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use coracle_oci::OciError;
+
 use crate::{
-    ImageError,
-    manifest::{Manifest, Packing},
-    rootfs::{
-        Budget, Unpacked,
-        path::{Name, components, judge},
+    Budget, Compression, DecompressReader, ImageError,
+    content::ContentStore,
+    manifest::ImageManifest,
+    rootfs::kept_bytes,
+    tarball::{
+        self, Kind, Member,
+        path::{Name, classify, components},
     },
-    store::Inner,
-    tarball::{self, Kind, Member},
 };
 
-/// What a name is, as far as two looks at it can be compared.
+/// Comparable properties of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// A folder's time changes with what is in it, and says nothing.
+    /// Times of directories change with their entries and are not compared.
     Dir {
         mode: u16,
         owner: (u32, u32),
@@ -46,7 +48,7 @@ impl What {
         match &member.kind {
             Kind::Dir => Self::Dir { mode, owner },
             Kind::File | Kind::HardLink(_) => {
-                // A stream of a machine cannot tell times before 1970.
+                // The stream of a VM has no times before 1970.
                 Self::File { mode, owner, seconds: member.mtime.0.max(0), bytes: member.size_bytes }
             }
             Kind::Symlink(to) => Self::Symlink { owner, to: to.clone() },
@@ -55,43 +57,48 @@ impl What {
     }
 }
 
-/// The names of an image.
+/// Files of an image.
 #[derive(Debug, Default)]
 pub(super) struct Listing(BTreeMap<Vec<u8>, What>);
 
 impl Listing {
-    /// Lays the layers over each other, from the lowest. Blocking.
-    pub(super) fn read(inner: &Inner, manifest: &Manifest, config: &Value) -> Result<Self, ImageError> {
+    /// Merges the layers from the lowest to the topmost. Blocking.
+    pub(super) fn read(
+        inner: &ContentStore,
+        manifest: &ImageManifest,
+        config: &Value,
+    ) -> Result<Self, ImageError> {
         let limits = &inner.options.limits;
-        let mut budget = Budget { unpacked_bytes: limits.unpacked_bytes, entries: limits.entries };
+        let mut budget = Budget::of(limits);
         let mut all = Self::default();
         for (n, layer) in manifest.layers.iter().enumerate() {
-            let packing = Packing::of_media_type(&layer.media_type)?;
+            let compression = Compression::of_media_type(&layer.media_type)?;
             let path = inner.layout.blob(&layer.digest);
-            let mut stream = Unpacked::open(&path, packing, &mut budget, None)?;
+            let mut stream = DecompressReader::open(&path, compression, &mut budget, None)?;
             let mut members = Vec::new();
             let mut archive = tarball::Reader::new(&mut stream, limits);
             while let Some(member) = archive.next_member()? {
                 archive.input_mut().count_entry()?;
+                archive.input_mut().charge_metadata(kept_bytes(&member))?;
                 members.push(member);
             }
             archive.drain()?;
-            // The store's bytes are checked again: what is compared with them becomes an image.
+            // Stored bytes are verified again: the comparison becomes an image.
             let actual = stream.digest();
             let said = config["rootfs"]["diff_ids"][n].as_str().and_then(|d| d.parse().ok());
             if let Some(expected) = said.filter(|d| *d != actual) {
                 let what = format!("unpacked layer {}", layer.digest);
-                return Err(ImageError::DigestMismatch { what, expected, actual });
+                return Err(OciError::digest_mismatch(what, expected, actual).into());
             }
             all.lay_over(&members, limits)?;
         }
         Ok(all)
     }
 
-    /// Whiteouts speak of lower layers only, wherever they stand in the archive.
+    /// Whiteouts concern lower layers only, at any place in the archive.
     fn lay_over(&mut self, members: &[Member], limits: &crate::Limits) -> Result<(), ImageError> {
         for member in members {
-            match judge(&member.path, limits)? {
+            match classify(&member.path, limits)? {
                 Name::Whiteout { above, name } => {
                     self.remove(&[above.as_slice(), &[name]].concat().join(&b'/'))
                 }
@@ -100,7 +107,7 @@ impl Listing {
             }
         }
         for member in members {
-            let Name::Entry { above, name } = judge(&member.path, limits)? else { continue };
+            let Name::Entry { above, name } = classify(&member.path, limits)? else { continue };
             let path = [above.as_slice(), &[name]].concat().join(&b'/');
             let what = match &member.kind {
                 Kind::HardLink(to) => {
@@ -136,7 +143,8 @@ impl Listing {
         self.0.get(path) == Some(what)
     }
 
-    /// Whiteouts for what is not among `seen`: of a folder that is gone, one. What lies below `mounts` is left alone.
+    /// Whiteouts of files that are not in `seen`, one for a deleted directory. Paths below `mounts` are
+    /// skipped.
     pub(super) fn gone(&self, seen: &BTreeSet<Vec<u8>>, mounts: &[&[u8]]) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let mut last: Option<Vec<u8>> = None;
@@ -180,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_lie_over_each_other() {
+    fn upper_layers_replace_lower_entries() {
         let limits = Limits::default();
         let mut listing = Listing::default();
         let file = |path| member(path, Kind::File, 1);
@@ -198,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_has_one_whiteout() {
+    fn deleted_directory_has_one_whiteout() {
         let limits = Limits::default();
         let mut listing = Listing::default();
         let dir = |path| member(path, Kind::Dir, 0);

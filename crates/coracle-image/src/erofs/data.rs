@@ -1,4 +1,4 @@
-//! File data, streamed to block-aligned places; blocks of zeros become holes.
+//! File data in block-aligned ranges; blocks of zeros become holes.
 
 use std::{
     fs::File,
@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::BLOCK;
-use crate::sparse;
+use crate::{space::Guard, sparse};
 
 const CHUNK: usize = 256 << 10;
 
@@ -15,34 +15,46 @@ pub(crate) struct DataWriter {
     file: File,
     next: u64,
     buffer: Vec<u8>,
+    /// Keeps space free on the file system; `None`: no reserve.
+    guard: Option<Guard>,
 }
 
-/// Which side of a copy failed.
+/// Failed side of a copy.
 pub(crate) enum CopyError {
     Read(io::Error),
     Write(io::Error),
 }
 
 impl DataWriter {
-    /// Starts behind the superblock's block. `file` is empty.
+    /// Starts behind the block of the superblock. `file` is empty.
     pub(crate) fn new(file: File) -> Self {
-        Self { file, next: BLOCK, buffer: vec![0; CHUNK] }
+        Self { file, next: BLOCK, buffer: vec![0; CHUNK], guard: None }
     }
 
-    /// Where the next file will begin, in bytes.
+    /// As [`DataWriter::new`], with a reserve of free space.
+    pub(crate) fn guarded(file: File, guard: Guard) -> Self {
+        Self { guard: Some(guard), ..Self::new(file) }
+    }
+
+    /// Reserves space before it is used.
+    pub(super) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        self.guard.as_mut().map_or(Ok(()), |guard| guard.take(bytes))
+    }
+
+    /// Offset of the next file, in bytes.
     pub(crate) fn position(&self) -> u64 {
         self.next
     }
 
-    /// Forgets everything written from `position` on.
+    /// Discards everything written from `position` on.
     pub(crate) fn rewind(&mut self, position: u64) -> io::Result<()> {
-        // Shortened, not overwritten: what is skipped as a hole later must read as zeros.
+        // Truncated, not overwritten: later holes must read as zeros.
         self.file.set_len(position)?;
         self.next = position;
         Ok(())
     }
 
-    /// Copies exactly `size` bytes and returns the first block's number.
+    /// Copies exactly `size` bytes and returns the number of the first block.
     pub(crate) fn copy(&mut self, from: &mut impl Read, size: u64) -> Result<u32, CopyError> {
         let start = self.next;
         let block =
@@ -50,6 +62,7 @@ impl DataWriter {
         let mut done = 0;
         while done < size {
             let want = usize::try_from(size - done).unwrap_or(CHUNK).min(CHUNK);
+            self.reserve(want as u64).map_err(CopyError::Write)?;
             from.read_exact(&mut self.buffer[..want]).map_err(CopyError::Read)?;
             sparse::write_data(&self.file, &self.buffer[..want], start + done).map_err(CopyError::Write)?;
             done += want as u64;
@@ -58,8 +71,8 @@ impl DataWriter {
         Ok(block)
     }
 
-    /// Hands the file over for the metadata, with the place where that begins.
-    pub(crate) fn into_parts(self) -> (File, u64) {
-        (self.file, self.next)
+    /// Returns the file, for the metadata.
+    pub(crate) fn into_file(self) -> File {
+        self.file
     }
 }

@@ -4,7 +4,7 @@ use super::{BLOCK, BLOCK_LEN, mode};
 
 const ENTRY: usize = 12;
 
-/// Bytes that a directory with these names takes. The last block is not filled up.
+/// Bytes of a directory with these names. The last block is not filled up.
 pub(super) fn size<'n>(names: impl Iterator<Item = &'n [u8]>) -> u64 {
     let (mut full, mut used) = (0u64, 0usize);
     for name in names {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_foretells_the_encoding() {
+    fn size_matches_the_encoding() {
         for count in [2, 3, 100, 340, 341, 342, 5000] {
             let names: Vec<String> =
                 (0..count).map(|n| format!("{:0>width$}", n, width = 6 + n % 200)).collect();

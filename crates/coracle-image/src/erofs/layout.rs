@@ -1,4 +1,4 @@
-//! Gives every inode its place, then writes them in order.
+//! Places of inodes and their content, then written in order.
 
 use std::{
     fs::File,
@@ -12,11 +12,10 @@ const INODE: u64 = INODE_LEN as u64;
 const SLOT_LEN: usize = 32;
 const SLOT: u64 = SLOT_LEN as u64;
 
-/// The first inode's place in the metadata area. Not 0: a node id of 0 looks like a deleted entry to
-/// `readdir`.
+/// Offset of the first inode in the metadata area. Not 0: `readdir` takes node id 0 for a deleted entry.
 const FIRST: u64 = 64;
 
-/// Where an inode and its content are.
+/// Places of an inode and its content.
 struct Place {
     /// Bytes from the start of the metadata area.
     offset: u64,
@@ -26,11 +25,13 @@ struct Place {
     inline: bool,
 }
 
-/// Writes all metadata behind the data and the superblock last, cuts the file to whole blocks and returns it
-/// unsynced.
-pub(crate) fn write(data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) -> io::Result<File> {
-    let (file, meta_start) = data.into_parts();
+/// Writes all metadata behind the data, and the superblock last. Truncates the file to whole blocks and
+/// returns it without syncing.
+pub(crate) fn write(mut data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) -> io::Result<File> {
+    let meta_start = data.position();
     let (places, blocks) = plan(objects, meta_start)?;
+    data.reserve((u64::from(blocks) * BLOCK).saturating_sub(meta_start))?;
+    let file = data.into_file();
     let mut out = BufWriter::with_capacity(1 << 20, &file);
     write_inodes(&mut out, objects, &places, meta_start)?;
     write_large(&mut out, objects, &places)?;
@@ -43,7 +44,7 @@ pub(crate) fn write(data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) ->
     Ok(file)
 }
 
-/// Decides all places and the number of blocks of the file.
+/// Computes all places and the number of blocks of the file.
 fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)> {
     let mut places = Vec::with_capacity(objects.len());
     let mut next = FIRST;
@@ -69,7 +70,7 @@ fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)
     Ok((places, block_number(free)?))
 }
 
-/// The next place where the inode proper and the content behind it each stay within one block, as the kernel
+/// Next offset at which the inode and the content behind it each stay within one block, as the kernel
 /// requires.
 fn find_slot(from: u64, head: u64, tail: u64) -> u64 {
     let fits = |offset: &u64| {
@@ -79,7 +80,7 @@ fn find_slot(from: u64, head: u64, tail: u64) -> u64 {
     (from..).step_by(SLOT_LEN).find(fits).unwrap_or(from)
 }
 
-/// Size of the content and whether it goes behind the inode.
+/// Size of the content, and whether it is stored behind the inode.
 fn content(object: &Object<'_>) -> (u64, bool) {
     let size = match &object.body {
         Body::Dir { children, .. } => dir::size(with_dots(children).map(|(name, _)| name)),
@@ -90,7 +91,7 @@ fn content(object: &Object<'_>) -> (u64, bool) {
     (size, size > 0 && size <= INLINE_MAX as u64)
 }
 
-/// What `.` and `..` stand for, until the numbers are known.
+/// Stands for `.` and `..` until the numbers are known.
 #[derive(Clone, Copy)]
 enum Target {
     Own,

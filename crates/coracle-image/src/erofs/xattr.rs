@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Name prefixes that are numbers on disk.
+/// Name prefixes with a number on disk.
 const PREFIXES: [(&[u8], u8); 5] = [
     (b"user.", 1),
     (b"system.posix_acl_access", 2),
@@ -11,14 +11,12 @@ const PREFIXES: [(&[u8], u8); 5] = [
     (b"security.", 6),
 ];
 
-/// Attributes with which an overlay marks its own state. In a lower layer they would be obeyed, which no
-/// image means.
+/// Attributes by which an overlay marks its own state: in a lower layer the kernel would obey them.
 const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 
-/// Encodes attributes; empty when none is left. Names that EROFS cannot hold are left out, as on file systems
-/// that refuse them.
+/// Encodes attributes; empty when there are none. Names that EROFS cannot store are dropped.
 ///
-/// The caller has bounded names to 255 bytes and all of it to 64 KiB.
+/// The caller bounds names to 255 bytes and the sum to 64 KiB.
 pub(crate) fn encode(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
     let mut out = vec![0; 12];
     for (name, value) in xattrs {
@@ -41,12 +39,12 @@ fn split(name: &[u8]) -> Option<(u8, &[u8])> {
     }
     PREFIXES.iter().find_map(|(prefix, index)| {
         let rest = name.strip_prefix(*prefix)?;
-        // The two access lists are whole names, the others need something behind the dot.
+        // The two ACL names are complete, the other prefixes need a suffix.
         (rest.is_empty() == matches!(index, 2 | 3)).then_some((*index, rest))
     })
 }
 
-/// What `i_xattr_icount` says about a body of `bytes` bytes.
+/// Value of `i_xattr_icount` for a body of `bytes` bytes.
 pub(super) fn count(bytes: usize) -> u16 {
     match bytes {
         0 => 0,

@@ -1,7 +1,7 @@
 //! `docker-archive:FILE`: a tar with `manifest.json`, configurations and layers.
 //!
 //! The file is read twice, because `manifest.json` usually comes last: first for the small members, then for
-//! the layers. Layers go into the store as they are; the OCI manifest around them is ours.
+//! the layers. Layers are stored unchanged, with a new OCI manifest.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,16 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{Brought, check_diff_id, invalid, take_over};
+use super::{ImportedImage, check_diff_id, invalid, store_image};
 use crate::{
-    Digest, Image, ImageError, Limits, Progress, Reference, Source, Step,
-    manifest::{self, Blob, Config, Document, Packing},
-    progress::Meter,
-    rootfs::{Budget, Unpacked},
-    store::{Inner, layout, prune},
+    Budget, Compression, DecompressReader, Image, ImageError, Limits, Source,
+    content::{ContentStore, layout, prune},
+    manifest::{self, Config, Document},
     tarball::{Kind, Reader},
+};
+use coracle_oci::{
+    Algorithm, Descriptor, Digest, Meter, Progress, Reference, Step,
+    media_types::{OCI_CONFIG, OCI_MANIFEST},
 };
 
 const MANIFEST: &[u8] = b"manifest.json";
@@ -34,18 +36,18 @@ struct Item {
     layers: Vec<String>,
 }
 
-/// What the first reading finds.
+/// Result of the first pass.
 #[derive(Default)]
 struct Contents {
     manifest: Option<Vec<u8>>,
     /// Other small JSON members by name; one of them is the configuration.
     small: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Old versions of docker store a layer that occurs twice as a link to the first.
+    /// Links: old versions of docker store a repeated layer as a link to the first.
     links: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 pub(super) fn import(
-    inner: &Inner,
+    inner: &ContentStore,
     source: &Source,
     file: &Path,
     name: Option<Reference>,
@@ -56,9 +58,9 @@ pub(super) fn import(
     let item = item(&contents, source)?;
     let config_bytes = contents.small.get(item.config.as_bytes());
     let config_bytes = config_bytes
-        .ok_or_else(|| invalid(source, format!("its configuration {} is missing", item.config)))?
+        .ok_or_else(|| invalid(source, format!("configuration {} is missing", item.config)))?
         .clone();
-    // Judged before gigabytes are copied.
+    // Check before gigabytes are copied.
     let config = Config::parse(&config_bytes, limits)?;
     config.check(item.layers.len(), &inner.options.platform, &source.to_string())?;
     if item.layers.len() > limits.layers {
@@ -75,8 +77,8 @@ pub(super) fn import(
         pairs.try_for_each(|(layer, diff_id)| {
             check_diff_id(inner, &inner.layout.blob(&layer.digest), layer, diff_id)
         })?;
-        let brought = compose(config_bytes, &layers, names(&item, source)?, limits)?;
-        take_over(inner, brought, name, source, |_, _| Ok(()))
+        let imported = compose(config_bytes, &layers, names(&item, source)?, limits)?;
+        store_image(inner, imported, name, source, |_, _| Ok(()))
     });
     let new = std::mem::take(&mut copies.new);
     drop(copies);
@@ -86,24 +88,27 @@ pub(super) fn import(
     imported
 }
 
-/// Opens the archive, compressed or not, and reads it with `work`.
+/// Opens the archive, compressed or not, and calls `work`.
 fn read<T>(
     file: &Path,
     limits: &Limits,
-    work: impl FnOnce(&mut Reader<'_, &mut Unpacked<'_>>) -> Result<T, ImageError>,
+    work: impl FnOnce(&mut Reader<'_, &mut DecompressReader<'_>>) -> Result<T, ImageError>,
 ) -> Result<T, ImageError> {
     let open = || File::open(file).map_err(|e| ImageError::io("open", file, e));
     let mut head = [0; 4];
     let got = open()?.read(&mut head).map_err(|e| ImageError::io("read", file, e))?;
-    let packing = Packing::of_magic(&head[..got]);
-    // Layers inside may themselves be compressed: the outer archive gets a budget of its own.
-    let mut budget = Budget { unpacked_bytes: limits.unpacked_bytes, entries: limits.entries };
-    let mut stream =
-        Unpacked::new(open()?, packing, &mut budget, None).map_err(|e| ImageError::io("read", file, e))?;
+    let compression = Compression::of_magic(&head[..got]);
+    // Layers may be compressed themselves: the outer archive has a budget of its own.
+    let mut budget = Budget::of(limits);
+    let mut stream = DecompressReader::new(open()?, compression, &mut budget, None)
+        .map_err(|e| ImageError::io("read", file, e))?;
     work(&mut Reader::new(&mut stream, limits))
 }
 
-fn contents(archive: &mut Reader<'_, &mut Unpacked<'_>>, limits: &Limits) -> Result<Contents, ImageError> {
+fn contents(
+    archive: &mut Reader<'_, &mut DecompressReader<'_>>,
+    limits: &Limits,
+) -> Result<Contents, ImageError> {
     let mut contents = Contents::default();
     let mut held = 0;
     while let Some(member) = archive.next_member()? {
@@ -113,7 +118,7 @@ fn contents(archive: &mut Reader<'_, &mut Unpacked<'_>>, limits: &Limits) -> Res
             Kind::File if name == MANIFEST => {
                 contents.manifest = Some(small(archive, member.size_bytes, limits.manifest_bytes)?)
             }
-            // Configurations have a digest for a name: plain, with `.json`, or below `blobs/`.
+            // Configurations are named by digest: plain, with `.json`, or below `blobs/`.
             Kind::File
                 if is_config(&name)
                     && member.size_bytes <= limits.config_bytes
@@ -155,7 +160,7 @@ fn plain(path: &[u8]) -> Vec<u8> {
     path.strip_prefix(b"./").unwrap_or(path).to_vec()
 }
 
-/// A link's target as a member name: only `..` at its beginning occurs.
+/// Target of a link as a member name: `..` only occurs at its beginning.
 fn resolve(from: &[u8], target: &[u8]) -> Vec<u8> {
     let mut parts: Vec<&[u8]> = from.split(|b| *b == b'/').collect();
     parts.pop();
@@ -170,38 +175,41 @@ fn resolve(from: &[u8], target: &[u8]) -> Vec<u8> {
 }
 
 fn item(contents: &Contents, source: &Source) -> Result<Item, ImageError> {
-    let bytes = contents.manifest.as_deref().ok_or_else(|| invalid(source, "it has no manifest.json"))?;
+    let bytes = contents.manifest.as_deref().ok_or_else(|| invalid(source, "manifest.json is missing"))?;
     let mut items: Vec<Item> = serde_json::from_slice(bytes)
-        .map_err(|e| invalid(source, format!("its manifest.json does not parse: {e}")))?;
+        .map_err(|e| invalid(source, format!("cannot parse manifest.json: {e}")))?;
     match (items.pop(), items.len()) {
         (Some(item), 0) => Ok(item),
-        (None, _) => Err(invalid(source, "it holds no image")),
-        (Some(_), more) => Err(invalid(source, format!("it holds {} images; save one at a time", more + 1))),
+        (None, _) => Err(invalid(source, "it has no image")),
+        (Some(_), more) => Err(invalid(source, format!("it has {} images; save one at a time", more + 1))),
     }
 }
 
 fn names(item: &Item, source: &Source) -> Result<Vec<Reference>, ImageError> {
     let tags = item.repo_tags.as_deref().unwrap_or_default();
-    let parse = |tag: &String| {
-        tag.parse().map_err(|_| invalid(source, format!("it names itself {tag:?}, which is no reference")))
-    };
+    let parse = |tag: &String| tag.parse().map_err(|_| invalid(source, format!("invalid reference {tag:?}")));
     tags.iter().map(parse).collect()
 }
 
-/// Copies layers out of the archive as they come by.
+/// Copies layers out of the archive.
 struct Copies<'a> {
-    inner: &'a Inner,
+    inner: &'a ContentStore,
     progress: &'a Arc<dyn Progress>,
     /// Member names in layer order, links resolved.
     wanted: Vec<Vec<u8>>,
-    found: BTreeMap<Vec<u8>, Blob>,
+    found: BTreeMap<Vec<u8>, Descriptor>,
     new: Vec<Digest>,
-    /// Keeps prune away from what was copied and has no name yet.
-    pinned: Vec<crate::store::locks::Pinned>,
+    /// Keeps prune away from copied blobs.
+    pinned: Vec<crate::content::locks::Pinned>,
 }
 
 impl<'a> Copies<'a> {
-    fn new(inner: &'a Inner, item: &Item, contents: &Contents, progress: &'a Arc<dyn Progress>) -> Self {
+    fn new(
+        inner: &'a ContentStore,
+        item: &Item,
+        contents: &Contents,
+        progress: &'a Arc<dyn Progress>,
+    ) -> Self {
         let follow = |name: &String| {
             let name = plain(name.as_bytes());
             contents.links.get(&name).cloned().unwrap_or(name)
@@ -210,7 +218,7 @@ impl<'a> Copies<'a> {
         Self { inner, progress, wanted, found: BTreeMap::new(), new: Vec::new(), pinned: Vec::new() }
     }
 
-    fn take(&mut self, archive: &mut Reader<'_, &mut Unpacked<'_>>) -> Result<(), ImageError> {
+    fn take(&mut self, archive: &mut Reader<'_, &mut DecompressReader<'_>>) -> Result<(), ImageError> {
         while let Some(member) = archive.next_member()? {
             let name = plain(&member.path);
             if member.kind == Kind::File && self.wanted.contains(&name) {
@@ -221,25 +229,24 @@ impl<'a> Copies<'a> {
         Ok(())
     }
 
-    fn copy(&mut self, archive: &mut impl Read) -> Result<Blob, ImageError> {
+    fn copy(&mut self, archive: &mut impl Read) -> Result<Descriptor, ImageError> {
         let mut peek = BufReader::with_capacity(64 << 10, archive);
         let head = std::io::BufRead::fill_buf(&mut peek).map_err(crate::tarball::read_error)?;
-        let packing = Packing::of_magic(head);
-        let mut blob = layout::copy_blob(&self.inner.layout, &mut peek, |digest| {
+        let compression = Compression::of_magic(head);
+        let mut blob = layout::copy_blob(&self.inner.layout, &mut peek, Algorithm::Sha256, |digest| {
             self.pinned.push(self.inner.pins.pin([*digest]));
             self.new.push(*digest);
             Ok(())
         })?;
-        blob.media_type = packing.oci_media_type().to_owned();
+        blob.media_type = compression.oci_media_type().to_owned();
         Meter::new(self.progress, Step::Download, Some(blob.digest), blob.size_bytes).at(blob.size_bytes);
         Ok(blob)
     }
 
     /// Layers in order.
-    fn finish(&self, source: &Source) -> Result<Vec<Blob>, ImageError> {
+    fn finish(&self, source: &Source) -> Result<Vec<Descriptor>, ImageError> {
         let layer = |name: &Vec<u8>| {
-            let missing =
-                || invalid(source, format!("its layer {} is missing", String::from_utf8_lossy(name)));
+            let missing = || invalid(source, format!("layer {} is missing", String::from_utf8_lossy(name)));
             self.found.get(name).cloned().ok_or_else(missing)
         };
         self.wanted.iter().map(layer).collect()
@@ -248,22 +255,22 @@ impl<'a> Copies<'a> {
 
 fn compose(
     config_bytes: Vec<u8>,
-    layers: &[Blob],
+    layers: &[Descriptor],
     names: Vec<Reference>,
     limits: &Limits,
-) -> Result<Brought, ImageError> {
+) -> Result<ImportedImage, ImageError> {
     let descriptor = |media_type: &str, digest: &Digest, size: u64| serde_json::json!({"mediaType": media_type, "digest": digest, "size": size});
     let manifest = serde_json::json!({
         "schemaVersion": 2,
-        "mediaType": manifest::OCI_MANIFEST,
-        "config": descriptor(manifest::OCI_CONFIG, &Digest::of(&config_bytes), config_bytes.len() as u64),
+        "mediaType": OCI_MANIFEST,
+        "config": descriptor(OCI_CONFIG, &Digest::of(&config_bytes), config_bytes.len() as u64),
         "layers": layers.iter().map(|l| descriptor(&l.media_type, &l.digest, l.size_bytes)).collect::<Vec<_>>(),
     });
     let manifest_bytes = manifest.to_string().into_bytes();
     match manifest::parse(&manifest_bytes, None, limits)? {
         Document::Manifest(manifest) => {
-            Ok(Brought { manifest, manifest_bytes, config_bytes, index: None, names })
+            Ok(ImportedImage { manifest, manifest_bytes, config_bytes, index: None, names })
         }
-        Document::Index(_) => Err(ImageError::unsupported("an index inside an archive")),
+        Document::Index(_) => Err(ImageError::unsupported("index inside an archive")),
     }
 }

@@ -1,36 +1,38 @@
-//! Fetching one image from one server.
+//! Fetches one image from one server.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fs::File, sync::Arc};
 
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
-    Digest, Image, ImageError, Progress, Reference,
-    manifest::{self, Blob, Config, Document, Manifest},
-    registry::{self, Session},
+    Image, ImageError,
+    content::{ContentStore, blocking, index::Entry, layout, prune},
+    manifest::{self, Config, Document, ImageManifest},
     space,
-    store::{Inner, blocking, index::Entry, prune},
+};
+use coracle_oci::{
+    BlobFile, Descriptor, Digest, Meter, Progress, Reference, Session, Step, fetch_bytes, fetch_file, select,
 };
 
-/// What a reference resolved to: everything small, verified, in memory.
+/// Verified small documents of an image.
 struct Resolved {
-    manifest: Manifest,
+    manifest: ImageManifest,
     manifest_bytes: Vec<u8>,
     config_bytes: Vec<u8>,
     index: Option<Digest>,
 }
 
-/// Fetches the image and names it. Nothing of it is visible before all of it is there. After a failure that
-/// will not go away by itself the blobs it brought are removed again; after a transient one they stay, to be
-/// resumed.
+/// Fetches the image that the server has as `name`, and stores it under `reference`. The image becomes
+/// visible when it is complete. After a permanent failure its new blobs are removed; after a transient one
+/// they stay and are resumed.
 pub(super) async fn fetch(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     session: Session,
-    reference: &Reference,
+    (reference, name): (&Reference, &str),
     concurrency: usize,
     progress: &Arc<dyn Progress>,
 ) -> Result<Image, ImageError> {
-    let resolved = resolve(inner, &session, reference).await?;
+    let resolved = resolve(inner, &session, reference, name).await?;
     let manifest = &resolved.manifest;
     let layers = manifest.layers.iter().map(|l| l.digest);
     let pinned = inner.pins.pin(layers.clone().chain([manifest.digest, manifest.config.digest]));
@@ -41,11 +43,11 @@ pub(super) async fn fetch(
         Err(error) => Err(error),
     };
     if let Err(error) = fetched {
-        let brought: Vec<_> = layers.filter(|d| !before.contains(d)).collect();
+        let new_blobs: Vec<_> = layers.filter(|d| !before.contains(d)).collect();
         drop(pinned);
         if !error.is_transient() {
             let inner = Arc::clone(inner);
-            blocking(move || prune::discard(&inner, &brought)).await?;
+            blocking(move || prune::discard(&inner, &new_blobs)).await?;
         }
         return Err(error);
     }
@@ -58,34 +60,40 @@ pub(super) async fn fetch(
     .await
 }
 
-/// Finds manifest and configuration for this host.
+/// Resolves the tag or digest `name` to manifest and configuration for this host.
 async fn resolve(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     session: &Session,
     reference: &Reference,
+    name: &str,
 ) -> Result<Resolved, ImageError> {
     let (limits, platform) = (&inner.options.limits, &inner.options.platform);
+    let first = session.manifest(name, limits.manifest_bytes).await?;
     let name = reference.to_string();
-    let first = session.manifest(&reference.api_name(), limits.manifest_bytes).await?;
     let (manifest, manifest_bytes, index) =
         match manifest::parse(&first.bytes, first.content_type.as_deref(), limits)? {
             Document::Manifest(manifest) => (manifest, first.bytes, None),
             Document::Index(entries) => {
-                let chosen = &manifest::select(&entries, platform, &name)?.blob;
+                let chosen = &select(&entries, platform, &name)?.descriptor;
                 let second = session.manifest(&chosen.digest.to_string(), limits.manifest_bytes).await?;
                 match manifest::parse(&second.bytes, Some(&chosen.media_type), limits)? {
                     Document::Manifest(manifest) => (manifest, second.bytes, Some(Digest::of(&first.bytes))),
-                    Document::Index(_) => return Err(ImageError::unsupported("an index inside an index")),
+                    Document::Index(_) => return Err(ImageError::unsupported("index inside an index")),
                 }
             }
         };
-    let config_bytes = registry::fetch_small(session, &manifest.config).await?;
+    let config_bytes = fetch_bytes(session, &manifest.config.digest, manifest.config.size_bytes).await?;
     Config::parse(&config_bytes, limits)?.check(manifest.layers.len(), platform, &name)?;
     Ok(Resolved { manifest, manifest_bytes, config_bytes, index })
 }
 
-fn check_space(inner: &Inner, manifest: &Manifest, reference: &Reference) -> Result<(), ImageError> {
-    let have = |blob: &Blob| std::fs::metadata(inner.layout.partial(&blob.digest)).map_or(0, |m| m.len());
+fn check_space(
+    inner: &ContentStore,
+    manifest: &ImageManifest,
+    reference: &Reference,
+) -> Result<(), ImageError> {
+    let have =
+        |blob: &Descriptor| std::fs::metadata(inner.layout.partial(&blob.digest)).map_or(0, |m| m.len());
     let missing = manifest
         .layers
         .iter()
@@ -95,11 +103,11 @@ fn check_space(inner: &Inner, manifest: &Manifest, reference: &Reference) -> Res
     space::check(&inner.layout.dir, missing, &format!("pull {reference}"))
 }
 
-/// Fetches what is missing, several layers at a time. The first failure ends the others.
+/// Fetches missing layers, several at once. The first failure cancels the others.
 async fn fetch_layers(
-    inner: &Arc<Inner>,
+    inner: &Arc<ContentStore>,
     session: Session,
-    manifest: &Manifest,
+    manifest: &ImageManifest,
     concurrency: usize,
     progress: &Arc<dyn Progress>,
 ) -> Result<(), ImageError> {
@@ -113,7 +121,7 @@ async fn fetch_layers(
         tasks.spawn(async move {
             // The semaphore is never closed.
             let _slot = slots.acquire().await;
-            registry::fetch(&inner, &session, &layer, &progress).await
+            fetch_layer(&inner, &session, &layer, &progress).await
         });
     }
     let mut outcome = Ok(());
@@ -133,9 +141,56 @@ async fn fetch_layers(
     outcome
 }
 
-/// Stores the small blobs and, last, the name.
-fn publish(inner: &Inner, resolved: &Resolved, reference: Reference) -> Result<Image, ImageError> {
-    inner.layout.put(&resolved.config_bytes)?;
+/// Downloads a layer into the store. Returns false when the store had it. Concurrent calls for one layer share the work.
+/// Cancel-safe: received bytes stay and are resumed.
+///
+/// # Errors
+/// Those of [`fetch_file`]; partial content is removed unless the error is transient.
+async fn fetch_layer(
+    inner: &Arc<ContentStore>,
+    session: &Session,
+    layer: &Descriptor,
+    progress: &Arc<dyn Progress>,
+) -> Result<bool, ImageError> {
+    // Also held by a write of a cancelled download that ends in the background.
+    let guard = Arc::new(inner.locks.lock(layer.digest).await);
+    if inner.layout.has(layer) {
+        return Ok(false);
+    }
+    let meter = Meter::new(progress, Step::Download, Some(layer.digest), layer.size_bytes);
+    let path = inner.layout.partial(&layer.digest);
+    let opened = path.clone();
+    let open = move || File::options().create(true).truncate(false).read(true).write(true).open(opened);
+    let file = blocking(open).await.map_err(|e| ImageError::io("open", &path, e))?;
+    let to = BlobFile { file, path: path.clone(), guard: Arc::clone(&guard) };
+    let received = |bytes| meter.at(bytes);
+    let fetched = fetch_file(session, &layer.digest, layer.size_bytes, to, &received).await;
+    let (inner, layer) = (Arc::clone(inner), layer.clone());
+    match fetched {
+        Ok(file) => {
+            blocking(move || {
+                let published = inner.layout.publish_partial(&file, &layer.digest);
+                drop(guard);
+                published.map(|()| true)
+            })
+            .await
+        }
+        Err(error) if error.is_transient() => Err(error.into()),
+        Err(error) => {
+            blocking(move || {
+                let removed = layout::remove(&path);
+                drop(guard);
+                removed
+            })
+            .await?;
+            Err(error.into())
+        }
+    }
+}
+
+/// Stores configuration and manifest and, last, the name.
+fn publish(inner: &ContentStore, resolved: &Resolved, reference: Reference) -> Result<Image, ImageError> {
+    inner.layout.put_as(resolved.manifest.config.digest, &resolved.config_bytes)?;
     let digest = inner.layout.put(&resolved.manifest_bytes)?;
     let entry = Entry {
         media_type: resolved.manifest.media_type.to_owned(),

@@ -1,26 +1,31 @@
 //! Builds the root file system of one image.
 
-use std::{collections::BTreeSet, fs::File, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use super::{
-    Budget, Unpacked, flatten,
+    flatten,
     layer::{self, LayerReader},
     tree::{Child, Content, Dir, DirId, InodeId, Tree},
 };
 use crate::{
-    Digest, ImageError, Limits, Progress, Step,
+    Budget, Compression, DecompressReader, ImageError, Limits,
     erofs::{self, DataWriter},
-    manifest::Packing,
-    progress::Meter,
+    space::Guard,
 };
+use coracle_oci::{Digest, Meter, OciError, Progress, Step};
 
-/// Small files held in memory until the inodes are written; beyond that they get blocks like the large ones.
+/// Bytes of small files held in memory until the inodes are written; further files get blocks.
 const INLINE_BYTES_MAX: u64 = 64 << 20;
 
-/// A layer as stored.
+/// Stored layer.
 pub(crate) struct LayerFile {
     pub(crate) path: PathBuf,
-    pub(crate) packing: Packing,
+    pub(crate) compression: Compression,
     pub(crate) digest: Digest,
     pub(crate) diff_id: Digest,
     pub(crate) size_bytes: u64,
@@ -28,32 +33,36 @@ pub(crate) struct LayerFile {
 
 /// One root file system to build.
 pub(crate) struct Job {
-    /// From the lowest to the topmost.
+    /// Layers from the lowest to the topmost.
     pub(crate) layers: Vec<LayerFile>,
     pub(crate) chain_id: Digest,
     pub(crate) limits: Limits,
+    /// Bytes that stay free on the file system; `None`: the default.
+    pub(crate) reserve_bytes: Option<u64>,
     pub(crate) progress: Arc<dyn Progress>,
 }
 
-/// The uuid of an image's root file system.
+/// UUID of the root file system.
 pub(crate) fn uuid(chain_id: &Digest) -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&chain_id.bytes()[..16]);
     uuid
 }
 
-/// Writes the root file system into the empty `file`. The same layers give the same bytes. Blocking.
+/// Writes the root file system into the empty `file`. Equal layers give equal bytes. Blocking.
 ///
 /// # Errors
-/// [`ImageError::Hostile`] for what must not be unpacked, [`ImageError::DigestMismatch`] when a layer is not
-/// what the configuration promised, [`ImageError::Unsupported`], [`ImageError::StorageFull`],
-/// [`ImageError::Io`]. The file is then worthless.
+/// `OciError::Hostile`, `OciError::DigestMismatch` when a layer does not match its diff id,
+/// `OciError::Unsupported`, `OciError::StorageFull`, `OciError::Io`. The content of the file is then
+/// undefined.
 pub(crate) fn build(job: &Job, file: File) -> Result<File, ImageError> {
+    let guard = Guard::new(&file, job.reserve_bytes);
+    let guard = guard.map_err(|e| ImageError::io("stat", "a root file system", e))?;
     let mut builder = Builder {
         tree: Tree::default(),
-        data: DataWriter::new(file),
+        data: DataWriter::guarded(file, guard),
         inline_left: INLINE_BYTES_MAX,
-        budget: Budget { unpacked_bytes: job.limits.unpacked_bytes, entries: job.limits.entries },
+        budget: Budget::of(&job.limits),
         waiting: Vec::new(),
     };
     let root = builder.tree.new_dir(Dir::default())?;
@@ -70,14 +79,13 @@ struct Builder {
     data: DataWriter,
     inline_left: u64,
     budget: Budget,
-    /// Hard links of the layers read so far whose target is in a lower one.
+    /// Hard links of upper layers whose target is in a lower layer.
     waiting: Vec<InodeId>,
 }
 
 impl Builder {
-    /// Reads one layer and lays it under the others. It is read a second time when a hard link shows a file
-    /// whose bytes were passed over because its own name is hidden: that is rare, and the first pass cannot
-    /// know.
+    /// Reads one layer and merges it under the others. Reads it a second time when a hard link needs a file
+    /// whose own name is hidden and whose bytes were skipped, which is rare.
     fn layer(&mut self, job: &Job, layer: &LayerFile, upper: DirId) -> Result<(), ImageError> {
         let mut forced = BTreeSet::new();
         let (mark, position, inline_left, budget) =
@@ -86,12 +94,13 @@ impl Builder {
             let root = self.tree.new_dir(Dir::default())?;
             let mut wanted = self.pass(job, layer, upper, root, &forced)?;
             let waiting: Vec<InodeId> = self.waiting.iter().copied().chain(self.pending(root)).collect();
-            let layer::Bound { still, bound } = layer::bind(&mut self.tree, root, &waiting, &mut wanted)?;
+            let layer::Bound { still, bound } = layer::bind(&self.tree, root, &waiting, &mut wanted);
             if wanted.is_subset(&forced) {
-                for (link, target) in bound {
-                    self.tree.inodes[link.0 as usize].content = Content::Alias(target);
+                for (link, content) in bound {
+                    self.tree.inodes[link.0 as usize].content = content;
                 }
                 self.waiting = still;
+                self.tree.follow_links(upper, root)?;
                 self.tree.lay_under(upper, root);
                 return Ok(());
             }
@@ -102,8 +111,8 @@ impl Builder {
         }
     }
 
-    /// Reads the archive into a tree of its own and checks it against the configuration. Returns hidden
-    /// members that links show.
+    /// Reads the archive into a tree of its own and verifies its diff id. Returns hidden members that hard
+    /// links need.
     fn pass(
         &mut self,
         job: &Job,
@@ -113,7 +122,9 @@ impl Builder {
         forced: &BTreeSet<u64>,
     ) -> Result<BTreeSet<u64>, ImageError> {
         let meter = Meter::new(&job.progress, Step::Unpack, Some(layer.digest), layer.size_bytes);
-        let mut stream = Unpacked::open(&layer.path, layer.packing, &mut self.budget, Some(meter))?;
+        let mut stream =
+            DecompressReader::open(&layer.path, layer.compression, &mut self.budget, Some(meter))?
+                .hashed_like(&layer.diff_id);
         let mut reader = LayerReader {
             tree: &mut self.tree,
             upper,
@@ -122,22 +133,20 @@ impl Builder {
             inline_left: &mut self.inline_left,
             forced,
             wanted: BTreeSet::new(),
+            aufs: BTreeMap::new(),
             limits: &job.limits,
         };
         reader.read(&mut stream)?;
         let wanted = reader.wanted;
         let actual = stream.digest();
         if actual != layer.diff_id {
-            return Err(ImageError::DigestMismatch {
-                what: format!("unpacked layer {}", layer.digest),
-                expected: layer.diff_id,
-                actual,
-            });
+            let what = format!("unpacked layer {}", layer.digest);
+            return Err(OciError::digest_mismatch(what, layer.diff_id, actual).into());
         }
         Ok(wanted)
     }
 
-    /// Links of the layer at `root` that wait for their target.
+    /// Links of the layer at `root` without a target.
     fn pending(&self, root: DirId) -> Vec<InodeId> {
         let mut found = Vec::new();
         let mut dirs = vec![root];

@@ -1,4 +1,4 @@
-//! The finished tree as the list of inodes that the EROFS writer takes.
+//! Inodes of the finished tree, in the order of the EROFS writer.
 
 use super::tree::{Child, Content, DirId, IMPLIED, InodeId, Tree};
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     erofs::{Body, Object},
 };
 
-/// Lists all inodes that can be reached from `root`, breadth first, names sorted: the same tree gives the
-/// same list.
+/// Lists all inodes that can be reached from `root`, breadth first, sorted by name: equal trees give equal
+/// lists.
 pub(super) fn flatten(tree: &Tree, root: DirId) -> Result<Vec<Object<'_>>, ImageError> {
     let mut objects = vec![directory(tree, root, 0)];
     let mut sources = vec![Some(root)];
@@ -37,7 +37,7 @@ pub(super) fn flatten(tree: &Tree, root: DirId) -> Result<Vec<Object<'_>>, Image
     Ok(objects)
 }
 
-/// The number of a leaf's inode, which several names may share.
+/// Number of a file's inode, which several names may share.
 fn leaf<'t>(
     tree: &'t Tree,
     inode: InodeId,
@@ -59,6 +59,7 @@ fn leaf<'t>(
         Content::Device { major, minor } => Body::Device { major: *major, minor: *minor },
         Content::Fifo => Body::Empty,
         Content::Pending(target) => return Err(super::layer::bad_link(b"", target, "does not exist")),
+        Content::Broken(target, why) => return Err(super::layer::bad_link(b"", target, why)),
         Content::Skipped(_) | Content::Alias(_) => {
             return Err(ImageError::hostile("a file hidden by a layer is shown by another"));
         }

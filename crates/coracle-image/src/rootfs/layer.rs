@@ -1,45 +1,65 @@
-//! One layer: its archive becomes a tree of its own, which then goes under the layers read before.
+//! Reads one layer into a tree of its own, which is then merged under the layers above.
 
-use std::{collections::BTreeSet, io::Read};
-
-use super::{
-    Unpacked,
-    path::{self, Name},
-    tree::{Child, Content, Dir, DirId, Found, Inode, InodeId, Tree},
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io::Read,
 };
+
+use super::tree::{Child, Content, Dir, DirId, Inode, InodeId, Lookup, Tree};
 use crate::{
-    ImageError, Limits,
+    DecompressReader, ImageError, Limits,
     erofs::{self, CopyError, DataWriter, INLINE_MAX, Meta, mode},
     limits::NAME_BYTES_MAX,
-    tarball::{self, Kind, Member, read_error, shown},
+    tarball::{
+        self, Kind, Member,
+        path::{self, Name},
+        read_error, shown,
+    },
 };
 
-/// Reads one archive.
+/// Least memory of a directory or an inode in addition to names and attributes, bytes.
+const DIR_BYTES: u64 = 256;
+const INODE_BYTES: u64 = 192;
+
+/// Memory kept for a member.
+pub(crate) fn kept_bytes(member: &Member) -> u64 {
+    let xattrs: usize = member.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+    INODE_BYTES + (member.path.len() + xattrs) as u64
+}
+
+/// Reader of one archive.
 pub(super) struct LayerReader<'a> {
     pub(super) tree: &'a mut Tree,
-    /// What the layers above make of the tree.
+    /// Tree of the layers above.
     pub(super) upper: DirId,
-    /// This layer's own root.
+    /// Root of this layer.
     pub(super) root: DirId,
     pub(super) data: &'a mut DataWriter,
     /// Bytes of small files that may still be held in memory.
     pub(super) inline_left: &'a mut u64,
-    /// Members whose bytes are wanted although the layers above hide them: a hard link shows them elsewhere.
+    /// Hidden members whose bytes a hard link needs.
     pub(super) forced: &'a BTreeSet<u64>,
-    /// Members that turned out to be wanted in this pass.
+    /// Members found to be needed in this pass.
     pub(super) wanted: BTreeSet<u64>,
+    /// AUFS hard-link targets by name; they are in no directory.
+    pub(super) aufs: BTreeMap<Box<[u8]>, InodeId>,
     pub(super) limits: &'a Limits,
 }
 
 impl LayerReader<'_> {
     /// Reads all members, then the rest of the stream.
-    pub(super) fn read(&mut self, stream: &mut Unpacked<'_>) -> Result<(), ImageError> {
+    pub(super) fn read(&mut self, stream: &mut DecompressReader<'_>) -> Result<(), ImageError> {
         let limits = self.limits;
         let mut archive = tarball::Reader::new(stream, limits);
         let mut number = 0;
         while let Some(member) = archive.next_member()? {
             archive.input_mut().count_entry()?;
+            archive.input_mut().charge_metadata(kept_bytes(&member))?;
+            let dirs = self.tree.dirs.len();
             self.member(member, number, &mut archive)?;
+            // Parent directories without entries of their own are not counted as entries.
+            let made = self.tree.dirs.len().saturating_sub(dirs) as u64;
+            archive.input_mut().charge_metadata(made * DIR_BYTES)?;
             number += 1;
         }
         archive.drain()
@@ -48,8 +68,8 @@ impl LayerReader<'_> {
     fn member(&mut self, member: Member, number: u64, data: &mut impl Read) -> Result<(), ImageError> {
         let limits = self.limits;
         let path = member.path.clone();
-        match path::judge(&path, limits)? {
-            Name::Ignored => Ok(()),
+        match path::classify(&path, limits)? {
+            Name::Ignored => self.aufs_link(member, number, data),
             Name::Root => self.directory(self.root, member),
             Name::Opaque { dir } => {
                 let dir = self.tree.ensure_dir(self.root, &dir)?;
@@ -75,7 +95,19 @@ impl LayerReader<'_> {
         }
     }
 
-    /// Whiteouts speak of lower layers only, wherever they stand in the archive.
+    /// Keeps a file that hard links of this layer may name, as docker does; skips other AUFS metadata.
+    fn aufs_link(&mut self, member: Member, number: u64, data: &mut impl Read) -> Result<(), ImageError> {
+        let path = member.path.clone();
+        if let (Some(name), Kind::File) =
+            (path::aufs_link(&path::components(&path, self.limits)?), &member.kind)
+        {
+            let inode = self.inode(member, number, true, data)?;
+            self.aufs.insert(name.into(), inode);
+        }
+        Ok(())
+    }
+
+    /// Whiteouts concern lower layers only, at any place in the archive.
     fn whiteout(&mut self, dir: DirId, name: &[u8]) {
         match self.tree.dir(dir).children.get(name).copied() {
             None => drop(self.tree.dir_mut(dir).children.insert(name.into(), Child::Whiteout)),
@@ -88,8 +120,8 @@ impl LayerReader<'_> {
         match self.tree.dir(dir).children.get(name).copied() {
             Some(Child::Dir(child)) => Ok(child),
             found => {
-                // It replaces a file of this layer or follows a whiteout: nothing of lower layers shows in
-                // it.
+                // The directory replaces a file of this layer or follows a whiteout: lower layers are hidden
+                // in it.
                 let child = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
                 let child = self.tree.new_dir(child)?;
                 self.tree.dir_mut(dir).children.insert(name.into(), Child::Dir(child));
@@ -100,7 +132,7 @@ impl LayerReader<'_> {
 
     fn directory(&mut self, dir: DirId, member: Member) -> Result<(), ImageError> {
         if member.kind != Kind::Dir {
-            return Err(ImageError::hostile("the root of the image is no directory"));
+            return Err(ImageError::hostile("the root of the image is not a directory"));
         }
         self.tree.dir_mut(dir).meta = Some(meta(&member, mode::DIR, self.limits)?);
         Ok(())
@@ -122,7 +154,7 @@ impl LayerReader<'_> {
             Kind::Fifo => (mode::FIFO, Content::Fifo),
             Kind::Dir => {
                 return Err(ImageError::hostile(format!(
-                    "{} is a directory in a place of a file",
+                    "{} is a directory and a file",
                     shown(&member.path)
                 )));
             }
@@ -155,64 +187,80 @@ impl LayerReader<'_> {
         }
     }
 
-    /// A link to what the archive has shown so far, else to what it or a lower layer will show.
+    /// Hard link to a member read so far, or else to a later one or one of a lower layer.
     fn hard_link(&mut self, member: &Member, target: &[u8], hidden: bool) -> Result<Content, ImageError> {
-        let parts = path::components(target, self.limits)?;
-        match self.tree.find(self.root, &parts) {
-            Found::Leaf(inode) => {
+        let broken = |why| Ok(Content::Broken(target.into(), why));
+        let parts = match path::components(target, self.limits) {
+            Err(_) if hidden => return broken("is not in the image"),
+            parts => parts?,
+        };
+        let found = match path::aufs_link(&parts) {
+            Some(name) => self.aufs.get(name).map_or(Lookup::Hidden, |inode| Lookup::Leaf(*inode)),
+            None => self.tree.find(self.root, &parts),
+        };
+        match found {
+            Lookup::Leaf(inode) => {
                 let inode = self.tree.follow(inode);
                 if !hidden {
                     want(self.tree, inode, &mut self.wanted);
                 }
                 Ok(Content::Alias(inode))
             }
-            Found::Dir => Err(bad_link(&member.path, target, "is a directory")),
-            Found::Hidden | Found::Nothing => Ok(Content::Pending(parts.join(&b'/').into())),
+            Lookup::Dir if hidden => broken("is a directory"),
+            Lookup::Dir => Err(bad_link(&member.path, target, "is a directory")),
+            Lookup::Hidden | Lookup::Nothing => Ok(Content::Pending(parts.join(&b'/').into())),
         }
     }
 }
 
-/// What became of waiting links.
+/// Pending links after a layer.
 pub(super) struct Bound {
-    /// Those that wait for lower layers.
+    /// Links that wait for lower layers.
     pub(super) still: Vec<InodeId>,
-    /// Those whose target was found: link and target.
-    pub(super) bound: Vec<(InodeId, InodeId)>,
+    /// Resolved links.
+    pub(super) bound: Vec<(InodeId, Content)>,
 }
 
-/// Joins waiting links with what the layer at `root` has, now that it is complete.
-pub(super) fn bind(
-    tree: &mut Tree,
-    root: DirId,
-    waiting: &[InodeId],
-    wanted: &mut BTreeSet<u64>,
-) -> Result<Bound, ImageError> {
-    let (mut still, mut bound) = (Vec::new(), Vec::new());
+/// Resolves pending links in the complete layer at `root`.
+pub(super) fn bind(tree: &Tree, root: DirId, waiting: &[InodeId], wanted: &mut BTreeSet<u64>) -> Bound {
+    let (mut still, mut aliases, mut broken) = (Vec::new(), HashMap::new(), Vec::new());
     for &link in waiting {
         let Content::Pending(target) = &tree.inode(link).content else { continue };
         let parts: Vec<&[u8]> = target.split(|b| *b == b'/').collect();
-        match tree.find(root, &parts) {
-            Found::Nothing => still.push(link),
-            Found::Leaf(inode) => {
-                let inode = resolve(tree, inode, &bound);
-                if inode == link {
-                    return Err(bad_link(b"", target, "is the link itself"));
-                }
-                want(tree, inode, wanted);
-                bound.push((link, inode));
+        let why = match tree.find(root, &parts) {
+            Lookup::Nothing => {
+                still.push(link);
+                continue;
             }
-            Found::Dir => return Err(bad_link(b"", target, "is a directory")),
-            Found::Hidden => return Err(bad_link(b"", target, "does not exist")),
-        }
+            Lookup::Leaf(inode) => match resolve(tree, inode, &mut aliases) {
+                inode if inode == link => "is the link itself",
+                inode => {
+                    want(tree, inode, wanted);
+                    aliases.insert(link, inode);
+                    continue;
+                }
+            },
+            Lookup::Dir => "is a directory",
+            Lookup::Hidden => "does not exist",
+        };
+        broken.push((link, Content::Broken(target.clone(), why)));
     }
-    Ok(Bound { still, bound })
+    let links: Vec<InodeId> = aliases.keys().copied().collect();
+    let bound = links.into_iter().map(|link| (link, Content::Alias(resolve(tree, link, &mut aliases))));
+    let bound = bound.chain(broken).collect();
+    Bound { still, bound }
 }
 
-/// Follows aliases, those decided in this round included, so that two links never come to lead to each other.
-fn resolve(tree: &Tree, start: InodeId, bound: &[(InodeId, InodeId)]) -> InodeId {
-    let mut id = tree.follow(start);
-    while let Some((_, to)) = bound.iter().find(|(link, _)| *link == id) {
+/// Follows aliases, including those resolved in this round, so that no two links lead to each other. Shortens
+/// the path for later calls.
+fn resolve(tree: &Tree, start: InodeId, aliases: &mut HashMap<InodeId, InodeId>) -> InodeId {
+    let (mut id, mut passed) = (tree.follow(start), Vec::new());
+    while let Some(to) = aliases.get(&id) {
+        passed.push(id);
         id = tree.follow(*to);
+    }
+    for link in passed {
+        aliases.insert(link, id);
     }
     id
 }
@@ -229,10 +277,10 @@ pub(super) fn bad_link(path: &[u8], target: &[u8], why: &str) -> ImageError {
 }
 
 fn symlink(member: &Member, target: &[u8], limits: &Limits) -> Result<Content, ImageError> {
-    // The kernel holds a target and its closing zero in one page.
+    // The kernel holds a target and its terminating zero in one page.
     if target.is_empty() || target.contains(&0) || target.len() >= limits.path_bytes.min(4096) {
         return Err(ImageError::hostile(format!(
-            "symbolic link {} has an impossible target",
+            "symbolic link {} has an invalid target",
             shown(&member.path)
         )));
     }
@@ -249,4 +297,36 @@ fn meta(member: &Member, kind: u16, limits: &Limits) -> Result<Meta, ImageError>
     }
     let xattrs = erofs::encode_xattrs(&member.xattrs);
     Ok(Meta { mode: kind | member.mode, uid: member.uid, gid: member.gid, mtime: member.mtime, xattrs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A long chain of links that is resolved front to back, and as many links to its first. Quadratic time
+    /// would take hours.
+    #[test]
+    fn pending_hard_links_take_linear_time() {
+        const LINKS: u32 = 150_000;
+        let mut tree = Tree::default();
+        let root = tree.new_dir(Dir::default()).unwrap();
+        let mut add = |name: String, content| {
+            let meta = Meta { mode: mode::FILE, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
+            let inode = tree.new_inode(Inode { meta, content }).unwrap();
+            tree.dir_mut(root).children.insert(name.as_bytes().into(), Child::Leaf(inode));
+            inode
+        };
+        let pending = |target: String| Content::Pending(target.into_bytes().into());
+        let chain: Vec<InodeId> =
+            (0..LINKS).map(|n| add(n.to_string(), pending((n + 1).to_string()))).collect();
+        let file = add(LINKS.to_string(), Content::Skipped(7));
+        let fan: Vec<InodeId> = (0..LINKS).map(|n| add(format!("f{n}"), pending("0".to_owned()))).collect();
+        let (even, odd): (Vec<_>, Vec<_>) = chain.into_iter().partition(|link| link.0 % 2 == 0);
+        let waiting = [even, odd, fan].concat();
+        let mut wanted = BTreeSet::new();
+        let bound = bind(&tree, root, &waiting, &mut wanted).bound;
+        assert_eq!((bound.len(), wanted), (waiting.len(), BTreeSet::from([7])));
+        let leads_to_file = |content: &Content| matches!(content, Content::Alias(to) if *to == file);
+        assert!(bound.iter().all(|(_, content)| leads_to_file(content)), "none leads through another");
+    }
 }

@@ -1,4 +1,4 @@
-//! The tree of names while layers are laid over each other. Metadata only.
+//! Tree of names while layers are merged. Metadata only.
 
 use std::collections::BTreeMap;
 
@@ -8,37 +8,37 @@ use crate::{
     tarball::shown,
 };
 
-/// A directory that no layer describes: as `mkdir` by root makes one, at the beginning of time.
+/// Metadata of a directory that no layer describes: as root's `mkdir` creates it, at time 0.
 pub(super) static IMPLIED: Meta =
     Meta { mode: mode::DIR | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 
-/// Place of a directory in [`Tree::dirs`].
+/// Index of a directory in [`Tree::dirs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirId(pub(super) u32);
 
-/// Place of an inode in [`Tree::inodes`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Index of an inode in [`Tree::inodes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct InodeId(pub(super) u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Child {
     Dir(DirId),
     Leaf(InodeId),
-    /// Hides what lower layers have under this name.
+    /// Hides the name in lower layers.
     Whiteout,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Dir {
-    /// `None` while only members below it were seen.
+    /// `None` while only members below it were read.
     pub(super) meta: Option<Meta>,
     pub(super) children: BTreeMap<Box<[u8]>, Child>,
-    /// Hides what lower layers have in this directory.
+    /// Hides the entries of lower layers in this directory.
     pub(super) opaque: bool,
 }
 
 impl Dir {
-    /// An empty directory in the place of something else: it takes nothing over from lower layers, attributes
+    /// Empty directory at the path of another kind of file: merges nothing from lower layers, attributes
     /// included.
     pub(super) fn in_place_of_another() -> Self {
         let mut dir = Self::default();
@@ -46,14 +46,14 @@ impl Dir {
         dir
     }
 
-    /// Hides all that lower layers have under this directory's name.
+    /// Hides everything that lower layers have under the name of this directory.
     pub(super) fn cover(&mut self) {
         self.opaque = true;
         self.meta.get_or_insert_with(|| IMPLIED.clone());
     }
 }
 
-/// Anything that is no directory.
+/// File of any kind other than a directory.
 #[derive(Debug)]
 pub(super) struct Inode {
     pub(super) meta: Meta,
@@ -62,13 +62,13 @@ pub(super) struct Inode {
 
 #[derive(Debug)]
 pub(super) enum Content {
-    /// A small file.
+    /// Small file.
     Inline(Box<[u8]>),
     Blocks {
         block: u32,
         size: u64,
     },
-    /// A hidden file whose bytes were passed over; the number of its member in the archive.
+    /// Hidden file whose bytes were skipped, with the number of its member in the archive.
     Skipped(u64),
     Symlink(Box<[u8]>),
     Device {
@@ -76,31 +76,33 @@ pub(super) enum Content {
         minor: u32,
     },
     Fifo,
-    /// A hard link to another inode.
+    /// Hard link to another inode.
     Alias(InodeId),
-    /// A hard link to a path not seen yet: later in this layer, or in a lower one.
+    /// Hard link to a path that was not read yet: later in this layer, or in a lower one.
     Pending(Box<[u8]>),
+    /// Invalid hard link and its reason: an error if visible, ignored if upper layers hide it.
+    Broken(Box<[u8]>, &'static str),
 }
 
-/// All layers read so far, and the one being read, in one arena: laying one over the other moves no names.
+/// Layers read so far and the one being read, in one arena: a merge moves no names.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     pub(super) dirs: Vec<Dir>,
     pub(super) inodes: Vec<Inode>,
 }
 
-/// A mark to which [`Tree::rewind`] returns.
+/// State to which [`Tree::rewind`] returns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark(usize, usize);
 
-/// What a path means within one layer.
+/// Result of a lookup within one layer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Lookup {
     Leaf(InodeId),
     Dir,
-    /// This layer hides whatever lower layers have there.
+    /// The layer hides the path in lower layers.
     Hidden,
-    /// This layer says nothing about it.
+    /// The layer has no entry for it.
     Nothing,
 }
 
@@ -109,7 +111,7 @@ impl Tree {
         Mark(self.dirs.len(), self.inodes.len())
     }
 
-    /// Drops what was added since `mark`. Nothing older may point to it.
+    /// Drops everything added since `mark`. Older entries must not refer to it.
     pub(super) fn rewind(&mut self, mark: Mark) {
         self.dirs.truncate(mark.0);
         self.inodes.truncate(mark.1);
@@ -141,8 +143,7 @@ impl Tree {
         Ok(InodeId(id))
     }
 
-    /// The directory at `path`, made where it is missing. A way through something else is refused: this layer
-    /// put it there itself.
+    /// Directory at `path`, created if missing. Fails for a path through a file of this layer.
     pub(super) fn ensure_dir(&mut self, root: DirId, path: &[&[u8]]) -> Result<DirId, ImageError> {
         let mut at = root;
         for name in path {
@@ -151,14 +152,13 @@ impl Tree {
                 Some(Child::Leaf(_)) => {
                     let path = path.join(&b'/');
                     return Err(ImageError::hostile(format!(
-                        "path {} leads through {}, which is no directory",
+                        "path {} leads through {}, which is not a directory",
                         shown(&path),
                         shown(name)
                     )));
                 }
                 found => {
-                    // A whiteout of the same name speaks of lower layers only; the new directory keeps hiding
-                    // them.
+                    // A whiteout of the same name concerns lower layers; the new directory keeps hiding them.
                     let dir = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
                     let dir = self.new_dir(dir)?;
                     self.dir_mut(at).children.insert((*name).into(), Child::Dir(dir));
@@ -169,7 +169,7 @@ impl Tree {
         Ok(at)
     }
 
-    /// True when a file at `path` of a lower layer cannot be seen through the layers below `root`.
+    /// True when a file at `path` of a lower layer is hidden by the layers at `root`.
     pub(super) fn hides(&self, root: DirId, path: &[&[u8]], name: &[u8]) -> bool {
         let mut at = self.dir(root);
         for part in path {
@@ -182,25 +182,25 @@ impl Tree {
         at.opaque || at.children.contains_key(name)
     }
 
-    /// What one layer says about `path`.
-    pub(super) fn find(&self, root: DirId, path: &[&[u8]]) -> Found {
+    /// Looks `path` up in one layer.
+    pub(super) fn find(&self, root: DirId, path: &[&[u8]]) -> Lookup {
         let mut at = self.dir(root);
         for (place, part) in path.iter().enumerate() {
             let last = place + 1 == path.len();
             match at.children.get(*part) {
                 Some(Child::Dir(dir)) => at = self.dir(*dir),
-                Some(Child::Leaf(inode)) if last => return Found::Leaf(*inode),
-                Some(Child::Leaf(_) | Child::Whiteout) => return Found::Hidden,
-                None if at.opaque => return Found::Hidden,
-                None => return Found::Nothing,
+                Some(Child::Leaf(inode)) if last => return Lookup::Leaf(*inode),
+                Some(Child::Leaf(_) | Child::Whiteout) => return Lookup::Hidden,
+                None if at.opaque => return Lookup::Hidden,
+                None => return Lookup::Nothing,
             }
         }
-        Found::Dir
+        Lookup::Dir
     }
 
-    /// The inode behind a chain of links.
+    /// Inode at the end of a chain of links.
     pub(super) fn follow(&self, mut id: InodeId) -> InodeId {
-        // No chain is a circle: an alias is only ever made to an inode that does not lead back (see
+        // No chain is a loop: an alias is only created to an inode that does not lead back (see
         // `layer::bind`).
         while let Content::Alias(to) = self.inode(id).content {
             id = to;
@@ -208,7 +208,7 @@ impl Tree {
         id
     }
 
-    /// Lays the layer at `lower` under everything at `upper`.
+    /// Merges the layer at `lower` under everything at `upper`.
     pub(super) fn lay_under(&mut self, upper: DirId, lower: DirId) {
         let mut pairs = vec![(upper, lower)];
         while let Some((upper, lower)) = pairs.pop() {
@@ -225,7 +225,7 @@ impl Tree {
                 match (above, child) {
                     (None, _) => drop(self.dir_mut(upper).children.insert(name, child)),
                     (Some(Child::Dir(a)), Child::Dir(b)) => pairs.push((a, b)),
-                    // A file or a whiteout ends what still lower layers could add to this directory.
+                    // A file or a whiteout hides still lower layers in this directory.
                     (Some(Child::Dir(a)), Child::Leaf(_) | Child::Whiteout) => self.dir_mut(a).cover(),
                     (Some(Child::Leaf(_) | Child::Whiteout), _) => {}
                 }

@@ -1,15 +1,16 @@
-//! One 512-byte tar header and what PAX records say on top of it.
+//! One 512-byte tar header, merged with PAX records.
 
 use std::collections::BTreeMap;
 
-use super::{Kind, Member, damaged, pax};
+use super::damaged::damaged;
+use super::{Kind, Member, pax};
 use crate::ImageError;
 
 /// Linux device numbers: 12 bits major, 20 bits minor.
 const MAJOR_MAX: u64 = (1 << 12) - 1;
 const MINOR_MAX: u64 = (1 << 20) - 1;
 
-/// A header whose checksum is right.
+/// Header with a valid checksum.
 pub(super) struct Header([u8; 512]);
 
 impl Header {
@@ -43,8 +44,8 @@ impl Header {
         &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
     }
 
-    /// Octal digits, or GNU's base 256 when the first bit is set. Negative numbers are refused, but for the
-    /// time of change.
+    /// Octal digits, or GNU base 256 when the first bit is set. Negative numbers are invalid except for
+    /// times.
     fn number(&self, range: std::ops::Range<usize>, what: &str) -> Result<u64, ImageError> {
         let bytes = &self.0[range];
         let bad = || ImageError::hostile(format!("tar header field {what} is out of range"));
@@ -65,7 +66,7 @@ impl Header {
         })
     }
 
-    /// Seconds since 1970, which base 256 may write below zero.
+    /// Seconds since 1970; negative only in base 256.
     fn mtime(&self) -> Result<i64, ImageError> {
         let bytes = &self.0[136..148];
         if bytes[0] & 0xc0 == 0xc0 {
@@ -76,7 +77,7 @@ impl Header {
         i64::try_from(self.number(136..148, "mtime")?).map_err(|_| damaged("a time is out of range"))
     }
 
-    /// The name with ustar's prefix. GNU headers use those bytes for other things.
+    /// Name with the prefix of ustar. GNU headers use those bytes for other fields.
     fn path(&self) -> Vec<u8> {
         let name = self.text(0..100);
         let prefix = self.text(345..500);
@@ -87,7 +88,7 @@ impl Header {
     }
 }
 
-/// Joins a header with its extended headers.
+/// Merges a header with its extended headers.
 pub(super) fn member(
     header: &Header,
     pax: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -95,10 +96,14 @@ pub(super) fn member(
     long_link: Option<Vec<u8>>,
 ) -> Result<Member, ImageError> {
     let record = |key: &str| pax.get(key.as_bytes());
-    if pax.keys().any(|key| key.starts_with(b"GNU.sparse.")) {
-        return Err(ImageError::unsupported("archive has a sparse entry"));
-    }
+    let sparse = |path: &[u8]| ImageError::unsupported(format!("archive entry {} is sparse", shown(path)));
     let path = record("path").cloned().or(long_path).unwrap_or_else(|| header.path());
+    if pax.keys().any(|key| key.starts_with(b"GNU.sparse.")) {
+        return Err(sparse(record("GNU.sparse.name").unwrap_or(&path)));
+    }
+    if header.kind() == b'S' {
+        return Err(sparse(&path));
+    }
     let link = record("linkpath").cloned().or(long_link).unwrap_or_else(|| header.text(157..257).to_vec());
     let kind = kind(header, &path, link)?;
     let size_bytes = match (&kind, record("size")) {
@@ -139,7 +144,7 @@ fn kind(header: &Header, path: &[u8], link: Vec<u8>) -> Result<Kind, ImageError>
         }
     };
     Ok(match header.kind() {
-        // Before ustar a directory was a file with a slash behind its name.
+        // Before ustar a directory was a file whose name ends in a slash.
         b'0' | 0 | b'7' if path.ends_with(b"/") => Kind::Dir,
         b'0' | 0 | b'7' => Kind::File,
         b'1' => Kind::HardLink(link),
@@ -148,7 +153,6 @@ fn kind(header: &Header, path: &[u8], link: Vec<u8>) -> Result<Kind, ImageError>
         b'4' => device().map(|(major, minor)| Kind::Block { major, minor })?,
         b'5' => Kind::Dir,
         b'6' => Kind::Fifo,
-        b'S' => return Err(ImageError::unsupported("archive has a sparse entry")),
         other => {
             return Err(ImageError::unsupported(format!(
                 "archive entry {} has kind {:?}",
@@ -159,8 +163,8 @@ fn kind(header: &Header, path: &[u8], link: Vec<u8>) -> Result<Kind, ImageError>
     })
 }
 
-/// A path for a message: bounded and without control characters.
-pub(crate) fn shown(path: &[u8]) -> String {
+/// Path for a message: bounded and without control characters.
+pub fn shown(path: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(path).chars().take(120).collect();
     format!("{text:?}")
 }

@@ -1,19 +1,19 @@
-//! PAX records: `<length> <key>=<value>\n`, where the length counts all of it.
+//! PAX records: `<length> <key>=<value>\n`, where the length counts the whole record.
 
 use std::collections::BTreeMap;
 
-use super::damaged;
+use super::damaged::damaged;
 use crate::ImageError;
 
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
-/// Parses all records of one extended header. A later record for a key wins; an empty value takes the key
-/// back, as POSIX says.
+/// Parses all records of one extended header. The last record of a key wins; an empty value removes the key
+/// (POSIX).
 pub(super) fn parse(mut bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ImageError> {
     let mut records = BTreeMap::new();
     while !bytes.is_empty() {
         let (key, value, rest) = record(bytes).ok_or_else(|| damaged("a PAX record is malformed"))?;
-        // An attribute may well be empty; a path or a number may not.
+        // An attribute may be empty; a path or a number may not.
         if value.is_empty() && !key.starts_with(XATTR) {
             records.remove(key);
         } else {
@@ -44,12 +44,12 @@ pub(super) fn number(value: &[u8], what: &str) -> Result<u64, ImageError> {
     let digits = std::str::from_utf8(value).ok().filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
     digits
         .and_then(|t| t.parse().ok())
-        .ok_or_else(|| ImageError::hostile(format!("PAX record {what} is no number in range")))
+        .ok_or_else(|| ImageError::hostile(format!("PAX record {what} is not a number in range")))
 }
 
-/// `[-]seconds[.fraction]`, rounded towards the past so that the nanoseconds are never negative.
+/// `[-]seconds[.fraction]`, rounded down so that the nanoseconds are not negative.
 pub(super) fn time(value: &[u8]) -> Result<(i64, u32), ImageError> {
-    let bad = || ImageError::hostile("PAX record mtime is no time".to_owned());
+    let bad = || ImageError::hostile("PAX record mtime is not a time".to_owned());
     let text = std::str::from_utf8(value).map_err(|_| bad())?;
     let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));

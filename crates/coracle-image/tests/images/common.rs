@@ -11,9 +11,9 @@ use std::{
     time::Duration,
 };
 
-use coracle_image::{
-    Digest, Image, ImageError, NoProgress, Progress, Rootfs, Source, Store, StoreOptions, Timeouts,
-};
+use coracle_image::{Image, ImageError, Rootfs, Source, Store, StoreOptions};
+use coracle_oci::{Algorithm, Digest, NoProgress, Platform, Progress, Reference, Timeouts};
+use coracle_testkit::registry::DebianRegistry;
 use tempfile::TempDir;
 
 /// True when all programs are there. In CI a missing one is a failure.
@@ -50,7 +50,7 @@ pub(crate) fn progress() -> Arc<dyn Progress> {
 
 pub(crate) fn options() -> StoreOptions {
     StoreOptions {
-        platform: coracle_image::Platform { os: "linux".into(), architecture: "amd64".into() },
+        platform: Platform { os: "linux".into(), architecture: "amd64".into() },
         timeouts: Timeouts {
             connect: Duration::from_secs(2),
             read_idle: Duration::from_secs(2),
@@ -63,6 +63,11 @@ pub(crate) fn options() -> StoreOptions {
 /// Bytes that no compressor makes smaller.
 pub(crate) fn noise(bytes: u32, seed: u32) -> Vec<u8> {
     (0..bytes).map(|n| (n.wrapping_mul(seed) >> 13).to_le_bytes()[0]).collect()
+}
+
+/// All paths of a tree but its root.
+pub(crate) fn names(tree: &Tree) -> String {
+    tree.keys().filter(|k| !k.is_empty()).cloned().collect::<Vec<_>>().join(" ")
 }
 
 /// A layer being written.
@@ -192,6 +197,7 @@ pub(crate) struct Parts {
     pub(crate) layers: Vec<Stored>,
     pub(crate) config: Vec<u8>,
     pub(crate) manifest: Vec<u8>,
+    algorithm: Algorithm,
 }
 
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -210,12 +216,20 @@ impl Parts {
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         });
         let config = config.to_string().into_bytes();
-        let manifest = Self::compose(&config, &layers);
-        Self { layers, config, manifest }
+        let algorithm = Algorithm::Sha256;
+        let manifest = Self::compose(&config, &layers, algorithm);
+        Self { layers, config, manifest, algorithm }
     }
 
-    fn compose(config: &[u8], layers: &[Stored]) -> Vec<u8> {
-        let descriptor = |media_type: &str, bytes: &[u8]| serde_json::json!({"mediaType": media_type, "digest": Digest::of(bytes), "size": bytes.len()});
+    /// The same image with digests of another algorithm, diff ids apart.
+    pub(crate) fn with_digests(self, algorithm: Algorithm) -> Self {
+        let manifest = Self::compose(&self.config, &self.layers, algorithm);
+        Self { manifest, algorithm, ..self }
+    }
+
+    fn compose(config: &[u8], layers: &[Stored], algorithm: Algorithm) -> Vec<u8> {
+        let digest = |bytes: &[u8]| Digest::with(algorithm, bytes);
+        let descriptor = |media_type: &str, bytes: &[u8]| serde_json::json!({"mediaType": media_type, "digest": digest(bytes), "size": bytes.len()});
         serde_json::json!({
             "schemaVersion": 2, "mediaType": MANIFEST_TYPE,
             "config": descriptor("application/vnd.oci.image.config.v1+json", config),
@@ -227,7 +241,7 @@ impl Parts {
 
     pub(crate) fn blobs(&self) -> BTreeMap<Digest, Vec<u8>> {
         let all = self.layers.iter().map(|l| &l.bytes).chain([&self.config, &self.manifest]);
-        all.map(|bytes| (Digest::of(bytes), bytes.clone())).collect()
+        all.map(|bytes| (Digest::with(self.algorithm, bytes), bytes.clone())).collect()
     }
 
     /// Writes an OCI layout whose only image is `tag`.
@@ -390,4 +404,12 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(self.0.path()).status();
     }
+}
+
+/// Pushes with skopeo, and returns the reference.
+pub(crate) fn push(registry: &DebianRegistry, parts: &Parts, name: &str, login: Option<&str>) -> Reference {
+    let layout = registry.dir().join("layout");
+    let _ = std::fs::remove_dir_all(&layout);
+    parts.write(&layout, "t");
+    registry.push(&layout, "t", name, login).unwrap().parse().unwrap()
 }

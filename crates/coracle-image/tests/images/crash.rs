@@ -7,13 +7,11 @@ use std::{
     time::Duration,
 };
 
-use coracle_image::{Credentials, PullOptions, PullPolicy, Reference, Store, StoreOptions};
+use coracle_image::{PullOptions, PullPolicy, Store, StoreOptions};
+use coracle_oci::{Credentials, Reference};
 use coracle_testkit::registry::DebianRegistry;
 
-use crate::{
-    common::{Layer, Parts, Stored, have, noise, options, progress},
-    registry::push,
-};
+use crate::common::{Layer, Parts, Stored, have, noise, options, progress, push};
 
 const DIR: &str = "CORACLE_IMAGE_CRASH_DIR";
 const NAME: &str = "CORACLE_IMAGE_CRASH_NAME";
@@ -44,7 +42,7 @@ async fn child_pulls_until_killed() {
 }
 
 #[tokio::test]
-async fn killed_at_random_points() {
+async fn store_survives_kill_at_random_points() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
@@ -66,7 +64,7 @@ async fn killed_at_random_points() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|l| l.unwrap().contains("ready")), "the child did not begin");
         // Spread over one round of the loop; not random, so that a failure can be repeated.
-        std::thread::sleep(Duration::from_millis(kill * 37 % 331));
+        coracle_testkit::elapse(Duration::from_millis(kill * 37 % 331)).await;
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9), "kill {kill}: the child ended by itself");
 

@@ -1,23 +1,25 @@
-//! A full disk: told clearly, nothing half-made is left, and the store goes on.
+//! Full file systems: reported clearly, without partial files, and the store keeps working.
 
 use std::process::Command;
 
-use coracle_image::{ImageError, Store};
+use coracle_image::{ImageError, Store, StoreOptions};
+use coracle_oci::OciError;
 use coracle_testkit::registry::DebianRegistry;
 
-use crate::{
-    common::{Bench, Layer, Parts, Stored, noise, options, progress},
-    registry::push,
-};
+use crate::common::{Bench, Layer, Parts, Stored, noise, options, progress, push};
 
 /// A small file system of its own, if we may mount.
 struct Small(tempfile::TempDir);
 
 impl Small {
     fn new() -> Option<Self> {
+        Self::of("size=8m")
+    }
+
+    fn of(size: &str) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(dir.path()).status();
+            Command::new("mount").args(["-t", "tmpfs", "-o", size, "tmpfs"]).arg(dir.path()).status();
         if mounted.is_ok_and(|s| s.success()) {
             return Some(Self(dir));
         }
@@ -38,20 +40,20 @@ fn image_of(bytes: u32) -> Parts {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_and_survived() {
+async fn full_file_system_is_reported_and_recovered() {
     let Some(small) = Small::new() else { return };
     let store = Store::open(small.0.path().join("images"), options()).unwrap();
     let bench = Bench { dir: tempfile::tempdir().unwrap(), store: store.clone() };
     let files = || walk(small.0.path());
     let before = files();
     let import = bench.import(&image_of(9 << 20)).await.unwrap_err();
-    assert!(matches!(import, ImageError::StorageFull { .. }), "{import}");
+    assert!(matches!(import, ImageError::Oci(OciError::StorageFull { .. })), "{import}");
     assert_eq!(files(), before);
 
     let image = bench.import(&image_of(5 << 20)).await.unwrap();
     let before = files();
     let rootfs = store.rootfs(&image).await.unwrap_err();
-    assert!(matches!(rootfs, ImageError::StorageFull { .. }), "{rootfs}");
+    assert!(matches!(rootfs, ImageError::Oci(OciError::StorageFull { .. })), "{rootfs}");
     assert_eq!(files(), before);
 
     assert_eq!(store.list().await.unwrap(), [image]);
@@ -59,18 +61,42 @@ async fn a_full_disk_is_told_and_survived() {
     store.rootfs(&little).await.unwrap();
 }
 
+/// A layer that packs to a thousandth of what it unpacks to.
+fn growing(bytes: usize) -> Parts {
+    Parts::new(vec![Stored::gzip(&Layer::new().file("sevens", vec![7; bytes]).tar())])
+}
+
 #[tokio::test]
-async fn a_pull_that_does_not_fit() {
+async fn rootfs_into_the_reserve_is_refused() {
+    const RESERVE: u64 = 48 << 20;
+    let Some(small) = Small::of("size=128m") else { return };
+    let options = StoreOptions { reserve_bytes: Some(RESERVE), ..options() };
+    let store = Store::open(small.0.path().join("images"), options).unwrap();
+    let bench = Bench { dir: tempfile::tempdir().unwrap(), store: store.clone() };
+    // It fits on the disk, but not beside the reserve.
+    let image = bench.import(&growing(96 << 20)).await.unwrap();
+    let before = walk(small.0.path());
+    let error = store.rootfs(&image).await.unwrap_err();
+    assert!(matches!(error, ImageError::Oci(OciError::StorageFull { source: None, .. })), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("bytes are free") && said.contains(&format!("{RESERVE} must stay free")), "{said}");
+    assert_eq!(walk(small.0.path()), before, "nothing is left");
+    let image = bench.import(&growing(32 << 20)).await.unwrap();
+    store.rootfs(&image).await.unwrap();
+}
+
+#[tokio::test]
+async fn pull_without_space_is_refused() {
     let programs = ["docker-registry", "skopeo"];
     let (Some(small), true) = (Small::new(), crate::common::have(&programs)) else { return };
     let registry = DebianRegistry::start().unwrap();
     let large = push(&registry, &image_of(7 << 20), "large:1", None);
     let little = push(&registry, &image_of(1 << 20), "little:1", None);
     let store = Store::open(small.0.path().join("images"), options()).unwrap();
-    // Room by the numbers for the layer, until somebody else takes it.
+    // Enough free space for the layer, until another writer takes it.
     let pull = async |reference| {
         let options = coracle_image::PullOptions {
-            credentials: coracle_image::Credentials::Anonymous,
+            credentials: coracle_oci::Credentials::Anonymous,
             ..Default::default()
         };
         store.pull(reference, &options, progress()).await
@@ -79,17 +105,21 @@ async fn a_pull_that_does_not_fit() {
     let ballast = small.0.path().join("ballast");
     std::fs::write(&ballast, vec![1; 2 << 20]).unwrap();
     let error = pull(&large).await.unwrap_err();
-    assert!(matches!(error, ImageError::StorageFull { source: None, .. }), "seen beforehand: {error}");
+    assert!(
+        matches!(error, ImageError::Oci(OciError::StorageFull { source: None, .. })),
+        "seen beforehand: {error}"
+    );
     std::fs::remove_file(&ballast).unwrap();
     // Tmpfs counts pages, not bytes: metadata of the partial file is enough to run over with a quota filled
     // while it downloads.
     let filler = Filler { path: ballast.clone() };
-    let options = coracle_image::PullOptions {
-        credentials: coracle_image::Credentials::Anonymous,
-        ..Default::default()
-    };
+    let options =
+        coracle_image::PullOptions { credentials: coracle_oci::Credentials::Anonymous, ..Default::default() };
     let error = store.pull(&large, &options, std::sync::Arc::new(filler)).await.unwrap_err();
-    assert!(matches!(error, ImageError::StorageFull { source: Some(_), .. }), "met while writing: {error}");
+    assert!(
+        matches!(error, ImageError::Oci(OciError::StorageFull { source: Some(_), .. })),
+        "met while writing: {error}"
+    );
     std::fs::remove_file(&ballast).unwrap();
     assert_eq!(walk(small.0.path()), before, "nothing half-made");
     let image = pull(&little).await.unwrap();
@@ -101,9 +131,9 @@ struct Filler {
     path: std::path::PathBuf,
 }
 
-impl coracle_image::Progress for Filler {
-    fn event(&self, event: coracle_image::ProgressEvent) {
-        if event.step == coracle_image::Step::Download
+impl coracle_oci::Progress for Filler {
+    fn event(&self, event: coracle_oci::ProgressEvent) {
+        if event.step == coracle_oci::Step::Download
             && event.done_bytes < event.total_bytes
             && !self.path.exists()
         {

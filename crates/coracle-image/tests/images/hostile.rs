@@ -1,6 +1,7 @@
 //! Hostile images are refused with their kind, and leave nothing.
 
-use coracle_image::{Digest, ImageError, Limits};
+use coracle_image::{ImageError, Limits};
+use coracle_oci::{Digest, OciError};
 
 use crate::common::{Bench, Layer, Parts, Stored, options};
 
@@ -11,6 +12,7 @@ fn tiny() -> Limits {
         depth: 20,
         xattr_bytes: 1000,
         header_bytes: 8192,
+        metadata_bytes: 40_000,
         ..Limits::default()
     }
 }
@@ -26,8 +28,12 @@ fn huge_file() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn archives_are_refused_and_leave_nothing() {
+async fn invalid_archive_leaves_no_file() {
     let many = (0..60).fold(Layer::new(), |layer, n| layer.file(&n.to_string(), ""));
+    let paths = (0..40).fold(Layer::new(), |layer, n| layer.file(&(format!("{n}/").repeat(18) + "f"), ""));
+    let attributes = (0..45).fold(Layer::new(), |layer, n| {
+        layer.pax(&[("SCHILY.xattr.user.a", &[b'x'; 900])]).file(&n.to_string(), "")
+    });
     let deep = "d/".repeat(30) + "f";
     let long_name = "n".repeat(256);
     let long_path = "ab/".repeat(2000) + "f";
@@ -78,15 +84,20 @@ async fn archives_are_refused_and_leave_nothing() {
             "through a link",
             vec![Layer::new().symlink("d", "/etc").file("d/passwd", "x").tar()],
             "008",
-            "no directory",
+            "not a directory",
         ),
         (
             "directory swapped for a link",
             vec![Layer::new().dir("d", 0o755).symlink("d", "/etc").file("d/passwd", "x").tar()],
             "008",
-            "no directory",
+            "not a directory",
         ),
-        ("through a file", vec![Layer::new().file("f", "x").file("f/g", "x").tar()], "008", "no directory"),
+        (
+            "through a file",
+            vec![Layer::new().file("f", "x").file("f/g", "x").tar()],
+            "008",
+            "not a directory",
+        ),
         ("root is a link", vec![Layer::new().symlink("./", "/etc").tar()], "008", "root"),
         ("below a whiteout", vec![Layer::new().file(".wh.a/b", "x").tar()], "008", "whiteout"),
         ("whiteout of dots", vec![Layer::new().file("a/.wh...", "").tar()], "008", "whiteout of nothing"),
@@ -100,6 +111,8 @@ async fn archives_are_refused_and_leave_nothing() {
             "zero byte",
         ),
         ("too many entries", vec![many.tar()], "008", "too many files"),
+        ("directories that no entry counts", vec![paths.tar()], "008", "too much memory"),
+        ("attributes of many files", vec![attributes.tar()], "008", "too much memory"),
         ("bomb", vec![Layer::new().file("zeros", vec![0; 2 << 20]).tar()], "008", "at most"),
         (
             "bomb of many",
@@ -139,11 +152,28 @@ async fn archives_are_refused_and_leave_nothing() {
         ("minor out of range", vec![Layer::new().device(b'4', "n", 0, 1 << 20).tar()], "008", "out of range"),
         ("negative owner", vec![Layer::new().raw(b"f", negative, b"").tar()], "008", "out of range"),
         ("owner out of range", vec![Layer::new().raw(b"f", owner, b"").tar()], "008", "out of range"),
-        ("empty link", vec![Layer::new().symlink("l", "").tar()], "008", "impossible target"),
+        ("empty link", vec![Layer::new().symlink("l", "").tar()], "008", "invalid target"),
         ("truncated", vec![cut], "008", "ends"),
         ("bad checksum", vec![flipped], "008", "checksum"),
         ("no archive", vec![vec![b'x'; 5000]], "008", "tar header"),
-        ("sparse", vec![sparse.tar()], "009", "sparse"),
+        ("sparse", vec![sparse.tar()], "009", "\"f\" is sparse"),
+        (
+            "PAX sparse",
+            vec![
+                Layer::new()
+                    .pax(&[("GNU.sparse.major", b"1"), ("GNU.sparse.name", b"var/disk")])
+                    .file("GNUSparseFile.0/disk", "")
+                    .tar(),
+            ],
+            "009",
+            "\"var/disk\" is sparse",
+        ),
+        (
+            "link to nothing of aufs",
+            vec![Layer::new().hard_link("l", ".wh..wh.plnk/1").tar()],
+            "008",
+            "does not exist",
+        ),
         ("unknown kind", vec![odd.tar()], "009", "kind 'Q'"),
     ];
     for (why, layers, code, words) in rows {
@@ -170,7 +200,7 @@ async fn archives_are_refused_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn damaged_layers_are_refused() {
+async fn damaged_layer_is_refused() {
     let tar = Layer::new().file("f", vec![9; 100_000]).tar();
     let good = Stored::gzip(&tar);
     let half = good.bytes.len() / 2;
@@ -189,7 +219,7 @@ async fn damaged_layers_are_refused() {
 }
 
 #[tokio::test]
-async fn lying_layouts_are_refused() {
+async fn inconsistent_layout_is_refused() {
     let tar = Layer::new().file("f", "x").tar();
     let parts = || Parts::new(vec![Stored::gzip(&tar)]);
     type Spoil = fn(&mut serde_json::Value);
@@ -222,10 +252,10 @@ async fn lying_layouts_are_refused() {
 }
 
 #[tokio::test]
-async fn another_architecture_is_named() {
+async fn wrong_architecture_is_named() {
     let bench = Bench::new();
     let parts = Parts::for_architecture(vec![Stored::gzip(&Layer::new().tar())], "arm64");
     let error = bench.import(&parts).await.unwrap_err();
-    assert!(matches!(error, ImageError::WrongArchitecture { .. }));
+    assert!(matches!(error, ImageError::Oci(OciError::WrongArchitecture { .. })));
     assert!(error.to_string().ends_with("is for linux/arm64, this host needs linux/amd64"), "{error}");
 }

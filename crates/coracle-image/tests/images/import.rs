@@ -16,7 +16,7 @@ fn parts() -> Parts {
 }
 
 #[tokio::test]
-async fn an_archive_of_skopeo() {
+async fn import_of_skopeo_archive() {
     if !have(&["skopeo"]) {
         return;
     }
@@ -45,7 +45,7 @@ async fn an_archive_of_skopeo() {
 }
 
 #[tokio::test]
-async fn archives_that_lie_leave_nothing() {
+async fn inconsistent_archive_leaves_no_file() {
     let good = Parts::new(vec![Stored::plain(&Layer::new().file("f", "x").tar())]);
     let layer = &good.layers[0].bytes;
     let other = Layer::new().file("f", "y").tar();
@@ -97,7 +97,7 @@ async fn archives_that_lie_leave_nothing() {
 }
 
 #[tokio::test]
-async fn layouts_by_tag() {
+async fn import_of_layout_by_tag() {
     let dir = tempfile::tempdir().unwrap();
     parts().write(dir.path(), "localhost/a/b:v1");
     let bench = Bench::new();

@@ -4,11 +4,14 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which the lint cannot see")]
 
+mod commit;
 mod common;
 mod crash;
 mod full;
+mod guard;
 mod hostile;
 mod import;
+mod links;
 mod misbehaving;
 mod registry;
 mod rootfs;

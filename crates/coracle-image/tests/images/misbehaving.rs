@@ -1,7 +1,7 @@
 //! A server that lies, breaks off, and asks for tokens.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
@@ -14,7 +14,8 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use coracle_image::{Credentials, Digest, ImageError, PullOptions, Reference, Secret, StoreOptions};
+use coracle_image::{ImageError, PullOptions, StoreOptions};
+use coracle_oci::{Algorithm, Credentials, Digest, OciError, Reference, Secret};
 use tokio::task::JoinSet;
 
 use crate::common::{Bench, Layer, MANIFEST_TYPE, Parts, Stored, noise, options, progress};
@@ -42,6 +43,8 @@ enum Fault {
     Forbidden,
     /// Tokens are needed, from anybody with the password.
     Tokens,
+    /// As [`Fault::Tokens`], and each token has expired after one request.
+    ShortTokens,
 }
 
 #[derive(Default)]
@@ -51,6 +54,8 @@ struct Server {
     manifest: Vec<u8>,
     manifest_type: String,
     address: Mutex<Option<SocketAddr>>,
+    /// The token that is good now.
+    good: Mutex<String>,
     /// Requests so far, as `path` or `path range`.
     seen: Mutex<Vec<String>>,
 }
@@ -110,7 +115,19 @@ impl Server {
     }
 
     fn allows(&self, headers: &HeaderMap) -> bool {
-        self.fault != Fault::Tokens || headers.get("authorization").is_some_and(|v| v == "Bearer good-token")
+        let shown = headers.get("authorization").and_then(|v| v.to_str().ok()).unwrap_or_default();
+        match self.fault {
+            Fault::Tokens => shown == "Bearer good-token",
+            Fault::ShortTokens => {
+                let mut good = self.good.lock().unwrap();
+                let is_good = !good.is_empty() && shown == format!("Bearer {good}");
+                if is_good {
+                    good.clear();
+                }
+                is_good
+            }
+            _ => true,
+        }
     }
 }
 
@@ -123,8 +140,13 @@ async fn token(
     Query(query): Query<BTreeMap<String, String>>,
     headers: HeaderMap,
 ) -> Response {
-    server.note(format!("token {}", query["scope"]));
+    let before = server.note(format!("token {}", query["scope"]));
     let login = headers.get("authorization").map(|v| v.to_str().unwrap().to_owned());
+    if login.as_deref() == Some("Basic dTpw") && server.fault == Fault::ShortTokens {
+        let token = format!("token-{before}");
+        server.good.lock().unwrap().clone_from(&token);
+        return format!(r#"{{"access_token":"{token}","expires_in":60}}"#).into_response();
+    }
     if login.as_deref() == Some("Basic dTpw") {
         return r#"{"access_token":"good-token","expires_in":60}"#.into_response();
     }
@@ -188,9 +210,9 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<String>, hea
             match first {
                 Some(bytes) => Some((Ok(bytes), None)),
                 // The first part must be on its way before the connection is dropped, which takes what is
-                // buffered along.
+                // buffered along. The server does not see when the client has read it.
                 None if cut => {
-                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                    coracle_testkit::elapse(std::time::Duration::from_millis(100)).await;
                     Some((Err(std::io::Error::other("cut")), None))
                 }
                 None => None,
@@ -225,7 +247,7 @@ async fn pull(bench: &Bench, running: &Running) -> Result<coracle_image::Image, 
 }
 
 #[tokio::test]
-async fn a_broken_download_is_resumed() {
+async fn broken_download_is_resumed() {
     let running = Running::start(Fault::BreakOff, &parts()).await;
     let bench = Bench::new();
     let image = pull(&bench, &running).await.unwrap();
@@ -235,13 +257,47 @@ async fn a_broken_download_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_server_without_ranges_begins_again() {
+async fn sha512_image_is_pulled_verified_and_pruned() {
+    let parts = parts().with_digests(Algorithm::Sha512);
+    let running = Running::start(Fault::BreakOff, &parts).await;
+    let bench = Bench::new();
+    let name = running.reference.with_digest(Digest::with(Algorithm::Sha512, &parts.manifest));
+    let image = bench.store.pull(&name, &anonymous(), progress()).await.unwrap();
+    let layer = image.layers[0].digest;
+    assert_eq!(layer, Digest::with(Algorithm::Sha512, &parts.layers[0].bytes));
+    assert!(bench.path().join("blobs/sha512").join(layer.hex()).exists());
+    bench.store.rootfs(&image).await.unwrap();
+    assert_eq!(bench.store.get(&name).await.unwrap().unwrap().digest, image.digest);
+    let kept = bench.store.prune(&HashSet::new(), false).await.unwrap();
+    assert_eq!(kept.removed, [], "a named image stays");
+    assert!(bench.store.remove(&name).await.unwrap());
+    let pruned = bench.store.prune(&HashSet::new(), false).await.unwrap();
+    assert!(pruned.removed.iter().any(|removed| removed.path.ends_with(layer.hex())), "{pruned:?}");
+}
+
+#[tokio::test]
+async fn sha512_mismatch_is_refused() {
+    for (fault, want) in [(Fault::WrongBytes, "blob"), (Fault::WrongManifest, "manifest")] {
+        let parts = parts().with_digests(Algorithm::Sha512);
+        let running = Running::start(fault, &parts).await;
+        let pinned = if want == "manifest" { b"other".as_slice() } else { &parts.manifest };
+        let name = running.reference.with_digest(Digest::with(Algorithm::Sha512, pinned));
+        let error = Bench::new().store.pull(&name, &anonymous(), progress()).await.unwrap_err();
+        assert!(
+            matches!(&error, ImageError::Oci(OciError::DigestMismatch { what, .. }) if what.contains(want)),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn download_without_ranges_restarts() {
     let running = Running::start(Fault::BreakOffNoRange, &parts()).await;
     pull(&Bench::new(), &running).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_download_survives_a_restart_even_if_its_rest_was_damaged() {
+async fn damaged_partial_download_is_fetched_again() {
     let parts = parts();
     let running = Running::start(Fault::None, &parts).await;
     let layer = &parts.layers[0];
@@ -267,17 +323,20 @@ async fn a_download_survives_a_restart_even_if_its_rest_was_damaged() {
 }
 
 #[tokio::test]
-async fn errors_that_pass_are_waited_out() {
+async fn transient_server_error_is_retried() {
     let running = Running::start(Fault::ServerError, &parts()).await;
     pull(&Bench::new(), &running).await.unwrap();
     let never = Bench::with(StoreOptions { retries: 0, ..options() });
     let running = Running::start(Fault::ServerError, &parts()).await;
     let error = pull(&never, &running).await.unwrap_err();
-    assert!(matches!(error, ImageError::Registry { status: 500, .. }) && error.is_transient(), "{error}");
+    assert!(
+        matches!(error, ImageError::Oci(OciError::Registry { status: 500, .. })) && error.is_transient(),
+        "{error}"
+    );
 }
 
 #[tokio::test]
-async fn lies_are_refused_and_leave_nothing() {
+async fn wrong_bytes_are_refused_and_removed() {
     for (why, fault, want) in [
         ("wrong bytes", Fault::WrongBytes, "COR-IMG-007"),
         ("too long", Fault::TooLong, "COR-IMG-008"),
@@ -295,7 +354,7 @@ async fn lies_are_refused_and_leave_nothing() {
 }
 
 #[tokio::test]
-async fn documents_that_are_refused() {
+async fn invalid_manifest_is_refused() {
     let parts = parts();
     let spoil = |change: &dyn Fn(&mut serde_json::Value)| {
         let mut manifest = serde_json::from_slice(&parts.manifest).unwrap();
@@ -352,7 +411,7 @@ async fn documents_that_are_refused() {
 }
 
 #[tokio::test]
-async fn the_right_platform_is_chosen_from_an_index() {
+async fn index_selects_the_platform() {
     let parts = parts();
     let entry = |digest: Digest, size: usize, architecture: &str| serde_json::json!({"mediaType": MANIFEST_TYPE, "digest": digest, "size": size, "platform": {"os": "linux", "architecture": architecture}});
     let index = serde_json::json!({"schemaVersion": 2, "manifests": [
@@ -381,11 +440,21 @@ async fn the_right_platform_is_chosen_from_an_index() {
 }
 
 #[tokio::test]
-async fn tokens() {
+async fn pull_renews_expired_tokens() {
+    let running = Running::start(Fault::ShortTokens, &parts()).await;
+    let credentials = Credentials::Basic { user: "u".into(), password: Secret::new("p") };
+    let login = PullOptions { credentials, ..anonymous() };
+    Bench::new().store.pull(&running.reference, &login, progress()).await.unwrap();
+    let tokens = running.seen().lines().filter(|line| line.starts_with("token ")).count();
+    assert!(tokens >= 3, "manifest, configuration and layer each needed a new one: {}", running.seen());
+}
+
+#[tokio::test]
+async fn pull_exchanges_tokens() {
     let running = Running::start(Fault::Tokens, &parts()).await;
     let bench = Bench::new();
     let error = pull(&bench, &running).await.unwrap_err();
-    assert!(matches!(error, ImageError::Unauthorized { .. }), "{error}");
+    assert!(matches!(error, ImageError::Oci(OciError::Unauthorized { .. })), "{error}");
     let login = PullOptions {
         credentials: Credentials::Basic { user: "u".into(), password: Secret::new("p") },
         ..anonymous()

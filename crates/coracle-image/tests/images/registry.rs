@@ -1,29 +1,21 @@
 //! Pulls from a real registry, filled by a real client.
 
 use std::{
+    cell::Cell,
     net::TcpListener,
     path::Path,
     process::Command,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use coracle_image::{
-    Credentials, ImageError, Progress, ProgressEvent, PullOptions, PullPolicy, Reference, RegistryConfig,
-    Secret, Step,
+use coracle_image::{ImageError, PullOptions, PullPolicy};
+use coracle_oci::{
+    Credentials, OciError, Progress, ProgressEvent, Reference, Registries, RegistryHosts, Secret, Step,
 };
 
-use crate::common::{Bench, Layer, Parts, Stored, have, options, progress};
+use crate::common::{Bench, Layer, Parts, Stored, have, options, progress, push};
 use coracle_testkit::registry::{DebianRegistry, LOGIN};
-
-/// Pushes with skopeo, and returns the reference.
-pub(crate) fn push(registry: &DebianRegistry, parts: &Parts, name: &str, login: Option<&str>) -> Reference {
-    let layout = registry.dir().join("layout");
-    let _ = std::fs::remove_dir_all(&layout);
-    parts.write(&layout, "t");
-    registry.push(&layout, "t", name, login).unwrap().parse().unwrap()
-}
 
 fn parts(content: &str) -> Parts {
     let low = Layer::new().file("base", vec![b'b'; 300_000]).tar();
@@ -55,7 +47,7 @@ impl Progress for Recorder {
 }
 
 #[tokio::test]
-async fn anonymous_pull() {
+async fn anonymous_pull_reports_progress() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
@@ -65,7 +57,7 @@ async fn anonymous_pull() {
     let bench = Bench::new();
     let seen = Arc::new(Recorder::default());
     let image = bench.store.pull(&reference, &anonymous(), seen.clone()).await.unwrap();
-    assert_eq!(image.digest, coracle_image::Digest::of(&parts.manifest));
+    assert_eq!(image.digest, coracle_oci::Digest::of(&parts.manifest));
     assert_eq!(image.references, std::slice::from_ref(&reference));
     for layer in &image.layers {
         let events = seen.0.lock().unwrap().clone();
@@ -82,7 +74,7 @@ async fn anonymous_pull() {
 
     let missing: Reference = format!("{}/a/b:2", registry.address()).parse().unwrap();
     let error = bench.store.pull(&missing, &anonymous(), progress()).await.unwrap_err();
-    assert!(matches!(error, ImageError::NotFound { .. }), "{error}");
+    assert!(matches!(error, ImageError::Oci(OciError::NotFound { .. })), "{error}");
     assert_eq!(error.code(), "COR-IMG-004");
 
     let pinned = reference.with_digest(image.digest);
@@ -92,12 +84,12 @@ async fn anonymous_pull() {
     let arm = push(&registry, &arm, "a/arm:1", None);
     let before = bench.listing();
     let error = bench.store.pull(&arm, &anonymous(), progress()).await.unwrap_err();
-    assert!(matches!(error, ImageError::WrongArchitecture { .. }), "{error}");
+    assert!(matches!(error, ImageError::Oci(OciError::WrongArchitecture { .. })), "{error}");
     assert_eq!(bench.listing(), before);
 }
 
 #[tokio::test]
-async fn policies_and_moving_tags() {
+async fn pull_policy_follows_a_moved_tag() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
@@ -120,11 +112,11 @@ async fn policies_and_moving_tags() {
     drop(registry);
     assert_eq!(pull(&latest, PullPolicy::IfNotPresent).await.unwrap(), second, "offline");
     let error = pull(&latest, PullPolicy::Always).await.unwrap_err();
-    assert!(matches!(error, ImageError::Network { .. }) && error.is_transient(), "{error}");
+    assert!(matches!(error, ImageError::Oci(OciError::Network { .. })) && error.is_transient(), "{error}");
 }
 
 #[tokio::test]
-async fn passwords() {
+async fn pull_with_password_or_wrong_password() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
@@ -134,7 +126,7 @@ async fn passwords() {
     let bench = Bench::new();
     let before = bench.listing();
     for (why, options) in [
-        ("nobody", anonymous()),
+        ("anonymous", anonymous()),
         ("wrong password", docker_config(dir.path(), &registry, "user:wrong")),
         (
             "wrong, given",
@@ -145,7 +137,7 @@ async fn passwords() {
         ),
     ] {
         let error = bench.store.pull(&reference, &options, progress()).await.expect_err(why);
-        assert!(matches!(error, ImageError::Unauthorized { .. }), "{why}: {error}");
+        assert!(matches!(error, ImageError::Oci(OciError::Unauthorized { .. })), "{why}: {error}");
         assert!(error.help().unwrap().contains(&format!("docker login {}", registry.address())));
         assert_eq!(bench.listing(), before, "{why}");
     }
@@ -168,7 +160,7 @@ async fn child_pulls_with_its_environment() {
 }
 
 #[tokio::test]
-async fn credential_helpers_of_docker() {
+async fn pull_uses_credential_helpers() {
     use std::os::unix::fs::PermissionsExt;
     if !have(&["docker-registry", "skopeo"]) {
         return;
@@ -212,23 +204,23 @@ async fn credential_helpers_of_docker() {
 }
 
 #[tokio::test]
-async fn mirrors_come_first_and_may_fail() {
+async fn mirror_comes_first_and_may_fail() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
     let registry = DebianRegistry::start().unwrap();
     push(&registry, &parts("x"), "library/thing:1", None);
     let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mirrors = vec![format!("http://{dead}"), format!("http://{}", registry.address())];
-    let registries =
-        [("docker.io".to_owned(), RegistryConfig { mirrors, ..RegistryConfig::default() })].into();
+    let text = format!("[host.'http://{dead}']\n[host.'http://{}']", registry.address());
+    let hosts = RegistryHosts::parse(&text).unwrap().hosts();
+    let registries = Registries::default().with("docker.io", hosts);
     let bench = Bench::with(coracle_image::StoreOptions { registries, retries: 0, ..options() });
     let image = bench.store.pull(&"thing:1".parse().unwrap(), &anonymous(), progress()).await.unwrap();
     assert_eq!(image.references[0].to_string(), "docker.io/library/thing:1");
 }
 
 #[tokio::test]
-async fn pulls_at_the_same_time_share_the_work() {
+async fn concurrent_pulls_share_downloads() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
@@ -248,7 +240,7 @@ async fn pulls_at_the_same_time_share_the_work() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prune_never_takes_what_a_pull_needs() {
+async fn prune_keeps_blobs_of_a_running_pull() {
     if !have(&["docker-registry", "skopeo"]) {
         return;
     }
@@ -257,14 +249,20 @@ async fn prune_never_takes_what_a_pull_needs() {
     let bench = Bench::new();
     let options = anonymous();
     for round in 0..20 {
+        let pulled = Cell::new(false);
         let pull = async {
-            let image = bench.store.pull(&reference, &options, progress()).await?;
-            bench.store.rootfs(&image).await.map(|_| image)
+            let image = bench.store.pull(&reference, &options, progress()).await;
+            let built = match &image {
+                Ok(image) => bench.store.rootfs(image).await.map(drop),
+                Err(_) => Ok(()),
+            };
+            pulled.set(true);
+            built.and(image)
         };
         let prune = async {
-            for _ in 0..20 {
+            while !pulled.get() {
                 bench.store.prune(&Default::default(), false).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                tokio::task::yield_now().await;
             }
         };
         let (image, ()) = tokio::join!(pull, prune);

@@ -1,5 +1,4 @@
-//! Archives with spoiled bytes: whatever they are, they are taken or refused; nothing panics, nothing appears outside of
-//! the store, nothing is left of what was refused, and nothing is stored that the limits forbid.
+//! Archives with changed bytes are accepted or refused: no panic, and no file outside of the store.
 
 use std::{collections::BTreeSet, path::Path};
 

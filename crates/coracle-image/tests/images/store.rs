@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use coracle_image::{ExposedPort, ImageError, Protocol, PullOptions, PullPolicy, Reference, Store};
+use coracle_image::{ExposedPort, ImageError, Protocol, PullOptions, PullPolicy, Store};
+use coracle_oci::Reference;
+use coracle_testkit::{LIMIT, eventually_blocking};
 
 use crate::common::{Bench, Layer, Parts, Stored, options, progress};
 
@@ -15,7 +17,7 @@ fn name(text: &str) -> Reference {
 }
 
 #[tokio::test]
-async fn an_image_says_what_it_is() {
+async fn image_has_its_configuration() {
     let bench = Bench::new();
     let parts = parts("x");
     let image = bench.import(&parts).await.unwrap();
@@ -41,7 +43,7 @@ async fn an_image_says_what_it_is() {
 }
 
 #[tokio::test]
-async fn one_owner_at_a_time() {
+async fn store_has_one_owner() {
     let bench = Bench::new();
     let image = bench.import(&parts("x")).await.unwrap();
     let second = Store::open(bench.path(), options());
@@ -55,7 +57,30 @@ async fn one_owner_at_a_time() {
 }
 
 #[tokio::test]
-async fn policy_never_takes_only_what_is_here() {
+async fn store_open_waits_for_a_killed_owner() {
+    let bench = Bench::new();
+    let path = bench.path();
+    let Bench { dir: _dir, store } = bench;
+    drop(store);
+    let lock = path.join(".lock").canonicalize().unwrap();
+    let held = std::fs::File::options().write(true).open(&lock).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let dying = std::thread::spawn(move || {
+        let opened = || {
+            let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let locks =
+                files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == lock)).count();
+            (locks == 2).then_some(())
+        };
+        eventually_blocking(LIMIT, "the store opens its lock", opened).unwrap();
+        drop(held);
+    });
+    Store::open(path, options()).unwrap();
+    dying.join().unwrap();
+}
+
+#[tokio::test]
+async fn policy_never_uses_stored_images_only() {
     let bench = Bench::new();
     let options = PullOptions { policy: PullPolicy::Never, ..PullOptions::default() };
     let absent = bench.store.pull(&name("localhost/test/image:1"), &options, progress()).await;
@@ -65,7 +90,7 @@ async fn policy_never_takes_only_what_is_here() {
 }
 
 #[tokio::test]
-async fn prune_keeps_what_somebody_needs() {
+async fn prune_keeps_images_in_use() {
     let bench = Bench::new();
     let shared = Stored::gzip(&Layer::new().file("shared", "s").tar());
     let own = |content: &str| Stored::gzip(&Layer::new().file("own", content).tar());
@@ -93,7 +118,7 @@ async fn prune_keeps_what_somebody_needs() {
 }
 
 #[tokio::test]
-async fn rubbish_in_the_directory_is_swept_or_told() {
+async fn store_open_removes_or_reports_leftovers() {
     let bench = Bench::new();
     let image = bench.import(&parts("x")).await.unwrap();
     let path = bench.path();

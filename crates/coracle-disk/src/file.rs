@@ -1,0 +1,185 @@
+//! Disk images as files: format, raw copies, and empty overlays.
+//!
+//! Images are untrusted: files that their headers name (backing file, data file) are never opened.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use imago::file::File as Storage;
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use imago::{
+    DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder, Mapping, Storage as _,
+    StorageCreateOptions, StorageOpenOptions,
+};
+
+use super::artifact::DISK_MAX;
+use super::pull::{partial_path, publish};
+use coracle_image::{ImageError, sparse::write_data};
+
+/// Bytes per read and write.
+const STEP: u64 = 2 << 20;
+/// Known formats that are not supported: first bytes, name.
+const FOREIGN: [(&[u8], &str); 5] = [
+    (b"KDMV", "VMDK"),
+    (b"# Disk DescriptorFile", "VMDK"),
+    (b"vhdxfile", "VHDX"),
+    (b"conectix", "VHD"),
+    (b"<<< Oracle VM VirtualBox", "VDI"),
+];
+
+/// Copies the raw or qcow2 image `from` to the raw sparse file `to`, which is synced before it gets its name.
+/// Reports bytes done and total to `progress`. Returns the size of the disk in bytes. Blocking.
+///
+/// # Errors
+/// `OciError::Unsupported` for other formats and for images with external files, `OciError::Hostile` for
+/// invalid sizes, `OciError::StorageFull`, `OciError::Io`.
+pub fn raw_copy(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<u64, ImageError> {
+    let disk = open(from)?;
+    let bytes = disk.size();
+    if bytes == 0 || bytes > DISK_MAX || !bytes.is_multiple_of(512) {
+        return Err(ImageError::hostile(format!("{}: invalid disk size {bytes}", from.display())));
+    }
+    let part = partial_path(to);
+    let copied = copy(&disk, bytes, &part, progress).and_then(|file| publish(&file, &part, to));
+    copied.map_err(|e| {
+        let _removed = fs::remove_file(&part);
+        ImageError::io("copy to", to, e)
+    })?;
+    Ok(bytes)
+}
+
+/// Creates an empty qcow2 overlay of `bytes`, a multiple of 512. Its header names no backing file: the VMM
+/// configures it. Blocking.
+///
+/// # Errors
+/// `OciError::Io`, `OciError::StorageFull`.
+pub fn empty_overlay(to: &Path, bytes: u64) -> Result<(), ImageError> {
+    let made = || -> io::Result<()> {
+        let storage = Storage::create_open(StorageCreateOptions::new().filename(to).overwrite(true))?;
+        Qcow2::<Storage>::create_builder(storage).size(bytes).create()?;
+        File::open(to)?.sync_all()
+    };
+    made().map_err(|e| ImageError::io("create", to, e))
+}
+
+fn open(path: &Path) -> Result<FormatAccess<Storage>, ImageError> {
+    let failed = |e| ImageError::io("open", path, e);
+    let mut head = Vec::new();
+    File::open(path).and_then(|file| file.take(64).read_to_end(&mut head)).map_err(failed)?;
+    if let Some((_, format)) = FOREIGN.iter().find(|(magic, _)| head.starts_with(magic)) {
+        let path = path.display();
+        return Err(ImageError::unsupported(format!(
+            "{path}: a {format} disk; `qemu-img convert -O qcow2 {path} NEW` makes one that is"
+        )));
+    }
+    let storage = Storage::open(StorageOpenOptions::new().filename(path)).map_err(failed)?;
+    let gate = DenyImplicitOpenGate::default();
+    if !head.starts_with(b"QFI\xfb") {
+        return Raw::builder(storage).open(gate).map(FormatAccess::new).map_err(failed);
+    }
+    let broken = |e| ImageError::hostile(format!("{}: cannot read qcow2 header: {e}", path.display()));
+    let disk = Qcow2::<Storage>::builder(storage).backing(None).data_file(None).open(gate).map_err(broken)?;
+    let named = disk.implicit_backing_file().or_else(|| disk.implicit_external_data_file());
+    if let Some(other) = named {
+        return Err(ImageError::unsupported(format!(
+            "{}: an image that lies over another ({other:?}); `qemu-img convert` makes one that is whole",
+            path.display()
+        )));
+    }
+    Ok(FormatAccess::new(disk))
+}
+
+fn copy(
+    disk: &FormatAccess<Storage>,
+    bytes: u64,
+    to: &Path,
+    progress: &dyn Fn(u64, u64),
+) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(true).open(to)?;
+    file.set_len(bytes)?;
+    let mut buffer = vec![0; usize::try_from(STEP).map_err(io::Error::other)?];
+    let mut at = 0;
+    while at < bytes {
+        let (mapping, length) = disk.get_mapping(at, bytes - at)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let zero = matches!(mapping, Mapping::Zero { .. });
+        let end = if zero { at + length } else { at + length.min(STEP) };
+        if !zero && let Some(part) = buffer.get_mut(..usize::try_from(end - at).map_err(io::Error::other)?) {
+            disk.read(&mut *part, at)?;
+            write_data(&file, part, at)?;
+        }
+        at = end;
+        progress(at, bytes);
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use super::*;
+
+    fn nothing(_: u64, _: u64) {}
+
+    #[test]
+    fn raw_copy_keeps_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let file = File::create(&from).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(b"start", 0).unwrap();
+        file.write_all_at(b"end", (64 << 20) - 512).unwrap();
+        assert_eq!(raw_copy(&from, &to, &nothing).unwrap(), 64 << 20);
+        assert_eq!(fs::read(&from).unwrap(), fs::read(&to).unwrap());
+        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20, "holes stay");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing beside it");
+    }
+
+    #[test]
+    fn empty_overlay_is_small_and_copies_as_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        let (overlay, raw) = (dir.path().join("overlay"), dir.path().join("raw"));
+        empty_overlay(&overlay, 10 << 30).unwrap();
+        assert!(overlay.metadata().unwrap().len() < 1 << 20);
+        assert_eq!(open(&overlay).unwrap().size(), 10 << 30);
+        assert_eq!(raw_copy(&overlay, &raw, &nothing).unwrap(), 10 << 30);
+        assert_eq!(raw.metadata().unwrap().blocks(), 0);
+    }
+
+    #[test]
+    fn image_with_external_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, to) = (dir.path().join("image"), dir.path().join("to"));
+        let storage = Storage::create_open(StorageCreateOptions::new().filename(&image)).unwrap();
+        let over = Qcow2::<Storage>::create_builder(storage).size(1 << 20);
+        over.backing("/etc/passwd".to_owned(), "raw".to_owned()).create().unwrap();
+        let refused = raw_copy(&image, &to, &nothing).unwrap_err();
+        assert!(matches!(refused, ImageError::Oci(coracle_oci::OciError::Unsupported { .. })), "{refused}");
+        assert!(refused.to_string().contains("/etc/passwd"), "{refused}");
+        assert!(!to.exists());
+    }
+
+    #[test]
+    fn unsupported_image_is_refused_by_format() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, to) = (dir.path().join("image"), dir.path().join("to"));
+        let cases: [(&str, Vec<u8>, &str); 5] = [
+            ("empty", vec![], "disk size 0"),
+            ("odd length", vec![1; 513], "disk size 513"),
+            ("VMDK", b"KDMV\0\0".to_vec(), "qemu-img convert"),
+            ("cut off", b"QFI\xfb\0\0\0\x03".to_vec(), "qcow2"),
+            ("VHDX", b"vhdxfile".to_vec(), "VHDX"),
+        ];
+        for (what, bytes, says) in cases {
+            fs::write(&image, bytes).unwrap();
+            let refused = raw_copy(&image, &to, &nothing).unwrap_err().to_string();
+            assert!(refused.contains(says), "{what}: {refused}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{what}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Apple's framing of LZ4 blocks, as its compression library writes it and tart's disks use it.
+//!
+//! ```text
+//! bv41  raw length  packed length  LZ4 block     may refer back into the 64 KiB before it
+//! bv4-  length      bytes                        stored
+//! bv4$                                           end mark
+//! ```
+//! Numbers are 32 bits, little endian. The block format is LZ4's ("LZ4 Block Format Description").
+
+use std::io::{self, Read, Write};
+
+use lz4_flex::block::decompress_into_with_dict;
+
+/// Distance that a block may refer back.
+const HISTORY_BYTES: usize = 64 << 10;
+/// Longest raw or compressed block: Apple's library writes 64 KiB, some writers a few MiB.
+const BLOCK_MAX: usize = 16 << 20;
+
+/// Decompresses a whole stream. Bytes behind its end mark are an error.
+///
+/// # Errors
+/// `InvalidData` for an invalid stream; those of `to`.
+pub(in super::super) fn unpack(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+    let mut history = Vec::new();
+    loop {
+        let mut magic = [0; 4];
+        from.read_exact(&mut magic).map_err(|_| invalid("the end mark is missing"))?;
+        let block = match &magic {
+            b"bv41" => {
+                let (raw, compressed) = (length(&mut from)?, length(&mut from)?);
+                decompress(&read_block(&mut from, compressed)?, raw, &history)?
+            }
+            b"bv4-" => {
+                let raw = length(&mut from)?;
+                read_block(&mut from, raw)?
+            }
+            b"bv4$" => {
+                return match from.read(&mut [0; 1])? {
+                    0 => Ok(()),
+                    _ => Err(invalid("bytes behind the end mark")),
+                };
+            }
+            _ => return Err(invalid("unknown block mark")),
+        };
+        to.write_all(&block)?;
+        history.extend_from_slice(&block);
+        history.drain(..history.len().saturating_sub(HISTORY_BYTES));
+    }
+}
+
+fn length(from: &mut impl Read) -> io::Result<usize> {
+    let mut bytes = [0; 4];
+    from.read_exact(&mut bytes).map_err(|_| invalid("truncated block"))?;
+    let length = usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX);
+    if length <= BLOCK_MAX { Ok(length) } else { Err(invalid("block is too long")) }
+}
+
+fn read_block(from: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
+    let mut block = vec![0; length];
+    from.read_exact(&mut block).map_err(|_| invalid("truncated block"))?;
+    Ok(block)
+}
+
+/// The `raw` bytes of an LZ4 block, which may refer to `history`.
+fn decompress(block: &[u8], raw: usize, history: &[u8]) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; raw];
+    let length = decompress_into_with_dict(block, &mut bytes, history);
+    match length.map_err(|_| invalid("invalid LZ4 block"))? == raw {
+        true => Ok(bytes),
+        false => Err(invalid("block is shorter than announced")),
+    }
+}
+
+fn invalid(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn framed(parts: &[(&[u8; 4], usize, &[u8])]) -> Vec<u8> {
+        let mut all = Vec::new();
+        for (magic, raw, bytes) in parts {
+            all.extend_from_slice(*magic);
+            if *magic != b"bv4$" {
+                all.extend(u32::try_from(*raw).unwrap().to_le_bytes());
+            }
+            if *magic == b"bv41" {
+                all.extend(u32::try_from(bytes.len()).unwrap().to_le_bytes());
+            }
+            all.extend_from_slice(bytes);
+        }
+        all
+    }
+
+    fn raw(stream: &[u8]) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        unpack(stream, &mut out).map(|()| out)
+    }
+
+    const END: (&[u8; 4], usize, &[u8]) = (b"bv4$", 0, b"");
+
+    #[test]
+    fn stream_table() {
+        // "abc", then nine bytes from three back, then "!".
+        let run: &[u8] = &[0x35, b'a', b'b', b'c', 3, 0, 0x10, b'!'];
+        // Four bytes from twelve back: what the block before has written. Then one literal.
+        let back: &[u8] = &[0x00, 12, 0, 0x10, b'.'];
+        // Fifteen literals and five more.
+        let long = [&[0xf0, 5][..], &[b'z'; 20]].concat();
+        for (why, stream, want) in [
+            ("empty", framed(&[END]), Some(Vec::new())),
+            ("stored", framed(&[(b"bv4-", 3, b"xyz"), END]), Some(b"xyz".to_vec())),
+            ("a run", framed(&[(b"bv41", 13, run), END]), Some(b"abcabcabcabc!".to_vec())),
+            (
+                "back into the last block",
+                framed(&[(b"bv4-", 12, b"hello worlds"), (b"bv41", 5, back), END]),
+                Some(b"hello worldshell.".to_vec()),
+            ),
+            ("many literals", framed(&[(b"bv41", 20, &long), END]), Some(vec![b'z'; 20])),
+            ("no end", framed(&[(b"bv4-", 3, b"xyz")]), None),
+            ("bytes behind the end mark", framed(&[END, END]), None),
+            ("another mark", framed(&[(b"bvx2", 3, b"xyz"), END]), None),
+            ("longer than announced", framed(&[(b"bv41", 12, run), END]), None),
+            ("shorter than announced", framed(&[(b"bv41", 14, run), END]), None),
+            ("reference before the beginning", framed(&[(b"bv41", 5, back), END]), None),
+            ("endless", framed(&[(b"bv4-", 1 << 30, b""), END]), None),
+        ] {
+            assert_eq!(raw(&stream).ok(), want, "{why}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn unpack_fuzz_does_not_panic(block in proptest::collection::vec(any::<u8>(), 0..300), length in 0usize..500) {
+            let _either = raw(&framed(&[(b"bv41", length, &block), END]));
+            let _either = raw(&block);
+        }
+    }
+}

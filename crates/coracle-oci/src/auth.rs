@@ -1,0 +1,75 @@
+//! Credentials for registries: given, or from docker's configuration.
+
+mod docker;
+
+use std::{fmt, path::PathBuf};
+
+pub(crate) use docker::lookup;
+
+/// Password or token. It has neither `Debug` nor `Display`, so that it cannot end up in a log.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Source of credentials.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// From docker's configuration: `dir/config.json`, by default `$DOCKER_CONFIG` or `~/.docker`. Anonymous
+    /// when it has none for the registry. Credential helpers named there (`docker-credential-…` in `PATH`)
+    /// are run.
+    Docker {
+        /// Directory of `config.json`; `None` for docker's default.
+        dir: Option<PathBuf>,
+    },
+    /// No credentials.
+    Anonymous,
+    /// User and password. Token servers exchange them for a token.
+    Basic {
+        /// User name.
+        user: String,
+        /// Password.
+        password: Secret,
+    },
+    /// Bearer token, sent unchanged.
+    Bearer(Secret),
+}
+
+impl Default for Credentials {
+    fn default() -> Self {
+        Self::Docker { dir: None }
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Docker { dir } => write!(f, "Docker({dir:?})"),
+            Self::Anonymous => f.write_str("Anonymous"),
+            Self::Basic { user, .. } => write!(f, "Basic({user:?})"),
+            Self::Bearer(_) => f.write_str("Bearer"),
+        }
+    }
+}
+
+/// Credentials for one server, after the lookup.
+#[derive(Clone)]
+pub(crate) enum Login {
+    Anonymous,
+    Basic {
+        user: String,
+        password: Secret,
+    },
+    Bearer(Secret),
+    /// Refresh token, exchanged for tokens by OAuth 2.0.
+    Identity(Secret),
+}
