@@ -1,4 +1,4 @@
-//! Several files as one stream: what a VMM saves into a folder, where a snapshot is one file.
+//! Several files as one stream: what a VMM saves into a directory, where a snapshot is one file.
 //!
 //! ```text
 //! "CORBNDL1" count:u32 { name_length:u16 name length:u64 }… { { offset:u64 bytes:u64 data }… u64::MAX }…
@@ -47,11 +47,11 @@ pub fn pack(out: &File, parts: &[(&str, &File)]) -> io::Result<()> {
 /// none longer than its limit in bytes. Blocking.
 ///
 /// # Errors
-/// `InvalidData` for what is no bundle of these parts.
+/// `InvalidData` unless it is a bundle of these parts.
 pub fn unpack(input: &File, parts: &[(&str, u64, &File)]) -> io::Result<()> {
     let mut input = BufReader::with_capacity(1 << 16, input);
     if bytes::<8>(&mut input)? != MAGIC {
-        return Err(invalid("it is no saved machine of this driver"));
+        return Err(invalid("not a saved VMM of this driver"));
     }
     let count = u32::from_be_bytes(bytes(&mut input)?);
     if usize::try_from(count).ok() != Some(parts.len()) {

@@ -2,13 +2,14 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::path::PathBuf;
 
 use async_trait::async_trait;
-use coracle_types::VmId;
+use coracle_types::InstanceId;
 use tokio::net::UnixStream;
 
-use crate::{Accelerator, Disk, Machine, ProcessId, Snapshots, Templates, VmRecipe};
+use crate::{
+    Accelerator, Disk, DriverError, MachineType, ProcessId, Snapshots, Templates, VmmConfig, launch,
+};
 
 /// What a driver can do on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,13 +38,20 @@ pub trait Driver: Send + Sync + Debug {
     ///
     /// # Errors
     /// [`DriverError::Spawn`], [`DriverError::Exited`] with the VMM's last words.
-    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError>;
+    async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError>;
 
-    /// The living VMM of this VM, read from the process table, whoever started it.
+    /// The living VMM of this VM, whoever started it: [`launch::find`] of what [`launch::Launch`] started.
     ///
     /// # Errors
     /// [`DriverError::Io`] when the process table cannot be read.
-    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError>;
+    async fn find(&self, vmm_config: &VmmConfig) -> Result<Option<ProcessId>, DriverError> {
+        launch::find(vmm_config)
+    }
+
+    /// The accelerator that a living VMM really uses: a driver may start one with another than its VMM config's.
+    fn accelerator_of(&self, vmm_config: &VmmConfig, _process: ProcessId) -> Accelerator {
+        vmm_config.accelerator
+    }
 
     /// Resolves when the process is gone; at once when it already is.
     ///
@@ -61,154 +69,117 @@ pub trait Driver: Send + Sync + Debug {
     /// Opens the byte stream to the guest agent. One user at a time.
     ///
     /// # Errors
-    /// [`DriverError::Channel`] while there is no VMM or somebody else is connected.
-    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError>;
+    /// [`DriverError::Channel`] while there is no VMM or another caller is connected.
+    async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError>;
 
     /// Opens the serial console. One user at a time.
     ///
     /// # Errors
     /// As [`Driver::guest_channel`].
-    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError>;
+    async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError>;
 
     /// Holds the guest's CPUs; `Ok` when they are held already.
     ///
     /// # Errors
     /// [`DriverError::Control`].
-    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError>;
+    async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError>;
 
-    /// Lets the guest's CPUs go on; `Ok` when they run.
+    /// Resumes the vCPUs. Idempotent.
     ///
     /// # Errors
     /// [`DriverError::Control`].
-    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError>;
+    async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError>;
 
     /// Puts a disk into its slot, which is empty, of a running machine; the guest learns of it. Repeated after a crash, it may be
-    /// refused because the disk is there: [`Driver::eject_disk`] first.
+    /// refused because the disk is there: [`Driver::detach_disk`] first.
     ///
     /// # Errors
     /// [`DriverError::Control`], [`DriverError::Io`] when the file is not there.
-    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError>;
+    async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError>;
 
-    /// Empties a slot of a running machine. The guest has let go of its disk, or loses it.
+    /// Empties a device slot of a running VM. The guest must have unmounted the disk, or loses it.
     ///
     /// # Errors
     /// [`DriverError::Control`].
-    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError>;
+    async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError>;
 
-    /// Removes what the driver keeps of a VM outside the folders of its recipe. Its VMM is gone. Idempotent.
+    /// Removes what the driver keeps of a VM outside the directories of its VMM config. Its VMM is gone. Idempotent.
     ///
     /// # Errors
     /// [`DriverError::Io`].
-    async fn forget(&self, _recipe: &VmRecipe) -> Result<(), DriverError> {
+    async fn forget(&self, _vmm_config: &VmmConfig) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// It has machines of this recipe's kind. Every driver has the smallest.
-    fn has_machine(&self, recipe: &VmRecipe) -> bool {
-        matches!(recipe.machine, Machine::Micro)
+    /// It has machines of this VMM config's kind. Every driver has the smallest.
+    fn has_machine(&self, vmm_config: &VmmConfig) -> bool {
+        matches!(vmm_config.machine_type, MachineType::Microvm)
     }
 
     /// It can give a machine a network inside the VMM, without a tap device of the host.
-    fn has_user_network(&self, recipe: &VmRecipe) -> bool;
+    fn has_user_network(&self, vmm_config: &VmmConfig) -> bool;
 
     /// Saving a machine whole and starting it again; `None` where the hypervisor cannot.
-    fn snapshots(&self, _recipe: &VmRecipe) -> Option<&dyn Snapshots> {
+    fn snapshots(&self, _vmm_config: &VmmConfig) -> Option<&dyn Snapshots> {
         None
     }
 
     /// Starting from a saved machine instead of booting; `None` where the hypervisor cannot.
-    fn templates(&self, _recipe: &VmRecipe) -> Option<&dyn Templates> {
+    fn templates(&self, _vmm_config: &VmmConfig) -> Option<&dyn Templates> {
         None
     }
 }
 
-/// What can go wrong between the host core and a VMM.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DriverError {
-    /// The driver cannot be used on this host.
-    #[error("driver {driver} is not available: {reason}")]
-    Unavailable {
-        /// Which one.
-        driver: &'static str,
-        /// Why, and what to install.
-        reason: String,
-    },
-    /// No driver of that name is on this node.
-    #[error("no driver {name} on this node")]
-    Unknown {
-        /// As the machine names it.
-        name: String,
-    },
-    /// The program could not be run.
-    #[error("start VM {id}: run {}", .program.display())]
-    Spawn {
-        /// Which VM.
-        id: VmId,
-        /// The program.
-        program: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The VMM ended before it was ready.
-    #[error("start VM {id}: the VMM exited: {last_words}")]
-    Exited {
-        /// Which VM.
-        id: VmId,
-        /// The end of its log.
-        last_words: String,
-    },
-    /// The VMM did not become ready in time.
-    #[error("start VM {id}: no answer on the control socket within {seconds} s")]
-    NotReady {
-        /// Which VM.
-        id: VmId,
-        /// The limit.
-        seconds: u64,
-    },
-    /// A socket of the VMM could not be opened.
-    #[error("open the {channel} channel of VM {id}")]
-    Channel {
-        /// Which VM.
-        id: VmId,
-        /// guest or console.
-        channel: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-    /// The VMM refused a command, or did not answer.
-    #[error("{operation} VM {id}")]
-    Control {
-        /// Which VM.
-        id: VmId,
-        /// The VMM's word for it.
-        operation: &'static str,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// Anything else that the operating system refused.
-    #[error("{operation}")]
-    Io {
-        /// What was tried.
-        operation: String,
-        /// Why not.
-        source: io::Error,
-    },
+/// Processes of one VM that are ended before something else is taken to start them again.
+const ENDED_MAX: usize = 16;
+
+/// Ends every VMM of this VMM config. Idempotent.
+///
+/// # Errors
+/// [`DriverError::Io`]; also when new ones keep appearing.
+pub async fn end_vmms(driver: &dyn Driver, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+    end_all(&vmm_config.id, || driver.find(vmm_config), |vmm| driver.kill(vmm)).await
 }
 
-impl DriverError {
-    /// True when the same call may succeed later with nothing changed.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        match self {
-            Self::Channel { .. } | Self::NotReady { .. } => true,
-            Self::Spawn { source, .. } | Self::Io { source, .. } => matches!(
-                source.kind(),
-                io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-            ),
-            Self::Unavailable { .. } | Self::Unknown { .. } | Self::Exited { .. } | Self::Control { .. } => {
-                false
-            }
+async fn end_all<F, K>(
+    id: &InstanceId,
+    find: impl Fn() -> F,
+    kill: impl Fn(ProcessId) -> K,
+) -> Result<(), DriverError>
+where
+    F: Future<Output = Result<Option<ProcessId>, DriverError>>,
+    K: Future<Output = Result<(), DriverError>>,
+{
+    for _ in 0..ENDED_MAX {
+        match find().await? {
+            Some(vmm) => kill(vmm).await?,
+            None => return Ok(()),
         }
+    }
+    let source = io::Error::other(format!("{ENDED_MAX} were ended, and there is another"));
+    Err(DriverError::Io { operation: format!("end the VMMs of instance {id}"), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn vmm_that_is_started_again_and_again_is_an_error() {
+        let id = InstanceId::new("web", 1);
+        let vmm = ProcessId { pid: 1, start_ticks: 1 };
+        let ended = std::cell::Cell::new(0);
+        let kill = |_| {
+            ended.set(ended.get() + 1);
+            std::future::ready(Ok(()))
+        };
+        let outcome = end_all(&id, || std::future::ready(Ok(Some(vmm))), kill).await;
+        assert!(matches!(outcome, Err(DriverError::Io { .. })) && ended.get() == ENDED_MAX);
+        let left = std::cell::Cell::new(2);
+        let find = || {
+            left.set(left.get() - 1);
+            std::future::ready(Ok((left.get() > 0).then_some(vmm)))
+        };
+        end_all(&id, find, |_| std::future::ready(Ok(()))).await.unwrap();
     }
 }

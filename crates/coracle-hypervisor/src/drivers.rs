@@ -1,4 +1,4 @@
-//! Several drivers as one: each machine's recipe says which is its.
+//! Several drivers as one: each machine's VMM config says which is its.
 
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::{join_all, try_join_all};
 use tokio::net::UnixStream;
 
-use crate::{Accelerator, Disk, Driver, DriverError, Probe, ProcessId, Snapshots, Templates, VmRecipe};
+use crate::{Accelerator, Disk, Driver, DriverError, Probe, ProcessId, Snapshots, Templates, VmmConfig};
 
 /// The drivers of a node. The first one is that of machines that name none.
 #[derive(Clone, Debug)]
@@ -33,8 +33,8 @@ impl Drivers {
         self.all().find(|driver| name.is_empty() || driver.name() == name)
     }
 
-    fn of(&self, recipe: &VmRecipe) -> Result<&Arc<dyn Driver>, DriverError> {
-        self.named(&recipe.driver).ok_or_else(|| DriverError::Unknown { name: recipe.driver.clone() })
+    fn of(&self, vmm_config: &VmmConfig) -> Result<&Arc<dyn Driver>, DriverError> {
+        self.named(&vmm_config.driver).ok_or_else(|| DriverError::Unknown { name: vmm_config.driver.clone() })
     }
 
     /// How guest code runs under the driver of that name; TCG where that is not known.
@@ -62,12 +62,17 @@ impl Driver for Drivers {
         self.first.probe().await
     }
 
-    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        self.of(recipe)?.start(recipe).await
+    async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
+        self.of(vmm_config)?.start(vmm_config).await
     }
 
-    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-        self.of(recipe)?.find(recipe).await
+    async fn find(&self, vmm_config: &VmmConfig) -> Result<Option<ProcessId>, DriverError> {
+        self.of(vmm_config)?.find(vmm_config).await
+    }
+
+    fn accelerator_of(&self, vmm_config: &VmmConfig, process: ProcessId) -> Accelerator {
+        self.of(vmm_config)
+            .map_or(vmm_config.accelerator, |driver| driver.accelerator_of(vmm_config, process))
     }
 
     /// A process is one driver's; to the others it is gone.
@@ -79,104 +84,47 @@ impl Driver for Drivers {
         join_all(self.all().map(|driver| driver.kill(process))).await.into_iter().collect()
     }
 
-    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        self.of(recipe)?.guest_channel(recipe).await
+    async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        self.of(vmm_config)?.guest_channel(vmm_config).await
     }
 
-    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        self.of(recipe)?.console(recipe).await
+    async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        self.of(vmm_config)?.console(vmm_config).await
     }
 
-    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.of(recipe)?.pause(recipe).await
+    async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.of(vmm_config)?.pause(vmm_config).await
     }
 
-    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.of(recipe)?.resume(recipe).await
+    async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.of(vmm_config)?.resume(vmm_config).await
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
-        self.of(recipe)?.insert_disk(recipe, disk).await
+    async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
+        self.of(vmm_config)?.attach_disk(vmm_config, disk).await
     }
 
-    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        self.of(recipe)?.eject_disk(recipe, slot).await
+    async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+        self.of(vmm_config)?.detach_disk(vmm_config, slot).await
     }
 
-    async fn forget(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.of(recipe)?.forget(recipe).await
+    async fn forget(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.of(vmm_config)?.forget(vmm_config).await
     }
 
-    fn has_machine(&self, recipe: &VmRecipe) -> bool {
-        self.of(recipe).is_ok_and(|driver| driver.has_machine(recipe))
+    fn has_machine(&self, vmm_config: &VmmConfig) -> bool {
+        self.of(vmm_config).is_ok_and(|driver| driver.has_machine(vmm_config))
     }
 
-    fn has_user_network(&self, recipe: &VmRecipe) -> bool {
-        self.of(recipe).is_ok_and(|driver| driver.has_user_network(recipe))
+    fn has_user_network(&self, vmm_config: &VmmConfig) -> bool {
+        self.of(vmm_config).is_ok_and(|driver| driver.has_user_network(vmm_config))
     }
 
-    fn snapshots(&self, recipe: &VmRecipe) -> Option<&dyn Snapshots> {
-        self.of(recipe).ok()?.snapshots(recipe)
+    fn snapshots(&self, vmm_config: &VmmConfig) -> Option<&dyn Snapshots> {
+        self.of(vmm_config).ok()?.snapshots(vmm_config)
     }
 
-    fn templates(&self, recipe: &VmRecipe) -> Option<&dyn Templates> {
-        self.of(recipe).ok()?.templates(recipe)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use coracle_types::VmId;
-
-    use super::*;
-    use crate::fake::{FakeDriver, FakeMachines};
-
-    fn recipe(driver: &str) -> VmRecipe {
-        VmRecipe {
-            id: VmId::of_name(&"fake".parse().unwrap()),
-            vcpus: 1.try_into().unwrap(),
-            memory: 128.try_into().unwrap(),
-            kernel: "/nowhere".into(),
-            initrd: "/nowhere".into(),
-            disks: vec![],
-            slots: Default::default(),
-            machine: Default::default(),
-            nic: None,
-            state_dir: "/nowhere".into(),
-            run_dir: "/nowhere".into(),
-            accelerator: Accelerator::Tcg,
-            driver: driver.to_owned(),
-        }
-    }
-
-    #[tokio::test]
-    async fn each_machine_is_its_own_drivers_and_one_without_a_word_is_the_firsts() {
-        let (ours, theirs) = (FakeMachines::new(), FakeMachines::new());
-        let other = FakeDriver::named(theirs.clone(), "other");
-        let drivers = Drivers::new(Arc::new(FakeDriver::new(ours.clone())), vec![Arc::new(other)]);
-        let first = drivers.start(&recipe("")).await.unwrap();
-        let second = drivers.start(&recipe("other")).await.unwrap();
-        assert_eq!((ours.running(), theirs.running()), (1, 1));
-        assert_eq!(drivers.find(&recipe("fake")).await.unwrap(), Some(first));
-        assert_eq!(drivers.find(&recipe("other")).await.unwrap(), Some(second));
-        drivers.kill(second).await.unwrap();
-        drivers.exited(second).await.unwrap();
-        assert_eq!((ours.running(), theirs.running()), (1, 0));
-        match drivers.start(&recipe("absent")).await {
-            Err(DriverError::Unknown { name }) => assert_eq!(name, "absent"),
-            other => panic!("{other:?}"),
-        }
-        assert!(drivers.snapshots(&recipe("absent")).is_none());
-    }
-
-    #[tokio::test]
-    async fn the_drivers_of_a_node_conform_as_one_does() {
-        let other = Arc::new(FakeDriver::named(FakeMachines::new(), "other"));
-        let ours = FakeMachines::new();
-        let both = || Drivers::new(Arc::new(FakeDriver::new(ours.clone())), vec![other.clone()]);
-        for name in ["", "other"] {
-            crate::conformance::check_snapshots(&both(), &recipe(name)).await;
-            crate::conformance::check_templates(&both(), &recipe(name)).await;
-        }
+    fn templates(&self, vmm_config: &VmmConfig) -> Option<&dyn Templates> {
+        self.of(vmm_config).ok()?.templates(vmm_config)
     }
 }

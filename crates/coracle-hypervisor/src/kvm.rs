@@ -21,7 +21,7 @@ pub fn run_payload(device: &Path, out: &mut dyn Write) -> std::io::Result<bool> 
     }
 }
 
-/// There is no payload for this architecture yet.
+/// No payload exists for this architecture.
 ///
 /// # Errors
 /// When `out` cannot be written.

@@ -1,21 +1,23 @@
-//! Running a VMM: one process in a session of its own, and what it said when it ended.
+//! Running a VMM: one process in a session of its own, found again by what it wrote of itself, and its last words.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use tokio::time::{Instant, timeout};
 
-use crate::{DriverError, ProcessId, VmRecipe, find_by_argument};
+use crate::process::boot_id;
+use crate::{DriverError, ProcessId, VmmConfig};
 
-/// The VMM's own messages, in its VM's state folder.
+/// The VMM's own messages, in its VM's state directory.
 pub const LOG_FILE: &str = "vmm.log";
-/// In a VM's `run_dir`: the one that its VMM was started with, where that was another's.
-const STARTED_IN: &str = "started-in";
+/// In a VM's `run_dir`: the process that is its VMM, as [`ProcessFile`] has it.
+const PROCESS_FILE: &str = "process";
 /// Of those, what an error shows.
 const LAST_WORDS_BYTES: i64 = 2048;
 /// Between two looks whether it is ready.
@@ -25,10 +27,10 @@ const POLL: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Launch<'a> {
     /// For which VM.
-    pub recipe: &'a VmRecipe,
+    pub vmm_config: &'a VmmConfig,
     /// The program.
     pub program: &'a Path,
-    /// Its arguments; one of them is a path beneath the VM's `run_dir`, by which it is found again.
+    /// Its arguments.
     pub args: Vec<String>,
     /// Where it runs.
     pub folder: &'a Path,
@@ -45,12 +47,12 @@ impl Launch<'_> {
     /// # Errors
     /// [`DriverError::Spawn`], [`DriverError::Io`], [`DriverError::Exited`] when it ended at once.
     pub fn run(self) -> Result<ProcessId, DriverError> {
-        let id = &self.recipe.id;
+        let id = &self.vmm_config.id;
         let io = |operation: &str| {
-            let operation = format!("{operation} of VM {id}");
+            let operation = format!("{operation} of VMM {id}");
             move |source| DriverError::Io { operation, source }
         };
-        let log = self.recipe.state_dir.join(LOG_FILE);
+        let log = self.vmm_config.state_dir.join(LOG_FILE);
         let log = File::options().create(true).append(true).open(log).map_err(io("open the VMM log"))?;
         log.set_len(0).map_err(io("empty the VMM log"))?;
         let mut command = Command::new(self.program);
@@ -60,43 +62,63 @@ impl Launch<'_> {
             None => (Stdio::null(), Stdio::from(log.try_clone().map_err(io("share the VMM log"))?)),
         };
         command.stdin(stdin).stdout(stdout).stderr(log);
-        own_session(&mut command, self.inherited);
+        let process_file = process_file(self.vmm_config).map_err(io("make the process file"))?;
+        prepare_child(&mut command, self.inherited, process_file);
         let child = command.spawn().map_err(|source| DriverError::Spawn {
             id: id.clone(),
             program: self.program.to_owned(),
             source,
         })?;
         let process = ProcessId::of_pid(child.id()).map_err(io("look at the VMM"))?;
-        process.ok_or_else(|| exited(self.recipe))
+        process.ok_or_else(|| exited(self.vmm_config))
     }
 }
 
-/// The living VMM of a VM, by its `run_dir`, or the one that it was started with.
+/// The living VMM of a VM, whichever daemon started it: the process that has written itself into the VM's `run_dir`.
+/// What other processes have in their arguments is not looked at.
 ///
 /// # Errors
-/// [`DriverError::Io`] when the process table cannot be read.
-pub fn find(recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-    let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
-    let own = find_by_argument(&recipe.run_dir).map_err(io)?;
-    let elsewhere = match std::fs::read_to_string(recipe.run_dir.join(STARTED_IN)) {
-        Ok(folder) => find_by_argument(Path::new(&folder)).map_err(io)?,
-        Err(_) => vec![],
+/// [`DriverError::Io`] when the file or the process table cannot be read.
+pub fn find(vmm_config: &VmmConfig) -> Result<Option<ProcessId>, DriverError> {
+    find_in(&vmm_config.run_dir)
+        .map_err(|source| DriverError::Io { operation: format!("find VMM {}", vmm_config.id), source })
+}
+
+/// As [`find`], for the VM with this `run_dir`.
+///
+/// # Errors
+/// When the file or the process table cannot be read.
+pub fn find_in(run_dir: &Path) -> io::Result<Option<ProcessId>> {
+    let text = match std::fs::read_to_string(run_dir.join(PROCESS_FILE)) {
+        Ok(text) => text,
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        Err(e) => return Err(e),
     };
-    Ok(own.into_iter().chain(elsewhere).next())
+    let Some((boot, stat)) = text.split_once('\n') else { return Ok(None) };
+    // A process of an earlier boot of the host is gone, whoever has its number now.
+    if boot != boot_id()? {
+        return Ok(None);
+    }
+    let Some(process) = ProcessId::of_stat(stat) else { return Ok(None) };
+    Ok(process.is_alive()?.then_some(process))
 }
 
-/// From here on [`find`] sees what was started for `from` as the VMM of `to`, too.
+/// Makes a VMM that an earlier version of the daemon started visible to [`find`]. Idempotent; nothing to do for a process
+/// that is gone.
 ///
 /// # Errors
-/// When the folder of `to` cannot be made or written.
-pub fn started_in(to: &VmRecipe, from: &VmRecipe) -> io::Result<()> {
-    std::fs::create_dir_all(&to.run_dir)?;
-    std::fs::write(to.run_dir.join(STARTED_IN), from.run_dir.as_os_str().as_encoded_bytes())
-}
-
-/// A new VMM of this VM will be found by its own folder. Nothing of an earlier one runs.
-pub fn starts_here(recipe: &VmRecipe) {
-    let _usually_absent = std::fs::remove_file(recipe.run_dir.join(STARTED_IN));
+/// When the VM's `run_dir` cannot be written.
+pub fn note_process(run_dir: &Path, process: ProcessId) -> io::Result<()> {
+    let place = run_dir.join(PROCESS_FILE);
+    if place.exists() || !process.is_alive()? {
+        return Ok(());
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid))?;
+    let part = run_dir.join("process.part");
+    std::fs::write(&part, format!("{}\n{stat}", boot_id()?))?;
+    std::fs::rename(part, place)
 }
 
 /// Waits until `ready` says so; ends the VMM that does not become so within `limit`.
@@ -104,7 +126,7 @@ pub fn starts_here(recipe: &VmRecipe) {
 /// # Errors
 /// [`DriverError::Exited`] with its last words, [`DriverError::NotReady`].
 pub async fn wait_ready<F: Future<Output = bool> + Send>(
-    recipe: &VmRecipe,
+    vmm_config: &VmmConfig,
     process: ProcessId,
     limit: Duration,
     ready: impl Fn() -> F + Send,
@@ -113,21 +135,31 @@ pub async fn wait_ready<F: Future<Output = bool> + Send>(
     let deadline = Instant::now() + limit;
     while !ready().await {
         if timeout(POLL, process.exited()).await.is_ok() {
-            return Err(exited(recipe));
+            return Err(exited(vmm_config));
         }
         if Instant::now() >= deadline {
             process.kill().await.map_err(watched)?;
-            return Err(DriverError::NotReady { id: recipe.id.clone(), seconds: limit.as_secs() });
+            return Err(DriverError::NotReady { id: vmm_config.id.clone(), seconds: limit.as_secs() });
         }
     }
     Ok(())
 }
 
-/// A session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM. `inherited` stay
-/// open in it.
-fn own_session(command: &mut Command, inherited: Vec<RawFd>) {
-    // SAFETY: setsid and fcntl are async-signal-safe, take no memory and touch only the child; the numbers are of
-    // files that the caller holds open until the child runs.
+/// The empty process file of a VMM that is about to start: the host's boot id, then what the child appends.
+fn process_file(vmm_config: &VmmConfig) -> io::Result<File> {
+    let path = vmm_config.run_dir.join(PROCESS_FILE);
+    let mut file = File::options().create(true).write(true).truncate(true).open(path)?;
+    writeln!(file, "{}", boot_id()?)?;
+    Ok(file)
+}
+
+/// A session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM; its process file;
+/// `inherited` stay open in it. There is no moment at which a VMM runs that is not in its file: the child writes it
+/// before it becomes the VMM, and a daemon that could read it meanwhile waits for the state lock, which the child holds
+/// as long.
+fn prepare_child(command: &mut Command, inherited: Vec<RawFd>, process_file: File) {
+    // SAFETY: setsid, fcntl, open, read and write are async-signal-safe, take no memory and touch only the child; the
+    // numbers are of files that the caller holds open until the child runs.
     #[allow(unsafe_code, reason = "pre_exec has no safe form")]
     unsafe {
         command.pre_exec(move || {
@@ -136,17 +168,26 @@ fn own_session(command: &mut Command, inherited: Vec<RawFd>) {
                 let file = BorrowedFd::borrow_raw(*number);
                 rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
             }
-            Ok(())
+            append_own_stat(&process_file)
         });
     }
 }
 
+/// Appends `/proc/self/stat`: pid and start time stay what they are through exec(2). Allocates nothing.
+fn append_own_stat(to: &File) -> io::Result<()> {
+    let stat = rustix::fs::open(c"/proc/self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = [0; 1024];
+    let read = rustix::io::read(&stat, &mut bytes)?;
+    let written = rustix::io::write(to, &bytes[..read])?;
+    if written == read { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+}
+
 /// The error of a VMM that is gone, with the end of its log.
 #[must_use]
-pub fn exited(recipe: &VmRecipe) -> DriverError {
-    let last_words = tail(&recipe.state_dir.join(LOG_FILE), LAST_WORDS_BYTES).unwrap_or_default();
+pub fn exited(vmm_config: &VmmConfig) -> DriverError {
+    let last_words = tail(&vmm_config.state_dir.join(LOG_FILE), LAST_WORDS_BYTES).unwrap_or_default();
     let last_words = if last_words.is_empty() { "it left no message".to_owned() } else { last_words };
-    DriverError::Exited { id: recipe.id.clone(), last_words }
+    DriverError::Exited { id: vmm_config.id.clone(), last_words }
 }
 
 /// The last `limit` bytes of a text file, without control characters.
@@ -170,4 +211,86 @@ pub fn own_file(number: RawFd) -> PathBuf {
 #[must_use]
 pub fn our_file(number: RawFd) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_types::InstanceId;
+
+    use super::*;
+    use crate::{Accelerator, MachineType, Slots};
+
+    fn vmm_config(dir: &Path) -> VmmConfig {
+        VmmConfig {
+            id: InstanceId::new("web", 1),
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            kernel: "/boot/vmlinuz".into(),
+            initrd: "/boot/initrd".into(),
+            disks: vec![],
+            slots: Slots::default(),
+            machine_type: MachineType::Microvm,
+            nic: None,
+            state_dir: dir.to_owned(),
+            run_dir: dir.to_owned(),
+            accelerator: Accelerator::Tcg,
+            driver: String::new(),
+        }
+    }
+
+    fn start(vmm_config: &VmmConfig, program: &str) -> Result<ProcessId, DriverError> {
+        let args = vec!["1000".to_owned()];
+        let (program, folder) = (Path::new(program), Path::new("/"));
+        Launch { vmm_config, program, args, folder, serial: None, inherited: vec![] }.run()
+    }
+
+    #[tokio::test]
+    async fn vmm_is_found_by_what_it_wrote_of_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let vmm_config = vmm_config(dir.path());
+        assert_eq!(find(&vmm_config).unwrap(), None, "before the first start");
+        let vmm = start(&vmm_config, "sleep").unwrap();
+        assert_eq!(find(&vmm_config).unwrap(), Some(vmm));
+        vmm.kill().await.unwrap();
+        assert_eq!(find(&vmm_config).unwrap(), None, "it is gone");
+        start(&vmm_config, "/absent/vmm").unwrap_err();
+        assert_eq!(find(&vmm_config).unwrap(), None, "it never became a VMM");
+    }
+
+    #[tokio::test]
+    async fn process_that_only_mentions_the_directory_is_no_vmm() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qmp.sock");
+        let mut command = Command::new("sh");
+        command.args(["-c", "read line"]).arg(&socket).stdin(Stdio::piped());
+        let mut impostor = command.spawn().unwrap();
+        assert_eq!(find(&vmm_config(dir.path())).unwrap(), None);
+        impostor.kill().unwrap();
+        impostor.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn process_file_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let vmm_config = vmm_config(dir.path());
+        let vmm = start(&vmm_config, "sleep").unwrap();
+        let path = dir.path().join(PROCESS_FILE);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (boot, stat) = text.split_once('\n').unwrap();
+        let ticks = vmm.start_ticks.to_string();
+        for (why, text, found) in [
+            ("as it was written", text.clone(), true),
+            ("an earlier boot of the host", format!("another\n{stat}"), false),
+            ("a later process of this pid", text.replace(&ticks, "1"), false),
+            ("cut off before the child wrote", format!("{boot}\n"), false),
+            ("empty", String::new(), false),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(find(&vmm_config).unwrap().is_some(), found, "{why}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        note_process(dir.path(), vmm).unwrap();
+        assert_eq!(find(&vmm_config).unwrap(), Some(vmm), "noted for an earlier version");
+        vmm.kill().await.unwrap();
+    }
 }

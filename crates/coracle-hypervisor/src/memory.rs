@@ -38,7 +38,7 @@ impl MemoryFile {
     /// for. Blocking.
     ///
     /// # Errors
-    /// `ResourceBusy` when a process goes on mapping it writable; the file is gone then.
+    /// `ResourceBusy` while a process keeps a writable mapping; the file is then lost.
     pub fn seal(self) -> io::Result<SealedFile> {
         let all = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         let since = Instant::now();
@@ -70,7 +70,7 @@ impl AsFd for MemoryFile {
     }
 }
 
-/// A memory file that nobody can write.
+/// A memory file sealed against writing (memfd_create(2), `F_SEAL_WRITE`).
 #[derive(Debug)]
 pub struct SealedFile(File);
 
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_sealed_file_cannot_be_written_by_anybody() {
         let memory = MemoryFile::new("test", 8192).unwrap();
-        memory.0.write_all_at(b"secret of nobody", 4096).unwrap();
+        memory.0.write_all_at(b"template state", 4096).unwrap();
         let sealed = memory.seal().unwrap();
         let writer = File::options().write(true).open(sealed.path()).unwrap();
         assert_eq!(writer.write_at(b"x", 0).unwrap_err().kind(), io::ErrorKind::PermissionDenied);

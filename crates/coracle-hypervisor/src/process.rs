@@ -34,6 +34,12 @@ impl ProcessId {
         Ok(parse_stat(&stat).filter(|s| s.state != 'Z').map(|s| Self { pid, start_ticks: s.start_ticks }))
     }
 
+    /// The process that a line of `/proc/PID/stat` tells of.
+    pub(crate) fn of_stat(stat: &str) -> Option<Self> {
+        let pid = stat.split_ascii_whitespace().next()?.parse().ok()?;
+        parse_stat(stat).map(|parsed| Self { pid, start_ticks: parsed.start_ticks })
+    }
+
     /// Is it still there?
     ///
     /// # Errors
@@ -79,6 +85,11 @@ impl ProcessId {
             Err(e) => Err(e.into()),
         }
     }
+}
+
+/// Which boot of the host this is (proc_sys_kernel(5), `random/boot_id`).
+pub(crate) fn boot_id() -> io::Result<String> {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned())
 }
 
 /// Collects the exit status of a child; nothing when it is not ours.

@@ -6,7 +6,7 @@ use std::fs::File;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cloned, DriverError, Template, VmRecipe};
+use crate::{Cloned, DriverError, Template, VmmConfig};
 
 /// The processor's name and features: a saved CPU state fits no other.
 #[must_use]
@@ -28,7 +28,7 @@ pub struct Compatibility {
     pub accelerator: String,
     /// Name and features of the processor.
     pub cpu: String,
-    /// Devices, sizes and their order, as the VMM is told of them.
+    /// Devices, sizes and their order, as the VMM gets them.
     pub devices: String,
 }
 
@@ -54,22 +54,22 @@ impl Compatibility {
 pub enum Saved<'a> {
     /// In what [`Snapshots::save`] wrote, from where the file stands.
     File(&'a File),
-    /// In what [`Snapshots::unfold`] made of it, which any number of machines share.
-    Unfolded(&'a Template),
+    /// In what [`Snapshots::materialize`] made of it, which any number of machines share.
+    MemoryImages(&'a Template),
 }
 
 /// A driver's power to save machines and start them again.
 #[async_trait]
 pub trait Snapshots: Send + Sync + Debug {
     /// What a state of this machine depends on. Pure but for what the host and the program are.
-    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility;
+    async fn compatibility(&self, vmm_config: &VmmConfig) -> Compatibility;
 
     /// Writes memory, devices and CPUs to `file` from where it stands, and leaves it at their end. The guest must be
     /// paused, and may be resumed afterwards, whether this succeeded or not.
     ///
     /// # Errors
     /// [`DriverError::Control`], when the disk is full, for one.
-    async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError>;
+    async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError>;
 
     /// Makes of what [`Snapshots::save`] wrote a memory that many machines map, each with its changes to itself.
     /// `None`: machines of this kind cannot share one. Disks are not looked at. A VMM may be needed for it; a dropped
@@ -77,14 +77,15 @@ pub trait Snapshots: Send + Sync + Debug {
     ///
     /// # Errors
     /// As [`Snapshots::restore`].
-    async fn unfold(&self, recipe: &VmRecipe, file: &File) -> Result<Option<Template>, DriverError>;
+    async fn materialize(&self, vmm_config: &VmmConfig, file: &File)
+    -> Result<Option<Template>, DriverError>;
 
-    /// Starts a VMM from a saved machine; its disks are those of the recipe. The guest stands still until
+    /// Starts a VMM from a saved machine; its disks are those of the VMM config. The guest is paused until
     /// [`crate::Driver::resume`]. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
     ///
     /// # Errors
     /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
-    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError>;
+    async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError>;
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! A template is a machine of some shape, saved while its agent waits to be configured: no image is in it, no
 //! address, no secret. Its slots are empty, so a clone of it becomes a VM of any image. Where the driver can, its guest has
-//! a fresh disk mounted already: a clone that begins with a copy of that disk goes on with it, any other lets it be.
+//! a fresh disk mounted already: a clone that starts with a copy of that disk uses it, any other ignores it.
 
 use std::fmt::Debug;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::net::UnixStream;
 
-use crate::{DriverError, MemoryFile, ProcessId, SealedFile, VmRecipe};
+use crate::{DriverError, MemoryFile, ProcessId, SealedFile, VmmConfig};
 
 /// What a clone starts from.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Template {
     pub ram: SealedFile,
     /// The state of the devices and CPUs, as the VMM wrote it.
     pub state: SealedFile,
-    /// The disk in the slot [`crate::Slots::prepared`] as the guest left it.
+    /// The disk in the slot [`crate::Slots::premounted`] as the guest left it.
     pub disk: Option<SealedFile>,
 }
 
@@ -40,10 +40,10 @@ pub trait Templates: Send + Sync + Debug {
     /// All that makes one machine differ from another but the content of kernel and initramfs: devices, sizes,
     /// accelerator, CPU, VMM build. Templates of different fingerprints are never mixed. Pure but for what the host
     /// and the program are.
-    async fn fingerprint(&self, recipe: &VmRecipe) -> String;
+    async fn fingerprint(&self, vmm_config: &VmmConfig) -> String;
 
-    /// Its machines have the slot [`crate::Slots::prepared`].
-    fn prepares_disk(&self) -> bool {
+    /// Its machines have the slot [`crate::Slots::premounted`].
+    fn premounts_disk(&self) -> bool {
         false
     }
 
@@ -52,7 +52,8 @@ pub trait Templates: Send + Sync + Debug {
     ///
     /// # Errors
     /// As [`crate::Driver::start`].
-    async fn boot_template(&self, recipe: &VmRecipe, ram: &MemoryFile) -> Result<ProcessId, DriverError>;
+    async fn boot_template(&self, vmm_config: &VmmConfig, ram: &MemoryFile)
+    -> Result<ProcessId, DriverError>;
 
     /// Stops the guest, writes the state of its devices to `state` and ends the VMM: `ram`, that of
     /// [`Templates::boot_template`], is complete then. The caller has closed the guest channel. Returns how long it took
@@ -62,44 +63,31 @@ pub trait Templates: Send + Sync + Debug {
     /// [`DriverError::Control`]; the VMM is gone in any case.
     async fn save_template(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         process: ProcessId,
         ram: &MemoryFile,
         state: &MemoryFile,
     ) -> Result<Duration, DriverError>;
 
-    /// Starts a VMM from a template: RAM private to it, the recipe's disks in the slots, its NIC connected, the guest
+    /// Starts a VMM from a template: RAM private to it, the VMM config's disks in the slots, its NIC connected, the guest
     /// running. A disk in the prepared slot is a copy of the template's. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
     ///
     /// # Errors
     /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
-    async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError>;
+    async fn start_clone(&self, vmm_config: &VmmConfig, template: &Template) -> Result<Cloned, DriverError>;
 
     /// Its clones can run before they are any VM's.
-    fn hands_over(&self) -> bool {
+    fn can_assign(&self) -> bool {
         false
     }
 
-    /// From here on [`crate::Driver::find`] sees the clone that runs as `from` as the VM `to`, maybe as both. Idempotent.
-    ///
-    /// # Errors
-    /// [`DriverError::Io`].
-    async fn claim(&self, from: &VmRecipe, _to: &VmRecipe) -> Result<(), DriverError> {
-        Err(stays(from))
-    }
-
-    /// Makes a clone that runs as `from`, has no disk but the prepared one, and is claimed, the VM `to`: its messages lie in
-    /// the folders of `to`, and the disks of `to` are in its slots. Its NIC stays plugged in where it is. Not idempotent.
+    /// Puts the disks of the VMM config into the slots of a clone that started without them, but the premounted one. Not
+    /// idempotent.
     ///
     /// # Errors
     /// [`DriverError::Control`], [`DriverError::Io`]; the VMM is still there, and of no use.
-    async fn hand_over(&self, from: &VmRecipe, _to: &VmRecipe) -> Result<(), DriverError> {
-        Err(stays(from))
+    async fn fill(&self, clone: &VmmConfig) -> Result<(), DriverError> {
+        let source = io::Error::from(io::ErrorKind::Unsupported);
+        Err(DriverError::Io { operation: format!("fill the slots of {}", clone.id), source })
     }
-}
-
-/// A driver that does not hand over.
-fn stays(clone: &VmRecipe) -> DriverError {
-    let source = io::Error::from(io::ErrorKind::Unsupported);
-    DriverError::Io { operation: format!("give the clone {} to a VM", clone.id), source }
 }

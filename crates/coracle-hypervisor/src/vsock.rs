@@ -1,5 +1,6 @@
 //! The guest's vsock as a Unix socket of the host: Firecracker's protocol, which Cloud Hypervisor speaks, too
-//! (Firecracker docs/vsock.md, "Host-Initiated Connections").
+//! (Firecracker,
+//! <https://github.com/firecracker-microvm/firecracker/blob/main/docs/vsock.md>, "Host-Initiated Connections").
 
 use std::io;
 use std::path::Path;
@@ -20,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// until it does, so the caller sets the limit. Cancel-safe.
 ///
 /// # Errors
-/// When nobody listens at `socket`: the VMM is gone.
+/// When the VMM that listened at `socket` is gone.
 pub async fn connect(socket: &Path, port: u32) -> io::Result<UnixStream> {
     loop {
         let mut stream = UnixStream::connect(socket).await?;
@@ -58,10 +59,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_guest_that_does_not_listen_yet_is_asked_again_and_what_follows_ok_is_its() {
+    async fn connect_retries_until_the_guest_listens() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("guest.sock");
-        assert!(connect(&path, GUEST_PORT).await.is_err(), "nobody is there");
+        assert!(connect(&path, GUEST_PORT).await.is_err(), "no listener");
         let listener = UnixListener::bind(&path).unwrap();
         let vmm = async {
             for turn in 0..3 {

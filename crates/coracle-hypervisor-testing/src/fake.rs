@@ -11,27 +11,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_types::VmId;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{
+use coracle_hypervisor::{
     Accelerator, Cloned, Compatibility, Disk, Driver, DriverError, MemoryFile, Probe, ProcessId, Saved,
-    Snapshots, Template, Templates, VmRecipe,
+    Snapshots, Template, Templates, VmmConfig,
 };
+use coracle_types::InstanceId;
 
 /// The machines of a pretended host. Share one between drivers to play a restart.
 #[derive(Debug, Default)]
 pub struct FakeMachines {
-    running: Mutex<HashMap<VmId, Machine>>,
+    running: Mutex<HashMap<InstanceId, FakeVmm>>,
     starts: AtomicU64,
     boot_time: Mutex<Duration>,
     failing_start: Mutex<Option<String>>,
+    /// The accelerator that the probe finds, and the one that VMMs then use.
+    accelerators: Mutex<Option<(Accelerator, Accelerator)>>,
 }
 
 #[derive(Debug)]
-struct Machine {
+struct FakeVmm {
     process: ProcessId,
     gone: watch::Sender<bool>,
     guest: guest::Handle,
@@ -63,6 +65,11 @@ impl FakeMachines {
         *lock(&self.failing_start) = last_words.map(str::to_owned);
     }
 
+    /// The probe finds one accelerator, and VMMs use another; both are TCG unless said here.
+    pub fn set_accelerators(&self, probed: Accelerator, used: Accelerator) {
+        *lock(&self.accelerators) = Some((probed, used));
+    }
+
     /// How many machines run now.
     #[must_use]
     pub fn running(&self) -> usize {
@@ -76,22 +83,23 @@ impl FakeMachines {
     }
 
     /// The VMM dies, as from SIGKILL. False when there is none.
-    pub fn crash(&self, id: &VmId) -> bool {
+    pub fn crash(&self, id: &InstanceId) -> bool {
         let machine = lock(&self.running).remove(id);
         machine.map(|m| m.gone.send_replace(true)).is_some()
     }
 
     /// Ends the machine of a process, whosever it is.
     fn end(&self, process: ProcessId) {
-        let of_process = |(id, machine): (&VmId, &Machine)| (machine.process == process).then(|| id.clone());
+        let of_process =
+            |(id, machine): (&InstanceId, &FakeVmm)| (machine.process == process).then(|| id.clone());
         let id = lock(&self.running).iter().find_map(of_process);
         if let Some(id) = id {
             self.crash(&id);
         }
     }
 
-    /// The guest's workload ends. False when there is no such machine.
-    pub fn exit_workload(&self, id: &VmId, code: i32) -> bool {
+    /// Ends the guest's workload. False when the VM does not run.
+    pub fn exit_workload(&self, id: &InstanceId, code: i32) -> bool {
         match lock(&self.running).get(id) {
             Some(machine) => {
                 machine.guest.exit_workload(code);
@@ -122,19 +130,19 @@ impl FakeDriver {
         Self { machines, name }
     }
 
-    /// A machine whose guest says hello after `boot_time`, or goes on from where it was saved.
+    /// Starts a VMM whose guest says hello after `boot_time`, or continues from a saved state.
     fn spawn(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         boot_time: Duration,
         saved: Option<guest::Progress>,
     ) -> Result<ProcessId, DriverError> {
         let machines = &self.machines;
         if let Some(last_words) = lock(&machines.failing_start).clone() {
-            return Err(DriverError::Exited { id: recipe.id.clone(), last_words });
+            return Err(DriverError::Exited { id: vmm_config.id.clone(), last_words });
         }
         machines.starts.fetch_add(1, Ordering::Relaxed);
-        // As of real processes, no two are alike, whatever host they pretend to be on.
+        // As with real processes, no two are equal, even on different fake hosts.
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         let pid = FIRST_FAKE_PID.wrapping_add(u32::try_from(serial % (1 << 20)).unwrap_or(0));
         let process = ProcessId { pid, start_ticks: serial };
@@ -146,10 +154,10 @@ impl FakeDriver {
             }
         };
         let guest = guest::start(boot_time, saved, stop.clone(), power_off);
-        let filled = recipe.disks.iter().map(|disk| disk.slot).collect();
+        let filled = vmm_config.disks.iter().map(|disk| disk.slot).collect();
         let gone = watch::Sender::new(false);
-        let machine = Machine { process, gone, guest, filled, _stop: stop.drop_guard() };
-        lock(&machines.running).insert(recipe.id.clone(), machine);
+        let machine = FakeVmm { process, gone, guest, filled, _stop: stop.drop_guard() };
+        lock(&machines.running).insert(vmm_config.id.clone(), machine);
         Ok(process)
     }
 }
@@ -163,18 +171,24 @@ impl Driver for FakeDriver {
     async fn probe(&self) -> Probe {
         Probe {
             version: "1".to_owned(),
-            accelerator: Some(Accelerator::Tcg),
+            accelerator: Some(
+                lock(&self.machines.accelerators).map_or(Accelerator::Tcg, |(probed, _)| probed),
+            ),
             reason: "machines in memory, for tests".to_owned(),
         }
     }
 
-    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
+    async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
         let boot_time = *lock(&self.machines.boot_time);
-        self.spawn(recipe, boot_time, None)
+        self.spawn(vmm_config, boot_time, None)
     }
 
-    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-        Ok(lock(&self.machines.running).get(&recipe.id).map(|m| m.process))
+    async fn find(&self, vmm_config: &VmmConfig) -> Result<Option<ProcessId>, DriverError> {
+        Ok(lock(&self.machines.running).get(&vmm_config.id).map(|m| m.process))
+    }
+
+    fn accelerator_of(&self, vmm_config: &VmmConfig, _: ProcessId) -> Accelerator {
+        lock(&self.machines.accelerators).map_or(vmm_config.accelerator, |(_, used)| used)
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
@@ -192,47 +206,47 @@ impl Driver for FakeDriver {
         Ok(())
     }
 
-    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.guest(recipe, "stop", |guest| guest.hold(true))
+    async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.guest(vmm_config, "stop", |guest| guest.hold(true))
     }
 
-    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.guest(recipe, "cont", |guest| guest.hold(false))
+    async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.guest(vmm_config, "cont", |guest| guest.hold(false))
     }
 
-    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
+    async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "guest", source };
         let running = lock(&self.machines.running);
-        let machine = running.get(&recipe.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
+        let machine = running.get(&vmm_config.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
         machine.guest.connect().map_err(refused)
     }
 
-    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "console", source };
+    async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "console", source };
         let running = lock(&self.machines.running);
-        let machine = running.get(&recipe.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
+        let machine = running.get(&vmm_config.id).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
         machine.guest.console().map_err(refused)
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
+    async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
         let absent = |source| DriverError::Io { operation: format!("open {}", disk.path.display()), source };
         std::fs::metadata(&disk.path).map_err(absent)?;
-        self.slot(recipe, disk.slot, |slots| slots.insert(disk.slot))
+        self.slot(vmm_config, disk.slot, |slots| slots.insert(disk.slot))
     }
 
-    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        self.slot(recipe, slot, |slots| slots.remove(&slot))
+    async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+        self.slot(vmm_config, slot, |slots| slots.remove(&slot))
     }
 
-    fn has_user_network(&self, _: &VmRecipe) -> bool {
+    fn has_user_network(&self, _: &VmmConfig) -> bool {
         true
     }
 
-    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
+    fn snapshots(&self, _: &VmmConfig) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
-    fn templates(&self, _: &VmRecipe) -> Option<&dyn Templates> {
+    fn templates(&self, _: &VmmConfig) -> Option<&dyn Templates> {
         Some(self)
     }
 }
@@ -241,32 +255,32 @@ impl FakeDriver {
     /// Changes the slots of a machine that must be there; false: it was so already.
     fn slot(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         slot: usize,
         change: impl FnOnce(&mut BTreeSet<usize>) -> bool,
     ) -> Result<(), DriverError> {
         let mut running = lock(&self.machines.running);
-        let changed = running.get_mut(&recipe.id).filter(|_| slot < recipe.slots.total());
+        let changed = running.get_mut(&vmm_config.id).filter(|_| slot < vmm_config.slots.total());
         let why = match changed.map(|machine| change(&mut machine.filled)) {
             Some(true) => return Ok(()),
             Some(false) => io::ErrorKind::AlreadyExists,
             None => io::ErrorKind::NotConnected,
         };
         let source = Box::new(io::Error::from(why));
-        Err(DriverError::Control { id: recipe.id.clone(), operation: "swap a disk of", source })
+        Err(DriverError::Control { id: vmm_config.id.clone(), operation: "swap a disk of", source })
     }
 
     /// Does something to the guest of a machine that must be there.
     fn guest<T>(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         operation: &'static str,
         act: impl FnOnce(&guest::Handle) -> T,
     ) -> Result<T, DriverError> {
         let running = lock(&self.machines.running);
         let no_vmm = || io::Error::from(io::ErrorKind::NotConnected);
-        running.get(&recipe.id).map(|machine| act(&machine.guest)).ok_or_else(|| DriverError::Control {
-            id: recipe.id.clone(),
+        running.get(&vmm_config.id).map(|machine| act(&machine.guest)).ok_or_else(|| DriverError::Control {
+            id: vmm_config.id.clone(),
             operation,
             source: Box::new(no_vmm()),
         })
@@ -275,19 +289,19 @@ impl FakeDriver {
 
 #[async_trait]
 impl Snapshots for FakeDriver {
-    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+    async fn compatibility(&self, vmm_config: &VmmConfig) -> Compatibility {
         Compatibility {
             driver: "fake".to_owned(),
             vmm: "1".to_owned(),
-            accelerator: recipe.accelerator.as_str().to_owned(),
+            accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: "none".to_owned(),
-            devices: self.fingerprint(recipe).await,
+            devices: self.fingerprint(vmm_config).await,
         }
     }
 
-    async fn save(&self, recipe: &VmRecipe, mut file: &File) -> Result<(), DriverError> {
-        let io = |source| DriverError::Io { operation: format!("save {}", recipe.id), source };
-        let (held, progress) = self.guest(recipe, "migrate", |g| (g.is_held(), g.progress()))?;
+    async fn save(&self, vmm_config: &VmmConfig, mut file: &File) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("save {}", vmm_config.id), source };
+        let (held, progress) = self.guest(vmm_config, "migrate", |g| (g.is_held(), g.progress()))?;
         if !held {
             return Err(io(io::Error::other("the guest runs")));
         }
@@ -295,8 +309,12 @@ impl Snapshots for FakeDriver {
     }
 
     /// The line is the whole machine, so it stands in the place of the devices' state.
-    async fn unfold(&self, recipe: &VmRecipe, mut file: &File) -> Result<Option<Template>, DriverError> {
-        let mut unfolded = || -> io::Result<Template> {
+    async fn materialize(
+        &self,
+        vmm_config: &VmmConfig,
+        mut file: &File,
+    ) -> Result<Option<Template>, DriverError> {
+        let mut memory_images = || -> io::Result<Template> {
             let (ram, state) = (MemoryFile::new("ram", 0)?, MemoryFile::new("state", 0)?);
             let mut line = String::new();
             file.read_to_string(&mut line)?;
@@ -304,20 +322,20 @@ impl Snapshots for FakeDriver {
             state.file().write_all(line.as_bytes())?;
             Ok(Template { ram: ram.seal()?, state: state.seal()?, disk: None })
         };
-        let operation = format!("unfold {}", recipe.id);
-        unfolded().map(Some).map_err(|source| DriverError::Io { operation, source })
+        let operation = format!("materialize {}", vmm_config.id);
+        memory_images().map(Some).map_err(|source| DriverError::Io { operation, source })
     }
 
-    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load {}", recipe.id), source };
+    async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load {}", vmm_config.id), source };
         let line = match saved {
             Saved::File(file) => io::read_to_string(file),
-            Saved::Unfolded(template) => template.state.reopen().and_then(io::read_to_string),
+            Saved::MemoryImages(template) => template.state.reopen().and_then(io::read_to_string),
         };
         let line = line.map_err(io)?;
         let saved = guest::Progress::load(&line).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
-        let process = self.spawn(recipe, Duration::ZERO, Some(saved))?;
-        Ok(Cloned { process, channel: Some(self.guest_channel(recipe).await?) })
+        let process = self.spawn(vmm_config, Duration::ZERO, Some(saved))?;
+        Ok(Cloned { process, channel: Some(self.guest_channel(vmm_config).await?) })
     }
 }
 
@@ -326,91 +344,54 @@ const STATE: &[u8] = b"a saved machine";
 
 #[async_trait]
 impl Templates for FakeDriver {
-    async fn fingerprint(&self, recipe: &VmRecipe) -> String {
-        format!("fake {} {} {:?}", recipe.vcpus.get(), recipe.memory.get(), recipe.slots)
+    async fn fingerprint(&self, vmm_config: &VmmConfig) -> String {
+        format!("fake {} {} {:?}", vmm_config.vcpus.get(), vmm_config.memory.get(), vmm_config.slots)
     }
 
-    fn prepares_disk(&self) -> bool {
+    fn premounts_disk(&self) -> bool {
         true
     }
 
-    async fn boot_template(&self, recipe: &VmRecipe, _ram: &MemoryFile) -> Result<ProcessId, DriverError> {
-        self.start(recipe).await
+    async fn boot_template(
+        &self,
+        vmm_config: &VmmConfig,
+        _ram: &MemoryFile,
+    ) -> Result<ProcessId, DriverError> {
+        self.start(vmm_config).await
     }
 
     async fn save_template(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         process: ProcessId,
         _ram: &MemoryFile,
         state: &MemoryFile,
     ) -> Result<Duration, DriverError> {
         let saved = std::fs::write(format!("/proc/self/fd/{}", state.number()), STATE);
         self.kill(process).await?;
-        saved.map_err(|source| DriverError::Io { operation: format!("save {}", recipe.id), source })?;
+        saved.map_err(|source| DriverError::Io { operation: format!("save {}", vmm_config.id), source })?;
         Ok(Duration::ZERO)
     }
 
-    async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load {}", recipe.id), source };
+    async fn start_clone(&self, vmm_config: &VmmConfig, template: &Template) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load {}", vmm_config.id), source };
         if std::fs::read(template.state.path()).map_err(io)? != STATE {
             return Err(io(io::ErrorKind::InvalidData.into()));
         }
-        let process = self.spawn(recipe, Duration::ZERO, None)?;
-        Ok(Cloned { process, channel: Some(self.guest_channel(recipe).await?) })
+        let process = self.spawn(vmm_config, Duration::ZERO, None)?;
+        Ok(Cloned { process, channel: Some(self.guest_channel(vmm_config).await?) })
     }
 
-    fn hands_over(&self) -> bool {
+    fn can_assign(&self) -> bool {
         true
     }
 
-    async fn claim(&self, from: &VmRecipe, to: &VmRecipe) -> Result<(), DriverError> {
-        let mut running = lock(&self.machines.running);
-        if let Some(machine) = running.remove(&from.id) {
-            running.insert(to.id.clone(), machine);
-        }
-        Ok(())
-    }
-
-    async fn hand_over(&self, _: &VmRecipe, to: &VmRecipe) -> Result<(), DriverError> {
-        let inserted = to.disks.iter().filter(|disk| disk.slot < to.slots.total());
-        inserted.into_iter().try_for_each(|disk| self.slot(to, disk.slot, |slots| slots.insert(disk.slot)))
+    async fn fill(&self, clone: &VmmConfig) -> Result<(), DriverError> {
+        let inserted = clone.disks.iter().filter(|disk| disk.slot < clone.slots.total());
+        inserted.into_iter().try_for_each(|disk| self.slot(clone, disk.slot, |slots| slots.insert(disk.slot)))
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn the_fake_conforms() {
-        let machines = FakeMachines::new();
-        let recipe = VmRecipe {
-            id: VmId::of_name(&"fake".parse().unwrap()),
-            vcpus: 1.try_into().unwrap(),
-            memory: 128.try_into().unwrap(),
-            kernel: "/nowhere".into(),
-            initrd: "/nowhere".into(),
-            disks: vec![],
-            slots: Default::default(),
-            machine: Default::default(),
-            nic: None,
-            state_dir: "/nowhere".into(),
-            run_dir: "/nowhere".into(),
-            accelerator: Accelerator::Tcg,
-            driver: String::new(),
-        };
-        crate::conformance::check(|| FakeDriver::new(machines.clone()), &recipe).await;
-        assert_eq!((machines.running(), machines.starts()), (0, 2));
-        crate::conformance::check_templates(&FakeDriver::new(machines.clone()), &recipe).await;
-        assert_eq!(machines.running(), 0);
-        crate::conformance::check_snapshots(&FakeDriver::new(machines.clone()), &recipe).await;
-        assert_eq!(machines.running(), 0);
-        crate::conformance::check_disks(&FakeDriver::new(machines.clone()), &recipe).await;
-        assert_eq!(machines.running(), 0);
-    }
 }

@@ -278,6 +278,12 @@ impl Guest for FakeGuest {
         Err(Status::not_found(format!("{}: no such file", request.into_inner().path)))
     }
 
+    type ChangesStream = BoxStream<'static, Result<pb::CopyOutChunk, Status>>;
+
+    async fn changes(&self, _: Request<pb::ChangesRequest>) -> Reply<Self::ChangesStream> {
+        Err(Status::unimplemented("this guest has no overlay"))
+    }
+
     type PortForwardStream = BoxStream<'static, Result<pb::PortForwardChunk, Status>>;
 
     /// Sends back what it is sent.

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use coracle_types::{MacAddr, MemoryMib, Vcpus, VmId};
+use coracle_types::{InstanceId, MacAddr, MemoryMib, Vcpus};
 use serde::{Deserialize, Serialize};
 
 /// How guest instructions are executed.
@@ -51,19 +51,19 @@ impl Disk {
 
 /// What kind of computer the guest finds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Machine {
+pub enum MachineType {
     /// The least: no firmware worth the name, no PCI, disks in slots; its kernel comes from the host.
     #[default]
-    Micro,
+    Microvm,
     /// A PC with PCI Express (QEMU's q35), for images that bring their own kernel. Disks beside those that it starts
     /// with are plugged in and out.
-    Pc(Firmware),
+    Q35(Firmware),
 }
 
 /// What a PC runs first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Firmware {
-    /// The kernel and initramfs of the recipe.
+    /// The kernel and initramfs of the VMM config.
     Kernel,
     /// A BIOS, and what it finds on the first disk that can be written.
     Bios,
@@ -102,9 +102,9 @@ impl Slots {
     }
 
     /// A slot after all others, for a disk whose file system is mounted in the template already. Only drivers whose
-    /// templates have one have it ([`crate::Templates::prepares_disk`]).
+    /// templates have one have it ([`crate::Templates::premounts_disk`]).
     #[must_use]
-    pub fn prepared(self) -> usize {
+    pub fn premounted(self) -> usize {
         self.total()
     }
 
@@ -139,6 +139,9 @@ pub enum NicBackend {
     User {
         /// Ports that lead in.
         forwards: Vec<Forward>,
+        /// Nothing but these ports passes: the guest reaches neither the host's loopback nor a metadata address, nor any
+        /// other network of the daemon's user.
+        isolated: bool,
     },
 }
 
@@ -153,9 +156,9 @@ pub struct Nic {
 
 /// Everything that a driver needs to start one VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VmRecipe {
-    /// Which VM.
-    pub id: VmId,
+pub struct VmmConfig {
+    /// Which instance.
+    pub id: InstanceId,
     /// Number of CPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
@@ -169,13 +172,12 @@ pub struct VmRecipe {
     /// Places for disks.
     pub slots: Slots,
     /// What kind of computer it is.
-    pub machine: Machine,
+    pub machine_type: MachineType,
     /// None: the guest has only a loopback interface.
     pub nic: Option<Nic>,
-    /// Exists, belongs to this VM, outlives a stop: logs of the VMM go here.
+    /// Exists, belongs to this instance: the VMM's log goes here.
     pub state_dir: PathBuf,
-    /// Exists, belongs to this VM, short enough for sockets. Every VMM of
-    /// this VM carries it in its arguments, which is how one is found again.
+    /// Exists, belongs to this instance, short enough for sockets. The process file in it is how its VMM is found again.
     pub run_dir: PathBuf,
     /// How to execute guest code.
     pub accelerator: Accelerator,
@@ -183,7 +185,7 @@ pub struct VmRecipe {
     pub driver: String,
 }
 
-impl VmRecipe {
+impl VmmConfig {
     /// The disk in a slot.
     #[must_use]
     pub fn disk_in(&self, slot: usize) -> Option<&Disk> {

@@ -1,0 +1,68 @@
+//! A network without devices.
+
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use coracle_net::{Attachment, GuestNic, Ipam, Lease, NetError, Network, Subnet};
+use coracle_types::{InstanceId, MacAddr, VmId};
+
+/// Assigns addresses and makes no devices: for VMMs that exist in memory only.
+#[derive(Debug)]
+pub struct AddressOnly(Mutex<Ipam>, Subnet);
+
+impl AddressOnly {
+    /// A network that gives out addresses of `subnet` and touches nothing.
+    #[must_use]
+    pub fn new(subnet: Subnet) -> Self {
+        Self(Mutex::new(Ipam::new(subnet)), subnet)
+    }
+}
+
+#[async_trait]
+impl Network for AddressOnly {
+    fn mode(&self) -> &'static str {
+        "none"
+    }
+
+    fn subnet(&self) -> Option<Subnet> {
+        Some(self.1)
+    }
+
+    fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).lease(id, wanted).map(Some)
+    }
+
+    fn release(&self, id: &VmId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).release(id);
+    }
+
+    async fn prepare(&self, _: &[GuestNic]) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    async fn create_interface(&self, _: &InstanceId) -> Result<Attachment, NetError> {
+        Ok(Attachment::User)
+    }
+
+    async fn attach(&self, _: &InstanceId, _: MacAddr, _: Option<Lease>) -> Result<Attachment, NetError> {
+        Ok(Attachment::User)
+    }
+
+    async fn cut_off(&self, _: &InstanceId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    async fn detach(&self, _: &InstanceId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    async fn sweep(&self, _: &HashSet<InstanceId>) -> Result<Vec<String>, NetError> {
+        Ok(vec![])
+    }
+
+    async fn teardown(&self) -> Result<(), NetError> {
+        Ok(())
+    }
+}
