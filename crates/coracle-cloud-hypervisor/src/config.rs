@@ -1,6 +1,6 @@
 //! Configurations. Pure; the golden test is the review (Cloud Hypervisor `vmm/src/api/openapi/cloud-hypervisor.yaml`).
 
-use coracle_hypervisor::{Disk, Nic, NicBackend, VmRecipe};
+use coracle_hypervisor::{Disk, Nic, NicBackend, VmmConfig};
 use serde_json::{Map, Value, json};
 
 /// The guest's end of the vsock socket.
@@ -12,28 +12,28 @@ const NIC: &str = "eth0";
 /// Any number does: each machine has a socket of its own.
 const GUEST_CID: u32 = 3;
 
-/// A restart of the guest would start the machine again, so the agent is told to switch it off.
+/// A restart of the guest would start the machine again, so the guest agent powers it off instead.
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff cryptomgr.notests=1 \
      initcall_blacklist=load_system_certificate_list";
 
-/// The machine of a recipe. Empty slots are left out: a disk can be plugged in.
+/// The machine of a VMM config. Empty slots are left out: a disk can be plugged in.
 ///
 /// # Errors
-/// What the recipe wants and Cloud Hypervisor has not, with the alternative.
-pub fn vm_config(recipe: &VmRecipe) -> Result<Value, String> {
-    let disks: Vec<_> = recipe.disks.iter().map(disk_config).collect();
-    let socket = |name: &str| recipe.run_dir.join(name);
+/// What the VMM config wants and Cloud Hypervisor has not, with the alternative.
+pub fn vm_config(vmm_config: &VmmConfig) -> Result<Value, String> {
+    let disks: Vec<_> = vmm_config.disks.iter().map(disk_config).collect();
+    let socket = |name: &str| vmm_config.run_dir.join(name);
     let mut config = json!({
-        "payload": {"kernel": recipe.kernel, "initramfs": recipe.initrd, "cmdline": COMMAND_LINE},
-        "cpus": {"boot_vcpus": recipe.vcpus.get(), "max_vcpus": recipe.vcpus.get()},
-        "memory": {"size": u64::from(recipe.memory.get()) << 20},
+        "payload": {"kernel": vmm_config.kernel, "initramfs": vmm_config.initrd, "cmdline": COMMAND_LINE},
+        "cpus": {"boot_vcpus": vmm_config.vcpus.get(), "max_vcpus": vmm_config.vcpus.get()},
+        "memory": {"size": u64::from(vmm_config.memory.get()) << 20},
         "disks": disks,
         "rng": {"src": "/dev/urandom"},
         "vsock": {"id": "vsock", "cid": GUEST_CID, "socket": socket(GUEST_SOCKET)},
         "serial": {"mode": "Socket", "socket": socket(CONSOLE_SOCKET)},
         "console": {"mode": "Off"},
     });
-    if let Some(nic) = &recipe.nic {
+    if let Some(nic) = &vmm_config.nic {
         config["net"] = json!([{"id": NIC, "tap": tap(nic)?, "mac": nic.mac.to_string()}]);
     }
     Ok(config)
@@ -115,13 +115,13 @@ const KEPT: [(&str, &[&str]); 8] = [
     ("console", &["iommu"]),
 ];
 
-/// A saved configuration as that of the machine that `recipe` describes.
+/// A saved configuration as that of the machine that `vmm_config` describes.
 ///
 /// # Errors
-/// When it has another disk or NIC than the recipe, or a device that no machine of ours has.
-pub fn rewritten(saved: &Value, recipe: &VmRecipe) -> Result<Value, String> {
-    let saved = saved.as_object().ok_or("it is no object")?;
-    let mut config = vm_config(recipe)?;
+/// When it has another disk or NIC than the VMM config, or a device that no machine of ours has.
+pub fn rewritten(saved: &Value, vmm_config: &VmmConfig) -> Result<Value, String> {
+    let saved = saved.as_object().ok_or("not a JSON object")?;
+    let mut config = vm_config(vmm_config)?;
     for (section, value) in saved {
         let kept = KEPT.iter().find(|(name, _)| name == section).map(|(_, keys)| *keys);
         let ours = config.get_mut(section);
@@ -180,13 +180,13 @@ fn is_nothing(value: &Value) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use coracle_hypervisor::{Accelerator, Slots};
-    use coracle_types::{MacAddr, VmId};
+    use coracle_types::{InstanceId, MacAddr, VmId};
 
     use super::*;
 
-    pub(crate) fn recipe(name: &str) -> VmRecipe {
-        let id = VmId::of_name(&name.parse().unwrap());
-        VmRecipe {
+    pub(crate) fn vmm_config(name: &str) -> VmmConfig {
+        let id = InstanceId::from(VmId::of_name(&name.parse().unwrap()));
+        VmmConfig {
             vcpus: 2.try_into().unwrap(),
             memory: 256.try_into().unwrap(),
             kernel: "/boot/vmlinuz".into(),
@@ -196,7 +196,7 @@ pub(crate) mod tests {
                 Disk::raw(2, format!("/vms/{name}/overlay.ext4"), false),
             ],
             slots: Slots { read_only: 2, writable: 1 },
-            machine: Default::default(),
+            machine_type: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend: NicBackend::Tap { name: format!("ct-{name}") } }),
             state_dir: format!("/state/vms/{name}").into(),
             run_dir: format!("/run/coracle/{name}").into(),
@@ -208,20 +208,20 @@ pub(crate) mod tests {
 
     #[test]
     fn golden_config() {
-        let config = vm_config(&recipe("web")).unwrap();
+        let config = vm_config(&vmm_config("web")).unwrap();
         insta::assert_snapshot!(serde_json::to_string_pretty(&config).unwrap());
     }
 
     #[test]
     fn a_network_without_a_tap_is_refused_with_the_alternative() {
-        let mut recipe = recipe("web");
-        recipe.nic.as_mut().unwrap().backend = NicBackend::User { forwards: vec![] };
-        assert!(vm_config(&recipe).unwrap_err().contains("qemu driver"));
+        let mut vmm_config = vmm_config("web");
+        vmm_config.nic.as_mut().unwrap().backend = NicBackend::User { forwards: vec![], isolated: true };
+        assert!(vm_config(&vmm_config).unwrap_err().contains("qemu driver"));
     }
 
     #[test]
-    fn a_copy_gets_its_own_tap_mac_disks_and_sockets_and_keeps_the_shape_of_the_saved_one() {
-        let mut saved = vm_config(&recipe("web")).unwrap();
+    fn restored_config_has_own_tap_mac_disks_and_sockets() {
+        let mut saved = vm_config(&vmm_config("web")).unwrap();
         saved["disks"].as_array_mut().unwrap().reverse();
         saved["disks"][0]["queue_size"] = json!(64);
         saved["net"][0]["num_queues"] = json!(2);
@@ -229,7 +229,7 @@ pub(crate) mod tests {
             saved[nothing] = Value::Null;
         }
         saved["iommu"] = json!(false);
-        let copy = rewritten(&saved, &recipe("copy")).unwrap();
+        let copy = rewritten(&saved, &vmm_config("copy")).unwrap();
         let text = copy.to_string();
         assert!(!text.contains("/web") && !text.contains("ct-web"), "{text}");
         assert_eq!(copy["disks"][0]["path"], "/vms/copy/overlay.ext4");
@@ -238,7 +238,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_no_machine_of_ours_has_is_refused() {
-        let good = || vm_config(&recipe("web")).unwrap();
+        let good = || vm_config(&vmm_config("web")).unwrap();
         let with = |pointer: &str, value: Value| {
             let mut config = good();
             config[pointer] = value;
@@ -249,19 +249,20 @@ pub(crate) mod tests {
         let mut fewer = good();
         fewer["disks"].as_array_mut().unwrap().pop();
         for (why, saved, word) in [
-            ("a host folder", with("fs", json!([{"tag": "x", "socket": "/run/x"}])), "fs"),
+            ("a host directory", with("fs", json!([{"tag": "x", "socket": "/run/x"}])), "fs"),
             ("a host device", with("devices", json!([{"path": "/sys/bus/pci/devices/0"}])), "devices"),
             ("a disk too many", more, "slot7"),
             ("a disk too few", fewer, "slot2"),
             ("no object", json!([]), "object"),
         ] {
-            let refused = rewritten(&saved, &recipe("web")).unwrap_err();
+            let refused = rewritten(&saved, &vmm_config("web")).unwrap_err();
             assert!(refused.contains(word), "{why}: {refused}");
         }
         // A path in a section that we have is not refused: it does not come through.
-        let kernel = rewritten(&with("payload", json!({"kernel": "/etc/shadow"})), &recipe("web")).unwrap();
+        let kernel =
+            rewritten(&with("payload", json!({"kernel": "/etc/shadow"})), &vmm_config("web")).unwrap();
         let serial =
-            rewritten(&with("serial", json!({"mode": "File", "file": "/etc/passwd"})), &recipe("web"))
+            rewritten(&with("serial", json!({"mode": "File", "file": "/etc/passwd"})), &vmm_config("web"))
                 .unwrap();
         assert_eq!([kernel, serial], [good(), good()]);
     }

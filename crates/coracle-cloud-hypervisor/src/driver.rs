@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
     Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots,
-    VmRecipe, find_by_argument, vsock,
+    VmmConfig, vsock,
 };
 use hyper::Method;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ const OLDEST: u32 = 50;
 pub struct CloudHypervisorConfig {
     /// `cloud-hypervisor`, an absolute path or a name to look up.
     pub program: PathBuf,
-    /// How KVM is proven, without which there is no Cloud Hypervisor; `None`: it is there.
+    /// How KVM, which Cloud Hypervisor needs, is proven; `None` takes it for granted.
     pub kvm: Option<KvmProbe>,
 }
 
@@ -82,15 +82,15 @@ impl CloudHypervisorDriver {
     }
 
     /// One process whose API answers, and that has no machine yet.
-    pub(crate) async fn spawn(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
+    pub(crate) async fn spawn(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
         for stale in [API_SOCKET, GUEST_SOCKET, CONSOLE_SOCKET, EVENTS_FILE] {
-            let _absent = std::fs::remove_file(recipe.run_dir.join(stale));
+            let _absent = std::fs::remove_file(vmm_config.run_dir.join(stale));
         }
-        let named = |name: &str| format!("path={}", recipe.run_dir.join(name).display());
+        let named = |name: &str| format!("path={}", vmm_config.run_dir.join(name).display());
         let args =
             ["--api-socket".to_owned(), named(API_SOCKET), "--event-monitor".to_owned(), named(EVENTS_FILE)];
         let process = Launch {
-            recipe,
+            vmm_config,
             program: &self.config.program,
             args: args.to_vec(),
             folder: std::path::Path::new("/"),
@@ -98,8 +98,8 @@ impl CloudHypervisorDriver {
             inherited: vec![],
         }
         .run()?;
-        let api = api(recipe);
-        wait_ready(recipe, process, READY_LIMIT, || answers(api.clone())).await?;
+        let api = api(vmm_config);
+        wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
         Ok(process)
     }
 
@@ -115,32 +115,32 @@ impl CloudHypervisorDriver {
         made
     }
 
-    /// Brings the machine into a state; that it is there already is no error.
+    /// Brings the VMM into a state. Idempotent.
     async fn switch(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         operation: &'static str,
         wanted: &str,
     ) -> Result<(), DriverError> {
-        let Err(error) = put(recipe, operation, None).await else { return Ok(()) };
-        let info = api(recipe).call(Method::GET, "/api/v1/vm.info", None).await;
+        let Err(error) = put(vmm_config, operation, None).await else { return Ok(()) };
+        let info = api(vmm_config).call(Method::GET, "/api/v1/vm.info", None).await;
         let state = info.ok().flatten().and_then(|info| Some(info.get("state")?.as_str()?.to_owned()));
         if state.as_deref() == Some(wanted) { Ok(()) } else { Err(error) }
     }
 }
 
-fn api(recipe: &VmRecipe) -> ApiSocket {
-    ApiSocket::new(&recipe.run_dir.join(API_SOCKET), CALL_LIMIT, chain)
+fn api(vmm_config: &VmmConfig) -> ApiSocket {
+    ApiSocket::new(&vmm_config.run_dir.join(API_SOCKET), CALL_LIMIT, chain)
 }
 
 /// `PUT /api/v1/<operation>`.
 pub(crate) async fn put(
-    recipe: &VmRecipe,
+    vmm_config: &VmmConfig,
     operation: &'static str,
     body: Option<&Value>,
 ) -> Result<(), DriverError> {
-    let made = api(recipe).call(Method::PUT, &format!("/api/v1/{operation}"), body).await;
-    made.map(drop).map_err(|source| control(recipe, operation, source))
+    let made = api(vmm_config).call(Method::PUT, &format!("/api/v1/{operation}"), body).await;
+    made.map(drop).map_err(|source| control(vmm_config, operation, source))
 }
 
 #[async_trait]
@@ -153,20 +153,15 @@ impl Driver for CloudHypervisorDriver {
         self.probe.get_or_init(|| self.look()).await.clone()
     }
 
-    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        let config = vm_config(recipe).map_err(refused)?;
-        let process = self.spawn(recipe).await?;
+    async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
+        let config = vm_config(vmm_config).map_err(refused)?;
+        let process = self.spawn(vmm_config).await?;
         let made = async {
-            put(recipe, "vm.create", Some(&config)).await?;
-            put(recipe, "vm.boot", None).await
+            put(vmm_config, "vm.create", Some(&config)).await?;
+            put(vmm_config, "vm.boot", None).await
         };
         self.or_kill(process, made.await).await?;
         Ok(process)
-    }
-
-    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-        let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
-        Ok(find_by_argument(&recipe.run_dir).map_err(io)?.into_iter().next())
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
@@ -179,37 +174,37 @@ impl Driver for CloudHypervisorDriver {
         process.kill().await.map_err(io)
     }
 
-    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
-        vsock::connect(&recipe.run_dir.join(GUEST_SOCKET), vsock::GUEST_PORT).await.map_err(refused)
+    async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "guest", source };
+        vsock::connect(&vmm_config.run_dir.join(GUEST_SOCKET), vsock::GUEST_PORT).await.map_err(refused)
     }
 
-    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "console", source };
-        UnixStream::connect(recipe.run_dir.join(CONSOLE_SOCKET)).await.map_err(refused)
+    async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "console", source };
+        UnixStream::connect(vmm_config.run_dir.join(CONSOLE_SOCKET)).await.map_err(refused)
     }
 
-    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.switch(recipe, "vm.pause", "Paused").await
+    async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.switch(vmm_config, "vm.pause", "Paused").await
     }
 
-    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.switch(recipe, "vm.resume", "Running").await
+    async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.switch(vmm_config, "vm.resume", "Running").await
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
-        put(recipe, "vm.add-disk", Some(&disk_config(disk))).await
+    async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
+        put(vmm_config, "vm.add-disk", Some(&disk_config(disk))).await
     }
 
-    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        put(recipe, "vm.remove-device", Some(&json!({"id": slot_name(slot)}))).await
+    async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+        put(vmm_config, "vm.remove-device", Some(&json!({"id": slot_name(slot)}))).await
     }
 
-    fn has_user_network(&self, _: &VmRecipe) -> bool {
+    fn has_user_network(&self, _: &VmmConfig) -> bool {
         false
     }
 
-    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
+    fn snapshots(&self, _: &VmmConfig) -> Option<&dyn Snapshots> {
         Some(self)
     }
 }
@@ -224,8 +219,8 @@ fn chain(body: &Value) -> Option<String> {
     (!all.is_empty()).then(|| all.join(": "))
 }
 
-fn control(recipe: &VmRecipe, operation: &'static str, source: ApiError) -> DriverError {
-    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
+fn control(vmm_config: &VmmConfig, operation: &'static str, source: ApiError) -> DriverError {
+    DriverError::Control { id: vmm_config.id.clone(), operation, source: Box::new(source) }
 }
 
 pub(crate) fn refused(reason: String) -> DriverError {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-/// The file of a VM's events, in its run folder.
+/// The file of a VM's events, in its run directory.
 pub(crate) const EVENTS_FILE: &str = "events.json";
 /// Of a longer file the beginning is read: one life of a machine has some ten events.
 const BYTES_MAX: u64 = 1 << 20;
@@ -22,7 +22,7 @@ pub struct Event {
 /// Everything that the last machine of a VM has told; an object that is not whole yet is left out.
 ///
 /// # Errors
-/// When the file cannot be read. None is no error: nothing was told.
+/// When the file cannot be read. A missing file means no events.
 pub fn events(run_dir: &Path) -> io::Result<Vec<Event>> {
     let file = match std::fs::File::open(run_dir.join(EVENTS_FILE)) {
         Ok(file) => file,

@@ -1,6 +1,6 @@
 //! Cloud Hypervisor as a driver: one process a VM, spoken to over its API socket.
 //!
-//! `config.rs` turns a recipe into the configuration of a machine, and a saved configuration into that of the machine it
+//! `config.rs` turns a VMM config into the configuration of a machine, and a saved configuration into that of the machine it
 //! shall be here (pure); `driver.rs` starts, finds and ends it and plugs disks; `events.rs` reads what it tells of itself;
 //! `snapshots.rs` saves machines and loads them.
 //!

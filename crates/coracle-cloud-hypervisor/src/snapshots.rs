@@ -1,4 +1,5 @@
-//! Whole machines on Cloud Hypervisor: the files of its snapshot folder as one stream (docs/snapshot_restore.md).
+//! Whole machines on Cloud Hypervisor: the files of its snapshot directory as one stream (Cloud Hypervisor,
+//! <https://github.com/cloud-hypervisor/cloud-hypervisor/blob/main/docs/snapshot_restore.md>).
 
 use std::fs::{self, File};
 use std::io;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, Saved, Snapshots, Template, VmRecipe, bundle, cpu_model,
+    Cloned, Compatibility, Driver, DriverError, Saved, Snapshots, Template, VmmConfig, bundle, cpu_model,
 };
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
@@ -15,26 +16,26 @@ use crate::CloudHypervisorDriver;
 use crate::config::{rewritten, vm_config};
 use crate::driver::{put, refused};
 
-/// The files of a snapshot folder, and how long each may be; the last one is the memory.
+/// The files of a snapshot directory, and how long each may be; the last one is the memory.
 const PARTS: [(&str, u64); 2] = [("config.json", 4 << 20), ("state.json", 64 << 20)];
 const MEMORY: &str = "memory-ranges";
 
 #[async_trait]
 impl Snapshots for CloudHypervisorDriver {
-    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+    async fn compatibility(&self, vmm_config: &VmmConfig) -> Compatibility {
         Compatibility {
             driver: self.name().to_owned(),
             vmm: self.probe().await.version,
-            accelerator: recipe.accelerator.as_str().to_owned(),
+            accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: cpu_model(),
-            devices: shape(recipe),
+            devices: shape(vmm_config),
         }
     }
 
-    async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError> {
-        let io = |source| DriverError::Io { operation: format!("save VM {}", recipe.id), source };
-        let folder = Own::new(recipe.state_dir.join("saving")).map_err(io)?;
-        put(recipe, "vm.snapshot", Some(&json!({"destination_url": url(&folder.0)}))).await?;
+    async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("save VM {}", vmm_config.id), source };
+        let folder = Own::new(vmm_config.state_dir.join("saving")).map_err(io)?;
+        put(vmm_config, "vm.snapshot", Some(&json!({"destination_url": url(&folder.0)}))).await?;
         let out = file.try_clone().map_err(io)?;
         let packed = spawn_blocking(move || {
             let open = |name: &str| File::open(folder.0.join(name));
@@ -46,31 +47,31 @@ impl Snapshots for CloudHypervisorDriver {
     }
 
     /// It reads the memory into its own.
-    async fn unfold(&self, _: &VmRecipe, _: &File) -> Result<Option<Template>, DriverError> {
+    async fn materialize(&self, _: &VmmConfig, _: &File) -> Result<Option<Template>, DriverError> {
         Ok(None)
     }
 
-    /// The folder is read whole before the call ends, so it is gone when this returns.
-    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+    /// The directory is read whole before the call ends, so it is gone when this returns.
+    async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
         let Saved::File(file) = saved else { return Err(io(io::ErrorKind::Unsupported.into())) };
-        let folder = Own::new(recipe.state_dir.join("loading")).map_err(io)?;
+        let folder = Own::new(vmm_config.state_dir.join("loading")).map_err(io)?;
         let (input, place) = (file.try_clone().map_err(io)?, folder.0.clone());
         // A little more than the guest's memory: ranges of devices are with it.
-        let memory = (u64::from(recipe.memory.get()) << 20) + (64 << 20);
+        let memory = (u64::from(vmm_config.memory.get()) << 20) + (64 << 20);
         let unpacked = spawn_blocking(move || unpack(&input, &place, memory));
         let saved = unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)?;
-        let config = rewritten(&saved, recipe).map_err(refused)?;
+        let config = rewritten(&saved, vmm_config).map_err(refused)?;
         fs::write(folder.0.join(PARTS[0].0), config.to_string()).map_err(io)?;
-        let process = self.spawn(recipe).await?;
+        let process = self.spawn(vmm_config).await?;
         let body = json!({"source_url": url(&folder.0), "prefault": false});
-        let loaded = put(recipe, "vm.restore", Some(&body)).await;
+        let loaded = put(vmm_config, "vm.restore", Some(&body)).await;
         self.or_kill(process, loaded).await?;
         Ok(Cloned { process, channel: None })
     }
 }
 
-/// Fills the folder and gives the configuration as it was saved.
+/// Fills the directory and gives the configuration as it was saved.
 fn unpack(input: &File, folder: &Path, memory: u64) -> io::Result<Value> {
     let create = |name: &str| File::options().read(true).write(true).create_new(true).open(folder.join(name));
     let [config, state] = PARTS.map(|(name, _)| create(name));
@@ -84,7 +85,7 @@ fn url(folder: &Path) -> String {
     format!("file://{}", folder.display())
 }
 
-/// A folder that is new, and gone when this is.
+/// A directory that is new, and gone when this is.
 struct Own(PathBuf);
 
 impl Own {
@@ -102,8 +103,8 @@ impl Drop for Own {
 }
 
 /// A machine of this shape without what is a VM's own.
-fn shape(recipe: &VmRecipe) -> String {
-    let mut shape = recipe.clone();
+fn shape(vmm_config: &VmmConfig) -> String {
+    let mut shape = vmm_config.clone();
     (shape.kernel, shape.initrd, shape.run_dir) = ("kernel".into(), "initrd".into(), "run".into());
     // Those are the VM's own, and the configuration that is restored names them.
     shape.disks.clear();
@@ -111,7 +112,7 @@ fn shape(recipe: &VmRecipe) -> String {
         nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };
     }
     let text = vm_config(&shape).map(|config| config.to_string()).unwrap_or_default();
-    match &recipe.nic {
+    match &vmm_config.nic {
         Some(nic) => text.replace(&nic.mac.to_string(), "-"),
         None => text,
     }

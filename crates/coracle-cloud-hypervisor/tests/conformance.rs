@@ -8,7 +8,8 @@ mod machine;
 use std::io::{Seek as _, Write as _};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver, events};
-use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle, conformance};
+use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle};
+use coracle_hypervisor_testing::{conformance, example};
 use coracle_testkit::tools;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
@@ -16,7 +17,7 @@ use tokio::io::AsyncReadExt as _;
 use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
-    Machine::stand_in(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"))
+    Machine::stand_in(example("fake-cloud-hypervisor"))
 }
 
 fn driver(machine: &Machine) -> CloudHypervisorDriver {
@@ -25,10 +26,10 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 
 async fn conforms(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
-    let recipe = machine.recipe("conformance", dir.path());
-    conformance::check(|| driver(machine), &recipe).await;
-    conformance::check_snapshots(&driver(machine), &recipe).await;
-    conformance::check_disks(&driver(machine), &recipe).await;
+    let vmm_config = machine.vmm_config("conformance", dir.path());
+    conformance::check(|| driver(machine), &vmm_config).await;
+    conformance::check_snapshots(&driver(machine), &vmm_config).await;
+    conformance::check_disks(&driver(machine), &vmm_config).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,33 +49,37 @@ async fn the_driver_conforms_on_cloud_hypervisor() {
 async fn what_is_refused_ends_the_process_and_says_why() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    refuses(&driver(&machine), machine.recipe("refused", dir.path()), ["vm.boot", "Cannot open kernel file"])
-        .await;
+    refuses(
+        &driver(&machine),
+        machine.vmm_config("refused", dir.path()),
+        ["vm.boot", "Cannot open kernel file"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_console_is_the_serial_line_and_the_machine_tells_what_happens_to_it() {
+async fn console_is_the_serial_line_and_events_are_reported() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let recipe = machine.recipe("console", dir.path());
+    let vmm_config = machine.vmm_config("console", dir.path());
     let driver = driver(&machine);
-    let process = driver.start(&recipe).await.unwrap();
-    let mut console = driver.console(&recipe).await.unwrap();
+    let process = driver.start(&vmm_config).await.unwrap();
+    let mut console = driver.console(&vmm_config).await.unwrap();
     let mut said = [0; 13];
     console.read_exact(&mut said).await.unwrap();
     assert_eq!(&said, b"coracle-guest");
-    driver.pause(&recipe).await.unwrap();
-    driver.resume(&recipe).await.unwrap();
+    driver.pause(&vmm_config).await.unwrap();
+    driver.resume(&vmm_config).await.unwrap();
     driver.kill(process).await.unwrap();
     let told: Vec<_> = events(dir.path()).unwrap().into_iter().map(|e| e.event).collect();
     assert_eq!(told, ["booting", "booted", "paused", "resumed"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_saved_machine_with_a_device_of_the_host_is_refused_before_anything_runs() {
+async fn saved_config_with_a_host_device_is_refused() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let recipe = machine.recipe("hostile", dir.path());
+    let vmm_config = machine.vmm_config("hostile", dir.path());
     let driver = driver(&machine);
     let config =
         json!({"payload": {"kernel": "/k"}, "devices": [{"path": "/sys/bus/pci/devices/0000:00:02.0"}]});
@@ -89,10 +94,10 @@ async fn a_saved_machine_with_a_device_of_the_host_is_refused_before_anything_ru
     let named: Vec<_> = names.iter().zip(&parts).map(|(name, file)| (*name, file)).collect();
     bundle::pack(&bundled, &named).unwrap();
     bundled.rewind().unwrap();
-    match driver.snapshots(&recipe).unwrap().restore(&recipe, Saved::File(&bundled)).await {
+    match driver.snapshots(&vmm_config).unwrap().restore(&vmm_config, Saved::File(&bundled)).await {
         Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("devices"), "{reason}"),
         other => panic!("it should have been refused: {other:?}"),
     }
-    assert_eq!(driver.find(&recipe).await.unwrap(), None, "no process was started for it");
+    assert_eq!(driver.find(&vmm_config).await.unwrap(), None, "no process was started for it");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
 }

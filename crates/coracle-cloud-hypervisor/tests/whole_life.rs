@@ -8,6 +8,7 @@ mod machine;
 use std::sync::Arc;
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
+use coracle_hypervisor_testing::example;
 use coracle_testkit::tools;
 
 use machine::Machine;
@@ -19,7 +20,7 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 
 #[test]
 fn a_whole_life_leaves_nothing() {
-    let stand_in = Machine::stand_in(env!("CARGO_BIN_EXE_fake-cloud-hypervisor"));
+    let stand_in = Machine::stand_in(example("fake-cloud-hypervisor"));
     leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
     match Machine::real("CORACLE_CLOUD_HYPERVISOR_BIN") {
         Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),

@@ -1,12 +1,12 @@
-//! From recipe to API calls, in Firecracker's order. Pure; the golden tests are the review.
+//! From VMM config to API calls, in Firecracker's order. Pure; the golden tests are the review.
 
-use coracle_hypervisor::{Nic, NicBackend, VmRecipe};
+use coracle_hypervisor::{Nic, NicBackend, VmmConfig};
 use hyper::Method;
 use serde_json::{Value, json};
 
 /// Name of the one NIC, and the device that a loaded machine is given another tap for.
 pub(crate) const NIC: &str = "eth0";
-/// The guest's end of the vsock socket, in the folder of the process.
+/// The guest's end of the vsock socket, in the directory of the process.
 pub(crate) const GUEST_SOCKET: &str = "guest.sock";
 /// Any number does: each machine has a socket of its own.
 const GUEST_CID: u32 = 3;
@@ -44,12 +44,12 @@ pub struct Places {
 /// How a machine is made: everything before the guest runs, and `InstanceStart`.
 ///
 /// # Errors
-/// What the recipe wants and Firecracker has not, with the alternative.
-pub fn boot_calls(recipe: &VmRecipe, places: &Places) -> Result<Vec<Call>, String> {
+/// What the VMM config wants and Firecracker has not, with the alternative.
+pub fn boot_calls(vmm_config: &VmmConfig, places: &Places) -> Result<Vec<Call>, String> {
     let mut calls = vec![
         Call::put(
             "/machine-config",
-            json!({"vcpu_count": recipe.vcpus.get(), "mem_size_mib": recipe.memory.get()}),
+            json!({"vcpu_count": vmm_config.vcpus.get(), "mem_size_mib": vmm_config.memory.get()}),
         ),
         Call::put(
             "/boot-source",
@@ -58,16 +58,16 @@ pub fn boot_calls(recipe: &VmRecipe, places: &Places) -> Result<Vec<Call>, Strin
             }),
         ),
     ];
-    calls.extend((0..recipe.slots.total()).map(|slot| {
+    calls.extend((0..vmm_config.slots.total()).map(|slot| {
         Call::put(
             format!("/drives/slot{slot}"),
             json!({
                 "drive_id": format!("slot{slot}"), "path_on_host": slot_path(slot), "is_root_device": false,
-                "is_read_only": recipe.slots.is_read_only(slot),
+                "is_read_only": vmm_config.slots.is_read_only(slot),
             }),
         )
     }));
-    if let Some(nic) = &recipe.nic {
+    if let Some(nic) = &vmm_config.nic {
         let tap = tap(nic)?;
         calls.push(Call::put(
             format!("/network-interfaces/{NIC}"),
@@ -80,31 +80,36 @@ pub fn boot_calls(recipe: &VmRecipe, places: &Places) -> Result<Vec<Call>, Strin
     Ok(calls)
 }
 
-/// How a saved machine is loaded, and stands still: its disks are read anew, since the guest knows those of the template
+/// Calls that load a saved VMM, paused: its disks are read anew, since the guest knows those of the template
 /// (`PATCH /drives/{id}` reads the size again and tells the guest).
 ///
 /// # Errors
 /// As [`boot_calls`].
-pub fn load_calls(recipe: &VmRecipe, state: &str, memory: &str, refilled: bool) -> Result<Vec<Call>, String> {
+pub fn load_calls(
+    vmm_config: &VmmConfig,
+    state: &str,
+    memory: &str,
+    refilled: bool,
+) -> Result<Vec<Call>, String> {
     let mut load = json!({
         "snapshot_path": state, "mem_backend": {"backend_type": "File", "backend_path": memory}, "resume_vm": false,
     });
-    if let Some(nic) = &recipe.nic {
+    if let Some(nic) = &vmm_config.nic {
         load["network_overrides"] = json!([{"iface_id": NIC, "host_dev_name": tap(nic)?}]);
     }
     let mut calls = vec![Call::put("/snapshot/load", load)];
-    let filled = recipe.disks.iter().filter(|_| refilled);
+    let filled = vmm_config.disks.iter().filter(|_| refilled);
     calls.extend(filled.map(|disk| refill(disk.slot)));
     Ok(calls)
 }
 
-/// A slot's file is opened anew, and the guest told of its size.
+/// Has the VMM open a slot's file again and report its size to the guest.
 pub(crate) fn refill(slot: usize) -> Call {
     let body = json!({"drive_id": format!("slot{slot}"), "path_on_host": slot_path(slot)});
     Call::patch(format!("/drives/slot{slot}"), body)
 }
 
-/// Name of a slot's disk in the folder of the process.
+/// Name of a slot's disk in the directory of the process.
 #[must_use]
 pub(crate) fn slot_path(slot: usize) -> String {
     format!("slot{slot}")
@@ -128,20 +133,20 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=
 #[cfg(test)]
 mod tests {
     use coracle_hypervisor::{Accelerator, Disk, Slots};
-    use coracle_types::{MacAddr, VmId};
+    use coracle_types::{InstanceId, MacAddr, VmId};
 
     use super::*;
 
-    fn recipe(backend: NicBackend) -> VmRecipe {
-        let id = VmId::of_name(&"web".parse().unwrap());
-        VmRecipe {
+    fn vmm_config(backend: NicBackend) -> VmmConfig {
+        let id = InstanceId::from(VmId::of_name(&"web".parse().unwrap()));
+        VmmConfig {
             vcpus: 2.try_into().unwrap(),
             memory: 256.try_into().unwrap(),
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
             disks: vec![Disk::raw(0, "/images/a.erofs", true), Disk::raw(2, "/vms/web/overlay.ext4", false)],
             slots: Slots { read_only: 2, writable: 1 },
-            machine: Default::default(),
+            machine_type: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
@@ -151,8 +156,8 @@ mod tests {
         }
     }
 
-    fn tap() -> VmRecipe {
-        recipe(NicBackend::Tap { name: "ct0123".into() })
+    fn tap() -> VmmConfig {
+        vmm_config(NicBackend::Tap { name: "ct0123".into() })
     }
 
     fn text(calls: &[Call]) -> String {
@@ -176,7 +181,8 @@ mod tests {
     #[test]
     fn a_network_without_a_tap_is_refused_with_the_alternative() {
         let places = Places { kernel: String::new(), initrd: String::new() };
-        let why = boot_calls(&recipe(NicBackend::User { forwards: vec![] }), &places).unwrap_err();
+        let why = boot_calls(&vmm_config(NicBackend::User { forwards: vec![], isolated: true }), &places)
+            .unwrap_err();
         assert!(why.contains("qemu driver"), "{why}");
     }
 }

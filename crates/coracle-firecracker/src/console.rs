@@ -33,7 +33,7 @@ pub(crate) fn ends(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
 pub(crate) struct Relays(Mutex<JoinSet<()>>);
 
 impl Relays {
-    /// A stream of the console in `folder`. It ends with the process, and its relay with it.
+    /// A stream of the console in `directory`. It ends with the process, and its relay with it.
     pub(crate) fn open(&self, folder: &Path) -> io::Result<UnixStream> {
         let [from, to] = CONSOLE;
         let input = pipe::OpenOptions::new().open_sender(folder.join(from))?;

@@ -1,14 +1,14 @@
 //! The driver: start, find, kill and connect.
 
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{LOG_FILE, Launch, wait_ready};
 use coracle_hypervisor::{
     Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots,
-    Templates, VmRecipe, find_by_argument, vsock,
+    Templates, VmmConfig, vsock,
 };
 use hyper::Method;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ const OLDEST: (u32, u32) = (1, 13);
 pub struct FirecrackerConfig {
     /// `firecracker`, an absolute path or a name to look up.
     pub program: PathBuf,
-    /// How KVM is proven, without which there is no Firecracker; `None`: it is there.
+    /// How KVM, which Firecracker needs, is proven; `None` takes it for granted.
     pub kvm: Option<KvmProbe>,
     /// The jailer that runs it; `None`: it is run bare.
     pub jail: Option<Jail>,
@@ -88,11 +88,11 @@ impl FirecrackerDriver {
         }
     }
 
-    /// The folder that the VM's process runs in, as we see it.
-    pub(crate) fn folder(&self, recipe: &VmRecipe) -> PathBuf {
+    /// The directory that the VM's process runs in, as we see it.
+    pub(crate) fn folder(&self, vmm_config: &VmmConfig) -> PathBuf {
         match &self.config.jail {
-            Some(jail) => jail.root(&self.config.program, recipe),
-            None => recipe.run_dir.clone(),
+            Some(jail) => jail.root(&self.config.program, vmm_config),
+            None => vmm_config.run_dir.clone(),
         }
     }
 
@@ -103,40 +103,42 @@ impl FirecrackerDriver {
     /// One process whose API answers, and that has no machine yet. It inherits the files of these numbers.
     pub(crate) async fn spawn(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         filled: bool,
         inherited: &[RawFd],
     ) -> Result<ProcessId, DriverError> {
-        let folder = self.folder(recipe);
+        let folder = self.folder(vmm_config);
         let prepared = match &self.config.jail {
-            Some(jail) => jail.prepare(&self.config.program, recipe, filled),
-            None => folder::prepare(recipe, &folder, filled),
+            Some(jail) => jail.prepare(&self.config.program, vmm_config, filled),
+            None => folder::prepare(vmm_config, &folder, filled),
         };
-        let io =
-            |source| DriverError::Io { operation: format!("prepare the folder of VM {}", recipe.id), source };
+        let io = |source| DriverError::Io {
+            operation: format!("prepare the directory of VMM {}", vmm_config.id),
+            source,
+        };
         let serial = Some(prepared.and_then(|()| console::ends(&folder)).map_err(io)?);
         let (program, args) = match &self.config.jail {
-            Some(jail) => (&jail.program, jail.arguments(&self.config.program, recipe)),
-            None => (&self.config.program, arguments(recipe)),
+            Some(jail) => (&jail.program, jail.arguments(&self.config.program, vmm_config)),
+            None => (&self.config.program, arguments(vmm_config)),
         };
         let inherited = inherited.to_vec();
-        let process = Launch { recipe, program, args, folder: &folder, serial, inherited }.run()?;
-        let api = self.api(recipe);
-        wait_ready(recipe, process, READY_LIMIT, || answers(api.clone())).await?;
+        let process = Launch { vmm_config, program, args, folder: &folder, serial, inherited }.run()?;
+        let api = self.api(vmm_config);
+        wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
         // The jailer's process becomes Firecracker's: it neither forks nor daemonises here.
         Ok(process)
     }
 
-    fn api(&self, recipe: &VmRecipe) -> ApiSocket {
-        ApiSocket::new(&self.folder(recipe).join(API_SOCKET), CALL_LIMIT, fault)
+    fn api(&self, vmm_config: &VmmConfig) -> ApiSocket {
+        ApiSocket::new(&self.folder(vmm_config).join(API_SOCKET), CALL_LIMIT, fault)
     }
 
     /// Makes `calls`, one after the other.
-    pub(crate) async fn call(&self, recipe: &VmRecipe, calls: &[Call]) -> Result<(), DriverError> {
-        let api = self.api(recipe);
+    pub(crate) async fn call(&self, vmm_config: &VmmConfig, calls: &[Call]) -> Result<(), DriverError> {
+        let api = self.api(vmm_config);
         for call in calls {
             let made = api.call(call.method.clone(), &call.path, Some(&call.body)).await;
-            made.map_err(|source| control(recipe, "configure", source))?;
+            made.map_err(|source| control(vmm_config, "configure", source))?;
         }
         Ok(())
     }
@@ -144,51 +146,59 @@ impl FirecrackerDriver {
     /// Makes `calls` of a new process, which is ended when one is refused.
     pub(crate) async fn call_or_kill(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         process: ProcessId,
         calls: &[Call],
     ) -> Result<(), DriverError> {
-        let made = self.call(recipe, calls).await;
+        let made = self.call(vmm_config, calls).await;
         if made.is_err() {
             self.kill(process).await?;
         }
         made
     }
 
-    async fn set_state(&self, recipe: &VmRecipe, state: &'static str) -> Result<(), DriverError> {
-        let call = self.api(recipe).call(Method::PATCH, "/vm", Some(&json!({"state": state}))).await;
-        call.map(drop).map_err(|source| control(recipe, state, source))
+    async fn set_state(&self, vmm_config: &VmmConfig, state: &'static str) -> Result<(), DriverError> {
+        let call = self.api(vmm_config).call(Method::PATCH, "/vm", Some(&json!({"state": state}))).await;
+        call.map(drop).map_err(|source| control(vmm_config, state, source))
     }
 
     /// Starts a machine that boots.
-    pub(crate) async fn boot(&self, recipe: &VmRecipe, filled: bool) -> Result<ProcessId, DriverError> {
-        let places = self.places(recipe);
-        let calls = boot_calls(recipe, &places).map_err(refused)?;
-        let process = self.spawn(recipe, filled, &[]).await?;
-        self.call_or_kill(recipe, process, &calls).await?;
+    pub(crate) async fn boot(&self, vmm_config: &VmmConfig, filled: bool) -> Result<ProcessId, DriverError> {
+        let places = self.places(vmm_config);
+        let calls = boot_calls(vmm_config, &places).map_err(refused)?;
+        let process = self.spawn(vmm_config, filled, &[]).await?;
+        self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(process)
     }
 
     /// Another file under a slot's name, which is read anew.
-    async fn swap(&self, recipe: &VmRecipe, slot: usize, disk: Option<&Disk>) -> Result<(), DriverError> {
-        let io =
-            |source| DriverError::Io { operation: format!("change disk {slot} of VM {}", recipe.id), source };
-        let folder = self.folder(recipe);
+    async fn swap(
+        &self,
+        vmm_config: &VmmConfig,
+        slot: usize,
+        disk: Option<&Disk>,
+    ) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io {
+            operation: format!("change disk {slot} of VMM {}", vmm_config.id),
+            source,
+        };
+        let folder = self.folder(vmm_config);
         let placed = match &self.config.jail {
             Some(jail) => jail.fill(&folder, slot, disk),
             None => folder::fill(&folder, slot, disk),
         };
         placed.map_err(io)?;
-        self.call(recipe, &[refill(slot)]).await
+        self.call(vmm_config, &[refill(slot)]).await
     }
 
-    fn places(&self, recipe: &VmRecipe) -> Places {
-        let kernel = folder::elf_kernel(&recipe.kernel);
+    fn places(&self, vmm_config: &VmmConfig) -> Places {
+        let kernel = folder::elf_kernel(&vmm_config.kernel);
         match &self.config.jail {
             Some(_) => Places { kernel: crate::jail::KERNEL.into(), initrd: crate::jail::INITRD.into() },
-            None => {
-                Places { kernel: kernel.display().to_string(), initrd: recipe.initrd.display().to_string() }
-            }
+            None => Places {
+                kernel: kernel.display().to_string(),
+                initrd: vmm_config.initrd.display().to_string(),
+            },
         }
     }
 }
@@ -203,22 +213,8 @@ impl Driver for FirecrackerDriver {
         self.probe.get_or_init(|| self.look()).await.clone()
     }
 
-    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        self.boot(recipe, true).await
-    }
-
-    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-        let io = |source| DriverError::Io { operation: "read the process table".to_owned(), source };
-        let needle = match &self.config.jail {
-            // Inside the jail no path names it; its id does, of a process of this program only.
-            Some(_) => Path::new(recipe.id.short()),
-            None => recipe.run_dir.as_path(),
-        };
-        let mut found = find_by_argument(needle).map_err(io)?;
-        if self.jailed() {
-            found.retain(|process| runs(*process, &self.config.program));
-        }
-        Ok(found.into_iter().next())
+    async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
+        self.boot(vmm_config, true).await
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
@@ -231,72 +227,68 @@ impl Driver for FirecrackerDriver {
         process.kill().await.map_err(io)
     }
 
-    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        let socket = self.folder(recipe).join(GUEST_SOCKET);
-        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "guest", source };
+    async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let socket = self.folder(vmm_config).join(GUEST_SOCKET);
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "guest", source };
         vsock::connect(&socket, vsock::GUEST_PORT).await.map_err(refused)
     }
 
-    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        let refused = |source| DriverError::Channel { id: recipe.id.clone(), channel: "console", source };
-        self.relays.open(&self.folder(recipe)).map_err(refused)
+    async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "console", source };
+        self.relays.open(&self.folder(vmm_config)).map_err(refused)
     }
 
-    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.set_state(recipe, "Paused").await
+    async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.set_state(vmm_config, "Paused").await
     }
 
-    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        self.set_state(recipe, "Resumed").await
+    async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        self.set_state(vmm_config, "Resumed").await
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
-        self.swap(recipe, disk.slot, Some(disk)).await
+    async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
+        self.swap(vmm_config, disk.slot, Some(disk)).await
     }
 
-    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        self.swap(recipe, slot, None).await
+    async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+        self.swap(vmm_config, slot, None).await
     }
 
-    async fn forget(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
+    async fn forget(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
         let Some(jail) = &self.config.jail else { return Ok(()) };
-        let io =
-            |source| DriverError::Io { operation: format!("remove the jail of VM {}", recipe.id), source };
-        jail.remove(&self.config.program, recipe).map_err(io)
+        let io = |source| DriverError::Io {
+            operation: format!("remove the jail of VMM {}", vmm_config.id),
+            source,
+        };
+        jail.remove(&self.config.program, vmm_config).map_err(io)
     }
 
-    fn has_user_network(&self, _: &VmRecipe) -> bool {
+    fn has_user_network(&self, _: &VmmConfig) -> bool {
         false
     }
 
-    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
+    fn snapshots(&self, _: &VmmConfig) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
     /// Not in a jail: a template's memory is a file that only this process and its children see.
-    fn templates(&self, _: &VmRecipe) -> Option<&dyn Templates> {
+    fn templates(&self, _: &VmmConfig) -> Option<&dyn Templates> {
         (!self.jailed()).then_some(self as &dyn Templates)
     }
 }
 
 /// Without a jail. The socket's path is how the process is found again.
-fn arguments(recipe: &VmRecipe) -> Vec<String> {
-    let socket = recipe.run_dir.join(API_SOCKET).display().to_string();
-    let log = recipe.state_dir.join(LOG_FILE).display().to_string();
+fn arguments(vmm_config: &VmmConfig) -> Vec<String> {
+    let socket = vmm_config.run_dir.join(API_SOCKET).display().to_string();
+    let log = vmm_config.state_dir.join(LOG_FILE).display().to_string();
     let pairs = [
         ("--api-sock", socket),
-        ("--id", recipe.id.to_string()),
+        ("--id", vmm_config.id.to_string()),
         ("--log-path", log),
         ("--level", "Warn".into()),
     ];
     let pairs = pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
     pairs.chain(["--enable-pci".to_owned()]).collect()
-}
-
-/// The process runs this program, whatever folder it sees it in.
-fn runs(process: ProcessId, program: &Path) -> bool {
-    let running = std::fs::read_link(format!("/proc/{}/exe", process.pid));
-    running.is_ok_and(|exe| exe.file_name().is_some() && exe.file_name() == program.file_name())
 }
 
 async fn answers(api: ApiSocket) -> bool {
@@ -308,8 +300,8 @@ fn fault(body: &Value) -> Option<String> {
     Some(body.get("fault_message")?.as_str()?.to_owned())
 }
 
-pub(crate) fn control(recipe: &VmRecipe, operation: &'static str, source: ApiError) -> DriverError {
-    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
+pub(crate) fn control(vmm_config: &VmmConfig, operation: &'static str, source: ApiError) -> DriverError {
+    DriverError::Control { id: vmm_config.id.clone(), operation, source: Box::new(source) }
 }
 
 pub(crate) fn refused(reason: String) -> DriverError {

@@ -1,11 +1,11 @@
-//! The folder that a process runs in: the names that it opens, and what stands behind them.
+//! The directory that a process runs in: the names that it opens, and what stands behind them.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Disk, VmRecipe};
+use coracle_hypervisor::{Disk, VmmConfig};
 use rustix::fs::Mode;
 
 use crate::calls::{GUEST_SOCKET, slot_path};
@@ -19,15 +19,15 @@ const EMPTY: &str = "empty";
 /// The guest's sign that nothing is in a slot, bytes.
 const EMPTY_BYTES: u64 = 1 << 40;
 
-/// Prepares `folder` for a process that is about to start: nothing is left of the last one, every slot leads to its disk.
+/// Prepares `directory` for a process that is about to start: nothing is left of the last one, every slot leads to its disk.
 /// Blocking, idempotent.
-pub(crate) fn prepare(recipe: &VmRecipe, folder: &Path, filled: bool) -> io::Result<()> {
+pub(crate) fn prepare(vmm_config: &VmmConfig, folder: &Path, filled: bool) -> io::Result<()> {
     for socket in [API_SOCKET, GUEST_SOCKET] {
         remove(&folder.join(socket))?;
     }
     File::create(folder.join(EMPTY))?.set_len(EMPTY_BYTES)?;
-    for slot in 0..recipe.slots.total() {
-        fill(folder, slot, recipe.disk_in(slot).filter(|_| filled))?;
+    for slot in 0..vmm_config.slots.total() {
+        fill(folder, slot, vmm_config.disk_in(slot).filter(|_| filled))?;
     }
     for name in CONSOLE {
         let fifo = folder.join(name);
@@ -70,17 +70,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_lead_to_their_disks_or_to_nothing_of_the_size_that_says_so() {
+    fn slot_links_to_its_disk_or_to_the_empty_file() {
         let dir = tempfile::tempdir().unwrap();
-        let recipe = VmRecipe {
-            id: VmId::of_name(&"web".parse().unwrap()),
+        let vmm_config = VmmConfig {
+            id: VmId::of_name(&"web".parse().unwrap()).into(),
             vcpus: 1.try_into().unwrap(),
             memory: 128.try_into().unwrap(),
             kernel: "/k".into(),
             initrd: "/i".into(),
             disks: vec![Disk::raw(1, "/disks/overlay", false)],
             slots: Slots { read_only: 1, writable: 1 },
-            machine: Default::default(),
+            machine_type: Default::default(),
             nic: None,
             state_dir: dir.path().into(),
             run_dir: dir.path().into(),
@@ -88,7 +88,7 @@ mod tests {
             driver: String::new(),
         };
         for filled in [false, true, true] {
-            prepare(&recipe, dir.path(), filled).unwrap();
+            prepare(&vmm_config, dir.path(), filled).unwrap();
             let [empty, disk] = ["slot0", "slot1"].map(|s| fs::read_link(dir.path().join(s)).unwrap());
             assert_eq!(empty, Path::new("empty"));
             assert_eq!(disk, Path::new(if filled { "/disks/overlay" } else { "empty" }));

@@ -1,4 +1,4 @@
-//! Firecracker's jailer: a folder, a user and a namespace for each process (docs/jailer).
+//! Firecracker's jailer: a directory, a user and a namespace for each process (docs/jailer).
 //!
 //! ```text
 //! <base>/firecracker/<id>/root/           the jail: what the process sees as /
@@ -14,7 +14,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use coracle_hypervisor::launch::LOG_FILE;
-use coracle_hypervisor::{Disk, VmRecipe};
+use coracle_hypervisor::{Disk, VmmConfig};
 
 use crate::calls::slot_path;
 use crate::folder::{self, API_SOCKET, CONSOLE, elf_kernel};
@@ -39,15 +39,15 @@ pub struct Jail {
 impl Jail {
     /// What the process of this VM sees as its root.
     #[must_use]
-    pub fn root(&self, program: &Path, recipe: &VmRecipe) -> PathBuf {
+    pub fn root(&self, program: &Path, vmm_config: &VmmConfig) -> PathBuf {
         let name = program.file_name().unwrap_or_default();
         // The whole id would make sockets' paths too long (107 bytes).
-        self.base.join(name).join(recipe.id.short()).join("root")
+        self.base.join(name).join(vmm_config.id.short()).join("root")
     }
 
     /// Removes the jail. Blocking, idempotent.
-    pub(crate) fn remove(&self, program: &Path, recipe: &VmRecipe) -> io::Result<()> {
-        let root = self.root(program, recipe);
+    pub(crate) fn remove(&self, program: &Path, vmm_config: &VmmConfig) -> io::Result<()> {
+        let root = self.root(program, vmm_config);
         match fs::remove_dir_all(root.parent().unwrap_or(&root)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
@@ -55,24 +55,24 @@ impl Jail {
     }
 
     /// Makes the jail anew, with everything that the API will name. Blocking, idempotent.
-    pub(crate) fn prepare(&self, program: &Path, recipe: &VmRecipe, filled: bool) -> io::Result<()> {
-        let root = self.root(program, recipe);
+    pub(crate) fn prepare(&self, program: &Path, vmm_config: &VmmConfig, filled: bool) -> io::Result<()> {
+        let root = self.root(program, vmm_config);
         fs::create_dir_all(&root)?;
         // The jailer makes these itself, and fails when they are there.
         for left in ["dev", "run"] {
             let _absent = fs::remove_dir_all(root.join(left));
         }
         let _absent = fs::remove_file(root.join(program.file_name().unwrap_or_default()));
-        folder::prepare(recipe, &root, filled)?;
-        for slot in 0..recipe.slots.total() {
-            self.fill(&root, slot, recipe.disk_in(slot).filter(|_| filled))?;
+        folder::prepare(vmm_config, &root, filled)?;
+        for slot in 0..vmm_config.slots.total() {
+            self.fill(&root, slot, vmm_config.disk_in(slot).filter(|_| filled))?;
         }
-        for (from, to) in [(elf_kernel(&recipe.kernel), KERNEL), (recipe.initrd.clone(), INITRD)] {
+        for (from, to) in [(elf_kernel(&vmm_config.kernel), KERNEL), (vmm_config.initrd.clone(), INITRD)] {
             let _absent = fs::remove_file(root.join(to));
             link(&from, &root.join(to))?;
         }
         // The same file as outside, so that its last words are found there.
-        let log = recipe.state_dir.join(LOG_FILE);
+        let log = vmm_config.state_dir.join(LOG_FILE);
         fs::File::options().create(true).append(true).open(&log)?;
         let _absent = fs::remove_file(root.join(LOG_FILE));
         link(&log, &root.join(LOG_FILE))?;
@@ -99,8 +99,8 @@ impl Jail {
         chown(path, Some(uid), Some(gid))
     }
 
-    pub(crate) fn arguments(&self, program: &Path, recipe: &VmRecipe) -> Vec<String> {
-        jailer_arguments(self, program, recipe)
+    pub(crate) fn arguments(&self, program: &Path, vmm_config: &VmmConfig) -> Vec<String> {
+        jailer_arguments(self, program, vmm_config)
     }
 }
 
@@ -114,7 +114,7 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
                 && !to.ends_with(INITRD) =>
         {
             let why = format!(
-                "{} is on another file system than the jails: set their folder there",
+                "{} is on another file system than the jails: set their directory there",
                 from.display()
             );
             Err(io::Error::new(io::ErrorKind::CrossesDevices, why))
@@ -129,10 +129,10 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
 
 /// The jailer's arguments, and behind `--` Firecracker's. Pure.
 #[must_use]
-pub fn jailer_arguments(jail: &Jail, program: &Path, recipe: &VmRecipe) -> Vec<String> {
+pub fn jailer_arguments(jail: &Jail, program: &Path, vmm_config: &VmmConfig) -> Vec<String> {
     let (uid, gid) = jail.owner;
     let mut pairs = vec![
-        ("--id", recipe.id.short().to_owned()),
+        ("--id", vmm_config.id.short().to_owned()),
         ("--exec-file", program.display().to_string()),
         ("--uid", uid.to_string()),
         ("--gid", gid.to_string()),
@@ -153,16 +153,16 @@ mod tests {
 
     use super::*;
 
-    fn recipe(dir: &Path) -> VmRecipe {
-        VmRecipe {
-            id: VmId::of_name(&"web".parse().unwrap()),
+    fn vmm_config(dir: &Path) -> VmmConfig {
+        VmmConfig {
+            id: VmId::of_name(&"web".parse().unwrap()).into(),
             vcpus: 1.try_into().unwrap(),
             memory: 128.try_into().unwrap(),
             kernel: dir.join("vmlinuz"),
             initrd: dir.join("initrd"),
             disks: vec![Disk::raw(1, dir.join("overlay"), false)],
             slots: Slots { read_only: 1, writable: 1 },
-            machine: Default::default(),
+            machine_type: Default::default(),
             nic: None,
             state_dir: dir.into(),
             run_dir: dir.into(),
@@ -184,30 +184,31 @@ mod tests {
             parent_cgroup: Some("coracle/web".into()),
             ..jail(Path::new("/srv/jailer"))
         };
-        let arguments = jailer_arguments(&jail, Path::new("/usr/bin/firecracker"), &recipe(Path::new("/x")));
+        let arguments =
+            jailer_arguments(&jail, Path::new("/usr/bin/firecracker"), &vmm_config(Path::new("/x")));
         let mut text = arguments.join("\n");
-        text = text.replace(recipe(Path::new("/x")).id.short(), "ID");
+        text = text.replace(vmm_config(Path::new("/x")).id.short(), "ID");
         insta::assert_snapshot!(text);
     }
 
     #[test]
-    fn a_jail_has_all_that_the_api_names_and_the_disk_in_it_is_the_vms_disk() {
+    fn jail_holds_every_path_of_the_api_and_the_vms_own_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let recipe = recipe(dir.path());
+        let vmm_config = vmm_config(dir.path());
         for name in ["vmlinuz", "initrd", "overlay"] {
             fs::write(dir.path().join(name), name).unwrap();
         }
         let jail = jail(&dir.path().join("jails"));
         for _ in 0..2 {
-            jail.prepare(Path::new("/usr/bin/firecracker"), &recipe, true).unwrap();
+            jail.prepare(Path::new("/usr/bin/firecracker"), &vmm_config, true).unwrap();
         }
-        let root = jail.root(Path::new("/usr/bin/firecracker"), &recipe);
+        let root = jail.root(Path::new("/usr/bin/firecracker"), &vmm_config);
         assert_eq!(fs::read_to_string(root.join(KERNEL)).unwrap(), "vmlinuz");
         fs::write(root.join("slot1"), "written by the guest").unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("overlay")).unwrap(), "written by the guest");
         assert_eq!(fs::metadata(root.join("slot0")).unwrap().len(), 1 << 40);
         for _ in 0..2 {
-            jail.remove(Path::new("/usr/bin/firecracker"), &recipe).unwrap();
+            jail.remove(Path::new("/usr/bin/firecracker"), &vmm_config).unwrap();
         }
         assert!(
             !root.exists() && dir.path().join("overlay").exists(),

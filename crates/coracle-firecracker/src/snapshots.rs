@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use coracle_hypervisor::launch::own_file;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, MemoryFile, Saved, Snapshots, Template, VmRecipe, bundle,
+    Cloned, Compatibility, Driver, DriverError, MemoryFile, Saved, Snapshots, Template, VmmConfig, bundle,
     cpu_model,
 };
 use serde_json::json;
@@ -17,7 +17,7 @@ use crate::FirecrackerDriver;
 use crate::calls::{Call, Places, boot_calls, load_calls};
 use crate::driver::refused;
 
-/// What the two files are called, in the folder of the process and in the stream.
+/// What the two files are called, in the directory of the process and in the stream.
 const STATE: &str = "saved.state";
 const MEMORY: &str = "saved.memory";
 /// Far more than the state of any machine; what is longer is none.
@@ -27,33 +27,33 @@ impl FirecrackerDriver {
     /// Writes a paused machine to two files, as Firecracker names them.
     pub(crate) async fn save_to(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         state: &Path,
         memory: &Path,
     ) -> Result<(), DriverError> {
         let body = json!({"snapshot_type": "Full", "snapshot_path": state, "mem_file_path": memory});
         let call = Call { method: hyper::Method::PUT, path: "/snapshot/create".to_owned(), body };
-        self.call(recipe, &[call]).await
+        self.call(vmm_config, &[call]).await
     }
 }
 
 #[async_trait]
 impl Snapshots for FirecrackerDriver {
-    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+    async fn compatibility(&self, vmm_config: &VmmConfig) -> Compatibility {
         Compatibility {
             driver: self.name().to_owned(),
             vmm: self.probe().await.version,
-            accelerator: recipe.accelerator.as_str().to_owned(),
+            accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: cpu_model(),
-            devices: devices(recipe),
+            devices: devices(vmm_config),
         }
     }
 
-    /// Firecracker writes its files into the folder of the process, from where they are moved into the stream.
-    async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError> {
-        let io = |source| DriverError::Io { operation: format!("save VM {}", recipe.id), source };
-        let files = Own([STATE, MEMORY].map(|name| self.folder(recipe).join(name)));
-        self.save_to(recipe, Path::new(STATE), Path::new(MEMORY)).await?;
+    /// Firecracker writes its files into the directory of the process, from where they are moved into the stream.
+    async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError> {
+        let io = |source| DriverError::Io { operation: format!("save VM {}", vmm_config.id), source };
+        let files = Own([STATE, MEMORY].map(|name| self.folder(vmm_config).join(name)));
+        self.save_to(vmm_config, Path::new(STATE), Path::new(MEMORY)).await?;
         let out = file.try_clone().map_err(io)?;
         let packed = spawn_blocking(move || {
             let [state, memory] = &files.0;
@@ -65,29 +65,33 @@ impl Snapshots for FirecrackerDriver {
 
     /// The parts become memory files of ours, which processes map privately for as long as they live. The jailer closes
     /// what it inherits.
-    async fn unfold(&self, recipe: &VmRecipe, file: &File) -> Result<Option<Template>, DriverError> {
+    async fn materialize(
+        &self,
+        vmm_config: &VmmConfig,
+        file: &File,
+    ) -> Result<Option<Template>, DriverError> {
         if self.jailed() {
             return Ok(None);
         }
-        self.unpack(recipe, file).await.map(Some)
+        self.unpack(vmm_config, file).await.map(Some)
     }
 
-    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
+    async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         match saved {
-            Saved::Unfolded(template) => self.load(recipe, template).await,
+            Saved::MemoryImages(template) => self.load(vmm_config, template).await,
             Saved::File(file) if self.jailed() => {
-                self.load_in_jail(recipe, self.unpack(recipe, file).await?).await
+                self.load_in_jail(vmm_config, self.unpack(vmm_config, file).await?).await
             }
-            Saved::File(file) => self.load(recipe, &self.unpack(recipe, file).await?).await,
+            Saved::File(file) => self.load(vmm_config, &self.unpack(vmm_config, file).await?).await,
         }
     }
 }
 
 impl FirecrackerDriver {
-    async fn unpack(&self, recipe: &VmRecipe, file: &File) -> Result<Template, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+    async fn unpack(&self, vmm_config: &VmmConfig, file: &File) -> Result<Template, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
         let input = file.try_clone().map_err(io)?;
-        let bytes = u64::from(recipe.memory.get()) << 20;
+        let bytes = u64::from(vmm_config.memory.get()) << 20;
         let unpacked = spawn_blocking(move || {
             let (state, memory) = (MemoryFile::new(STATE, 0)?, MemoryFile::new(MEMORY, 0)?);
             let parts = [(STATE, STATE_BYTES_MAX, state.file()), (MEMORY, bytes, memory.file())];
@@ -97,21 +101,21 @@ impl FirecrackerDriver {
         unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 
-    async fn load(&self, recipe: &VmRecipe, saved: &Template) -> Result<Cloned, DriverError> {
+    async fn load(&self, vmm_config: &VmmConfig, saved: &Template) -> Result<Cloned, DriverError> {
         let numbers = [saved.state.number(), saved.ram.number()];
         let names = numbers.map(|number| own_file(number).display().to_string());
-        let calls = load_calls(recipe, &names[0], &names[1], false).map_err(refused)?;
-        let process = self.spawn(recipe, true, &numbers).await?;
-        self.call_or_kill(recipe, process, &calls).await?;
+        let calls = load_calls(vmm_config, &names[0], &names[1], false).map_err(refused)?;
+        let process = self.spawn(vmm_config, true, &numbers).await?;
+        self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(Cloned { process, channel: None })
     }
 
     /// As [`Self::load`], from files of the jail.
-    async fn load_in_jail(&self, recipe: &VmRecipe, saved: Template) -> Result<Cloned, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
-        let calls = load_calls(recipe, STATE, MEMORY, false).map_err(refused)?;
-        let process = self.spawn(recipe, true, &[]).await?;
-        let folder = self.folder(recipe);
+    async fn load_in_jail(&self, vmm_config: &VmmConfig, saved: Template) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
+        let calls = load_calls(vmm_config, STATE, MEMORY, false).map_err(refused)?;
+        let process = self.spawn(vmm_config, true, &[]).await?;
+        let folder = self.folder(vmm_config);
         let stored = spawn_blocking(move || {
             saved.state.store(&folder.join(STATE), |_, _| ())?;
             saved.ram.store(&folder.join(MEMORY), |_, _| ())
@@ -121,7 +125,7 @@ impl FirecrackerDriver {
             self.kill(process).await?;
             return Err(io(error));
         }
-        self.call_or_kill(recipe, process, &calls).await?;
+        self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(Cloned { process, channel: None })
     }
 }
@@ -138,8 +142,8 @@ impl Drop for Own {
 }
 
 /// A machine of this shape without what is a VM's own.
-pub(crate) fn devices(recipe: &VmRecipe) -> String {
-    let mut shape = recipe.clone();
+pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
+    let mut shape = vmm_config.clone();
     let places = Places { kernel: "kernel".to_owned(), initrd: "initrd".to_owned() };
     if let Some(nic) = &mut shape.nic {
         nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{our_file, own_file};
 use coracle_hypervisor::{
-    Cloned, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmRecipe, cpu_model,
+    Cloned, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmmConfig, cpu_model,
 };
 
 use crate::FirecrackerDriver;
@@ -14,25 +14,29 @@ use crate::driver::refused;
 
 #[async_trait]
 impl Templates for FirecrackerDriver {
-    async fn fingerprint(&self, recipe: &VmRecipe) -> String {
-        format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), crate::snapshots::devices(recipe))
+    async fn fingerprint(&self, vmm_config: &VmmConfig) -> String {
+        format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), crate::snapshots::devices(vmm_config))
     }
 
     /// Its RAM is its own; `ram` is filled when it is saved.
-    async fn boot_template(&self, recipe: &VmRecipe, _ram: &MemoryFile) -> Result<ProcessId, DriverError> {
-        self.boot(recipe, false).await
+    async fn boot_template(
+        &self,
+        vmm_config: &VmmConfig,
+        _ram: &MemoryFile,
+    ) -> Result<ProcessId, DriverError> {
+        self.boot(vmm_config, false).await
     }
 
     async fn save_template(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         process: ProcessId,
         ram: &MemoryFile,
         state: &MemoryFile,
     ) -> Result<Duration, DriverError> {
         let began = Instant::now();
-        let saved = match self.pause(recipe).await {
-            Ok(()) => self.save_to(recipe, &our_file(state.number()), &our_file(ram.number())).await,
+        let saved = match self.pause(vmm_config).await {
+            Ok(()) => self.save_to(vmm_config, &our_file(state.number()), &our_file(ram.number())).await,
             Err(error) => Err(error),
         };
         let took = began.elapsed();
@@ -40,13 +44,13 @@ impl Templates for FirecrackerDriver {
         saved.map(|()| took)
     }
 
-    async fn start_clone(&self, recipe: &VmRecipe, template: &Template) -> Result<Cloned, DriverError> {
+    async fn start_clone(&self, vmm_config: &VmmConfig, template: &Template) -> Result<Cloned, DriverError> {
         let (state, memory) = (template.state.number(), template.ram.number());
         let names = [state, memory].map(|number| own_file(number).display().to_string());
-        let calls = load_calls(recipe, &names[0], &names[1], true).map_err(refused)?;
-        let process = self.spawn(recipe, true, &[state, memory]).await?;
-        self.call_or_kill(recipe, process, &calls).await?;
-        if let Err(error) = self.resume(recipe).await {
+        let calls = load_calls(vmm_config, &names[0], &names[1], true).map_err(refused)?;
+        let process = self.spawn(vmm_config, true, &[state, memory]).await?;
+        self.call_or_kill(vmm_config, process, &calls).await?;
+        if let Err(error) = self.resume(vmm_config).await {
             self.kill(process).await?;
             return Err(error);
         }

@@ -5,14 +5,15 @@
 mod machine;
 
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
-use coracle_hypervisor::{Driver as _, conformance};
+use coracle_hypervisor::Driver as _;
+use coracle_hypervisor_testing::{conformance, example};
 use coracle_testkit::tools;
 use tokio::io::AsyncReadExt as _;
 
 use machine::{Machine, refuses};
 
 fn stand_in() -> Machine {
-    Machine::stand_in(env!("CARGO_BIN_EXE_fake-firecracker"))
+    Machine::stand_in(example("fake-firecracker"))
 }
 
 fn driver(machine: &Machine) -> FirecrackerDriver {
@@ -21,11 +22,11 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
 
 async fn conforms(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
-    let recipe = machine.recipe("conformance", dir.path());
-    conformance::check(|| driver(machine), &recipe).await;
-    conformance::check_templates(&driver(machine), &recipe).await;
-    conformance::check_snapshots(&driver(machine), &recipe).await;
-    conformance::check_disks(&driver(machine), &recipe).await;
+    let vmm_config = machine.vmm_config("conformance", dir.path());
+    conformance::check(|| driver(machine), &vmm_config).await;
+    conformance::check_templates(&driver(machine), &vmm_config).await;
+    conformance::check_snapshots(&driver(machine), &vmm_config).await;
+    conformance::check_disks(&driver(machine), &vmm_config).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,25 +48,25 @@ async fn what_is_refused_ends_the_process_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
     refuses(
         &driver(&machine),
-        machine.recipe("refused", dir.path()),
+        machine.vmm_config("refused", dir.path()),
         ["/actions", "Kernel file cannot be opened"],
     )
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_console_is_the_serial_line_and_its_reader_may_come_and_go() {
+async fn console_survives_readers_that_come_and_go() {
     let machine = stand_in();
     let dir = tempfile::tempdir().unwrap();
-    let recipe = machine.recipe("console", dir.path());
+    let vmm_config = machine.vmm_config("console", dir.path());
     let driver = driver(&machine);
-    let process = driver.start(&recipe).await.unwrap();
-    let mut console = driver.console(&recipe).await.unwrap();
+    let process = driver.start(&vmm_config).await.unwrap();
+    let mut console = driver.console(&vmm_config).await.unwrap();
     let mut said = [0; 13];
     console.read_exact(&mut said).await.unwrap();
     assert_eq!(&said, b"coracle-guest");
     drop(console);
-    let mut again = driver.console(&recipe).await.unwrap();
+    let mut again = driver.console(&vmm_config).await.unwrap();
     driver.kill(process).await.unwrap();
     let mut rest = Vec::new();
     again.read_to_end(&mut rest).await.unwrap();

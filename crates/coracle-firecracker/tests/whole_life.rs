@@ -7,6 +7,7 @@ mod machine;
 use std::sync::Arc;
 
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
+use coracle_hypervisor_testing::example;
 use coracle_testkit::tools;
 
 use machine::Machine;
@@ -18,7 +19,7 @@ fn driver(machine: &Machine) -> FirecrackerDriver {
 
 #[test]
 fn a_whole_life_leaves_nothing() {
-    let stand_in = Machine::stand_in(env!("CARGO_BIN_EXE_fake-firecracker"));
+    let stand_in = Machine::stand_in(example("fake-firecracker"));
     leaves_nothing(&stand_in, || Arc::new(driver(&stand_in)));
     match Machine::real("CORACLE_FIRECRACKER_BIN") {
         Some(machine) => leaves_nothing(&machine, || Arc::new(driver(&machine))),

@@ -1,8 +1,8 @@
-//! From recipe to command line. Pure; the golden test is the review.
+//! From VMM config to command line. Pure; the golden test is the review.
 
 use std::os::fd::RawFd;
 
-use coracle_hypervisor::{Accelerator, Disk, Firmware, Machine, Nic, NicBackend, VmRecipe};
+use coracle_hypervisor::{Accelerator, Disk, Firmware, MachineType, Nic, NicBackend, VmmConfig};
 
 /// Name of the port that the guest agent looks for.
 const GUEST_PORT: &str = "dev.coracle.guest.0";
@@ -29,7 +29,7 @@ pub enum Birth {
     Restore,
     /// It waits for such a state, to have its RAM in the memory file that the child inherits by this number. It never
     /// runs, and has no disks.
-    Unfold {
+    Materialize {
         /// Number of the RAM's file.
         ram: RawFd,
     },
@@ -62,39 +62,39 @@ impl Birth {
 /// `tsc_khz` is the host's time-stamp counter rate: under TCG the guest kernel
 /// of a microvm with ACPI cannot calibrate it and hangs without being told.
 #[must_use]
-pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
+pub fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
     let mut args = Args::default();
     args.flag("-nodefaults").flag("-no-user-config");
-    if boots_host_kernel(&recipe.machine) {
+    if boots_host_kernel(&vmm_config.machine_type) {
         // Our guest ends by a reboot; another system that reboots means it.
         args.flag("-no-reboot");
     }
     args.pair("-display", "none");
-    args.pair("-name", format!("coracle-{},debug-threads=on", recipe.id));
+    args.pair("-name", format!("coracle-{},debug-threads=on", vmm_config.id));
     args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
-    args.ram(recipe.memory.get(), birth);
-    args.machine(&recipe.machine);
+    args.ram(vmm_config.memory.get(), birth);
+    args.machine_type(&vmm_config.machine_type);
     args.pair("-accel", accelerator.as_str());
     args.pair("-cpu", cpu(accelerator));
-    args.pair("-smp", recipe.vcpus.get().to_string());
-    args.pair("-m", recipe.memory.get().to_string());
-    if reads_kernel(&recipe.machine, birth) {
-        args.pair("-kernel", escape(&recipe.kernel.display().to_string()));
-        args.pair("-initrd", escape(&recipe.initrd.display().to_string()));
+    args.pair("-smp", vmm_config.vcpus.get().to_string());
+    args.pair("-m", vmm_config.memory.get().to_string());
+    if reads_kernel(&vmm_config.machine_type, birth) {
+        args.pair("-kernel", escape(&vmm_config.kernel.display().to_string()));
+        args.pair("-initrd", escape(&vmm_config.initrd.display().to_string()));
         args.pair("-append", kernel_command_line(accelerator, tsc_khz));
     }
-    let bus = bus(&recipe.machine);
-    let run = escape(&recipe.run_dir.display().to_string());
+    let bus = bus(&vmm_config.machine_type);
+    let run = escape(&vmm_config.run_dir.display().to_string());
     args.pair("-chardev", format!("socket,id=console,path={run}/console.sock,server=on,wait=off"));
     args.pair("-serial", "chardev:console");
     args.pair("-device", format!("virtio-serial-{bus}"));
     args.pair("-chardev", format!("socket,id=guest,path={run}/guest.sock,server=on,wait=off"));
     args.pair("-device", format!("virtserialport,chardev=guest,name={GUEST_PORT},id=guest"));
-    match recipe.machine {
-        Machine::Micro => args.slots(recipe, birth),
-        Machine::Pc(_) => args.ports(recipe, birth),
+    match vmm_config.machine_type {
+        MachineType::Microvm => args.slots(vmm_config, birth),
+        MachineType::Q35(_) => args.ports(vmm_config, birth),
     }
-    match (&recipe.nic, birth.has_network()) {
+    match (&vmm_config.nic, birth.has_network()) {
         // The device must be there for what is loaded later; its other end comes with that.
         (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend)),
         (Some(nic), false) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
@@ -108,13 +108,13 @@ pub fn argv(recipe: &VmRecipe, accelerator: Accelerator, tsc_khz: u64, birth: Bi
     args.0
 }
 
-/// As [`argv`] of a cold start, with the accelerator of the recipe and the rate of this host.
+/// As [`argv`] of a cold start, with the accelerator of the VMM config and the rate of this host.
 #[must_use]
-pub fn argv_for_this_host(recipe: &VmRecipe) -> Vec<String> {
-    argv(recipe, recipe.accelerator, crate::tsc::khz(), Birth::Cold)
+pub fn argv_for_this_host(vmm_config: &VmmConfig) -> Vec<String> {
+    argv(vmm_config, vmm_config.accelerator, crate::tsc::khz(), Birth::Cold)
 }
 
-/// Everything that the accelerator has. TCG emulates `rep movsb` byte by byte, and a kernel that is told of fast ones
+/// Everything that the accelerator has. TCG emulates `rep movsb` byte by byte, and a kernel that sees the flag of fast ones
 /// (ERMS) copies and clears all its memory with them: without, a boot takes a sixth less.
 fn cpu(accelerator: Accelerator) -> &'static str {
     match accelerator {
@@ -123,22 +123,22 @@ fn cpu(accelerator: Accelerator) -> &'static str {
     }
 }
 
-/// Does the machine start the kernel of its recipe?
-fn boots_host_kernel(machine: &Machine) -> bool {
-    matches!(machine, Machine::Micro | Machine::Pc(Firmware::Kernel))
+/// Does the machine start the kernel of its VMM config?
+fn boots_host_kernel(machine_type: &MachineType) -> bool {
+    matches!(machine_type, MachineType::Microvm | MachineType::Q35(Firmware::Kernel))
 }
 
 /// A machine that waits for a state has its kernel in there, and never boots again: with the files, QEMU would hold 20 MiB
-/// for it that nobody looks at. A PC's firmware reads a ROM for them, which is part of what is saved.
-fn reads_kernel(machine: &Machine, birth: Birth) -> bool {
-    boots_host_kernel(machine) && !(*machine == Machine::Micro && birth.waits())
+/// for it that is never used. A PC's firmware reads a ROM for them, which becomes part of the saved state.
+fn reads_kernel(machine_type: &MachineType, birth: Birth) -> bool {
+    boots_host_kernel(machine_type) && !(*machine_type == MachineType::Microvm && birth.waits())
 }
 
 /// What the names of its virtio devices end in.
-fn bus(machine: &Machine) -> &'static str {
-    match machine {
-        Machine::Micro => "device",
-        Machine::Pc(_) => "pci",
+fn bus(machine_type: &MachineType) -> &'static str {
+    match machine_type {
+        MachineType::Microvm => "device",
+        MachineType::Q35(_) => "pci",
     }
 }
 
@@ -158,11 +158,13 @@ fn kernel_command_line(accelerator: Accelerator, tsc_khz: u64) -> String {
 fn netdev(backend: &NicBackend) -> String {
     match backend {
         NicBackend::Tap { name } => format!("tap,id=net0,ifname={},script=no,downscript=no", escape(name)),
-        NicBackend::User { forwards } => {
+        NicBackend::User { forwards, isolated } => {
+            // QEMU's network has no finer switch: without this the guest may connect wherever this process may.
+            let restrict = if *isolated { ",restrict=on" } else { "" };
             let forwards = forwards
                 .iter()
                 .map(|f| format!(",hostfwd=tcp:{}:{}-:{}", f.host_address, f.host_port, f.guest_port));
-            format!("user,id=net0{}", forwards.collect::<String>())
+            format!("user,id=net0{restrict}{}", forwards.collect::<String>())
         }
     }
 }
@@ -189,19 +191,19 @@ impl Args {
             "-object",
             match birth {
                 Birth::Cold | Birth::Restore => format!("memory-backend-ram,id=ram,size={mib}M"),
-                Birth::Template { ram } | Birth::Unfold { ram } => file(ram, "on"),
+                Birth::Template { ram } | Birth::Materialize { ram } => file(ram, "on"),
                 Birth::Clone { ram } | Birth::Fork { ram } => file(ram, "off"),
             },
         );
     }
 
     /// Every slot is a device, filled or not, so that machines of one shape are alike. A clone's are filled later:
-    /// its devices must first look as they did when the template was saved. So does the prepared disk from the start.
-    fn slots(&mut self, recipe: &VmRecipe, birth: Birth) {
-        let prepared = recipe.slots.prepared();
-        for slot in 0..=prepared {
-            let disk = recipe.disk_in(slot).filter(|_| birth.has_disks() || slot == prepared);
-            let read_only = if recipe.slots.is_read_only(slot) { "on" } else { "off" };
+    /// its devices must first look as they did when the template was saved. So does the premounted disk from the start.
+    fn slots(&mut self, vmm_config: &VmmConfig, birth: Birth) {
+        let premounted = vmm_config.slots.premounted();
+        for slot in 0..=premounted {
+            let disk = vmm_config.disk_in(slot).filter(|_| birth.has_disks() || slot == premounted);
+            let read_only = if vmm_config.slots.is_read_only(slot) { "on" } else { "off" };
             let backing = match disk {
                 Some(disk) => {
                     let path = escape(&disk.path.display().to_string());
@@ -239,15 +241,15 @@ impl Args {
         self.pair("-device", device);
     }
 
-    fn machine(&mut self, machine: &Machine) {
+    fn machine_type(&mut self, machine_type: &MachineType) {
         let pc = "q35,memory-backend=ram";
-        match machine {
-            Machine::Micro => {
+        match machine_type {
+            MachineType::Microvm => {
                 self.pair("-M", "microvm,acpi=on,x-option-roms=off,rtc=on,memory-backend=ram");
                 return;
             }
-            Machine::Pc(Firmware::Kernel | Firmware::Bios) => self.pair("-M", pc),
-            Machine::Pc(Firmware::Uefi { code, variables }) => {
+            MachineType::Q35(Firmware::Kernel | Firmware::Bios) => self.pair("-M", pc),
+            MachineType::Q35(Firmware::Uefi { code, variables }) => {
                 let (code, variables) = (code.display().to_string(), variables.display().to_string());
                 let code = format!("driver=file,node-name=firmware,filename={},read-only=on", escape(&code));
                 self.pair("-blockdev", code);
@@ -263,13 +265,13 @@ impl Args {
     }
 
     /// A port for every slot, so that a disk can come to any of them later; those that are there are in theirs.
-    fn ports(&mut self, recipe: &VmRecipe, birth: Birth) {
+    fn ports(&mut self, vmm_config: &VmmConfig, birth: Birth) {
         let writable = |disk: &&Disk| !disk.read_only;
-        let first = recipe.disks.iter().filter(writable).map(|disk| disk.slot).min();
-        for slot in 0..recipe.slots.total() {
+        let first = vmm_config.disks.iter().filter(writable).map(|disk| disk.slot).min();
+        for slot in 0..vmm_config.slots.total() {
             let number = slot + 1;
             self.pair("-device", format!("pcie-root-port,id=port{slot},chassis={number},slot={number}"));
-            let Some(disk) = recipe.disk_in(slot).filter(|_| birth.has_disks()) else { continue };
+            let Some(disk) = vmm_config.disk_in(slot).filter(|_| birth.has_disks()) else { continue };
             self.node(disk);
             let boot = if first == Some(slot) { ",bootindex=1" } else { "" };
             self.pair(
@@ -309,20 +311,20 @@ fn escape(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use coracle_hypervisor::{Disk, Forward, Slots};
-    use coracle_types::{MacAddr, VmId};
+    use coracle_types::{InstanceId, MacAddr, VmId};
 
     use super::*;
 
-    fn recipe(backend: NicBackend) -> VmRecipe {
-        let id = VmId::of_name(&"web".parse().unwrap());
-        VmRecipe {
+    fn vmm_config(backend: NicBackend) -> VmmConfig {
+        let id = InstanceId::from(VmId::of_name(&"web".parse().unwrap()));
+        VmmConfig {
             vcpus: 2.try_into().unwrap(),
             memory: 256.try_into().unwrap(),
             kernel: "/boot/vmlinuz".into(),
             initrd: "/boot/initrd".into(),
             disks: vec![Disk::raw(0, "/images/a.erofs", true), Disk::raw(2, "/vms/we,b/overlay.ext4", false)],
             slots: Slots { read_only: 2, writable: 1 },
-            machine: Default::default(),
+            machine_type: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
@@ -332,8 +334,8 @@ mod tests {
         }
     }
 
-    fn tap() -> VmRecipe {
-        recipe(NicBackend::Tap { name: "ct0123".into() })
+    fn tap() -> VmmConfig {
+        vmm_config(NicBackend::Tap { name: "ct0123".into() })
     }
 
     #[test]
@@ -344,24 +346,31 @@ mod tests {
     #[test]
     fn golden_user_under_kvm() {
         let forward = Forward { host_address: [127, 0, 0, 1].into(), host_port: 8080, guest_port: 80 };
-        let recipe = recipe(NicBackend::User { forwards: vec![forward] });
-        insta::assert_snapshot!(argv(&recipe, Accelerator::Kvm, 2_500_000, Birth::Cold).join("\n"));
+        let vmm_config = vmm_config(NicBackend::User { forwards: vec![forward], isolated: true });
+        insta::assert_snapshot!(argv(&vmm_config, Accelerator::Kvm, 2_500_000, Birth::Cold).join("\n"));
+    }
+
+    #[test]
+    fn user_network_is_open_only_when_asked() {
+        for (isolated, want) in [(true, "user,id=net0,restrict=on"), (false, "user,id=net0")] {
+            assert_eq!(netdev(&NicBackend::User { forwards: vec![], isolated }), want);
+        }
     }
 
     #[test]
     fn golden_pc_with_uefi() {
-        let mut recipe = tap();
-        recipe.machine =
-            Machine::Pc(Firmware::Uefi { code: "/ovmf/code".into(), variables: "/vms/v".into() });
-        recipe.disks[1].backing = Some("/images/base.raw".into());
-        insta::assert_snapshot!(argv(&recipe, Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
+        let mut vmm_config = tap();
+        vmm_config.machine_type =
+            MachineType::Q35(Firmware::Uefi { code: "/ovmf/code".into(), variables: "/vms/v".into() });
+        vmm_config.disks[1].backing = Some("/images/base.raw".into());
+        insta::assert_snapshot!(argv(&vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
     }
 
     #[test]
-    fn a_pc_starts_the_kernel_of_its_recipe_or_its_own() {
+    fn q35_starts_the_configured_kernel_or_its_own() {
         let lines = |firmware| {
-            let recipe = VmRecipe { machine: Machine::Pc(firmware), ..tap() };
-            argv(&recipe, Accelerator::Tcg, 2_500_000, Birth::Cold)
+            let vmm_config = VmmConfig { machine_type: MachineType::Q35(firmware), ..tap() };
+            argv(&vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold)
         };
         let has = |lines: &[String], word: &str| lines.iter().any(|line| line == word);
         let (host, own) = (lines(Firmware::Kernel), lines(Firmware::Bios));
@@ -384,7 +393,7 @@ mod tests {
         let mut booted = without_kernel(lines(Birth::Cold));
         booted.extend(["-incoming".to_owned(), "defer".to_owned()]);
         assert_eq!(restored, booted);
-        let pc = VmRecipe { machine: Machine::Pc(Firmware::Kernel), ..tap() };
+        let pc = VmmConfig { machine_type: MachineType::Q35(Firmware::Kernel), ..tap() };
         let pc = argv(&pc, Accelerator::Tcg, 2_500_000, Birth::Restore);
         assert!(pc.iter().any(|argument| argument == "-kernel"), "its ROM is part of the state");
     }
@@ -403,7 +412,7 @@ mod tests {
         let only = |a: &[String], b: &[String]| -> Vec<String> {
             a.iter().filter(|line| !b.contains(line)).cloned().collect()
         };
-        let (template, reader) = (lines(Birth::Template { ram: 7 }), lines(Birth::Unfold { ram: 7 }));
+        let (template, reader) = (lines(Birth::Template { ram: 7 }), lines(Birth::Materialize { ram: 7 }));
         let network = "tap,id=net0,ifname=ct0123,script=no,downscript=no";
         assert_eq!(only(&reader, &template), [network, "-incoming", "defer"]);
         let (restored, fork) = (lines(Birth::Restore), lines(Birth::Fork { ram: 7 }));
@@ -412,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_differs_from_its_template_only_in_ram_network_and_waiting() {
+    fn clone_argv_differs_from_template_in_ram_network_and_waiting() {
         let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
         let (template, clone) = (lines(Birth::Template { ram: 7 }), lines(Birth::Clone { ram: 7 }));
         let only_clone: Vec<_> = clone.iter().filter(|a| !template.contains(a)).collect();

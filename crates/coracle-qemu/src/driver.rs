@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_hypervisor::launch::{self, LOG_FILE, Launch, wait_ready};
+use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, Disk, Driver, DriverError, KvmProbe, Machine, Probe, ProcessId, Snapshots, Templates,
-    Verdict, VmRecipe,
+    Accelerator, Disk, Driver, DriverError, KvmProbe, MachineType, Probe, ProcessId, Snapshots, Templates,
+    Verdict, VmmConfig,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -68,50 +68,41 @@ impl QemuDriver {
     /// One process, from fork to its monitor, open. It inherits the files of these numbers.
     pub(crate) async fn spawn<'a>(
         &self,
-        recipe: &'a VmRecipe,
+        vmm_config: &'a VmmConfig,
         accelerator: Accelerator,
         birth: Birth,
         inherited: &[RawFd],
     ) -> Result<(ProcessId, Monitor<'a>), DriverError> {
         for socket in SOCKETS {
-            // QEMU binds anew; a stale socket of the last VMM would answer nobody.
-            let _absent = std::fs::remove_file(recipe.run_dir.join(socket));
+            // QEMU binds anew; a stale socket of the last VMM refuses connections.
+            let _absent = std::fs::remove_file(vmm_config.run_dir.join(socket));
         }
-        launch::starts_here(recipe);
         let process = Launch {
-            recipe,
+            vmm_config,
             program: &self.config.program,
-            args: argv(recipe, accelerator, tsc::khz(), birth),
+            args: argv(vmm_config, accelerator, tsc::khz(), birth),
             folder: Path::new("/"),
             serial: None,
             inherited: inherited.to_vec(),
         }
         .run()?;
         let monitor = OnceCell::new();
-        let answers = || async { monitor.get_or_try_init(|| Monitor::open(recipe)).await.is_ok() };
-        wait_ready(recipe, process, READY_LIMIT, answers).await?;
+        let answers = || async { monitor.get_or_try_init(|| Monitor::open(vmm_config)).await.is_ok() };
+        wait_ready(vmm_config, process, READY_LIMIT, answers).await?;
         match monitor.into_inner() {
             Some(monitor) => Ok((process, monitor)),
-            None => Monitor::open(recipe).await.map(|monitor| (process, monitor)),
+            None => Monitor::open(vmm_config).await.map(|monitor| (process, monitor)),
         }
-    }
-
-    /// Moves what a VMM and its VM have in folders.
-    pub(crate) fn move_files(from: &VmRecipe, to: &VmRecipe) -> std::io::Result<()> {
-        for socket in SOCKETS {
-            std::fs::rename(from.run_dir.join(socket), to.run_dir.join(socket))?;
-        }
-        std::fs::rename(from.state_dir.join(LOG_FILE), to.state_dir.join(LOG_FILE))
     }
 
     pub(crate) async fn connect(
         &self,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         channel: &'static str,
     ) -> Result<UnixStream, DriverError> {
-        UnixStream::connect(recipe.run_dir.join(format!("{channel}.sock")))
+        UnixStream::connect(vmm_config.run_dir.join(format!("{channel}.sock")))
             .await
-            .map_err(|source| DriverError::Channel { id: recipe.id.clone(), channel, source })
+            .map_err(|source| DriverError::Channel { id: vmm_config.id.clone(), channel, source })
     }
 }
 
@@ -127,19 +118,20 @@ impl Driver for QemuDriver {
 
     /// A VMM that exits before its monitor answers under KVM is started again under
     /// TCG: the probe says nothing about every MSR that QEMU may want.
-    async fn start(&self, recipe: &VmRecipe) -> Result<ProcessId, DriverError> {
-        let spawned = match self.spawn(recipe, recipe.accelerator, Birth::Cold, &[]).await {
-            Err(DriverError::Exited { last_words, .. }) if recipe.accelerator == Accelerator::Kvm => {
-                tracing::warn!(vm = %recipe.id, error = %last_words, "VMM exited under kvm, trying tcg");
-                self.spawn(recipe, Accelerator::Tcg, Birth::Cold, &[]).await
+    async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
+        let spawned = match self.spawn(vmm_config, vmm_config.accelerator, Birth::Cold, &[]).await {
+            Err(DriverError::Exited { last_words, .. }) if vmm_config.accelerator == Accelerator::Kvm => {
+                tracing::warn!(vm = %vmm_config.id, error = %last_words, "VMM exited under kvm, trying tcg");
+                self.spawn(vmm_config, Accelerator::Tcg, Birth::Cold, &[]).await
             }
             result => result,
         };
         spawned.map(|(process, _)| process)
     }
 
-    async fn find(&self, recipe: &VmRecipe) -> Result<Option<ProcessId>, DriverError> {
-        launch::find(recipe)
+    fn accelerator_of(&self, vmm_config: &VmmConfig, process: ProcessId) -> Accelerator {
+        let cmdline = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+        accelerator_in(&cmdline).unwrap_or(vmm_config.accelerator)
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
@@ -156,51 +148,59 @@ impl Driver for QemuDriver {
             .map_err(|source| DriverError::Io { operation: format!("kill process {}", process.pid), source })
     }
 
-    async fn guest_channel(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        self.connect(recipe, "guest").await
+    async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        self.connect(vmm_config, "guest").await
     }
 
-    async fn console(&self, recipe: &VmRecipe) -> Result<UnixStream, DriverError> {
-        self.connect(recipe, "console").await
+    async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        self.connect(vmm_config, "console").await
     }
 
-    async fn pause(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        Monitor::open(recipe).await?.run("stop", json!({})).await.map(drop)
+    async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        Monitor::open(vmm_config).await?.run("stop", json!({})).await.map(drop)
     }
 
-    async fn resume(&self, recipe: &VmRecipe) -> Result<(), DriverError> {
-        Monitor::open(recipe).await?.run("cont", json!({})).await.map(drop)
+    async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        Monitor::open(vmm_config).await?.run("cont", json!({})).await.map(drop)
     }
 
-    async fn insert_disk(&self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
-        Monitor::open(recipe).await?.insert(recipe, disk).await
+    async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
+        Monitor::open(vmm_config).await?.insert(vmm_config, disk).await
     }
 
-    async fn eject_disk(&self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        Monitor::open(recipe).await?.eject(recipe, slot).await
+    async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+        Monitor::open(vmm_config).await?.eject(vmm_config, slot).await
     }
 
-    fn has_machine(&self, _: &VmRecipe) -> bool {
+    fn has_machine(&self, _: &VmmConfig) -> bool {
         true
     }
 
-    fn has_user_network(&self, _: &VmRecipe) -> bool {
+    fn has_user_network(&self, _: &VmmConfig) -> bool {
         true
     }
 
-    fn snapshots(&self, _: &VmRecipe) -> Option<&dyn Snapshots> {
+    fn snapshots(&self, _: &VmmConfig) -> Option<&dyn Snapshots> {
         Some(self)
     }
 
     /// A system of its own is started by firmware, and never waits for us as our guest does.
-    fn templates(&self, recipe: &VmRecipe) -> Option<&dyn Templates> {
-        matches!(recipe.machine, Machine::Micro).then_some(self as &dyn Templates)
+    fn templates(&self, vmm_config: &VmmConfig) -> Option<&dyn Templates> {
+        matches!(vmm_config.machine_type, MachineType::Microvm).then_some(self as &dyn Templates)
     }
 }
 
 /// `QEMU emulator version 7.2.22 (Debian …)` → `7.2.22`.
 fn parse_version(text: &str) -> String {
     text.split_whitespace().skip_while(|word| *word != "version").nth(1).unwrap_or("unknown").to_owned()
+}
+
+/// The accelerator that a QEMU was started with, from its arguments.
+fn accelerator_in(cmdline: &[u8]) -> Option<Accelerator> {
+    let mut words = cmdline.split(|byte| *byte == 0).skip_while(|word| *word != b"-accel");
+    let value = words.nth(1)?;
+    let is = |accelerator: &Accelerator| accelerator.as_str().as_bytes() == value;
+    [Accelerator::Kvm, Accelerator::Tcg].into_iter().find(is)
 }
 
 #[cfg(test)]
@@ -211,6 +211,15 @@ mod tests {
     fn version_is_read_from_the_first_line() {
         assert_eq!(parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg)\nCopyright"), "7.2.22");
         assert_eq!(parse_version(""), "unknown");
+    }
+
+    #[test]
+    fn accelerator_is_read_from_the_arguments() {
+        let tcg = b"qemu\0-accel\0tcg\0-cpu\0max\0";
+        assert_eq!(accelerator_in(tcg), Some(Accelerator::Tcg));
+        assert_eq!(accelerator_in(b"qemu\0-accel\0kvm\0"), Some(Accelerator::Kvm));
+        assert_eq!(accelerator_in(b"qemu\0-accel"), None);
+        assert_eq!(accelerator_in(b""), None);
     }
 
     #[tokio::test]

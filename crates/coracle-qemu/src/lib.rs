@@ -1,9 +1,9 @@
 //! QEMU's `microvm` machine as a driver: one process a VM, found again by the
-//! folder that its arguments name, spoken to over QMP.
+//! directory that its arguments name, spoken to over QMP.
 //!
-//! `argv.rs` turns a recipe into arguments (pure), `qmp.rs` speaks the
+//! `argv.rs` turns a VMM config into arguments (pure), `qmp.rs` speaks the
 //! monitor's protocol, `templates.rs` saves a machine and starts clones of it, `snapshots.rs` saves
-//! one whole and lets it go on, `slots.rs` swaps the disks of one that runs.
+//! a VMM with its memory and resumes it, `slots.rs` swaps the disks of one that runs.
 //! No state is kept here: a driver made after a restart is as good as the first.
 
 mod argv;

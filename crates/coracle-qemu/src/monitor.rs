@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
-use coracle_hypervisor::{DriverError, VmRecipe};
+use coracle_hypervisor::{DriverError, VmmConfig};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -18,15 +18,15 @@ const STATE_POLL: Duration = Duration::from_millis(1);
 
 /// A monitor whose errors name the VM.
 pub(crate) struct Monitor<'a> {
-    recipe: &'a VmRecipe,
+    vmm_config: &'a VmmConfig,
     qmp: Qmp,
 }
 
 impl<'a> Monitor<'a> {
-    pub(crate) async fn open(recipe: &'a VmRecipe) -> Result<Self, DriverError> {
-        let refused = |source| control(recipe, "connect", source);
-        let qmp = Qmp::connect(&recipe.run_dir.join("qmp.sock")).await.map_err(refused)?;
-        Ok(Self { recipe, qmp })
+    pub(crate) async fn open(vmm_config: &'a VmmConfig) -> Result<Self, DriverError> {
+        let refused = |source| control(vmm_config, "connect", source);
+        let qmp = Qmp::connect(&vmm_config.run_dir.join("qmp.sock")).await.map_err(refused)?;
+        Ok(Self { vmm_config, qmp })
     }
 
     pub(crate) async fn run(
@@ -34,17 +34,17 @@ impl<'a> Monitor<'a> {
         command: &'static str,
         arguments: Value,
     ) -> Result<Value, DriverError> {
-        self.qmp.execute(command, arguments).await.map_err(|source| control(self.recipe, command, source))
+        self.qmp.execute(command, arguments).await.map_err(|source| control(self.vmm_config, command, source))
     }
 
     /// As [`Qmp::execute_all`].
     pub(crate) async fn run_all(&mut self, commands: Vec<(&'static str, Value)>) -> Result<(), DriverError> {
         let what = commands.first().map_or("", |(command, _)| command);
-        self.qmp.execute_all(commands).await.map_err(|source| control(self.recipe, what, source))
+        self.qmp.execute_all(commands).await.map_err(|source| control(self.vmm_config, what, source))
     }
 
     async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), DriverError> {
-        self.qmp.pass_file(name, file).await.map_err(|source| control(self.recipe, "getfd", source))
+        self.qmp.pass_file(name, file).await.map_err(|source| control(self.vmm_config, "getfd", source))
     }
 
     /// Leaves RAM that is mapped shared out of the state, or not. Who loads must say the same as who saved; a clone
@@ -71,7 +71,7 @@ impl<'a> Monitor<'a> {
 
     /// Waits until the state is saved or loaded.
     async fn migrated(&mut self) -> Result<(), DriverError> {
-        let memory = u64::from(self.recipe.memory.get());
+        let memory = u64::from(self.vmm_config.memory.get());
         let deadline = Instant::now() + STATE_LIMIT + Duration::from_secs(memory / SLOWEST_MIB_PER_SECOND);
         loop {
             let report = self.run("query-migrate", json!({})).await?;
@@ -84,11 +84,11 @@ impl<'a> Monitor<'a> {
                         class: text("status"),
                         description: text("error-desc"),
                     };
-                    return Err(control(self.recipe, "migrate", refused));
+                    return Err(control(self.vmm_config, "migrate", refused));
                 }
                 _ if Instant::now() >= deadline => {
                     let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                    return Err(control(self.recipe, "migrate", late.into()));
+                    return Err(control(self.vmm_config, "migrate", late.into()));
                 }
                 _ => sleep(STATE_POLL).await,
             }
@@ -96,6 +96,6 @@ impl<'a> Monitor<'a> {
     }
 }
 
-pub(crate) fn control(recipe: &VmRecipe, operation: &'static str, source: QmpError) -> DriverError {
-    DriverError::Control { id: recipe.id.clone(), operation, source: Box::new(source) }
+pub(crate) fn control(vmm_config: &VmmConfig, operation: &'static str, source: QmpError) -> DriverError {
+    DriverError::Control { id: vmm_config.id.clone(), operation, source: Box::new(source) }
 }

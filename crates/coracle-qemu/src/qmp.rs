@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_many_commands_the_first_refusal_is_told_and_all_answers_are_read() {
+    async fn batch_returns_first_refusal_and_reads_all_answers() {
         let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
         let refusal = |id: u32| format!(r#"{{"error":{{"class":"No","desc":"{id}"}},"id":{id}}}"#);
         let answers = [r#"{"return":{},"id":1}"#.to_owned(), r#"{"return":{},"id":2}"#.to_owned()];
@@ -261,7 +261,7 @@ mod tests {
         let (_dir, qmp) = monitor(&["hello"]).await;
         assert!(matches!(qmp, Err(QmpError::Io(_))), "it went away");
         let (_dir, qmp) = monitor(&["hello"; STALE_MAX]).await;
-        assert!(matches!(qmp, Err(QmpError::Protocol)), "it went on and on");
+        assert!(matches!(qmp, Err(QmpError::Protocol)), "an endless line is refused");
     }
 
     #[tokio::test(start_paused = true)]

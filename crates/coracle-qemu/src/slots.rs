@@ -5,17 +5,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coracle_hypervisor::{Disk, DriverError, Machine, VmRecipe};
+use coracle_hypervisor::{Disk, DriverError, MachineType, VmmConfig};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::argv::EMPTY_SLOT_BYTES;
 use crate::monitor::Monitor;
 
-/// How long a guest may take to let go of a device, and how often it is looked for.
+/// Limit for a guest to release a device, and interval of the checks.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(24);
 const UNPLUG_POLL: Duration = Duration::from_millis(50);
-/// When a guest that has not let go is asked again: its kernel may not have come up yet, and not have heard. Not sooner:
+/// When the request is repeated: a kernel that was still booting may have missed it. Not sooner:
 /// PCI Express has it blink its light for five seconds first, and one that is asked twice within those keeps the device
 /// (PCI Express Base Specification, "Attention Button").
 const UNPLUG_AGAIN: Duration = Duration::from_secs(8);
@@ -27,20 +27,22 @@ impl Monitor<'_> {
     ///
     /// A read-only node cannot be resized, and a resize is how the guest hears of a new size. So a read-only slot is
     /// first writable for a moment, on an empty file of the disk's size, and never on the disk itself.
-    pub(crate) async fn insert(&mut self, recipe: &VmRecipe, disk: &Disk) -> Result<(), DriverError> {
-        if let Machine::Pc(_) = recipe.machine {
+    pub(crate) async fn insert(&mut self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
+        if let MachineType::Q35(_) = vmm_config.machine_type {
             return self.plug(disk).await;
         }
         let slot = disk.slot;
-        let io =
-            |source| DriverError::Io { operation: format!("size disk {slot} of VM {}", recipe.id), source };
+        let io = |source| DriverError::Io {
+            operation: format!("size disk {slot} of VMM {}", vmm_config.id),
+            source,
+        };
         let bytes = std::fs::metadata(&disk.path).map_err(io)?.len();
         let node = format!("disk{slot}");
         let in_place = [add(&node, &disk.path, disk.read_only), reopen(slot, &node, disk.read_only)];
         if !disk.read_only {
             return self.run_all(in_place.into_iter().chain([resize(slot, bytes)]).collect()).await;
         }
-        let path = gauge_file(recipe, slot, bytes).map_err(io)?;
+        let path = gauge_file(vmm_config, slot, bytes).map_err(io)?;
         let shown = show_size(slot, &path, bytes).into_iter();
         self.run_all(shown.chain(in_place).chain([remove(&gauge(slot))]).collect()).await?;
         std::fs::remove_file(&path).map_err(io)
@@ -48,9 +50,9 @@ impl Monitor<'_> {
 
     /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is. Also when an insertion or an
     /// ejection was cut off anywhere: what it left is taken away first.
-    pub(crate) async fn eject(&mut self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
-        if let Machine::Pc(_) = recipe.machine {
-            return self.unplug(recipe, slot).await;
+    pub(crate) async fn eject(&mut self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+        if let MachineType::Q35(_) = vmm_config.machine_type {
+            return self.unplug(vmm_config, slot).await;
         }
         let empty = format!("empty{slot}");
         let nothing = json!({
@@ -58,28 +60,30 @@ impl Monitor<'_> {
         });
         // One that was filled from the start has never had it; one that was filled later still has.
         let there = self.run("blockdev-add", nothing).await;
-        let empty = reopen(slot, &empty, recipe.slots.is_read_only(slot));
+        let empty = reopen(slot, &empty, vmm_config.slots.is_read_only(slot));
         let reopened = self.run_all(vec![empty.clone()]).await;
         if reopened.is_err() {
             there?;
         }
         reopened?;
         for node in [gauge(slot), format!("disk{slot}")] {
-            self.try_remove(recipe, &node).await;
+            self.try_remove(vmm_config, &node).await;
         }
-        let io =
-            |source| DriverError::Io { operation: format!("empty slot {slot} of VM {}", recipe.id), source };
-        let path = gauge_file(recipe, slot, EMPTY_SLOT_BYTES).map_err(io)?;
+        let io = |source| DriverError::Io {
+            operation: format!("empty slot {slot} of VMM {}", vmm_config.id),
+            source,
+        };
+        let path = gauge_file(vmm_config, slot, EMPTY_SLOT_BYTES).map_err(io)?;
         let shown = show_size(slot, &path, EMPTY_SLOT_BYTES).into_iter();
         self.run_all(shown.chain([empty, remove(&gauge(slot))]).collect()).await?;
         std::fs::remove_file(&path).map_err(io)
     }
 
     /// True when it was there, and is removed.
-    async fn try_remove(&mut self, recipe: &VmRecipe, node: &str) -> bool {
+    async fn try_remove(&mut self, vmm_config: &VmmConfig, node: &str) -> bool {
         let removed = self.run_all(vec![remove(node)]).await;
         if let Err(error) = &removed {
-            tracing::debug!(vm = %recipe.id, node, %error, "not removed; it may never have been there");
+            tracing::debug!(vm = %vmm_config.id, node, %error, "not removed; it may never have been there");
         }
         removed.is_ok()
     }
@@ -99,8 +103,8 @@ impl Monitor<'_> {
         self.run("device_add", device).await.map(drop)
     }
 
-    /// Has the guest let go of the disk in a slot. Also when a plugging or an unplugging was cut off anywhere.
-    async fn unplug(&mut self, recipe: &VmRecipe, slot: usize) -> Result<(), DriverError> {
+    /// Makes the guest release the disk in a slot, also after an interrupted plug or unplug. Idempotent.
+    async fn unplug(&mut self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
         let device = format!("slot{slot}");
         let deadline = Instant::now() + UNPLUG_LIMIT;
         let (mut asked, mut ask_at) = (Ok(Value::Null), Instant::now());
@@ -109,10 +113,10 @@ impl Monitor<'_> {
             if now >= deadline {
                 asked?;
                 return Err(DriverError::Io {
-                    operation: format!("unplug disk {slot} of VM {}", recipe.id),
+                    operation: format!("unplug disk {slot} of VMM {}", vmm_config.id),
                     source: std::io::Error::new(
                         std::io::ErrorKind::TimedOut,
-                        "the guest does not let go of it",
+                        "the guest does not release it",
                     ),
                 });
             }
@@ -125,7 +129,7 @@ impl Monitor<'_> {
         }
         for node in [device, format!("disk{slot}")] {
             // A device that has just gone may hold its disk for a moment.
-            while !self.try_remove(recipe, &node).await
+            while !self.try_remove(vmm_config, &node).await
                 && self.has_node(&node).await?
                 && Instant::now() < deadline
             {
@@ -152,8 +156,8 @@ impl Monitor<'_> {
 type Command = (&'static str, Value);
 
 /// An empty file of that size. QEMU holds it open from the moment that it is a node.
-fn gauge_file(recipe: &VmRecipe, slot: usize, bytes: u64) -> io::Result<PathBuf> {
-    let path = recipe.run_dir.join(gauge(slot));
+fn gauge_file(vmm_config: &VmmConfig, slot: usize, bytes: u64) -> io::Result<PathBuf> {
+    let path = vmm_config.run_dir.join(gauge(slot));
     std::fs::File::create(&path)?.set_len(bytes)?;
     Ok(path)
 }

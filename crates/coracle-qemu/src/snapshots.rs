@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, Machine, MemoryFile, Saved, Snapshots, Template, VmRecipe,
-    cpu_model,
+    Cloned, Compatibility, Driver, DriverError, MachineType, MemoryFile, Saved, Snapshots, Template,
+    VmmConfig, cpu_model,
 };
 use tokio::task::spawn_blocking;
 
@@ -18,63 +18,72 @@ use crate::templates::devices;
 
 #[async_trait]
 impl Snapshots for QemuDriver {
-    async fn compatibility(&self, recipe: &VmRecipe) -> Compatibility {
+    async fn compatibility(&self, vmm_config: &VmmConfig) -> Compatibility {
         Compatibility {
             driver: self.name().to_owned(),
             vmm: self.probe().await.version,
-            accelerator: recipe.accelerator.as_str().to_owned(),
+            accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: cpu_model(),
-            devices: devices(recipe),
+            devices: devices(vmm_config),
         }
     }
 
-    async fn save(&self, recipe: &VmRecipe, file: &File) -> Result<(), DriverError> {
-        let mut monitor = Monitor::open(recipe).await?;
+    async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError> {
+        let mut monitor = Monitor::open(vmm_config).await?;
         monitor.ignore_shared_ram(false).await?;
         monitor.save_to(file.as_fd()).await
     }
 
     /// A VMM that never runs loads the stream into the file, and then saves what is beside it. On a PC the devices of the
     /// state depend on its disks.
-    async fn unfold(&self, recipe: &VmRecipe, file: &File) -> Result<Option<Template>, DriverError> {
-        if recipe.machine != Machine::Micro {
+    async fn materialize(
+        &self,
+        vmm_config: &VmmConfig,
+        file: &File,
+    ) -> Result<Option<Template>, DriverError> {
+        if vmm_config.machine_type != MachineType::Microvm {
             return Ok(None);
         }
-        let io = |source| DriverError::Io { operation: format!("unfold VM {}", recipe.id), source };
-        let bytes = u64::from(recipe.memory.get()) << 20;
-        let ram = MemoryFile::new("unfolded-ram", bytes).map_err(io)?;
-        let state = MemoryFile::new("unfolded-state", 0).map_err(io)?;
+        let io = |source| DriverError::Io {
+            operation: format!("materialize the memory of VMM {}", vmm_config.id),
+            source,
+        };
+        let bytes = u64::from(vmm_config.memory.get()) << 20;
+        let ram = MemoryFile::new("shared-ram", bytes).map_err(io)?;
+        let state = MemoryFile::new("shared-state", 0).map_err(io)?;
         let inherited = [ram.number(), file.as_raw_fd()];
-        let birth = Birth::Unfold { ram: ram.number() };
-        let (process, mut monitor) = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
-        let unfolded = async {
+        let birth = Birth::Materialize { ram: ram.number() };
+        let (process, mut monitor) =
+            self.spawn(vmm_config, vmm_config.accelerator, birth, &inherited).await?;
+        let memory_images = async {
             monitor.load_from(file.as_raw_fd()).await?;
             monitor.ignore_shared_ram(true).await?;
             monitor.save_to(state.as_fd()).await
         };
-        let unfolded = unfolded.await;
+        let memory_images = memory_images.await;
         self.kill(process).await?;
-        unfolded?;
+        memory_images?;
         let sealed =
             spawn_blocking(move || Ok(Template { ram: ram.seal()?, state: state.seal()?, disk: None }));
         sealed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map(Some).map_err(io)
     }
 
-    async fn restore(&self, recipe: &VmRecipe, saved: Saved<'_>) -> Result<Cloned, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load VM {}", recipe.id), source };
+    async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
+        let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
         let (birth, state, ram) = match saved {
             Saved::File(file) => (Birth::Restore, file.try_clone().map_err(io)?, None),
             // Reopened: each reads the state from its start.
-            Saved::Unfolded(Template { ram, state, .. }) => {
+            Saved::MemoryImages(Template { ram, state, .. }) => {
                 (Birth::Fork { ram: ram.number() }, state.reopen().map_err(io)?, Some(ram.number()))
             }
         };
         let number = state.as_raw_fd();
         let inherited: Vec<_> = ram.into_iter().chain([number]).collect();
-        let (process, mut monitor) = self.spawn(recipe, recipe.accelerator, birth, &inherited).await?;
+        let (process, mut monitor) =
+            self.spawn(vmm_config, vmm_config.accelerator, birth, &inherited).await?;
         let loaded = async {
-            // Connected first: the guest learns of it with its first step (guest-channel.md, rule 8).
-            let channel = self.connect(recipe, "guest").await?;
+            // Connected first: the guest learns of it with its first step (docs/reference/guest-channel.md, rule 8).
+            let channel = self.connect(vmm_config, "guest").await?;
             monitor.ignore_shared_ram(ram.is_some()).await?;
             monitor.load_from(number).await?;
             Ok(channel)

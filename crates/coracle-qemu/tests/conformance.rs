@@ -1,21 +1,22 @@
 //! The suite that the fake passes, on real QEMU with our guest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
-use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Machine, VmRecipe, conformance};
+use coracle_hypervisor::{Accelerator, Driver as _, Firmware, MachineType, VmmConfig};
+use coracle_hypervisor_testing::conformance;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_testkit::tools;
 use coracle_types::VmId;
 
-fn recipe(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmRecipe {
-    VmRecipe {
-        id: VmId::of_name(&"conformance".parse().unwrap()),
+fn vmm_config(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmmConfig {
+    VmmConfig {
+        id: VmId::of_name(&"conformance".parse().unwrap()).into(),
         vcpus: 1.try_into().unwrap(),
         memory: 128.try_into().unwrap(),
         kernel: boot.kernel.clone(),
         initrd: boot.initrd.clone(),
         disks: vec![],
         slots: Default::default(),
-        machine: Default::default(),
+        machine_type: Default::default(),
         nic: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
@@ -33,10 +34,10 @@ async fn qemu_conforms() {
     };
     let dir = tempfile::tempdir().unwrap();
     let driver = || QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
-    conformance::check(driver, &recipe(dir.path(), &boot)).await;
-    conformance::check_templates(&driver(), &recipe(dir.path(), &boot)).await;
-    conformance::check_snapshots(&driver(), &recipe(dir.path(), &boot)).await;
-    conformance::check_disks(&driver(), &recipe(dir.path(), &boot)).await;
+    conformance::check(driver, &vmm_config(dir.path(), &boot)).await;
+    conformance::check_templates(&driver(), &vmm_config(dir.path(), &boot)).await;
+    conformance::check_snapshots(&driver(), &vmm_config(dir.path(), &boot)).await;
+    conformance::check_disks(&driver(), &vmm_config(dir.path(), &boot)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,7 +49,7 @@ async fn a_pc_conforms() {
     };
     let dir = tempfile::tempdir().unwrap();
     let driver = || QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
-    let pc = VmRecipe { machine: Machine::Pc(Firmware::Kernel), ..recipe(dir.path(), &boot) };
+    let pc = VmmConfig { machine_type: MachineType::Q35(Firmware::Kernel), ..vmm_config(dir.path(), &boot) };
     conformance::check(driver, &pc).await;
     conformance::check_snapshots(&driver(), &pc).await;
     conformance::check_disks(&driver(), &pc).await;
@@ -64,12 +65,12 @@ async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let mut recipe = recipe(dir.path(), &boot);
-    recipe.kernel = dir.path().join("absent");
+    let mut vmm_config = vmm_config(dir.path(), &boot);
+    vmm_config.kernel = dir.path().join("absent");
     let driver = QemuDriver::new(QemuConfig { program, kvm: None });
-    match driver.start(&recipe).await {
+    match driver.start(&vmm_config).await {
         Err(DriverError::Exited { last_words, .. }) => assert!(last_words.contains("absent"), "{last_words}"),
         other => panic!("the VMM should have exited: {other:?}"),
     }
-    assert_eq!(driver.find(&recipe).await.unwrap(), None);
+    assert_eq!(driver.find(&vmm_config).await.unwrap(), None);
 }

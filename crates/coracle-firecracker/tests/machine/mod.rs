@@ -6,7 +6,7 @@ pub(crate) mod whole_life;
 
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Driver, DriverError, Nic, NicBackend, VmRecipe};
+use coracle_hypervisor::{Accelerator, Driver, DriverError, Nic, NicBackend, VmmConfig};
 use coracle_testkit::tools;
 use coracle_types::{MacAddr, VmId};
 
@@ -19,8 +19,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// A stand-in, which only looks whether its kernel is there.
-    pub(crate) fn stand_in(program: &str) -> Self {
-        let program = PathBuf::from(program);
+    pub(crate) fn stand_in(program: PathBuf) -> Self {
         Self { kernel: program.clone(), initrd: program.clone(), program }
     }
 
@@ -31,16 +30,16 @@ impl Machine {
         Some(Self { program, kernel: boot.kernel, initrd: boot.initrd })
     }
 
-    pub(crate) fn recipe(&self, name: &str, dir: &Path) -> VmRecipe {
-        VmRecipe {
-            id: VmId::of_name(&name.parse().unwrap()),
+    pub(crate) fn vmm_config(&self, name: &str, dir: &Path) -> VmmConfig {
+        VmmConfig {
+            id: VmId::of_name(&name.parse().unwrap()).into(),
             vcpus: 1.try_into().unwrap(),
             memory: 128.try_into().unwrap(),
             kernel: self.kernel.clone(),
             initrd: self.initrd.clone(),
             disks: vec![],
             slots: Default::default(),
-            machine: Default::default(),
+            machine_type: Default::default(),
             nic: None,
             state_dir: dir.to_owned(),
             run_dir: dir.to_owned(),
@@ -51,19 +50,19 @@ impl Machine {
 }
 
 /// A kernel that is not there ends the process, with `words` in the reason; a network without a tap starts none.
-pub(crate) async fn refuses<D: Driver>(driver: &D, mut recipe: VmRecipe, words: [&str; 2]) {
-    recipe.kernel = recipe.run_dir.join("absent");
-    match driver.start(&recipe).await {
+pub(crate) async fn refuses<D: Driver>(driver: &D, mut vmm_config: VmmConfig, words: [&str; 2]) {
+    vmm_config.kernel = vmm_config.run_dir.join("absent");
+    match driver.start(&vmm_config).await {
         Err(error @ DriverError::Control { .. }) => {
             let why = std::error::Error::source(&error).unwrap().to_string();
             assert!(words.iter().all(|word| why.contains(word)), "{why}");
         }
         other => panic!("it should have been refused: {other:?}"),
     }
-    assert_eq!(driver.find(&recipe).await.unwrap(), None, "nothing is left");
-    let backend = NicBackend::User { forwards: vec![] };
-    recipe.nic = Some(Nic { mac: MacAddr::of(&recipe.id), backend });
-    match driver.start(&recipe).await {
+    assert_eq!(driver.find(&vmm_config).await.unwrap(), None, "nothing is left");
+    let backend = NicBackend::User { forwards: vec![], isolated: true };
+    vmm_config.nic = Some(Nic { mac: MacAddr::of(&vmm_config.id), backend });
+    match driver.start(&vmm_config).await {
         Err(DriverError::Unavailable { reason, .. }) => assert!(reason.contains("qemu driver"), "{reason}"),
         other => panic!("it should have been refused: {other:?}"),
     }

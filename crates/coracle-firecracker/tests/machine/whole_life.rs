@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{CreateSpec, Host, HostConfig, RestoreSpec};
+use coracle_host::{Host, HostConfig, RestoreSpec, VmSpec};
 use coracle_hypervisor::{Driver, Drivers};
-use coracle_image::{NoProgress, Source, Store, StoreOptions};
+use coracle_image::{Source, Store, StoreOptions};
 use coracle_net::BridgeNetwork;
+use coracle_oci::NoProgress;
 use coracle_testkit::leaks::{Inventory, open_files};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::{netns, tools};
@@ -56,7 +57,7 @@ async fn open(machine: &Machine, driver: Arc<dyn Driver>, dir: &std::path::Path)
 }
 
 async fn life(host: &Host) {
-    let spec = CreateSpec::of("web".parse().unwrap(), IMAGE);
+    let spec = VmSpec::of("web".parse().unwrap(), IMAGE);
     host.create(spec, Arc::new(NoProgress)).await.unwrap();
     let web = host.start("web", None).await.unwrap();
     assert_eq!(web.state, VmState::Running);

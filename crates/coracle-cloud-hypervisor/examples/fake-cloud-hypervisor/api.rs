@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::guest::Guest;
+use coracle_hypervisor_testing::stand_in::Guest;
 
 /// A refusal: status and reason.
 type Refusal = (u16, String);
@@ -85,7 +85,10 @@ impl Machine {
                 json!({"version": "v53.0.0", "build_version": "v53.0.0", "pid": std::process::id(), "features": ["kvm"]}),
             )),
             ("GET", "vm.info") => self.info().map(Some),
-            ("GET", "vm.counters") => self.created().map(|()| Some(json!({}))),
+            // Without a VM the error of this call has no status of its own, unlike those of the others.
+            ("GET", "vm.counters") => {
+                self.created().map(|()| Some(json!({}))).map_err(|(_, message)| (500, message))
+            }
             ("PUT", _) if is_bare(call) && has_body => Err((400, "this call takes no body".into())),
             ("PUT", "vm.boot") => self.boot(),
             ("PUT", "vm.pause") => self.hold(State::Running, State::Paused, "paused"),
@@ -349,5 +352,5 @@ fn folder(body: &Map<String, Value>, key: &str) -> Result<PathBuf, Refusal> {
     let url = body.get(key).and_then(Value::as_str).ok_or_else(|| (400, format!("missing field `{key}`")))?;
     let path = url.strip_prefix("file://").ok_or((500, "only file:// is supported".to_owned()))?;
     let path = PathBuf::from(path);
-    if path.is_dir() { Ok(path) } else { Err((500, format!("{} is no folder", path.display()))) }
+    if path.is_dir() { Ok(path) } else { Err((500, format!("{} is not a directory", path.display()))) }
 }

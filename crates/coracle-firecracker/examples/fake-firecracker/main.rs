@@ -5,8 +5,6 @@
 
 mod api;
 mod bodies;
-mod guest;
-mod server;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,7 +38,10 @@ fn main() -> ExitCode {
     }
     let make = move || {
         let machine = Mutex::new(Machine::new(id));
-        let handle = move |method: &str, path: &str, body: &[u8]| -> server::Answer {
+        let handle = move |method: &str,
+                           path: &str,
+                           body: &[u8]|
+              -> coracle_hypervisor_testing::stand_in::server::Answer {
             let answered = machine.lock().unwrap_or_else(PoisonError::into_inner).handle(method, path, body);
             match answered {
                 Ok(None) => (204, None),
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
                 Err(why) => (400, Some(json!({"fault_message": why}))),
             }
         };
-        Arc::new(handle) as server::Handle
+        Arc::new(handle) as coracle_hypervisor_testing::stand_in::server::Handle
     };
-    server::run(&socket, BODY_BYTES_MAX, make)
+    coracle_hypervisor_testing::stand_in::server::run(&socket, BODY_BYTES_MAX, make)
 }

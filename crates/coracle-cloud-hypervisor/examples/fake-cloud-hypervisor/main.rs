@@ -1,18 +1,15 @@
 //! A stand-in for Cloud Hypervisor where the real program cannot be had: its arguments, its API with its refusals, its
-//! events, its vsock and serial sockets and its snapshot folder, around a guest that only says hello. What is faithful is
+//! events, its vsock and serial sockets and its snapshot directory, around a guest that only says hello. What is faithful is
 //! listed by the tables of `tests/endpoints.rs`, which run on the real program, too, where one is named.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "so does the real program")]
 
 mod api;
-#[path = "../../coracle-firecracker/fake/guest.rs"]
-mod guest;
-#[path = "../../coracle-firecracker/fake/server.rs"]
-mod server;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use coracle_hypervisor_testing::stand_in::server;
 use serde_json::json;
 
 use api::Machine;
