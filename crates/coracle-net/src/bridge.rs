@@ -4,30 +4,35 @@ use std::collections::HashSet;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
-use coracle_types::{MacAddr, VmId};
+use coracle_types::{InstanceId, MacAddr, VmId};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::Mutex as AsyncMutex;
 
-use crate::link::Links;
+use crate::link::{Links, vanished};
 use crate::rules::Rules;
-use crate::{Ipam, Lease, NetError, Network, Plug, Subnet};
+use crate::{Attachment, GuestNic, Ipam, Lease, NetError, Network, Subnet};
 
-/// Taps carry the VM's hash; the prefix tells them from other programs' taps.
+/// Taps carry the digits of the instance; the prefix tells them from other programs' taps.
 const TAP_PREFIX: &str = "ct";
 
 /// A bridge, a tap per VM, masquerading and filters. Needs root.
 #[derive(Debug)]
 pub struct BridgeNetwork {
     name: String,
-    index: u32,
+    /// File that keeps the subnet over restarts.
+    path: PathBuf,
     subnet: Subnet,
+    /// The file does not have this subnet yet.
+    is_new: bool,
     ipam: Mutex<Ipam>,
     links: Links,
     rules: Rules,
+    /// Taps that the filter has rules for.
+    filtered: Mutex<HashSet<String>>,
     /// `nft` takes a lock of its own and fails when two batches collide.
     firewall: AsyncMutex<()>,
 }
@@ -41,22 +46,30 @@ struct Chosen {
 }
 
 impl BridgeNetwork {
-    /// Makes or finds the bridge of the node whose state lies in `state_dir`, on the
-    /// subnet chosen at its first start: `wanted`, or the first free /24 of 10.100.0.0/16.
+    /// The network of the node whose state lies in `state_dir`, on the subnet chosen at its first start: `wanted`, or
+    /// the first free /24 of 10.100.0.0/16. Changes nothing: another daemon may own that state.
     ///
     /// # Errors
-    /// [`NetError::NoFreeSubnet`], [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
+    /// [`NetError::NoFreeSubnet`], [`NetError::State`], [`NetError::Link`].
     pub async fn open(state_dir: &Path, wanted: Option<Subnet>) -> Result<Self, NetError> {
         let links = Links::open()?;
-        let subnet = choose(&links, &state_dir.join("network.json"), wanted).await?;
+        let path = state_dir.join("network.json");
+        let (subnet, is_new) = choose(&links, &path, wanted).await?;
         let suffix = suffix(state_dir);
         let name = format!("cor{suffix}");
-        let index = links.ensure_bridge(&name, subnet).await?;
-        enable_forwarding()?;
         let rules = Rules::new(&suffix);
-        rules.reset(subnet).await?;
         let ipam = Mutex::new(Ipam::new(subnet));
-        Ok(Self { name, index, subnet, ipam, links, rules, firewall: AsyncMutex::new(()) })
+        Ok(Self {
+            name,
+            path,
+            subnet,
+            is_new,
+            ipam,
+            links,
+            rules,
+            filtered: Mutex::default(),
+            firewall: AsyncMutex::new(()),
+        })
     }
 
     /// Name of the bridge.
@@ -65,8 +78,30 @@ impl BridgeNetwork {
         &self.name
     }
 
-    fn ipam(&self) -> std::sync::MutexGuard<'_, Ipam> {
-        self.ipam.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Names of the taps on the bridge.
+    async fn taps(&self) -> Result<Vec<String>, NetError> {
+        let ports = Path::new("/sys/class/net").join(&self.name).join("brif");
+        let names = self.links.names().await?.into_iter();
+        Ok(names.filter(|name| name.starts_with(TAP_PREFIX) && ports.join(name).exists()).collect())
+    }
+
+    async fn connect(&self, id: &InstanceId, mac: MacAddr, lease: Option<Lease>) -> Result<(), NetError> {
+        let Some(Lease { address, .. }) = lease else {
+            return Err(NetError::NoLease { instance: id.clone() });
+        };
+        {
+            let _one_at_a_time = self.firewall.lock().await;
+            self.filtered.lock().insert(id.tap_name());
+            self.rules.allow(&GuestNic { instance: id.clone(), mac, address }).await?;
+        }
+        let tap = id.tap_name();
+        let index = self.links.ensure_tap(&tap, self.rules.group()).await?;
+        let bridge = self.links.index(&self.name).await?.ok_or_else(|| vanished(&self.name))?;
+        self.links.up(&tap, index, Some(bridge)).await
+    }
+
+    fn ipam(&self) -> MutexGuard<'_, Ipam> {
+        self.ipam.lock()
     }
 }
 
@@ -77,13 +112,14 @@ fn suffix(state_dir: &Path) -> String {
     hex
 }
 
-async fn choose(links: &Links, path: &PathBuf, wanted: Option<Subnet>) -> Result<Subnet, NetError> {
-    let state = |source| NetError::State { path: path.clone(), source };
+/// The subnet, and whether it is another one than the file has.
+async fn choose(links: &Links, path: &Path, wanted: Option<Subnet>) -> Result<(Subnet, bool), NetError> {
+    let state = |source| NetError::State { path: path.to_owned(), source };
     match tokio::fs::read(path).await {
         Ok(bytes) => {
             let chosen: Chosen = serde_json::from_slice(&bytes).map_err(|e| state(e.into()))?;
             if wanted.is_none_or(|w| w == chosen.subnet) {
-                return Ok(chosen.subnet);
+                return Ok((chosen.subnet, false));
             }
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -96,11 +132,15 @@ async fn choose(links: &Links, path: &PathBuf, wanted: Option<Subnet>) -> Result
             Subnet::POOL.first_free_24(&used).ok_or(NetError::NoFreeSubnet { pool: Subnet::POOL })?
         }
     };
+    Ok((subnet, true))
+}
+
+async fn keep(path: &Path, subnet: Subnet) -> Result<(), NetError> {
+    let state = |source| NetError::State { path: path.to_owned(), source };
     let bytes = serde_json::to_vec(&Chosen { schema: 1, subnet }).map_err(|e| state(e.into()))?;
     let temporary = path.with_extension("json.tmp");
     tokio::fs::write(&temporary, bytes).await.map_err(state)?;
-    tokio::fs::rename(&temporary, path).await.map_err(state)?;
-    Ok(subnet)
+    tokio::fs::rename(&temporary, path).await.map_err(state)
 }
 
 fn enable_forwarding() -> Result<(), NetError> {
@@ -123,6 +163,25 @@ impl Network for BridgeNetwork {
         Some(self.subnet)
     }
 
+    /// Taps of an earlier version are in no group: they join it before the filter that looks at it.
+    async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
+        if self.is_new {
+            keep(&self.path, self.subnet).await?;
+        }
+        {
+            let _one_at_a_time = self.firewall.lock().await;
+            for tap in self.taps().await? {
+                if let Some(index) = self.links.index(&tap).await? {
+                    self.links.set_group(&tap, index, self.rules.group()).await?;
+                }
+            }
+            *self.filtered.lock() = guests.iter().map(|guest| guest.instance.tap_name()).collect();
+            self.rules.replace(self.subnet, guests).await?;
+        }
+        self.links.ensure_bridge(&self.name, self.subnet).await?;
+        enable_forwarding()
+    }
+
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
         self.ipam().lease(id, wanted).map(Some)
     }
@@ -131,50 +190,49 @@ impl Network for BridgeNetwork {
         self.ipam().release(id);
     }
 
-    async fn plug(&self, id: &VmId) -> Result<Plug, NetError> {
+    async fn create_interface(&self, id: &InstanceId) -> Result<Attachment, NetError> {
         let tap = id.tap_name();
-        self.links.ensure_tap(&tap).await?;
-        Ok(Plug::Tap(tap))
-    }
-
-    async fn hand_over(&self, from: &VmId, to: &VmId) -> Result<Plug, NetError> {
-        let tap = to.tap_name();
-        self.links.delete(&tap).await?;
-        self.links.rename(&from.tap_name(), &tap).await?;
-        Ok(Plug::Tap(tap))
+        self.links.ensure_tap(&tap, self.rules.group()).await?;
+        Ok(Attachment::Tap(tap))
     }
 
     /// The filter comes before the tap goes up: no packet passes unfiltered.
-    async fn attach(&self, id: &VmId, mac: MacAddr, lease: Option<Lease>) -> Result<Plug, NetError> {
-        let tap = id.tap_name();
-        let lease = match lease {
-            Some(lease) => lease,
-            None => self.ipam().lease(id, None)?,
-        };
-        {
-            let _one_at_a_time = self.firewall.lock().await;
-            self.rules.allow(&tap, mac, lease.address).await?;
+    async fn attach(
+        &self,
+        id: &InstanceId,
+        mac: MacAddr,
+        lease: Option<Lease>,
+    ) -> Result<Attachment, NetError> {
+        if let Err(error) = self.connect(id, mac, lease).await {
+            if let Err(error) = self.cut_off(id).await {
+                tracing::error!(instance = %id, %error, "take down tap failed");
+            }
+            return Err(error);
         }
-        let index = self.links.ensure_tap(&tap).await?;
-        self.links.up(&tap, index, Some(self.index)).await?;
-        Ok(Plug::Tap(tap))
+        Ok(Attachment::Tap(id.tap_name()))
     }
 
-    async fn detach(&self, id: &VmId) -> Result<(), NetError> {
+    async fn cut_off(&self, id: &InstanceId) -> Result<(), NetError> {
+        self.links.down(&id.tap_name()).await
+    }
+
+    async fn detach(&self, id: &InstanceId) -> Result<(), NetError> {
         let tap = id.tap_name();
         self.links.delete(&tap).await?;
         let _one_at_a_time = self.firewall.lock().await;
-        self.rules.forget(&tap).await
+        if self.filtered.lock().contains(&tap) {
+            self.rules.forget(&tap).await?;
+            self.filtered.lock().remove(&tap);
+        }
+        Ok(())
     }
 
     /// Only taps on this bridge are looked at: another node's are its own affair.
-    async fn sweep(&self, keep: &HashSet<VmId>) -> Result<Vec<String>, NetError> {
-        let keep: HashSet<_> = keep.iter().map(VmId::tap_name).collect();
+    async fn sweep(&self, keep: &HashSet<InstanceId>) -> Result<Vec<String>, NetError> {
+        let keep: HashSet<_> = keep.iter().map(InstanceId::tap_name).collect();
         let mut removed = Vec::new();
-        for name in self.links.names().await? {
-            let ours = name.starts_with(TAP_PREFIX)
-                && Path::new("/sys/class/net").join(&self.name).join("brif").join(&name).exists();
-            if ours && !keep.contains(&name) {
+        for name in self.taps().await? {
+            if !keep.contains(&name) {
                 self.links.delete(&name).await?;
                 removed.push(name);
             }

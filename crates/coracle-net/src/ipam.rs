@@ -1,13 +1,11 @@
 //! Who has which address. In memory; rebuilt from the VMs' records at start.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
-use std::sync::{Mutex, PoisonError};
 
-use async_trait::async_trait;
-use coracle_types::{MacAddr, VmId};
+use coracle_types::VmId;
 
-use crate::{Lease, NetError, Network, Plug, Subnet};
+use crate::{Lease, NetError, Subnet};
 
 /// The addresses of one subnet.
 #[derive(Debug)]
@@ -18,7 +16,7 @@ pub struct Ipam {
 }
 
 impl Ipam {
-    /// Nobody has an address yet.
+    /// Without leases.
     #[must_use]
     pub fn new(subnet: Subnet) -> Self {
         Self { subnet, by_address: BTreeMap::new(), by_vm: HashMap::new() }
@@ -59,63 +57,10 @@ impl Ipam {
     }
 }
 
-/// Addresses without devices: for machines that exist in memory only.
-#[derive(Debug)]
-pub struct AddressOnly(Mutex<Ipam>, Subnet);
-
-impl AddressOnly {
-    /// A network that gives out addresses of `subnet` and touches nothing.
-    #[must_use]
-    pub fn new(subnet: Subnet) -> Self {
-        Self(Mutex::new(Ipam::new(subnet)), subnet)
-    }
-}
-
-#[async_trait]
-impl Network for AddressOnly {
-    fn mode(&self) -> &'static str {
-        "none"
-    }
-
-    fn subnet(&self) -> Option<Subnet> {
-        Some(self.1)
-    }
-
-    fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).lease(id, wanted).map(Some)
-    }
-
-    fn release(&self, id: &VmId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).release(id);
-    }
-
-    async fn plug(&self, _: &VmId) -> Result<Plug, NetError> {
-        Ok(Plug::User)
-    }
-
-    async fn hand_over(&self, _: &VmId, _: &VmId) -> Result<Plug, NetError> {
-        Ok(Plug::User)
-    }
-
-    async fn attach(&self, _: &VmId, _: MacAddr, _: Option<Lease>) -> Result<Plug, NetError> {
-        Ok(Plug::User)
-    }
-
-    async fn detach(&self, _: &VmId) -> Result<(), NetError> {
-        Ok(())
-    }
-
-    async fn sweep(&self, _: &HashSet<VmId>) -> Result<Vec<String>, NetError> {
-        Ok(vec![])
-    }
-
-    async fn teardown(&self) -> Result<(), NetError> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use proptest::prelude::*;
 
     use super::*;

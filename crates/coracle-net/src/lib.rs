@@ -2,9 +2,11 @@
 //! network inside each VMM (no privilege), and addresses only (tests).
 //!
 //! ```text
-//! guest ─ virtio ─ tap ct<12 hex> ─ bridge cor<6 hex> (gateway) ─ masquerade ─ outside
-//!                   └─ nft bridge table: only its own MAC and address may enter
+//! guest ─ virtio ─ tap ct<12 hex of its instance> ─ bridge cor<6 hex> (gateway) ─ masquerade ─ outside
+//!                   └─ nft bridge table: only its own MAC and address may enter; a tap without rules: nothing
 //! ```
+//! The packet filter is computed from the records of the VMs and replaced in one transaction; no instant leaves a tap
+//! unfiltered. Opening a network changes nothing on the host: [`Network::prepare`] does, once the state is locked.
 //! Addresses are given out by the node alone. What a VM holds is in its
 //! record; nothing here is remembered over a restart but the subnet.
 
@@ -20,10 +22,10 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use coracle_types::{MacAddr, VmId};
+use coracle_types::{InstanceId, MacAddr, VmId};
 
 pub use bridge::BridgeNetwork;
-pub use ipam::{AddressOnly, Ipam};
+pub use ipam::Ipam;
 pub use subnet::{InvalidSubnet, Subnet};
 
 /// What a VM was given.
@@ -37,9 +39,20 @@ pub struct Lease {
     pub gateway: Ipv4Addr,
 }
 
+/// What the packet filter knows of a guest: what its record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestNic {
+    /// Instance of its VMM, whose tap it has.
+    pub instance: InstanceId,
+    /// Its MAC.
+    pub mac: MacAddr,
+    /// Its address.
+    pub address: Ipv4Addr,
+}
+
 /// Where a VMM plugs in its NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plug {
+pub enum Attachment {
     /// A tap device that exists.
     Tap(String),
     /// A network inside the VMM.
@@ -56,6 +69,14 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// The guests' subnet, where guests have addresses of the node's.
     fn subnet(&self) -> Option<Subnet>;
 
+    /// Makes what all VMs share, and a packet filter that admits the packets of exactly these guests. A running guest
+    /// among them is filtered at every instant, one that is not among them is cut off. The caller holds the lock of the
+    /// node's state.
+    ///
+    /// # Errors
+    /// [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
+    async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError>;
+
     /// Gives the VM an address, the same one again when it has one. `None`: this
     /// network has no addresses that the host can reach.
     ///
@@ -66,36 +87,41 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// Gives the address back. Nothing happens when there is none.
     fn release(&self, id: &VmId);
 
-    /// Makes the place where the VMM plugs in. It leads nowhere until [`Network::attach`].
+    /// Makes the interface for the VMM, which passes no packets until [`Network::attach`].
     ///
     /// # Errors
     /// [`NetError::Link`].
-    async fn plug(&self, id: &VmId) -> Result<Plug, NetError>;
+    async fn create_interface(&self, id: &InstanceId) -> Result<Attachment, NetError>;
 
-    /// Makes the place of `from`, which was never attached, that of `to`, where it takes the place of any other. What is
-    /// plugged in stays so. Done already, it is an error: the place of `from` is gone.
-    ///
-    /// # Errors
-    /// [`NetError::Link`].
-    async fn hand_over(&self, from: &VmId, to: &VmId) -> Result<Plug, NetError>;
-
-    /// Makes that place, where it is missing, with its filters, and connects it.
+    /// Makes the interface if it is missing, with its filters for the MAC and the leased address, and connects it. A failure
+    /// leaves it disconnected. Where VMs are given addresses, one without a lease is refused.
     ///
     /// # Errors
     /// [`NetError::Link`], [`NetError::Rules`].
-    async fn attach(&self, id: &VmId, mac: MacAddr, lease: Option<Lease>) -> Result<Plug, NetError>;
+    async fn attach(
+        &self,
+        id: &InstanceId,
+        mac: MacAddr,
+        lease: Option<Lease>,
+    ) -> Result<Attachment, NetError>;
 
-    /// Removes that place. `Ok` when it is not there.
+    /// Disconnects the interface: the VMM keeps it open, and no packet passes until [`Network::attach`].
+    ///
+    /// # Errors
+    /// [`NetError::Link`].
+    async fn cut_off(&self, id: &InstanceId) -> Result<(), NetError>;
+
+    /// Removes the interface. Idempotent.
     ///
     /// # Errors
     /// As [`Network::attach`].
-    async fn detach(&self, id: &VmId) -> Result<(), NetError>;
+    async fn detach(&self, id: &InstanceId) -> Result<(), NetError>;
 
     /// Removes what belongs to none of `keep` and returns its names.
     ///
     /// # Errors
     /// As [`Network::attach`].
-    async fn sweep(&self, keep: &HashSet<VmId>) -> Result<Vec<String>, NetError>;
+    async fn sweep(&self, keep: &HashSet<InstanceId>) -> Result<Vec<String>, NetError>;
 
     /// Removes everything that this network made on the host.
     ///
@@ -127,23 +153,27 @@ impl Network for UserNetwork {
 
     fn release(&self, _: &VmId) {}
 
-    async fn plug(&self, _: &VmId) -> Result<Plug, NetError> {
-        Ok(Plug::User)
-    }
-
-    async fn hand_over(&self, _: &VmId, _: &VmId) -> Result<Plug, NetError> {
-        Ok(Plug::User)
-    }
-
-    async fn attach(&self, _: &VmId, _: MacAddr, _: Option<Lease>) -> Result<Plug, NetError> {
-        Ok(Plug::User)
-    }
-
-    async fn detach(&self, _: &VmId) -> Result<(), NetError> {
+    async fn prepare(&self, _: &[GuestNic]) -> Result<(), NetError> {
         Ok(())
     }
 
-    async fn sweep(&self, _: &HashSet<VmId>) -> Result<Vec<String>, NetError> {
+    async fn create_interface(&self, _: &InstanceId) -> Result<Attachment, NetError> {
+        Ok(Attachment::User)
+    }
+
+    async fn attach(&self, _: &InstanceId, _: MacAddr, _: Option<Lease>) -> Result<Attachment, NetError> {
+        Ok(Attachment::User)
+    }
+
+    async fn cut_off(&self, _: &InstanceId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    async fn detach(&self, _: &InstanceId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    async fn sweep(&self, _: &HashSet<InstanceId>) -> Result<Vec<String>, NetError> {
         Ok(vec![])
     }
 
@@ -177,6 +207,12 @@ pub enum NetError {
         address: Ipv4Addr,
         /// The subnet.
         subnet: Subnet,
+    },
+    /// An interface was to be connected without an address for its filter.
+    #[error("VMM instance {instance} has no address to be filtered by")]
+    NoLease {
+        /// Whose interface.
+        instance: InstanceId,
     },
     /// An address was wanted where there are none.
     #[error("address {address} cannot be given: without root guests have no address of the host's")]

@@ -40,7 +40,7 @@ impl Links {
         Ok(Self { handle, _driver: driver })
     }
 
-    /// The index of an interface; `None` when there is no such one.
+    /// Index of an interface; `None` when it does not exist.
     pub(crate) async fn index(&self, name: &str) -> Result<Option<u32>, NetError> {
         match self.handle.link().get().match_name(name).execute().try_next().await {
             Ok(link) => Ok(link.map(|l| l.header.index)),
@@ -85,13 +85,32 @@ impl Links {
         Ok(index)
     }
 
-    /// Makes a tap that stays without a user; down and on no bridge when it is new.
-    pub(crate) async fn ensure_tap(&self, name: &str) -> Result<u32, NetError> {
-        if let Some(index) = self.index(name).await? {
-            return Ok(index);
-        }
-        make_tap(name).map_err(|source| NetError::Link { operation: format!("make tap {name}"), source })?;
-        self.index(name).await?.ok_or_else(|| vanished(name))
+    /// Makes a tap of that group that stays without a user; down and on no bridge when it is new.
+    pub(crate) async fn ensure_tap(&self, name: &str, group: u32) -> Result<u32, NetError> {
+        let index = match self.index(name).await? {
+            Some(index) => index,
+            None => {
+                let failed = |source| NetError::Link { operation: format!("make tap {name}"), source };
+                make_tap(name).map_err(failed)?;
+                self.index(name).await?.ok_or_else(|| vanished(name))?
+            }
+        };
+        self.set_group(name, index, group).await?;
+        Ok(index)
+    }
+
+    /// Puts an interface into a group, by which the packet filter knows it.
+    pub(crate) async fn set_group(&self, name: &str, index: u32, group: u32) -> Result<(), NetError> {
+        let message = LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::Group(group));
+        let set = self.handle.link().set(message.build()).execute().await;
+        set.map_err(failed(format!("put {name} into group {group}")))
+    }
+
+    /// Takes an interface down. `Ok` when it is not there.
+    pub(crate) async fn down(&self, name: &str) -> Result<(), NetError> {
+        let Some(index) = self.index(name).await? else { return Ok(()) };
+        let set = self.handle.link().set(LinkUnspec::new_with_index(index).down().build()).execute().await;
+        set.map_err(failed(format!("take down {name}")))
     }
 
     /// Brings an interface up, on that bridge if one is named.
@@ -102,14 +121,6 @@ impl Links {
         }
         let set = self.handle.link().set(message.build()).execute().await;
         set.map_err(failed(format!("bring up {name}")))
-    }
-
-    /// Gives an interface that is down another name, which no other has.
-    pub(crate) async fn rename(&self, from: &str, to: &str) -> Result<(), NetError> {
-        let index = self.index(from).await?.ok_or_else(|| vanished(from))?;
-        let message = LinkUnspec::new_with_index(index).name(to).build();
-        let set = self.handle.link().set(message).execute().await;
-        set.map_err(failed(format!("rename interface {from} to {to}")))
     }
 
     /// Removes an interface. `Ok` when it is not there.
@@ -150,7 +161,7 @@ impl Links {
     }
 }
 
-fn vanished(name: &str) -> NetError {
+pub(crate) fn vanished(name: &str) -> NetError {
     NetError::Link { operation: format!("look up interface {name}"), source: io::ErrorKind::NotFound.into() }
 }
 

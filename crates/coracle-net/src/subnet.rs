@@ -4,73 +4,63 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
 /// An IPv4 network, its host bits zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Subnet {
-    network: u32,
-    prefix: u8,
-}
+pub struct Subnet(Ipv4Net);
 
-/// Text that is no subnet.
+/// Invalid text of a subnet.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no IPv4 subnet with a prefix of 8 to 30 bits, like 10.100.0.0/24")]
+#[error("invalid subnet {0:?}: want an IPv4 network with a prefix of 8 to 30 bits, like 10.100.0.0/24")]
 pub struct InvalidSubnet(String);
 
 impl Subnet {
     /// The pool that guests' subnets are taken from.
-    pub const POOL: Self = Self { network: 0x0a64_0000, prefix: 16 };
+    pub const POOL: Self = Self(Ipv4Net::new_assert(Ipv4Addr::new(10, 100, 0, 0), 16));
 
     /// Length of the prefix.
     #[must_use]
     pub fn prefix(self) -> u8 {
-        self.prefix
+        self.0.prefix_len()
     }
 
     /// The first address of a host: the bridge's own.
     #[must_use]
     pub fn gateway(self) -> Ipv4Addr {
-        Ipv4Addr::from(self.network + 1)
+        Ipv4Addr::from(u32::from(self.0.network()) + 1)
     }
 
     /// The addresses that guests can have, in order.
     pub fn guests(self) -> impl Iterator<Item = Ipv4Addr> {
-        (self.network + 2..self.last()).map(Ipv4Addr::from)
+        self.0.hosts().skip(1)
     }
 
     /// Can this address be a guest's?
     #[must_use]
     pub fn has_guest(self, address: Ipv4Addr) -> bool {
-        (self.network + 2..self.last()).contains(&u32::from(address))
+        self.gateway() < address && address < self.0.broadcast()
     }
 
     /// Do the two share an address?
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
-        self.network <= other.last() && other.network <= self.last()
+        self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
     /// The network around an address.
     #[must_use]
     pub fn around(address: Ipv4Addr, prefix: u8) -> Self {
-        let prefix = prefix.min(32);
-        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-        Self { network: u32::from(address) & mask, prefix }
+        Self(Ipv4Net::new_assert(address, prefix.min(32)).trunc())
     }
 
     /// The first /24 of `self` that overlaps with nothing of `used`.
     #[must_use]
     pub fn first_free_24(self, used: &[Self]) -> Option<Self> {
-        (self.network..=self.last())
-            .step_by(256)
-            .map(|network| Self { network, prefix: 24 })
-            .find(|candidate| !used.iter().any(|u| u.overlaps(*candidate)))
-    }
-
-    fn last(self) -> u32 {
-        self.network | u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0)
+        let mut candidates = self.0.subnets(24).into_iter().flatten().map(Self);
+        candidates.find(|candidate| !used.iter().any(|u| u.overlaps(*candidate)))
     }
 }
 
@@ -78,16 +68,9 @@ impl FromStr for Subnet {
     type Err = InvalidSubnet;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || InvalidSubnet(text.chars().take(60).collect());
-        let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
-        let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
-        let prefix: u8 = prefix.parse().map_err(|_| bad())?;
-        let subnet = Self::around(address, prefix);
-        if (8..=30).contains(&prefix) && subnet.network == u32::from(address) {
-            Ok(subnet)
-        } else {
-            Err(bad())
-        }
+        let net = text.parse::<Ipv4Net>().ok();
+        let net = net.filter(|net| (8..=30).contains(&net.prefix_len()) && net.addr() == net.network());
+        net.map(Self).ok_or_else(|| InvalidSubnet(text.chars().take(60).collect()))
     }
 }
 
@@ -107,7 +90,7 @@ impl From<Subnet> for String {
 
 impl fmt::Display for Subnet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", Ipv4Addr::from(self.network), self.prefix)
+        self.0.fmt(f)
     }
 }
 
@@ -144,7 +127,9 @@ mod tests {
 
     #[test]
     fn bad_text_is_refused() {
-        for text in ["10.0.0.0", "10.0.0.1/24", "10.0.0.0/31", "0.0.0.0/0", "x/24", "10.0.0.0/99"] {
+        for text in
+            ["10.0.0.0", "10.0.0.1/24", "10.0.0.0/31", "0.0.0.0/0", "x/24", "10.0.0.0/99", "10.0.0.0/+24"]
+        {
             assert!(text.parse::<Subnet>().is_err(), "{text}");
         }
     }
