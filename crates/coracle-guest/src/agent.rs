@@ -13,12 +13,12 @@ use tokio::sync::watch;
 
 use crate::configure::{self, Plan};
 use crate::error::Error;
-use crate::folder::Folder;
 use crate::reap::{Reaper, Scope};
-use crate::root::Root;
+use crate::rootfs::Root;
+use crate::shared_dir::SharedDir;
 use crate::volumes::{self, Volumes};
-use crate::workload::{Progress, Workload};
-use crate::{metrics, mounts, rehearsal, sys};
+use crate::workload::{Workload, WorkloadPhase};
+use crate::{metrics, mounts, sys, warmup};
 
 /// Optional abilities that this agent has.
 const FEATURES: [&str; 7] = ["copy", "exec", "logs", "metrics", "port-forward", "tty", "volumes"];
@@ -35,12 +35,12 @@ type RootSlot = Arc<Mutex<Option<Arc<Root>>>>;
 /// What an agent is in its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Its first process: whatever the machine is, it made so.
+    /// PID 1, which configures everything.
     Machine,
     /// A service of a system that a disk brought. Names and network of a first boot are that system's affair.
     System,
-    /// Of one folder (tests): to configure it would change the host itself.
-    Folder,
+    /// Of one directory (tests): to configure it would change the host itself.
+    Directory,
 }
 
 /// Everything that requests read and change.
@@ -70,10 +70,10 @@ impl Agent {
         Self::new(Role::System, Some(Arc::new(root)), Scope::Own)
     }
 
-    /// An agent for one folder of a machine that it does not own: it cannot be configured.
+    /// An agent for one directory of a machine that it does not own: it cannot be configured.
     #[must_use]
-    pub fn of_folder(root: Root) -> Arc<Self> {
-        Self::new(Role::Folder, Some(Arc::new(root)), Scope::Own)
+    pub fn of_directory(root: Root) -> Arc<Self> {
+        Self::new(Role::Directory, Some(Arc::new(root)), Scope::Own)
     }
 
     fn new(role: Role, root: Option<Arc<Root>>, scope: Scope) -> Arc<Self> {
@@ -99,9 +99,9 @@ impl Agent {
 
     pub(crate) fn status(&self) -> StatusResponse {
         let (workload, exit) = match self.workload.progress() {
-            Progress::NotStarted => (WorkloadState::NotStarted, None),
-            Progress::Running(_) => (WorkloadState::Running, None),
-            Progress::Exited(exit) => (WorkloadState::Exited, Some(exit.into())),
+            WorkloadPhase::NotStarted => (WorkloadState::NotStarted, None),
+            WorkloadPhase::Running(_) => (WorkloadState::Running, None),
+            WorkloadPhase::Exited(exit) => (WorkloadState::Exited, Some(exit.into())),
         };
         StatusResponse {
             agent_version: env!("CARGO_PKG_VERSION").into(),
@@ -114,19 +114,19 @@ impl Agent {
         }
     }
 
-    /// Mounts the disk that clones of this machine begin with, and rehearses with an image where one is given.
+    /// Mounts the disk that clones of this machine begin with, and warms up with an image where one is given.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
         let disk = mounts::device(&request.overlay_device)?;
         let configured = Arc::clone(&self.configured).lock_owned().await;
         if self.role != Role::Machine || configured.is_some() {
-            return Err(Error::State("only a machine that is nobody's yet can be prepared".into()));
+            return Err(Error::State("only a guest that is not configured can be prepared".into()));
         }
-        let rehearsal = rehearsal::plan(request)?;
+        let warmup = warmup::plan(request)?;
         let reaper = Arc::clone(&self.reaper);
         let work = tokio::task::spawn_blocking(move || {
             let _until_it_is_done = configured;
             mounts::prepare_disk(&disk)?;
-            rehearsal.map_or(Ok(()), |plan| rehearsal::run(&plan, &reaper))
+            warmup.map_or(Ok(()), |plan| warmup::run(&plan, &reaper))
         });
         let done =
             tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("preparing a disk"))?;
@@ -139,14 +139,14 @@ impl Agent {
             Role::Machine => {}
             Role::System if plan.root.is_none() => {}
             Role::System => return Err(Error::State("this machine has a root of its own".into())),
-            Role::Folder => return Err(Error::State("this agent does not own its machine".into())),
+            Role::Directory => return Err(Error::State("this agent does not own its machine".into())),
         }
         let role = self.role;
         let work = async {
             let mut before = Arc::clone(&self.configured).lock_owned().await;
             let root = Arc::clone(&self.root);
             let volumes = Arc::clone(&self.volumes);
-            let started = self.workload.progress() != Progress::NotStarted;
+            let started = self.workload.progress() != WorkloadPhase::NotStarted;
             // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
             tokio::task::spawn_blocking(move || apply(role, &mut before, plan, &root, &volumes, started))
                 .await
@@ -167,6 +167,18 @@ impl Agent {
             .ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
     }
 
+    /// The upper directory of the container's root. `None`: the root is not an overlay of ours.
+    ///
+    /// # Errors
+    /// Before a Configure has mounted it.
+    pub(crate) fn upper(&self) -> Result<Option<Root>, Error> {
+        self.root()?;
+        match self.role {
+            Role::Machine => mounts::upper().map(Some),
+            Role::System | Role::Directory => Ok(None),
+        }
+    }
+
     /// Puts a volume into the container. `Ok` when it is there.
     pub(crate) async fn mount_volume(&self, plan: volumes::Plan) -> Result<(), Error> {
         self.with_volumes("mounting a volume", move |volumes, root| volumes.mount(root, plan)).await
@@ -177,16 +189,16 @@ impl Agent {
         self.with_volumes("unmounting a volume", move |volumes, root| volumes.unmount(root, &name)).await
     }
 
-    /// Leaves the volumes that nobody uses any more, within a limit: the host may not answer for its folders.
+    /// Unmounts the volumes that are not in use, within a limit: the host may not answer for its directories.
     pub(crate) async fn leave_volumes(&self) {
         let volumes = Arc::clone(&self.volumes);
         let left = tokio::task::spawn_blocking(move || volumes.leave_idle());
         let _ = tokio::time::timeout(LEAVE, left).await;
     }
 
-    /// The folder of that name, to be served.
-    pub(crate) async fn folder(&self, name: String) -> Result<Arc<Folder>, Error> {
-        self.with_volumes("finding a folder", move |volumes, _| volumes.folder(&name)).await
+    /// The directory of that name, to be served.
+    pub(crate) async fn shared_dir(&self, name: String) -> Result<Arc<SharedDir>, Error> {
+        self.with_volumes("finding a directory", move |volumes, _| volumes.shared_dir(&name)).await
     }
 
     async fn with_volumes<T: Send + 'static>(
@@ -204,7 +216,7 @@ impl Agent {
         metrics::collect(Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" }))
     }
 
-    /// Lets go of the root, so that it can be unmounted.
+    /// Closes the root, so that it can be unmounted.
     pub(crate) fn forget_root(&self) {
         self.root_slot().take();
     }
@@ -214,7 +226,7 @@ impl Agent {
         self.role == Role::System
     }
 
-    /// No session may go on: the machine goes off.
+    /// Ends all sessions before the power-off.
     pub(crate) fn close(&self) {
         self.closed.send_replace(true);
     }

@@ -1,6 +1,6 @@
 //! The virtio-serial port to the host. The stream has no boundaries: the guest
 //! learns of a host's coming and going only by a flag, and can miss both. The
-//! rules that make sessions of it are those of `guest-channel.md` §3:
+//! rules that make sessions of it are those of docs/reference/guest-channel.md:
 //!
 //! ```text
 //! open ──▶ wait for a host ──▶ hello ──▶ HTTP/2 ──end of stream──▶ drop all, open anew
@@ -41,7 +41,7 @@ pub fn hello(session: u64) -> [u8; 16] {
     [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
 }
 
-/// Opens the port, waiting for it to appear and for its last user to let go of it.
+/// Opens the port; waits for it to appear and for its last user to close it.
 pub(crate) async fn open(sys: &Path, dev: &Path) -> OwnedFd {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let mut tries = 0u32;
@@ -175,7 +175,7 @@ impl AsyncWrite for Port {
         Poll::Ready(Ok(()))
     }
 
-    /// There is no half-close, and the whole one is dropping the port.
+    /// The port has no half-close; it is closed when it is dropped.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -10,8 +10,8 @@ use rustix::time::{ClockId, Timespec};
 
 use crate::console::say;
 use crate::error::Error;
-use crate::root::Root;
-use crate::{furniture, host_keys, mounts, net, sys, volumes};
+use crate::rootfs::Root;
+use crate::{base_mounts, host_keys, mounts, net, sys, volumes};
 
 /// Longest host name, bytes (HOST_NAME_MAX).
 const HOSTNAME_MAX: usize = 64;
@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     machine_id: String,
     network: Option<net::Plan>,
     pub(crate) root: Option<mounts::Plan>,
-    /// Volumes come and go: as many as there are now, whatever there was before.
+    /// Volumes that are mounted now, regardless of earlier ones.
     volumes: Volumes,
     /// Not part of what makes two requests the same.
     moment: Moment,
@@ -89,7 +89,7 @@ impl Plan {
         &self.volumes.0
     }
 
-    /// Does the machine go on from another one's memory?
+    /// Whether the guest continues from another VM's memory.
     pub(crate) fn takes_over(&self) -> bool {
         self.moment.takes_over
     }
@@ -148,12 +148,12 @@ fn settle(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>
     Ok(plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default())
 }
 
-/// As [`apply`], of a machine whose system came with its disk: it has names and a network from its own first boot. It is
-/// given them anew when it goes on as another machine than it was.
+/// As [`apply`], of a machine whose system came with its disk: it has names and a network from its own first boot. It
+/// gets new ones when it continues as another VM.
 pub(crate) fn apply_to_system(plan: &Plan, root: &Root) -> Result<Applied, Error> {
     identity(plan)?;
     if plan.takes_over() {
-        furniture::cover_boot_id(Path::new("/"))?;
+        base_mounts::cover_boot_id(Path::new("/"))?;
         files(root, plan)?;
         host_keys::renew(root);
     } else if !has_nameserver(root) {
@@ -218,7 +218,7 @@ fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
 fn boot_id() -> io::Result<()> {
     let mut id = [0u8; 16];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
-    furniture::boot_id(&uuid(u128::from_be_bytes(id)))
+    base_mounts::boot_id(&uuid(u128::from_be_bytes(id)))
 }
 
 /// A version 4 UUID and a line feed.

@@ -17,14 +17,14 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::pipe::CHUNK;
-use crate::pumped::{Outbox, Pumped};
-use crate::root::{PATH_MAX, Root};
+use crate::rootfs::{PATH_MAX, Root};
+use crate::task_stream::{Outbox, TaskStream};
 
 /// Chunks of the client that wait for the disk.
 const QUEUED: usize = 2;
 
-/// Unpacks the tar stream of `input` below the folder `path`, which is made where missing. Entries keep mode, owner and
-/// modification time; an existing file is replaced, an existing folder is kept.
+/// Unpacks the tar stream of `input` below the directory `path`, which is made where missing. Entries keep mode, owner and
+/// modification time; an existing file is replaced, an existing directory is kept.
 pub(crate) async fn unpack<S>(root: Arc<Root>, path: &str, mut input: S) -> Result<CopyInResponse, Error>
 where
     S: Stream<Item = Result<CopyInRequest, Status>> + Send + Unpin,
@@ -57,11 +57,11 @@ where
     work.await.map_err(|_| Error::TimedOut("unpacking"))?
 }
 
-/// A tar stream of `path`; a link is sent as a link, and folders of other file systems (proc, sys) are sent empty.
-pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<Pumped<CopyOutChunk>, Error> {
+/// A tar stream of `path`; a link is sent as a link, and directories of other file systems (proc, sys) are sent empty.
+pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<TaskStream<CopyOutChunk>, Error> {
     check(&path)?;
     let top = pack::open(&root, Path::new(&path))?;
-    Ok(Pumped::new(|outbox, tasks| {
+    Ok(TaskStream::new(|outbox, tasks| {
         tasks.spawn_blocking(move || {
             let mut sink = Sink { outbox: outbox.clone(), chunk: Vec::with_capacity(CHUNK) };
             let done = pack::pack(&top, &mut sink).and_then(|()| sink.flush());
@@ -73,9 +73,22 @@ pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<Pumped<CopyOutChunk>
     }))
 }
 
+/// A tar stream of the overlay's upper directory, with hard links and extended attributes.
+pub(crate) fn changes(upper: Root) -> TaskStream<CopyOutChunk> {
+    TaskStream::new(|outbox, tasks| {
+        tasks.spawn_blocking(move || {
+            let mut sink = Sink { outbox: outbox.clone(), chunk: Vec::with_capacity(CHUNK) };
+            if let Err(e) = pack::pack_changes(&upper, &mut sink).and_then(|()| sink.flush()) {
+                let error = Error::io("copy the changes out of the guest")(e);
+                let _ = outbox.blocking_send(Err(error.into())); // no use when the client has gone
+            }
+        });
+    })
+}
+
 fn check(path: &str) -> Result<(), Error> {
     let plain = path.starts_with('/') && path.len() <= PATH_MAX && !path.contains('\0');
-    if plain { Ok(()) } else { Err(Error::invalid(format!("{path:?} is no absolute path"))) }
+    if plain { Ok(()) } else { Err(Error::invalid(format!("invalid path {path:?}: not absolute"))) }
 }
 
 /// The client's chunks as a blocking reader.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// What udev calls a virtio disk by its serial number; there is no udev here, so the name is looked up.
+/// Prefix of udev's name of a virtio disk with a serial number; resolved here, because the guest has no udev.
 pub(crate) const BY_SERIAL: &str = "/dev/disk/by-id/virtio-";
 /// What the serial number of a slot begins with; its number follows.
 const SLOT: &str = "slot";
@@ -25,7 +25,7 @@ const DEVICE_POLL: Duration = Duration::from_millis(2);
 /// Nodes of the disks that were there at boot, by serial number. A device keeps its own for as long as it is there.
 static AT_BOOT: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
 
-/// Learns the disks. Asking one for its number is a request to it, so this is done while nobody waits.
+/// Reads the serial numbers of the disks. Each is a request to the disk, so this happens before the template is saved.
 pub(crate) fn prepare() {
     AT_BOOT.get_or_init(|| disks().collect());
 }
@@ -45,7 +45,7 @@ pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
     };
     let kind = file.metadata().map_err(Error::io(format!("inspect {}", device.display())))?.file_type();
     if !kind.is_block_device() {
-        return Err(Error::invalid(format!("{} is no block device", device.display())));
+        return Err(Error::invalid(format!("{} is not a block device", device.display())));
     }
     crate::sys::flush_block_cache(file.as_fd()).map_err(Error::io(format!("flush {}", device.display())))?;
     Ok(node)
@@ -75,8 +75,8 @@ fn disks() -> impl Iterator<Item = (String, PathBuf)> {
     numbered.into_iter().map(|(serial, name)| (serial, Path::new("/dev").join(name)))
 }
 
-/// Firecracker lets nobody choose serial numbers, but all slots are there from the start and in order: where no disk has
-/// a slot's number, the virtio disks are numbered as they come.
+/// Firecracker has fixed serial numbers, but all slots exist from the start and in order: where no disk has the number of
+/// a slot, the virtio disks are numbered in order.
 fn numbered(mut disks: Vec<(String, String)>) -> Vec<(String, String)> {
     if disks.iter().any(|(serial, _)| serial.starts_with(SLOT)) {
         return disks;

@@ -13,10 +13,10 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::pipe::{CHUNK, Pipe};
-use crate::process::{self, Io, Refusal, Running};
-use crate::pumped::{Outbox, Pumped};
+use crate::process::{self, Io, Running, SpawnError};
 use crate::reap::Reaper;
-use crate::root::Root;
+use crate::rootfs::Root;
+use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::{number, quiet};
 
 /// After the command's exit its children may hold the pipes open; so long a silence ends the stream.
@@ -30,15 +30,15 @@ pub(crate) fn exec<S>(
     root: &Root,
     process: &Process,
     input: S,
-) -> Result<Pumped<ExecResponse>, Error>
+) -> Result<TaskStream<ExecResponse>, Error>
 where
     S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin + 'static,
 {
     let running = match process::start(reaper, root, process, false) {
         Ok(running) => running,
-        Err(Refusal::Request(error)) => return Err(error),
-        Err(Refusal::Cannot(exit)) => {
-            return Ok(Pumped::new(|outbox, tasks| {
+        Err(SpawnError::Request(error)) => return Err(error),
+        Err(SpawnError::Cannot(exit)) => {
+            return Ok(TaskStream::new(|outbox, tasks| {
                 tasks.spawn(async move {
                     let _ = send(&outbox, Out::Exit(exit.into())).await;
                 });
@@ -46,7 +46,7 @@ where
         }
     };
     let group = Group { reaper: Arc::clone(reaper), pid: running.pid };
-    Ok(Pumped::new(|outbox, tasks| {
+    Ok(TaskStream::new(|outbox, tasks| {
         tasks.spawn(attend(running, group, input, outbox));
     }))
 }
@@ -160,7 +160,7 @@ impl Keys<'_> {
     }
 
     /// Serves the client's messages until it closes stdin; then gives back the rest of them, which may still resize
-    /// and signal. None when there are no more.
+    /// and signal. `None` at the end of the stream.
     async fn until_closed<S>(&self, mut input: S) -> Option<S>
     where
         S: Stream<Item = Result<ExecRequest, Status>> + Unpin,

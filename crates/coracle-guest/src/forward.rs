@@ -14,7 +14,7 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::pipe::CHUNK;
-use crate::pumped::{Outbox, Pumped};
+use crate::task_stream::{Outbox, TaskStream};
 
 /// Limit for the connection inside the guest to come about.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -27,12 +27,12 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub(crate) async fn forward<S>(
     header: &PortForwardHeader,
     input: S,
-) -> Result<Pumped<PortForwardChunk>, Error>
+) -> Result<TaskStream<PortForwardChunk>, Error>
 where
     S: Stream<Item = Result<PortForwardRequest, Status>> + Send + Unpin + 'static,
 {
     let (read, write) = connect(&targets(header)?).await?.into_split();
-    Ok(Pumped::new(|outbox, tasks| {
+    Ok(TaskStream::new(|outbox, tasks| {
         tasks.spawn(async move {
             let up = async {
                 upstream(input, write).await;
@@ -48,10 +48,14 @@ where
 
 fn targets(header: &PortForwardHeader) -> Result<Vec<SocketAddr>, Error> {
     let port = u16::try_from(header.port).ok().filter(|p| *p != 0);
-    let port = port.ok_or_else(|| Error::invalid(format!("{} is no TCP port", header.port)))?;
+    let port = port.ok_or_else(|| Error::invalid(format!("invalid TCP port {}", header.port)))?;
     let hosts = match header.host.as_str() {
         "" | "localhost" => vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
-        other => vec![other.parse().map_err(|_| Error::invalid(format!("host {other:?} is no IP address")))?],
+        other => vec![
+            other
+                .parse()
+                .map_err(|_| Error::invalid(format!("invalid host {other:?}: not an IP address")))?,
+        ],
     };
     Ok(hosts.into_iter().map(|host| SocketAddr::new(host, port)).collect())
 }

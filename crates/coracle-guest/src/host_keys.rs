@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::console::say;
 use crate::program;
-use crate::root::Root;
+use crate::rootfs::Root;
 
 /// Where they are.
 const DIR: &str = "/etc/ssh";
@@ -21,8 +21,8 @@ const PREFIX: &str = "ssh_host_";
 const KINDS: [&str; 2] = ["ed25519", "ecdsa"];
 
 /// Removes the keys, where there are any, stops the server that has them in memory where it stands, and has new ones made,
-/// after which the server is started anew. Making them takes longer than a copy may take to become itself: until they
-/// are there nobody is answered. What fails is said; old keys never stay.
+/// after which the server is started anew. Making them takes longer than a copy may take to get its identity: until
+/// then the server is stopped. Failures are logged; old keys never stay.
 pub(crate) fn renew(root: &Root) {
     match root.dir(Path::new(DIR)) {
         Ok(dir) if remove(&dir) => {}
@@ -32,7 +32,7 @@ pub(crate) fn renew(root: &Root) {
     if let Some(Err(e)) = server.map(|pid| rustix::process::kill_process(pid, Signal::STOP)) {
         say!("hold the SSH server: {e}");
     }
-    // Ends by itself, in seconds; the machine is somebody else meanwhile.
+    // Ends by itself within seconds; the copy has its new identity meanwhile.
     std::thread::spawn(|| {
         for kind in KINDS {
             let file = format!("{DIR}/{PREFIX}{kind}_key");
@@ -42,13 +42,13 @@ pub(crate) fn renew(root: &Root) {
     });
 }
 
-/// A process by the text that it left of itself. The first one is nobody's server.
+/// Process id from the content of a pid file. Process 1 is never an SSH server.
 fn number(text: &[u8]) -> Option<Pid> {
     let number: i32 = std::str::from_utf8(text).ok()?.trim().parse().ok()?;
     if number > 1 { Pid::from_raw(number) } else { None }
 }
 
-/// Removes the keys of a folder. Were there any?
+/// Removes the keys of a directory. Were there any?
 fn remove(dir: &OwnedFd) -> bool {
     // Opened anew: what was opened only as a place cannot be listed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,8 +1,8 @@
 //! The agent inside every VM. PID 1 of a machine whose root is a container
 //! image: it mounts the root, configures the machine, runs the image's command
-//! and serves the host over one virtio-serial port (`guest-channel.md`).
+//! and serves the host over one virtio-serial port (docs/reference/guest-channel.md).
 //!
-//! It calls nobody, speaks no TLS and keeps nothing on disk. A panic here is a
+//! It opens no connections, has no TLS and keeps nothing on disk. A panic here is a
 //! kernel panic, so no input may cause one: every request is checked and
 //! bounded, and the image is hostile ([`Root`]).
 //!
@@ -12,6 +12,7 @@
 //! ```
 
 mod agent;
+mod base_mounts;
 pub mod channel;
 mod configure;
 mod console;
@@ -19,9 +20,7 @@ mod copy;
 mod disks;
 mod error;
 mod exec;
-mod folder;
 mod forward;
-mod furniture;
 mod host_keys;
 mod logs;
 mod metrics;
@@ -32,21 +31,22 @@ pub mod pid1;
 mod pipe;
 mod process;
 mod program;
-mod pumped;
 mod reap;
-mod rehearsal;
-mod root;
+mod rootfs;
 mod service;
 pub mod session;
+mod shared_dir;
 mod shutdown;
 mod sys;
 pub mod system;
+mod task_stream;
 mod user;
 mod volumes;
 pub mod vsock;
+mod warmup;
 mod workload;
 
 pub use agent::Agent;
 pub use error::Error;
-pub use pumped::Pumped;
-pub use root::Root;
+pub use rootfs::Root;
+pub use task_stream::TaskStream;

@@ -23,7 +23,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Appends output; drops the oldest where there is no room.
+    /// Appends output; drops the oldest when the ring is full.
     pub(crate) fn push(&mut self, stream: Stream, data: &[u8], time_unix_ns: i64) {
         for part in data.chunks(RING_BYTES / 4) {
             self.bytes = self.bytes.saturating_add(part.len());

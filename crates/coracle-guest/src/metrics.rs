@@ -12,7 +12,7 @@ const FILE_MAX: u64 = 256 * 1024;
 /// Nanoseconds of one clock tick (USER_HZ is 100 on every architecture we build for).
 const TICK_NS: u64 = 10_000_000;
 
-/// Collects everything; `overlay` is a folder on the writable disk.
+/// Collects everything; `overlay` is a directory on the writable disk.
 pub(crate) fn collect(overlay: &Path) -> MetricsResponse {
     let (memory_total_bytes, memory_available_bytes) = memory(&read("/proc/meminfo"));
     let cpu = cpu(&read("/proc/stat"));

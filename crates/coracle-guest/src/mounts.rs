@@ -14,14 +14,14 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::console::say;
 use crate::error::Error;
-use crate::root::Root;
-use crate::{disks, furniture};
+use crate::rootfs::Root;
+use crate::{base_mounts, disks};
 
 /// Where the container's root is put together.
 pub(crate) const SYSROOT: &str = "/sysroot";
 const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
-/// The folder of the overlay that holds what a machine writes.
+/// The directory of the overlay that holds what a machine writes.
 const UPPER: &str = "upper";
 /// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
 /// shall run at once is not to wait (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
@@ -89,11 +89,11 @@ pub(crate) fn device(path: &str) -> Result<PathBuf, Error> {
         Some(name) if (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric()) => {
             Ok(path.into())
         }
-        _ => Err(Error::invalid(format!("{path:?} is no block device path"))),
+        _ => Err(Error::invalid(format!("invalid block device path {path:?}"))),
     }
 }
 
-/// Makes the folders that a root is put together in. Idempotent.
+/// Makes the directories that a root is put together in. Idempotent.
 ///
 /// # Errors
 /// When the agent's own file system is full.
@@ -117,9 +117,9 @@ pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
     prepare()?;
     let mut mounted = Undo(Vec::new());
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
-    let mut rehearsal = Undo(Vec::new());
-    lay(&mut rehearsal)?;
-    drop(rehearsal);
+    let mut warmup = Undo(Vec::new());
+    lay(&mut warmup)?;
+    drop(warmup);
     remove_work();
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     settled.map_err(Error::io("write the disk"))?;
@@ -133,13 +133,18 @@ fn remove_work() {
     let _may_not_be_there = std::fs::remove_dir(Path::new(OVERLAY).join("work/work"));
 }
 
+/// The overlay's upper directory: everything that differs from the image.
+pub(crate) fn upper() -> Result<Root, Error> {
+    Root::open(&Path::new(OVERLAY).join(UPPER)).map_err(Error::io("open the overlay's upper directory"))
+}
+
 /// What lies at the top of the disk's part of a root.
 pub(crate) fn in_upper() -> io::Result<HashSet<OsString>> {
     std::fs::read_dir(Path::new(OVERLAY).join(UPPER))?.map(|entry| Ok(entry?.file_name())).collect()
 }
 
 /// Takes apart what [`root`] has put together, but not the prepared disk, and removes what was written there: of what had
-/// been there before, empty folders are left.
+/// been there before, empty directories are left.
 pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
     for place in [SYSROOT, IMAGE] {
         rustix::mount::unmount(place, UnmountFlags::DETACH)?;
@@ -164,14 +169,17 @@ fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
     }
 }
 
-/// The overlay over image and disk, as the container's root.
+/// The overlay over image and disk, as the container's root. Its upper directory is complete by itself, regardless of the
+/// kernel's defaults are: no directory or file in it points at data of the image, and no hard link is kept elsewhere
+/// (kernel, Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
 fn lay(mounted: &mut Undo) -> Result<(), Error> {
     for dir in [UPPER, "work"] {
         let dir = Path::new(OVERLAY).join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
     let layers =
-        c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work";
+        c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work,\
+        redirect_dir=off,metacopy=off,index=off";
     mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)
 }
 
@@ -198,13 +206,13 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     yield_to(&image.join("etc"), &overlay.join("upper/etc"));
     lay(&mut mounted)?;
     let root = Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))?;
-    furniture::move_into(&root)?;
+    base_mounts::move_into(&root)?;
     mounted.0.clear();
     Ok(root)
 }
 
-/// Removes an empty folder that a fresh disk has in the place of the image's, unless that is a folder like it, or is
-/// missing: an overlay shows the owner and the mode of the upper one, and a folder instead of a symlink below it.
+/// Removes an empty directory that a fresh disk has in the place of the image's, unless that is a directory like it, or is
+/// missing: an overlay shows the owner and the mode of the upper one, and a directory instead of a symlink below it.
 fn yield_to(lower: &Path, upper: &Path) {
     let alike = match std::fs::symlink_metadata(lower) {
         Ok(lower) => lower.is_dir() && (lower.mode() & 0o7777, lower.uid(), lower.gid()) == (0o755, 0, 0),
@@ -242,7 +250,7 @@ impl Drop for Undo {
     }
 }
 
-/// The path of an open folder, for calls that take no handles.
+/// The path of an open directory, for calls that take no handles.
 pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
@@ -262,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_a_fresh_disk_stands_for_none_that_is_different() {
+    fn directory_of_a_fresh_disk_replaces_only_an_equal_one() {
         let dir = tempfile::tempdir().unwrap();
         let (lower, upper) = (dir.path().join("lower"), dir.path().join("upper"));
         let stays = || {

@@ -29,7 +29,7 @@ const ARPHRD_ETHER: u16 = 1;
 const RTF_UP: u16 = 1;
 const RTF_GATEWAY: u16 = 2;
 const RTF_HOST: u16 = 4;
-/// Every link is a folder here; one with a device behind it says so.
+/// Every link is a directory here; one with a device behind it says so.
 const LINKS: &str = "/sys/class/net";
 /// More default routes than this are not removed.
 const ROUTES_MAX: usize = 16;
@@ -62,8 +62,9 @@ impl Plan {
         if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 {
             return Err(Error::invalid("more than 8 nameservers or 32 search domains"));
         }
-        let server =
-            |s: &String| s.parse().map_err(|_| Error::invalid(format!("nameserver {s:?} is no IP address")));
+        let server = |s: &String| {
+            s.parse().map_err(|_| Error::invalid(format!("invalid nameserver {s:?}: not an IP address")))
+        };
         let nameservers = wire.nameservers.iter().map(server).collect::<Result<_, _>>()?;
         for domain in &wire.search_domains {
             if !is_name(domain, 253) {
@@ -91,7 +92,7 @@ impl Link {
         let mac: [u8; 6] = octets.try_into().map_err(|_| bad("MAC address", mac))?;
         let [first, ..] = mac;
         if first & 1 == 1 || mac == [0; 6] {
-            return Err(Error::invalid("MAC address is no unicast address"));
+            return Err(Error::invalid("invalid MAC address: not unicast"));
         }
         let (ip, prefix) = address.split_once('/').ok_or_else(|| bad("address without a prefix", address))?;
         let prefix: u8 =
@@ -250,7 +251,7 @@ impl Net {
         if same_mac && had.as_ref().is_ok_and(|a| *a == format!("{}/{}", link.address, link.prefix)) {
             return self.up(name, true);
         }
-        // A clone's link is up, and knows nobody yet: it announces itself when its MAC changes.
+        // A clone's link is up without neighbours: it announces itself when its MAC changes.
         let is_new = had.is_err() && !same_mac;
         let named = || self.set_address(name, link).and_then(|()| self.set_mac(name, hardware, link));
         if is_new && named().is_ok() {

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::{channel, disks, furniture, modules, mounts, net, session, shutdown, vsock};
+use crate::{base_mounts, channel, disks, modules, mounts, net, session, shutdown, vsock};
 
 /// Threads for file work beside the one that serves; each costs its stack only where touched.
 const FILE_THREADS: usize = 8;
@@ -42,7 +42,7 @@ pub fn run() {
 /// when the machine is configured.
 fn prepare() {
     disks::prepare();
-    let ready = mounts::prepare().and_then(|()| furniture::prepare()).and_then(|()| net::prepare());
+    let ready = mounts::prepare().and_then(|()| base_mounts::prepare()).and_then(|()| net::prepare());
     if let Err(e) = ready {
         say!("prepare: {e}");
     }
@@ -64,7 +64,7 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
         let _ = tokio::task::spawn_blocking(|| ()).await;
         let off = async {
             shutdown::requested(agent).await;
-            agent.leave_volumes().await; // while the host still serves its folders
+            agent.leave_volumes().await; // while the host still serves its directories
             agent.close();
             std::future::pending::<()>().await;
         };
@@ -80,14 +80,14 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
 }
 
 /// The host's way in.
-enum Door {
+enum HostChannel {
     /// A port of a virtio-serial device, which is opened anew for each session.
     Serial,
     /// A vsock.
     Vsock(vsock::Listener),
 }
 
-impl Door {
+impl HostChannel {
     fn of_machine() -> Self {
         match modules::has_vsock().then(vsock::Listener::bind) {
             Some(Ok(listener)) => return Self::Vsock(listener),
@@ -107,11 +107,11 @@ impl Door {
 
 /// One session after the other, until the machine goes off.
 async fn sessions(agent: &Arc<Agent>) {
-    let door = Door::of_machine();
+    let host_channel = HostChannel::of_machine();
     let mut number = 0u64;
     while !agent.closing() {
         number = number.saturating_add(1);
-        let session = async { session::serve_port(door.open().await?, number, agent).await };
+        let session = async { session::serve_port(host_channel.open().await?, number, agent).await };
         let waiting = async {
             agent.closed().await;
             tokio::time::sleep(Duration::from_secs(1)).await; // a session under way closes itself, sooner

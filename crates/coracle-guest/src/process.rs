@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use crate::error::Error;
 use crate::pipe::{Pipe, size};
 use crate::reap::{Exit, Reaper};
-use crate::root::{PATH_MAX, Root};
-use crate::user::{self, Identity};
+use crate::rootfs::{PATH_MAX, Root};
+use crate::user::{self, ProcessUser};
 
 /// Most arguments, and most environment entries, of one process.
 const STRINGS_MAX: usize = 4096;
@@ -34,14 +34,14 @@ const NOT_EXECUTABLE: i32 = 126;
 
 /// Why a process was not started.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum SpawnError {
     /// The request is wrong, or the agent cannot serve it now.
     Request(Error),
     /// The image cannot run it: the answer is an exit status.
     Cannot(Exit),
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for SpawnError {
     fn from(error: Error) -> Self {
         Self::Request(error)
     }
@@ -61,13 +61,13 @@ pub(crate) enum Io {
     Terminal { master: Pipe, stdin: bool },
 }
 
-/// Starts `process` inside `root`, in a session of its own. A missing working folder is made when `make_cwd`.
+/// Starts `process` inside `root`, in a session of its own. A missing working directory is made when `make_cwd`.
 pub(crate) fn start(
     reaper: &Reaper,
     root: &Root,
     process: &Process,
     make_cwd: bool,
-) -> Result<Running, Refusal> {
+) -> Result<Running, SpawnError> {
     let launch = Launch::prepare(root, process, make_cwd)?;
     let mut command = Command::new(&launch.program);
     command.arg0(&launch.argv0).args(&launch.args).env_clear().envs(launch.env.iter().map(|(k, v)| (k, v)));
@@ -112,13 +112,13 @@ fn pipe(fd: Option<impl Into<OwnedFd>>, interest: Interest) -> Result<Pipe, Erro
     Pipe::new(fd.into(), interest).map_err(Error::io("watch a process"))
 }
 
-fn cannot(program: &str, e: &io::Error) -> Refusal {
+fn cannot(program: &str, e: &io::Error) -> SpawnError {
     let code = if e.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
     refused(code, format!("{program}: {e}"))
 }
 
-fn refused(code: i32, error: String) -> Refusal {
-    Refusal::Cannot(Exit { code, signal: 0, error })
+fn refused(code: i32, error: String) -> SpawnError {
+    SpawnError::Cannot(Exit { code, signal: 0, error })
 }
 
 /// A pty of the container's own devpts, so that `tty` inside names it.
@@ -158,26 +158,28 @@ struct Launch {
     args: Vec<String>,
     env: Vec<(String, String)>,
     cwd: CString,
-    identity: Identity,
+    identity: ProcessUser,
 }
 
 impl Launch {
-    fn prepare(root: &Root, process: &Process, make_cwd: bool) -> Result<Self, Refusal> {
+    fn prepare(root: &Root, process: &Process, make_cwd: bool) -> Result<Self, SpawnError> {
         let identity = identity(root, &process.user)?;
         let env = environment(process, &identity)?;
         let (argv0, args) = arguments(process)?;
         let cwd = if process.cwd.is_empty() { "/" } else { process.cwd.as_str() };
         if !cwd.starts_with('/') || cwd.len() > PATH_MAX {
-            return Err(Error::invalid(format!("working folder {cwd:?} is no absolute path")).into());
+            return Err(
+                Error::invalid(format!("invalid working directory {cwd:?}: not an absolute path")).into()
+            );
         }
         let opened = if make_cwd {
             root.ensure_dir(Path::new(cwd), Mode::from_raw_mode(0o755))
         } else {
             root.dir(Path::new(cwd))
         };
-        opened.map_err(|e| refused(NOT_EXECUTABLE, format!("working folder {cwd}: {e}")))?;
+        opened.map_err(|e| refused(NOT_EXECUTABLE, format!("working directory {cwd}: {e}")))?;
         let program = find(root, &argv0, cwd, search_path(&env))?;
-        let cwd = CString::new(cwd).map_err(|_| Error::invalid("working folder contains a NUL byte"))?;
+        let cwd = CString::new(cwd).map_err(|_| Error::invalid("working directory contains a NUL byte"))?;
         Ok(Self { program, argv0, args, env, cwd, identity })
     }
 
@@ -208,7 +210,7 @@ impl Launch {
     }
 }
 
-fn identity(root: &Root, user: &str) -> Result<Identity, Refusal> {
+fn identity(root: &Root, user: &str) -> Result<ProcessUser, SpawnError> {
     let text = |path: &str| {
         root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned())
     };
@@ -227,7 +229,7 @@ fn arguments(process: &Process) -> Result<(String, Vec<String>), Error> {
 }
 
 /// The given environment as it is, with HOME, PATH and (on a terminal) TERM where absent. The last of equal names wins.
-fn environment(process: &Process, identity: &Identity) -> Result<Vec<(String, String)>, Error> {
+fn environment(process: &Process, identity: &ProcessUser) -> Result<Vec<(String, String)>, Error> {
     if process.env.len() > STRINGS_MAX {
         return Err(Error::invalid(format!("more than {STRINGS_MAX} environment entries")));
     }
@@ -254,7 +256,7 @@ fn search_path(env: &[(String, String)]) -> &str {
 }
 
 /// What `execvp` would run, looked up inside the root.
-fn find(root: &Root, argv0: &str, cwd: &str, search: &str) -> Result<PathBuf, Refusal> {
+fn find(root: &Root, argv0: &str, cwd: &str, search: &str) -> Result<PathBuf, SpawnError> {
     let candidates: Vec<PathBuf> = if argv0.contains('/') {
         vec![Path::new(cwd).join(argv0)]
     } else {
@@ -312,18 +314,18 @@ mod tests {
             ("in PATH", "tool", "/", "/sbin:/bin", Ok("/bin/tool")),
             ("first of two", "tool", "/", "/opt:/bin", Ok("/opt/tool")),
             ("absolute", "/bin/tool", "/", "", Ok("/bin/tool")),
-            ("relative to the working folder", "./tool", "/opt", "", Ok("/opt/./tool")),
+            ("relative to the working directory", "./tool", "/opt", "", Ok("/opt/./tool")),
             ("relative PATH entry", "tool", "/", "opt", Ok("/opt/tool")),
             ("a link is followed inside", "link", "/", "/bin", Ok("/bin/link")),
             ("not there", "nope", "/", "/bin", Err(127)),
             ("a link that would lead out", "dangling", "/", "/bin", Err(127)),
             ("not executable", "data", "/", "/bin", Err(126)),
-            ("a folder", "/bin", "/", "", Err(126)),
+            ("a directory", "/bin", "/", "", Err(126)),
         ] {
             let got = find(&root, argv0, cwd, search);
             match (got, want) {
                 (Ok(path), Ok(want)) => assert_eq!(path.as_os_str(), want, "{why}"),
-                (Err(Refusal::Cannot(exit)), Err(code)) => assert_eq!(exit.code, code, "{why}"),
+                (Err(SpawnError::Cannot(exit)), Err(code)) => assert_eq!(exit.code, code, "{why}"),
                 (got, want) => panic!("{why}: {got:?}, want {want:?}"),
             }
         }

@@ -15,8 +15,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::Agent;
 use crate::error::Error;
-use crate::pumped::Pumped;
-use crate::workload::Progress;
+use crate::task_stream::TaskStream;
+use crate::workload::WorkloadPhase;
 use crate::{copy, exec, forward, volumes};
 
 /// Limit for the first message of a stream.
@@ -53,8 +53,8 @@ impl Guest for Agent {
         request: Request<SignalWorkloadRequest>,
     ) -> Answer<SignalWorkloadResponse> {
         let number = request.into_inner().signal;
-        let signal =
-            Signal::from_named_raw(number).ok_or_else(|| Error::invalid(format!("{number} is no signal")))?;
+        let signal = Signal::from_named_raw(number)
+            .ok_or_else(|| Error::invalid(format!("invalid signal {number}")))?;
         if !self.workload.signal(&self.reaper, signal) {
             return Err(Error::State("the workload is not running".into()).into());
         }
@@ -66,7 +66,7 @@ impl Guest for Agent {
             // Its end is the machine's.
             self.closed().await;
         }
-        if self.workload.progress() == Progress::NotStarted {
+        if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());
         }
         Ok(Response::new(WaitWorkloadResponse { exit: Some(self.workload.exited().await.into()) }))
@@ -79,7 +79,7 @@ impl Guest for Agent {
         Ok(Response::new(Box::pin(follower)))
     }
 
-    type ExecStream = Pumped<ExecResponse>;
+    type ExecStream = TaskStream<ExecResponse>;
 
     async fn exec(&self, request: Request<Streaming<ExecRequest>>) -> Answer<Self::ExecStream> {
         let mut input = request.into_inner();
@@ -97,13 +97,22 @@ impl Guest for Agent {
         Ok(Response::new(copy::unpack(self.root()?, &header.path, input).await?))
     }
 
-    type CopyOutStream = Pumped<CopyOutChunk>;
+    type CopyOutStream = TaskStream<CopyOutChunk>;
 
     async fn copy_out(&self, request: Request<CopyOutRequest>) -> Answer<Self::CopyOutStream> {
         Ok(Response::new(copy::pack(self.root()?, request.into_inner().path)?))
     }
 
-    type PortForwardStream = Pumped<PortForwardChunk>;
+    type ChangesStream = TaskStream<CopyOutChunk>;
+
+    async fn changes(&self, _: Request<ChangesRequest>) -> Answer<Self::ChangesStream> {
+        let Some(upper) = self.upper()? else {
+            return Err(Status::unimplemented("the root of this agent is not an overlay of its own"));
+        };
+        Ok(Response::new(copy::changes(upper)))
+    }
+
+    type PortForwardStream = TaskStream<PortForwardChunk>;
 
     async fn port_forward(
         &self,
@@ -126,7 +135,7 @@ impl Guest for Agent {
         Ok(Response::new(UnmountResponse {}))
     }
 
-    type ServeFolderStream = Pumped<FolderQuestion>;
+    type ServeFolderStream = TaskStream<FolderQuestion>;
 
     async fn serve_folder(
         &self,
@@ -136,7 +145,7 @@ impl Guest for Agent {
         let Some(ServeFolder::Name(name)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `name`"));
         };
-        Ok(Response::new(self.folder(name).await?.serve(input)?))
+        Ok(Response::new(self.shared_dir(name).await?.serve(input)?))
     }
 
     async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsResponse> {

@@ -9,7 +9,7 @@ use rustix::system::RebootCommand;
 use crate::agent::Agent;
 use crate::console::say;
 use crate::mounts;
-use crate::workload::Progress;
+use crate::workload::WorkloadPhase;
 
 /// Longest grace that a request can ask for.
 const GRACE_MAX: Duration = Duration::from_secs(600);
@@ -26,7 +26,7 @@ pub(crate) async fn requested(agent: &Agent) {
         Err(_) => return,
     };
     tokio::time::sleep(ANSWER).await;
-    if matches!(agent.workload.progress(), Progress::Running(_)) {
+    if matches!(agent.workload.progress(), WorkloadPhase::Running(_)) {
         agent.workload.signal(&agent.reaper, Signal::TERM);
         if tokio::time::timeout(grace, agent.workload.exited()).await.is_err() {
             agent.workload.signal(&agent.reaper, Signal::KILL);
@@ -54,7 +54,7 @@ pub(crate) fn power_off(agent: &Agent) {
     let _ = rustix::system::reboot(end_of(&command));
 }
 
-/// What ends the VMM: a restart where it is told not to start the machine again, else to be switched off.
+/// What ends the VMM: a reboot where the VMM runs with `-no-reboot`, else a power-off.
 fn end_of(command_line: &str) -> RebootCommand {
     let wants_off = command_line.split_ascii_whitespace().any(|word| word == "coracle.end=poweroff");
     if wants_off { RebootCommand::PowerOff } else { RebootCommand::Restart }

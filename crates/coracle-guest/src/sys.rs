@@ -94,7 +94,7 @@ pub(crate) fn flush_block_cache(device: BorrowedFd<'_>) -> io::Result<()> {
 /// A socket that listens at a port of the machine's vsock, non-blocking.
 pub(crate) fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is involved; a non-negative result is a descriptor that nobody else owns.
+    // SAFETY: no memory is involved; a non-negative result is a descriptor without another owner.
     let socket = unsafe {
         match libc::socket(libc::AF_VSOCK, kind, 0) {
             number if number < 0 => return Err(io::Error::last_os_error()),
@@ -106,7 +106,7 @@ pub(crate) fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
     address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
     (address.svm_cid, address.svm_port) = (libc::VMADDR_CID_ANY, port);
     let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or_default();
-    // SAFETY: the address is alive for the calls and as long as they are told.
+    // SAFETY: the address outlives the calls and has the length that they get.
     let result = unsafe {
         match libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) {
             0 => libc::listen(socket.as_raw_fd(), 1),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::root::Root;
+use crate::rootfs::Root;
 use crate::{pid1, program};
 
 /// Ways to ask a system to switch its machine off, the usual one first.

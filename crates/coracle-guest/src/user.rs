@@ -6,7 +6,7 @@ const GROUPS_MAX: usize = 256;
 
 /// A resolved user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct ProcessUser {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) groups: Vec<u32>,
@@ -14,7 +14,7 @@ pub(crate) struct Identity {
 }
 
 /// Resolves `""`, `"0"`, `"name"`, `"uid:gid"`, `"name:group"`. A number needs no entry; a name does.
-pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Identity, String> {
+pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUser, String> {
     let (name, group_name) = match user.split_once(':') {
         Some((name, group)) => (name, Some(group).filter(|g| !g.is_empty())),
         None => (user, None),
@@ -41,7 +41,7 @@ pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Identity,
             .filter_map(|e| e.get(2)?.parse().ok())
             .take(GROUPS_MAX)
             .collect();
-        return Ok(Identity { uid, gid: own_gid, groups, home });
+        return Ok(ProcessUser { uid, gid: own_gid, groups, home });
     };
     let gid = match group_name.parse() {
         Ok(gid) => gid,
@@ -50,7 +50,7 @@ pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Identity,
             .and_then(|e| e.get(2)?.parse().ok())
             .ok_or_else(|| format!("no group {group_name:?} in /etc/group"))?,
     };
-    Ok(Identity { uid, gid, groups: Vec::new(), home })
+    Ok(ProcessUser { uid, gid, groups: Vec::new(), home })
 }
 
 fn entries(text: &str) -> impl Iterator<Item = Vec<&str>> {
@@ -76,7 +76,7 @@ mod tests {
             ("a given group ends membership", "web:logs", Ok((33, 40, vec![], "/srv"))),
             ("empty group", "web:", Ok((33, 34, vec![40, 41], "/srv"))),
             ("group alone", ":40", Ok((0, 40, vec![], "/root"))),
-            ("unknown name", "nobody", Err("no user \"nobody\" in /etc/passwd")),
+            ("unknown name", "mallory", Err("no user \"mallory\" in /etc/passwd")),
             ("unknown group", "web:nope", Err("no group \"nope\" in /etc/group")),
             ("entry without a number", "odd", Err("no user \"odd\" in /etc/passwd")),
             ("negative is a name", "-1", Err("no user \"-1\" in /etc/passwd")),

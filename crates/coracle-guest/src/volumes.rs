@@ -1,4 +1,4 @@
-//! Disks and folders of the host in the container's root, beside its own disk. They come and go while the workload
+//! Disks and directories of the host in the container's root, beside its own disk. They come and go while the workload
 //! runs. Names and places come from the host; what lies at a place comes from the image, so it is resolved inside.
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::Error;
-use crate::folder::Folder;
 use crate::mounts::{device, handle};
-use crate::root::{PATH_MAX, Root};
-use crate::{disks, root};
+use crate::rootfs::{PATH_MAX, Root};
+use crate::shared_dir::SharedDir;
+use crate::{disks, rootfs};
 
 /// So many volumes one machine takes: more than it has slots.
 const VOLUMES_MAX: usize = 64;
@@ -42,7 +42,7 @@ enum Kind {
     Block {
         device: PathBuf,
     },
-    Folder,
+    SharedDir,
 }
 
 impl Plan {
@@ -59,7 +59,7 @@ impl Plan {
             && !wire.target.contains('\0')
             && !target.components().any(|part| part == std::path::Component::ParentDir);
         if !plain {
-            return Err(Error::invalid(format!("{:?} is no place for a volume", wire.target)));
+            return Err(Error::invalid(format!("invalid target {:?} of a volume", wire.target)));
         }
         let kind = match &wire.source {
             Some(Source::Disk(disk)) => {
@@ -71,7 +71,7 @@ impl Plan {
                     other => return Err(Error::invalid(format!("file system {other:?} of a volume"))),
                 }
             }
-            Some(Source::Folder(_)) => Kind::Folder,
+            Some(Source::Folder(_)) => Kind::SharedDir,
             None => return Err(Error::invalid("a volume without a source")),
         };
         Ok(Self { name: wire.name.clone(), target: target.to_owned(), read_only: wire.read_only, kind })
@@ -84,7 +84,7 @@ struct Mounted {
     plan: Plan,
     /// Where it really is: no link on the way.
     place: PathBuf,
-    folder: Option<Arc<Folder>>,
+    shared_dir: Option<Arc<SharedDir>>,
 }
 
 /// The volumes of this machine, by name.
@@ -102,14 +102,13 @@ impl Volumes {
         if volumes.len() >= VOLUMES_MAX {
             return Err(Error::State(format!("{VOLUMES_MAX} volumes are mounted already")));
         }
-        let (place, folder) = match &plan.kind {
+        let (place, shared_dir) = match &plan.kind {
             Kind::Disk { device, filesystem } => (mount_disk(root, &plan, device, filesystem)?, None),
             Kind::Block { device } => (give_device(root, &plan, device)?, None),
-            Kind::Folder => {
-                mount_folder(root, &plan).map(|(place, folder)| (place, Some(Arc::new(folder))))?
-            }
+            Kind::SharedDir => mount_shared_dir(root, &plan)
+                .map(|(place, shared_dir)| (place, Some(Arc::new(shared_dir))))?,
         };
-        volumes.insert(plan.name.clone(), Mounted { plan, place, folder });
+        volumes.insert(plan.name.clone(), Mounted { plan, place, shared_dir });
         Ok(())
     }
 
@@ -120,7 +119,7 @@ impl Volumes {
         let target = there.plan.target.display();
         if let Kind::Block { device } = &there.plan.kind {
             let (dir, leaf) = root.parent(&there.plan.target).map_err(Error::io(format!("find {target}")))?;
-            root::remove(dir.as_fd(), &leaf).map_err(Error::io(format!("remove {target}")))?;
+            rootfs::remove(dir.as_fd(), &leaf).map_err(Error::io(format!("remove {target}")))?;
             disks::ready(device)?;
         } else {
             match rustix::mount::unmount(&there.place, UnmountFlags::NOFOLLOW) {
@@ -137,11 +136,11 @@ impl Volumes {
         Ok(())
     }
 
-    /// The folder of that name, to be served.
-    pub(crate) fn folder(&self, name: &str) -> Result<Arc<Folder>, Error> {
+    /// The directory of that name, to be served.
+    pub(crate) fn shared_dir(&self, name: &str) -> Result<Arc<SharedDir>, Error> {
         let volumes = self.lock();
-        let folder = volumes.get(name).and_then(|volume| volume.folder.clone());
-        folder.ok_or_else(|| Error::State(format!("no folder {name:?} is mounted")))
+        let shared_dir = volumes.get(name).and_then(|volume| volume.shared_dir.clone());
+        shared_dir.ok_or_else(|| Error::State(format!("shared directory {name:?} not found")))
     }
 
     /// Leaves those that nothing uses; blocking.
@@ -152,11 +151,11 @@ impl Volumes {
         });
     }
 
-    /// Leaves all of them, so that their disks are clean. Best effort: what is busy becomes read-only. A folder that
-    /// nobody serves any more is cut off, or its kernel would wait for an answer.
+    /// Leaves all of them, so that their disks are clean. Best effort: what is busy becomes read-only. A shared
+    /// directory that is no longer served is aborted, or the kernel would wait for a reply.
     pub(crate) fn leave(&self) {
-        for Mounted { plan, place, folder } in std::mem::take(&mut *self.lock()).into_values() {
-            drop(folder);
+        for Mounted { plan, place, shared_dir } in std::mem::take(&mut *self.lock()).into_values() {
+            drop(shared_dir);
             let busy = rustix::mount::unmount(&place, UnmountFlags::NOFOLLOW).is_err();
             if busy && matches!(plan.kind, Kind::Disk { .. }) {
                 let _ = rustix::mount::mount_remount(&place, MountFlags::RDONLY, c"");
@@ -174,18 +173,18 @@ fn mount_disk(root: &Root, plan: &Plan, device: &Path, filesystem: &str) -> Resu
     mount_at(root, plan, &node, filesystem, c"".to_owned())
 }
 
-fn mount_folder(root: &Root, plan: &Plan) -> Result<(PathBuf, Folder), Error> {
-    let (folder, device) = Folder::open().map_err(Error::io("open /dev/fuse"))?;
+fn mount_shared_dir(root: &Root, plan: &Plan) -> Result<(PathBuf, SharedDir), Error> {
+    let (shared_dir, device) = SharedDir::open().map_err(Error::io("open /dev/fuse"))?;
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read=131072",
         device.as_raw_fd()
     );
     let options = CString::new(options).map_err(|_| Error::invalid("mount options"))?;
     let place = mount_at(root, plan, Path::new("coracle"), "fuse", options)?;
-    Ok((place, folder))
+    Ok((place, shared_dir))
 }
 
-/// Mounts over the folder that the target resolves to inside the root, and tells where that is.
+/// Mounts over the directory that the target resolves to inside the root, and tells where that is.
 fn mount_at(root: &Root, plan: &Plan, source: &Path, kind: &str, data: CString) -> Result<PathBuf, Error> {
     let target = plan.target.display();
     let dir = root
@@ -205,8 +204,8 @@ fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error
     let failed = |what: &str| Error::io(format!("{what} {target} in the container"));
     let node = disks::ready(device)?;
     let number = std::fs::metadata(&node).map_err(Error::io(format!("inspect {}", node.display())))?.rdev();
-    let folder = plan.target.parent().unwrap_or(Path::new("/"));
-    root.ensure_dir(folder, Mode::from_raw_mode(0o755)).map_err(failed("make the folder of"))?;
+    let parent = plan.target.parent().unwrap_or(Path::new("/"));
+    root.ensure_dir(parent, Mode::from_raw_mode(0o755)).map_err(failed("make the parent directory of"))?;
     let (dir, leaf) = root.parent(&plan.target).map_err(failed("find"))?;
     let mode = Mode::from_raw_mode(0o660);
     match rustix::fs::mknodat(&dir, leaf.as_os_str(), FileType::BlockDevice, mode, number) {
@@ -239,8 +238,8 @@ mod tests {
     #[test]
     fn requests_are_checked() {
         assert!(Plan::parse(&request()).is_ok());
-        let folder = MountRequest { source: Some(Source::Folder(FolderSource {})), ..request() };
-        assert_eq!(Plan::parse(&folder).unwrap().kind, Kind::Folder);
+        let shared_dir = MountRequest { source: Some(Source::Folder(FolderSource {})), ..request() };
+        assert_eq!(Plan::parse(&shared_dir).unwrap().kind, Kind::SharedDir);
         let disk =
             |device: &str, fs: &str| Some(Source::Disk(DiskSource { device: device.into(), fs: fs.into() }));
         for (why, bad) in [

@@ -31,7 +31,7 @@ impl Listener {
             let taken = ready.try_io(|fd| accept_with(fd.get_ref(), flags).map_err(io::Error::from));
             match taken {
                 Ok(taken) => return taken,
-                Err(_nobody_there) => {}
+                Err(_no_listener) => {}
             }
         }
     }

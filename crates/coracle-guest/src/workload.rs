@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 use crate::error::Error;
 use crate::logs::Logs;
 use crate::pipe::Pipe;
-use crate::process::{self, Io, Refusal};
+use crate::process::{self, Io, SpawnError};
 use crate::reap::{Exit, Reaper};
-use crate::root::Root;
+use crate::rootfs::Root;
 
 /// Bytes read from the workload at once.
 const READ: usize = 16 * 1024;
@@ -29,7 +29,7 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// How far it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum WorkloadPhase {
     NotStarted,
     Running(Pid),
     Exited(Exit),
@@ -37,7 +37,7 @@ pub(crate) enum Progress {
 
 #[derive(Debug)]
 pub(crate) struct Workload {
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<WorkloadPhase>,
     logs: Arc<Logs>,
     /// The task that reads the output and waits for the exit; ends by itself.
     keeper: Mutex<JoinSet<()>>,
@@ -45,11 +45,11 @@ pub(crate) struct Workload {
 
 impl Workload {
     pub(crate) fn new() -> Arc<Self> {
-        let progress = watch::Sender::new(Progress::NotStarted);
+        let progress = watch::Sender::new(WorkloadPhase::NotStarted);
         Arc::new(Self { progress, logs: Logs::new(), keeper: Mutex::default() })
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> WorkloadPhase {
         self.progress.borrow().clone()
     }
 
@@ -60,7 +60,7 @@ impl Workload {
     /// Starts the command, once; later calls answer how the first one went. Gives the process id, 0 when it is over.
     ///
     /// # Errors
-    /// A request that makes no sense. A command that cannot run is no error but an exit.
+    /// An invalid request. A command that cannot run counts as an exit.
     pub(crate) fn start(
         self: &Arc<Self>,
         reaper: &Reaper,
@@ -69,31 +69,31 @@ impl Workload {
     ) -> Result<u32, Error> {
         let mut keeper = self.keeper();
         match self.progress() {
-            Progress::Running(pid) => return Ok(number(pid)),
-            Progress::Exited(_) => return Ok(0),
-            Progress::NotStarted => {}
+            WorkloadPhase::Running(pid) => return Ok(number(pid)),
+            WorkloadPhase::Exited(_) => return Ok(0),
+            WorkloadPhase::NotStarted => {}
         }
         match process::start(reaper, root, wanted, true) {
             Ok(running) => {
-                self.progress.send_replace(Progress::Running(running.pid));
+                self.progress.send_replace(WorkloadPhase::Running(running.pid));
                 let this = Arc::clone(self);
                 keeper.spawn(async move { this.keep(running.io, running.exit).await });
                 Ok(number(running.pid))
             }
-            Err(Refusal::Cannot(exit)) => {
-                self.progress.send_replace(Progress::Exited(exit));
+            Err(SpawnError::Cannot(exit)) => {
+                self.progress.send_replace(WorkloadPhase::Exited(exit));
                 self.logs.complete();
                 Ok(0)
             }
-            Err(Refusal::Request(error)) => Err(error),
+            Err(SpawnError::Request(error)) => Err(error),
         }
     }
 
     /// Signals the workload's process group. False when there is none.
     pub(crate) fn signal(&self, reaper: &Reaper, signal: Signal) -> bool {
         match self.progress() {
-            Progress::Running(pid) => reaper.signal(pid, signal),
-            Progress::NotStarted | Progress::Exited(_) => false,
+            WorkloadPhase::Running(pid) => reaper.signal(pid, signal),
+            WorkloadPhase::NotStarted | WorkloadPhase::Exited(_) => false,
         }
     }
 
@@ -101,7 +101,7 @@ impl Workload {
     pub(crate) async fn exited(&self) -> Exit {
         let mut progress = self.progress.subscribe();
         loop {
-            if let Progress::Exited(exit) = &*progress.borrow_and_update() {
+            if let WorkloadPhase::Exited(exit) = &*progress.borrow_and_update() {
                 return exit.clone();
             }
             if progress.changed().await.is_err() {
@@ -116,11 +116,11 @@ impl Workload {
         let exit = async {
             let exit =
                 exit.await.unwrap_or(Exit { code: 255, signal: 0, error: "its status was lost".into() });
-            self.progress.send_replace(Progress::Exited(exit));
+            self.progress.send_replace(WorkloadPhase::Exited(exit));
             gone.send_replace(true);
         };
         match io {
-            // Nobody can type, but a workload that asked for an open stdin must not read its end.
+            // Stdin has no writer, but a workload that asked for an open stdin must not read its end.
             Io::Pipes { stdin: _open, stdout, stderr } => {
                 tokio::join!(
                     exit,

@@ -13,10 +13,11 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use client::{Session, exec, process, sh};
+use client::{CHANNEL_PAUSE, Session, exec, process, sh};
 use coracle_proto::guest::exec_request::Message as In;
 use coracle_proto::guest::guest_client::GuestClient;
 use coracle_proto::guest::*;
+use coracle_testkit::{elapse, eventually};
 use machine::Machine;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -155,7 +156,7 @@ async fn diskless(machine: &mut Machine) -> Result<()> {
         "it had nothing to say"
     );
     c.shutdown(ShutdownRequest { grace_ms: 60_000 }).await?;
-    ensure!(machine.ended(Duration::from_secs(10))?.success(), "nobody to wait for");
+    ensure!(machine.ended(Duration::from_secs(10))?.success(), "no workload to wait for");
     Ok(())
 }
 
@@ -213,7 +214,7 @@ async fn execs(c: &mut Client) -> Result<()> {
         ("not found", process(&["nope"]), 127, 0),
         ("not executable", process(&["/etc/noexec"]), 126, 0),
         ("unknown user", Process { user: "nobody".into(), ..process(&["true"]) }, 126, 0),
-        ("missing working folder", Process { cwd: "/nope".into(), ..process(&["true"]) }, 126, 0),
+        ("missing working directory", Process { cwd: "/nope".into(), ..process(&["true"]) }, 126, 0),
     ] {
         let got = exec(c, process, vec![]).await?;
         ensure!((got.exit.code, got.exit.signal) == (code, signal), "{why}: {got:?}");
@@ -243,17 +244,26 @@ async fn execs(c: &mut Client) -> Result<()> {
     // A client that does not read: the command waits, and others are served.
     let requests = tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["yes"]))) }]);
     let unread = c.exec(requests).await?.into_inner();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // A command that is blocked takes no more processor time: state and ticks are the same in two answers.
+    let state = "for p in /proc/[0-9]*; do grep -qs '^yes' $p/cmdline && cut -d' ' -f3,14,15 $p/stat; done";
+    let mut last = String::new();
+    eventually("the command waits for its reader", async || {
+        let now = exec(c, sh(state), vec![]).await.ok()?.text();
+        let is_blocked = now.starts_with("S ") && now == last;
+        last = now;
+        is_blocked.then_some(())
+    })
+    .await?;
     ensure!(
         c.metrics(MetricsRequest {}).await?.into_inner().agent_rss_bytes < RSS_MAX,
         "memory stays bounded"
     );
     drop(unread);
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    ensure!(
-        exec(c, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n",
-        "its client has gone: so has the command"
-    );
+    eventually("a command ends with its client", async || {
+        let count = exec(c, sh("ps | grep -c '[y]es'"), vec![]).await.ok()?.text();
+        (count == "0\n").then_some(())
+    })
+    .await?;
     Ok(())
 }
 
@@ -412,7 +422,7 @@ async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> 
             stream = Some(flood);
         }
         session.close();
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        elapse(CHANNEL_PAUSE).await; // the agent's end of the port has no event here
         let since = Instant::now();
         session = Session::reopen(&machine.socket()).await?;
         took.push(since.elapsed().as_millis());
@@ -425,23 +435,23 @@ async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> 
         );
     }
     eprintln!("reconnects took {took:?} ms");
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    ensure!(
-        exec(&mut session.client, sh("ps | grep -c '[y]es'"), vec![]).await?.text() == "0\n",
-        "execs end with their session"
-    );
+    eventually("execs end with their session", async || {
+        let count = exec(&mut session.client, sh("ps | grep -c '[y]es'"), vec![]).await.ok()?.text();
+        (count == "0\n").then_some(())
+    })
+    .await?;
     Ok(session)
 }
 
 /// 5 KB of nonsense where the agent expects a preface; and a host that comes back too fast.
 async fn garbage(machine: &Machine, session: Session) -> Result<Session> {
     session.close();
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    elapse(CHANNEL_PAUSE).await; // the agent's end of the port has no event here
     let mut rude = std::os::unix::net::UnixStream::connect(machine.socket())?;
     rude.write_all(&[b'!'; 5000])?;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    elapse(2 * CHANNEL_PAUSE).await; // the agent reads it and answers nothing
     drop(rude);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    elapse(CHANNEL_PAUSE).await;
     let session = Session::reopen(&machine.socket()).await?;
     session.close();
     let mut session = Session::reopen(&machine.socket()).await.context("without the pause")?;
@@ -454,8 +464,10 @@ async fn end(machine: &mut Machine, session: Session) -> Result<()> {
     let mut waiting = c.clone();
     let waiter = async move { waiting.wait_workload(WaitWorkloadRequest {}).await };
     let mut following = c.clone();
+    let (follows, followed) = tokio::sync::oneshot::channel();
     let follower = async move {
         let mut logs = following.logs(LogsRequest { from_offset: 14 }).await?.into_inner();
+        let _ = follows.send(());
         let mut seen = Vec::new();
         while let Some(chunk) = logs.message().await? {
             seen.extend(chunk.data);
@@ -463,7 +475,7 @@ async fn end(machine: &mut Machine, session: Session) -> Result<()> {
         Ok::<_, tonic::Status>(seen)
     };
     let signal = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        let _ = followed.await; // an error of the follower is its own
         c.signal_workload(SignalWorkloadRequest { signal: 15 }).await
     };
     let (exit, logs, signalled) = tokio::join!(waiter, follower, signal);

@@ -1,6 +1,7 @@
-//! Files as a tar stream. Folders are walked by handle, so nothing that the
+//! Files as a tar stream. Directories are walked by handle, so nothing that the
 //! guest renames meanwhile can lead the walk astray.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,12 +13,15 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use tar::{Builder, EntryType, Header};
 
 use crate::error::Error;
-use crate::root::{PATH_MAX, Root};
+use crate::mounts::handle;
+use crate::rootfs::{PATH_MAX, Root};
 
-/// Deepest folder that is walked: one open handle a level.
+/// Deepest directory that is walked: one open handle a level.
 const DEPTH_MAX: usize = 128;
+/// Bytes of all names of a file's extended attributes, and of one value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+const XATTR_MAX: usize = 64 << 10;
 
-/// What is to be sent: the folder it lies in and its name there.
+/// What is to be sent: the directory it lies in and its name there.
 pub(super) struct Top {
     parent: OwnedFd,
     name: OsString,
@@ -43,15 +47,28 @@ pub(super) fn open(root: &Root, path: &Path) -> Result<Top, Error> {
 pub(super) fn pack(top: &Top, sink: &mut dyn Write) -> io::Result<()> {
     let mut builder = Builder::new(sink);
     let stat = rustix::fs::statat(&top.parent, &top.name, AtFlags::SYMLINK_NOFOLLOW)?;
-    let mut walk = Walk { builder: &mut builder, device: stat.st_dev };
+    let mut walk = Walk { builder: &mut builder, device: stat.st_dev, links: None };
     walk.entry(&top.parent, &top.name, &top.shown, 0)?;
+    builder.finish()
+}
+
+/// Writes the whole stream of an overlay's upper directory: hard links stay links, and extended attributes are PAX
+/// records. A socket, which tar does not have, is sent as the overlay's whiteout: the image has none in its place.
+pub(super) fn pack_changes(upper: &Root, sink: &mut dyn Write) -> io::Result<()> {
+    let mut builder = Builder::new(sink);
+    let parent = upper.dir(Path::new("/"))?;
+    let stat = rustix::fs::statat(&parent, ".", AtFlags::SYMLINK_NOFOLLOW)?;
+    let mut walk = Walk { builder: &mut builder, device: stat.st_dev, links: Some(BTreeMap::new()) };
+    walk.entry(&parent, OsStr::new("."), Path::new("."), 0)?;
     builder.finish()
 }
 
 struct Walk<'a, 'b> {
     builder: &'a mut Builder<&'b mut dyn Write>,
-    /// Folders on another file system are not entered.
+    /// Directories on another file system are not entered.
     device: u64,
+    /// First names of files that have several, by inode. `None`: attributes are not sent, and links are sent as files.
+    links: Option<BTreeMap<u64, PathBuf>>,
 }
 
 impl Walk<'_, '_> {
@@ -66,6 +83,12 @@ impl Walk<'_, '_> {
             Err(rustix::io::Errno::NOENT) => return Ok(()), // removed since it was listed
             other => other?,
         };
+        if self.links.is_some() {
+            if let Some(first) = self.first_name(&stat, shown) {
+                return self.builder.append_link(&mut header(&stat, EntryType::Link), shown, first);
+            }
+            self.attributes(&handle(parent).join(name))?;
+        }
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => self.folder(parent, name, shown, depth, &stat),
             FileType::RegularFile => self.file(parent, name, shown),
@@ -80,8 +103,56 @@ impl Walk<'_, '_> {
             FileType::Fifo => self.special(shown, &stat, EntryType::Fifo),
             FileType::CharacterDevice => self.special(shown, &stat, EntryType::Char),
             FileType::BlockDevice => self.special(shown, &stat, EntryType::Block),
+            FileType::Socket if self.links.is_some() => {
+                let mut whiteout = stat;
+                whiteout.st_rdev = 0;
+                self.special(shown, &whiteout, EntryType::Char)
+            }
             FileType::Socket | FileType::Unknown => Ok(()), // tar has none
         }
+    }
+
+    /// The name under which a file was sent before. Remembers this one when there was none.
+    fn first_name(&mut self, stat: &Stat, shown: &Path) -> Option<PathBuf> {
+        let links = self.links.as_mut()?;
+        if stat.st_nlink < 2 || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return None;
+        }
+        match links.get(&stat.st_ino) {
+            Some(first) => Some(first.clone()),
+            None => {
+                links.insert(stat.st_ino, shown.to_owned());
+                None
+            }
+        }
+    }
+
+    /// Extended attributes, as an extended header of the member that follows. Those that are gone since are left out.
+    fn attributes(&mut self, path: &Path) -> io::Result<()> {
+        let mut names = vec![0; XATTR_MAX];
+        let length = match rustix::fs::llistxattr(path, &mut names[..]) {
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::OPNOTSUPP) => return Ok(()),
+            other => other?,
+        };
+        names.truncate(length);
+        let (mut records, mut value) = (Vec::new(), vec![0; XATTR_MAX]);
+        for name in names.split(|b| *b == 0).filter_map(|name| std::str::from_utf8(name).ok()) {
+            if name.is_empty() {
+                continue;
+            }
+            match rustix::fs::lgetxattr(path, name, &mut value[..]) {
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODATA) => {}
+                length => {
+                    let value = value.get(..length?).unwrap_or_default();
+                    records.push((format!("SCHILY.xattr.{name}"), value.to_vec()));
+                }
+            }
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.builder
+            .append_pax_extensions(records.iter().map(|(key, value)| (key.as_str(), value.as_slice())))
     }
 
     fn folder(
@@ -189,6 +260,127 @@ mod tests {
         assert_eq!(names(&root, "/").len(), 5);
         assert!(matches!(open(&root, Path::new("/nope")), Err(Error::Io { .. })));
         assert!(open(&root, Path::new("/a/..")).is_ok());
+    }
+
+    #[test]
+    fn changes_have_links_attributes_and_whiteouts() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("d")).unwrap();
+        std::fs::write(at("d/one"), "text").unwrap();
+        std::fs::hard_link(at("d/one"), at("d/two")).unwrap();
+        std::os::unix::net::UnixListener::bind(at("sock")).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        match rustix::fs::lsetxattr(at("d"), "user.binary", b"1\n\0=\xff", flags) {
+            Err(rustix::io::Errno::OPNOTSUPP) => return eprintln!("skipped: no extended attributes here"),
+            set => set.unwrap(),
+        }
+        let mut bytes = Vec::new();
+        pack_changes(&Root::open(dir.path()).unwrap(), &mut bytes).unwrap();
+        let record = b"SCHILY.xattr.user.binary=1\n\0=\xff\n";
+        assert!(bytes.windows(record.len()).any(|part| part == record));
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let mut seen: Vec<_> = archive
+            .entries()
+            .unwrap()
+            .map(|e| {
+                let e = e.unwrap();
+                let link = e.link_name().unwrap().map(|to| to.display().to_string());
+                (e.path().unwrap().display().to_string(), e.header().entry_type(), link)
+            })
+            .filter(|(path, ..)| !path.ends_with("one") && !path.ends_with("two"))
+            .collect();
+        seen.sort_by(|a, b| a.0.cmp(&b.0));
+        let want = [(".", EntryType::Directory), ("d", EntryType::Directory), ("sock", EntryType::Char)];
+        assert_eq!(seen.iter().map(|(path, kind, _)| (path.as_str(), *kind)).collect::<Vec<_>>(), want);
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let links = archive
+            .entries()
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().header().entry_type() == EntryType::Link);
+        assert_eq!(links.count(), 1, "the second name is a link to the first");
+    }
+
+    /// A tmpfs with an overlay in it, if we may mount.
+    struct Overlay(tempfile::TempDir);
+
+    impl Overlay {
+        fn new(fill: impl FnOnce(&Path)) -> Option<Self> {
+            use rustix::mount::{MountFlags, mount};
+            let dir = tempfile::tempdir().unwrap();
+            if mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), c"").is_err() {
+                eprintln!("skipped: cannot mount here");
+                return None;
+            }
+            let overlay = Self(dir);
+            let at = |name: &str| overlay.0.path().join(name);
+            for name in ["lower", "upper", "work", "root"] {
+                std::fs::create_dir(at(name)).unwrap();
+            }
+            fill(&at("lower"));
+            let [lower, upper, work] = ["lower", "upper", "work"].map(|name| at(name).display().to_string());
+            let layers = format!(
+                "lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off,metacopy=off,index=off"
+            );
+            let layers = std::ffi::CString::new(layers).unwrap();
+            if mount("overlay", at("root"), "overlay", MountFlags::empty(), &*layers).is_err() {
+                eprintln!("skipped: no overlay here");
+                return None;
+            }
+            Some(overlay)
+        }
+    }
+
+    impl Drop for Overlay {
+        fn drop(&mut self) {
+            for place in [self.0.path().join("root"), self.0.path().to_owned()] {
+                let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+            }
+        }
+    }
+
+    #[test]
+    fn changes_of_a_real_overlay_are_all_in_the_stream() {
+        const CAPABILITY: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        let fill = |lower: &Path| {
+            std::fs::create_dir(lower.join("d")).unwrap();
+            for name in ["d/old", "same", "gone", "tool", "untouched"] {
+                std::fs::write(lower.join(name), "before").unwrap();
+            }
+        };
+        let Some(overlay) = Overlay::new(fill) else { return };
+        let root = overlay.0.path().join("root");
+        let modified = std::fs::metadata(root.join("same")).unwrap().modified().unwrap();
+        std::fs::write(root.join("same"), "after!").unwrap();
+        File::options().write(true).open(root.join("same")).unwrap().set_modified(modified).unwrap();
+        std::fs::remove_file(root.join("gone")).unwrap();
+        std::fs::remove_dir_all(root.join("d")).unwrap();
+        std::fs::create_dir(root.join("d")).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(root.join("tool"), "security.capability", CAPABILITY, flags).unwrap();
+        let mut bytes = Vec::new();
+        pack_changes(&Root::open(&overlay.0.path().join("upper")).unwrap(), &mut bytes).unwrap();
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let mut seen = BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().display().to_string();
+            let mut text = String::new();
+            entry.read_to_string(&mut text).unwrap();
+            seen.insert(name, (entry.header().entry_type(), text));
+        }
+        let want = [
+            (".", EntryType::Directory, ""),
+            ("d", EntryType::Directory, ""),
+            ("gone", EntryType::Char, ""),
+            ("same", EntryType::Regular, "after!"),
+            ("tool", EntryType::Regular, "before"),
+        ];
+        let want = want.map(|(name, kind, text)| (name.to_owned(), (kind, text.to_owned())));
+        assert_eq!(seen, BTreeMap::from(want));
+        let has = |record: &[u8]| bytes.windows(record.len()).any(|part| part == record);
+        assert!(has(b"SCHILY.xattr.trusted.overlay.opaque=y\n"), "the directory is another");
+        assert!(has(&[b"SCHILY.xattr.security.capability=", CAPABILITY, b"\n"].concat()));
     }
 
     #[test]

@@ -14,18 +14,18 @@ use rustix::io::Errno;
 use tar::{Entry, EntryType};
 
 use crate::error::Error;
-use crate::root::{self, PATH_MAX, Root};
+use crate::rootfs::{self, PATH_MAX, Root};
 
 /// Largest long-name or pax record, bytes.
 const NAME_MAX: u64 = 64 * 1024;
-/// Folders whose time waits until they are filled, one a level.
+/// Directories whose time waits until they are filled, one a level.
 const DEPTH_MAX: usize = 256;
 const COPY_BUFFER: usize = 64 * 1024;
 
 /// Unpacks all entries of `source` below `base`.
 pub(super) fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<CopyInResponse, Error> {
     root.ensure_dir(base, Mode::from_raw_mode(0o755))
-        .map_err(Error::io(format!("open folder {}", base.display())))?;
+        .map_err(Error::io(format!("open directory {}", base.display())))?;
     let broken = |e| Error::io("read the tar stream")(as_invalid(e));
     let mut archive = tar::Archive::new(source);
     let mut work = Unpacker {
@@ -115,7 +115,7 @@ fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
 struct Unpacker<'a> {
     root: &'a Root,
     base: &'a Path,
-    /// Folders that entries still come for; their times are set when they are left.
+    /// Directories that entries still come for; their times are set when they are left.
     open: Vec<(PathBuf, OwnedFd, Timestamps)>,
     buffer: Vec<u8>,
     done: CopyInResponse,
@@ -144,14 +144,14 @@ impl Unpacker<'_> {
             EntryType::Symlink => {
                 let to =
                     link.filter(|l| l.as_os_str().len() <= PATH_MAX).ok_or(io::ErrorKind::InvalidInput)?;
-                root::remove(parent.as_fd(), leaf)?;
+                rootfs::remove(parent.as_fd(), leaf)?;
                 rustix::fs::symlinkat(to, &parent, leaf)?;
                 attributes.to_link(parent.as_fd(), leaf)
             }
             EntryType::Link => {
                 let to = inside(link.ok_or(io::ErrorKind::InvalidInput)?)?;
                 let to = self.root.resolve(&self.base.join(to), OFlags::PATH | OFlags::NOFOLLOW)?;
-                root::remove(parent.as_fd(), leaf)?;
+                rootfs::remove(parent.as_fd(), leaf)?;
                 Ok(rustix::fs::linkat(&to, "", &parent, leaf, AtFlags::EMPTY_PATH)?)
             }
             EntryType::Fifo => special(entry.header(), FileType::Fifo, parent.as_fd(), leaf, &attributes),
@@ -175,7 +175,7 @@ impl Unpacker<'_> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = match rustix::fs::mkdirat(parent, leaf, Mode::from_raw_mode(0o700)) {
             Ok(()) => rustix::fs::openat(parent, leaf, flags | OFlags::NOFOLLOW, Mode::empty())?,
-            // A link to a folder stands for the folder, as in an image that has /bin → /usr/bin.
+            // A link to a directory stands for the directory, as in an image that has /bin → /usr/bin.
             Err(Errno::EXIST) => self.root.resolve(&self.base.join(relative), flags)?,
             Err(e) => return Err(e.into()),
         };
@@ -193,7 +193,7 @@ impl Unpacker<'_> {
         leaf: &OsStr,
         attributes: &Attributes,
     ) -> io::Result<()> {
-        let file = root::create(parent.as_fd(), leaf)?;
+        let file = rootfs::create(parent.as_fd(), leaf)?;
         let mut left = entry.size();
         while left > 0 {
             let n = entry.read(&mut self.buffer)?;
@@ -209,7 +209,7 @@ impl Unpacker<'_> {
         Ok(rustix::fs::futimens(&file, &attributes.times())?)
     }
 
-    /// Sets the times of the folders that `next` does not lie in.
+    /// Sets the times of the directories that `next` does not lie in.
     fn leave(&mut self, next: Option<&Path>) {
         while let Some((path, dir, times)) = self.open.pop() {
             if next.is_some_and(|next| next.starts_with(&path)) {
@@ -232,7 +232,7 @@ fn special(
         if kind == FileType::Fifo { Ok(0) } else { n.map(Option::unwrap_or_default) }
     };
     let device = rustix::fs::makedev(part(header.device_major())?, part(header.device_minor())?);
-    root::remove(parent, leaf)?;
+    rootfs::remove(parent, leaf)?;
     rustix::fs::mknodat(parent, leaf, kind, attributes.mode, device)?;
     rustix::fs::chmodat(parent, leaf, attributes.mode, AtFlags::empty())?;
     attributes.to_link(parent, leaf)

@@ -1,5 +1,5 @@
 //! The host's side of the guest channel, as small as the rules allow
-//! (`guest-channel.md` §3).
+//! (docs/reference/guest-channel.md).
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -11,9 +11,13 @@ use coracle_proto::guest::exec_request::Message as In;
 use coracle_proto::guest::exec_response::Message as Out;
 use coracle_proto::guest::guest_client::GuestClient;
 use coracle_proto::guest::{ExecRequest, ExitStatus, Process};
+use coracle_testkit::elapse;
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 
+/// Between two connections: the guest sees no change of a port that is opened again at once
+/// (docs/reference/guest-channel.md, rule 2). The channel has no event for it.
+pub(crate) const CHANNEL_PAUSE: Duration = Duration::from_millis(50);
 /// Limit for the hello of an agent that is up: twice the host's, for a machine that also compiles.
 const HELLO: Duration = Duration::from_millis(600);
 
@@ -33,7 +37,7 @@ impl Session {
             match Self::attempt(socket, wait).await {
                 Ok(session) => return Ok(session),
                 Err(e) if Instant::now() > deadline => return Err(e),
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(_) => elapse(CHANNEL_PAUSE).await,
             }
             wait = HELLO;
         }
@@ -45,7 +49,7 @@ impl Session {
             if let Ok(session) = Self::attempt(socket, HELLO).await {
                 return Ok(session);
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            elapse(CHANNEL_PAUSE).await;
         }
         bail!("no hello in five tries")
     }
@@ -64,7 +68,7 @@ impl Session {
         Ok(Self { client: client(stream).await?, number, closer })
     }
 
-    /// Closes the way that works: by shutdown(2), whatever the channel still does.
+    /// Closes the stream by shutdown(2), which takes effect at once.
     pub(crate) fn close(self) {
         let _ = self.closer.shutdown(std::net::Shutdown::Both);
     }
@@ -114,13 +118,13 @@ pub(crate) async fn client(stream: UnixStream) -> Result<GuestClient<Channel>> {
 
 /// What an exec brought.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct ExecOutput {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) exit: ExitStatus,
 }
 
-impl Outcome {
+impl ExecOutput {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
@@ -140,13 +144,13 @@ pub(crate) async fn exec(
     client: &mut GuestClient<Channel>,
     process: Process,
     messages: Vec<In>,
-) -> Result<Outcome> {
+) -> Result<ExecOutput> {
     let requests: Vec<_> = std::iter::once(In::Start(process))
         .chain(messages)
         .map(|m| ExecRequest { message: Some(m) })
         .collect();
     let mut output = client.exec(tokio_stream::iter(requests)).await?.into_inner();
-    let mut outcome = Outcome::default();
+    let mut outcome = ExecOutput::default();
     while let Some(message) = output.message().await? {
         match message.message.context("empty message")? {
             Out::Started(started) => ensure!(started.pid > 0),

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use coracle_testkit::eventually_blocking;
 
 /// A running machine; killed when dropped.
 pub(crate) struct Machine {
@@ -32,14 +33,11 @@ impl Machine {
         let started = Instant::now();
         let qemu = command.spawn()?;
         let mut machine = Self { qemu, dir, started };
-        while !machine.socket().exists() {
-            ensure!(
-                started.elapsed() < Duration::from_secs(10) && machine.qemu.try_wait()?.is_none(),
-                "{}",
-                machine.story()
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let listening = eventually_blocking(Duration::from_secs(10), "QEMU listens or ends", || {
+            let has_ended = machine.qemu.try_wait().is_ok_and(|status| status.is_some());
+            (has_ended || machine.socket().exists()).then_some(!has_ended)
+        });
+        ensure!(listening.with_context(|| machine.story())?, "{}", machine.story());
         Ok(Some(machine))
     }
 
@@ -59,16 +57,8 @@ impl Machine {
 
     /// Waits for QEMU to end by itself.
     pub(crate) fn ended(&mut self, limit: Duration) -> Result<std::process::ExitStatus> {
-        let since = Instant::now();
-        loop {
-            if let Some(status) = self.qemu.try_wait()? {
-                return Ok(status);
-            }
-            if since.elapsed() > limit {
-                bail!("QEMU still runs after {limit:?}\n{}", self.story());
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let ended = eventually_blocking(limit, "QEMU ends", || self.qemu.try_wait().transpose());
+        Ok(ended.with_context(|| self.story())??)
     }
 
     /// The overlay disk, to look at once the machine is off.
@@ -113,7 +103,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// The command line of `microvm.md` §7.1.
+/// The command line of a microVM without disks.
 fn arguments(guest: &Path, dir: &Path) -> Result<Vec<String>> {
     let at = |name: &str| dir.join(name).display().to_string();
     // The last two leave out self-tests and certificates: half a second of boot under emulation.
@@ -162,8 +152,8 @@ fn tsc_khz() -> Result<u64> {
 /// A busybox image as EROFS, with some traps in it, and an empty ext4 disk.
 fn image(dir: &Path) -> Result<()> {
     let root = dir.join("root");
-    for folder in ["bin", "etc", "tmp", "srv", "home/web"] {
-        fs::create_dir_all(root.join(folder))?;
+    for shared_dir in ["bin", "etc", "tmp", "srv", "home/web"] {
+        fs::create_dir_all(root.join(shared_dir))?;
     }
     fs::copy(find("busybox").context("busybox")?, root.join("bin/busybox"))?;
     for applet in String::from_utf8(Command::new("busybox").arg("--list").output()?.stdout)?

@@ -1,4 +1,4 @@
-//! The container's root folder. Everything in it was chosen by an image or by
+//! The container's root directory. Everything in it was chosen by an image or by
 //! the workload, so every path is resolved by the kernel inside that root:
 //! no symlink, `..` or mount trick leads out of it.
 
@@ -16,7 +16,7 @@ pub(crate) const PATH_MAX: usize = 4096;
 /// `openat2` answers EAGAIN when a rename raced with the walk; so many tries.
 const RACE_TRIES: usize = 32;
 
-/// An open root folder.
+/// An open root directory.
 #[derive(Debug)]
 pub struct Root {
     dir: OwnedFd,
@@ -27,14 +27,14 @@ impl Root {
     /// Opens `path` as the root that workloads see.
     ///
     /// # Errors
-    /// When it is no folder or may not be opened.
+    /// When it is not a directory or cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let dir =
             rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self { dir, chroot: path != Path::new("/") })
     }
 
-    /// The folder's handle, for `fchdir` + `chroot`; none when it is the machine's own root.
+    /// The directory's handle, for `fchdir` + `chroot`; none when it is the machine's own root.
     pub(crate) fn chroot_dir(&self) -> io::Result<Option<OwnedFd>> {
         if self.chroot { self.dir.try_clone().map(Some) } else { Ok(None) }
     }
@@ -54,12 +54,12 @@ impl Root {
         Err(Errno::AGAIN.into())
     }
 
-    /// Opens the folder `path` as a handle.
+    /// Opens the directory `path` as a handle.
     pub(crate) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
         self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
-    /// Opens the folder that `path` lies in, and gives the last component.
+    /// Opens the directory that `path` lies in, and gives the last component.
     pub(crate) fn parent(&self, path: &Path) -> io::Result<(OwnedFd, OsString)> {
         let name = leaf(path)?.to_owned();
         let parent = path.parent().unwrap_or(Path::new("/"));
@@ -67,7 +67,7 @@ impl Root {
         Ok((self.dir(parent)?, name))
     }
 
-    /// Opens the folder `path`, made with its parents where missing. Idempotent.
+    /// Opens the directory `path`, made with its parents where missing. Idempotent.
     pub(crate) fn ensure_dir(&self, path: &Path, mode: Mode) -> io::Result<OwnedFd> {
         match self.dir(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -122,14 +122,14 @@ impl Root {
     }
 }
 
-/// Creates an empty file for writing; what was there (but a folder) is removed, never followed or written into.
+/// Creates an empty file for writing; what was there (but a directory) is removed, never followed or written into.
 pub(crate) fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File> {
     remove(parent, name)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?.into())
 }
 
-/// Removes a name that is no folder. `Ok` when there is none.
+/// Removes a name that is not a directory. Idempotent.
 pub(crate) fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

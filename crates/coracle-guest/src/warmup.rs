@@ -1,5 +1,5 @@
-//! What a machine does when it becomes somebody's, done once before. Where the processor is emulated, every piece of code
-//! is slow the first time in a VMM, and a clone that stands by has the time. Nothing of it stays.
+//! Warm-up: a pooled clone runs the configure path once on dummy data, so that a later assignment finds translated code.
+//! Under TCG, code is slow the first time that it runs in a VMM. All changes are undone.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -11,11 +11,11 @@ use tokio::time::timeout;
 
 use crate::configure::{self, Plan};
 use crate::error::Error;
-use crate::process::{self, Refusal};
+use crate::process::{self, SpawnError};
 use crate::reap::Reaper;
-use crate::root::Root;
+use crate::rootfs::Root;
 use crate::sys::IfValue;
-use crate::{furniture, mounts, net};
+use crate::{base_mounts, mounts, net};
 
 /// The image's program, and how long it may run.
 const PROGRAM: &str = "/bin/program";
@@ -43,7 +43,7 @@ pub(crate) fn plan(request: &PrepareRequest) -> Result<Option<Plan>, Error> {
         overlay_device: request.overlay_device.clone(),
     };
     let request = ConfigureRequest {
-        hostname: "standby".into(),
+        hostname: "pooled".into(),
         machine_id: "0".repeat(32),
         network: net::hardware()?.map(|_| network),
         root: Some(root),
@@ -59,23 +59,23 @@ pub(crate) fn plan(request: &PrepareRequest) -> Result<Option<Plan>, Error> {
 pub(crate) fn run(plan: &Plan, reaper: &Reaper) -> Result<(), Error> {
     let before = Before::look()?;
     let root = configure::apply(plan, None, true)?.root;
-    let root = root.ok_or_else(|| Error::State("there is no root to rehearse in".into()))?;
+    let root = root.ok_or_else(|| Error::State("no root for the warm-up".into()))?;
     let ran = Handle::current().block_on(program(reaper, &root));
     drop(root);
     before.restore()?;
     ran
 }
 
-/// Runs the image's program to its end, whatever that is.
+/// Runs the image's program until it ends, with any result.
 async fn program(reaper: &Reaper, root: &Root) -> Result<(), Error> {
     let process = Process { argv: vec![PROGRAM.into()], ..Process::default() };
     match process::start(reaper, root, &process, true) {
         Ok(running) => match timeout(PROGRAM_LIMIT, running.exit).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(Error::TimedOut("rehearsing a program")),
+            Err(_) => Err(Error::TimedOut("the program of the warm-up")),
         },
-        Err(Refusal::Request(error)) => Err(error),
-        Err(Refusal::Cannot(exit)) => Err(Error::State(exit.error)),
+        Err(SpawnError::Request(error)) => Err(error),
+        Err(SpawnError::Cannot(exit)) => Err(Error::State(exit.error)),
     }
 }
 
@@ -99,6 +99,6 @@ impl Before {
         mounts::undo_root(&self.upper).map_err(Error::io("take the root apart"))?;
         self.hardware.map_or(Ok(()), net::forget)?;
         rustix::system::sethostname(&self.hostname).map_err(Error::io("set the host name"))?;
-        furniture::prepare()
+        base_mounts::prepare()
     }
 }

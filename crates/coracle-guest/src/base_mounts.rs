@@ -1,6 +1,6 @@
 //! What every container finds in its root: proc, sys and dev.
 //!
-//! Put together while nobody waits, before the machine is anybody's; the container's root then gets it by three moves.
+//! Mounted before the guest is configured; three mount moves bring them into the container's root.
 //! A clone's first use of anything is slow where the processor is emulated, and this has been used in its template.
 
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags};
 
 use crate::error::Error;
 use crate::mounts::PLAIN;
-use crate::root::Root;
+use crate::rootfs::Root;
 
-const STORE: &str = "/run/coracle/furniture";
-/// The trees that are moved, and the modes of folders that an image lacks.
+const STORE: &str = "/run/coracle/base";
+/// The trees that are moved, and the modes of directories that an image lacks.
 const TREES: [(&str, u32); 3] = [("proc", 0o555), ("sys", 0o555), ("dev", 0o755)];
 /// A machine's own boot id lies here, over the kernel's, which is that of its template.
 const BOOT_ID: &str = "/run/coracle/boot_id";
@@ -67,7 +67,7 @@ pub(crate) fn cover_boot_id(root: &Path) -> Result<(), Error> {
     rustix::mount::mount_bind(BOOT_ID, &kernels).map_err(Error::io("cover the kernel's boot id"))
 }
 
-/// Moves it into the container's root, each tree onto a folder that is resolved inside: the image is not trusted.
+/// Moves it into the container's root, each tree onto a directory that is resolved inside: the image is not trusted.
 /// Detaching the root takes along what lies on it, so there is nothing further to undo.
 ///
 /// # Errors

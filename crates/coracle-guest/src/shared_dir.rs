@@ -1,4 +1,4 @@
-//! A folder of the host: the kernel's questions about it, passed on to whoever serves it, and the answers.
+//! A directory of the host: the kernel's questions about it, passed on to whoever serves it, and the answers.
 //!
 //! The mount outlives the one who serves it. A question that was passed on and not answered when he went is passed on
 //! again to the next, so nothing that the workload asked for is lost.
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tonic::{Status, Streaming};
 
 use crate::error::Error;
-use crate::pumped::{Outbox, Pumped};
+use crate::task_stream::{Outbox, TaskStream};
 
 /// Room for the largest question: a write of 128 KiB with its headers (linux/fuse.h; the kernel wants that and no less).
 const QUESTION_MAX: usize = (128 << 10) + 4096;
@@ -30,44 +30,44 @@ const FORGET: u32 = 2;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// One mounted folder.
+/// One mounted directory.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct SharedDir {
     device: Arc<OwnedFd>,
-    /// Questions that somebody has been asked, by number.
+    /// Requests that were sent to the host, by number.
     unanswered: Mutex<BTreeMap<u64, Vec<u8>>>,
     /// Raised by each who begins to serve it: those before stop.
     turn: watch::Sender<u64>,
 }
 
-impl Folder {
-    /// A folder that is not mounted yet, and the device to mount it with.
+impl SharedDir {
+    /// A directory that is not mounted yet, and the device to mount it with.
     pub(crate) fn open() -> io::Result<(Self, Arc<OwnedFd>)> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let device = Arc::new(rustix::fs::open("/dev/fuse", flags, Mode::empty())?);
-        let folder =
+        let shared_dir =
             Self { device: Arc::clone(&device), unanswered: Mutex::default(), turn: watch::Sender::new(0) };
-        Ok((folder, device))
+        Ok((shared_dir, device))
     }
 
-    /// Passes questions to a client and answers to the kernel, until the client goes, another takes over or the folder
+    /// Passes questions to a client and answers to the kernel, until the client goes, another takes over or the directory
     /// is unmounted.
     pub(crate) fn serve(
         self: &Arc<Self>,
         answers: Streaming<FolderAnswer>,
-    ) -> Result<Pumped<FolderQuestion>, Error> {
+    ) -> Result<TaskStream<FolderQuestion>, Error> {
         let device = self.device.try_clone().and_then(|device| crate::sys::watch(device, Interest::READABLE));
         let device = device.map_err(Error::io("watch /dev/fuse"))?;
         let mut turn = self.turn.subscribe();
         self.turn.send_modify(|turn| *turn = turn.wrapping_add(1));
         turn.mark_unchanged();
-        let folder = Arc::clone(self);
-        Ok(Pumped::new(|outbox, tasks| {
+        let shared_dir = Arc::clone(self);
+        Ok(TaskStream::new(|outbox, tasks| {
             tasks.spawn(async move {
                 let over = tokio::select! {
-                    over = folder.ask(&device, &outbox) => over,
-                    over = folder.take_answers(answers) => over,
-                    _ = turn.changed() => Err(Status::aborted("somebody else serves the folder now")),
+                    over = shared_dir.ask(&device, &outbox) => over,
+                    over = shared_dir.take_answers(answers) => over,
+                    _ = turn.changed() => Err(Status::aborted("another stream serves the directory now")),
                 };
                 if let Err(status) = over {
                     let _ = outbox.send(Err(status)).await; // no use when the client has gone
@@ -127,7 +127,7 @@ impl Folder {
 }
 
 async fn send(outbox: &Outbox<FolderQuestion>, question: Vec<u8>) -> Result<(), Status> {
-    outbox.send(Ok(FolderQuestion { question })).await.map_err(|_| Status::cancelled("nobody serves"))
+    outbox.send(Ok(FolderQuestion { question })).await.map_err(|_| Status::cancelled("the stream ended"))
 }
 
 fn operation(question: &[u8]) -> u32 {

@@ -1,0 +1,86 @@
+//! Failures of calls to a guest agent.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+/// A call that the guest agent refused or did not answer. Its text is the agent's: untrusted, and one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct GuestError {
+    kind: GuestErrorKind,
+    message: String,
+}
+
+/// What a caller may do about a [`GuestError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestErrorKind {
+    /// The guest has no such thing.
+    NotFound,
+    /// The request is wrong.
+    Invalid,
+    /// No answer in time.
+    TimedOut,
+    /// The session ended, or there is none.
+    Unavailable,
+    /// The state of the guest forbids it.
+    Precondition,
+    /// A limit of the guest is reached.
+    Exhausted,
+    /// Anything else.
+    Internal,
+}
+
+impl GuestError {
+    /// There is no session, for this reason.
+    #[must_use]
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self { kind: GuestErrorKind::Unavailable, message: message.into() }
+    }
+
+    /// No answer within `limit`.
+    #[must_use]
+    pub fn timed_out(limit: Duration) -> Self {
+        let message = format!("no answer within {} ms", limit.as_millis());
+        Self { kind: GuestErrorKind::TimedOut, message }
+    }
+
+    /// What a caller may do about it.
+    #[must_use]
+    pub fn kind(&self) -> GuestErrorKind {
+        self.kind
+    }
+}
+
+impl From<Status> for GuestError {
+    fn from(status: Status) -> Self {
+        let kind = match status.code() {
+            Code::NotFound => GuestErrorKind::NotFound,
+            Code::InvalidArgument => GuestErrorKind::Invalid,
+            Code::DeadlineExceeded => GuestErrorKind::TimedOut,
+            Code::Unavailable | Code::Cancelled => GuestErrorKind::Unavailable,
+            Code::FailedPrecondition => GuestErrorKind::Precondition,
+            Code::ResourceExhausted => GuestErrorKind::Exhausted,
+            _ => GuestErrorKind::Internal,
+        };
+        Self { kind, message: status.message().to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_codes_map_to_kinds() {
+        for (code, kind) in [
+            (Code::NotFound, GuestErrorKind::NotFound),
+            (Code::Cancelled, GuestErrorKind::Unavailable),
+            (Code::FailedPrecondition, GuestErrorKind::Precondition),
+            (Code::DataLoss, GuestErrorKind::Internal),
+        ] {
+            let error = GuestError::from(Status::new(code, "/data is in use"));
+            assert_eq!((error.kind(), error.to_string()), (kind, "/data is in use".to_owned()));
+        }
+    }
+}

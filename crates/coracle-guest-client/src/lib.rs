@@ -1,0 +1,327 @@
+//! Sessions with the guest agent, over the one byte stream that a VM has.
+//!
+//! A session begins with the agent's [hello](read_hello), and the host sends nothing before it has read it. A connection
+//! is used for one session; it ends by `shutdown(2)`, which the guest sees at once.
+
+mod error;
+mod hello;
+
+use std::io;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use coracle_hypervisor::{Driver, VmmConfig};
+use coracle_proto::guest as pb;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{Stream, StreamExt};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Streaming};
+
+pub use self::error::{GuestError, GuestErrorKind};
+pub use self::hello::read_hello;
+
+/// Bytes from a guest, in blocks.
+pub type Bytestream = BoxStream<'static, Result<Bytes, GuestError>>;
+
+/// Time in which a running agent sends its hello. After it, a new connection is more likely to succeed.
+const HELLO_LIMIT: Duration = Duration::from_millis(300);
+
+/// Pause between two sessions: the guest sees that the host is gone only when it stays away for a moment.
+pub const GAP: Duration = Duration::from_millis(50);
+
+/// Longest pause between two tries with a guest that sends data without a hello.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// HTTP/2 flow control, bytes.
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+
+/// Largest message taken from a guest, bytes.
+const MESSAGE_MAX: usize = 1 << 20;
+
+/// Limit of calls that take the agent no time.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
+
+/// A session with a guest agent. Clones share it; the session is closed when the last one is dropped.
+#[derive(Clone, Debug)]
+pub struct GuestClient {
+    client: pb::guest_client::GuestClient<Channel>,
+    hangup: Arc<Hangup>,
+}
+
+/// Shuts the stream down when it is dropped. Dropping the channel does so only when its task runs.
+#[derive(Debug)]
+struct Hangup(std::os::unix::net::UnixStream);
+
+impl Drop for Hangup {
+    fn drop(&mut self) {
+        let _already_closed = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+impl GuestClient {
+    /// Opens a session within `limit`, however often it must try: the guest may be
+    /// booting, or an earlier session may be dying. The first try is on `channel` when
+    /// there is one already. Cancel-safe.
+    ///
+    /// # Errors
+    /// The last reason, when the limit is over.
+    pub async fn open(
+        driver: &dyn Driver,
+        vmm_config: &VmmConfig,
+        limit: Duration,
+        mut channel: Option<UnixStream>,
+    ) -> io::Result<Self> {
+        let deadline = Instant::now() + limit;
+        // A guest that boots needs one long wait; one that runs answers at once or after a gap.
+        let mut patience = HELLO_LIMIT;
+        let mut backoff = Backoff::new();
+        loop {
+            let patience_left = patience.min(deadline.saturating_duration_since(Instant::now()));
+            let attempt = async {
+                let stream = match channel.take() {
+                    Some(stream) => stream,
+                    // A guest that does not listen yet may keep it waiting.
+                    None => match timeout_at(deadline, driver.guest_channel(vmm_config)).await {
+                        Ok(opened) => opened.map_err(io::Error::other)?,
+                        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+                    },
+                };
+                Self::over(stream, patience_left).await
+            };
+            let why = match attempt.await {
+                Ok(client) => return Ok(client),
+                Err(why) => why,
+            };
+            // A guest that boots is silent. One that floods its port costs the host less with every try.
+            let pause = if why.kind() == io::ErrorKind::InvalidData { backoff.pause() } else { GAP };
+            if Instant::now() + pause >= deadline {
+                return Err(why);
+            }
+            sleep(pause).await;
+            patience = (patience * 2).min(Duration::from_secs(20));
+        }
+    }
+
+    /// A session over an open channel, if the agent says hello within `limit`.
+    async fn over(stream: UnixStream, limit: Duration) -> io::Result<Self> {
+        let stream = stream.into_std()?;
+        let hangup = Arc::new(Hangup(stream.try_clone()?));
+        let mut stream = UnixStream::from_std(stream)?;
+        timeout(limit, read_hello(&mut stream))
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no hello from the guest agent"))??;
+        let mut once = Some(TokioIo::new(stream));
+        let connector = tower::service_fn(move |_| {
+            let stream = once.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
+            std::future::ready(stream)
+        });
+        let channel = Endpoint::from_static("http://guest")
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .connect_with_connector(connector)
+            .await
+            .map_err(io::Error::other)?;
+        let client = pb::guest_client::GuestClient::new(channel).max_decoding_message_size(MESSAGE_MAX);
+        Ok(Self { client, hangup })
+    }
+
+    /// Ends the session for all who share it; the guest sees that at once.
+    pub fn close(&self) {
+        let _already_closed = self.hangup.0.shutdown(Shutdown::Both);
+    }
+
+    /// Whether both are handles of one session.
+    pub fn is_same_session(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.hangup, &other.hangup)
+    }
+
+    /// The gRPC stub, for callers that pass streams through. Each call needs a deadline of the caller's.
+    #[must_use]
+    pub fn rpc(&self) -> pb::guest_client::GuestClient<Channel> {
+        self.client.clone()
+    }
+
+    /// State of the agent, within 10 s.
+    ///
+    /// # Errors
+    /// [`GuestError`], as of every call.
+    pub async fn status(&self) -> Result<pb::StatusResponse, GuestError> {
+        within(ASK_LIMIT, self.rpc().status(pb::StatusRequest {})).await
+    }
+
+    /// Gives the guest its identity, clock, network and mounts. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn configure(
+        &self,
+        request: pb::ConfigureRequest,
+        limit: Duration,
+    ) -> Result<pb::ConfigureResponse, GuestError> {
+        within(limit, self.rpc().configure(request)).await
+    }
+
+    /// Has a guest that is not configured mount its fresh disk, and warm up with an image if one is named. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn prepare(&self, request: pb::PrepareRequest, limit: Duration) -> Result<(), GuestError> {
+        within(limit, self.rpc().prepare(request)).await.map(drop)
+    }
+
+    /// Starts the workload, within 10 s. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn start_workload(&self, process: pb::Process) -> Result<(), GuestError> {
+        let request = pb::StartWorkloadRequest { process: Some(process) };
+        within(ASK_LIMIT, self.rpc().start_workload(request)).await.map(drop)
+    }
+
+    /// Waits without a deadline until the workload ends. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`GuestError`], when the session ends first.
+    pub async fn wait_workload(&self) -> Result<Option<pb::ExitStatus>, GuestError> {
+        Ok(self.rpc().wait_workload(pb::WaitWorkloadRequest {}).await?.into_inner().exit)
+    }
+
+    /// Output of the workload from byte `from_offset` on; ends when all of it was read after the workload ended.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn logs(&self, from_offset: u64) -> Result<Streaming<pb::LogChunk>, GuestError> {
+        Ok(self.rpc().logs(pb::LogsRequest { from_offset }).await?.into_inner())
+    }
+
+    /// Mounts a volume. Idempotent in one session.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn mount(&self, request: pb::MountRequest, limit: Duration) -> Result<(), GuestError> {
+        within(limit, self.rpc().mount(request)).await.map(drop)
+    }
+
+    /// Unmounts the volume called `name`. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] while it is in use.
+    pub async fn unmount(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
+        within(limit, self.rpc().unmount(pb::UnmountRequest { name: name.to_owned() })).await.map(drop)
+    }
+
+    /// Carries FUSE requests and replies of one shared directory.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn serve_folder(
+        &self,
+        answers: impl Stream<Item = pb::FolderAnswer> + Send + 'static,
+    ) -> Result<Streaming<pb::FolderQuestion>, GuestError> {
+        Ok(self.rpc().serve_folder(answers).await?.into_inner())
+    }
+
+    /// Starts a process without input and streams what it prints, then how it ended. Dropped, the process gets SIGHUP.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn exec(&self, process: pb::Process) -> Result<Streaming<pb::ExecResponse>, GuestError> {
+        let start = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(process)) };
+        Ok(self.rpc().exec(stream::iter([start])).await?.into_inner())
+    }
+
+    /// Asks the guest to power off after `grace`.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn shutdown(&self, grace: Duration, limit: Duration) -> Result<(), GuestError> {
+        let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+        within(limit, self.rpc().shutdown(pb::ShutdownRequest { grace_ms })).await.map(drop)
+    }
+
+    /// Tar stream of `path` in the container's root. The session stays open while the stream lives.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn copy_out(&self, path: &str) -> Result<Bytestream, GuestError> {
+        let request = pb::CopyOutRequest { path: path.to_owned() };
+        let chunks = self.rpc().copy_out(request).await?.into_inner();
+        let session = self.clone();
+        Ok(Box::pin(chunks.map(move |chunk| {
+            let _open = &session;
+            chunk.map(|chunk| chunk.data.into()).map_err(GuestError::from)
+        })))
+    }
+
+    /// Tar stream of what was changed in the container's root since the image; `None` when the agent cannot tell.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn changes(&self) -> Result<Option<Bytestream>, GuestError> {
+        let chunks = match self.rpc().changes(pb::ChangesRequest {}).await {
+            Err(status) if status.code() == Code::Unimplemented => return Ok(None),
+            chunks => chunks?.into_inner(),
+        };
+        let session = self.clone();
+        Ok(Some(Box::pin(chunks.map(move |chunk| {
+            let _open = &session;
+            chunk.map(|chunk| chunk.data.into()).map_err(GuestError::from)
+        }))))
+    }
+}
+
+/// Runs a call with a deadline.
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, GuestError> {
+    match timeout(limit, call).await {
+        Ok(reply) => Ok(reply?.into_inner()),
+        Err(_) => Err(GuestError::timed_out(limit)),
+    }
+}
+
+/// Exponential backoff between failed tries, from 50 ms to 10 s.
+#[derive(Debug)]
+pub struct Backoff {
+    next: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backoff {
+    /// The first pause is [`GAP`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self { next: GAP }
+    }
+
+    /// The pause before the next try.
+    pub fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(PAUSE_MAX);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let mut backoff = Backoff::new();
+        let pauses: Vec<_> = (0..10).map(|_| backoff.pause().as_millis()).collect();
+        assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+    }
+}
