@@ -19,7 +19,7 @@ pub(crate) enum Adoption {
     Start,
     /// Its stop was promised and cut off: finish it.
     FinishStop,
-    /// The VMM went away while nobody watched.
+    /// The VMM ended while the daemon was down.
     Lost,
     /// A VMM runs that no record asks for: end it.
     KillStray,
@@ -31,7 +31,7 @@ pub(crate) enum Seen {
     /// There is none.
     Nothing,
     /// One that the record does not name, and so tells nothing of.
-    Stranger,
+    Unrecorded,
     /// The record's.
     Known,
 }
@@ -48,7 +48,7 @@ pub(crate) fn adopt(state: VmState, seen: Seen, saved: bool) -> Adoption {
         (Deleting, _) => Adoption::FinishDelete,
         (Created | Stopped | Failed | Hibernated, false) => Adoption::Rest,
         (Created | Stopped | Failed | Hibernated, true) => Adoption::KillStray,
-        (Starting, true) if saved || seen == Seen::Stranger => Adoption::Start,
+        (Starting, true) if saved || seen == Seen::Unrecorded => Adoption::Start,
         (Starting | Running | Paused, true) => Adoption::Attach,
         (Starting, false) => Adoption::Start,
         (Hibernating, true) => Adoption::WakeUp,
@@ -71,11 +71,11 @@ mod tests {
         for (why, state, running, want) in [
             ("the caller never heard of it", Creating, false, Adoption::Discard),
             ("nothing was started", Created, false, Adoption::Rest),
-            ("it boots, and goes on", Starting, true, Adoption::Attach),
+            ("it boots, and continues", Starting, true, Adoption::Attach),
             ("cut off before spawn", Starting, false, Adoption::Start),
             ("the usual case", Running, true, Adoption::Attach),
-            ("it died while nobody watched", Running, false, Adoption::Lost),
-            ("it stands still and is watched again", Paused, true, Adoption::Attach),
+            ("it died while the daemon was down", Running, false, Adoption::Lost),
+            ("it is paused, and watched again", Paused, true, Adoption::Attach),
             ("a paused VMM can die, too", Paused, false, Adoption::Lost),
             ("a save that was cut off is undone", Hibernating, true, Adoption::WakeUp),
             ("the VMM died while it was saved", Hibernating, false, Adoption::Lost),
@@ -94,10 +94,10 @@ mod tests {
         assert_eq!(adopt(Starting, Seen::Known, true), Adoption::Start, "cut off while loading: load again");
         assert_eq!(adopt(Starting, Seen::Nothing, true), Adoption::Start, "cut off before loading");
         assert_eq!(
-            adopt(Starting, Seen::Stranger, false),
+            adopt(Starting, Seen::Unrecorded, false),
             Adoption::Start,
             "cut off between spawn and record"
         );
-        assert_eq!(adopt(Running, Seen::Stranger, false), Adoption::Attach, "its record may be behind");
+        assert_eq!(adopt(Running, Seen::Unrecorded, false), Adoption::Attach, "its record may be behind");
     }
 }

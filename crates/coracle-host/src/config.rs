@@ -1,11 +1,12 @@
-//! What a host is told at start.
+//! Configuration of the host core.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_oci::Registries;
 use sha2::{Digest, Sha256};
 
-use crate::{StandbyPolicy, TemplatePolicy};
+use crate::{TemplatePolicy, WarmPoolPolicy};
 
 /// Plain settings of one host core; parsed and checked at the edge.
 #[derive(Clone, Debug)]
@@ -20,17 +21,20 @@ pub struct HostConfig {
     pub initrd: PathBuf,
     /// The agent's binary, for systems that disk images bring.
     pub agent: PathBuf,
-    /// Folders that a kernel named by a caller may lie in.
+    /// Directories that a kernel named by a caller may lie in.
     pub kernel_dirs: Vec<PathBuf>,
-    /// Folders that disks and folders named by a caller may lie in, beside `<state>/volumes`.
+    /// Directories that disks and directories named by a caller may lie in, beside `<state>/volumes`.
     pub volume_dirs: Vec<PathBuf>,
+    /// Guests of a network inside the VMM reach what the daemon's user reaches, the host's loopback and metadata addresses
+    /// included. Off: nothing but the ports that lead in.
+    pub user_network_open: bool,
     /// Size of a VM's writable disk unless the caller says otherwise, in MiB. Sparse.
     pub disk_mib: u64,
     /// From start to acknowledged configuration.
     pub boot_limit: Duration,
     /// The same of a system that a disk image brings: its first boot does a lot.
-    pub system_boot_limit: Duration,
-    /// What a clone may take to become somebody else than its template; after that it boots instead.
+    pub disk_image_vm_boot_limit: Duration,
+    /// Limit for a clone to get its identity; a slower one is replaced by a cold boot.
     pub identity_limit: Duration,
     /// How many guests may boot at once.
     pub boots_at_once: usize,
@@ -38,14 +42,16 @@ pub struct HostConfig {
     pub memory_overcommit: f64,
     /// DNS servers for guests.
     pub nameservers: Vec<String>,
+    /// How registries are reached; the image store has them, too.
+    pub registries: Registries,
     /// Whether, and how many, machines are kept to start clones from.
     pub templates: TemplatePolicy,
     /// How many of their clones run before anybody asks for them, and for how long.
-    pub standbys: StandbyPolicy,
+    pub warm_pool: WarmPoolPolicy,
 }
 
 impl HostConfig {
-    /// Sensible settings for a state folder.
+    /// Sensible settings for a state directory.
     #[must_use]
     pub fn new(state_dir: PathBuf, kernel: PathBuf, initrd: PathBuf) -> Self {
         Self {
@@ -58,19 +64,21 @@ impl HostConfig {
             volume_dirs: vec![],
             disk_mib: 10 * 1024,
             boot_limit: Duration::from_secs(120),
-            system_boot_limit: Duration::from_secs(600),
+            disk_image_vm_boot_limit: Duration::from_secs(600),
             identity_limit: Duration::from_secs(2),
             boots_at_once: 4,
             memory_overcommit: 1.0,
+            user_network_open: false,
             nameservers: nameservers(),
+            registries: Registries::default(),
             templates: TemplatePolicy::default(),
-            standbys: StandbyPolicy::default(),
+            warm_pool: WarmPoolPolicy::default(),
         }
     }
 }
 
-/// Where sockets of this state folder live: `/run/coracle/<8 hex of the path>` for
-/// root, below `$XDG_RUNTIME_DIR` or the temporary folder otherwise.
+/// Where sockets of this state directory live: `/run/coracle/<8 hex of the path>` for
+/// root, below `$XDG_RUNTIME_DIR` or the temporary directory otherwise.
 #[must_use]
 pub fn run_dir_of(state_dir: &Path) -> PathBuf {
     let mut hash = hex(&Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));

@@ -50,7 +50,7 @@ impl ConsoleHandle {
 
     /// Types on the console. Waits while earlier input is not taken. Cancel-safe.
     pub async fn type_in(&self, keys: Bytes) {
-        let _nobody_listens = self.input.send(keys).await;
+        let _no_listener = self.input.send(keys).await;
     }
 
     fn record(&self, bytes: &[u8]) -> io::Result<()> {

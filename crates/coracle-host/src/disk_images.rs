@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use coracle_image::{Digest, Reference};
+use coracle_oci::{Digest, Reference};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -35,14 +35,14 @@ pub struct DiskImage {
 
 /// The disk images of a host.
 #[derive(Debug)]
-pub(crate) struct DiskImages {
+pub struct DiskImages {
     dir: PathBuf,
     /// Held while names change.
     names: Mutex<()>,
 }
 
 impl DiskImages {
-    /// Opens the folder and removes what a crash left half-made. Blocking.
+    /// Opens the directory and removes what a crash left half-made. Blocking.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -52,7 +52,7 @@ impl DiskImages {
             for entry in entries {
                 let path = entry?.path();
                 let is = |end: &str| path.as_os_str().as_encoded_bytes().ends_with(end.as_bytes());
-                // A pull goes on with what has come of it; a copy of what is here is made anew.
+                // A pull continues an interrupted one; a local copy is made anew.
                 let cut_off = is(".raw.partial") || is(".tmp");
                 if cut_off || (is(".raw") && !path.with_extension("json").exists()) {
                     files::remove_file(&path)?;
@@ -68,13 +68,19 @@ impl DiskImages {
         self.dir.join(format!("{hex}.raw"))
     }
 
+    /// Bytes that the image takes on the host.
+    #[must_use]
+    pub fn allocated_bytes(&self, image: &DiskImage) -> u64 {
+        files::allocated_bytes(&self.path(&image.digest))
+    }
+
     /// Makes room for a disk that is to be written to [`Self::path`].
     pub(crate) fn prepare(&self) -> io::Result<()> {
         std::fs::create_dir_all(&self.dir)
     }
 
     /// All, by their first name. What cannot be read is passed over.
-    pub(crate) fn list(&self) -> Vec<DiskImage> {
+    pub fn list(&self) -> Vec<DiskImage> {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let paths =
             entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
@@ -84,7 +90,7 @@ impl DiskImages {
     }
 
     /// The one of that name.
-    pub(crate) fn named(&self, name: &Reference) -> Option<DiskImage> {
+    pub fn named(&self, name: &Reference) -> Option<DiskImage> {
         let name = name.to_string();
         self.list().into_iter().find(|image| image.names.contains(&name))
     }
@@ -132,14 +138,14 @@ impl DiskImages {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn unname(&self, name: &Reference) -> io::Result<()> {
+    pub fn unname(&self, name: &Reference) -> io::Result<()> {
         let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut image) = self.named(name) else { return Ok(()) };
         image.names.retain(|known| *known != name.to_string());
         self.write(&image)
     }
 
-    /// Removes the disks that have no name and nobody uses; a `dry` run only says which. Returns them with their bytes.
+    /// Removes the disks without names and users; a `dry` run only lists them. Returns them with their bytes.
     ///
     /// # Errors
     /// When one cannot be removed.
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_removed_and_what_is_foreign_is_not_taken() {
+    fn open_removes_incomplete_images_and_skips_foreign_files() {
         let state = tempfile::tempdir().unwrap();
         let images = DiskImages::open(state.path()).unwrap();
         images.prepare().unwrap();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::files;
 
-/// Folders of the disk, which the guest lays its overlay on. Every guest writes into `/etc`, which would first have to be
+/// Directories of the disk, which the guest lays its overlay on. Every guest writes into `/etc`, which would first have to be
 /// copied there.
 const FOLDERS: [&str; 3] = ["upper", "upper/etc", "work"];
 
@@ -51,10 +51,10 @@ fn ensure_blank(cache_dir: &Path, size_mib: u64) -> io::Result<PathBuf> {
         if let Some(inside) = &inside {
             command.arg("-d").arg(&inside.0);
         }
-        let told =
+        let named =
             |e: io::Error| io::Error::new(e.kind(), format!("run mke2fs ({e}); install Debian's e2fsprogs"));
         let output =
-            command.arg(&part).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().map_err(told)?;
+            command.arg(&part).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().map_err(named)?;
         if !output.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
@@ -76,11 +76,11 @@ impl Inside {
             return Ok(None);
         }
         let inside = Self(part.with_extension("inside"));
-        for folder in FOLDERS {
-            let folder = inside.0.join(folder);
-            std::fs::create_dir_all(&folder)?;
-            // That of the container's root, whatever our umask is.
-            std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        for directory in FOLDERS {
+            let directory = inside.0.join(directory);
+            std::fs::create_dir_all(&directory)?;
+            // The mode of the container's root, independent of the umask.
+            std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         }
         Ok(Some(inside))
     }

@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
+use crate::files;
+use coracle_guest_client::{GuestError, GuestErrorKind};
 use coracle_hypervisor::DriverError;
 use coracle_image::ImageError;
 use coracle_net::NetError;
+use coracle_oci::OciError;
 use coracle_types::{Refused, VmId};
-use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Code, Status};
 
 /// An operation on a VM that did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +104,12 @@ pub enum HostError {
         /// Why.
         source: NetError,
     },
+    /// What all VMs share of the network could not be made.
+    #[error("cannot set up the network of the node")]
+    NodeNetwork {
+        /// Why.
+        source: NetError,
+    },
     /// The VMM refused.
     #[error("VM {name}")]
     Driver {
@@ -118,7 +126,7 @@ pub enum HostError {
         /// What was asked.
         operation: &'static str,
         /// Its answer, or why there is none.
-        source: Box<tonic::Status>,
+        source: GuestError,
     },
     /// A hook of the image failed.
     #[error("VM {name}: hook {hook}: {why}")]
@@ -171,6 +179,20 @@ pub enum HostError {
         vm: String,
         /// What was asked for.
         name: String,
+    },
+    /// More than one VM has this id, and the caller does not say whose it means.
+    #[error("more than one VM has the id {name}")]
+    SharedName {
+        /// The id.
+        name: String,
+    },
+    /// The snapshot belongs to others.
+    #[error("snapshot {name} is not shared with namespace {namespace}")]
+    SnapshotNotShared {
+        /// Its name.
+        name: String,
+        /// Who wanted to use it.
+        namespace: String,
     },
     /// The name is taken by another snapshot.
     #[error("snapshot {name} already exists")]
@@ -229,7 +251,15 @@ pub enum HostError {
         /// Why not.
         source: io::Error,
     },
-    /// The state folder cannot be used.
+    /// A directory that must be this user's alone is not.
+    #[error("cannot use directory {}", .dir.display())]
+    Directory {
+        /// Which one.
+        dir: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The state directory cannot be used.
     #[error("{operation}")]
     State {
         /// What was tried, with the path.
@@ -239,7 +269,7 @@ pub enum HostError {
     },
 }
 
-/// The kinds of failure that doors tell apart.
+/// Kinds of failure that frontends distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// No such VM or image.
@@ -262,28 +292,6 @@ pub enum Fault {
     Internal,
 }
 
-impl From<HostError> for Status {
-    fn from(error: HostError) -> Self {
-        error.status()
-    }
-}
-
-impl Fault {
-    fn grpc_code(self) -> Code {
-        match self {
-            Self::NotFound => Code::NotFound,
-            Self::AlreadyExists => Code::AlreadyExists,
-            Self::Invalid => Code::InvalidArgument,
-            Self::Exhausted => Code::ResourceExhausted,
-            Self::Precondition => Code::FailedPrecondition,
-            Self::Unavailable => Code::Unavailable,
-            Self::TimedOut => Code::DeadlineExceeded,
-            Self::Denied => Code::PermissionDenied,
-            Self::Internal => Code::Internal,
-        }
-    }
-}
-
 impl HostError {
     /// What kind of failure this is. Pure.
     #[must_use]
@@ -294,9 +302,10 @@ impl HostError {
             | Self::NoSnapshot { .. }
             | Self::NoVolume { .. } => Fault::NotFound,
             Self::SnapshotExists { .. } => Fault::AlreadyExists,
-            Self::Archive { source } if source.kind() == io::ErrorKind::StorageFull => Fault::Exhausted,
+            Self::Archive { source } if files::is_out_of_space(source) => Fault::Exhausted,
             Self::Archive { .. } => Fault::Invalid,
             Self::NoSnapshotImage { .. }
+            | Self::SharedName { .. }
             | Self::Template { .. }
             | Self::Unsupported { .. }
             | Self::Incompatible { .. } => Fault::Precondition,
@@ -305,7 +314,7 @@ impl HostError {
             Self::NoCapacity { .. } => Fault::Exhausted,
             Self::Refused { source, .. } if source.transient => Fault::Unavailable,
             Self::Refused { .. } | Self::Kernel { .. } => Fault::Precondition,
-            Self::Fenced { .. } => Fault::Denied,
+            Self::Fenced { .. } | Self::SnapshotNotShared { .. } => Fault::Denied,
             Self::Image { source, .. } => image_fault(source),
             Self::Network { source, .. } => match source {
                 NetError::Exhausted { .. } => Fault::Exhausted,
@@ -316,15 +325,15 @@ impl HostError {
             Self::Driver { source: DriverError::Unavailable { .. }, .. } => Fault::Precondition,
             Self::Driver { source, .. } if source.is_transient() => Fault::Unavailable,
             Self::Driver { .. } | Self::Boot { .. } | Self::Address { .. } => Fault::Internal,
-            Self::Guest { source, .. } => guest_fault(source.code()),
+            Self::Guest { source, .. } => guest_fault(source.kind()),
             Self::Hook { .. } => Fault::Precondition,
             Self::Stopping => Fault::Unavailable,
-            Self::Files { source, .. } | Self::State { source, .. }
-                if source.kind() == io::ErrorKind::StorageFull =>
-            {
+            Self::Files { source, .. } | Self::State { source, .. } if files::is_out_of_space(source) => {
                 Fault::Exhausted
             }
-            Self::Files { .. } | Self::State { .. } => Fault::Internal,
+            Self::Files { .. } | Self::State { .. } | Self::NodeNetwork { .. } | Self::Directory { .. } => {
+                Fault::Internal
+            }
         }
     }
 
@@ -334,10 +343,7 @@ impl HostError {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
-            // A guest's status prints its own envelope; its message is what matters.
-            let boxed = error.downcast_ref::<Box<tonic::Status>>().map(AsRef::as_ref);
-            let status = error.downcast_ref::<tonic::Status>().or(boxed);
-            let words = status.map_or_else(|| error.to_string(), |s| s.message().to_owned());
+            let words = error.to_string();
             if !text.ends_with(&words) {
                 text += ": ";
                 text += &words;
@@ -345,18 +351,6 @@ impl HostError {
             cause = error.source();
         }
         text
-    }
-
-    /// The failure as gRPC tells it: code, causes, and as metadata our own code (`coracle-code`) and what to do
-    /// (`coracle-help-bin`).
-    #[must_use]
-    pub fn status(&self) -> Status {
-        let mut metadata = MetadataMap::new();
-        metadata.insert("coracle-code", MetadataValue::from_static(self.code()));
-        if let Some(help) = self.help() {
-            metadata.insert_bin("coracle-help-bin", MetadataValue::from_bytes(help.as_bytes()));
-        }
-        Status::with_metadata(self.fault().grpc_code(), self.chain(), metadata)
     }
 
     /// A stable code for people and their search engines.
@@ -374,6 +368,7 @@ impl HostError {
             Self::Kernel { .. } => "COR-VM-009",
             Self::Image { source, .. } => source.code(),
             Self::Network { .. } => "COR-NET-001",
+            Self::NodeNetwork { .. } => "COR-NET-002",
             Self::Driver { .. } => "COR-DRV-001",
             Self::Guest { .. } => "COR-GST-001",
             Self::Boot { .. } => "COR-GST-002",
@@ -382,6 +377,7 @@ impl HostError {
             Self::Stopping => "COR-VM-010",
             Self::Files { .. } => "COR-VM-011",
             Self::State { .. } => "COR-VM-012",
+            Self::Directory { .. } => "COR-CFG-002",
             Self::Template { .. } => "COR-TPL-001",
             Self::NoTemplate { .. } => "COR-TPL-002",
             Self::Unsupported { .. } => "COR-DRV-002",
@@ -391,6 +387,8 @@ impl HostError {
             Self::SnapshotExists { .. } => "COR-SNP-002",
             Self::NoSnapshotImage { .. } => "COR-SNP-003",
             Self::Archive { .. } => "COR-SNP-004",
+            Self::SnapshotNotShared { .. } => "COR-SNP-005",
+            Self::SharedName { .. } => "COR-VM-020",
         }
     }
 
@@ -404,6 +402,12 @@ impl HostError {
             Self::NotFound { .. } => Some("list what there is: coracle ps -a".to_owned()),
             Self::NoVolume { vm, .. } => Some(format!("list what there is: coracle volume ls {vm}")),
             Self::NoSnapshot { .. } => Some("list what there is: coracle snapshot ls".to_owned()),
+            Self::SharedName { .. } => {
+                Some("send the UID of the object as gRPC metadata coracle-uid".to_owned())
+            }
+            Self::SnapshotNotShared { name, namespace } => Some(format!(
+                "have its owner share it on the node: coracle snapshot share {name} --namespace {namespace}"
+            )),
             Self::SnapshotExists { name } => {
                 Some(format!("choose another --name, or remove it: coracle snapshot rm {name}"))
             }
@@ -418,6 +422,11 @@ impl HostError {
             Self::NoCapacity { .. } => {
                 Some("remove VMs, ask for less memory, or raise --memory-overcommit".to_owned())
             }
+            Self::Directory { dir, .. } => Some(format!(
+                "see whose it is: ls -ld {dir}; then give it to this user (chown), remove it, or name another with --state",
+                dir = dir.display()
+            )),
+            Self::NodeNetwork { .. } => Some("`--network user` needs no privilege".to_owned()),
             Self::Kernel { .. } => Some("leave kernelPath empty to use the node's default kernel".to_owned()),
             Self::Image { source, .. } => source.help(),
             Self::Boot { name, .. } => {
@@ -430,33 +439,21 @@ impl HostError {
 
 fn image_fault(error: &ImageError) -> Fault {
     match error {
-        ImageError::InvalidReference { .. } => Fault::Invalid,
-        ImageError::StorageFull { .. } => Fault::Exhausted,
+        ImageError::Oci(OciError::InvalidReference { .. }) => Fault::Invalid,
+        ImageError::Oci(OciError::StorageFull { .. }) => Fault::Exhausted,
         error if error.is_transient() => Fault::Unavailable,
         _ => Fault::Precondition,
     }
 }
 
-fn guest_fault(code: tonic::Code) -> Fault {
-    match code {
-        tonic::Code::NotFound => Fault::NotFound,
-        tonic::Code::InvalidArgument => Fault::Invalid,
-        tonic::Code::DeadlineExceeded => Fault::TimedOut,
-        tonic::Code::Unavailable | tonic::Code::Cancelled => Fault::Unavailable,
-        tonic::Code::FailedPrecondition => Fault::Precondition,
-        tonic::Code::ResourceExhausted => Fault::Exhausted,
-        _ => Fault::Internal,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guests_answer_is_told_by_its_message() {
-        let source = Box::new(tonic::Status::failed_precondition("/data is in use"));
-        let error = HostError::Guest { name: "web".into(), operation: "unmount a volume", source };
-        assert_eq!(error.chain(), "VM web: guest unmount a volume: /data is in use");
+fn guest_fault(kind: GuestErrorKind) -> Fault {
+    match kind {
+        GuestErrorKind::NotFound => Fault::NotFound,
+        GuestErrorKind::Invalid => Fault::Invalid,
+        GuestErrorKind::TimedOut => Fault::TimedOut,
+        GuestErrorKind::Unavailable => Fault::Unavailable,
+        GuestErrorKind::Precondition => Fault::Precondition,
+        GuestErrorKind::Exhausted => Fault::Exhausted,
+        GuestErrorKind::Internal => Fault::Internal,
     }
 }

@@ -1,4 +1,4 @@
-//! What watchers are told.
+//! Events for watchers.
 
 use coracle_types::{UnixMillis, VmState};
 

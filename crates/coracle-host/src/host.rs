@@ -1,6 +1,6 @@
 //! The host: creates VMs, finds them again, and passes requests to their tasks.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -10,30 +10,39 @@ use std::time::Duration;
 use coracle_hypervisor::{Accelerator, Drivers, Probe};
 use coracle_image::Store;
 use coracle_net::Network;
-use coracle_types::{Clock, Op, VmState};
+use coracle_types::{Clock, InstanceId, Op, VmId, VmState};
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use self::capacity::Capacity;
-pub use self::create::{CreateSpec, PullMode};
+pub use self::commit::{COMMIT_ANNOTATION, commit_request};
+pub use self::create::VmSpec;
 use self::directory::Directory;
-pub(crate) use self::ground::Found;
+pub use self::registries::chunk_progress;
+pub use self::resolve::Access;
+pub use self::resolve_image::NodeImage;
 pub use self::snapshots::RestoreSpec;
+use crate::directories::{ensure_run_dir, ensure_state_dir};
 use crate::disk_images::DiskImages;
-use crate::recipe::VmPaths;
+use crate::instances::{InstanceOwner, Instances};
+use crate::logs::LogReader;
+use crate::record::SCHEMA;
 use crate::snapshots::SnapshotStore;
-use crate::standby::Standbys;
 use crate::templates::Templates;
 use crate::vm::{self, Handle, Request, Shared};
+use crate::vmm_config::VmPaths;
 use crate::volumes::Claims;
-use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files, logs};
+use crate::warm_pool::WarmPool;
+use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files};
 
 pub(crate) mod capacity;
+mod commit;
 mod create;
 mod directory;
-mod ground;
-pub(crate) mod registries;
+mod registries;
+mod resolve;
+mod resolve_image;
 mod snapshots;
 mod templates;
 mod volumes;
@@ -74,16 +83,16 @@ struct Inner {
     probes: Vec<(&'static str, Probe)>,
     directory: Mutex<Directory>,
     tasks: Mutex<JoinSet<()>>,
-    /// Held for life: one daemon per state folder.
+    /// Held for life: one daemon per state directory.
     lock: File,
 }
 
 impl Host {
-    /// Opens the state folder and takes up every VM in it: running ones go on,
-    /// cut-off operations are finished, what belongs to nobody is removed.
+    /// Opens the state directory and adopts every VM in it: running VMs keep running, interrupted operations are
+    /// finished, and leftovers without an owner are removed.
     ///
     /// # Errors
-    /// [`HostError::State`] when another daemon has the folder or it cannot be read;
+    /// [`HostError::State`] when another daemon has the directory or it cannot be read;
     /// [`HostError::Driver`] when the driver is not available.
     pub async fn open(
         config: HostConfig,
@@ -94,10 +103,11 @@ impl Host {
     ) -> Result<Self, HostError> {
         let state = |operation: String| move |source| HostError::State { operation, source };
         let vms_dir = config.state_dir.join("vms");
-        for dir in [&vms_dir, &config.run_dir] {
-            std::fs::create_dir_all(dir).map_err(state(format!("make {}", dir.display())))?;
-        }
+        ensure_state_dir(&config.state_dir)?;
+        ensure_run_dir(&config.run_dir)?;
+        std::fs::create_dir_all(&vms_dir).map_err(state(format!("make {}", vms_dir.display())))?;
         let lock = lock(&config.state_dir)
+            .await
             .map_err(state(format!("lock {}: is another node using it?", config.state_dir.display())))?;
         let driver = drivers.into();
         let mut probes = Vec::new();
@@ -107,16 +117,22 @@ impl Host {
         let known =
             |(name, probe): &(&'static str, Probe)| (*name, probe.accelerator.unwrap_or(Accelerator::Tcg));
         let accelerators = probes.iter().map(known).collect();
-        let (templates, wishes) = Templates::open(&config.state_dir, config.templates)
+        let (templates, requests) = Templates::open(&config.state_dir, config.templates)
             .map_err(state("open the templates".to_owned()))?;
-        let records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
+        let mut records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
+        let instances = Instances::new(config.clone(), driver.clone(), network.clone());
+        adopt_earlier(&instances, &mut records);
+        // Before anything that takes time, and in one step: the VMs that run stay filtered.
+        let guests: Vec<_> = records.iter().filter_map(Record::running_guest).collect();
+        network.prepare(&guests).await.map_err(|source| HostError::NodeNetwork { source })?;
         let shared = Arc::new(Shared {
             templates,
-            standbys: Standbys::new(&config.state_dir, config.standbys),
-            unfolded: Arc::default(),
+            warm_pool: WarmPool::new(config.warm_pool),
+            memory_images: Arc::default(),
             claims: Claims::of(&records),
             boots: Semaphore::new(config.boots_at_once.max(1)),
             config,
+            instances,
             driver,
             accelerators,
             network,
@@ -138,29 +154,30 @@ impl Host {
             tasks: Mutex::default(),
             lock,
         }));
-        crate::templates::sweep(&host.0.shared).await;
-        crate::standby::sweep(&host.0.shared).await;
-        crate::snapshots::sweep(&host.0.shared).await;
-        host.take_up(records).await?;
+        crate::templates::sweep(&host.0.shared.templates);
+        let named: HashMap<_, _> = records.iter().map(|r| (&r.id, &r.instance)).collect();
+        let is_named_back =
+            |vm: &VmId, id: &InstanceId| named.get(vm).is_some_and(|i| i.as_ref() == Some(id));
+        host.0.shared.instances.sweep(is_named_back).await?;
+        host.adopt_records(records).await?;
         let mut tasks = host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.spawn(crate::templates::serve(host.0.shared.clone(), wishes));
-        tasks.spawn(crate::standby::serve(host.0.shared.clone()));
+        tasks.spawn(crate::templates::serve(host.0.shared.clone(), requests));
+        tasks.spawn(crate::warm_pool::serve(host.0.shared.clone()));
         drop(tasks);
         Ok(host)
     }
 
     /// Addresses first, so that none is given out twice; then strays; then the tasks.
-    async fn take_up(&self, records: Vec<Record>) -> Result<(), HostError> {
+    async fn adopt_records(&self, records: Vec<Record>) -> Result<(), HostError> {
         let shared = &self.0.shared;
         for record in records.iter().filter(|r| r.address.is_some()) {
             if let Err(error) = shared.network.lease(&record.id, record.address) {
                 tracing::error!(vm = %record.id, %error, "address of a VM cannot be kept");
             }
         }
-        let known: HashSet<_> = records.iter().map(|r| r.id.clone()).collect();
-        match shared.network.sweep(&known).await {
+        match shared.network.sweep(&shared.instances.ids()).await {
             Ok(removed) if removed.is_empty() => {}
-            Ok(removed) => tracing::warn!(taps = ?removed, "removed taps of no VM"),
+            Ok(removed) => tracing::warn!(taps = ?removed, "removed taps of no instance"),
             Err(error) => tracing::warn!(%error, "taps not swept"),
         }
         for record in records {
@@ -194,12 +211,15 @@ impl Host {
         Ok(handle)
     }
 
-    /// Stops the daemon's tasks. Guests go on.
+    /// Stops the daemon's tasks. Guests keep running.
     pub async fn shutdown(&self) {
         self.0.shared.stop.cancel();
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
-        crate::standby::sweep(&self.0.shared).await;
+        let is_vm = |owner: &InstanceOwner| matches!(owner, InstanceOwner::Vm(_));
+        if let Err(error) = self.0.shared.instances.end_all(|owner| !is_vm(owner), None).await {
+            tracing::warn!(error = error.chain(), "end instances of no VM failed");
+        }
     }
 
     /// Resolves once the daemon stops; ends long answers.
@@ -226,8 +246,16 @@ impl Host {
         &self.0.images
     }
 
-    pub(crate) fn disk_images(&self) -> &DiskImages {
+    /// The disk images of this node.
+    #[must_use]
+    pub fn disk_images(&self) -> &DiskImages {
         &self.0.disk_images
+    }
+
+    /// Bytes that the VM's own disk takes on the host.
+    #[must_use]
+    pub fn disk_bytes(&self, record: &Record) -> u64 {
+        files::allocated_bytes(&VmPaths::of(self.config(), &record.id).own_disk(record))
     }
 
     /// The network of this node.
@@ -272,7 +300,7 @@ impl Host {
         self.ask(name, |reply| Request::Delete { force, fence, reply }).await.map(|_| ())
     }
 
-    /// Holds the guest's CPUs and returns when they stand still. `Ok` when they do.
+    /// Pauses the vCPUs and returns when they are paused. Idempotent.
     ///
     /// # Errors
     /// As [`Host::stop`]; [`HostError::Driver`].
@@ -280,7 +308,7 @@ impl Host {
         self.ask(name, |reply| Request::Suspend { op: Op::Pause, fence, reply }).await
     }
 
-    /// Lets a paused guest go on, or loads the memory of a hibernated one; returns when it runs.
+    /// Resumes a paused guest, or loads the memory of a hibernated one; returns when it runs.
     ///
     /// # Errors
     /// As [`Host::start`]; [`HostError::Incompatible`].
@@ -291,7 +319,7 @@ impl Host {
     /// Saves the guest's memory and ends its VMM; returns when the memory is on disk. What fails leaves it running.
     ///
     /// # Errors
-    /// As [`Host::pause`]; [`HostError::Files`] when there is no room.
+    /// As [`Host::pause`]; [`HostError::Files`] when the disk is full.
     pub async fn hibernate(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
         self.ask(name, |reply| Request::Suspend { op: Op::Hibernate, fence, reply }).await
     }
@@ -301,7 +329,7 @@ impl Host {
         name: &str,
         request: impl FnOnce(oneshot::Sender<Result<Record, HostError>>) -> Request,
     ) -> Result<Record, HostError> {
-        let handle = self.handle(name)?;
+        let handle = self.handle(name, Access::Change)?;
         let (reply, answer) = oneshot::channel();
         let gone = || match self.0.shared.stop.is_cancelled() {
             true => HostError::Stopping,
@@ -311,20 +339,28 @@ impl Host {
         answer.await.map_err(|_| gone())?
     }
 
-    /// A VM as it is now. Never waits.
+    /// A VM as it is now, by exact name, id or a unique prefix of one: for callers that only read. Never waits.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::Ambiguous`].
     pub fn get(&self, name: &str) -> Result<Arc<View>, HostError> {
-        Ok(self.handle(name)?.view.borrow().clone())
+        self.find(name, Access::Read)
     }
 
-    /// A VM from now on: the present state, then each change.
+    /// A VM as it is now, by what the caller's access allows as a name. Never waits.
     ///
     /// # Errors
     /// As [`Host::get`].
+    pub fn find(&self, name: &str, access: Access) -> Result<Arc<View>, HostError> {
+        Ok(self.handle(name, access)?.view.borrow().clone())
+    }
+
+    /// A VM from now on, by exact name or id: the present state, then each change.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`].
     pub fn observe(&self, name: &str) -> Result<watch::Receiver<Arc<View>>, HostError> {
-        Ok(self.handle(name)?.view)
+        Ok(self.handle(name, Access::Change)?.view)
     }
 
     /// All VMs, by name. Never waits.
@@ -341,12 +377,12 @@ impl Host {
         self.0.shared.events.subscribe()
     }
 
-    /// The serial console of a VM.
+    /// The serial console of a VM, by exact name or id.
     ///
     /// # Errors
-    /// As [`Host::get`].
+    /// [`HostError::NotFound`].
     pub fn console(&self, name: &str) -> Result<ConsoleHandle, HostError> {
-        Ok(self.handle(name)?.console)
+        Ok(self.handle(name, Access::Change)?.console)
     }
 
     /// What the workload printed, and a receiver that changes when there is more.
@@ -354,17 +390,19 @@ impl Host {
     /// # Errors
     /// As [`Host::get`]; [`HostError::Files`].
     pub async fn logs(&self, name: &str) -> Result<(Vec<LogEntry>, watch::Receiver<u64>), HostError> {
-        let handle = self.handle(name)?;
-        let mut printed = handle.printed.clone();
-        printed.mark_unchanged();
-        let dir = VmPaths::of(self.config(), &handle.id).state;
-        let read = files::blocking(move || logs::read_all(&dir)).await;
-        let entries = read.map_err(|source| HostError::Files {
-            operation: "read the log",
-            id: handle.id.clone(),
-            source,
-        })?;
-        Ok((entries, printed))
+        let mut follower = self.follow_logs(name)?;
+        let entries = follower.read().await?;
+        Ok((entries, follower.printed))
+    }
+
+    /// What the workload printed and prints, from the oldest entry that is kept on.
+    ///
+    /// # Errors
+    /// As [`Host::get`].
+    pub fn follow_logs(&self, name: &str) -> Result<LogFollower, HostError> {
+        let handle = self.handle(name, Access::Read)?;
+        let reader = LogReader::new(&VmPaths::of(self.config(), &handle.id).state);
+        Ok(LogFollower { id: handle.id, reader: Some(reader), printed: handle.printed, view: handle.view })
     }
 
     /// Resolves with the workload's exit once the VM is off.
@@ -381,8 +419,57 @@ impl Host {
     }
 }
 
+/// A reader of one VM's log that keeps its position.
+#[derive(Debug)]
+pub struct LogFollower {
+    id: VmId,
+    /// With the thread that reads, while it does.
+    reader: Option<LogReader>,
+    printed: watch::Receiver<u64>,
+    view: watch::Receiver<Arc<View>>,
+}
+
+impl LogFollower {
+    /// The entries since the last call.
+    ///
+    /// # Errors
+    /// [`HostError::Files`].
+    pub async fn read(&mut self) -> Result<Vec<LogEntry>, HostError> {
+        self.printed.mark_unchanged();
+        let mut reader = self.reader.take().ok_or(HostError::Stopping)?;
+        let read = files::blocking(move || {
+            let entries = reader.read();
+            Ok((reader, entries))
+        });
+        let failed = |source| HostError::Files { operation: "read the log", id: self.id.clone(), source };
+        let (reader, entries) = read.await.map_err(failed)?;
+        self.reader = Some(reader);
+        entries.map_err(failed)
+    }
+
+    /// The next entries, as soon as there are any; `None` when the VM is off and all was read, or when it is gone.
+    /// Dropped midway it cannot be called again.
+    pub async fn next(&mut self) -> Option<Vec<LogEntry>> {
+        loop {
+            // Looked at before reading, so that what is printed in between is not missed.
+            let off = !self.view.borrow_and_update().record.state.has_vmm();
+            let fresh = self.read().await.ok()?;
+            if !fresh.is_empty() {
+                return Some(fresh);
+            }
+            if off {
+                return None;
+            }
+            tokio::select! {
+                changed = self.printed.changed() => changed.ok()?,
+                changed = self.view.changed() => changed.ok()?,
+            }
+        }
+    }
+}
+
 impl Drop for Inner {
-    /// A child that is being forked holds the same open file until it execs: closing alone would leave the folder
+    /// A child that is being forked holds the same open file until it execs: closing alone would leave the directory
     /// locked for a moment (flock(2)).
     fn drop(&mut self) {
         let _closing = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
@@ -395,13 +482,36 @@ impl Inner {
     }
 }
 
-fn lock(state_dir: &Path) -> io::Result<File> {
+/// How long a lock may be held by what is left of a daemon that was killed: a child between fork and exec has the same
+/// open file (flock(2)).
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+
+async fn lock(state_dir: &Path) -> io::Result<File> {
     let file = File::options().create(true).write(true).truncate(false).open(state_dir.join("node.lock"))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
-    Ok(file)
+    let deadline = tokio::time::Instant::now() + LOCK_LIMIT;
+    loop {
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            outcome => return outcome.map(|()| file).map_err(io::Error::from),
+        }
+    }
 }
 
-/// All records. A folder without one was never acknowledged and is removed; a
+/// VMMs that were started by a version without instances become instances of their VMs.
+fn adopt_earlier(instances: &Instances, records: &mut [Record]) {
+    for record in records.iter_mut().filter(|record| record.is_before_instances()) {
+        record.schema = SCHEMA;
+        let Some(process) = record.process.filter(|_| record.state.has_vmm()) else { continue };
+        match instances.adopt_earlier(&record.id, &record.driver, process) {
+            Ok(instance) => record.instance = Some(instance),
+            Err(error) => tracing::error!(vm = %record.id, %error, "adopt VMM of an earlier version failed"),
+        }
+    }
+}
+
+/// All records. A directory without one was never acknowledged and is removed; a
 /// record that cannot be read is left alone and reported.
 fn load_records(vms_dir: &Path) -> io::Result<Vec<Record>> {
     let mut records = Vec::new();

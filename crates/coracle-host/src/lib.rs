@@ -1,10 +1,10 @@
 //! The host core: the one owner of every VM on a node.
 //!
-//! Doors (the CLI's socket, FirecrackerAgent, later CRI and the virtual node)
-//! translate; what a VM is stands in its record, and one task per VM changes it.
+//! Frontends (`coracle-frontends`) translate APIs to it. The record of a VM says what the VM is; one task per VM changes
+//! it.
 //!
 //! ```text
-//! door ─▶ Host ─▶ vm::Actor (queue, one per VM) ─▶ record.json, then the world
+//! frontend ─▶ Host ─▶ vm::Actor (queue, one per VM) ─▶ record.json, then the world
 //!                    │ jobs: boot · follow the guest · console · watch the VMM
 //!                    └─ Driver (VMM) · Network (tap) · Store (image) · guest session
 //! ```
@@ -12,45 +12,51 @@
 //! record and the process table alone, what each VM needs.
 
 mod adopt;
+mod cloud_init;
 mod config;
 mod console;
+mod directories;
+mod disk_image_vm;
 mod disk_images;
 mod disks;
 mod error;
 mod events;
-mod files;
-mod folders;
 #[doc(hidden)]
 pub mod fuzz;
-mod guest;
+mod granted;
 mod host;
+mod instances;
 mod logs;
-mod recipe;
 mod record;
 mod ring;
-mod seed;
-mod service;
 mod snapshots;
-mod standby;
-mod system;
 mod templates;
 mod vm;
+mod vmm_config;
 mod volumes;
+mod warm_pool;
+
+use coracle_files as files;
+pub use coracle_guest_client::GuestClient;
+pub use coracle_image::PullPolicy;
+pub use coracle_oci::PullOrigin;
 
 pub use config::{HostConfig, run_dir_of};
 pub use console::ConsoleHandle;
-pub use disk_images::DiskImage;
+pub use directories::{ensure_run_dir, ensure_state_dir};
+pub use disk_image_vm::{BootFirmware, DiskImageVm, uefi};
+pub use disk_images::{DiskImage, DiskImages};
 pub use error::{Fault, HostError};
 pub use events::{EventKind, HostEvent};
-pub use folders::{FolderServer, FolderSpec};
-pub use guest::GuestClient;
-pub use host::{Capacity, CreateSpec, Fence, Host, PullMode, RestoreSpec};
+pub use granted::LocalUser;
+pub use host::{
+    Access, COMMIT_ANNOTATION, Capacity, Fence, Host, LogFollower, NodeImage, RestoreSpec, VmSpec,
+    chunk_progress, commit_request,
+};
 pub use logs::{LogEntry, LogStream};
 pub use record::{Exit, Owner, Record, Workload};
-pub use service::{COMMIT_ANNOTATION, HostService, commit_wish};
 pub use snapshots::{InvalidSnapshotName, SnapshotInfo, SnapshotName};
-pub use standby::StandbyPolicy;
-pub use system::{BootFirmware, System, uefi};
 pub use templates::{TemplateInfo, TemplateKey, TemplatePolicy};
 pub use vm::View;
-pub use volumes::{Filesystem, Volume, VolumeKind, VolumePhase, VolumeWish};
+pub use volumes::{Filesystem, Volume, VolumeKind, VolumePhase, VolumeRequest};
+pub use warm_pool::WarmPoolPolicy;

@@ -3,10 +3,11 @@
 //! Two files, `log` and `log.old`; when `log` is full it takes the other's
 //! place. An entry is a header of 29 bytes and the bytes themselves. The
 //! guest's offset is in each header, so after a crash the end of the file says
-//! where to go on, and a torn entry at the end is cut off.
+//! where to continue, and a torn entry at the end is cut off.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use tokio::sync::watch;
@@ -16,6 +17,10 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Longest piece of output in one entry; the guest sends less.
 const DATA_MAX: u32 = 1 << 20;
+
+/// The file that is being written, and the one before it.
+const CURRENT: &str = "log";
+const OLD: &str = "log.old";
 
 const MAGIC: u8 = 0xc0;
 const HEADER: usize = 1 + 8 + 8 + 8 + 1 + 4;
@@ -44,6 +49,18 @@ pub struct LogEntry {
     pub data: Vec<u8>,
 }
 
+impl LogEntry {
+    /// Offset behind the last byte; `None` where the guest gave an offset that has none.
+    fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.data.len() as u64)
+    }
+
+    /// Boot and end, in the order of the output.
+    fn position(&self) -> (u32, u64) {
+        (self.boot, self.end().unwrap_or(u64::MAX))
+    }
+}
+
 /// The log of one VM. One writer; readers open the files themselves.
 #[derive(Debug)]
 pub(crate) struct LogWriter {
@@ -59,12 +76,12 @@ impl LogWriter {
     /// Opens the log below `dir`, cutting off what a crash left unfinished. Blocking.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         let mut file =
-            File::options().read(true).write(true).create(true).truncate(false).open(dir.join("log"))?;
+            File::options().read(true).write(true).create(true).truncate(false).open(dir.join(CURRENT))?;
         let mut next = (0, 0);
         let mut length = 0;
         for entry in Entries::new(BufReader::new(file.try_clone()?)) {
             length += (HEADER + entry.data.len()) as u64;
-            next = (entry.boot, entry.offset + entry.data.len() as u64);
+            next = entry.position();
         }
         file.set_len(length)?;
         file.seek(SeekFrom::Start(length))?;
@@ -76,8 +93,13 @@ impl LogWriter {
         if self.next.0 == boot { self.next.1 } else { 0 }
     }
 
-    /// Adds an entry. What the log already has is passed over. Blocking, short.
+    /// Adds an entry. What the log already has is passed over, and so is an entry whose end is beyond every offset: a
+    /// guest chooses its offsets. Blocking, short.
     pub(crate) fn append(&mut self, entry: &LogEntry) -> io::Result<()> {
+        let Some(end) = entry.end() else {
+            tracing::debug!(offset = entry.offset, "log offset of a guest refused");
+            return Ok(());
+        };
         let skip = self.resume_offset(entry.boot).saturating_sub(entry.offset);
         let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(entry.data.len());
         let data = entry.data.get(skip..).unwrap_or_default();
@@ -85,11 +107,12 @@ impl LogWriter {
             return Ok(());
         }
         if self.length >= FILE_BYTES_MAX {
-            fs::rename(self.dir.join("log"), self.dir.join("log.old"))?;
-            self.file = File::options().write(true).create(true).truncate(true).open(self.dir.join("log"))?;
+            fs::rename(self.dir.join(CURRENT), self.dir.join(OLD))?;
+            self.file =
+                File::options().write(true).create(true).truncate(true).open(self.dir.join(CURRENT))?;
             self.length = 0;
         }
-        let offset = entry.offset + skip as u64;
+        let offset = end - data.len() as u64;
         let mut bytes = Vec::with_capacity(HEADER + data.len());
         bytes.push(MAGIC);
         bytes.extend_from_slice(&u64::from(entry.boot).to_le_bytes());
@@ -104,7 +127,7 @@ impl LogWriter {
         bytes.extend_from_slice(data);
         self.file.write_all(&bytes)?;
         self.length += bytes.len() as u64;
-        self.next = (entry.boot, offset + data.len() as u64);
+        self.next = (entry.boot, end);
         self.changed.send_modify(|n| *n += 1);
         Ok(())
     }
@@ -115,17 +138,76 @@ impl LogWriter {
     }
 }
 
-/// Everything that is kept, oldest first. Blocking; at most 8 MiB and a bit.
-pub(crate) fn read_all(dir: &Path) -> io::Result<Vec<LogEntry>> {
-    let mut entries = Vec::new();
-    for name in ["log.old", "log"] {
-        match File::open(dir.join(name)) {
-            Ok(file) => entries.extend(Entries::new(BufReader::new(file))),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
-        }
+/// A reader that keeps its position: what it has returned is not read again.
+#[derive(Debug)]
+pub(crate) struct LogReader {
+    dir: PathBuf,
+    /// The file that is being read, and where its next entry begins. `None`: nothing was there yet.
+    at: Option<(File, u64)>,
+}
+
+impl LogReader {
+    /// A reader from the oldest entry on.
+    pub(crate) fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), at: None }
     }
-    Ok(entries)
+
+    /// The entries that were added since the last call, oldest first. Blocking; at most what is kept on disk, 8 MiB and a
+    /// bit.
+    pub(crate) fn read(&mut self) -> io::Result<Vec<LogEntry>> {
+        let mut entries = Vec::new();
+        if self.at.is_none() {
+            self.at = self.open(OLD)?.or(self.open(CURRENT)?);
+        }
+        while let Some((file, at)) = &mut self.at {
+            // Looked for before the file is read to its end: what is written after that, is written to the next one.
+            let next = successor(&self.dir, file)?;
+            file.seek(SeekFrom::Start(*at))?;
+            for entry in Entries::new(BufReader::new(&*file)) {
+                *at += (HEADER + entry.data.len()) as u64;
+                entries.push(entry);
+            }
+            match next {
+                Some(next) => self.at = Some((next, 0)),
+                None => break,
+            }
+        }
+        Ok(entries)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<(File, u64)>> {
+        Ok(open(&self.dir, name)?.map(|file| (file, 0)))
+    }
+}
+
+/// The file that follows `file`; `None` when that is the one being written, or all are gone.
+fn successor(dir: &Path, file: &File) -> io::Result<Option<File>> {
+    let (old, current) = (open(dir, OLD)?, open(dir, CURRENT)?);
+    let Some(current) = current.filter(|current| !is_same(current, file)) else { return Ok(None) };
+    // Turned over more than once meanwhile, the older of the two is unread as well.
+    match old {
+        Some(old) if !is_same(&old, file) => Ok(Some(old)),
+        _ => Ok(Some(current)),
+    }
+}
+
+fn is_same(a: &File, b: &File) -> bool {
+    let id = |file: &File| file.metadata().map(|of| (of.dev(), of.ino())).ok();
+    id(a).is_some() && id(a) == id(b)
+}
+
+fn open(dir: &Path, name: &str) -> io::Result<Option<File>> {
+    match File::open(dir.join(name)) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Everything that is kept, oldest first.
+#[cfg(test)]
+fn read_all(dir: &Path) -> io::Result<Vec<LogEntry>> {
+    LogReader::new(dir).read()
 }
 
 /// Entries of a file up to its end, or to the first that is not whole.
@@ -153,7 +235,8 @@ impl<R: Read> Entries<R> {
         }
         let mut data = vec![0; usize::try_from(length).ok()?];
         self.0.read_exact(&mut data).ok()?;
-        Some(LogEntry { boot: u32::try_from(boot).ok()?, offset, time_ns, stream, data })
+        let entry = LogEntry { boot: u32::try_from(boot).ok()?, offset, time_ns, stream, data };
+        entry.end().is_some().then_some(entry)
     }
 
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -208,6 +291,63 @@ mod tests {
         assert_eq!(log.resume_offset(1), 5);
         log.append(&entry(1, 5, "second")).unwrap();
         assert_eq!(text(dir.path()), "firstsecond");
+    }
+
+    #[test]
+    fn follower_reads_every_entry_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut follower = LogReader::new(dir.path());
+        assert!(follower.read().unwrap().is_empty(), "nothing is there yet");
+        let mut log = LogWriter::open(dir.path()).unwrap();
+        let chunk = "x".repeat(64 * 1024);
+        let mut seen = Vec::new();
+        for n in 0..200_u64 {
+            log.append(&entry(1, n * chunk.len() as u64, &chunk)).unwrap();
+            let fresh = follower.read().unwrap();
+            assert_eq!(fresh.len(), 1, "entry {n}");
+            seen.extend(fresh.iter().map(|entry| entry.offset / chunk.len() as u64));
+        }
+        assert_eq!(seen, (0..200).collect::<Vec<_>>());
+        assert!(follower.read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn follower_that_fell_behind_goes_on_with_the_oldest() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = LogWriter::open(dir.path()).unwrap();
+        let chunk = "x".repeat(64 * 1024);
+        log.append(&entry(1, 0, &chunk)).unwrap();
+        let mut follower = LogReader::new(dir.path());
+        assert_eq!(follower.read().unwrap().len(), 1);
+        for n in 1..200_u64 {
+            log.append(&entry(1, n * chunk.len() as u64, &chunk)).unwrap();
+        }
+        let offsets: Vec<_> = follower.read().unwrap().iter().map(|entry| entry.offset).collect();
+        assert!(offsets.is_sorted() && offsets.last() == Some(&(199 * chunk.len() as u64)), "{offsets:?}");
+        assert!(follower.read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn log_offset_beyond_the_last_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = LogWriter::open(dir.path()).unwrap();
+        log.append(&entry(1, 0, "kept")).unwrap();
+        log.append(&entry(1, u64::MAX - 3, "refused")).unwrap();
+        assert_eq!((text(dir.path()), log.resume_offset(1)), ("kept".to_owned(), 4));
+    }
+
+    #[test]
+    fn stored_log_offset_beyond_the_last_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = LogWriter::open(dir.path()).unwrap();
+        log.append(&entry(1, 0, "kept")).unwrap();
+        let length = fs::metadata(dir.path().join("log")).unwrap().len();
+        log.append(&entry(1, 4, "offset")).unwrap();
+        drop(log);
+        let file = File::options().write(true).open(dir.path().join("log")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &u64::MAX.to_le_bytes(), length + 9).unwrap();
+        let log = LogWriter::open(dir.path()).unwrap();
+        assert_eq!((text(dir.path()), log.resume_offset(1)), ("kept".to_owned(), 4));
     }
 
     #[test]

@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
-use coracle_types::{MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
+use coracle_net::GuestNic;
+use coracle_oci::PullOrigin;
+use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
-use crate::{SnapshotName, System, TemplateKey, Volume, files};
+use crate::{DiskImageVm, SnapshotName, TemplateKey, Volume, files};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 
 /// Whole milliseconds, as records have them.
 pub(crate) fn millis(time: Duration) -> u64 {
@@ -68,12 +70,15 @@ pub struct Record {
     /// Host ports that lead in.
     #[serde(default)]
     pub ports: Vec<Forward>,
-    /// Whatever the caller wants to find again.
+    /// Opaque labels of the caller, returned unchanged.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
     /// The accelerator of the present or last run.
     #[serde(default)]
     pub accelerator: Option<Accelerator>,
+    /// The instance of its VMM, while there is one. Schema 1 had none: see [`Record::is_before_instances`].
+    #[serde(default)]
+    pub instance: Option<InstanceId>,
     /// The VMM, while there is one.
     #[serde(default)]
     pub process: Option<ProcessId>,
@@ -106,28 +111,31 @@ pub struct Record {
     /// The template that the present or last run was cloned from; `None`: it booted.
     #[serde(default)]
     pub template: Option<TemplateKey>,
-    /// Its own disk is in the slot [`coracle_hypervisor::Slots::prepared`] in the present or last run: the guest of the
+    /// Its own disk is in the slot [`coracle_hypervisor::Slots::premounted`] in the present or last run: the guest of the
     /// template had it mounted.
-    #[serde(default)]
-    pub prepared: bool,
+    #[serde(default, alias = "prepared")]
+    pub premounted: bool,
     /// The clone of the present or last run was there before the VM was asked for.
-    #[serde(default)]
-    pub standby: bool,
+    #[serde(default, alias = "standby")]
+    pub pooled: bool,
     /// Never start it as a clone.
     #[serde(default)]
     pub cold: bool,
     /// Name of its driver; empty: the node's default.
     #[serde(default)]
     pub driver: String,
-    /// The memory of a VM that was hibernated, until its guest goes on.
+    /// Memory of a hibernated VM, until its guest is resumed.
     #[serde(default)]
     pub saved: Option<SavedMemory>,
-    /// Disks and folders beside its own disk.
+    /// Disks and directories beside its own disk.
     #[serde(default)]
     pub volumes: Vec<Volume>,
     /// What is special about a VM whose disk image brings its own kernel; `None`: it runs a container image.
+    #[serde(default, alias = "system")]
+    pub disk_image_vm: Option<DiskImageVm>,
+    /// On whose behalf registries are asked for it.
     #[serde(default)]
-    pub system: Option<System>,
+    pub origin: PullOrigin,
 }
 
 /// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
@@ -140,7 +148,7 @@ pub struct SavedMemory {
     pub bytes: u64,
     /// When it was written.
     pub saved_at: UnixMillis,
-    /// The snapshot that it was copied from: the guest in it takes another identity before it goes on.
+    /// The snapshot that it was copied from: the guest gets another identity before it is resumed.
     #[serde(default)]
     pub of: Option<SnapshotName>,
     /// Version of the guest agent in it; empty: it did not say.
@@ -203,7 +211,7 @@ impl Record {
     /// Reads a record.
     ///
     /// # Errors
-    /// When the file is missing, is no record, or was written by a newer version.
+    /// When the file is missing, invalid, or was written by a newer version.
     pub(crate) fn load(path: &Path) -> io::Result<Self> {
         #[derive(Deserialize)]
         struct Version {
@@ -215,12 +223,23 @@ impl Record {
             let why = format!("written by a newer version (schema {schema}, this one knows {SCHEMA})");
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        Ok(serde_json::from_slice(&bytes)?)
+        serde_json::from_slice(&bytes).map_err(io::Error::from)
+    }
+
+    /// Was it written before VMMs had instances?
+    pub(crate) fn is_before_instances(&self) -> bool {
+        self.schema < 2
     }
 
     /// Writes the record so that a crash leaves the old or the new one. Blocking.
     pub(crate) fn save(&self, path: &Path) -> io::Result<()> {
         files::write_atomic(path, &serde_json::to_vec_pretty(self)?)
+    }
+
+    /// What the packet filter must admit while the VM runs; `None` for a VM without a VMM or an address.
+    pub(crate) fn running_guest(&self) -> Option<GuestNic> {
+        let address = self.address.filter(|_| self.state.has_vmm())?;
+        Some(GuestNic { instance: self.instance.clone()?, mac: self.mac, address })
     }
 
     /// The address for callers: only what the guest has acknowledged.
@@ -269,6 +288,7 @@ impl Record {
             ports: vec![],
             metadata: BTreeMap::new(),
             accelerator: None,
+            instance: None,
             process: None,
             exit: None,
             committed: None,
@@ -280,13 +300,14 @@ impl Record {
             identity_ms: 0,
             workload_ms: 0,
             template: None,
-            prepared: false,
-            standby: false,
+            premounted: false,
+            pooled: false,
             cold: false,
             driver: String::new(),
             saved: None,
             volumes: vec![],
-            system: None,
+            disk_image_vm: None,
+            origin: PullOrigin::Local,
         }
     }
 }

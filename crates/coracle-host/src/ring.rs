@@ -22,7 +22,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Opens or makes a ring that keeps `capacity` bytes. What is no ring is emptied.
+    /// Opens or makes a ring that keeps `capacity` bytes. A file of another format is emptied.
     pub(crate) fn open(path: &Path, capacity: u64) -> io::Result<Self> {
         let file =
             File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;

@@ -1,19 +1,20 @@
-//! Snapshots: memory and disk of a VM as of one instant, kept until somebody removes them.
+//! Snapshots: memory and disk of a VM at one instant, kept until they are removed.
 //!
 //! ```text
-//! <state>/snapshots/<name>/{manifest.json, memory, disk.ext4}   immutable; renamed into place when it is whole
+//! <state>/snapshots/<name>/{manifest.json, memory, disk.ext4}   renamed into place when it is whole; grants alone change
 //! save ─▶ .part-<name> ─▶ <name>            restore: memory is linked, the disk copied, and a VM starts from them
 //! import of an archive ─▶ .part-<name> ─▶ <name>
-//! pull ─▶ .pull-<name> ─▶ <name>           what was cut off stays for a week, and the next pull under the name goes on
+//! pull ─▶ .pull-<name> ─▶ <name>           an interrupted pull stays for a week; the next one under that name continues it
 //! ```
 
+mod access;
 pub(crate) mod archive;
+mod materialize;
 mod name;
 mod part;
 pub(crate) mod remote;
-mod unfold;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -23,11 +24,11 @@ use coracle_hypervisor::Compatibility;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::materialize::{MemoryImages, materialize};
 pub use self::name::{InvalidSnapshotName, SnapshotName};
 pub(crate) use self::part::Part;
-pub(crate) use self::unfold::{Unfolded, sweep, unfold};
 
-use crate::{Record, System, Workload, files};
+use crate::{DiskImageVm, Owner, Record, Workload, files};
 
 /// Version of the manifest. A newer one is refused.
 const SCHEMA: u32 = 1;
@@ -61,9 +62,9 @@ pub struct SnapshotInfo {
     pub kernel: Option<PathBuf>,
     /// Size of the writable disk.
     pub disk_mib: u64,
-    /// That disk is in the slot [`coracle_hypervisor::Slots::prepared`].
-    #[serde(default)]
-    pub prepared: bool,
+    /// That disk is in the slot [`coracle_hypervisor::Slots::premounted`].
+    #[serde(default, alias = "prepared")]
+    pub premounted: bool,
     /// Address that the VM had.
     #[serde(default)]
     pub address: Option<Ipv4Addr>,
@@ -82,8 +83,14 @@ pub struct SnapshotInfo {
     /// Bytes that the disk takes.
     pub disk_bytes: u64,
     /// What is special about a VM whose disk image brought its own kernel.
+    #[serde(default, alias = "system")]
+    pub disk_image_vm: Option<DiskImageVm>,
+    /// The cluster object that its VM belonged to; all empty for that of a local VM.
     #[serde(default)]
-    pub system: Option<System>,
+    pub owner: Owner,
+    /// Namespaces of the cluster that may use it beside its owner's.
+    #[serde(default)]
+    pub shared_with: BTreeSet<String>,
 }
 
 impl SnapshotInfo {
@@ -104,7 +111,7 @@ impl SnapshotInfo {
             memory: record.memory,
             kernel: record.kernel.clone(),
             disk_mib: record.disk_mib,
-            prepared: record.prepared,
+            premounted: record.premounted,
             address: record.address,
             metadata: record.metadata.clone(),
             taken_at: saved.saved_at,
@@ -112,7 +119,9 @@ impl SnapshotInfo {
             agent: saved.agent,
             memory_bytes: saved.bytes,
             disk_bytes,
-            system: record.system.clone(),
+            disk_image_vm: record.disk_image_vm.clone(),
+            owner: record.owner.clone(),
+            shared_with: BTreeSet::new(),
         }
     }
 }
@@ -126,10 +135,10 @@ pub(crate) struct SnapshotStore {
 }
 
 impl SnapshotStore {
-    /// Opens `<state>/snapshots` and removes what a crash left half-made; pulls that can go on stay for a while. Blocking.
+    /// Opens `<state>/snapshots` and removes incomplete ones; interrupted pulls stay for a week. Blocking.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// When the directory cannot be read.
     pub(crate) fn open(state_dir: &Path, now: UnixMillis) -> io::Result<Self> {
         let dir = state_dir.join("snapshots");
         std::fs::create_dir_all(&dir)?;
@@ -147,7 +156,7 @@ impl SnapshotStore {
     /// All that are whole, by name. Blocking.
     ///
     /// # Errors
-    /// When the folder cannot be read. A snapshot that cannot be is left alone and told of in the log.
+    /// When the directory cannot be read. A snapshot that cannot be read stays and is logged.
     pub(crate) fn list(&self) -> io::Result<Vec<SnapshotInfo>> {
         let mut all = Vec::new();
         for entry in std::fs::read_dir(&self.dir)? {
@@ -182,7 +191,7 @@ impl SnapshotStore {
     /// # Errors
     /// When it cannot be removed.
     pub(crate) fn remove(&self, name: &SnapshotName) -> io::Result<bool> {
-        // Renamed first: a half-removed folder is never taken for a snapshot.
+        // Renamed first: a half-removed directory is never taken for a snapshot.
         let doomed = self.dir.join(format!(".removed-{name}"));
         files::remove_tree(&doomed)?;
         let was_there = match std::fs::rename(self.place(name), &doomed) {
@@ -268,7 +277,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_there_when_it_is_sealed_and_gone_when_it_is_removed() {
+    fn snapshot_exists_from_seal_to_removal() {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         let name: SnapshotName = "first".parse().unwrap();
@@ -286,7 +295,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_removed_and_what_is_foreign_is_not_taken() {
+    fn open_removes_incomplete_snapshots_and_skips_foreign_files() {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), UnixMillis(0)).unwrap();
         fill(&store, "good");

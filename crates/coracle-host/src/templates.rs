@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_hypervisor::{Driver as _, Template, VmRecipe};
+use coracle_hypervisor::{Driver as _, Template, VmmConfig};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::key::FileDigests;
 pub use self::key::TemplateKey;
 pub use self::manifest::TemplateInfo;
-pub(crate) use self::take::{meet, run as serve, sweep};
+pub(crate) use self::take::{connect_guest, run as serve, sweep};
 use crate::files;
 use crate::vm::Shared;
 
@@ -48,14 +48,14 @@ impl Default for TemplatePolicy {
     }
 }
 
-/// A wish for a template.
+/// A request for a template.
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct TemplateRequest {
     pub(crate) key: TemplateKey,
-    pub(crate) recipe: VmRecipe,
+    pub(crate) vmm_config: VmmConfig,
     /// Size of the fresh disk that its guest shall have mounted, where the driver can.
     pub(crate) disk_mib: u64,
-    /// Who waits for it; nobody, when it is for later.
+    /// The caller that waits for it, if any.
     pub(crate) reply: Option<oneshot::Sender<Result<TemplateInfo, String>>>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Templates {
     policy: TemplatePolicy,
     digests: FileDigests,
     known: Mutex<HashMap<TemplateKey, Known>>,
-    wishes: mpsc::Sender<Wish>,
+    requests: mpsc::Sender<TemplateRequest>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,8 +81,11 @@ impl Templates {
     /// [`sweep`]. Blocking.
     ///
     /// # Errors
-    /// When the folder cannot be read.
-    pub(crate) fn open(state_dir: &Path, policy: TemplatePolicy) -> io::Result<(Self, mpsc::Receiver<Wish>)> {
+    /// When the directory cannot be read.
+    pub(crate) fn open(
+        state_dir: &Path,
+        policy: TemplatePolicy,
+    ) -> io::Result<(Self, mpsc::Receiver<TemplateRequest>)> {
         let dir = state_dir.join("templates");
         std::fs::create_dir_all(&dir)?;
         let mut known = HashMap::new();
@@ -96,9 +99,9 @@ impl Templates {
                 _ => files::remove_tree(&path)?,
             }
         }
-        let (wishes, queue) = mpsc::channel(QUEUE);
+        let (requests, queue) = mpsc::channel(QUEUE);
         let templates =
-            Self { dir, policy, digests: FileDigests::default(), known: Mutex::new(known), wishes };
+            Self { dir, policy, digests: FileDigests::default(), known: Mutex::new(known), requests };
         Ok((templates, queue))
     }
 
@@ -107,10 +110,10 @@ impl Templates {
     }
 
     /// The key of a machine's shape; `None` where the driver has no templates or they are switched off.
-    pub(crate) async fn key(&self, shared: &Shared, recipe: &VmRecipe) -> Option<TemplateKey> {
-        let driver = shared.driver.templates(recipe).filter(|_| self.policy.enabled)?;
-        let fingerprint = driver.fingerprint(recipe).await;
-        match self.digests.of([&recipe.kernel, &recipe.initrd]).await {
+    pub(crate) async fn key(&self, shared: &Shared, vmm_config: &VmmConfig) -> Option<TemplateKey> {
+        let driver = shared.driver.templates(vmm_config).filter(|_| self.policy.enabled)?;
+        let fingerprint = driver.fingerprint(vmm_config).await;
+        match self.digests.of([&vmm_config.kernel, &vmm_config.initrd]).await {
             Ok(digests) => Some(TemplateKey::of(&fingerprint, &digests)),
             Err(error) => {
                 tracing::warn!(%error, "kernel or initramfs cannot be read, no template");
@@ -145,11 +148,11 @@ impl Templates {
     }
 
     /// Asks for a template to be taken when there is time. Never waits.
-    pub(crate) fn wish(&self, key: TemplateKey, recipe: VmRecipe, disk_mib: u64) {
+    pub(crate) fn request(&self, key: TemplateKey, vmm_config: VmmConfig, disk_mib: u64) {
         if self.known().contains_key(&key) {
             return;
         }
-        if self.wishes.try_send(Wish { key, recipe, disk_mib, reply: None }).is_err() {
+        if self.requests.try_send(TemplateRequest { key, vmm_config, disk_mib, reply: None }).is_err() {
             tracing::debug!("too many shapes wait for a template");
         }
     }
@@ -158,13 +161,13 @@ impl Templates {
     pub(crate) async fn warm(
         &self,
         key: TemplateKey,
-        recipe: VmRecipe,
+        vmm_config: VmmConfig,
         disk_mib: u64,
     ) -> Result<TemplateInfo, String> {
         let (reply, answer) = oneshot::channel();
-        let wish = Wish { key, recipe, disk_mib, reply: Some(reply) };
+        let request = TemplateRequest { key, vmm_config, disk_mib, reply: Some(reply) };
         let stopping = || "the node is stopping".to_owned();
-        self.wishes.send(wish).await.map_err(|_| stopping())?;
+        self.requests.send(request).await.map_err(|_| stopping())?;
         answer.await.map_err(|_| stopping())?
     }
 
@@ -175,7 +178,7 @@ impl Templates {
         all
     }
 
-    /// Forgets a template and its files. VMs that were started from it go on. True when there was one.
+    /// Forgets a template and its files. VMs that were started from it keep running. True when it existed.
     pub(crate) fn remove(&self, key: &TemplateKey) -> bool {
         let known = self.known().remove(key).is_some();
         if let Err(error) = files::remove_tree(&self.dir.join(key.as_str())) {

@@ -2,29 +2,30 @@
 
 mod actor;
 mod boot;
-mod folders;
 mod follow;
 mod hooks;
 mod launch;
+mod shared_dirs;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Drivers, ProcessId};
+use coracle_hypervisor::{Accelerator, Compatibility, Drivers, ProcessId};
 use coracle_net::Network;
-use coracle_types::{Clock, Op, VmId};
+use coracle_types::{Clock, InstanceId, Op, VmId};
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use actor::{Commit, spawn};
 
+use crate::instances::Instances;
 use crate::record::SavedMemory;
-use crate::snapshots::Unfolded;
-use crate::standby::Standbys;
+use crate::snapshots::MemoryImages;
 use crate::templates::Templates;
-use crate::volumes::{Claims, Found, VolumeWish};
+use crate::volumes::{Claims, VolumeRequest, VolumeSource};
+use crate::warm_pool::WarmPool;
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
 
 /// What all VMs of a host share.
@@ -32,15 +33,16 @@ use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, Host
 pub(crate) struct Shared {
     pub(crate) config: HostConfig,
     pub(crate) driver: Drivers,
+    pub(crate) instances: Instances,
     /// How guest code runs, by name of the driver.
     pub(crate) accelerators: BTreeMap<&'static str, Accelerator>,
     pub(crate) network: Arc<dyn Network>,
     pub(crate) clock: Clock,
     pub(crate) events: broadcast::Sender<HostEvent>,
     pub(crate) templates: Templates,
-    pub(crate) standbys: Standbys,
+    pub(crate) warm_pool: WarmPool,
     /// Memory that copies of one snapshot share.
-    pub(crate) unfolded: Arc<Unfolded>,
+    pub(crate) memory_images: Arc<MemoryImages>,
     /// Files that are in use as volumes.
     pub(crate) claims: Claims,
     /// Limits how many guests boot at once.
@@ -53,6 +55,14 @@ impl Shared {
     /// How guest code of a machine runs whose driver has this name.
     pub(crate) fn accelerator(&self, driver: &str) -> Accelerator {
         self.accelerators.get(self.driver_name(driver)).copied().unwrap_or(Accelerator::Tcg)
+    }
+
+    /// Accelerator for saved memory: the one that it ran with. Every node with QEMU has TCG.
+    pub(crate) fn accelerator_for(&self, driver: &str, saved: &Compatibility) -> Accelerator {
+        match saved.accelerator == Accelerator::Tcg.as_str() {
+            true => Accelerator::Tcg,
+            false => self.accelerator(driver),
+        }
     }
 
     /// The whole name of a driver: the default's for none.
@@ -95,10 +105,10 @@ pub(crate) enum Request {
     Stop { grace: Duration, fence: Option<Fence>, reply: Reply },
     /// [`Op::Pause`], [`Op::Resume`] or [`Op::Hibernate`]; answers when it is done.
     Suspend { op: Op, fence: Option<Fence>, reply: Reply },
-    /// Answers when a copy of memory and disk is in the folder, which it makes.
+    /// Answers when a copy of memory and disk is in the directory, which it makes.
     Snapshot { dir: PathBuf, reply: Copied },
     /// Answers when the volume is the VM's.
-    Attach { wish: VolumeWish, found: Found, fence: Option<Fence>, reply: Reply },
+    Attach { request: VolumeRequest, found: VolumeSource, fence: Option<Fence>, reply: Reply },
     /// Answers when the volume is not the VM's any more.
     Detach { volume: String, fence: Option<Fence>, reply: Reply },
     /// Answers when nothing is left.
@@ -107,9 +117,9 @@ pub(crate) enum Request {
 
 /// What a VM's jobs report to its task. Each carries the boot that it belongs to.
 #[derive(Debug)]
-pub(crate) struct Note {
+pub(crate) struct JobEvent {
     boot: u32,
-    what: What,
+    kind: JobEventKind,
 }
 
 /// A guest that runs its workload.
@@ -128,21 +138,21 @@ struct StartedFrom {
     /// None: it booted.
     template: Option<TemplateKey>,
     /// The guest of the template had the VM's own disk mounted.
-    prepared: bool,
-    /// Its clone stood by.
-    standby: bool,
+    premounted: bool,
+    /// Its clone came from the warm pool.
+    pooled: bool,
 }
 
 #[derive(Debug)]
-enum What {
+enum JobEventKind {
     /// A VMM runs.
-    Spawned { vmm: ProcessId, from: StartedFrom },
-    /// A VMM has loaded the saved memory and stands still. Told to go on, that memory is used up.
-    Loaded { vmm: ProcessId, go: oneshot::Sender<()> },
+    Spawned { instance: InstanceId, vmm: ProcessId, from: StartedFrom },
+    /// A VMM has loaded the saved memory and is paused. Once it is resumed, the saved memory is used up.
+    Loaded { instance: InstanceId, vmm: ProcessId, go: oneshot::Sender<()> },
     /// The guest acknowledged its configuration and started the workload, or not.
     Booted(Result<Up, HostError>),
-    /// The guest may not have heard that it goes on after a copy.
-    Untold,
+    /// This session ended before the guest acknowledged its post-snapshot hook.
+    HookInterrupted(GuestClient),
     /// There is a session, or none any more.
     Session(Option<GuestClient>),
     /// The workload ended; some output may still be on its way.

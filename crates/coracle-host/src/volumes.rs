@@ -1,7 +1,7 @@
-//! Disks and folders of the node that a VM has beside its own disk.
+//! Disks and directories of the node that a VM has beside its own disk.
 //!
-//! What a caller wishes for is looked at once ([`look`]), then [`place`] decides, from the record alone, where it goes.
-//! A disk that somebody writes is one VM's ([`Claims`]).
+//! What a caller requests for is looked at once ([`look`]), then [`place`] decides, from the record alone, where it goes.
+//! A disk that is written belongs to one VM ([`Claims`]).
 
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,18 +13,19 @@ use coracle_proto::guest as pb;
 use coracle_types::VmId;
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::{IMAGE_SLOT, device, overlay_slot};
+use crate::granted::granted;
+use crate::vmm_config::{IMAGE_SLOT, device, overlay_slot};
 use crate::{HostConfig, Record, disks};
 
 /// Longest name of a volume, and longest path in a guest (PATH_MAX).
 const NAME_MAX: usize = 63;
 const TARGET_MAX: usize = 4096;
-/// Folders that one VM may be given.
-const FOLDERS_MAX: usize = 16;
+/// Directories that one VM may be given.
+const SHARED_DIRS_MAX: usize = 16;
 
 /// What a caller wants a VM to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VolumeWish {
+pub struct VolumeRequest {
     /// What it is called in its VM; empty: by its source.
     pub name: String,
     /// Absolute path on the node, or the name of a disk that the node keeps.
@@ -35,6 +36,8 @@ pub struct VolumeWish {
     pub read_only: bool,
     /// Size of a disk by name that is not there yet, MiB.
     pub size_mib: Option<u64>,
+    /// uid of a caller of the node's own socket, who may name paths that belong to them.
+    pub local_user: Option<u32>,
 }
 
 /// A volume of a VM, as its record keeps it.
@@ -43,7 +46,7 @@ pub struct VolumeWish {
 pub struct Volume {
     /// What it is called in its VM.
     pub name: String,
-    /// Its file or folder, without links.
+    /// Its file or directory, without links.
     pub source: PathBuf,
     /// What it is.
     pub kind: VolumeKind,
@@ -73,8 +76,9 @@ pub enum VolumeKind {
         /// The slot that it is in.
         slot: usize,
     },
-    /// A folder, over the channel to the agent.
-    Folder,
+    /// A directory of the node, served to the guest by FUSE over the guest channel.
+    #[serde(rename = "folder")]
+    SharedDir,
 }
 
 /// A file system that the guest's kernel has.
@@ -106,7 +110,7 @@ impl Volume {
     pub fn slot(&self) -> Option<usize> {
         match self.kind {
             VolumeKind::Disk { slot, .. } | VolumeKind::Block { slot } => Some(slot),
-            VolumeKind::Folder => None,
+            VolumeKind::SharedDir => None,
         }
     }
 
@@ -118,7 +122,7 @@ impl Volume {
         Some(Disk::raw(slot, self.source.clone(), read_only))
     }
 
-    /// As the guest is told.
+    /// Request to the guest to mount it.
     pub(crate) fn request(&self) -> pb::MountRequest {
         let disk = |slot, fs: &str| {
             pb::mount_request::Source::Disk(pb::DiskSource { device: device(slot), fs: fs.to_owned() })
@@ -127,7 +131,7 @@ impl Volume {
             VolumeKind::Disk { slot, filesystem: Filesystem::Ext4 } => disk(slot, "ext4"),
             VolumeKind::Disk { slot, filesystem: Filesystem::Erofs } => disk(slot, "erofs"),
             VolumeKind::Block { slot } => disk(slot, ""),
-            VolumeKind::Folder => pb::mount_request::Source::Folder(pb::FolderSource {}),
+            VolumeKind::SharedDir => pb::mount_request::Source::Folder(pb::FolderSource {}),
         };
         pb::MountRequest {
             name: self.name.clone(),
@@ -140,88 +144,85 @@ impl Volume {
 
 /// What lies at a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct VolumeSource {
     path: PathBuf,
-    /// Device and number, by which a file is known whatever it is called.
+    /// Device and inode number, which identify a file under any name.
     inode: (u64, u64),
-    what: What,
+    kind: SourceKind,
     /// Its file system was not left, so its journal must be played back before it can be read.
     dirty: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Folder,
+enum SourceKind {
+    Directory,
     Disk(Filesystem),
     Raw,
 }
 
-/// Looks at the source of a wish; makes a disk by name that does not exist yet, when its size is given. Blocking.
+/// Looks at the source of a request; makes a disk by name that does not exist yet, when its size is given. Blocking.
 ///
 /// # Errors
 /// A sentence: what is wrong, and what to do.
-pub(crate) fn look(config: &HostConfig, wish: &VolumeWish) -> Result<Found, String> {
-    let source = Path::new(&wish.source);
-    if is_name(&wish.source) {
-        return kept(config, wish);
+pub(crate) fn inspect_source(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
+    let source = Path::new(&request.source);
+    if is_name(&request.source) {
+        return named_disk(config, request);
     }
-    if wish.size_mib.is_some() {
+    if request.size_mib.is_some() {
         return Err(
             "only a disk by name can be made: leave the size out, or give a name as the source".to_owned()
         );
     }
     if !source.is_absolute() {
-        return Err(format!("{:?} is neither a path nor a name (a-z, 0-9, -)", wish.source));
+        return Err(format!("{:?} is neither a path nor a name (a-z, 0-9, -)", request.source));
     }
-    let path = source.canonicalize().map_err(|e| format!("{}: {e}", source.display()))?;
-    let allowed = config.volume_dirs.iter().filter_map(|dir| dir.canonicalize().ok());
-    if !allowed.chain([kept_dir(config)]).any(|dir| path.starts_with(dir)) {
-        return Err(format!(
-            "{} lies in none of this node's volume folders: start the node with --volume-dir",
-            path.display()
-        ));
-    }
+    let allowed: Vec<_> = config.volume_dirs.iter().cloned().chain([named_disks_dir(config)]).collect();
+    let path = granted(source, &allowed, request.local_user).map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied => e.to_string(),
+        _ => format!("{}: {e}", source.display()),
+    })?;
     inspect(path)
 }
 
 /// A disk that the node keeps by its name.
-fn kept(config: &HostConfig, wish: &VolumeWish) -> Result<Found, String> {
-    let dir = kept_dir(config);
-    let path = dir.join(format!("{}.ext4", wish.source));
+fn named_disk(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
+    let dir = named_disks_dir(config);
+    let path = dir.join(format!("{}.ext4", request.source));
     let make = |size| {
         std::fs::create_dir_all(&dir)?;
         disks::ensure_overlay(&config.state_dir.join("cache"), &path, size)
     };
     if !path.exists() {
-        let Some(size) = wish.size_mib else {
-            return Err(format!("this node keeps no disk {}: give a size to make one", wish.source));
+        let Some(size) = request.size_mib else {
+            return Err(format!("this node keeps no disk {}: give a size to make one", request.source));
         };
         make(size).map_err(|e| format!("make {}: {e}", path.display()))?;
     }
     inspect(path.canonicalize().map_err(|e| format!("{}: {e}", path.display()))?)
 }
 
-fn kept_dir(config: &HostConfig) -> PathBuf {
+fn named_disks_dir(config: &HostConfig) -> PathBuf {
     config.state_dir.join("volumes")
 }
 
-fn inspect(path: PathBuf) -> Result<Found, String> {
+fn inspect(path: PathBuf) -> Result<VolumeSource, String> {
     let failed = |e: io::Error| format!("{}: {e}", path.display());
     let metadata = path.metadata().map_err(failed)?;
-    let (what, dirty) = if metadata.is_dir() {
-        (What::Folder, false)
+    let (kind, dirty) = if metadata.is_dir() {
+        (SourceKind::Directory, false)
     } else if metadata.is_file() {
         if metadata.len() == 0 || metadata.len() % 512 != 0 {
-            return Err(format!("{} is no disk: its size is no multiple of 512", path.display()));
+            return Err(format!("{} cannot be a disk: its size is not a multiple of 512", path.display()));
         }
         let file = std::fs::File::open(&path).map_err(failed)?;
         let (filesystem, dirty) = filesystem(&file).map_err(failed)?;
-        (filesystem.map_or(What::Raw, What::Disk), dirty)
+        (filesystem.map_or(SourceKind::Raw, SourceKind::Disk), dirty)
     } else {
-        return Err(format!("{} is neither a file nor a folder", path.display()));
+        return Err(format!("{} is neither a file nor a directory", path.display()));
     };
     let inode = (metadata.dev(), metadata.ino());
-    Ok(Found { path, inode, what, dirty })
+    Ok(VolumeSource { path, inode, kind, dirty })
 }
 
 /// What is on it, and whether it needs its journal. By the superblock at 1024: ext4 has 0xEF53 at 0x38 in it and, at 0x60,
@@ -247,13 +248,17 @@ fn filesystem(file: &std::fs::File) -> io::Result<(Option<Filesystem>, bool)> {
 ///
 /// # Errors
 /// A sentence: what is wrong, and what to do.
-pub(crate) fn place(others: &[Volume], wish: &VolumeWish, found: &Found) -> Result<Volume, String> {
-    let name = if wish.name.is_empty() { name_of(&found.path) } else { wish.name.clone() };
+pub(crate) fn plan_volume(
+    others: &[Volume],
+    request: &VolumeRequest,
+    found: &VolumeSource,
+) -> Result<Volume, String> {
+    let name = if request.name.is_empty() { name_of(&found.path) } else { request.name.clone() };
     if !is_name(&name) {
-        return Err(format!("{name:?} is no name of a volume: a-z, 0-9 and -, at most {NAME_MAX}"));
+        return Err(format!("invalid volume name {name:?}: a-z, 0-9 and -, at most {NAME_MAX}"));
     }
-    let target = match wish.target.as_str() {
-        "" if found.what == What::Raw => format!("/dev/{name}"),
+    let target = match request.target.as_str() {
+        "" if found.kind == SourceKind::Raw => format!("/dev/{name}"),
         "" => format!("/mnt/{name}"),
         given => given.to_owned(),
     };
@@ -265,9 +270,9 @@ pub(crate) fn place(others: &[Volume], wish: &VolumeWish, found: &Found) -> Resu
         if Path::new(&other.target) == Path::new(&target) {
             return Err(format!("volume {} is at {target} already: choose another place", other.name));
         }
-        // The guest would have to ask the folder for a place before anybody answers for it.
-        let within = other.kind == VolumeKind::Folder && Path::new(&target).starts_with(&other.target);
-        let around = found.what == What::Folder && Path::new(&other.target).starts_with(&target);
+        // The guest would have to ask the directory for a place before anybody answers for it.
+        let within = other.kind == VolumeKind::SharedDir && Path::new(&target).starts_with(&other.target);
+        let around = found.kind == SourceKind::Directory && Path::new(&other.target).starts_with(&target);
         if within || around {
             return Err(format!(
                 "{target} and {} of volume {} overlap: choose another place",
@@ -275,23 +280,23 @@ pub(crate) fn place(others: &[Volume], wish: &VolumeWish, found: &Found) -> Resu
             ));
         }
     }
-    let read_only = wish.read_only || found.what == What::Disk(Filesystem::Erofs);
+    let read_only = request.read_only || found.kind == SourceKind::Disk(Filesystem::Erofs);
     if read_only && found.dirty {
         let path = found.path.display();
         return Err(format!(
             "{path} was not unmounted by the guest that wrote it last: attach it once to be written, and detach it"
         ));
     }
-    let kind = match found.what {
-        What::Folder => {
-            let folders = others.iter().filter(|other| other.kind == VolumeKind::Folder).count();
-            if folders >= FOLDERS_MAX {
-                return Err(format!("the VM has {FOLDERS_MAX} folders already"));
+    let kind = match found.kind {
+        SourceKind::Directory => {
+            let shared_dirs = others.iter().filter(|other| other.kind == VolumeKind::SharedDir).count();
+            if shared_dirs >= SHARED_DIRS_MAX {
+                return Err(format!("the VM has {SHARED_DIRS_MAX} shared directories already"));
             }
-            VolumeKind::Folder
+            VolumeKind::SharedDir
         }
-        What::Disk(filesystem) => VolumeKind::Disk { slot: free_slot(others, read_only)?, filesystem },
-        What::Raw => VolumeKind::Block { slot: free_slot(others, read_only)? },
+        SourceKind::Disk(filesystem) => VolumeKind::Disk { slot: free_slot(others, read_only)?, filesystem },
+        SourceKind::Raw => VolumeKind::Block { slot: free_slot(others, read_only)? },
     };
     let source = found.path.clone();
     Ok(Volume { name, source, kind, target, read_only, phase: VolumePhase::There })
@@ -317,7 +322,7 @@ fn check_target(target: &str) -> Result<(), String> {
         && !target.contains('\0')
         && !path.components().any(|part| part == Component::ParentDir);
     if !whole {
-        return Err(format!("{target:?} is no absolute path in a guest"));
+        return Err(format!("invalid target {target:?}: not an absolute path"));
     }
     let system = ["/proc", "/sys"].into_iter().find(|dir| path.starts_with(dir));
     let system = system.or_else(|| (path == Path::new("/dev")).then_some("/dev"));
@@ -330,7 +335,7 @@ fn is_name(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// The last part of a path, as a name: what is no letter becomes a dash.
+/// Volume name from the last part of a path: other characters become dashes.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
     let clean = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });
@@ -350,14 +355,19 @@ struct Claim {
 }
 
 impl Claims {
-    /// Those of all records. What is not there any more is nobody's.
+    /// Claims of all records. A volume whose file no longer exists is not claimed.
     pub(crate) fn of(records: &[Record]) -> Self {
         let claims = Self::default();
         for record in records {
             for volume in &record.volumes {
                 if let Ok(metadata) = volume.source.metadata() {
                     let inode = (metadata.dev(), metadata.ino());
-                    let found = Found { path: volume.source.clone(), inode, what: What::Raw, dirty: false };
+                    let found = VolumeSource {
+                        path: volume.source.clone(),
+                        inode,
+                        kind: SourceKind::Raw,
+                        dirty: false,
+                    };
                     let _two_records_may_have_it_by_now = claims.claim(&record.id, volume, &found);
                 }
             }
@@ -369,8 +379,8 @@ impl Claims {
     ///
     /// # Errors
     /// A sentence with the VM that has it.
-    pub(crate) fn claim(&self, vm: &VmId, volume: &Volume, found: &Found) -> Result<(), String> {
-        if volume.kind == VolumeKind::Folder {
+    pub(crate) fn claim(&self, vm: &VmId, volume: &Volume, found: &VolumeSource) -> Result<(), String> {
+        if volume.kind == VolumeKind::SharedDir {
             return Ok(());
         }
         let mut claims = self.lock();

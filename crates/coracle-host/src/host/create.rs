@@ -1,4 +1,4 @@
-//! From a caller's wish to a VM on disk.
+//! From a caller's request to a VM on disk.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -7,20 +7,21 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Driver as _, Forward};
-use coracle_image::{Image, Progress, PullOptions, PullPolicy, Reference};
+use coracle_image::{Image, PullOptions, PullPolicy};
+use coracle_oci::{Progress, PullOrigin, Reference};
 use coracle_types::{Identity, MemoryMib, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
 
 use super::Host;
-use super::ground::Ground;
-use crate::recipe::{VmPaths, check_kernel, of_shape};
-use crate::service::commit_wish;
-use crate::volumes::Found;
-use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeWish, Workload, files};
+use super::commit::commit_request;
+use super::resolve_image::ResolvedImage;
+use crate::vmm_config::{VmPaths, check_kernel, of_shape};
+use crate::volumes::VolumeSource;
+use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeRequest, Workload, files};
 
 /// What a caller wants.
 #[derive(Clone, Debug)]
-pub struct CreateSpec {
+pub struct VmSpec {
     /// Its name for the VM.
     pub name: VmName,
     /// The object that it speaks for.
@@ -28,7 +29,9 @@ pub struct CreateSpec {
     /// Image reference.
     pub image: String,
     /// When to ask the registry.
-    pub pull: PullMode,
+    pub pull: PullPolicy,
+    /// On whose behalf it is asked.
+    pub origin: PullOrigin,
     /// Number of CPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
@@ -55,29 +58,30 @@ pub struct CreateSpec {
     pub ports: Vec<Forward>,
     /// Size of the writable disk; `None` is the node's default.
     pub disk_mib: Option<u64>,
-    /// The same VM again is no error.
+    /// Creating an identical VM again succeeds.
     pub idempotent: bool,
     /// Boot it every time, even where a template could be cloned.
     pub cold: bool,
     /// Name of its driver; empty: the node's default.
     pub driver: String,
-    /// Disks and folders beside its own disk.
-    pub volumes: Vec<VolumeWish>,
+    /// Disks and directories beside its own disk.
+    pub volumes: Vec<VolumeRequest>,
     /// What starts a disk image; `None`: what it needs.
     pub firmware: Option<BootFirmware>,
-    /// For a disk image: what cloud-init, or whatever reads such seeds, is told. Empty: nothing.
+    /// For a disk image: user data for cloud-init or another reader of NoCloud seeds. May be empty.
     pub user_data: String,
 }
 
-impl CreateSpec {
-    /// A VM of the smallest size that does what its image says, from the images of this node, and belongs to nobody.
+impl VmSpec {
+    /// A VM without an owner, of the smallest size, that runs what its image says, from the images of this node.
     #[must_use]
     pub fn of(name: VmName, image: &str) -> Self {
         Self {
             name,
             owner: Owner::default(),
             image: image.to_owned(),
-            pull: PullMode::Never,
+            pull: PullPolicy::Never,
+            origin: PullOrigin::Local,
             vcpus: Vcpus::MIN,
             memory: MemoryMib::MIN,
             kernel_path: String::new(),
@@ -101,43 +105,21 @@ impl CreateSpec {
     }
 }
 
-/// When a registry is asked for an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PullMode {
-    /// When it is not in the store; `latest` is always resolved anew.
-    #[default]
-    IfNotPresent,
-    /// Always.
-    Always,
-    /// Never.
-    Never,
-}
-
-impl PullMode {
-    pub(crate) fn policy(self) -> PullPolicy {
-        match self {
-            Self::IfNotPresent => PullPolicy::IfNotPresent,
-            Self::Always => PullPolicy::Always,
-            Self::Never => PullPolicy::Never,
-        }
-    }
-}
-
 impl Host {
     /// Lays out a VM. When this returns it is on disk and stays until it is deleted;
-    /// when it fails nothing is left. Idempotent with [`CreateSpec::idempotent`].
+    /// when it fails nothing is left. Idempotent with [`VmSpec::idempotent`].
     /// Cancel-safe: a caller that goes away does not cut it off.
     ///
     /// # Errors
     /// [`HostError::AlreadyExists`], [`HostError::Invalid`], [`HostError::Kernel`],
     /// [`HostError::Image`], [`HostError::NoCapacity`], [`HostError::Network`], [`HostError::Files`].
-    pub async fn create(&self, spec: CreateSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
+    pub async fn create(&self, spec: VmSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
         let host = self.clone();
-        self.whatever_becomes_of_the_caller(async move { host.create_whole(spec, progress).await }).await
+        self.run_to_completion(async move { host.create_whole(spec, progress).await }).await
     }
 
-    /// Runs it as a task of the host.
-    pub(super) async fn whatever_becomes_of_the_caller<T: Send + 'static>(
+    /// Runs `work` as a task of the host, to its end even when the caller goes away.
+    pub(super) async fn run_to_completion<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, HostError>> + Send + 'static,
     ) -> Result<T, HostError> {
@@ -148,18 +130,17 @@ impl Host {
         answer.await.unwrap_or(Err(HostError::Stopping))
     }
 
-    async fn create_whole(&self, spec: CreateSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
+    async fn create_whole(&self, spec: VmSpec, progress: Arc<dyn Progress>) -> Result<Record, HostError> {
         if let Some(existing) = self.existing(&spec)? {
             return Ok(existing);
         }
         self.check_driver(&spec.driver)?;
-        let refused = |status: tonic::Status| HostError::Invalid { message: status.message().to_owned() };
-        commit_wish(&spec.metadata).map_err(refused)?;
+        commit_request(&spec.metadata)?;
         let kernel = self.kernel(&spec.kernel_path)?;
-        let ground = self.ground(&spec, progress).await?;
+        let image = self.resolve_image(&spec, progress).await?;
         let mut found = Vec::new();
-        for wish in &spec.volumes {
-            found.push(self.look_at_volume(wish).await?);
+        for request in &spec.volumes {
+            found.push(self.inspect_volume(request).await?);
         }
         let owner = &spec.owner;
         let identity = Identity {
@@ -170,7 +151,7 @@ impl Host {
         };
         let id = VmId::of_object(&spec.name, identity);
         let reservation = self.reserve(&id, &spec.name, spec.vcpus, spec.memory)?;
-        let result = self.lay_out(spec, id.clone(), ground, kernel, &found).await;
+        let result = self.provision(spec, id.clone(), image, kernel, &found).await;
         match result.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
@@ -218,7 +199,7 @@ impl Host {
 
     pub(super) fn tell(&self, kind: EventKind, record: &Record) {
         let event = HostEvent { kind, record: record.clone(), time: self.clock().now() };
-        let _nobody_watches = self.0.shared.events.send(event);
+        let _no_watcher = self.0.shared.events.send(event);
     }
 
     /// Nothing is left of a VM that was never acknowledged.
@@ -228,7 +209,7 @@ impl Host {
         let _leave_nothing = files::remove_tree(&VmPaths::of(self.config(), id).state);
     }
 
-    fn existing(&self, spec: &CreateSpec) -> Result<Option<Record>, HostError> {
+    fn existing(&self, spec: &VmSpec) -> Result<Option<Record>, HostError> {
         let Ok(view) = self.get(spec.name.as_str()) else { return Ok(None) };
         let record = &view.record;
         if record.name != spec.name {
@@ -260,10 +241,10 @@ impl Host {
     pub async fn pull(
         &self,
         reference: &Reference,
-        mode: PullMode,
+        (policy, origin): (PullPolicy, PullOrigin),
         progress: Arc<dyn Progress>,
     ) -> Result<Image, HostError> {
-        let options = PullOptions { policy: mode.policy(), ..PullOptions::default() };
+        let options = PullOptions { policy, origin, ..PullOptions::default() };
         self.0
             .images
             .pull(reference, &options, progress)
@@ -271,13 +252,13 @@ impl Host {
             .map_err(|source| HostError::Image { reference: reference.to_string(), source })
     }
 
-    async fn lay_out(
+    async fn provision(
         &self,
-        spec: CreateSpec,
+        spec: VmSpec,
         id: VmId,
-        ground: Ground,
+        image: ResolvedImage,
         kernel: Option<PathBuf>,
-        found: &[Found],
+        found: &[VolumeSource],
     ) -> Result<Record, HostError> {
         let lease = self
             .0
@@ -293,10 +274,10 @@ impl Host {
         let record = Record {
             owner: spec.owner,
             image: spec.image,
-            image_digest: ground.digest,
-            rootfs: ground.file,
+            image_digest: image.digest,
+            rootfs: image.file,
             kernel,
-            disk_mib: ground.disk_mib,
+            disk_mib: image.disk_mib,
             hostname,
             address: lease.map(|l| l.address),
             ports: spec.ports,
@@ -304,8 +285,9 @@ impl Host {
             cold: spec.cold,
             driver,
             volumes,
-            system: ground.system,
-            ..Record::new(id, spec.name, shape, ground.workload, self.clock().now())
+            disk_image_vm: image.disk_image_vm,
+            origin: spec.origin,
+            ..Record::new(id, spec.name, shape, image.workload, self.clock().now())
         };
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();
@@ -320,8 +302,8 @@ impl Host {
     }
 }
 
-/// Command of Kubernetes replaces the entrypoint and drops the image's arguments; args replace those.
-pub(super) fn workload(spec: &CreateSpec, image: &Image) -> Result<Workload, HostError> {
+/// As in Kubernetes: `command` overrides ENTRYPOINT and discards CMD; `args` overrides CMD.
+pub(super) fn workload(spec: &VmSpec, image: &Image) -> Result<Workload, HostError> {
     let config = &image.config;
     let mut argv = if spec.command.is_empty() { config.entrypoint.clone() } else { spec.command.clone() };
     match (spec.args.is_empty(), spec.command.is_empty()) {
@@ -333,7 +315,8 @@ pub(super) fn workload(spec: &CreateSpec, image: &Image) -> Result<Workload, Hos
         let message = format!("image {} names no command; give one", spec.image);
         return Err(HostError::Invalid { message });
     }
-    let pick = |wish: &String, image: &String| if wish.is_empty() { image.clone() } else { wish.clone() };
+    let pick =
+        |request: &String, image: &String| if request.is_empty() { image.clone() } else { request.clone() };
     Ok(Workload {
         argv,
         env: environment(&config.env, &spec.env),

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use coracle_types::{MemoryMib, Vcpus, VmId, VmName};
 
 use super::Host;
+use super::resolve::{Access, resolve};
 use crate::HostError;
 use crate::vm::Handle;
 
@@ -111,27 +112,14 @@ impl Host {
         Ok(Reservation { host: self.clone(), id: id.clone(), name: name.clone(), kept: false })
     }
 
-    /// Exact name, then id, then a prefix of either that fits one VM only.
-    pub(super) fn handle(&self, name: &str) -> Result<Handle, HostError> {
+    /// The VM that a caller means by `name`.
+    pub(super) fn handle(&self, name: &str, access: Access) -> Result<Handle, HostError> {
         let directory = self.0.directory();
-        let exact = |h: &&Handle| h.view.borrow().record.name.as_str() == name || h.id.as_str() == name;
-        if let Some(handle) = directory.live().find(exact) {
-            return Ok(handle.clone());
-        }
-        let fits = |h: &&Handle| {
-            !name.is_empty()
-                && (h.view.borrow().record.name.as_str().starts_with(name) || h.id.as_str().starts_with(name))
-        };
-        let found: Vec<_> = directory.live().filter(fits).collect();
-        match found.as_slice() {
-            [one] => Ok((*one).clone()),
-            [] => Err(HostError::NotFound { name: name.to_owned() }),
-            several => {
-                let mut matches: Vec<_> =
-                    several.iter().map(|h| h.view.borrow().record.name.to_string()).collect();
-                matches.sort();
-                Err(HostError::Ambiguous { name: name.to_owned(), matches })
-            }
-        }
+        let by_id = &directory.by_id;
+        let live = directory.by_name.iter().filter_map(|(known, id)| match by_id.get(id) {
+            Some(Slot::Live(handle)) => Some((handle, id, known)),
+            Some(Slot::Reserved { .. }) | None => None,
+        });
+        resolve(access, name, live).cloned()
     }
 }

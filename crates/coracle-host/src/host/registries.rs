@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
-use coracle_image::{
-    DiskOptions, DiskProgress, DiskReport, Image, ImageError, MachineRoot, Reference, SnapshotBase,
-    find_snapshot, push_snapshot,
-};
+use coracle_disk::{DiskOptions, DiskProgress, DiskReport, SnapshotBase, find_snapshot, push_snapshot};
+use coracle_image::ImageError;
+use coracle_oci::{PullOrigin, Reference};
 
 use super::Host;
 use crate::snapshots::{Part, remote};
 use crate::{HostError, SnapshotInfo, SnapshotName, files};
 
 impl Host {
-    /// Sends a snapshot to a registry, in windows. Those that the tag had before are not sent again. Idempotent;
-    /// cancel-safe: windows that arrived are found by the next call.
+    /// How disks and snapshots are moved.
+    pub(super) fn disk_options(&self, origin: PullOrigin) -> DiskOptions {
+        DiskOptions { registries: self.config().registries.clone(), origin, ..DiskOptions::default() }
+    }
+
+    /// Sends a snapshot to a registry, in chunks. Those that the tag had before are not sent again. Idempotent;
+    /// cancel-safe: chunks that arrived are found by the next call.
     ///
     /// # Errors
     /// As [`Host::snapshot`]; [`HostError::Image`] with what the registry said.
@@ -29,7 +33,7 @@ impl Host {
         // The file of a disk image has a digest and no manifest.
         let manifest = info.image_digest.parse().ok().and_then(|digest| self.images().descriptor(&digest));
         let base = SnapshotBase { name: info.image, digest: info.image_digest, manifest };
-        let options = DiskOptions::default();
+        let options = self.disk_options(PullOrigin::Local);
         let pushed = push_snapshot(&sources, &about, &base, reference, &options, progress).await;
         pushed.map_err(failed(reference))
     }
@@ -49,12 +53,13 @@ impl Host {
     ) -> Result<SnapshotInfo, HostError> {
         let taken = || HostError::SnapshotExists { name: name.to_string() };
         let part = self.snapshot_store().begin_pull(name.clone()).ok_or_else(taken)?;
-        match fill(&part, reference, progress).await {
+        let options = self.disk_options(PullOrigin::Local);
+        match fill(&part, reference, &options, progress).await {
             Ok(info) => {
                 let sealed = files::blocking(move || part.seal(&info).map(|()| info));
                 sealed.await.map_err(|source| HostError::Archive { source })
             }
-            // What a later call finds is checked again, window by window.
+            // What a later call finds is verified again, chunk by chunk.
             Err(HostError::Image { reference, source }) if source.is_transient() => {
                 Err(HostError::Image { reference, source })
             }
@@ -66,37 +71,16 @@ impl Host {
             }
         }
     }
-
-    /// Makes an image of what the workload of a running VM sees: the layers of the VM's image, and one more with what
-    /// differs. `root` is its root as a tar stream. When it fails nothing is named.
-    ///
-    /// # Errors
-    /// [`HostError::Image`].
-    pub async fn commit(
-        &self,
-        vm: &str,
-        reference: &Reference,
-        root: impl std::io::Read + Send + 'static,
-    ) -> Result<Image, HostError> {
-        let record = self.get(vm)?.record.clone();
-        if record.system.is_some() {
-            let message =
-                format!("VM {vm} is a system of its own: only what runs a container image can be committed");
-            return Err(HostError::Invalid { message });
-        }
-        let failed = failed(reference);
-        let base = record.image_digest.parse();
-        let base = base.map_err(|_| HostError::Invalid { message: format!("VM {vm} has no image") })?;
-        let created_ms = self.clock().now().0;
-        let mounts = record.volumes.iter().map(|volume| volume.target.clone().into()).collect();
-        let root = MachineRoot { tar: root, mounts };
-        self.images().commit(&base, root, reference, created_ms).await.map_err(failed)
-    }
 }
 
 /// Brings a snapshot's files into its part.
-async fn fill(part: &Part, reference: &Reference, progress: DiskProgress) -> Result<SnapshotInfo, HostError> {
-    let found = find_snapshot(reference, &DiskOptions::default()).await.map_err(failed(reference))?;
+async fn fill(
+    part: &Part,
+    reference: &Reference,
+    options: &DiskOptions,
+    progress: DiskProgress,
+) -> Result<SnapshotInfo, HostError> {
+    let found = find_snapshot(reference, options).await.map_err(failed(reference))?;
     let info = remote::read(&found, part).map_err(|source| HostError::Archive { source })?;
     let dir = part.dir().to_owned();
     let made = files::blocking(move || std::fs::create_dir_all(dir)).await;
@@ -110,9 +94,9 @@ fn failed(reference: &Reference) -> impl FnOnce(ImageError) -> HostError + use<>
     move |source| HostError::Image { reference, source }
 }
 
-/// Progress of windows, told as progress of an image.
-pub(crate) fn windows(step: coracle_image::Step, progress: Arc<dyn coracle_image::Progress>) -> DiskProgress {
+/// Reports the progress of chunks as progress of an image.
+pub fn chunk_progress(step: coracle_oci::Step, progress: Arc<dyn coracle_oci::Progress>) -> DiskProgress {
     Arc::new(move |done_bytes, total_bytes| {
-        progress.event(coracle_image::ProgressEvent { step, item: None, done_bytes, total_bytes });
+        progress.event(coracle_oci::ProgressEvent { step, item: None, done_bytes, total_bytes });
     })
 }

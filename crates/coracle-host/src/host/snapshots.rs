@@ -6,18 +6,19 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
-use coracle_hypervisor::{Driver as _, VmRecipe};
-use coracle_image::{Image, NoProgress, Reference};
+use coracle_hypervisor::{Driver as _, VmmConfig};
+use coracle_image::Image;
+use coracle_oci::{NoProgress, OciError, PullOrigin, Reference};
 use coracle_types::{Identity, InvalidVmName, MemoryMib, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
-use super::Host;
-use crate::recipe::{VmPaths, of_shape};
+use super::{Access, Host};
 use crate::record::SavedMemory;
 use crate::snapshots::{Part, SnapshotInfo, SnapshotName, SnapshotStore, archive};
 use crate::vm::Request;
-use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullMode, Record, files};
+use crate::vmm_config::{VmPaths, of_shape};
+use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullPolicy, Record, files};
 
 /// Copies of one VM that may be asked for at once.
 const FORKS_MAX: u32 = 64;
@@ -37,22 +38,24 @@ pub struct RestoreSpec {
     pub shape: Option<(Vcpus, MemoryMib)>,
     /// Replaces that of the snapshot's VM, unless empty.
     pub metadata: BTreeMap<String, String>,
+    /// On whose behalf a registry is asked for an image that is not here.
+    pub origin: PullOrigin,
 }
 
 impl Host {
-    /// Copies memory and disk of a VM as of one instant, and lets it go on as it did. When this returns the copy is on
-    /// disk and stays until it is removed; when it fails nothing is left of it. Cancel-safe: it goes on by itself.
+    /// Copies memory and disk of a VM at one instant; the VM continues in its state. When this returns the copy is synced
+    /// and stays until it is removed; when it fails nothing is left of it. Cancel-safe: it runs to completion.
     ///
     /// # Errors
     /// [`HostError::Refused`] unless it runs, is paused or hibernated; [`HostError::SnapshotExists`];
-    /// [`HostError::Files`] when there is no room.
+    /// [`HostError::Files`] when the disk is full.
     pub async fn save_snapshot(
         &self,
         vm: &str,
         name: Option<SnapshotName>,
     ) -> Result<SnapshotInfo, HostError> {
         let (host, vm) = (self.clone(), vm.to_owned());
-        self.whatever_becomes_of_the_caller(async move {
+        self.run_to_completion(async move {
             let name = name.unwrap_or_else(|| host.snapshot_name(&vm));
             let part = host.begin_snapshot(name)?;
             host.copy_into(&vm, part).await
@@ -81,7 +84,7 @@ impl Host {
         state("read a snapshot", found)?.ok_or_else(missing)
     }
 
-    /// Removes a snapshot. VMs that were made from it go on.
+    /// Removes a snapshot. VMs that were made from it keep running.
     ///
     /// # Errors
     /// As [`Host::snapshot`].
@@ -91,6 +94,27 @@ impl Host {
         let store = self.snapshot_store();
         let removed = files::blocking(move || store.remove(&wanted)).await;
         state("remove a snapshot", removed)?.then_some(()).ok_or_else(missing)
+    }
+
+    /// Lets VMs of `namespace` be made from a snapshot, or no longer. Idempotent.
+    ///
+    /// # Errors
+    /// As [`Host::snapshot`]; [`HostError::Invalid`] for an invalid namespace.
+    pub async fn share_snapshot(
+        &self,
+        name: &str,
+        namespace: &str,
+        granted: bool,
+    ) -> Result<SnapshotInfo, HostError> {
+        let missing = || HostError::NoSnapshot { name: name.to_owned() };
+        let wanted: SnapshotName = name.parse().map_err(|_| missing())?;
+        let (store, namespace) = (self.snapshot_store(), namespace.to_owned());
+        match files::blocking(move || store.share(&wanted, &namespace, granted)).await {
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                Err(HostError::Invalid { message: e.to_string() })
+            }
+            shared => state("share a snapshot", shared)?.ok_or_else(missing),
+        }
     }
 
     /// Writes the archive of a snapshot. Blocks a thread of its own until `out` has taken it.
@@ -126,23 +150,28 @@ impl Host {
         taken.await.map_err(|source| HostError::Archive { source })
     }
 
-    /// Makes a VM that goes on where the snapshot was taken, with an identity of its own, and returns when it runs. When
-    /// it fails no VM is left. Cancel-safe: it goes on by itself.
+    /// Makes a VM that continues from the snapshot, with an identity of its own, and returns when it runs. When it fails no
+    /// VM is left. Cancel-safe: it runs to completion.
     ///
     /// # Errors
-    /// [`HostError::Incompatible`] naming what differs on this host; as [`Host::create`] and [`Host::start`].
+    /// [`HostError::SnapshotNotShared`] when the caller's namespace may not use it; [`HostError::Incompatible`] naming what
+    /// differs on this host; as [`Host::create`] and [`Host::start`].
     pub async fn restore(&self, snapshot: &str, spec: RestoreSpec) -> Result<Record, HostError> {
         let info = self.snapshot(snapshot).await?;
+        if !info.admits(&spec.owner) {
+            let (name, namespace) = (snapshot.to_owned(), spec.owner.namespace);
+            return Err(HostError::SnapshotNotShared { name, namespace });
+        }
         let host = self.clone();
-        self.whatever_becomes_of_the_caller(async move {
-            let under = host.file_under(&info).await?;
+        self.run_to_completion(async move {
+            let under = host.file_under(&info, spec.origin).await?;
             host.restore_from(&info, &under, spec).await
         })
         .await
     }
 
-    /// Makes `count` VMs that go on where this one is now, each with an identity of its own, named by `prefix` and a
-    /// number. All run when this returns, or none is left. Cancel-safe: it goes on by itself.
+    /// Makes `count` VMs that continue from this one's state, each with an identity of its own, named by `prefix` and a
+    /// number. All run when this returns, or none is left. Cancel-safe: it runs to completion.
     ///
     /// # Errors
     /// As [`Host::save_snapshot`] and [`Host::restore`].
@@ -151,13 +180,13 @@ impl Host {
             let message = format!("{count} copies: from 1 to {FORKS_MAX} are made at once");
             return Err(HostError::Invalid { message });
         }
-        let record = self.get(vm)?.record.clone();
+        let record = self.find(vm, Access::Change)?.record.clone();
         let names = self.fork_names(prefix.as_ref().unwrap_or(&record.name), count)?;
         let host = self.clone();
-        self.whatever_becomes_of_the_caller(async move {
+        self.run_to_completion(async move {
             let name = host.snapshot_name(&format!("fork-{}", record.name));
             let info = host.copy_into(record.id.as_str(), host.begin_snapshot(name)?).await?;
-            let forked = host.fork_from(&info, names).await;
+            let forked = host.fork_from(&info, names, record.origin).await;
             if let Err(error) = host.delete_snapshot(info.name.as_str()).await {
                 tracing::warn!(snapshot = %info.name, %error, "snapshot of a fork not removed");
             }
@@ -166,17 +195,22 @@ impl Host {
         .await
     }
 
-    async fn fork_from(&self, info: &SnapshotInfo, names: Vec<VmName>) -> Result<Vec<Record>, HostError> {
-        let under = self.file_under(info).await?;
+    async fn fork_from(
+        &self,
+        info: &SnapshotInfo,
+        names: Vec<VmName>,
+        origin: PullOrigin,
+    ) -> Result<Vec<Record>, HostError> {
+        let under = self.file_under(info, origin).await?;
         let _shared = match names.len() {
             0 | 1 => None,
             _ => {
                 let memory = self.0.snapshots.memory_of(&info.name);
-                crate::snapshots::unfold(&self.0.shared, &info.name, self.shape_of(info), &memory).await
+                crate::snapshots::materialize(&self.0.shared, &info.name, self.shape_of(info), &memory).await
             }
         };
         let restored = names.into_iter().map(|name| {
-            let spec = RestoreSpec { name: Some(name), ..RestoreSpec::default() };
+            let spec = RestoreSpec { name: Some(name), origin, ..RestoreSpec::default() };
             self.restore_from(info, &under, spec)
         });
         let (mut made, mut failed) = (Vec::new(), None);
@@ -216,7 +250,8 @@ impl Host {
         let id = VmId::of_object(&name, Identity { cluster, namespace, name: object, uid });
         let reservation = self.reserve(&id, &name, info.vcpus, info.memory)?;
         let metadata = if spec.metadata.is_empty() { inherited(&info.metadata) } else { spec.metadata };
-        let laid_out = self.lay_out_copy(info, under, (&name, &id), spec.owner, metadata).await;
+        let owned = (spec.owner, spec.origin);
+        let laid_out = self.lay_out_copy(info, under, (&name, &id), owned, metadata).await;
         match laid_out.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
@@ -239,28 +274,29 @@ impl Host {
     }
 
     /// A machine like the one that the snapshot was taken on, without what was its own.
-    fn shape_of(&self, info: &SnapshotInfo) -> VmRecipe {
+    fn shape_of(&self, info: &SnapshotInfo) -> VmmConfig {
         let shared = &self.0.shared;
         let driver = &info.machine.driver;
-        let mut recipe = of_shape(&shared.config, shared.accelerator(driver));
-        (recipe.vcpus, recipe.memory) = (info.vcpus, info.memory);
-        if let Some(system) = &info.system {
-            recipe.machine = system.machine(&VmPaths::of(&shared.config, &recipe.id));
+        let mut vmm_config = of_shape(&shared.config, shared.accelerator_for(driver, &info.machine));
+        (vmm_config.vcpus, vmm_config.memory) = (info.vcpus, info.memory);
+        if let Some(disk_image_vm) = &info.disk_image_vm {
+            vmm_config.machine_type =
+                disk_image_vm.machine_type(&VmPaths { state: vmm_config.state_dir.clone() });
         }
-        recipe.driver = shared.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
-        recipe
+        vmm_config.driver = shared.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
+        vmm_config
     }
 
     /// Is this a machine like the one that the snapshot was taken on? Said before anything is made.
     async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
         let shared = &self.0.shared;
-        let recipe = VmRecipe { nic: None, ..self.shape_of(info) };
-        let (name, driver) = (name.to_string(), shared.driver_name(&recipe.driver));
-        let Some(snapshots) = shared.driver.snapshots(&recipe) else {
+        let vmm_config = VmmConfig { nic: None, ..self.shape_of(info) };
+        let (name, driver) = (name.to_string(), shared.driver_name(&vmm_config.driver));
+        let Some(snapshots) = shared.driver.snapshots(&vmm_config) else {
             let what = "load the memory of a saved VM";
             return Err(HostError::Unsupported { name, driver, what });
         };
-        let here = snapshots.compatibility(&recipe).await;
+        let here = snapshots.compatibility(&vmm_config).await;
         match info.machine.difference(&here) {
             Some((field, was, is)) => {
                 Err(HostError::Incompatible { name, field, saved: was.into(), here: is.into() })
@@ -270,7 +306,7 @@ impl Host {
     }
 
     /// The image whose root the snapshot's disk lies over: by digest, from its registry where it is not here.
-    pub(super) async fn image_of(&self, info: &SnapshotInfo) -> Result<Image, HostError> {
+    pub(super) async fn image_of(&self, info: &SnapshotInfo, origin: PullOrigin) -> Result<Image, HostError> {
         let failed = |source| HostError::Image { reference: info.image.clone(), source };
         if let Ok(digest) = info.image_digest.parse()
             && let Some(image) = self.images().get_by_digest(&digest).await.map_err(failed)?
@@ -278,8 +314,8 @@ impl Host {
             return Ok(image);
         }
         let exact = exact_reference(&info.image, &info.image_digest);
-        let reference: Reference = exact.parse().map_err(failed)?;
-        let image = self.pull(&reference, PullMode::IfNotPresent, Arc::new(NoProgress)).await?;
+        let reference: Reference = exact.parse().map_err(|e: OciError| failed(e.into()))?;
+        let image = self.pull(&reference, (PullPolicy::IfNotPresent, origin), Arc::new(NoProgress)).await?;
         if image.digest.to_string() == info.image_digest {
             return Ok(image);
         }
@@ -291,7 +327,7 @@ impl Host {
         info: &SnapshotInfo,
         under: &Path,
         (name, id): (&VmName, &VmId),
-        owner: Owner,
+        (owner, origin): (Owner, PullOrigin),
         metadata: BTreeMap<String, String>,
     ) -> Result<Record, HostError> {
         // Of an archive's making, perhaps, and what a later boot would start.
@@ -318,13 +354,14 @@ impl Host {
             rootfs: under.to_owned(),
             kernel,
             disk_mib: info.disk_mib,
-            prepared: info.prepared,
+            premounted: info.premounted,
             address,
             metadata,
             boots: 1,
             driver: info.machine.driver.clone(),
             saved: Some(saved),
-            system: info.system.clone(),
+            disk_image_vm: info.disk_image_vm.clone(),
+            origin,
             ..Record::new(id.clone(), name.clone(), shape, info.workload.clone(), self.clock().now())
         };
         let (paths, store, snapshot) =
@@ -348,7 +385,7 @@ impl Host {
     }
 
     async fn copy_into(&self, vm: &str, part: Part) -> Result<SnapshotInfo, HostError> {
-        let handle = self.handle(vm)?;
+        let handle = self.handle(vm, Access::Change)?;
         let (reply, answer) = oneshot::channel();
         let gone = || HostError::NotFound { name: vm.to_owned() };
         let request = Request::Snapshot { dir: part.dir().to_owned(), reply };
@@ -374,7 +411,8 @@ impl Host {
 
     /// The VM's name and the time: unique enough, and it sorts.
     fn snapshot_name(&self, vm: &str) -> SnapshotName {
-        let name = self.get(vm).map_or_else(|_| vm.to_owned(), |view| view.record.name.to_string());
+        let name =
+            self.find(vm, Access::Change).map_or_else(|_| vm.to_owned(), |view| view.record.name.to_string());
         SnapshotName::made_of(&name, &format!("{:x}", self.clock().now().0))
     }
 
@@ -391,7 +429,7 @@ fn state<T>(operation: &str, result: io::Result<T>) -> Result<T, HostError> {
     result.map_err(|source| HostError::State { operation: operation.to_owned(), source })
 }
 
-/// The record comes last: a folder without one belongs to nobody.
+/// The record comes last: a directory without one is a leftover.
 fn copy_files(
     paths: &VmPaths,
     store: &SnapshotStore,

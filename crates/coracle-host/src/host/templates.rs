@@ -3,7 +3,7 @@
 use coracle_types::{MemoryMib, Vcpus};
 
 use super::Host;
-use crate::recipe::of_shape;
+use crate::vmm_config::of_shape;
 use crate::{HostError, TemplateInfo, TemplateKey};
 
 impl Host {
@@ -15,13 +15,13 @@ impl Host {
 
     /// Does a clone of this template run already, for the next VM of its shape?
     #[must_use]
-    pub fn stands_by(&self, key: &TemplateKey) -> bool {
-        self.0.shared.standbys.has(key)
+    pub fn has_pooled(&self, key: &TemplateKey) -> bool {
+        self.0.shared.warm_pool.has(key)
     }
 
     /// Takes the template of a shape, or finds it; returns when it is ready. Its guest has a fresh disk of `disk_mib`
     /// mounted, for VMs that begin with one of that size; `None`: the node's default. Idempotent; cancel-safe: the taking
-    /// goes on without the caller.
+    /// runs to completion without the caller.
     ///
     /// # Errors
     /// [`HostError::Kernel`]; [`HostError::Template`] when the driver has none, they are switched off, or the boot
@@ -34,26 +34,26 @@ impl Host {
         disk_mib: Option<u64>,
     ) -> Result<TemplateInfo, HostError> {
         let shared = &self.0.shared;
-        let mut recipe = of_shape(&shared.config, shared.accelerator(""));
-        (recipe.vcpus, recipe.memory) = (vcpus, memory);
+        let mut vmm_config = of_shape(&shared.config, shared.accelerator(""));
+        (vmm_config.vcpus, vmm_config.memory) = (vcpus, memory);
         if let Some(kernel) = self.kernel(kernel_path)? {
-            recipe.kernel = kernel;
+            vmm_config.kernel = kernel;
         }
         let failed = |why: String| HostError::Template { why };
-        let key = shared.templates.key(shared, &recipe).await;
+        let key = shared.templates.key(shared, &vmm_config).await;
         let key = key.ok_or_else(|| failed("there are none on this node: see coracle doctor".to_owned()))?;
         let disk_mib = disk_mib.unwrap_or(shared.config.disk_mib);
-        shared.templates.warm(key, recipe, disk_mib).await.map_err(failed)
+        shared.templates.warm(key, vmm_config, disk_mib).await.map_err(failed)
     }
 
-    /// Forgets a template and its files. VMs that were started from it go on.
+    /// Forgets a template and its files. VMs that were started from it keep running.
     ///
     /// # Errors
     /// [`HostError::Template`] when there is none of this key.
     pub fn delete_template(&self, key: &str) -> Result<(), HostError> {
         let shared = &self.0.shared;
         let removed = TemplateKey::parse(key).is_some_and(|key| {
-            shared.standbys.forget(&key);
+            shared.warm_pool.forget(&key);
             shared.templates.remove(&key)
         });
         removed.then_some(()).ok_or_else(|| HostError::NoTemplate { key: key.to_owned() })

@@ -1,15 +1,19 @@
 //! Volumes of VMs: what a caller wants is looked at here, and carried out by the VM's task.
 
+use std::io;
+use std::path::{Path, PathBuf};
+
 use coracle_types::VmId;
 
-use super::Host;
+use super::{Access, Host};
+use crate::granted::{LocalUser, granted};
 use crate::vm::Request;
-use crate::volumes::{Found, look, place};
-use crate::{Fence, HostError, Record, Volume, VolumeWish, files};
+use crate::volumes::{VolumeSource, inspect_source, plan_volume};
+use crate::{Fence, HostError, Record, Volume, VolumeRequest, files};
 
 impl Host {
-    /// Gives a VM a disk or a folder of this node: at once when it runs, else with its next start. What fails leaves it as
-    /// it was. Cancel-safe: it goes on by itself.
+    /// Gives a VM a disk or a directory of this node: at once when it runs, else with its next start. What fails leaves it as
+    /// it was. Cancel-safe: it runs to completion.
     ///
     /// # Errors
     /// [`HostError::Invalid`] with what is wrong; [`HostError::Refused`]; [`HostError::Fenced`];
@@ -17,14 +21,15 @@ impl Host {
     pub async fn attach_volume(
         &self,
         vm: &str,
-        wish: VolumeWish,
+        request: VolumeRequest,
         fence: Option<Fence>,
     ) -> Result<Record, HostError> {
-        let found = self.look_at_volume(&wish).await?;
-        self.ask(vm, |reply| Request::Attach { wish, found, fence, reply }).await
+        self.handle(vm, Access::Change)?;
+        let found = self.inspect_volume(&request).await?;
+        self.ask(vm, |reply| Request::Attach { request, found, fence, reply }).await
     }
 
-    /// Takes a volume out of a VM; what is on it stays. Cancel-safe: it goes on by itself.
+    /// Detaches a volume from a VM; its data stays. Cancel-safe: it runs to completion.
     ///
     /// # Errors
     /// [`HostError::NoVolume`]; [`HostError::Guest`] while the guest uses it; as [`Host::attach_volume`].
@@ -42,24 +47,37 @@ impl Host {
     pub(super) fn claim_volumes(
         &self,
         vm: &VmId,
-        wishes: &[VolumeWish],
-        found: &[Found],
+        requests: &[VolumeRequest],
+        found: &[VolumeSource],
     ) -> Result<Vec<Volume>, HostError> {
         let invalid = |message| HostError::Invalid { message };
         let mut volumes = Vec::new();
-        for (wish, found) in wishes.iter().zip(found) {
-            let volume = place(&volumes, wish, found).map_err(invalid)?;
+        for (request, found) in requests.iter().zip(found) {
+            let volume = plan_volume(&volumes, request, found).map_err(invalid)?;
             self.0.shared.claims.claim(vm, &volume, found).map_err(invalid)?;
             volumes.push(volume);
         }
         Ok(volumes)
     }
 
-    pub(super) async fn look_at_volume(&self, wish: &VolumeWish) -> Result<Found, HostError> {
-        let (config, wanted) = (self.config().clone(), wish.clone());
-        let looked = files::blocking(move || Ok(look(&config, &wanted))).await;
+    /// A path of the node that a caller may name, with its links followed.
+    ///
+    /// # Errors
+    /// [`HostError::Invalid`] with the reason.
+    pub async fn granted_path(&self, path: &Path, user: LocalUser) -> Result<PathBuf, HostError> {
+        let (wanted, allowed) = (path.to_owned(), self.config().volume_dirs.clone());
+        let given = files::blocking(move || granted(&wanted, &allowed, user)).await;
+        given.map_err(|e| match e.kind() {
+            io::ErrorKind::PermissionDenied => HostError::Invalid { message: e.to_string() },
+            _ => HostError::Invalid { message: format!("cannot read {}: {e}", path.display()) },
+        })
+    }
+
+    pub(super) async fn inspect_volume(&self, request: &VolumeRequest) -> Result<VolumeSource, HostError> {
+        let (config, wanted) = (self.config().clone(), request.clone());
+        let looked = files::blocking(move || Ok(inspect_source(&config, &wanted))).await;
         let looked =
             looked.map_err(|source| HostError::State { operation: "look at a volume".to_owned(), source })?;
-        looked.map_err(|why| HostError::Invalid { message: format!("volume {}: {why}", wish.source) })
+        looked.map_err(|why| HostError::Invalid { message: format!("volume {}: {why}", request.source) })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! coracle-snapshot.json   {format, manifest, extents of the disk, SHA-256 of what follows}
-//! memory                  as in the folder
+//! memory                  as in the directory
 //! disk                    what is not a hole, end to end
 //! ```
 //! Whoever made the archive is not trusted: three entries of these names in this order, each of the length and the digest
@@ -56,7 +56,7 @@ pub(crate) fn write(store: &SnapshotStore, info: &SnapshotInfo, out: impl Write)
     let extents = extents(&disk)?;
     let head = Head {
         format: FORMAT,
-        snapshot: info.clone(),
+        snapshot: info.clone().without_access(),
         memory_sha256: digest(&mut Extents::new(&memory, vec![(0, memory_length)]))?,
         disk_sha256: digest(&mut Extents::new(&disk, extents.clone()))?,
         disk_length: disk.metadata()?.len(),
@@ -91,7 +91,7 @@ fn append<W: Write>(
 pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     std::fs::create_dir_all(part.dir())?;
     let mut archive = tar::Archive::new(zstd::Decoder::new(input)?);
-    // Raw: headers that go on in the next entry, which the library would read to their end however long, are refused.
+    // Raw: extension headers, which the library would read without a bound, are refused.
     let mut entries = archive.entries()?.raw(true);
     let mut text = Vec::new();
     next(&mut entries, HEAD)?.take(MANIFEST_MAX * 16).read_to_end(&mut text)?;
@@ -105,7 +105,8 @@ pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     if entries.next().is_some() {
         return Err(refused("there is more in it than a snapshot".to_owned()));
     }
-    Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot })
+    // Whoever made the archive does not say who may use it here.
+    Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot.without_access() })
 }
 
 pub(super) fn refused(why: String) -> io::Error {
@@ -319,6 +320,19 @@ mod tests {
         let mut value = serde_json::from_slice(&entries[0].2).unwrap();
         change(&mut value);
         entries[0].2 = serde_json::to_vec(&value).unwrap();
+    }
+
+    #[test]
+    fn archive_grants_nothing() {
+        let (_state, store, archive) = exported();
+        let grant = |entries: &mut Vec<(String, tar::EntryType, Vec<u8>)>| {
+            head(entries, |head| {
+                head["snapshot"]["sharedWith"] = serde_json::json!(["team"]);
+                head["snapshot"]["owner"] = serde_json::json!({"namespace": "team", "uid": "u-1"});
+            });
+        };
+        let info = import(&store, &rewritten(&archive, grant)).unwrap();
+        assert_eq!((info.owner, info.shared_with), (crate::Owner::default(), [].into()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Longest name, bytes.
 const MAX: usize = 128;
 
-/// Name of a snapshot, which is also that of its folder: letters, digits, `.`, `_` and `-`, a letter or a digit first.
+/// Name of a snapshot, which is also that of its directory: letters, digits, `.`, `_` and `-`, a letter or a digit first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName(String);
@@ -27,7 +27,7 @@ impl SnapshotName {
         &self.0
     }
 
-    /// A name for a snapshot of `vm` that nobody has named; `suffix` makes it unique.
+    /// Name for a snapshot of `vm` without a given one; `suffix` makes it unique.
     #[must_use]
     pub(crate) fn made_of(vm: &str, suffix: &str) -> Self {
         let usable = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

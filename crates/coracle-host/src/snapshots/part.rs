@@ -10,14 +10,14 @@ use coracle_types::UnixMillis;
 use super::{MANIFEST_FILE, SnapshotInfo, SnapshotName, SnapshotStore};
 use crate::files;
 
-/// What a folder is called while it is filled: this and the name.
+/// What a directory is called while it is filled: this and the name.
 const PART: &str = ".part-";
 /// The same while a pull fills it.
 const PULL: &str = ".pull-";
 /// How long the rest of a pull waits for the next one.
 const PULL_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A snapshot that is being filled. Dropped, it leaves nothing, unless it can go on.
+/// A snapshot that is being written. Dropped, it leaves nothing, unless a later pull can continue it.
 #[derive(Debug)]
 pub(crate) struct Part {
     store: SnapshotStore,
@@ -28,7 +28,7 @@ pub(crate) struct Part {
 }
 
 impl SnapshotStore {
-    /// Takes the name, which is free again when the part is dropped; `None` when somebody has it.
+    /// Takes the name, which is free again when the part is dropped; `None` when it is taken.
     pub(crate) fn begin(&self, name: SnapshotName) -> Option<Part> {
         self.take(name, PART, false)
     }
@@ -64,7 +64,7 @@ impl SnapshotStore {
 }
 
 impl Part {
-    /// Where it is filled; whoever does makes the folder.
+    /// Where it is filled; whoever does makes the directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -108,12 +108,12 @@ impl Drop for Part {
     }
 }
 
-/// Is the hidden folder `dir` the rest of a pull that somebody may still go on with?
+/// Whether the hidden directory `dir` is an interrupted pull that may still be continued.
 pub(super) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
     if !name.starts_with(PULL) {
         return Ok(false);
     }
-    // Files in it grow without the folder's own time being changed.
+    // Files in it grow without the directory's own time being changed.
     let mut last = std::fs::metadata(dir)?.modified()?;
     for entry in std::fs::read_dir(dir)? {
         last = last.max(entry?.metadata()?.modified()?);
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!((hidden(&store), store.list().unwrap()), (vec![".pull-one".to_owned()], vec![]));
         let again = store.begin_pull("one".parse().unwrap()).unwrap();
         assert!(store.begin("one".parse().unwrap()).is_none(), "the name is taken meanwhile");
-        assert!(!store.remove(again.name()).unwrap(), "nobody removes what is being filled");
+        assert!(!store.remove(again.name()).unwrap(), "a snapshot that is being written cannot be removed");
         again.seal(&info("one")).unwrap();
         assert_eq!(std::fs::read(store.memory_of(&"one".parse().unwrap())).unwrap(), b"memory");
         assert!(hidden(&store).is_empty());

@@ -1,11 +1,11 @@
-//! A snapshot in a registry: its two files in windows, and its manifest in front.
+//! A snapshot in a registry: its two files in chunks, and its manifest in front.
 //!
-//! The registry is not trusted: what it says of the snapshot is checked before anything is moved, every window by its
+//! The registry is not trusted: what it says of the snapshot is checked before anything is moved, every chunk by its
 //! digest, and nothing of it is ever a path.
 
 use std::io;
 
-use coracle_image::{RemoteSnapshot, SnapshotFile};
+use coracle_disk::{RemoteSnapshot, SnapshotFile};
 use serde_json::Value;
 
 use super::{DISK_FILE, MEMORY_FILE, Part, SnapshotInfo, SnapshotStore, archive};
@@ -24,7 +24,7 @@ pub(crate) fn files(store: &SnapshotStore, info: &SnapshotInfo) -> Vec<SnapshotF
 /// # Errors
 /// Never for a manifest that was read.
 pub(crate) fn about(info: &SnapshotInfo) -> io::Result<Value> {
-    Ok(serde_json::to_value(info)?)
+    Ok(serde_json::to_value(info.clone().without_access())?)
 }
 
 /// Reads and judges what a registry says of a snapshot that is to fill `part`.
@@ -42,5 +42,6 @@ pub(crate) fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotI
     if length(MEMORY_FILE)? != info.memory_bytes {
         return Err(archive::refused("its memory has another length than it says".to_owned()));
     }
-    Ok(SnapshotInfo { name: part.name().clone(), ..info })
+    // Whoever pushed it does not say who may use it here.
+    Ok(SnapshotInfo { name: part.name().clone(), ..info.without_access() })
 }

@@ -7,7 +7,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use coracle_types::VmName;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -28,16 +27,11 @@ impl TemplateKey {
         Self(hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// A key that somebody has typed; `None` when it cannot be one.
+    /// Parses a key; `None` when it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let hex = text.len() == 16 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         hex.then(|| Self(text.to_owned()))
-    }
-
-    /// The name of the machine that is saved.
-    pub(crate) fn vm_name(&self) -> VmName {
-        format!("template-{}", self.0).parse().expect("letters, digits and a dash are a name")
     }
 
     /// The digits.

@@ -4,124 +4,97 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Disk, Driver as _, MemoryFile, ProcessId, SealedFile, Template, VmRecipe};
+use coracle_guest_client::GuestClient;
+use coracle_hypervisor::{Disk, Driver as _, MemoryFile, ProcessId, SealedFile, Template, VmmConfig};
 use coracle_proto::guest as pb;
-use coracle_types::{MacAddr, VmId};
+use coracle_types::MacAddr;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::{TemplateInfo, TemplateKey, Wish, manifest};
-use crate::guest::{GuestClient, within};
-use crate::recipe::device;
+use super::{TemplateInfo, TemplateRequest, Templates, manifest};
+use crate::instances::InstanceOwner;
 use crate::record::millis;
 use crate::vm::Shared;
-use crate::{HostError, disks, files, standby};
+use crate::vmm_config::device;
+use crate::{HostError, disks, files, warm_pool};
 
-/// What the folder of a template is called while it is taken: this and the key.
+/// What the directory of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
 
-/// Is this the folder of a template that was not finished?
+/// Is this the directory of a template that was not finished?
 pub(super) fn is_part(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PART))
 }
 
-/// Ends the VMMs of templates that a crash cut off, and removes their folders.
-pub(crate) async fn sweep(shared: &Shared) {
-    let parts = std::fs::read_dir(&shared.templates.dir).into_iter().flatten().flatten().map(|e| e.path());
+/// Removes the directories of templates that a crash cut off. Blocking.
+pub(crate) fn sweep(templates: &Templates) {
+    let parts = std::fs::read_dir(&templates.dir).into_iter().flatten().flatten().map(|e| e.path());
     for part in parts.filter(|path| is_part(path)) {
-        if let Err(error) = end(shared, &part).await {
-            tracing::warn!(dir = %part.display(), %error, "template that was cut off is not swept");
+        if let Err(error) = files::remove_tree(&part) {
+            tracing::warn!(dir = %part.display(), %error, "template that was cut off is not removed");
         }
     }
 }
 
-async fn end(shared: &Shared, part: &Path) -> Result<(), HostError> {
-    let name = part.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PART));
-    let failed = |source| HostError::State { operation: format!("remove {}", part.display()), source };
-    if let Some(key) = name.and_then(TemplateKey::parse) {
-        let nothing = crate::recipe::of_shape(&shared.config, shared.accelerator(""));
-        let recipe = template_recipe(shared, &key, nothing, part);
-        let driver = |source| HostError::Driver { name: recipe.id.to_string(), source };
-        while let Some(vmm) = shared.driver.find(&recipe).await.map_err(driver)? {
-            shared.driver.kill(vmm).await.map_err(driver)?;
-        }
-        files::remove_tree(&recipe.run_dir).map_err(failed)?;
-    }
-    files::remove_tree(part).map_err(failed)
-}
-
-/// Serves wishes until the daemon stops. A wish that is cut off leaves a VMM, which [`sweep`] ends.
-pub(crate) async fn run(shared: Arc<Shared>, mut wishes: mpsc::Receiver<Wish>) {
+/// Serves requests until the daemon stops. A request that is cut off leaves an instance, which ends with the daemon.
+pub(crate) async fn run(shared: Arc<Shared>, mut requests: mpsc::Receiver<TemplateRequest>) {
     let templates = &shared.templates;
     loop {
-        let wish = tokio::select! {
+        let request = tokio::select! {
             () = shared.stop.cancelled() => return,
-            wish = wishes.recv() => wish,
+            request = requests.recv() => request,
         };
-        let Some(wish) = wish else { return };
-        let found = templates.list().into_iter().find(|info| info.key == wish.key);
+        let Some(request) = request else { return };
+        let found = templates.list().into_iter().find(|info| info.key == request.key);
         let outcome = match found {
             Some(info) => Ok(info),
             None => tokio::select! {
-                () = shared.stop.cancelled() => return sweep(&shared).await,
-                outcome = take(&shared, &wish) => outcome.map_err(|error| error.chain()),
+                () = shared.stop.cancelled() => return,
+                outcome = take(&shared, &request) => outcome.map_err(|error| error.chain()),
             },
         };
         match &outcome {
             Ok(info) => {
                 tracing::info!(template = info.key.as_str(), took_ms = info.took_ms, "template ready")
             }
-            Err(error) => tracing::warn!(template = wish.key.as_str(), error, "template not taken"),
+            Err(error) => tracing::warn!(template = request.key.as_str(), error, "template not taken"),
         }
         if outcome.is_ok() {
-            standby::want(&shared, wish.key.clone(), &wish.recipe);
+            warm_pool::want(&shared, request.key.clone(), &request.vmm_config);
         }
-        if let Some(reply) = wish.reply {
+        if let Some(reply) = request.reply {
             let _caller_gone = reply.send(outcome);
         }
     }
 }
 
-async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostError> {
+async fn take(shared: &Arc<Shared>, request: &TemplateRequest) -> Result<TemplateInfo, HostError> {
     let templates = &shared.templates;
-    let place = templates.dir.join(wish.key.as_str());
-    let part = templates.dir.join(format!("{PART}{}", wish.key));
-    let recipe = template_recipe(shared, &wish.key, wish.recipe.clone(), &part);
+    let place = templates.dir.join(request.key.as_str());
+    let part = templates.dir.join(format!("{PART}{}", request.key));
     let io = |operation: &str| {
-        let operation = format!("{operation} of template {}", wish.key);
+        let operation = format!("{operation} of template {}", request.key);
         move |source| HostError::State { operation, source }
     };
-    for dir in [&recipe.state_dir, &recipe.run_dir] {
-        std::fs::create_dir_all(dir).map_err(io("make the folder"))?;
-    }
-    let disk = recipe.disk_in(recipe.slots.prepared()).map(|disk| disk.path.clone());
-    if let Some(disk) = disk.clone() {
-        let (cache, size) = (shared.config.state_dir.join("cache"), wish.disk_mib);
-        let made = files::blocking(move || disks::ensure_overlay(&cache, &disk, size)).await;
-        made.map_err(io("make the disk"))?;
-    }
     // It is a boot like any other, and waits its turn.
     let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+    let owner = InstanceOwner::Template(request.key.clone());
+    let vmm_config = shared.instances.create(owner, request.vmm_config.clone()).await?;
+    let vmm_config = without_a_vm(shared, vmm_config);
     let began = Instant::now();
-    let taken = save(shared, &recipe).await;
-    let _gone_with_its_vmm = files::remove_tree(&recipe.run_dir);
-    let (template, save) = match taken {
-        Ok(taken) => taken,
-        Err(error) => {
-            let _leave_nothing = files::remove_tree(&part);
-            return Err(error);
-        }
-    };
+    let taken = boot_and_save(shared, request, &vmm_config).await;
+    shared.instances.end(&vmm_config.id, None).await?;
+    let (template, save) = taken?;
     let info = TemplateInfo {
-        key: wish.key.clone(),
-        vcpus: recipe.vcpus,
-        memory: recipe.memory,
+        key: request.key.clone(),
+        vcpus: vmm_config.vcpus,
+        memory: vmm_config.memory,
         taken_at: shared.clock.now(),
         took_ms: millis(began.elapsed()),
         save_ms: millis(save),
         ram_bytes: template.ram.resident().map_err(io("measure the memory"))?,
-        disk_mib: disk.map_or(0, |_| wish.disk_mib),
+        disk_mib: template.disk.as_ref().map_or(0, |_| request.disk_mib),
     };
     let template = Arc::new(template);
     templates.insert(info.clone(), template.clone());
@@ -131,45 +104,51 @@ async fn take(shared: &Arc<Shared>, wish: &Wish) -> Result<TemplateInfo, HostErr
         files::blocking(move || manifest::store(&part, &place, &info, &template)).await
     };
     if let Err(error) = stored {
-        tracing::warn!(template = wish.key.as_str(), %error, "template is kept in memory only");
+        tracing::warn!(template = request.key.as_str(), %error, "template is kept in memory only");
         let _leave_nothing = files::remove_tree(&part);
     }
     Ok(info)
 }
 
-/// The shape without what is the VM's own, and with a disk for its guest to prepare.
-fn template_recipe(shared: &Shared, key: &TemplateKey, mut recipe: VmRecipe, part: &Path) -> VmRecipe {
-    recipe.id = VmId::of_name(&key.vm_name());
-    let prepares = shared.driver.templates(&recipe).is_some_and(|templates| templates.prepares_disk());
-    let slot = recipe.slots.prepared();
-    recipe.disks = prepares.then(|| Disk::raw(slot, part.join("disk"), false)).into_iter().collect();
-    if let Some(nic) = &mut recipe.nic {
-        nic.mac = MacAddr::of(&recipe.id);
+/// The instance without what is a VM's own, and with a disk for its guest to prepare.
+fn without_a_vm(shared: &Shared, mut vmm_config: VmmConfig) -> VmmConfig {
+    let premounts = shared.driver.templates(&vmm_config).is_some_and(|templates| templates.premounts_disk());
+    let disk = Disk::raw(vmm_config.slots.premounted(), vmm_config.state_dir.join("disk"), false);
+    vmm_config.disks = premounts.then_some(disk).into_iter().collect();
+    if let Some(nic) = &mut vmm_config.nic {
+        nic.mac = MacAddr::of(&vmm_config.id);
     }
-    recipe.state_dir = part.to_owned();
-    recipe.run_dir = shared.config.run_dir.join(recipe.id.short());
-    recipe
+    vmm_config
+}
+
+async fn boot_and_save(
+    shared: &Arc<Shared>,
+    request: &TemplateRequest,
+    vmm_config: &VmmConfig,
+) -> Result<(Template, Duration), HostError> {
+    if let Some(disk) = vmm_config.disk_in(vmm_config.slots.premounted()) {
+        let (cache, disk) = (shared.config.state_dir.join("cache"), disk.path.clone());
+        let size = request.disk_mib;
+        let made = files::blocking(move || disks::ensure_overlay(&cache, &disk, size)).await;
+        let operation = || format!("make the disk of template {}", request.key);
+        made.map_err(|source| HostError::State { operation: operation(), source })?;
+    }
+    save(shared, vmm_config).await
 }
 
 /// Boots to the agent's waiting point and saves there; the time is that of saving.
-async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<(Template, Duration), HostError> {
-    let name = || recipe.id.to_string();
+async fn save(shared: &Arc<Shared>, vmm_config: &VmmConfig) -> Result<(Template, Duration), HostError> {
+    let name = || vmm_config.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
     let io = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
-    let templates = shared.driver.templates(recipe).ok_or(HostError::Stopping)?;
-    let ram = MemoryFile::new("template-ram", u64::from(recipe.memory.get()) << 20).map_err(io)?;
+    let templates = shared.driver.templates(vmm_config).ok_or(HostError::Stopping)?;
+    let ram = MemoryFile::new("template-ram", u64::from(vmm_config.memory.get()) << 20).map_err(io)?;
     let state = MemoryFile::new("template-state", 0).map_err(io)?;
-    let process = templates.boot_template(recipe, &ram).await.map_err(driver)?;
-    match meet(shared, recipe, process, None, shared.config.boot_limit).await {
-        // The guest sees that the session is over before it is saved.
-        Ok(session) => drop(session),
-        Err(error) => {
-            shared.driver.kill(process).await.map_err(driver)?;
-            return Err(error);
-        }
-    }
-    let took = templates.save_template(recipe, process, &ram, &state).await.map_err(driver)?;
-    let disk = recipe.disk_in(recipe.slots.prepared()).map(|disk| disk.path.clone());
+    let process = templates.boot_template(vmm_config, &ram).await.map_err(driver)?;
+    // The guest sees that the session is over before it is saved.
+    drop(connect_guest(shared, vmm_config, process, None, shared.config.boot_limit).await?);
+    let took = templates.save_template(vmm_config, process, &ram, &state).await.map_err(driver)?;
+    let disk = vmm_config.disk_in(vmm_config.slots.premounted()).map(|disk| disk.path.clone());
     let sealed = files::blocking(move || {
         let disk = disk.map(|path| SealedFile::load("template-disk", &path, |_, _| {})).transpose()?;
         Ok(Template { ram: ram.seal()?, state: state.seal()?, disk })
@@ -179,23 +158,23 @@ async fn save(shared: &Arc<Shared>, recipe: &VmRecipe) -> Result<(Template, Dura
     Ok((sealed.map_err(failed)?, took))
 }
 
-/// The agent of a machine that is nobody's yet says hello, answers, and prepares the disk, all within `limit`.
-pub(crate) async fn meet(
+/// The agent of a machine that is unassigned yet says hello, answers, and prepares the disk, all within `limit`.
+pub(crate) async fn connect_guest(
     shared: &Shared,
-    recipe: &VmRecipe,
+    vmm_config: &VmmConfig,
     process: ProcessId,
     channel: Option<UnixStream>,
     limit: Duration,
 ) -> Result<GuestClient, HostError> {
-    let boot = |why: &str| HostError::Boot { name: recipe.id.to_string(), why: why.to_owned() };
+    let boot = |why: &str| HostError::Boot { name: vmm_config.id.to_string(), why: why.to_owned() };
     let ready = async {
-        let guest = GuestClient::open(&shared.driver, recipe, limit, channel).await;
+        let guest = GuestClient::open(&shared.driver, vmm_config, limit, channel).await;
         let guest = guest.map_err(|e| boot(&e.to_string()))?;
-        guest.status().await.map_err(|e| boot(e.message()))?;
-        let slot = recipe.slots.prepared();
-        if recipe.disk_in(slot).is_some() {
+        guest.status().await.map_err(|e| boot(&e.to_string()))?;
+        let slot = vmm_config.slots.premounted();
+        if vmm_config.disk_in(slot).is_some() {
             let request = pb::PrepareRequest { overlay_device: device(slot), image_device: String::new() };
-            within(limit, guest.rpc().prepare(request)).await.map_err(|e| boot(e.message()))?;
+            guest.prepare(request, limit).await.map_err(|e| boot(&e.to_string()))?;
         }
         Ok(guest)
     };

@@ -1,6 +1,7 @@
 //! The task that owns a VM: requests from a queue, reports from jobs, one at a time.
 
 mod finish;
+mod remove;
 mod suspend;
 mod volumes;
 
@@ -9,8 +10,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coracle_hypervisor::{Driver as _, ProcessId, VmRecipe};
-use coracle_proto::guest as pb;
+use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
 use coracle_types::{Op, VmState};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -18,16 +18,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::finish::Committing;
 use super::boot::CONFIGURE_LIMIT;
-use super::{Handle, Note, Reply, Request, Shared, Up, View, What, boot, follow};
+use super::{Handle, JobEvent, JobEventKind, Reply, Request, Shared, Up, View, boot, follow};
 use crate::adopt::{Adoption, Seen, adopt};
 use crate::console::{self, ConsoleInput};
 use crate::events::EventKind;
-use crate::folders::FolderServer;
-use crate::guest::within;
+use crate::instances::InstanceOwner;
 use crate::logs::LogWriter;
-use crate::recipe::{VmPaths, configuration, recipe};
 use crate::record::millis;
+use crate::vmm_config::{VmPaths, configuration, vmm_config};
 use crate::{ConsoleHandle, Fence, GuestClient, HostError, HostEvent, Record, files};
+use coracle_share::SharedDirServer;
 
 /// Requests that may wait for one VM.
 const QUEUE: usize = 32;
@@ -37,6 +37,9 @@ const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
 /// What the guest gets beyond its workload's grace, to sync and unmount.
 const SYNC_GRACE: Duration = Duration::from_secs(3);
+
+/// Begins the message of a running VM whose network could not be restored.
+const CUT_OFF: &str = "cut off from the network";
 
 pub(crate) use self::finish::{Commit, Committed};
 
@@ -50,10 +53,10 @@ struct Actor {
     keys: Arc<tokio::sync::Mutex<ConsoleInput>>,
     log: Arc<Mutex<LogWriter>>,
     requests: mpsc::Receiver<Request>,
-    notes: mpsc::Receiver<Note>,
-    tell: mpsc::Sender<Note>,
-    /// Folders that the guest is served, by volume.
-    folders: BTreeMap<String, Arc<FolderServer>>,
+    job_event_queue: mpsc::Receiver<JobEvent>,
+    job_events: mpsc::Sender<JobEvent>,
+    /// Directories that the guest is served, by volume.
+    shared_dirs: BTreeMap<String, Arc<SharedDirServer>>,
     /// Everything that runs for the present boot; ends with it.
     jobs: JoinSet<()>,
     /// The job that stays in touch with the guest.
@@ -62,9 +65,11 @@ struct Actor {
     /// An image of what the workload left, while it is being made.
     committing: Option<Committing>,
     /// The guest's CPUs are held.
-    held: watch::Sender<bool>,
-    /// The guest was told of a copy, and not yet that it goes on.
-    told_of_copy: bool,
+    paused: watch::Sender<bool>,
+    /// The record on disk is older than the one here.
+    unsaved: bool,
+    /// The pre-snapshot hook has run, the post-snapshot hook has not.
+    post_snapshot_due: bool,
     starters: Vec<Reply>,
     stoppers: Vec<Reply>,
     /// When patience with a guest that was asked to stop is over.
@@ -89,7 +94,7 @@ pub(crate) fn spawn(
     let log = LogWriter::open(&paths.state)?;
     let printed = log.changed();
     let (requests, queue) = mpsc::channel(QUEUE);
-    let (tell, notes) = mpsc::channel(QUEUE);
+    let (job_events, job_event_queue) = mpsc::channel(QUEUE);
     let (view, reader) = watch::channel(Arc::new(View { record: record.clone(), guest: None }));
     let handle = Handle { id: record.id.clone(), requests, view: reader, console: console.clone(), printed };
     let actor = Actor {
@@ -102,15 +107,16 @@ pub(crate) fn spawn(
         keys: Arc::new(tokio::sync::Mutex::new(keys)),
         log: Arc::new(Mutex::new(log)),
         requests: queue,
-        notes,
-        tell,
-        folders: BTreeMap::new(),
+        job_event_queue,
+        job_events,
+        shared_dirs: BTreeMap::new(),
         jobs: JoinSet::new(),
         follower: None,
         commit,
         committing: None,
-        held: watch::Sender::new(false),
-        told_of_copy: false,
+        paused: watch::Sender::new(false),
+        unsaved: false,
+        post_snapshot_due: false,
         starters: vec![],
         stoppers: vec![],
         kill_at: None,
@@ -123,8 +129,16 @@ pub(crate) fn spawn(
 
 impl Actor {
     /// Its VMM, for finding one and speaking to it, not for starting one.
-    fn recipe(&self) -> VmRecipe {
-        recipe(&self.shared.config, &self.record, self.shared.accelerator(&self.record.driver), None)
+    fn vmm_config(&self) -> VmmConfig {
+        let of_run = self.record.accelerator.filter(|_| self.record.state.has_vmm());
+        let accelerator = of_run.unwrap_or_else(|| self.shared.accelerator(&self.record.driver));
+        vmm_config(&self.shared.config, &self.record, accelerator, None)
+    }
+
+    /// Takes the accelerator from the VMM: a driver may have fallen back to another than the node's.
+    fn record_accelerator(&mut self, vmm: ProcessId) {
+        self.record.accelerator = None;
+        self.record.accelerator = Some(self.shared.driver.accelerator_of(&self.vmm_config(), vmm));
     }
 
     /// Until the VM is gone or the daemon stops.
@@ -137,7 +151,7 @@ impl Actor {
             let kill_at = self.kill_at;
             tokio::select! {
                 () = stop.cancelled() => return,
-                Some(note) = self.notes.recv() => self.note(note).await,
+                Some(event) = self.job_event_queue.recv() => self.handle_job_event(event).await,
                 Some(request) = self.requests.recv() => {
                     if self.request(request).await {
                         return;
@@ -156,7 +170,7 @@ impl Actor {
         let seen = match found {
             None => Seen::Nothing,
             Some(vmm) if self.record.process == Some(vmm) => Seen::Known,
-            Some(_) => Seen::Stranger,
+            Some(_) => Seen::Unrecorded,
         };
         let adoption = adopt(self.record.state, seen, self.record.saved.is_some());
         if adoption != Adoption::Rest {
@@ -183,26 +197,50 @@ impl Actor {
         false
     }
 
-    /// Takes a VMM that runs as it is, and makes it stand still or run as the record says.
+    /// Adopts a running VMM and restores the recorded power state.
     async fn attach(&mut self, vmm: ProcessId) {
         self.record.process = Some(vmm);
+        self.record_accelerator(vmm);
         self.watch(vmm);
         if self.record.state == VmState::Starting {
             self.boot_began = Instant::now();
             self.spawn_boot();
             return;
         }
-        if let Ok(lease) = self.shared.network.lease(&self.record.id, self.record.address) {
-            let attached = self.shared.network.attach(&self.record.id, self.record.mac, lease).await;
-            if let Err(error) = attached {
-                tracing::warn!(vm = %self.record.id, %error, "network not restored");
+        let message = match self.restore_network().await {
+            Ok(()) if self.record.message.starts_with(CUT_OFF) => String::new(),
+            Ok(()) => self.record.message.clone(),
+            Err(error) => {
+                let error = error.chain();
+                tracing::error!(vm = %self.record.id, error, "restore network failed");
+                format!("{CUT_OFF}: {error}")
             }
+        };
+        if message != self.record.message {
+            self.record.message = message;
+            self.save_quietly().await;
         }
-        if let Err(error) = self.hold_as_recorded().await {
-            tracing::warn!(vm = %self.record.id, %error, "VMM does not do as the record says");
+        if let Err(error) = self.restore_power_state().await {
+            tracing::warn!(vm = %self.record.id, %error, "restore recorded power state failed");
         }
         self.follow(None);
         self.forget_saved().await;
+    }
+
+    /// Connects a VMM that runs. When it fails no packet of its guest passes.
+    async fn restore_network(&self) -> Result<(), HostError> {
+        let (network, record) = (&self.shared.network, &self.record);
+        let Some(instance) = &record.instance else { return Ok(()) };
+        let outcome = match network.lease(&record.id, record.address) {
+            Ok(lease) => network.attach(instance, record.mac, lease).await.map(drop),
+            Err(error) => {
+                if let Err(error) = network.cut_off(instance).await {
+                    tracing::error!(vm = %record.id, %error, "take down tap failed");
+                }
+                Err(error)
+            }
+        };
+        outcome.map_err(|source| HostError::Network { name: record.name.to_string(), source })
     }
 
     /// True when the VM is gone.
@@ -238,8 +276,8 @@ impl Actor {
             (Request::Stop { grace, reply, .. }, Ok(())) => self.stop(grace, reply).await,
             (Request::Suspend { op, reply, .. }, Ok(())) => self.suspend(op, reply).await,
             (Request::Snapshot { dir, reply }, Ok(())) => self.snapshot(dir, reply).await,
-            (Request::Attach { wish, found, reply, .. }, Ok(())) => {
-                let done = self.attach_volume(&wish, &found).await;
+            (Request::Attach { request, found, reply, .. }, Ok(())) => {
+                let done = self.attach_volume(&request, &found).await;
                 let _caller_gone = reply.send(done.map(|()| self.record.clone()));
             }
             (Request::Detach { volume, reply, .. }, Ok(())) => {
@@ -277,7 +315,7 @@ impl Actor {
 
     async fn start(&mut self, reply: Reply) {
         if matches!(self.record.state, VmState::Running | VmState::Paused) {
-            let done = self.go_on().await;
+            let done = self.resume_vcpus().await;
             let _caller_gone = reply.send(done.map(|()| self.record.clone()));
             return;
         }
@@ -288,7 +326,7 @@ impl Actor {
     }
 
     async fn begin_boot(&mut self) {
-        // A guest that goes on from its saved memory does not boot, and its output has no new beginning.
+        // A guest that continues from saved memory does not boot, and its output continues.
         if self.record.saved.is_none() {
             self.record.boots += 1;
             self.drop_half_volumes();
@@ -310,8 +348,12 @@ impl Actor {
     }
 
     fn spawn_boot(&mut self) {
-        let job =
-            boot::run(self.shared.clone(), self.record.clone(), self.console.clone(), self.tell.clone());
+        let job = boot::run(
+            self.shared.clone(),
+            self.record.clone(),
+            self.console.clone(),
+            self.job_events.clone(),
+        );
         self.jobs.spawn(job);
     }
 
@@ -319,9 +361,11 @@ impl Actor {
         match self.record.state {
             state if state.has_vmm() => {}
             state => {
-                // One that never ran is at rest by somebody's wish from now on.
+                // A VM that never ran is Stopped from now on.
                 let done = match state {
                     VmState::Created => self.change(VmState::Stopped, String::new()).await,
+                    // Its end was not recorded, for want of space, and so not acknowledged yet.
+                    _ if self.unsaved => self.save().await,
                     _ => Ok(()),
                 };
                 let _caller_gone = reply.send(done.map(|()| self.record.clone()));
@@ -334,8 +378,8 @@ impl Actor {
         } else if grace.is_zero() || matches!(self.record.state, VmState::Starting | VmState::Hibernating) {
             self.end_run(VmState::Stopped, String::new()).await;
         } else {
-            if let Err(error) = self.go_on().await {
-                tracing::warn!(vm = %self.record.id, %error, "a paused guest cannot be asked to power off");
+            if let Err(error) = self.resume_vcpus().await {
+                tracing::warn!(vm = %self.record.id, %error, "resume before power-off failed");
             }
             self.ask_to_power_off(grace).await;
         }
@@ -350,41 +394,40 @@ impl Actor {
         }
         let message = self.record.message.clone();
         if let Err(error) = self.change(VmState::Stopping, message).await {
-            tracing::warn!(vm = %self.record.id, %error, "stop not recorded");
+            tracing::warn!(vm = %self.record.id, %error, "record stop failed");
         }
         if let Some(guest) = self.guest.clone() {
-            let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
             self.jobs.spawn(async move {
-                let request = pb::ShutdownRequest { grace_ms };
-                let asked = within(Duration::from_secs(5), guest.rpc().shutdown(request)).await;
+                let asked = guest.shutdown(grace, Duration::from_secs(5)).await;
                 if let Err(error) = asked {
-                    tracing::debug!(%error, "guest did not acknowledge its shutdown");
+                    tracing::debug!(%error, "guest shutdown request failed");
                 }
             });
         }
     }
 
-    async fn note(&mut self, note: Note) {
-        if note.boot != self.record.boots || !self.record.state.has_vmm() {
+    async fn handle_job_event(&mut self, event: JobEvent) {
+        if event.boot != self.record.boots || !self.record.state.has_vmm() {
             return; // of an earlier run
         }
-        match note.what {
-            What::Spawned { vmm, from } => {
+        match event.kind {
+            JobEventKind::Spawned { instance, vmm, from } => {
+                self.record.instance = Some(instance);
                 self.record.process = Some(vmm);
                 self.record.template = from.template;
-                self.record.prepared = from.prepared;
-                self.record.standby = from.standby;
-                self.record.accelerator = Some(self.shared.accelerator(&self.record.driver));
+                self.record.premounted = from.premounted;
+                self.record.pooled = from.pooled;
+                self.record_accelerator(vmm);
                 self.save_quietly().await;
                 self.watch(vmm);
             }
-            What::Loaded { vmm, go } => self.loaded(vmm, go).await,
-            What::Booted(Ok(up)) if self.record.state == VmState::Starting => self.booted(up).await,
-            What::Booted(Ok(_)) => {}
-            What::Booted(Err(error)) => {
+            JobEventKind::Loaded { instance, vmm, go } => self.loaded(instance, vmm, go).await,
+            JobEventKind::Booted(Ok(up)) if self.record.state == VmState::Starting => self.booted(up).await,
+            JobEventKind::Booted(Ok(_)) => {}
+            JobEventKind::Booted(Err(error)) => {
                 let message = error.chain();
-                tracing::warn!(vm = %self.record.id, error = message, "VM did not start");
-                // Who is told of it finds it so.
+                tracing::warn!(vm = %self.record.id, error = message, "start VM failed");
+                // The record changes before the callers get the error.
                 let starters = std::mem::take(&mut self.starters);
                 // Nothing is lost while its memory is there.
                 let end = if self.record.saved.is_some() { VmState::Hibernated } else { VmState::Failed };
@@ -392,13 +435,18 @@ impl Actor {
                 self.starters = starters;
                 self.answer_starters(Err(error));
             }
-            // The session that it was to hear it in has ended: the next one tells it.
-            What::Untold => self.told_of_copy = true,
-            What::Session(guest) => self.session(guest).await,
-            What::Exited(exit) => self.exited(exit).await,
-            What::Drained => self.drained().await,
-            What::Committed(outcome) => self.committed(outcome).await,
-            What::VmmGone => self.vmm_gone().await,
+            JobEventKind::HookInterrupted(session) => {
+                self.post_snapshot_due = true;
+                // The next session may have begun before this note came.
+                if self.guest.as_ref().is_some_and(|guest| !guest.is_same_session(&session)) {
+                    self.run_post_snapshot_hook();
+                }
+            }
+            JobEventKind::Session(guest) => self.session(guest).await,
+            JobEventKind::Exited(exit) => self.exited(exit).await,
+            JobEventKind::Drained => self.drained().await,
+            JobEventKind::Committed(outcome) => self.committed(outcome).await,
+            JobEventKind::VmmGone => self.vmm_gone().await,
         }
     }
 
@@ -408,22 +456,22 @@ impl Actor {
         if let Some(guest) = guest {
             self.configure_again(&guest).await;
             self.settle_volumes(&guest).await;
-            self.tell_that_it_goes_on();
+            self.run_post_snapshot_hook();
         }
         self.publish(EventKind::Updated);
     }
 
     /// A system that started anew by itself has an agent that knows nothing yet.
     async fn configure_again(&self, guest: &GuestClient) {
-        if self.record.system.is_none() || guest.status().await.is_ok_and(|status| status.configured) {
+        if self.record.disk_image_vm.is_none() || guest.status().await.is_ok_and(|status| status.configured) {
             return;
         }
         let (shared, entropy) = (&self.shared, rand::random::<[u8; 64]>());
         let subnet = shared.network.subnet();
         let request =
             configuration(&shared.config, &self.record, subnet, entropy.to_vec(), shared.clock.now());
-        if let Err(error) = within(CONFIGURE_LIMIT, guest.rpc().configure(request)).await {
-            tracing::warn!(vm = %self.record.id, %error, "system that started anew is not configured");
+        if let Err(error) = guest.configure(request, CONFIGURE_LIMIT).await {
+            tracing::warn!(vm = %self.record.id, %error, "configure a rebooted guest failed");
         }
     }
 
@@ -452,8 +500,8 @@ impl Actor {
                 let message = self.record.message.clone();
                 self.end_run(VmState::Stopped, message).await;
             }
-            VmState::Running if self.record.system.is_some() => {
-                self.end_run(VmState::Stopped, "the system switched its machine off".to_owned()).await;
+            VmState::Running if self.record.disk_image_vm.is_some() => {
+                self.end_run(VmState::Stopped, "the guest powered off".to_owned()).await;
             }
             _ if self.record.exit.is_some() => {
                 let message = self.record.message.clone();
@@ -466,24 +514,23 @@ impl Actor {
         }
     }
 
-    /// Ends whatever runs, gives back what only a running VM needs, and records it.
+    /// Ends the VMM, releases what only a running VM needs, and records it.
     async fn end_run(&mut self, state: VmState, message: String) {
         self.jobs.shutdown().await;
         let message = self.last_word(message);
         // What they still had to say is of a run that is over.
-        while self.notes.try_recv().is_ok() {}
+        while self.job_event_queue.try_recv().is_ok() {}
         self.guest = None;
         self.kill_at = None;
-        self.told_of_copy = false;
-        self.held.send_replace(false);
+        self.post_snapshot_due = false;
+        self.paused.send_replace(false);
         if let Err(error) = self.end_vmm().await {
-            tracing::error!(vm = %self.record.id, %error, "VMM not ended");
+            tracing::error!(vm = %self.record.id, %error, "end VMM failed");
         }
         self.record.process = None;
         self.record.address_acknowledged = false;
         self.record.finished_at = Some(self.shared.clock.now());
-        let saved = self.change(state, message).await;
-        let result = saved.map(|()| self.record.clone());
+        let result = self.change(state, message).await;
         let failed = |_| HostError::Boot {
             name: self.record.name.to_string(),
             why: "it was stopped before it ran".to_owned(),
@@ -492,76 +539,33 @@ impl Actor {
         for reply in self.starters.drain(..) {
             let _caller_gone = reply.send(Err(failed(())));
         }
-        match result {
-            Ok(_) => {
-                for reply in self.stoppers.drain(..) {
-                    let _caller_gone = reply.send(Ok(stopped.clone()));
-                }
-            }
-            // What was not recorded is not acknowledged; dropping the replies says so.
-            Err(error) => {
-                tracing::error!(vm = %self.record.id, %error, "state not recorded");
-                self.stoppers.clear();
-            }
+        // What was not recorded is not acknowledged, and whoever asked hears why.
+        if let Err(error) = &result {
+            tracing::error!(vm = %self.record.id, error = error.chain(), "write record failed");
+            self.publish(EventKind::Updated);
+        }
+        for reply in self.stoppers.drain(..) {
+            let answer = result.as_ref().map(|()| stopped.clone()).map_err(again);
+            let _caller_gone = reply.send(answer);
         }
     }
 
-    /// No VMM, no tap. Both are read from the world, not from memory.
+    /// Ends every instance of the VM, one that its record does not name yet included.
     async fn end_vmm(&mut self) -> Result<(), HostError> {
-        let name = || self.record.name.to_string();
-        let driver = |source| HostError::Driver { name: name(), source };
-        let recipe = self.recipe();
-        while let Some(vmm) = self.shared.driver.find(&recipe).await.map_err(driver)? {
-            self.shared.driver.kill(vmm).await.map_err(driver)?;
-        }
-        self.shared
-            .network
-            .detach(&self.record.id)
-            .await
-            .map_err(|source| HostError::Network { name: name(), source })
-    }
-
-    /// Removes every trace; may be repeated after a crash at any point.
-    async fn remove(&mut self) -> Result<(), HostError> {
-        self.change(VmState::Deleting, String::new()).await?;
-        self.jobs.shutdown().await;
-        self.guest = None;
-        for reply in self.starters.drain(..).chain(self.stoppers.drain(..)) {
-            let _caller_gone = reply.send(Err(HostError::NotFound { name: self.record.name.to_string() }));
-        }
-        self.end_vmm().await?;
-        let driver = |source| HostError::Driver { name: self.record.name.to_string(), source };
-        self.shared.driver.forget(&self.recipe()).await.map_err(driver)?;
-        let (paths, id) = (self.paths.clone(), self.record.id.clone());
-        let erase = move || -> io::Result<()> {
-            files::remove_tree(&paths.run)?;
-            // Renamed first: a half-removed folder is never taken for a VM.
-            let doomed = paths.state.with_file_name(format!(".deleting-{id}"));
-            files::remove_tree(&doomed)?;
-            std::fs::rename(&paths.state, &doomed)?;
-            files::sync_parent(&doomed)?;
-            files::remove_tree(&doomed)
-        };
-        files::blocking(erase).await.map_err(|source| HostError::Files {
-            operation: "remove the files",
-            id: self.record.id.clone(),
-            source,
-        })?;
-        self.shared.network.release(&self.record.id);
-        self.shared.claims.release_all(&self.record.id);
-        if let Some(gone) = self.gone.take() {
-            gone();
-        }
-        self.publish(EventKind::Deleted);
+        let owner = InstanceOwner::Vm(self.record.id.clone());
+        let log = self.paths.vmm_log();
+        self.shared.instances.end_all(|one| *one == owner, Some(&log)).await?;
+        self.record.instance = None;
         Ok(())
     }
 
     async fn find(&self) -> Option<ProcessId> {
-        let recipe = self.recipe();
-        match self.shared.driver.find(&recipe).await {
+        self.record.instance.as_ref()?;
+        let vmm_config = self.vmm_config();
+        match self.shared.driver.find(&vmm_config).await {
             Ok(found) => found,
             Err(error) => {
-                tracing::error!(vm = %self.record.id, %error, "process table not read");
+                tracing::error!(vm = %self.record.id, %error, "read process table failed");
                 None
             }
         }
@@ -569,19 +573,19 @@ impl Actor {
 
     /// Jobs that last as long as the VMM: its end, and its console.
     fn watch(&mut self, vmm: ProcessId) {
-        let (shared, tell, boot) = (self.shared.clone(), self.tell.clone(), self.record.boots);
+        let (shared, job_events, boot) = (self.shared.clone(), self.job_events.clone(), self.record.boots);
         self.jobs.spawn(async move {
             if shared.driver.exited(vmm).await.is_ok() {
-                let _task_gone = tell.send(Note { boot, what: What::VmmGone }).await;
+                let _task_gone = job_events.send(JobEvent { boot, kind: JobEventKind::VmmGone }).await;
             }
         });
         let shared = self.shared.clone();
-        let recipe = self.recipe();
+        let vmm_config = self.vmm_config();
         let (console, keys) = (self.console.clone(), self.keys.clone());
         self.jobs.spawn(async move {
             let mut keys = keys.lock().await;
             loop {
-                if let Ok(socket) = shared.driver.console(&recipe).await {
+                if let Ok(socket) = shared.driver.console(&vmm_config).await {
                     console::pump(socket, &console, &mut keys).await;
                 }
                 sleep(Duration::from_millis(100)).await;
@@ -590,10 +594,10 @@ impl Actor {
     }
 
     fn follow(&mut self, guest: Option<GuestClient>) {
-        let recipe = self.recipe();
-        let (boot, log, tell) = (self.record.boots, self.log.clone(), self.tell.clone());
-        let held = self.held.subscribe();
-        let job = follow::run(self.shared.clone(), recipe, boot, log, guest, held, tell);
+        let vmm_config = self.vmm_config();
+        let (boot, log, job_events) = (self.record.boots, self.log.clone(), self.job_events.clone());
+        let paused = self.paused.subscribe();
+        let job = follow::run(self.shared.clone(), vmm_config, boot, log, guest, paused, job_events);
         self.follower = Some(self.jobs.spawn(job));
     }
 
@@ -615,9 +619,11 @@ impl Actor {
         Ok(())
     }
 
-    async fn save(&self) -> Result<(), HostError> {
+    async fn save(&mut self) -> Result<(), HostError> {
         let (record, path) = (self.record.clone(), self.paths.record());
-        files::blocking(move || record.save(&path)).await.map_err(|source| HostError::Files {
+        let saved = files::blocking(move || record.save(&path)).await;
+        self.unsaved = saved.is_err();
+        saved.map_err(|source| HostError::Files {
             operation: "write the record",
             id: self.record.id.clone(),
             source,
@@ -627,7 +633,7 @@ impl Actor {
     /// For what the world knows better than the record: a miss is repaired at adoption.
     async fn save_quietly(&mut self) {
         if let Err(error) = self.save().await {
-            tracing::warn!(vm = %self.record.id, %error, "record not written");
+            tracing::warn!(vm = %self.record.id, %error, "write record failed");
         }
         self.publish(EventKind::Updated);
     }
@@ -635,7 +641,7 @@ impl Actor {
     fn publish(&self, kind: EventKind) {
         self.view.send_replace(Arc::new(View { record: self.record.clone(), guest: self.guest.clone() }));
         let event = HostEvent { kind, record: self.record.clone(), time: self.shared.clock.now() };
-        let _nobody_watches = self.shared.events.send(event);
+        let _no_watcher = self.shared.events.send(event);
     }
 
     /// The first hears the reason itself, the others its text.
@@ -652,5 +658,16 @@ impl Actor {
             }
             let _caller_gone = first.send(result);
         }
+    }
+}
+
+/// A copy of an error for one more caller.
+fn again(error: &HostError) -> HostError {
+    match error {
+        HostError::Files { operation, id, source } => {
+            let source = io::Error::new(source.kind(), source.to_string());
+            HostError::Files { operation, id: id.clone(), source }
+        }
+        error => HostError::Invalid { message: error.chain() },
     }
 }

@@ -1,21 +1,20 @@
-//! From "start" to a guest that runs its workload. Runs as a job of the VM's
-//! task; safe to run again after being cut anywhere.
+//! From "start" to a guest that runs its workload. A job of the VM's task; safe to run again after an interruption at any
+//! point.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Driver as _, ProcessId, VmRecipe};
-use coracle_proto::guest as pb;
+use coracle_guest_client::GuestError;
+use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
+use coracle_types::InstanceId;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::hooks::{self, Hook};
 use super::launch::{Launched, Origin, Talk, launch};
-use super::{Note, Shared, StartedFrom, Up, What};
-use crate::guest::{ASK_LIMIT, within};
-use crate::recipe::{configuration, process};
-use crate::{ConsoleHandle, HostError, Record, standby};
+use super::{JobEvent, JobEventKind, Shared, StartedFrom, Up};
+use crate::vmm_config::{configuration, process};
+use crate::{ConsoleHandle, HostError, Record, warm_pool};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -26,78 +25,78 @@ const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// Last console bytes that go into an error.
 const LAST_WORDS: usize = 600;
 
-/// Boots the VM and reports once. A VMM that is found running is taken as it is.
+/// Starts the VM and reports once. A running VMM is adopted.
 pub(super) async fn run(
     shared: Arc<Shared>,
     record: Record,
     console: ConsoleHandle,
-    notes: mpsc::Sender<Note>,
+    job_events: mpsc::Sender<JobEvent>,
 ) {
     let boot = record.boots;
-    let result = try_boot(&shared, &record, &console, &notes).await;
-    let _task_gone = notes.send(Note { boot, what: What::Booted(result) }).await;
+    let result = try_boot(&shared, &record, &console, &job_events).await;
+    let _task_gone = job_events.send(JobEvent { boot, kind: JobEventKind::Booted(result) }).await;
 }
 
 async fn try_boot(
     shared: &Arc<Shared>,
     record: &Record,
     console: &ConsoleHandle,
-    notes: &mpsc::Sender<Note>,
+    job_events: &mpsc::Sender<JobEvent>,
 ) -> Result<Up, HostError> {
     let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let deadline = Instant::now() + limit(shared, record);
     let launched = launch(shared, record).await?;
-    let vmm = launched.vmm;
+    let instance = launched.vmm_config.id.clone();
     let is_clone = matches!(launched.origin, Origin::Cloned(_));
-    match attend(shared, record, console, notes, launched, deadline).await {
+    match attend(shared, record, console, job_events, launched, deadline).await {
         Err(error) if is_clone => {
             let error = error.chain();
-            tracing::warn!(vm = %record.id, error, "clone did not come up, booting instead");
-            let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-            shared.driver.kill(vmm).await.map_err(driver)?;
+            tracing::warn!(vm = %record.id, error, "clone failed to start, cold booting");
+            shared.instances.end(&instance, None).await?;
             let launched = launch(shared, &Record { cold: true, ..record.clone() }).await?;
-            attend(shared, record, console, notes, launched, deadline).await
+            attend(shared, record, console, job_events, launched, deadline).await
         }
         outcome => outcome,
     }
 }
 
-/// Tells of a VMM, lets its guest go, and stays until it is up.
+/// Reports a VMM, resumes its guest if it is paused, and waits until the workload runs.
 async fn attend(
     shared: &Arc<Shared>,
     record: &Record,
     console: &ConsoleHandle,
-    notes: &mpsc::Sender<Note>,
-    Launched { recipe, vmm, origin, from }: Launched,
+    job_events: &mpsc::Sender<JobEvent>,
+    Launched { vmm_config, vmm, origin, from }: Launched,
     deadline: Instant,
 ) -> Result<Up, HostError> {
-    let record = &Record { prepared: from.prepared, ..record.clone() };
-    let template = from.template.clone();
+    let record = &Record { premounted: from.premounted, ..record.clone() };
+    let (template, instance) = (from.template.clone(), vmm_config.id.clone());
     let (mut limits, mut missing, mut talk) = (Limits::of_boot(shared, record), None, Talk::None);
     match origin {
         Origin::Found => {}
         Origin::Booted { missing: key } => {
-            tell_spawned(notes, record, vmm, from).await;
+            report_spawned(job_events, record, instance, vmm, from).await;
             missing = key;
         }
         Origin::Cloned(open) => {
-            tell_spawned(notes, record, vmm, from).await;
+            report_spawned(job_events, record, instance, vmm, from).await;
             limits = Limits::of_clone(shared);
             talk = open;
         }
         Origin::Restored(open) => {
-            let (go, told) = oneshot::channel();
-            let _task_gone = notes.send(Note { boot: record.boots, what: What::Loaded { vmm, go } }).await;
-            told.await.map_err(|_| HostError::Stopping)?;
+            let (go, recorded) = oneshot::channel();
+            let kind = JobEventKind::Loaded { instance, vmm, go };
+            let _task_gone = job_events.send(JobEvent { boot: record.boots, kind }).await;
+            recorded.await.map_err(|_| HostError::Stopping)?;
             if record.saved.as_ref().is_some_and(|saved| saved.of.is_some()) {
                 limits = Limits::of_copy(shared);
             }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-            shared.driver.resume(&recipe).await.map_err(driver)?;
+            shared.driver.resume(&vmm_config).await.map_err(driver)?;
             talk = open;
         }
     }
-    let ready = bring_up(shared, record, &recipe, talk, limits);
+    let ready = bring_up(shared, record, &vmm_config, talk, limits);
     let failed = |why: String| HostError::Boot {
         name: record.name.to_string(),
         why: format!("{why}{}", last_words(console)),
@@ -108,8 +107,8 @@ async fn attend(
     };
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
-            (Some(key), _) => shared.templates.wish(key, recipe, record.disk_mib),
-            (None, Some(key)) => standby::want(shared, key, &recipe),
+            (Some(key), _) => shared.templates.request(key, vmm_config, record.disk_mib),
+            (None, Some(key)) => warm_pool::want(shared, key, &vmm_config),
             (None, None) => {}
         }
     }
@@ -122,13 +121,13 @@ async fn attend(
     }
 }
 
-/// What a guest may take for its first answers.
+/// Limits for the first answers of a guest.
 #[derive(Clone, Copy)]
 struct Limits {
     hello: Duration,
-    /// To become who it is: until then a clone is the twin of all others.
+    /// To get its identity: until then a clone equals all others.
     identity: Duration,
-    /// Its workload runs as another machine's.
+    /// Its workload runs already, as that of the VM it is a copy of.
     takes_over: bool,
 }
 
@@ -148,39 +147,48 @@ impl Limits {
 
 /// From start to acknowledged configuration.
 fn limit(shared: &Shared, record: &Record) -> Duration {
-    if record.system.is_some() { shared.config.system_boot_limit } else { shared.config.boot_limit }
+    if record.disk_image_vm.is_some() {
+        shared.config.disk_image_vm_boot_limit
+    } else {
+        shared.config.boot_limit
+    }
 }
 
-async fn tell_spawned(notes: &mpsc::Sender<Note>, record: &Record, vmm: ProcessId, from: StartedFrom) {
-    let what = What::Spawned { vmm, from };
-    let _task_gone = notes.send(Note { boot: record.boots, what }).await;
+async fn report_spawned(
+    job_events: &mpsc::Sender<JobEvent>,
+    record: &Record,
+    instance: InstanceId,
+    vmm: ProcessId,
+    from: StartedFrom,
+) {
+    let kind = JobEventKind::Spawned { instance, vmm, from };
+    let _task_gone = job_events.send(JobEvent { boot: record.boots, kind }).await;
 }
 
 /// Session, configuration, workload. Each call is idempotent in the guest.
 async fn bring_up(
     shared: &Arc<Shared>,
     record: &Record,
-    recipe: &VmRecipe,
+    vmm_config: &VmmConfig,
     talk: Talk,
     limits: Limits,
 ) -> Result<Up, HostError> {
     let guest = |operation| {
         let name = record.name.to_string();
-        move |status: tonic::Status| HostError::Guest { name, operation, source: Box::new(status) }
+        move |source: GuestError| HostError::Guest { name, operation, source }
     };
-    let unanswered = |e: io::Error| tonic::Status::unavailable(e.to_string());
-    let client =
-        talk.client(shared, recipe, limits.hello).await.map_err(|e| guest("answers")(unanswered(e)))?;
+    let client = talk.client(shared, vmm_config, limits.hello).await;
+    let client = client.map_err(|e| guest("open a session")(GuestError::unavailable(e.to_string())))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
     let mut request =
         configuration(&shared.config, record, shared.network.subnet(), entropy.to_vec(), shared.clock.now());
     request.takes_over = limits.takes_over;
-    let reply = within(limits.identity, client.rpc().configure(request)).await.map_err(guest("configure"))?;
+    let reply = client.configure(request, limits.identity).await.map_err(guest("configure"))?;
     let identity = began.elapsed();
     if let Some(address) = record.address {
-        let told = address.to_string();
-        if !reply.addresses.iter().any(|a| a.split('/').next() == Some(told.as_str())) {
+        let expected = address.to_string();
+        if !reply.addresses.iter().any(|a| a.split('/').next() == Some(expected.as_str())) {
             return Err(HostError::Address { name: record.name.to_string(), address });
         }
     }
@@ -188,9 +196,8 @@ async fn bring_up(
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
     let began = Instant::now();
-    if record.system.is_none() {
-        let request = pb::StartWorkloadRequest { process: Some(process(record)) };
-        within(ASK_LIMIT, client.rpc().start_workload(request)).await.map_err(guest("start the workload"))?;
+    if record.disk_image_vm.is_none() {
+        client.start_workload(process(record)).await.map_err(guest("start the workload"))?;
     }
     Ok(Up { guest: client, identity, workload: began.elapsed() })
 }

@@ -4,14 +4,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use coracle_hypervisor::VmRecipe;
+use coracle_guest_client::{Backoff, GuestClient};
+use coracle_hypervisor::VmmConfig;
 use coracle_proto::guest as pb;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{Note, Shared, What};
+use super::{JobEvent, JobEventKind, Shared};
 use crate::logs::LogWriter;
-use crate::{Exit, GuestClient, LogEntry, LogStream};
+use crate::{Exit, LogEntry, LogStream};
 
 /// Between two pulses. A guest that answers none of two is without a session.
 const PULSE: Duration = Duration::from_secs(15);
@@ -19,48 +20,57 @@ const PULSE: Duration = Duration::from_secs(15);
 /// How long one try for a session may take before the next.
 const OPEN_LIMIT: Duration = Duration::from_secs(20);
 
+/// A session that lasted so long was a good one.
+const STEADY: Duration = Duration::from_secs(30);
+
 /// How long output may trickle in after the workload has ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Follows one boot until its workload has ended.
 pub(super) async fn run(
     shared: Arc<Shared>,
-    recipe: VmRecipe,
+    vmm_config: VmmConfig,
     boot: u32,
     log: Arc<Mutex<LogWriter>>,
     first: Option<GuestClient>,
-    mut held: watch::Receiver<bool>,
-    notes: mpsc::Sender<Note>,
+    mut paused: watch::Receiver<bool>,
+    job_events: mpsc::Sender<JobEvent>,
 ) {
-    let tell = async |what| {
-        let _task_gone = notes.send(Note { boot, what }).await;
+    let send = async |kind| {
+        let _task_gone = job_events.send(JobEvent { boot, kind }).await;
     };
-    let mut session = first;
+    let (mut session, mut backoff) = (first, Backoff::new());
     loop {
-        // A guest that stands still says no hello.
-        if held.wait_for(|held| !held).await.is_err() {
+        // A paused guest sends no hello.
+        if paused.wait_for(|paused| !paused).await.is_err() {
             return;
         }
         let client = match session.take() {
             Some(client) => client,
-            None => match GuestClient::open(&shared.driver, &recipe, OPEN_LIMIT, None).await {
+            None => match GuestClient::open(&shared.driver, &vmm_config, OPEN_LIMIT, None).await {
                 Ok(client) => client,
                 Err(error) => {
-                    tracing::debug!(vm = %recipe.id, %error, "guest does not answer");
+                    tracing::debug!(vm = %vmm_config.id, %error, "guest does not answer");
+                    sleep(backoff.pause()).await;
                     continue;
                 }
             },
         };
-        tell(What::Session(Some(client.clone()))).await;
-        if let Some(exit) = follow_session(&client, boot, &log, &held).await {
-            tell(What::Exited(exit)).await;
+        let began = Instant::now();
+        send(JobEventKind::Session(Some(client.clone()))).await;
+        if let Some(exit) = follow_session(&client, boot, &log, &paused).await {
+            send(JobEventKind::Exited(exit)).await;
             let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log)).await;
-            tell(What::Drained).await;
+            send(JobEventKind::Drained).await;
             return;
         }
-        tell(What::Session(None)).await;
+        send(JobEventKind::Session(None)).await;
         drop(client);
-        sleep(Duration::from_millis(50)).await; // the guest sees a host that went only after a moment
+        // Each session costs the host events and the VM's task work: a guest that breaks one after the other waits.
+        if began.elapsed() >= STEADY {
+            backoff = Backoff::new();
+        }
+        sleep(backoff.pause()).await;
     }
 }
 
@@ -69,12 +79,9 @@ async fn follow_session(
     client: &GuestClient,
     boot: u32,
     log: &Arc<Mutex<LogWriter>>,
-    held: &watch::Receiver<bool>,
+    paused: &watch::Receiver<bool>,
 ) -> Option<Exit> {
-    let wait = async {
-        let reply = client.rpc().wait_workload(pb::WaitWorkloadRequest {}).await;
-        reply.ok().and_then(|r| r.into_inner().exit)
-    };
+    let wait = async { client.wait_workload().await.ok().flatten() };
     let output = async {
         if pump_logs(client, boot, log).await {
             std::future::pending::<()>().await; // all read; the exit follows
@@ -83,16 +90,16 @@ async fn follow_session(
     tokio::select! {
         exit = wait => exit.map(|e| Exit { code: e.code, signal: e.signal, error: bounded(e.error) }),
         () = output => None,
-        () = pulse(client, held) => None,
+        () = pulse(client, paused) => None,
     }
 }
 
 /// Resolves when the guest stopped answering, though its CPUs run.
-async fn pulse(client: &GuestClient, held: &watch::Receiver<bool>) {
+async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
     let mut missed = 0;
     while missed < 2 {
         sleep(PULSE).await;
-        if *held.borrow() {
+        if *paused.borrow() {
             missed = 0;
             continue;
         }
@@ -104,8 +111,7 @@ async fn pulse(client: &GuestClient, held: &watch::Receiver<bool>) {
 /// this was all, false when the session broke.
 async fn pump_logs(client: &GuestClient, boot: u32, log: &Arc<Mutex<LogWriter>>) -> bool {
     let from_offset = log.lock().unwrap_or_else(PoisonError::into_inner).resume_offset(boot);
-    let Ok(reply) = client.rpc().logs(pb::LogsRequest { from_offset }).await else { return false };
-    let mut chunks = reply.into_inner();
+    let Ok(mut chunks) = client.logs(from_offset).await else { return false };
     loop {
         match chunks.message().await {
             Ok(Some(chunk)) => {

@@ -1,29 +1,30 @@
-//! Programs of an image that are told what becomes of their machine: `/etc/coracle/hooks/<name>`, run as root without
-//! arguments. What a workload holds in memory that no two machines may share is theirs to drop.
+//! Hooks: programs of an image that run before and after a copy of its VM, `/etc/coracle/hooks/<name>`, as root without
+//! arguments. They drop what the workload keeps in memory and no two VMs may share.
 
 use std::time::Duration;
 
+use coracle_guest_client::{GuestClient, GuestError};
 use coracle_proto::guest as pb;
 use coracle_proto::guest::exec_response::Message;
 use tokio::time::timeout;
 
-use crate::{GuestClient, HostError};
+use crate::HostError;
 
-/// How long one may take.
+/// Limit for one hook.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Of what it prints, the end that goes into an error, bytes.
+/// Bytes of its output's end that errors quote.
 const WORDS: usize = 300;
-/// The status of a program that is not there, and how the agent's words for that end.
+/// Exit code of a missing program, and the end of the agent's message about it.
 const NOT_FOUND: (i32, &str) = (127, ": not found");
 
-/// What a guest can be told.
+/// When a hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hook {
-    /// A copy is about to be taken. One that fails keeps it from being taken.
+    /// A copy is about to be taken. A failure prevents it.
     PreSnapshot,
-    /// The copy was taken, or not, and this machine goes on.
+    /// The copy was taken or has failed, and this VM continues.
     PostSnapshot,
-    /// This machine is a copy, and is now one of its own. One that fails keeps it from running.
+    /// This VM is a copy and has its own identity. A failure keeps it from running.
     PostClone,
 }
 
@@ -46,20 +47,15 @@ pub(super) async fn run(guest: &GuestClient, vm: &str, hook: Hook) -> Result<(),
     let failed = |why: String| HostError::Hook { name: vm.to_owned(), hook: hook.name(), why };
     match timeout(LIMIT, exec(guest, hook)).await {
         Ok(Ok((exit, words))) => judge(&exit, &words).map_err(failed),
-        Ok(Err(status)) => {
-            let (name, source) = (vm.to_owned(), Box::new(status));
-            Err(HostError::Guest { name, operation: "run a hook", source })
-        }
+        Ok(Err(source)) => Err(HostError::Guest { name: vm.to_owned(), operation: "run a hook", source }),
         Err(_) => Err(failed(format!("it did not end within {} s", LIMIT.as_secs()))),
     }
 }
 
-/// How it ended, and the end of what it printed. Dropped, the program is hung up on.
-async fn exec(guest: &GuestClient, hook: Hook) -> Result<(pb::ExitStatus, Vec<u8>), tonic::Status> {
+/// How the hook ended, and the end of what it printed. Dropped, the program gets SIGHUP.
+async fn exec(guest: &GuestClient, hook: Hook) -> Result<(pb::ExitStatus, Vec<u8>), GuestError> {
     let argv = vec![format!("/etc/coracle/hooks/{}", hook.name())];
-    let start = pb::exec_request::Message::Start(pb::Process { argv, ..Default::default() });
-    let requests = tokio_stream::once(pb::ExecRequest { message: Some(start) });
-    let mut replies = guest.rpc().exec(requests).await?.into_inner();
+    let mut replies = guest.exec(pb::Process { argv, ..Default::default() }).await?;
     let mut words = Vec::new();
     while let Some(reply) = replies.message().await? {
         match reply.message {
@@ -71,7 +67,7 @@ async fn exec(guest: &GuestClient, hook: Hook) -> Result<(pb::ExitStatus, Vec<u8
             Some(Message::Started(_)) | None => {}
         }
     }
-    Err(tonic::Status::unavailable("the guest does not say how it ended"))
+    Err(GuestError::unavailable("the session ended before the hook did"))
 }
 
 fn judge(exit: &pb::ExitStatus, words: &[u8]) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! From a record to a VMM: one that is there, one that stood by, a clone, or one that boots. Safe to run again after being
+//! From a record to a VMM: a running one, a pooled one, a clone, or a cold boot. Safe to run again after being
 //! cut anywhere.
 
 use std::fs::File;
@@ -7,19 +7,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmRecipe};
-use coracle_net::Plug;
+use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmmConfig};
+use coracle_net::{Attachment, Lease};
 use tokio::net::UnixStream;
 
 use super::{Shared, StartedFrom};
-use crate::recipe::{VmPaths, configuration, recipe};
+use crate::instances::InstanceOwner;
 use crate::record::SavedMemory;
-use crate::standby::{self, Claim, Standby};
+use crate::vmm_config::{VmPaths, configuration, vmm_config};
+use crate::warm_pool::{self, Claim, PooledVmm};
 use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disks, files};
 
 /// A VMM that is there.
 pub(super) struct Launched {
-    pub(super) recipe: VmRecipe,
+    pub(super) vmm_config: VmmConfig,
     pub(super) vmm: ProcessId,
     pub(super) origin: Origin,
     pub(super) from: StartedFrom,
@@ -58,7 +59,7 @@ impl Talk {
     pub(super) async fn client(
         self,
         shared: &Shared,
-        recipe: &VmRecipe,
+        vmm_config: &VmmConfig,
         limit: Duration,
     ) -> io::Result<GuestClient> {
         let channel = match self {
@@ -66,7 +67,7 @@ impl Talk {
             Self::Channel(channel) => Some(channel),
             Self::None => None,
         };
-        GuestClient::open(&shared.driver, recipe, limit, channel).await
+        GuestClient::open(&shared.driver, vmm_config, limit, channel).await
     }
 }
 
@@ -75,48 +76,72 @@ impl Talk {
 struct Source {
     key: Option<TemplateKey>,
     template: Option<Arc<Template>>,
-    standby: Option<Claim>,
+    pooled: Option<Claim>,
 }
 
-/// Network, disk, VMM: each is kept when it is already there. A VMM starts while the network is still made, which leads
-/// nowhere until its filters are in place.
+/// How a new instance of a VM starts.
+#[derive(Clone, Copy)]
+enum Start<'a> {
+    /// Cold; from a template of this key, had there been one.
+    Boot(Option<&'a TemplateKey>),
+    Clone(&'a TemplateKey, &'a Arc<Template>),
+    Restore(&'a SavedMemory),
+}
+
+/// The VMM that the record names, or a new one from the best source that there is; where that fails and the VM has no
+/// memory to lose, from the next best. A VMM starts while its network is still made, which leads nowhere until its filters
+/// are in place.
 pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let name = || record.name.to_string();
     let network = |source| HostError::Network { name: name(), source };
     let driver = |source| HostError::Driver { name: name(), source };
     let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
-    let attach = async { shared.network.attach(&record.id, record.mac, lease).await.map_err(network) };
-    let known = recipe(&shared.config, record, shared.accelerator(&record.driver), None);
-    match shared.driver.find(&known).await.map_err(driver)? {
-        Some(vmm) if record.process == Some(vmm) => {
-            let plug = attach.await?;
-            // Cut off between the end of loading and the first step, it stands still.
+    if let Some(instance) = &record.instance {
+        let known = vmm_config(&shared.config, record, shared.accelerator(&record.driver), None);
+        let vmm = shared.driver.find(&known).await.map_err(driver)?;
+        if let Some(vmm) = vmm.filter(|vmm| record.process == Some(*vmm)) {
+            let attachment = shared.network.attach(instance, record.mac, lease).await.map_err(network)?;
+            // Interrupted between the end of loading and the first step, it is paused.
             shared.driver.resume(&known).await.map_err(driver)?;
-            return Ok(found(shared, record, vmm, &plug));
+            return Ok(found(shared, record, vmm, &attachment));
         }
-        // Cut off before it was anybody's: nothing is known of what is in it.
-        Some(vmm) => shared.driver.kill(vmm).await.map_err(driver)?,
-        None => {}
     }
-    let (mut source, mut plugged) = (source(shared, record).await, None);
-    if let Some(standby) = source.standby.take() {
-        let claimed = claim(shared, record, &known, &standby).await;
-        source.standby = keep_or_end(shared, record, standby, &claimed).await?;
-        plugged = claimed.ok();
+    // Cut off before it was recorded: nothing is known of what is in it.
+    let owner = InstanceOwner::Vm(record.id.clone());
+    shared.instances.end_all(|one| *one == owner, None).await?;
+    if let Some(saved) = &record.saved {
+        return start_new(shared, record, lease, Start::Restore(saved)).await;
     }
-    let plug = match plugged {
-        Some(plug) => plug,
-        None => shared.network.plug(&record.id).await.map_err(network)?,
-    };
-    tokio::try_join!(attach, start(shared, record, &plug, source)).map(|(_, launched)| launched)
+    let source = source(shared, record).await;
+    if let (Some(claim), Some(key)) = (source.pooled, &source.key) {
+        match start_pooled(shared, record, lease, key, claim).await {
+            Ok(launched) => return Ok(launched),
+            Err(error) => {
+                let error = error.chain();
+                tracing::warn!(vm = %record.id, error, "warm instance unusable, cloning from template");
+            }
+        }
+    }
+    if let (Some(key), Some(template)) = (&source.key, &source.template) {
+        match start_new(shared, record, lease, Start::Clone(key, template)).await {
+            Err(error @ HostError::Driver { .. }) => {
+                // The boot that follows has a new one taken.
+                shared.templates.remove(key);
+                let error = error.chain();
+                tracing::warn!(vm = %record.id, template = %key, error, "clone failed, booting instead");
+            }
+            outcome => return outcome,
+        }
+    }
+    start_new(shared, record, lease, Start::Boot(source.key.as_ref())).await
 }
 
 /// The VMM that the record names.
-fn found(shared: &Shared, record: &Record, vmm: ProcessId, plug: &Plug) -> Launched {
-    let recipe = recipe(&shared.config, record, shared.accelerator(&record.driver), Some(plug));
-    let (prepared, standby) = (record.prepared, record.standby);
-    let from = StartedFrom { template: record.template.clone(), prepared, standby };
-    Launched { recipe, vmm, origin: Origin::Found, from }
+fn found(shared: &Shared, record: &Record, vmm: ProcessId, attachment: &Attachment) -> Launched {
+    let vmm_config = vmm_config(&shared.config, record, shared.accelerator(&record.driver), Some(attachment));
+    let (premounted, pooled) = (record.premounted, record.pooled);
+    let from = StartedFrom { template: record.template.clone(), premounted, pooled };
+    Launched { vmm_config, vmm, origin: Origin::Found, from }
 }
 
 /// What there is. A VM with memory of its own needs nothing.
@@ -124,175 +149,189 @@ async fn source(shared: &Arc<Shared>, record: &Record) -> Source {
     if record.cold || record.saved.is_some() {
         return Source::default();
     }
-    // Where its NIC leads is no part of a machine's shape.
-    let shape = recipe(&shared.config, record, shared.accelerator(&record.driver), Some(&Plug::User));
+    // The other end of the NIC does not belong to the VM shape.
+    let shape =
+        vmm_config(&shared.config, record, shared.accelerator(&record.driver), Some(&Attachment::User));
     let Some(key) = shared.templates.key(shared, &shape).await else { return Source::default() };
     let template = shared.templates.get(shared, &key).await;
-    let standby = match &template {
-        Some(_) => standby::claim(shared, &key, |standby| fits(record, standby)).await,
+    let pooled = match &template {
+        Some(_) => warm_pool::claim(shared, &key, |pooled| fits(record, pooled)).await,
         None => None,
     };
-    Source { key: Some(key), template, standby }
+    Source { key: Some(key), template, pooled }
 }
 
 /// Can a VM be what that clone becomes? It wants no ports that its VMM would have to be started with.
-fn fits(record: &Record, standby: &Standby) -> bool {
-    standby.plug != Plug::User || record.ports.is_empty()
+fn fits(record: &Record, pooled: &PooledVmm) -> bool {
+    pooled.attachment != Attachment::User || record.ports.is_empty()
 }
 
 /// The disk that is mounted in that clone, if the VM begins with one like it.
-fn mounted(record: &Record, paths: &VmPaths, standby: &Standby) -> Fresh {
-    match standby.disk() {
-        Some(disk) if standby.disk_mib == record.disk_mib && !paths.own_disk(record).exists() => {
+fn mounted(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> Fresh {
+    match pooled.disk() {
+        Some(disk) if pooled.disk_mib == record.disk_mib && !paths.own_disk(record).exists() => {
             Fresh::Mounted(disk.to_owned())
         }
         _ => Fresh::Blank,
     }
 }
 
-/// A VMM from there; where that fails and the VM has no memory to lose, from the next best.
+/// The VM's own instance. When that fails, nothing is left of it.
+async fn start_new(
+    shared: &Arc<Shared>,
+    record: &Record,
+    lease: Option<Lease>,
+    how: Start<'_>,
+) -> Result<Launched, HostError> {
+    let network = |source| HostError::Network { name: record.name.to_string(), source };
+    let shape = vmm_config(&shared.config, record, shared.accelerator(&record.driver), None);
+    let owner = InstanceOwner::Vm(record.id.clone());
+    let VmmConfig { id, .. } = shared.instances.create(owner, shape).await?;
+    let record = &Record { instance: Some(id.clone()), ..record.clone() };
+    let started = async {
+        let attachment = shared.network.create_interface(&id).await.map_err(network)?;
+        let attach = async { shared.network.attach(&id, record.mac, lease).await.map_err(network) };
+        tokio::try_join!(attach, start(shared, record, &attachment, how)).map(|(_, launched)| launched)
+    };
+    let started = started.await;
+    if started.is_err() {
+        shared.instances.end(&id, Some(&VmPaths::of(&shared.config, &record.id).vmm_log())).await?;
+    }
+    started
+}
+
 async fn start(
     shared: &Arc<Shared>,
     record: &Record,
-    plug: &Plug,
-    Source { key, template, standby }: Source,
+    attachment: &Attachment,
+    how: Start<'_>,
 ) -> Result<Launched, HostError> {
-    if let Some(saved) = &record.saved {
-        return restore(shared, record, plug, saved).await;
+    match how {
+        Start::Restore(saved) => restore(shared, record, attachment, saved).await,
+        Start::Clone(key, template) => clone(shared, record, attachment, key, template).await,
+        Start::Boot(key) => boot(shared, record, attachment, key).await,
     }
-    if let (Some(standby), Some(key)) = (standby, &key) {
-        let fresh = mounted(record, &VmPaths::of(&shared.config, &record.id), &standby);
-        let given = matches!(fresh, Fresh::Mounted(_));
-        let handed = hand_over(shared, record, plug, &standby, fresh).await;
-        if let Some(standby) = keep_or_end(shared, record, standby, &handed).await? {
-            let (recipe, prepared) = handed?;
-            let (vmm, origin) = (standby.vmm, Origin::Cloned(Talk::Session(standby.keep())));
-            let from = StartedFrom { template: Some(key.clone()), prepared, standby: true };
-            return Ok(Launched { recipe, vmm, origin, from });
-        }
-        if given {
-            let own = VmPaths::of(&shared.config, &record.id).own_disk(record);
-            let _may_not_have_been_moved = std::fs::remove_file(own);
-        }
-    }
-    if let (Some(key), Some(template)) = (&key, &template)
-        && let Some(launched) = clone(shared, record, plug, key, template).await?
-    {
-        return Ok(launched);
-    }
-    prepare_files(shared, record, Fresh::Blank).await?;
-    let recipe = recipe_of(shared, record, plug, false);
-    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    let vmm = shared.driver.start(&recipe).await.map_err(driver)?;
-    Ok(Launched { recipe, vmm, origin: Origin::Booted { missing: key }, from: StartedFrom::default() })
 }
 
-fn recipe_of(shared: &Shared, record: &Record, plug: &Plug, prepared: bool) -> VmRecipe {
-    let record = Record { prepared, ..record.clone() };
-    recipe(&shared.config, &record, shared.accelerator(&record.driver), Some(plug))
-}
-
-/// First of all, the clone is found as the VM's, so that whatever comes, it ends with it; then its tap is the VM's.
-async fn claim(
-    shared: &Shared,
-    record: &Record,
-    known: &VmRecipe,
-    standby: &Standby,
-) -> Result<Plug, HostError> {
-    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    let network = |source| HostError::Network { name: record.name.to_string(), source };
-    let templates = shared.driver.templates(known).ok_or(HostError::Stopping)?;
-    templates.claim(&standby.recipe, known).await.map_err(driver)?;
-    shared.network.hand_over(&standby.recipe.id, &record.id).await.map_err(network)
-}
-
-/// Its files and sockets are the VM's, and the VM's disks are in it. True: also its disk is the VM's.
-async fn hand_over(
+async fn boot(
     shared: &Arc<Shared>,
     record: &Record,
-    plug: &Plug,
-    standby: &Standby,
-    fresh: Fresh,
-) -> Result<(VmRecipe, bool), HostError> {
+    attachment: &Attachment,
+    key: Option<&TemplateKey>,
+) -> Result<Launched, HostError> {
+    prepare_files(shared, record, Fresh::Blank).await?;
+    let vmm_config = vmm_config_of(shared, record, attachment, false);
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    let prepared = prepare_files(shared, record, fresh).await?;
-    let recipe = recipe_of(shared, record, plug, prepared);
-    let templates = shared.driver.templates(&recipe).ok_or(HostError::Stopping)?;
-    templates.hand_over(&standby.recipe, &recipe).await.map_err(driver)?;
-    let left = standby.recipe.clone();
-    let empty = move || files::remove_tree(&left.run_dir).and_then(|()| files::remove_tree(&left.state_dir));
-    let (operation, id) = ("empty the folders that it stood by in", record.id.clone());
-    files::blocking(empty).await.map_err(|source| HostError::Files { operation, id, source })?;
-    Ok((recipe, prepared))
+    let vmm = shared.driver.start(&vmm_config).await.map_err(driver)?;
+    let origin = Origin::Booted { missing: key.cloned() };
+    Ok(Launched { vmm_config, vmm, origin, from: StartedFrom::default() })
 }
 
-/// Ends a clone with which something has failed: another takes its place, which plugs in where it is plugged in.
-async fn keep_or_end<T>(
-    shared: &Shared,
+fn vmm_config_of(shared: &Shared, record: &Record, attachment: &Attachment, premounted: bool) -> VmmConfig {
+    let record = Record { premounted, ..record.clone() };
+    vmm_config(&shared.config, &record, shared.accelerator(&record.driver), Some(attachment))
+}
+
+/// A clone of the warm pool, assigned to the VM before anything else, so that it ends with the VM: then its disks and its
+/// tap are the VM's. When that fails, nothing is left of it.
+async fn start_pooled(
+    shared: &Arc<Shared>,
     record: &Record,
-    standby: Claim,
-    step: &Result<T, HostError>,
-) -> Result<Option<Claim>, HostError> {
-    let Err(error) = step else { return Ok(Some(standby)) };
-    let error = error.chain();
-    tracing::warn!(vm = %record.id, error, "clone that stood by is of no use, starting another");
-    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    shared.driver.kill(standby.vmm).await.map_err(driver)?;
-    Ok(None)
+    lease: Option<Lease>,
+    key: &TemplateKey,
+    claim: Claim,
+) -> Result<Launched, HostError> {
+    let pooled = claim.assign(&record.id).await?;
+    let paths = VmPaths::of(&shared.config, &record.id);
+    let fresh = mounted(record, &paths, &pooled);
+    let given = matches!(fresh, Fresh::Mounted(_));
+    let id = pooled.vmm_config.id.clone();
+    match fill(shared, record, lease, &pooled, fresh).await {
+        Ok((vmm_config, premounted)) => {
+            let from = StartedFrom { template: Some(key.clone()), premounted, pooled: true };
+            let (vmm, origin) = (pooled.vmm, Origin::Cloned(Talk::Session(pooled.guest)));
+            Ok(Launched { vmm_config, vmm, origin, from })
+        }
+        Err(error) => {
+            shared.instances.end(&id, None).await?;
+            if given {
+                let _may_not_have_been_moved = std::fs::remove_file(paths.own_disk(record));
+            }
+            Err(error)
+        }
+    }
 }
 
-/// A clone of the shape's template. `None`: it has to boot.
+/// The VM's disks are in the clone, and its tap passes the VM's frames. True: the clone's disk is the VM's.
+async fn fill(
+    shared: &Arc<Shared>,
+    record: &Record,
+    lease: Option<Lease>,
+    pooled: &PooledVmm,
+    fresh: Fresh,
+) -> Result<(VmmConfig, bool), HostError> {
+    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+    let network = |source| HostError::Network { name: record.name.to_string(), source };
+    let id = &pooled.vmm_config.id;
+    let record = &Record { instance: Some(id.clone()), ..record.clone() };
+    let attach = async { shared.network.attach(id, record.mac, lease).await.map_err(network) };
+    let fill = async {
+        let premounted = prepare_files(shared, record, fresh).await?;
+        let vmm_config = vmm_config_of(shared, record, &pooled.attachment, premounted);
+        let templates = shared.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
+        templates.fill(&vmm_config).await.map_err(driver)?;
+        Ok((vmm_config, premounted))
+    };
+    tokio::try_join!(attach, fill).map(|(_, filled)| filled)
+}
+
+/// A clone of the shape's template.
 async fn clone(
     shared: &Arc<Shared>,
     record: &Record,
-    plug: &Plug,
+    attachment: &Attachment,
     key: &TemplateKey,
     template: &Arc<Template>,
-) -> Result<Option<Launched>, HostError> {
-    let prepared = prepare_files(shared, record, Fresh::Template(template.clone())).await?;
-    let recipe = recipe_of(shared, record, plug, prepared);
-    let Some(templates) = shared.driver.templates(&recipe) else { return Ok(None) };
-    match templates.start_clone(&recipe, template).await {
-        Ok(Cloned { process: vmm, channel }) => {
-            let from = StartedFrom { template: Some(key.clone()), prepared, standby: false };
-            Ok(Some(Launched { recipe, vmm, origin: Origin::Cloned(Talk::on(channel)), from }))
-        }
-        Err(error) => {
-            // The boot that follows has a new one taken.
-            shared.templates.remove(key);
-            let error = HostError::Driver { name: recipe.id.to_string(), source: error }.chain();
-            tracing::warn!(vm = %recipe.id, template = %key, error, "clone failed, booting instead");
-            Ok(None)
-        }
-    }
+) -> Result<Launched, HostError> {
+    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+    let premounted = prepare_files(shared, record, Fresh::Template(template.clone())).await?;
+    let vmm_config = vmm_config_of(shared, record, attachment, premounted);
+    let templates = shared.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
+    let Cloned { process: vmm, channel } =
+        templates.start_clone(&vmm_config, template).await.map_err(driver)?;
+    let from = StartedFrom { template: Some(key.clone()), premounted, pooled: false };
+    Ok(Launched { vmm_config, vmm, origin: Origin::Cloned(Talk::on(channel)), from })
 }
 
 /// A VMM with the memory of a VM that was hibernated, if this is a machine like the one that it was saved on.
 async fn restore(
     shared: &Arc<Shared>,
     record: &Record,
-    plug: &Plug,
+    attachment: &Attachment,
     saved: &SavedMemory,
 ) -> Result<Launched, HostError> {
     prepare_files(shared, record, Fresh::Blank).await?;
-    let recipe = recipe_of(shared, record, plug, record.prepared);
-    let Cloned { process: vmm, channel } = load(shared, record, &recipe, saved).await?;
-    let from = StartedFrom { template: record.template.clone(), prepared: record.prepared, standby: false };
-    Ok(Launched { recipe, vmm, origin: Origin::Restored(Talk::on(channel)), from })
+    let accelerator = shared.accelerator_for(&record.driver, &saved.machine);
+    let vmm_config =
+        VmmConfig { accelerator, ..vmm_config_of(shared, record, attachment, record.premounted) };
+    let Cloned { process: vmm, channel } = load(shared, record, &vmm_config, saved).await?;
+    let from =
+        StartedFrom { template: record.template.clone(), premounted: record.premounted, pooled: false };
+    Ok(Launched { vmm_config, vmm, origin: Origin::Restored(Talk::on(channel)), from })
 }
 
 async fn load(
     shared: &Arc<Shared>,
     record: &Record,
-    recipe: &VmRecipe,
+    vmm_config: &VmmConfig,
     saved: &SavedMemory,
 ) -> Result<Cloned, HostError> {
     let name = || record.name.to_string();
     let driver = shared.driver_name(&record.driver);
     let unsupported =
         || HostError::Unsupported { name: name(), driver, what: "load the memory of a saved VM" };
-    let snapshots = shared.driver.snapshots(recipe).ok_or_else(unsupported)?;
-    let here = snapshots.compatibility(&VmRecipe { nic: None, ..recipe.clone() }).await;
+    let snapshots = shared.driver.snapshots(vmm_config).ok_or_else(unsupported)?;
+    let here = snapshots.compatibility(&VmmConfig { nic: None, ..vmm_config.clone() }).await;
     if let Some((field, was, is)) = saved.machine.difference(&here) {
         return Err(HostError::Incompatible { name: name(), field, saved: was.into(), here: is.into() });
     }
@@ -307,12 +346,12 @@ async fn load(
         Err(io::Error::new(io::ErrorKind::InvalidData, why))
     };
     let driver = |source| HostError::Driver { name: name(), source };
-    if let Some(unfolded) = saved.of.as_ref().and_then(|snapshot| shared.unfolded.get(snapshot)) {
-        return snapshots.restore(recipe, Saved::Unfolded(&unfolded)).await.map_err(driver);
+    if let Some(memory_images) = saved.of.as_ref().and_then(|snapshot| shared.memory_images.get(snapshot)) {
+        return snapshots.restore(vmm_config, Saved::MemoryImages(&memory_images)).await.map_err(driver);
     }
     let id = record.id.clone();
     let file = open().map_err(|source| HostError::Files { operation: "open the memory", id, source })?;
-    snapshots.restore(recipe, Saved::File(&file)).await.map_err(driver)
+    snapshots.restore(vmm_config, Saved::File(&file)).await.map_err(driver)
 }
 
 /// What a VM's own disk is made from, where it has none yet.
@@ -325,7 +364,7 @@ enum Fresh {
     Mounted(PathBuf),
 }
 
-/// The VM's folders, and its own disk. True when the guest of the template has it mounted.
+/// The VM's directories, and its own disk. True when the guest of the template has it mounted.
 async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> Result<bool, HostError> {
     let paths = VmPaths::of(&shared.config, &record.id);
     let cache = shared.config.state_dir.join("cache");
@@ -335,16 +374,15 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> R
     let (record, agent) = (record.clone(), shared.config.agent.clone());
     let make = move || -> io::Result<bool> {
         for Volume { source, .. } in &record.volumes {
-            let told = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));
-            source.metadata().map_err(told)?;
+            let named = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));
+            source.metadata().map_err(named)?;
         }
-        std::fs::create_dir_all(&paths.run)?;
         let own = paths.own_disk(&record);
         if let Some(dir) = own.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        if let Some(system) = &record.system {
-            system.prepare(&paths, &record, network.as_ref(), &agent)?;
+        if let Some(disk_image_vm) = &record.disk_image_vm {
+            disk_image_vm.prepare(&paths, &record, network.as_ref(), &agent)?;
             return Ok(false);
         }
         let disk = match &fresh {

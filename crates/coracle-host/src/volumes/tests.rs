@@ -1,21 +1,21 @@
 use super::*;
 
-fn found(path: &str, what: What) -> Found {
-    Found { path: path.into(), inode: (1, path.len() as u64), what, dirty: false }
+fn found(path: &str, kind: SourceKind) -> VolumeSource {
+    VolumeSource { path: path.into(), inode: (1, path.len() as u64), kind, dirty: false }
 }
 
-fn wish(name: &str, target: &str, read_only: bool) -> VolumeWish {
-    VolumeWish { name: name.into(), target: target.into(), read_only, ..VolumeWish::default() }
+fn request(name: &str, target: &str, read_only: bool) -> VolumeRequest {
+    VolumeRequest { name: name.into(), target: target.into(), read_only, ..VolumeRequest::default() }
 }
 
 #[test]
 fn names_and_places_come_from_the_source() {
-    for (path, what, name, target) in [
-        ("/v/Data Set.img", What::Raw, "data-set", "/dev/data-set"),
-        ("/v/data.ext4", What::Disk(Filesystem::Ext4), "data", "/mnt/data"),
-        ("/srv/www", What::Folder, "www", "/mnt/www"),
+    for (path, kind, name, target) in [
+        ("/v/Data Set.img", SourceKind::Raw, "data-set", "/dev/data-set"),
+        ("/v/data.ext4", SourceKind::Disk(Filesystem::Ext4), "data", "/mnt/data"),
+        ("/srv/www", SourceKind::Directory, "www", "/mnt/www"),
     ] {
-        let volume = place(&[], &VolumeWish::default(), &found(path, what)).unwrap();
+        let volume = plan_volume(&[], &VolumeRequest::default(), &found(path, kind)).unwrap();
         assert_eq!((volume.name.as_str(), volume.target.as_str()), (name, target));
     }
 }
@@ -25,56 +25,60 @@ fn slots_are_taken_by_kind_until_there_is_none() {
     let mut volumes = vec![];
     for want in [13, 14, 15] {
         let name = format!("w{want}");
-        let next = place(&volumes, &wish(&name, "", false), &found("/w", What::Raw)).unwrap();
+        let next = plan_volume(&volumes, &request(&name, "", false), &found("/w", SourceKind::Raw)).unwrap();
         assert_eq!(next.slot(), Some(want));
         assert!(!next.disk().unwrap().read_only);
         volumes.push(next);
     }
-    let full = place(&volumes, &wish("more", "", false), &found("/w", What::Raw)).unwrap_err();
+    let full = plan_volume(&volumes, &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap_err();
     assert!(full.contains("no free slot for a writable disk"), "{full}");
-    let image = place(&volumes, &wish("image", "", false), &found("/i", What::Disk(Filesystem::Erofs)));
+    let image = plan_volume(
+        &volumes,
+        &request("image", "", false),
+        &found("/i", SourceKind::Disk(Filesystem::Erofs)),
+    );
     let image = image.unwrap();
     assert_eq!((image.slot(), image.read_only), (Some(1), true), "EROFS is never written");
     assert!(image.disk().unwrap().read_only);
     let gap = volumes.remove(1);
-    let back = place(&volumes, &wish("more", "", false), &found("/w", What::Raw)).unwrap();
+    let back = plan_volume(&volumes, &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap();
     assert_eq!(back.slot(), gap.slot(), "a gap is filled, the others keep their slots");
 }
 
 #[test]
 fn what_does_not_fit_is_refused_with_what_to_do() {
-    let data = place(&[], &wish("data", "/data", false), &found("/d", What::Raw)).unwrap();
-    let www = place(&[], &wish("www", "/www", false), &found("/w", What::Folder)).unwrap();
+    let data = plan_volume(&[], &request("data", "/data", false), &found("/d", SourceKind::Raw)).unwrap();
+    let www = plan_volume(&[], &request("www", "/www", false), &found("/w", SourceKind::Directory)).unwrap();
     let have = [data, www];
-    for (wish, words) in [
-        (wish("data", "/other", false), "already: choose another name"),
-        (wish("other", "/data/", false), "choose another place"),
-        (wish("Bad", "/x", false), "is no name"),
-        (wish("x", "/www/x", false), "overlap: choose another place"),
-        (wish("x", "relative", false), "no absolute path"),
-        (wish("x", "/a/../b", false), "no absolute path"),
-        (wish("x", "/", false), "no absolute path"),
-        (wish("x", "/proc/x", false), "the guest's own"),
-        (wish("x", "/dev", false), "the guest's own"),
+    for (request, words) in [
+        (request("data", "/other", false), "already: choose another name"),
+        (request("other", "/data/", false), "choose another place"),
+        (request("Bad", "/x", false), "invalid volume name"),
+        (request("x", "/www/x", false), "overlap: choose another place"),
+        (request("x", "relative", false), "not an absolute path"),
+        (request("x", "/a/../b", false), "not an absolute path"),
+        (request("x", "/", false), "not an absolute path"),
+        (request("x", "/proc/x", false), "the guest's own"),
+        (request("x", "/dev", false), "the guest's own"),
     ] {
-        let refused = place(&have, &wish, &found("/d", What::Raw)).unwrap_err();
-        assert!(refused.contains(words), "{wish:?}: {refused}");
+        let refused = plan_volume(&have, &request, &found("/d", SourceKind::Raw)).unwrap_err();
+        assert!(refused.contains(words), "{request:?}: {refused}");
     }
 }
 
 #[test]
 fn a_disk_that_was_not_left_is_written_before_it_is_read() {
-    let left = Found { dirty: true, ..found("/d", What::Disk(Filesystem::Ext4)) };
-    assert!(place(&[], &wish("data", "", false), &left).is_ok());
-    let refused = place(&[], &wish("data", "", true), &left).unwrap_err();
+    let left = VolumeSource { dirty: true, ..found("/d", SourceKind::Disk(Filesystem::Ext4)) };
+    assert!(plan_volume(&[], &request("data", "", false), &left).is_ok());
+    let refused = plan_volume(&[], &request("data", "", true), &left).unwrap_err();
     assert!(refused.contains("attach it once to be written"), "{refused}");
 }
 
 #[test]
 fn a_disk_has_many_readers_or_one_writer() {
     let [a, b] = ["a", "b"].map(|name| VmId::of_name(&name.parse().unwrap()));
-    let disk = found("/d", What::Raw);
-    let volume = |read_only| place(&[], &wish("data", "", read_only), &disk).unwrap();
+    let disk = found("/d", SourceKind::Raw);
+    let volume = |read_only| plan_volume(&[], &request("data", "", read_only), &disk).unwrap();
     let claims = Claims::default();
     claims.claim(&a, &volume(true), &disk).unwrap();
     claims.claim(&b, &volume(true), &disk).unwrap();
@@ -83,7 +87,7 @@ fn a_disk_has_many_readers_or_one_writer() {
     assert!(refused.contains(a.as_str()), "{refused}");
     claims.release_all(&a);
     claims.claim(&b, &volume(false), &disk).unwrap();
-    assert!(claims.claim(&a, &volume(true), &disk).is_err(), "nobody reads what another writes");
+    assert!(claims.claim(&a, &volume(true), &disk).is_err(), "a disk that is written has no readers");
     assert!(claims.claim(&b, &volume(true), &disk).is_err(), "not even the same VM");
 }
 
@@ -104,31 +108,34 @@ fn sources_are_looked_at() {
     ext4[1024 + 0x60] = 4;
     std::fs::write(allowed.join("dirty"), &ext4).unwrap();
     std::fs::write(allowed.join("raw"), vec![0; 512]).unwrap();
-    let look = |source: &str, size_mib| {
+    let inspect = |source: &str, size_mib| {
         let source = if source.starts_with('.') {
             allowed.join(source).display().to_string()
         } else {
             source.to_owned()
         };
-        super::look(&config, &VolumeWish { source, size_mib, ..VolumeWish::default() })
+        super::inspect_source(&config, &VolumeRequest { source, size_mib, ..VolumeRequest::default() })
     };
-    assert_eq!(look("./ext4", None).unwrap().what, What::Disk(Filesystem::Ext4));
-    assert!(!look("./ext4", None).unwrap().dirty && look("./dirty", None).unwrap().dirty);
-    assert_eq!(look("./raw", None).unwrap().what, What::Raw);
-    assert_eq!(look("./", None).unwrap().what, What::Folder);
+    assert_eq!(inspect("./ext4", None).unwrap().kind, SourceKind::Disk(Filesystem::Ext4));
+    assert!(!inspect("./ext4", None).unwrap().dirty && inspect("./dirty", None).unwrap().dirty);
+    assert_eq!(inspect("./raw", None).unwrap().kind, SourceKind::Raw);
+    assert_eq!(inspect("./", None).unwrap().kind, SourceKind::Directory);
     for (source, size, words) in [
         ("./link", None, "--volume-dir"),
         ("./../outside", None, "--volume-dir"),
         ("./absent", None, "No such file"),
-        ("./odd", None, "no multiple of 512"),
+        ("./odd", None, "not a multiple of 512"),
         ("./raw", Some(1), "by name"),
         ("relative/path", None, "neither a path nor a name"),
         ("data", None, "give a size"),
     ] {
-        let refused = look(source, size).unwrap_err();
+        let refused = inspect(source, size).unwrap_err();
         assert!(refused.contains(words), "{source}: {refused}");
     }
-    let made = look("data", Some(16)).unwrap();
-    assert_eq!((made.what, made.path), (What::Disk(Filesystem::Ext4), root.join("state/volumes/data.ext4")));
-    assert_eq!(look("data", None).unwrap().inode, made.inode, "it is kept");
+    let made = inspect("data", Some(16)).unwrap();
+    assert_eq!(
+        (made.kind, made.path),
+        (SourceKind::Disk(Filesystem::Ext4), root.join("state/volumes/data.ext4"))
+    );
+    assert_eq!(inspect("data", None).unwrap().inode, made.inode, "it is kept");
 }

@@ -1,10 +1,10 @@
-//! Holding a guest, saving its memory, and letting it go on.
+//! Pausing a guest, saving its memory, and resuming it.
 //!
 //! ```text
-//! pause      record Paused ─▶ hold                     resume   record Running ─▶ let go
-//! hibernate  record Hibernating ─▶ hold ─▶ save, sync, rename ─▶ record Hibernated ─▶ end the VMM
-//! snapshot   tell the guest ─▶ hold ─▶ save, copy the disk ─▶ let go as recorded ─▶ sync; tell the guest
-//! start      record Starting ─▶ VMM loads ─▶ record "used up" ─▶ let go ─▶ record Running ─▶ remove the file
+//! pause      record Paused ─▶ pause                    resume   record Running ─▶ resume
+//! hibernate  record Hibernating ─▶ pause ─▶ save, sync, rename ─▶ record Hibernated ─▶ end the VMM
+//! snapshot   pre-snapshot hook ─▶ pause ─▶ save, copy the disk ─▶ resume as recorded ─▶ sync; post-snapshot hook
+//! start      record Starting ─▶ VMM loads ─▶ record "used up" ─▶ resume ─▶ record Running ─▶ remove the file
 //! ```
 //! Cut off anywhere, the record says which of VMM and file counts (`adopt.rs`): up to "Hibernated" the VMM does, from
 //! then on the file, until it is used up.
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::{Compatibility, Driver as _, ProcessId, Snapshots};
-use coracle_types::{Op, VmState};
+use coracle_types::{InstanceId, Op, VmState};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::{Actor, EventKind, Note, Reply, What};
+use super::{Actor, EventKind, JobEvent, JobEventKind, Reply};
 use crate::HostError;
 use crate::files::{self, blocking};
-use crate::guest::GAP;
 use crate::record::SavedMemory;
 use crate::snapshots::{DISK_FILE, MEMORY_FILE};
 use crate::vm::Copied;
 use crate::vm::follow::bounded;
 use crate::vm::hooks::{self, Hook};
+use coracle_guest_client::GAP;
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
@@ -54,39 +54,39 @@ impl Actor {
 
     async fn pause(&mut self) -> Result<(), HostError> {
         self.change(VmState::Paused, String::new()).await?;
-        if let Err(error) = self.hold_as_recorded().await {
+        if let Err(error) = self.restore_power_state().await {
             self.change(VmState::Running, String::new()).await?;
-            let _runs_as_it_did = self.hold_as_recorded().await;
+            let _runs_as_it_did = self.restore_power_state().await;
             return Err(error);
         }
         Ok(())
     }
 
-    /// Lets a paused guest run; nothing to do for any other.
-    pub(super) async fn go_on(&mut self) -> Result<(), HostError> {
+    /// Resumes a paused guest. Idempotent.
+    pub(super) async fn resume_vcpus(&mut self) -> Result<(), HostError> {
         if self.record.state != VmState::Paused {
             return Ok(());
         }
         self.change(VmState::Running, String::new()).await?;
-        if let Err(error) = self.hold_as_recorded().await {
+        if let Err(error) = self.restore_power_state().await {
             self.change(VmState::Paused, String::new()).await?;
             return Err(error);
         }
         Ok(())
     }
 
-    /// Makes the VMM hold its guest, or not, as the record says. A save that was cut off ends here, too.
-    pub(super) async fn hold_as_recorded(&mut self) -> Result<(), HostError> {
+    /// Pauses or resumes the vCPUs as the record says. An interrupted save ends here, too.
+    pub(super) async fn restore_power_state(&mut self) -> Result<(), HostError> {
         let driver = &self.shared.driver;
-        let recipe = self.recipe();
-        let hold = self.record.state == VmState::Paused;
-        // Nobody may wait for a guest that stands still.
-        if hold {
-            self.held.send_replace(true);
+        let vmm_config = self.vmm_config();
+        let pause = self.record.state == VmState::Paused;
+        // No call may wait for a paused guest.
+        if pause {
+            self.paused.send_replace(true);
         }
-        let done = if hold { driver.pause(&recipe).await } else { driver.resume(&recipe).await };
+        let done = if pause { driver.pause(&vmm_config).await } else { driver.resume(&vmm_config).await };
         done.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
-        self.held.send_replace(hold);
+        self.paused.send_replace(pause);
         if self.record.state == VmState::Hibernating {
             self.change(VmState::Running, "its hibernation was cut off".to_owned()).await?;
         }
@@ -96,7 +96,7 @@ impl Actor {
     async fn hibernate(&mut self) -> Result<(), HostError> {
         let before = self.record.state;
         let driver = self.shared.driver.clone();
-        let snapshots = driver.snapshots(&self.recipe()).ok_or_else(|| self.cannot_save())?;
+        let snapshots = driver.snapshots(&self.vmm_config()).ok_or_else(|| self.cannot_save())?;
         self.change(VmState::Hibernating, String::new()).await?;
         let saved = match self.save_memory(snapshots).await {
             Ok(saved) => saved,
@@ -121,15 +121,15 @@ impl Actor {
         if let Err(error) = self.change(state, message).await {
             tracing::error!(vm = %self.record.id, %error, "state not recorded");
         }
-        if let Err(error) = self.hold_as_recorded().await {
-            tracing::error!(vm = %self.record.id, %error, "VMM does not go on after a failed save");
+        if let Err(error) = self.restore_power_state().await {
+            tracing::error!(vm = %self.record.id, %error, "resume VMM after a failed save failed");
         }
         self.follow_again();
         self.forget_saved().await;
         error
     }
 
-    /// Writes the memory where the VM itself goes on from it; on disk when this returns.
+    /// Writes the memory for the VM's own next start; synced when this returns.
     async fn save_memory(&mut self, snapshots: &dyn Snapshots) -> Result<SavedMemory, HostError> {
         let (dir, place) = (self.paths.saved(), self.paths.saved_memory());
         let part = dir.join("memory.part");
@@ -160,14 +160,14 @@ impl Actor {
         let file = reserved.map_err(self.files_failed("reserve space for the memory"))?;
         let agent = self.agent_version().await;
         self.leave_guest().await;
-        // It stands still, and nobody may wait for it.
-        self.held.send_replace(true);
+        // It is paused, and no call may wait for it.
+        self.paused.send_replace(true);
         let name = self.record.name.to_string();
         let driver = |source| HostError::Driver { name: name.clone(), source };
-        let recipe = self.recipe();
-        self.shared.driver.pause(&recipe).await.map_err(driver)?;
-        snapshots.save(&recipe, &file).await.map_err(driver)?;
-        Ok(Written { file, machine: snapshots.compatibility(&recipe).await, agent })
+        let vmm_config = self.vmm_config();
+        self.shared.driver.pause(&vmm_config).await.map_err(driver)?;
+        snapshots.save(&vmm_config, &file).await.map_err(driver)?;
+        Ok(Written { file, machine: snapshots.compatibility(&vmm_config).await, agent })
     }
 
     /// What the agent calls itself, if it says so at once: nothing depends on it.
@@ -176,47 +176,48 @@ impl Actor {
         let status = timeout(ANSWER_LIMIT, guest.status()).await;
         status.map_or_else(
             |_| String::new(),
-            |told| told.map_or_else(|_| String::new(), |s| bounded(s.agent_version)),
+            |answer| answer.map_or_else(|_| String::new(), |s| bounded(s.agent_version)),
         )
     }
 
-    /// Copies memory and disk of one instant into `dir`, and lets the guest go on as it did. On disk when it answers.
+    /// Copies memory and disk of one instant into `dir` and restores the power state. Synced when it answers.
     pub(super) async fn snapshot(&mut self, dir: PathBuf, reply: Copied) {
         let copied = match self.record.state {
             _ if !self.record.volumes.is_empty() => Err(self.has_volumes()),
             VmState::Hibernated => self.copy_saved(dir).await,
-            _ => match self.tell_of_copy().await {
+            _ => match self.run_pre_snapshot_hook().await {
                 Ok(()) => self.copy_live(dir).await,
                 Err(error) => Err(error),
             },
         };
-        self.tell_that_it_goes_on();
+        self.run_post_snapshot_hook();
         let copied = copied.map(|memory| (self.record.clone(), memory));
         let _caller_gone = reply.send(copied);
     }
 
     /// A guest that runs may prepare itself for being copied, or refuse.
-    async fn tell_of_copy(&mut self) -> Result<(), HostError> {
+    async fn run_pre_snapshot_hook(&mut self) -> Result<(), HostError> {
         let Some(guest) = self.guest.clone().filter(|_| self.record.state == VmState::Running) else {
             return Ok(());
         };
-        self.told_of_copy = true;
+        self.post_snapshot_due = true;
         hooks::run(&guest, self.record.name.as_str(), Hook::PreSnapshot).await
     }
 
-    /// Tells the guest that it was told of a copy what came of it, as soon as there is a session.
-    pub(super) fn tell_that_it_goes_on(&mut self) {
-        let Some(guest) = self.guest.clone().filter(|_| self.told_of_copy) else { return };
-        self.told_of_copy = false;
-        let (name, boot, tell) = (self.record.name.clone(), self.record.boots, self.tell.clone());
+    /// Runs the post-snapshot hook that a pre-snapshot hook calls for, as soon as there is a session.
+    pub(super) fn run_post_snapshot_hook(&mut self) {
+        let Some(guest) = self.guest.clone().filter(|_| self.post_snapshot_due) else { return };
+        self.post_snapshot_due = false;
+        let (name, boot, job_events) = (self.record.name.clone(), self.record.boots, self.job_events.clone());
         self.jobs.spawn(async move {
             match hooks::run(&guest, name.as_str(), Hook::PostSnapshot).await {
                 Ok(()) => {}
                 Err(HostError::Guest { .. }) => {
-                    let _task_gone = tell.send(Note { boot, what: What::Untold }).await;
+                    let _task_gone =
+                        job_events.send(JobEvent { boot, kind: JobEventKind::HookInterrupted(guest) }).await;
                 }
                 Err(error) => {
-                    tracing::warn!(vm = %name, error = error.chain(), "guest does not go on as it should")
+                    tracing::warn!(vm = %name, error = error.chain(), "post-snapshot hook failed")
                 }
             }
         });
@@ -224,7 +225,7 @@ impl Actor {
 
     async fn copy_live(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
         let driver = self.shared.driver.clone();
-        let snapshots = driver.snapshots(&self.recipe()).ok_or_else(|| self.cannot_save())?;
+        let snapshots = driver.snapshots(&self.vmm_config()).ok_or_else(|| self.cannot_save())?;
         let overlay = self.paths.own_disk(&self.record);
         let room = files::allocated_bytes(&overlay);
         let (place, disk) = (dir.join(MEMORY_FILE), dir.join(DISK_FILE));
@@ -238,8 +239,8 @@ impl Actor {
             .map_err(self.files_failed("copy the disk")),
             Err(error) => Err(error),
         };
-        // It goes on as it did, whatever became of the copy, and the wait for the disk is not its.
-        let goes_on = self.hold_as_recorded().await;
+        // Before the sync of the disk, and also when the copy failed.
+        let goes_on = self.restore_power_state().await;
         self.follow_again();
         let (memory, disk, bytes, machine, agent) = taken?;
         goes_on?;
@@ -262,7 +263,7 @@ impl Actor {
         Ok(saved)
     }
 
-    /// A copy would go on with files that its twin writes.
+    /// A copy would use files that the original writes.
     fn has_volumes(&self) -> HostError {
         let names: Vec<_> = self.record.volumes.iter().map(|volume| volume.name.as_str()).collect();
         let name = &self.record.name;
@@ -289,7 +290,7 @@ impl Actor {
         move |source| HostError::Files { operation, id, source }
     }
 
-    /// Ends the session, so that the guest waits for the next one and finds no dead one when it goes on.
+    /// Ends the session, so that the guest waits for the next one and finds no dead one after it is resumed.
     async fn leave_guest(&mut self) {
         if let Some(follower) = self.follower.take() {
             follower.abort();
@@ -311,10 +312,11 @@ impl Actor {
     }
 
     /// The VMM has loaded the memory. With its first step the guest changes its disks, so the file is used up before.
-    pub(super) async fn loaded(&mut self, vmm: ProcessId, go: oneshot::Sender<()>) {
+    pub(super) async fn loaded(&mut self, instance: InstanceId, vmm: ProcessId, go: oneshot::Sender<()>) {
         let saved = self.record.saved.take();
+        self.record.instance = Some(instance);
         self.record.process = Some(vmm);
-        self.record.accelerator = Some(self.shared.accelerator(&self.record.driver));
+        self.record_accelerator(vmm);
         match self.save().await {
             Ok(()) => {
                 self.watch(vmm);
@@ -329,7 +331,7 @@ impl Actor {
         }
     }
 
-    /// Removes memory that no guest will go on from.
+    /// Removes memory that no guest needs.
     pub(super) async fn forget_saved(&self) {
         if self.record.saved.is_some() {
             return;
@@ -341,7 +343,7 @@ impl Actor {
     }
 }
 
-/// A file that the whole memory fits into, whatever else is written meanwhile.
+/// A file with space reserved for the whole memory.
 fn reserve(dir: &Path, part: &Path, bytes: u64) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::create_dir_all(dir)?;

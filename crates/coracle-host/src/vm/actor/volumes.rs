@@ -4,23 +4,22 @@
 //! attach   record Coming ─▶ slot ─▶ mount ─▶ record There
 //! detach   record Going ─▶ unmount ─▶ empty the slot ─▶ record without it
 //! ```
-//! Cut off anywhere, or failed, a volume that is not There goes ([`Actor::settle_volumes`]): nobody was told of it.
+//! Cut off anywhere, or failed, a volume that is not `There` is removed ([`Actor::settle_volumes`]): it was never acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_hypervisor::Driver as _;
-use coracle_proto::guest as pb;
 use coracle_types::VmState;
 
 use super::Actor;
 use crate::events::EventKind;
 use crate::files::blocking;
-use crate::folders::{FolderServer, FolderSpec};
-use crate::guest::within;
-use crate::vm::folders;
-use crate::volumes::{Found, VolumeWish, place};
+use crate::vm::shared_dirs;
+use crate::volumes::{VolumeRequest, VolumeSource, plan_volume};
 use crate::{GuestClient, HostError, Volume, VolumeKind, VolumePhase};
+use coracle_guest_client::GuestError;
+use coracle_share::{SharedDirServer, SharedDirSpec};
 
 /// Limit for a guest to mount a volume.
 const MOUNT_LIMIT: Duration = Duration::from_secs(10);
@@ -28,9 +27,13 @@ const MOUNT_LIMIT: Duration = Duration::from_secs(10);
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(25);
 
 impl Actor {
-    pub(super) async fn attach_volume(&mut self, wish: &VolumeWish, found: &Found) -> Result<(), HostError> {
+    pub(super) async fn attach_volume(
+        &mut self,
+        request: &VolumeRequest,
+        found: &VolumeSource,
+    ) -> Result<(), HostError> {
         let invalid = |message| HostError::Invalid { message };
-        let mut volume = place(&self.record.volumes, wish, found).map_err(invalid)?;
+        let mut volume = plan_volume(&self.record.volumes, request, found).map_err(invalid)?;
         self.shared.claims.claim(&self.record.id, &volume, found).map_err(invalid)?;
         let name = volume.name.clone();
         let runs = self.record.state == VmState::Running;
@@ -92,76 +95,75 @@ impl Actor {
         }
     }
 
-    fn serve_folder(&mut self, volume: &Volume, guest: &GuestClient) {
-        match self.folder(volume) {
+    fn serve_shared_dir(&mut self, volume: &Volume, guest: &GuestClient) {
+        match self.shared_dir(volume) {
             Ok(server) => {
-                self.jobs.spawn(folders::serve(guest.clone(), volume.name.clone(), server));
+                self.jobs.spawn(shared_dirs::serve(guest.clone(), volume.name.clone(), server));
             }
             Err(error) => {
-                tracing::error!(vm = %self.record.id, volume = volume.name, %error, "folder not served");
+                tracing::error!(vm = %self.record.id, volume = volume.name, %error, "serve shared directory failed");
             }
         }
     }
 
-    fn folder(&mut self, volume: &Volume) -> Result<Arc<FolderServer>, HostError> {
-        if let Some(server) = self.folders.get(&volume.name) {
+    fn shared_dir(&mut self, volume: &Volume) -> Result<Arc<SharedDirServer>, HostError> {
+        if let Some(server) = self.shared_dirs.get(&volume.name) {
             return Ok(server.clone());
         }
         let table = self.paths.folder_table(&volume.name);
         let open = || {
             table.parent().map_or(Ok(()), std::fs::create_dir_all)?;
             let (root, read_only) = (volume.source.clone(), volume.read_only);
-            FolderServer::open(FolderSpec { root, read_only, table: table.clone() })
+            SharedDirServer::open(SharedDirSpec { root, read_only, table: table.clone() })
         };
-        let server = Arc::new(open().map_err(self.files_failed("open a folder"))?);
-        self.folders.insert(volume.name.clone(), server.clone());
+        let server = Arc::new(open().map_err(self.files_failed("open a shared directory"))?);
+        self.shared_dirs.insert(volume.name.clone(), server.clone());
         Ok(server)
     }
 
     async fn put_in(&mut self, volume: &Volume) -> Result<(), HostError> {
         let guest = self.present_guest("mount a volume")?;
         if let Some(disk) = volume.disk() {
-            let driver = self.shared.driver.insert_disk(&self.recipe_without(volume), &disk).await;
+            let driver = self.shared.driver.attach_disk(&self.vmm_config_without(volume), &disk).await;
             driver.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
         } else {
-            self.folder(volume)?;
+            self.shared_dir(volume)?;
         }
         self.mount(volume, &guest).await
     }
 
     /// Has the guest mount it, which it may have done, and serves it. Idempotent in one session.
     async fn mount(&mut self, volume: &Volume, guest: &GuestClient) -> Result<(), HostError> {
-        let mounted = within(MOUNT_LIMIT, guest.rpc().mount(volume.request())).await;
-        mounted.map_err(|status| self.guest_failed("mount a volume", status))?;
-        if volume.kind == VolumeKind::Folder {
-            self.serve_folder(volume, guest);
+        let mounted = guest.mount(volume.request(), MOUNT_LIMIT).await;
+        mounted.map_err(|error| self.guest_failed("mount a volume", error))?;
+        if volume.kind == VolumeKind::SharedDir {
+            self.serve_shared_dir(volume, guest);
         }
         Ok(())
     }
 
-    /// The guest lets go of the volume.
+    /// Has the guest unmount the volume.
     async fn leave(&self, volume: &Volume) -> Result<(), HostError> {
         let guest = self.present_guest("unmount a volume")?;
-        let request = pb::UnmountRequest { name: volume.name.clone() };
-        let left = within(UNMOUNT_LIMIT, guest.rpc().unmount(request)).await;
-        left.map(drop).map_err(|status| self.guest_failed("unmount a volume", status))
+        let unmounted = guest.unmount(&volume.name, UNMOUNT_LIMIT).await;
+        unmounted.map_err(|error| self.guest_failed("unmount a volume", error))
     }
 
-    /// Whatever is left of it in the machine goes, then it is forgotten.
+    /// Removes what is left of the volume in the VM, then from the record.
     async fn finish_volume(&mut self, volume: &Volume) -> Result<(), HostError> {
         if self.record.state == VmState::Running {
             if let Err(error) = self.leave(volume).await {
                 tracing::debug!(vm = %self.record.id, volume = volume.name, %error, "not unmounted");
             }
             if let Some(slot) = volume.slot() {
-                let ejected = self.shared.driver.eject_disk(&self.recipe_without(volume), slot).await;
+                let ejected = self.shared.driver.detach_disk(&self.vmm_config_without(volume), slot).await;
                 ejected.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
             }
         }
         self.forget_volume(&volume.name);
         let table = self.paths.folder_table(&volume.name);
         let removed = blocking(move || crate::files::remove_file(&table)).await;
-        removed.map_err(self.files_failed("remove the table of a folder"))?;
+        removed.map_err(self.files_failed("remove the node table of a shared directory"))?;
         self.save().await?;
         self.publish(EventKind::Updated);
         Ok(())
@@ -169,7 +171,7 @@ impl Actor {
 
     fn forget_volume(&mut self, name: &str) {
         self.record.volumes.retain(|volume| volume.name != name);
-        self.folders.remove(name);
+        self.shared_dirs.remove(name);
         self.shared.claims.release(&self.record.id, name);
     }
 
@@ -180,18 +182,19 @@ impl Actor {
     }
 
     /// The machine as it is without the volume.
-    fn recipe_without(&self, volume: &Volume) -> coracle_hypervisor::VmRecipe {
-        let mut recipe = self.recipe();
-        recipe.disks.retain(|disk| Some(disk.slot) != volume.slot());
-        recipe
+    fn vmm_config_without(&self, volume: &Volume) -> coracle_hypervisor::VmmConfig {
+        let mut vmm_config = self.vmm_config();
+        vmm_config.disks.retain(|disk| Some(disk.slot) != volume.slot());
+        vmm_config
     }
 
     fn present_guest(&self, operation: &'static str) -> Result<GuestClient, HostError> {
-        let absent = || self.guest_failed(operation, tonic::Status::unavailable("the agent does not answer"));
+        let absent =
+            || self.guest_failed(operation, GuestError::unavailable("the guest agent is not connected"));
         self.guest.clone().ok_or_else(absent)
     }
 
-    fn guest_failed(&self, operation: &'static str, status: tonic::Status) -> HostError {
-        HostError::Guest { name: self.record.name.to_string(), operation, source: Box::new(status) }
+    fn guest_failed(&self, operation: &'static str, source: GuestError) -> HostError {
+        HostError::Guest { name: self.record.name.to_string(), operation, source }
     }
 }

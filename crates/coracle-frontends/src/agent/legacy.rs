@@ -1,0 +1,201 @@
+//! The configuration file of the original agent, accepted under its name.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// Keys and defaults as the original has them. Keys that mean nothing to this
+/// system (jailer, uid, gid) are accepted, so that existing files work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LegacyConfig {
+    /// Where to listen.
+    pub server: Server,
+    /// Programs and defaults of VMs.
+    pub firecracker: Firecracker,
+    /// The bridge.
+    pub network: Network,
+    /// Where VMs live.
+    pub storage: Storage,
+    /// Metrics.
+    pub monitoring: Monitoring,
+    /// Logging.
+    pub log: Log,
+}
+
+/// `server`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// Address to listen on.
+    pub host: Ipv4Addr,
+    /// Port to listen on.
+    pub port: u16,
+}
+
+/// `firecracker`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Firecracker {
+    /// Accepted; the driver looks its program up itself.
+    pub binary_path: PathBuf,
+    /// Accepted, unused.
+    pub jailer_path: PathBuf,
+    /// Kernel of requests that name none.
+    pub kernel_path: String,
+    /// Image of requests that name none.
+    pub rootfs_path: String,
+    /// Accepted, unused.
+    pub use_jailer: bool,
+    /// Accepted, unused.
+    pub jail_uid: u32,
+    /// Accepted, unused.
+    pub jail_gid: u32,
+}
+
+/// `network`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Network {
+    /// Accepted; the bridge is named after the state directory, so that two nodes do not meet.
+    pub bridge_name: String,
+    /// Accepted; taps are named after the whole id, so that no two VMs meet.
+    pub tap_prefix: String,
+    /// Address and prefix of the bridge: the guests' subnet.
+    pub bridge_ip: String,
+}
+
+/// `storage`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Storage {
+    /// State directory.
+    pub vms_dir: PathBuf,
+    /// Accepted: every VM has an overlay.
+    pub use_overlay: bool,
+}
+
+/// `monitoring`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Monitoring {
+    /// Serve metrics?
+    pub enabled: bool,
+    /// On this port.
+    pub metrics_port: u16,
+}
+
+/// `log`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// debug, info, warn or error.
+    pub level: String,
+    /// json or text.
+    pub format: String,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self { host: Ipv4Addr::UNSPECIFIED, port: 50051 }
+    }
+}
+
+impl Default for Firecracker {
+    fn default() -> Self {
+        Self {
+            binary_path: PathBuf::new(),
+            jailer_path: PathBuf::new(),
+            kernel_path: String::new(),
+            rootfs_path: String::new(),
+            use_jailer: true,
+            jail_uid: 1000,
+            jail_gid: 1000,
+        }
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { bridge_name: "br0".into(), tap_prefix: "vmtap".into(), bridge_ip: "172.16.0.1/24".into() }
+    }
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { vms_dir: "/srv/firecracker/vms".into(), use_overlay: false }
+    }
+}
+
+impl Default for Monitoring {
+    fn default() -> Self {
+        Self { enabled: false, metrics_port: 9090 }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".into(), format: "json".into() }
+    }
+}
+
+/// A file that cannot be used, with the place.
+#[derive(Debug, thiserror::Error)]
+#[error("configuration: {0}")]
+pub struct InvalidLegacyConfig(String);
+
+impl LegacyConfig {
+    /// Reads the YAML text of a configuration file. An empty one is all defaults.
+    ///
+    /// # Errors
+    /// [`InvalidLegacyConfig`] naming the key or line.
+    pub fn parse(text: &str) -> Result<Self, InvalidLegacyConfig> {
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return Ok(Self::default());
+        }
+        serde_saphyr::from_str(text).map_err(|e| InvalidLegacyConfig(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_sample_is_accepted() {
+        let sample = "
+server: {host: 0.0.0.0, port: 50051}
+firecracker:
+  binary_path: /usr/bin/firecracker
+  jailer_path: /usr/bin/jailer
+  kernel_path: /var/lib/firecracker/vmlinux
+  rootfs_path: /var/lib/firecracker/rootfs.ext4
+  use_jailer: true
+  jail_uid: 101
+  jail_gid: 104
+network: {bridge_name: fcbr0, tap_prefix: fctap, bridge_ip: 172.16.0.1/24}
+storage: {vms_dir: /var/lib/firecracker/vms, use_overlay: true}
+monitoring: {enabled: true, metrics_port: 9090}
+log: {level: info, format: json}
+";
+        let config = LegacyConfig::parse(sample).unwrap();
+        assert_eq!(config.network.bridge_name, "fcbr0");
+        assert_eq!(config.storage.vms_dir, PathBuf::from("/var/lib/firecracker/vms"));
+        assert!(config.monitoring.enabled);
+    }
+
+    #[test]
+    fn nothing_said_is_the_originals_defaults() {
+        let config = LegacyConfig::parse("# empty\n").unwrap();
+        assert_eq!((config.server.port, config.monitoring.metrics_port), (50051, 9090));
+        assert_eq!(config.network.bridge_ip, "172.16.0.1/24");
+        assert!(config.firecracker.use_jailer && !config.monitoring.enabled);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        let error = LegacyConfig::parse("server: {porrt: 1}").unwrap_err().to_string();
+        assert!(error.contains("porrt"), "{error}");
+    }
+}

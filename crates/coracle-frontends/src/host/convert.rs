@@ -1,0 +1,280 @@
+//! Translation between messages and types of the host core. Pure.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use coracle_api::keys::vm as keys;
+use coracle_host::{
+    BootFirmware, EventKind, Exit, Host, HostEvent, LocalUser, Owner, PullPolicy, TemplateInfo, View, VmSpec,
+    Volume, VolumeKind, VolumeRequest,
+};
+use coracle_hypervisor::{Forward, Probe};
+use coracle_oci::PullOrigin;
+use coracle_proto::host as pb;
+use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
+use tonic::Status;
+
+use crate::objects::Known;
+use crate::status::invalid;
+
+/// Checks and converts a request to create a VM.
+pub(super) fn vm_spec(
+    request: pb::CreateVmRequest,
+    local_user: LocalUser,
+    origin: PullOrigin,
+) -> Result<VmSpec, Status> {
+    let pull = match request.pull_policy() {
+        pb::PullPolicy::Unspecified | pb::PullPolicy::IfNotPresent => PullPolicy::IfNotPresent,
+        pb::PullPolicy::Always => PullPolicy::Always,
+        pb::PullPolicy::Never => PullPolicy::Never,
+    };
+    let mut metadata: BTreeMap<_, _> = request.metadata.into_iter().collect();
+    if !request.spec_hash.is_empty() {
+        metadata.insert(keys::SPEC.to_owned(), request.spec_hash);
+    }
+    let address = match request.ip_address.as_str() {
+        "" => None,
+        text => {
+            Some(text.parse::<Ipv4Addr>().map_err(|_| invalid(format!("invalid IPv4 address {text:?}")))?)
+        }
+    };
+    Ok(VmSpec {
+        name: request.name.parse().map_err(|e: coracle_types::InvalidVmName| invalid(e.to_string()))?,
+        owner: owner_of(request.owner.unwrap_or_default()),
+        image: request.image,
+        pull,
+        origin,
+        vcpus: Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?,
+        memory: MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?,
+        kernel_path: request.kernel_path,
+        address,
+        hostname: request.hostname,
+        command: request.command,
+        args: request.args,
+        env: request.env,
+        user: request.user,
+        workdir: request.workdir,
+        metadata,
+        ports: request.ports.iter().map(forward).collect::<Result<_, _>>().map_err(invalid)?,
+        disk_mib: Some(request.disk_mib).filter(|mib| *mib > 0),
+        idempotent: request.idempotent,
+        cold: request.cold,
+        driver: request.driver,
+        volumes: request.volumes.into_iter().map(|volume| volume_request(volume, local_user)).collect(),
+        firmware: firmware(&request.firmware).map_err(invalid)?,
+        user_data: request.user_data,
+    })
+}
+
+fn firmware(name: &str) -> Result<Option<BootFirmware>, String> {
+    match name {
+        "" | "auto" => Ok(None),
+        "bios" => Ok(Some(BootFirmware::Bios)),
+        "uefi" => Ok(Some(BootFirmware::Uefi)),
+        other => Err(format!("invalid firmware {other:?}: auto, bios or uefi")),
+    }
+}
+
+fn firmware_name(firmware: BootFirmware) -> String {
+    match firmware {
+        BootFirmware::Bios => "bios",
+        BootFirmware::Uefi => "uefi",
+    }
+    .to_owned()
+}
+
+/// Request for a volume, on behalf of a local user if there is one.
+pub(super) fn volume_request(volume: pb::Volume, local_user: LocalUser) -> VolumeRequest {
+    VolumeRequest {
+        name: volume.name,
+        source: volume.source,
+        target: volume.target,
+        read_only: volume.read_only,
+        size_mib: Some(volume.size_mib).filter(|mib| *mib > 0),
+        local_user,
+    }
+}
+
+fn volume(volume: &Volume) -> pb::Volume {
+    let kind = match volume.kind {
+        VolumeKind::Disk { .. } => pb::volume::Kind::Disk,
+        VolumeKind::Block { .. } => pb::volume::Kind::Block,
+        VolumeKind::SharedDir => pb::volume::Kind::Folder,
+    };
+    pb::Volume {
+        name: volume.name.clone(),
+        source: volume.source.display().to_string(),
+        target: volume.target.clone(),
+        read_only: volume.read_only,
+        size_mib: 0,
+        kind: kind.into(),
+    }
+}
+
+/// Cluster object that the caller acts for.
+pub(super) fn owner_of(owner: pb::Owner) -> Owner {
+    Owner {
+        cluster: owner.cluster,
+        namespace: owner.namespace,
+        name: owner.name,
+        uid: owner.uid,
+        generation: owner.generation,
+    }
+}
+
+/// VM shape of which a template is requested.
+pub(super) fn shape(request: pb::WarmTemplateRequest) -> Result<(Vcpus, MemoryMib, String), Status> {
+    let vcpus = Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?;
+    let memory = MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?;
+    Ok((vcpus, memory, request.kernel_path))
+}
+
+/// A driver and what its probe found.
+pub(super) fn driver((name, probe): &(&'static str, Probe)) -> pb::DriverInfo {
+    pb::DriverInfo {
+        name: (*name).to_owned(),
+        version: probe.version.clone(),
+        available: probe.accelerator.is_some(),
+        accelerator: probe.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
+        reason: probe.reason.clone(),
+    }
+}
+
+pub(super) fn template(info: &TemplateInfo, pooled: bool) -> pb::Template {
+    pb::Template {
+        key: info.key.to_string(),
+        vcpus: info.vcpus.into(),
+        memory_mib: info.memory.into(),
+        taken_at_ms: info.taken_at.0,
+        took_ms: info.took_ms,
+        save_ms: info.save_ms,
+        disk_mib: info.disk_mib,
+        ram_bytes: info.ram_bytes,
+        pooled,
+    }
+}
+
+fn forward(port: &pb::PortMapping) -> Result<Forward, String> {
+    let number = |port: u32| {
+        u16::try_from(port)
+            .ok()
+            .filter(|p| *p > 0)
+            .ok_or_else(|| format!("invalid TCP port {port}: 1 to 65535"))
+    };
+    let host_address = match port.host_address.as_str() {
+        "" => Ipv4Addr::LOCALHOST,
+        text => text.parse().map_err(|_| format!("invalid IPv4 address {text:?}"))?,
+    };
+    Ok(Forward { host_address, host_port: number(port.host_port)?, guest_port: number(port.guest_port)? })
+}
+
+/// A VM with its present state.
+pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
+    let record = &view.record;
+    let noted = |key: &str| record.metadata.get(key).cloned().unwrap_or_default();
+    let requested_name = Known::from(record).wire_id();
+    let millis = |time: Option<UnixMillis>| time.map_or(0, |t| t.0);
+    pb::Vm {
+        id: record.id.to_string(),
+        name: record.name.to_string(),
+        state: state(record.state).into(),
+        image: record.image.clone(),
+        image_digest: record.image_digest.clone(),
+        vcpus: record.vcpus.into(),
+        memory_mib: record.memory.into(),
+        ip_address: record.reachable_address().map(|a| a.to_string()).unwrap_or_default(),
+        mac: record.mac.to_string(),
+        driver: host.driver_of(record).to_owned(),
+        accelerator: record.accelerator.map(|a| a.as_str().to_owned()).unwrap_or_default(),
+        vmm_pid: record.process.map_or(0, |p| p.pid),
+        created_at_ms: record.created_at.0,
+        started_at_ms: millis(record.started_at),
+        finished_at_ms: millis(record.finished_at),
+        exit: record.exit.as_ref().map(exit),
+        message: record.message.clone(),
+        metadata: record.metadata.clone().into_iter().collect(),
+        owner: Some(owner(&record.owner)).filter(|o| !o.uid.is_empty() || !o.name.is_empty()),
+        ports: record
+            .ports
+            .iter()
+            .map(|f| pb::PortMapping {
+                host_address: f.host_address.to_string(),
+                host_port: f.host_port.into(),
+                guest_port: f.guest_port.into(),
+            })
+            .collect(),
+        boots: record.boots,
+        agent_connected: view.guest.is_some(),
+        boot_ms: record.boot_ms,
+        disk_bytes: host.disk_bytes(record),
+        command: record.workload.argv.clone(),
+        identity_ms: record.identity_ms,
+        workload_ms: record.workload_ms,
+        saved_bytes: record.saved.as_ref().map_or(0, |saved| saved.bytes),
+        template: record.template.as_ref().map(ToString::to_string).unwrap_or_default(),
+        pooled: record.pooled,
+        requested_name: if requested_name == record.name.as_str() {
+            String::new()
+        } else {
+            requested_name.to_owned()
+        },
+        spec_hash: noted(keys::SPEC),
+        adoptable_by: noted(keys::ADOPT),
+        volumes: record.volumes.iter().map(volume).collect(),
+        committed: record.committed.clone().unwrap_or_default(),
+        firmware: record
+            .disk_image_vm
+            .as_ref()
+            .map(|disk_image_vm| firmware_name(disk_image_vm.firmware))
+            .unwrap_or_default(),
+    }
+}
+
+pub(super) fn owner(owner: &Owner) -> pb::Owner {
+    pb::Owner {
+        cluster: owner.cluster.clone(),
+        namespace: owner.namespace.clone(),
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+        generation: owner.generation,
+    }
+}
+
+fn exit(exit: &Exit) -> pb::ExitStatus {
+    pb::ExitStatus { code: exit.code, signal: exit.signal, error: exit.error.clone() }
+}
+
+fn state(state: VmState) -> pb::VmState {
+    match state {
+        VmState::Creating | VmState::Created => pb::VmState::Created,
+        VmState::Starting => pb::VmState::Starting,
+        VmState::Running => pb::VmState::Running,
+        VmState::Paused => pb::VmState::Paused,
+        VmState::Hibernating => pb::VmState::Hibernating,
+        VmState::Hibernated => pb::VmState::Hibernated,
+        VmState::Stopping => pb::VmState::Stopping,
+        VmState::Stopped => pb::VmState::Stopped,
+        VmState::Failed => pb::VmState::Failed,
+        VmState::Deleting => pb::VmState::Deleting,
+    }
+}
+
+pub(super) fn event(host: &Host, event: &HostEvent) -> pb::VmEvent {
+    let view = View { record: event.record.clone(), guest: None };
+    pb::VmEvent {
+        r#type: event_type(event.kind).into(),
+        vm: Some(vm(host, &view)),
+        time_unix_ms: event.time.0,
+    }
+}
+
+fn event_type(kind: EventKind) -> pb::vm_event::Type {
+    match kind {
+        EventKind::Created => pb::vm_event::Type::Created,
+        EventKind::Started => pb::vm_event::Type::Started,
+        EventKind::Stopped => pb::vm_event::Type::Stopped,
+        EventKind::Deleted => pb::vm_event::Type::Deleted,
+        EventKind::Failed => pb::vm_event::Type::Failed,
+        EventKind::Updated => pb::vm_event::Type::Updated,
+    }
+}

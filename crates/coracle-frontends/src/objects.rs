@@ -1,0 +1,154 @@
+//! VMs of objects of a cluster: which VM a call means, and how one is created. Both services use it.
+//!
+//! A caller names its object in the metadata of a call.
+
+mod identity;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_api::keys::{fence, vm as keys};
+use coracle_host::{Fence, Host, HostError, RestoreSpec, View, VmSpec};
+use coracle_oci::NoProgress;
+use coracle_types::VmName;
+use tonic::metadata::MetadataMap;
+
+pub(crate) use self::identity::{Caller, Known};
+
+/// A creation, and what becomes of the VM.
+pub(crate) struct Creation {
+    pub(crate) spec: VmSpec,
+    /// Snapshot that the VM continues from.
+    pub(crate) snapshot: Option<String>,
+    /// Leave it powered off.
+    pub(crate) stays_off: bool,
+    pub(crate) caller: Caller,
+    pub(crate) fence: Option<Fence>,
+}
+
+/// For whom the caller speaks; old clients say nothing.
+pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
+    let text = |key| metadata.get(key).and_then(|v| v.to_str().ok());
+    let uid = text(fence::UID)?.to_owned();
+    let generation = text(fence::GENERATION).and_then(|g| g.parse().ok()).unwrap_or(0);
+    Some(Fence { uid, generation })
+}
+
+/// The object that the caller speaks for; old clients say nothing.
+pub(crate) fn caller_of(metadata: &MetadataMap) -> Caller {
+    let text = |key| metadata.get(key).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+    Caller { uid: text(fence::UID), object: text(fence::OBJECT) }
+}
+
+/// A name that a caller gives a VM.
+pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
+    vm_id.parse().map_err(|e: coracle_types::InvalidVmName| HostError::Invalid { message: e.to_string() })
+}
+
+/// The VM that the caller means.
+///
+/// # Errors
+/// [`HostError::NotFound`], [`HostError::Invalid`], [`HostError::SharedName`].
+pub(crate) fn exact(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<View>, HostError> {
+    let id = vm_name(vm_id)?;
+    let all = host.list();
+    let found = identity::find(all.iter().map(known), id.as_str(), caller)?;
+    let view = found.and_then(|vm| all.iter().find(|view| view.record.name.as_str() == vm.name));
+    view.cloned().ok_or_else(|| HostError::NotFound { name: vm_id.to_owned() })
+}
+
+/// Creates a VM and brings it into its power state; `created` is called in between. A failure leaves no VM.
+///
+/// # Errors
+/// Those of the host core.
+pub(crate) async fn create(
+    host: &Host,
+    creation: Creation,
+    created: impl Fn(),
+) -> Result<Arc<View>, HostError> {
+    let Creation { spec, snapshot, stays_off, caller, fence } = creation;
+    let spec = named(host, spec, &caller)?;
+    if let Some(snapshot) = snapshot {
+        return restore(host, &snapshot, spec, created).await;
+    }
+    let record = host.create(spec, Arc::new(NoProgress)).await?;
+    created();
+    let id = record.id.to_string();
+    let powered = match stays_off {
+        true => host.stop(&id, Duration::ZERO, fence).await,
+        false => host.start(&id, fence).await,
+    };
+    if let Err(error) = powered {
+        // A creation that fails undoes everything; one that others already run stays, and so does one that they speak
+        // for by now.
+        if record.boots == 0
+            && !matches!(error, HostError::Fenced { .. })
+            && let Err(undo) = host.delete(&id, true, None).await
+        {
+            tracing::warn!(vm = id, error = %undo, "failed creation not undone");
+        }
+        return Err(error);
+    }
+    host.get(&id)
+}
+
+/// The creation under the name that the VM has on the host: another object's VM, or a local one, may have the id.
+fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError> {
+    if spec.owner.uid.is_empty() {
+        return Ok(spec);
+    }
+    let who = Caller { uid: spec.owner.uid.clone(), ..caller.clone() };
+    let (all, id) = (host.list(), spec.name.clone());
+    let exists = |uid: &str| {
+        let (name, uid) = (id.to_string(), uid.to_owned());
+        Err(HostError::AlreadyExists { name, uid })
+    };
+    match identity::find(all.iter().map(known), id.as_str(), &who)? {
+        Some(vm) if vm.uid.is_empty() => exists(vm.uid),
+        // A VM that was made from an older spec of the same object is not what is asked for.
+        Some(vm) if is_outdated(&spec, vm) => exists(vm.uid),
+        Some(vm) => Ok(VmSpec { name: vm_name(vm.name)?, ..spec }),
+        None if all.iter().any(|view| view.record.name == id) => {
+            let name = identity::distinct_name(&id, &spec.owner.uid)?;
+            let mut metadata = spec.metadata;
+            metadata.insert(keys::VM_ID.to_owned(), id.to_string());
+            Ok(VmSpec { name, metadata, ..spec })
+        }
+        None => Ok(spec),
+    }
+}
+
+/// A VM that is there already is what an earlier try made.
+async fn restore(
+    host: &Host,
+    snapshot: &str,
+    spec: VmSpec,
+    created: impl Fn(),
+) -> Result<Arc<View>, HostError> {
+    if let Some(view) = host.list().into_iter().find(|view| view.record.name == spec.name)
+        && spec.idempotent
+        && view.record.owner.uid == spec.owner.uid
+    {
+        return Ok(view);
+    }
+    let wanted = RestoreSpec {
+        name: Some(spec.name),
+        owner: spec.owner,
+        shape: Some((spec.vcpus, spec.memory)),
+        metadata: spec.metadata,
+        origin: spec.origin,
+    };
+    let record = host.restore(snapshot, wanted).await?;
+    created();
+    host.get(record.id.as_str())
+}
+
+/// Made from another spec than the one that is asked for now. Old operators say of none what it is.
+fn is_outdated(spec: &VmSpec, made: Known<'_>) -> bool {
+    let wanted = spec.metadata.get(keys::SPEC);
+    wanted.is_some() && made.spec() != wanted
+}
+
+fn known(view: &Arc<View>) -> Known<'_> {
+    Known::from(&view.record)
+}

@@ -1,0 +1,213 @@
+//! The cloud-init seed of a disk image VM: an ISO image labelled `CIDATA` with the guest agent and, in the NoCloud layout that cloud-init
+//! reads, names and network for the first boot (cloud-init, "NoCloud" data source).
+//!
+//! It is written anew for every boot, so an image of any age runs the agent of today. An image with cloud-init needs nothing
+//! in it: the seed's vendor data has the agent started on every boot. Any other image has a unit that mounts the disk by its
+//! label and runs `coracle-guest service`.
+
+use std::io::Cursor;
+use std::path::Path;
+use std::sync::Arc;
+use std::{fs, io};
+
+use coracle_proto::guest as pb;
+use hadris_iso::joliet::JolietLevel;
+use hadris_iso::read::PathSeparator;
+use hadris_iso::write::options::{CreationFeatures, IsoFormatOptions};
+use hadris_iso::write::{File, InputFiles, IsoImageWriter};
+use serde_json::{Value, json};
+
+use crate::files::sync_parent;
+
+/// The label that seeds are known by.
+const LABEL: &str = "CIDATA";
+/// Size of a seed, bytes, or a multiple of it: a copy of a VM needs a disk of the same size.
+const STEP: usize = 4 << 20;
+/// Most bytes that the image takes beside its files.
+const METADATA_BYTES_MAX: usize = 256 * 1024;
+
+/// Starts the agent. It runs before most of the system does, on every boot.
+const START: &str = r#"#cloud-boothook
+#!/bin/sh
+# The host's agent: it answers for this machine to the node that runs it.
+set -u
+mountpoint -q /run/coracle && exit 0
+mkdir -p /run/coracle
+# Of its own, because nothing may be executed in /run itself.
+mount -t tmpfs -o nosuid,nodev,mode=0755,size=16m coracle /run/coracle || exit 1
+mkdir /run/coracle/init
+mount -o ro LABEL=CIDATA /run/coracle/init || exit 1
+install -m 0755 /run/coracle/init/coracle-guest /run/coracle/coracle-guest
+umount /run/coracle/init
+if [ -d /run/systemd/system ]; then
+  exec systemd-run --quiet --no-block --unit=coracle-guest --description="Coracle guest agent" \
+    --property=DefaultDependencies=no --property=Restart=on-failure --property=RestartSec=1 \
+    --property=KillMode=process /run/coracle/coracle-guest service
+fi
+setsid /run/coracle/coracle-guest service </dev/null >/dev/null 2>&1 &
+"#;
+
+/// Content of the seed that a disk image VM reads at its first boot.
+#[derive(Clone, Debug)]
+pub(crate) struct CloudInitSeed<'a> {
+    /// Whose instance it is: a new one makes cloud-init set the machine up anew.
+    pub(crate) instance: &'a str,
+    pub(crate) hostname: &'a str,
+    pub(crate) network: Option<&'a pb::Network>,
+    /// As the owner wrote it; empty: nothing.
+    pub(crate) user_data: &'a str,
+}
+
+impl CloudInitSeed<'_> {
+    /// Files of the disk, but for the agent. JSON is YAML, and quotes what is in it.
+    fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let user_data = if self.user_data.is_empty() { "#cloud-config\n{}\n" } else { self.user_data };
+        let meta_data = json!({"instance-id": self.instance, "local-hostname": self.hostname});
+        let mut files = vec![
+            ("user-data", user_data.as_bytes().to_vec()),
+            ("meta-data", line(&meta_data)),
+            ("vendor-data", START.as_bytes().to_vec()),
+        ];
+        if let Some(network) = self.network {
+            files.push(("network-config", line(&network_config(network))));
+        }
+        files
+    }
+
+    /// Writes the disk, with the agent's binary from `agent`. Replaces an older one whole. Blocking, idempotent.
+    ///
+    /// # Errors
+    /// The agent cannot be read, or the disk not written.
+    pub(crate) fn write(&self, to: &Path, agent: &Path) -> io::Result<()> {
+        let binary = fs::read(agent).map_err(|e| {
+            let help = "set the guest's files up again (in a checkout: cargo xtask setup)";
+            io::Error::new(e.kind(), format!("{}: {e}; {help}", agent.display()))
+        })?;
+        let mut files = self.files();
+        files.push(("coracle-guest", binary));
+        let image = image(files)?;
+        let part = to.with_extension("part");
+        fs::write(&part, image)?;
+        fs::File::open(&part)?.sync_all()?;
+        fs::rename(&part, to)?;
+        sync_parent(to)
+    }
+}
+
+/// Version 2 of the format (cloud-init, "Networking config Version 2"). The NIC is known by its address: what a system
+/// calls it is its own affair.
+fn network_config(network: &pb::Network) -> Value {
+    let mut nic = json!({
+        "match": {"macaddress": network.mac},
+        "addresses": [network.address],
+        "nameservers": {"addresses": network.nameservers, "search": network.search_domains},
+    });
+    if !network.gateway.is_empty()
+        && let Some(nic) = nic.as_object_mut()
+    {
+        // `to: default` is not known to the versions that stable distributions ship.
+        nic.insert("routes".to_owned(), json!([{"to": "0.0.0.0/0", "via": network.gateway}]));
+    }
+    json!({"version": 2, "ethernets": {"primary": nic}})
+}
+
+fn line(value: &Value) -> Vec<u8> {
+    format!("{value}\n").into_bytes()
+}
+
+fn image(files: Vec<(&'static str, Vec<u8>)>) -> io::Result<Vec<u8>> {
+    let bytes: usize = files.iter().map(|(_, contents)| contents.len() + 4096).sum();
+    let mut buffer = Cursor::new(vec![0; (bytes + METADATA_BYTES_MAX).next_multiple_of(STEP)]);
+    let files =
+        files.into_iter().map(|(name, contents)| File::File { name: Arc::new(name.to_owned()), contents });
+    let files = InputFiles { path_separator: PathSeparator::ForwardSlash, files: files.collect() };
+    let options = IsoFormatOptions {
+        volume_name: LABEL.to_owned(),
+        system_id: None,
+        volume_set_id: None,
+        publisher_id: None,
+        preparer_id: None,
+        application_id: None,
+        sector_size: 2048,
+        path_separator: PathSeparator::ForwardSlash,
+        features: CreationFeatures { joliet: Some(JolietLevel::Level3), ..CreationFeatures::default() },
+        strict_charset: false,
+    };
+    IsoImageWriter::create(&mut buffer, files, options).map_err(io::Error::other)?;
+    Ok(buffer.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network() -> pb::Network {
+        pb::Network {
+            mac: "02:00:00:00:00:01".into(),
+            address: "10.100.0.2/24".into(),
+            gateway: "10.100.0.1".into(),
+            nameservers: vec!["9.9.9.9".into()],
+            search_domains: vec![],
+        }
+    }
+
+    #[test]
+    fn what_a_first_boot_is_told() {
+        let network = network();
+        let seed =
+            CloudInitSeed { instance: "web-1234", hostname: "web", network: Some(&network), user_data: "" };
+        let files = seed.files();
+        let text = |name: &str| {
+            let (_, bytes) = files.iter().find(|(known, _)| *known == name).unwrap();
+            String::from_utf8(bytes.clone()).unwrap()
+        };
+        assert_eq!(text("meta-data"), "{\"instance-id\":\"web-1234\",\"local-hostname\":\"web\"}\n");
+        assert_eq!(text("user-data"), "#cloud-config\n{}\n");
+        assert!(text("vendor-data").starts_with("#cloud-boothook\n#!/bin/sh\n"));
+        let network: Value = serde_json::from_str(&text("network-config")).unwrap();
+        let want = json!({"version": 2, "ethernets": {"primary": {
+            "match": {"macaddress": "02:00:00:00:00:01"},
+            "addresses": ["10.100.0.2/24"],
+            "routes": [{"to": "0.0.0.0/0", "via": "10.100.0.1"}],
+            "nameservers": {"addresses": ["9.9.9.9"], "search": []},
+        }}});
+        assert_eq!(network, want);
+    }
+
+    #[test]
+    fn user_data_is_the_owners_word_for_word() {
+        let data = "#cloud-config\nusers: [{name: me}]\n";
+        let seed = CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: data };
+        let files = seed.files();
+        let of = |name: &str| files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.clone());
+        assert_eq!(of("user-data").unwrap(), data.as_bytes());
+        assert_eq!(of("network-config"), None, "a machine without a network");
+    }
+
+    #[test]
+    fn a_name_cannot_become_a_setting() {
+        let seed = CloudInitSeed { instance: "a\nb: c", hostname: "\"}\nx: y", network: None, user_data: "" };
+        let (_, meta) = &seed.files()[1];
+        assert_eq!(meta.iter().filter(|byte| **byte == b'\n').count(), 1);
+        let back: Value = serde_json::from_slice(meta).unwrap();
+        assert_eq!(back["local-hostname"], "\"}\nx: y");
+    }
+
+    #[test]
+    fn the_disk_has_a_label_and_all_files_and_one_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let (agent, disk) = (dir.path().join("agent"), dir.path().join("init.iso"));
+        fs::write(&agent, vec![7; 300_000]).unwrap();
+        let seed = CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: "" };
+        for _ in 0..2 {
+            seed.write(&disk, &agent).unwrap();
+        }
+        let bytes = fs::read(&disk).unwrap();
+        assert_eq!(bytes.len(), STEP);
+        assert!(bytes[0x8028..].starts_with(b"CIDATA "), "the primary descriptor's label");
+        let joliet: Vec<u8> = "vendor-data".encode_utf16().flat_map(u16::to_be_bytes).collect();
+        assert!(bytes.windows(joliet.len()).any(|window| window == joliet));
+        let missing = seed.write(&disk, &dir.path().join("absent")).unwrap_err().to_string();
+        assert!(missing.contains("absent") && missing.contains("xtask setup"), "{missing}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Images of VMs: on request, and of a VM whose workload exited with 0 where its metadata names an image. With the latter
+//! a Pod builds an image: it runs commands on a base image, and an annotation names the result.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use coracle_guest_client::GuestError;
+use coracle_image::{Image, MachineRoot, PushOptions, RootKind};
+use coracle_oci::{Digest, NoProgress, OciError, PullOrigin, Reference};
+use coracle_types::Op;
+use futures_util::TryStreamExt;
+use tokio_util::io::{StreamReader, SyncIoBridge};
+
+use super::{Access, Host};
+use crate::vm::Commit;
+use crate::{Exit, GuestClient, HostError, Record};
+
+/// Metadata of a VM, annotation of a Pod: reference under which the VM is pushed as an image when its workload exited
+/// with 0.
+pub const COMMIT_ANNOTATION: &str = "coracle.dev/commit";
+
+/// Image that the metadata asks for. Frontends check it before they create the VM, so that an invalid reference is
+/// refused at once. Pure.
+///
+/// # Errors
+/// [`HostError::Invalid`] for an invalid reference, and for one with a digest.
+pub fn commit_request(metadata: &BTreeMap<String, String>) -> Result<Option<Reference>, HostError> {
+    let Some(text) = metadata.get(COMMIT_ANNOTATION) else { return Ok(None) };
+    let invalid = |error: OciError| HostError::Invalid { message: format!("{COMMIT_ANNOTATION}: {error}") };
+    let reference = text.parse().map_err(invalid)?;
+    match text.contains('@') {
+        true => Err(HostError::Invalid {
+            message: format!(
+                "{COMMIT_ANNOTATION}: {text} names a digest, which is not known before the image is made: use a tag"
+            ),
+        }),
+        false => Ok(Some(reference)),
+    }
+}
+
+impl Host {
+    /// Session with the guest of a running VM, by exact name or id.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`]; [`HostError::Refused`] in other states; [`HostError::Guest`] without a session.
+    pub fn guest(&self, vm: &str) -> Result<GuestClient, HostError> {
+        let view = self.find(vm, Access::Change)?;
+        let name = || view.record.name.to_string();
+        view.record.state.admit(Op::Guest).map_err(|source| HostError::Refused { name: name(), source })?;
+        view.guest.clone().ok_or_else(|| {
+            let source = GuestError::unavailable("the guest agent is not connected");
+            HostError::Guest { name: name(), operation: "open a session", source }
+        })
+    }
+
+    /// Makes an image of what the workload of a running VM sees: the layers of the VM's image and one layer with the
+    /// changes. On failure no image is named.
+    ///
+    /// # Errors
+    /// As [`Host::guest`]; [`HostError::Image`].
+    pub async fn commit(&self, vm: &str, reference: &Reference) -> Result<Image, HostError> {
+        let guest = self.guest(vm)?;
+        let record = self.find(vm, Access::Change)?.record.clone();
+        if record.disk_image_vm.is_some() {
+            let message = format!("cannot commit VM {vm}: it runs a disk image, not a container image");
+            return Err(HostError::Invalid { message });
+        }
+        let failed = |source| HostError::Guest { name: vm.to_owned(), operation: "read the root", source };
+        let (tar, kind) = match guest.changes().await.map_err(failed)? {
+            Some(changes) => (changes, RootKind::Changes),
+            None => (guest.copy_out("/").await.map_err(failed)?, RootKind::Whole),
+        };
+        let tar = SyncIoBridge::new(StreamReader::new(tar.map_err(io::Error::other)));
+        let base = record.image_digest.parse();
+        let base = base.map_err(|_| HostError::Invalid { message: format!("VM {vm} has no image") })?;
+        let mounts = record.volumes.iter().map(|volume| volume.target.clone().into()).collect();
+        let committed = self
+            .images()
+            .commit(&base, MachineRoot { tar, kind, mounts }, reference, self.clock().now().0)
+            .await;
+        committed.map_err(|source| HostError::Image { reference: reference.to_string(), source })
+    }
+
+    /// The job with which the task of a VM commits it when its workload has ended.
+    pub(crate) fn commit_job(&self) -> Commit {
+        let host = self.downgrade();
+        Box::new(move |vm, exit, reference| {
+            let host = host.clone();
+            Box::pin(async move {
+                let host = host.upgrade().ok_or("the node is stopping")?;
+                let made = host.commit_finished(vm.as_str(), &exit, &reference).await;
+                made.map_err(|error| error.chain())
+            })
+        })
+    }
+
+    /// Commits `vm` and pushes the image as `reference` when its workload exited with 0; returns the digest of the
+    /// manifest, `None` after another exit. The VM must still run. Idempotent: blobs that the registry has are not sent
+    /// again.
+    ///
+    /// # Errors
+    /// Of the image or the registry; the image then stays on this node, under that name.
+    pub async fn commit_finished(
+        &self,
+        vm: &str,
+        exit: &Exit,
+        reference: &Reference,
+    ) -> Result<Option<Digest>, HostError> {
+        if !exit.success() {
+            return Ok(None);
+        }
+        self.commit(vm, reference).await?;
+        let origin = self.get(vm).map(|view| origin_of(&view.record)).unwrap_or_default();
+        let options = PushOptions { origin, ..PushOptions::default() };
+        let pushed = self.images().push(reference, reference, &options, Arc::new(NoProgress)).await;
+        let failed = |source| HostError::Image { reference: reference.to_string(), source };
+        pushed.map(|report| Some(report.digest)).map_err(failed)
+    }
+}
+
+/// On whose behalf a VM's image is pushed. Records of older versions have no origin, only an owner.
+fn origin_of(record: &Record) -> PullOrigin {
+    if record.owner.uid.is_empty() { record.origin } else { PullOrigin::Cluster }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origin_of_an_owned_vm_is_its_cluster() {
+        let mut record = crate::record::tests::example("web", coracle_types::VmState::Running);
+        assert_eq!(origin_of(&record), PullOrigin::Local);
+        record.owner.uid = "1".to_owned();
+        assert_eq!(origin_of(&record), PullOrigin::Cluster);
+        record.owner.uid.clear();
+        record.origin = PullOrigin::Cluster;
+        assert_eq!(origin_of(&record), PullOrigin::Cluster);
+    }
+
+    #[test]
+    fn commit_request_table() {
+        for (why, value, want) in [
+            ("no annotation", None, Ok(None)),
+            ("a tag", Some("registry.example:5000/xcode:26"), Ok(Some("registry.example:5000/xcode:26"))),
+            ("no tag is latest", Some("registry.example/xcode"), Ok(Some("registry.example/xcode:latest"))),
+            ("no reference", Some("Not A Reference"), Err(())),
+            ("nothing", Some(""), Err(())),
+            (
+                "a digest",
+                Some(concat!(
+                    "r.example/x@sha256:",
+                    "0000000000000000000000000000000000000000000000000000000000000000"
+                )),
+                Err(()),
+            ),
+        ] {
+            let annotations =
+                value.map(|v| (COMMIT_ANNOTATION.to_owned(), v.to_owned())).into_iter().collect();
+            let got =
+                commit_request(&annotations).map(|reference| reference.map(|r| r.to_string())).map_err(drop);
+            assert_eq!(got, want.map(|w| w.map(str::to_owned)), "{why}");
+        }
+    }
+
+    #[test]
+    fn success_table() {
+        for (why, code, signal, error, want) in [
+            ("it ended well", 0, 0, "", true),
+            ("a code", 3, 0, "", false),
+            ("a signal", 137, 9, "", false),
+            ("it never ran", 0, 0, "no such file", false),
+        ] {
+            assert_eq!(Exit { code, signal, error: error.to_owned() }.success(), want, "{why}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Which VM a caller means. Pure.
+
+use coracle_types::{VmId, VmName};
+
+use crate::HostError;
+
+/// What the caller does with the VM that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only reads: a unique prefix of a name or an id is enough.
+    Read,
+    /// Changes the VM, enters its guest, or waits for it: an exact name or a whole id. A prefix would act on another VM
+    /// once the named one is gone.
+    Change,
+}
+
+/// Whole id, then exact name, then for [`Access::Read`] a prefix of either that fits one VM only.
+pub(super) fn resolve<'a, T>(
+    access: Access,
+    wanted: &str,
+    known: impl Iterator<Item = (T, &'a VmId, &'a VmName)>,
+) -> Result<T, HostError> {
+    let (mut named, mut matches) = (None, Vec::new());
+    for (vm, id, name) in known {
+        if id.as_str() == wanted {
+            return Ok(vm);
+        }
+        if name.as_str() == wanted {
+            named = Some(vm);
+        } else if access == Access::Read
+            && !wanted.is_empty()
+            && (name.as_str().starts_with(wanted) || id.as_str().starts_with(wanted))
+        {
+            matches.push((name, vm));
+        }
+    }
+    if let Some(vm) = named {
+        return Ok(vm);
+    }
+    if matches.len() > 1 {
+        let mut matches: Vec<_> = matches.iter().map(|(name, _)| name.to_string()).collect();
+        matches.sort();
+        return Err(HostError::Ambiguous { name: wanted.to_owned(), matches });
+    }
+    matches.pop().map(|(_, vm)| vm).ok_or_else(|| HostError::NotFound { name: wanted.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use Access::{Change, Read};
+
+    use super::*;
+
+    /// The outcome for VMs of these names: the name that is found, `?` for ambiguous, `-` for not found.
+    fn found(access: Access, wanted: &str, names: &[&str]) -> String {
+        let names: Vec<VmName> = names.iter().map(|name| name.parse().unwrap()).collect();
+        let ids: Vec<VmId> = names.iter().map(VmId::of_name).collect();
+        let known = names.iter().zip(&ids).map(|(name, id)| (name.to_string(), id, name));
+        match resolve(access, wanted, known) {
+            Ok(name) => name,
+            Err(HostError::Ambiguous { .. }) => "?".to_owned(),
+            Err(HostError::NotFound { .. }) => "-".to_owned(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn resolve_table() {
+        let id = VmId::of_name(&"web".parse().unwrap()).to_string();
+        let half = &id[..6];
+        for (why, access, wanted, names, want) in [
+            ("exact name", Change, "web", &["web", "web-1"][..], "web"),
+            ("the named VM is gone: its neighbour is not meant", Change, "web", &["web-1"], "-"),
+            ("a prefix of several is not found either", Change, "web", &["web-1", "web-2"], "-"),
+            ("whole id", Change, &id, &["web", "other"], "web"),
+            ("part of an id", Change, half, &["web"], "-"),
+            ("an id wins over a name that imitates it", Change, &id, &[&id, "web"], "web"),
+            ("empty", Change, "", &["web"], "-"),
+            ("reading: exact name before prefixes", Read, "web", &["web-1", "web"], "web"),
+            ("reading: unique prefix", Read, "web", &["web-1", "db"], "web-1"),
+            ("reading: prefix of several", Read, "web", &["web-1", "web-2"], "?"),
+            ("reading: part of an id", Read, half, &["web", "db"], "web"),
+            ("reading: empty", Read, "", &["web"], "-"),
+            ("reading: no match", Read, "x", &["web"], "-"),
+        ] {
+            assert_eq!(found(access, wanted, names), want, "{why}");
+        }
+    }
+}

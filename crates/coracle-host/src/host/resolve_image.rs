@@ -1,0 +1,288 @@
+//! The file under a VM's own disk: the root file system of a container image, or a disk image.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coracle_disk::{pull_disk, raw_copy};
+use coracle_hypervisor::Driver as _;
+use coracle_image::{Image, ImageError, PullPolicy};
+use coracle_oci::{OciError, Progress, PullOrigin, Reference, Step};
+
+use super::Host;
+use super::create::{VmSpec, workload};
+use super::registries::chunk_progress;
+use crate::disk_image_vm::{self, DiskImageVm, USER_DATA_MAX};
+use crate::disk_images::{self, DiskImage};
+use crate::vmm_config::{VmPaths, of_shape};
+use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
+
+/// The image of a VM that is created.
+#[derive(Debug)]
+pub(super) struct ResolvedImage {
+    /// Digest of the image.
+    pub(super) digest: String,
+    /// The file that is never written.
+    pub(super) file: PathBuf,
+    /// The workload; empty for a disk image.
+    pub(super) workload: Workload,
+    /// Settings of a disk image VM.
+    pub(super) disk_image_vm: Option<DiskImageVm>,
+    /// Size of the VM's own disk.
+    pub(super) disk_mib: u64,
+}
+
+/// An image of this node, in either form.
+#[derive(Debug)]
+pub enum NodeImage {
+    /// A container image.
+    Container(Box<Image>),
+    /// A disk image.
+    Disk(DiskImage),
+}
+
+impl Host {
+    /// Finds or pulls the image of a VM, and checks that it fits the request.
+    pub(super) async fn resolve_image(
+        &self,
+        spec: &VmSpec,
+        progress: Arc<dyn Progress>,
+    ) -> Result<ResolvedImage, HostError> {
+        let failed = |source| HostError::Image { reference: spec.image.clone(), source };
+        let reference: Reference = spec.image.parse().map_err(|e: OciError| failed(e.into()))?;
+        match self.ensure_image(&reference, (spec.pull, spec.origin), progress).await? {
+            NodeImage::Container(image) => {
+                check_container(spec)?;
+                let rootfs = self.images().rootfs(&image).await.map_err(failed)?;
+                Ok(ResolvedImage {
+                    digest: image.digest.to_string(),
+                    file: rootfs.path,
+                    workload: workload(spec, &image)?,
+                    disk_image_vm: None,
+                    disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib),
+                })
+            }
+            NodeImage::Disk(image) => self.resolve_disk_image(spec, &image),
+        }
+    }
+
+    fn resolve_disk_image(&self, spec: &VmSpec, image: &DiskImage) -> Result<ResolvedImage, HostError> {
+        check_disk_image_vm(spec, image)?;
+        self.check_driver_boots_disk_images(&spec.driver)?;
+        let file = self.disk_images().path(&image.digest);
+        let firmware = disk_image_vm::choose(spec.firmware, &file)?;
+        let least = image.disk_bytes.div_ceil(1 << 20);
+        Ok(ResolvedImage {
+            digest: image.digest.clone(),
+            file,
+            workload: Workload { env: spec.env.clone(), ..Workload::default() },
+            disk_image_vm: Some(DiskImageVm { firmware, user_data: spec.user_data.clone() }),
+            disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib.max(least)),
+        })
+    }
+
+    /// The driver boots disk images; a refusal names one that does.
+    fn check_driver_boots_disk_images(&self, driver: &str) -> Result<(), HostError> {
+        let shared = &self.0.shared;
+        let mut shape = of_shape(&shared.config, shared.accelerator(driver));
+        driver.clone_into(&mut shape.driver);
+        shape.machine_type = DiskImageVm::default().machine_type(&VmPaths { state: shape.state_dir.clone() });
+        if shared.driver.has_machine(&shape) {
+            return Ok(());
+        }
+        let name = shared.driver_name(driver);
+        let message = format!(
+            "driver {name} starts container images only, and this is a disk image: use the driver qemu"
+        );
+        Err(HostError::Invalid { message })
+    }
+
+    /// The image of that name, from here or from its registry, whichever form it has there.
+    pub async fn ensure_image(
+        &self,
+        reference: &Reference,
+        (policy, origin): (PullPolicy, PullOrigin),
+        progress: Arc<dyn Progress>,
+    ) -> Result<NodeImage, HostError> {
+        let here = self.disk_images().named(reference);
+        match (here, policy) {
+            (Some(image), PullPolicy::IfNotPresent | PullPolicy::Never) => return Ok(NodeImage::Disk(image)),
+            (Some(image), PullPolicy::Always) if is_of_this_host(reference) => {
+                return Ok(NodeImage::Disk(image));
+            }
+            _ => {}
+        }
+        match self.pull(reference, (policy, origin), progress.clone()).await {
+            Ok(image) => Ok(NodeImage::Container(Box::new(image))),
+            Err(HostError::Image {
+                source: ImageError::Oci(OciError::Unsupported { what }),
+                reference: name,
+            }) => {
+                match self.pull_disk_image(reference, origin, progress).await {
+                    // Neither: the first answer is about the usual kind.
+                    Err(HostError::Image {
+                        source: ImageError::Oci(OciError::Unsupported { .. }), ..
+                    }) => Err(HostError::Image {
+                        source: ImageError::Oci(OciError::Unsupported { what }),
+                        reference: name,
+                    }),
+                    outcome => outcome.map(NodeImage::Disk),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pulls a disk from a registry. Chunks that arrived are found by the next call.
+    async fn pull_disk_image(
+        &self,
+        reference: &Reference,
+        origin: PullOrigin,
+        progress: Arc<dyn Progress>,
+    ) -> Result<DiskImage, HostError> {
+        let images = self.disk_images();
+        let state = |source| HostError::State { operation: "keep a disk image".to_owned(), source };
+        images.prepare().map_err(state)?;
+        let pulled = images.path(&coracle_oci::Digest::of(reference.to_string().as_bytes()).to_string());
+        let pulled = pulled.with_extension("pulled");
+        let progress_of_chunks = chunk_progress(Step::Download, progress.clone());
+        let report = pull_disk(reference, &pulled, &self.disk_options(origin), progress_of_chunks).await;
+        let report =
+            report.map_err(|source| HostError::Image { reference: reference.to_string(), source })?;
+        let taken = self.take_disk(&pulled, &report.digest.to_string(), reference, progress).await;
+        files::remove_file(&pulled).map_err(state)?;
+        taken
+    }
+
+    /// Takes a disk image from a file of this host, raw or qcow2, under `name` or that of the file. Idempotent.
+    ///
+    /// # Errors
+    /// [`HostError::Image`] with what is wrong with it; [`HostError::State`].
+    pub async fn import_disk(
+        &self,
+        file: &Path,
+        name: Option<Reference>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<DiskImage, HostError> {
+        let unnamed = || HostError::Invalid {
+            message: format!("{} gives its image no name: give one", file.display()),
+        };
+        let name = name.or_else(|| disk_images::name_of(file)).ok_or_else(unnamed)?;
+        let path = file.to_owned();
+        let digest = files::blocking(move || disk_images::digest_of(&path)).await;
+        let digest = digest
+            .map_err(|source| HostError::State { operation: format!("read {}", file.display()), source })?;
+        self.disk_images()
+            .prepare()
+            .map_err(|source| HostError::State { operation: "keep a disk image".to_owned(), source })?;
+        self.take_disk(file, &digest, &name, progress).await
+    }
+
+    /// Puts a disk in its place, raw, and names it.
+    async fn take_disk(
+        &self,
+        file: &Path,
+        digest: &str,
+        name: &Reference,
+        progress: Arc<dyn Progress>,
+    ) -> Result<DiskImage, HostError> {
+        let (from, to) = (file.to_owned(), self.disk_images().path(digest));
+        let known = self.disk_images().of_digest(digest).map(|image| image.disk_bytes);
+        let progress_of_chunks = chunk_progress(Step::Unpack, progress);
+        let copied = tokio::task::spawn_blocking(move || match known {
+            Some(bytes) if to.exists() => Ok(bytes),
+            _ => raw_copy(&from, &to, &*progress_of_chunks),
+        });
+        let failed = |source| HostError::Image { reference: name.to_string(), source };
+        let state = |source| HostError::State { operation: "keep a disk image".to_owned(), source };
+        let bytes = copied.await.map_err(|e| state(io::Error::other(e)))?.map_err(failed)?;
+        self.disk_images().name(digest, name, bytes, self.clock().now().0).map_err(state)
+    }
+
+    /// The file that the disk of a snapshot's VM lies over.
+    pub(super) async fn file_under(
+        &self,
+        info: &crate::SnapshotInfo,
+        origin: PullOrigin,
+    ) -> Result<PathBuf, HostError> {
+        let failed = |source| HostError::Image { reference: info.image.clone(), source };
+        if info.disk_image_vm.is_none() {
+            let image = self.image_of(info, origin).await?;
+            return Ok(self.images().rootfs(&image).await.map_err(failed)?.path);
+        }
+        if self.disk_images().of_digest(&info.image_digest).is_none() {
+            let missing = || HostError::NoSnapshotImage {
+                image: info.image.clone(),
+                digest: info.image_digest.clone(),
+            };
+            let exact = super::snapshots::exact_reference(&info.image, &info.image_digest);
+            let reference: Reference = exact.parse().map_err(|e: OciError| failed(e.into()))?;
+            if is_of_this_host(&reference) {
+                return Err(missing());
+            }
+            let pulled = self.pull_disk_image(&reference, origin, Arc::new(coracle_oci::NoProgress)).await?;
+            if pulled.digest != info.image_digest {
+                return Err(missing());
+            }
+        }
+        Ok(self.disk_images().path(&info.image_digest))
+    }
+
+    /// Removes disk images that have no name and no user.
+    pub fn prune_disk_images(
+        &self,
+        in_use: &HashSet<String>,
+        dry: bool,
+    ) -> Result<Vec<(PathBuf, u64)>, HostError> {
+        let state = |source| HostError::State { operation: "prune the disk images".to_owned(), source };
+        self.disk_images().prune(in_use, dry).map_err(state)
+    }
+}
+
+/// Names that imports give: no registry has them.
+fn is_of_this_host(reference: &Reference) -> bool {
+    reference.to_string().starts_with("localhost/")
+}
+
+fn check_container(spec: &VmSpec) -> Result<(), HostError> {
+    let only = |what: &str| {
+        let message = format!("{what} is for disk images, and {} is a container image", spec.image);
+        Err(HostError::Invalid { message })
+    };
+    match spec {
+        _ if !spec.user_data.is_empty() => only("user data"),
+        _ if spec.firmware.is_some() => only("the firmware"),
+        _ => Ok(()),
+    }
+}
+
+fn check_disk_image_vm(spec: &VmSpec, image: &DiskImage) -> Result<(), HostError> {
+    let refused = |message: String| Err(HostError::Invalid { message });
+    let disk_mib = image.disk_bytes.div_ceil(1 << 20);
+    let has = |what: &str| format!("{} is a disk image, which has {what} of its own", spec.image);
+    if !spec.command.is_empty() || !spec.args.is_empty() {
+        return refused(format!("{}: run commands in it with exec, or by user data", has("a first process")));
+    }
+    if spec.metadata.contains_key(COMMIT_ANNOTATION) {
+        return refused(format!(
+            "{}: it ends no command that an image could be made after",
+            has("a first process")
+        ));
+    }
+    if !spec.kernel_path.is_empty() {
+        return refused(has("a kernel"));
+    }
+    if !spec.user.is_empty() || !spec.workdir.is_empty() {
+        return refused(has("users and directories"));
+    }
+    if spec.user_data.len() > USER_DATA_MAX {
+        return refused(format!("user data of {} bytes: {USER_DATA_MAX} at most", spec.user_data.len()));
+    }
+    match spec.disk_mib {
+        Some(request) if request < disk_mib => {
+            refused(format!("a disk of {request} MiB is smaller than the image's, which has {disk_mib} MiB"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,425 @@
+//! VMM instances: one record, one life and one clean-up rule for every VMM, whatever it runs for.
+//!
+//! ```text
+//! <state>/instances/<id>/{instance.json, vmm.log, disk}
+//! <run>/<12 hex of id>/{process, qmp.sock, guest.sock, console.sock}
+//! ```
+//! An instance keeps its directories, sockets and tap from launch to end. Assigning it to a VM is one atomic write of its
+//! owner. After a restart of the daemon an instance whose VM does not name it back is ended, and so is every instance of
+//! a template, of the warm pool and of a reader: their work was cut off.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_hypervisor::launch::{LOG_FILE, note_process};
+use coracle_hypervisor::{Accelerator, Driver as _, Drivers, ProcessId, VmmConfig, end_vmms};
+use coracle_net::Network;
+use coracle_types::{InstanceId, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::vmm_config::{InstancePaths, of_shape};
+use crate::{HostConfig, HostError, SnapshotName, TemplateKey, files};
+
+/// Version of the format.
+const SCHEMA: u32 = 1;
+
+/// What an instance runs for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum InstanceOwner {
+    /// A template that is being made.
+    Template(TemplateKey),
+    /// The warm pool.
+    Pool(TemplateKey),
+    /// Reading the memory of a snapshot.
+    Reader(SnapshotName),
+    /// A VM.
+    Vm(VmId),
+}
+
+impl InstanceOwner {
+    /// For people who read the id of an instance.
+    fn purpose(&self) -> &str {
+        match self {
+            Self::Template(_) => "template",
+            Self::Pool(_) => "pool",
+            Self::Reader(_) => "reader",
+            Self::Vm(id) => id.as_str().rsplit_once('-').map_or("vm", |(name, _)| name),
+        }
+    }
+}
+
+/// The record of an instance, `instances/<id>/instance.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Instance {
+    schema: u32,
+    owner: InstanceOwner,
+    /// Name of its driver; empty: the node's default.
+    #[serde(default)]
+    driver: String,
+}
+
+/// The instances of a node.
+#[derive(Debug)]
+pub(crate) struct Instances {
+    config: HostConfig,
+    driver: Drivers,
+    network: Arc<dyn Network>,
+    known: Mutex<BTreeMap<InstanceId, Instance>>,
+}
+
+impl Instances {
+    /// What an earlier daemon left is for [`Instances::sweep`].
+    pub(crate) fn new(config: HostConfig, driver: Drivers, network: Arc<dyn Network>) -> Self {
+        Self { config, driver, network, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<InstanceId, Instance>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new instance of this shape: its record and its directories. Its VMM is the caller's to start.
+    ///
+    /// # Errors
+    /// [`HostError::State`]; nothing is left.
+    pub(crate) async fn create(
+        &self,
+        owner: InstanceOwner,
+        shape: VmmConfig,
+    ) -> Result<VmmConfig, HostError> {
+        let id = InstanceId::new(owner.purpose(), rand::random());
+        let paths = InstancePaths::of(&self.config, &id);
+        let vmm_config = VmmConfig { id: id.clone(), state_dir: paths.state, run_dir: paths.run, ..shape };
+        let instance = Instance { schema: SCHEMA, owner, driver: vmm_config.driver.clone() };
+        // Before there is anything that an end at this moment could leave.
+        self.known().insert(id.clone(), instance.clone());
+        let dirs = [vmm_config.state_dir.clone(), vmm_config.run_dir.clone()];
+        let make = move || {
+            dirs.iter().try_for_each(std::fs::create_dir_all).and_then(|()| write(&dirs[0], &instance))
+        };
+        match files::blocking(make).await {
+            Ok(()) => Ok(vmm_config),
+            Err(source) => {
+                let _nothing_is_left = self.end(&id, None).await;
+                Err(HostError::State { operation: format!("make the directories of instance {id}"), source })
+            }
+        }
+    }
+
+    /// Gives an instance another owner. Idempotent, atomic.
+    ///
+    /// # Errors
+    /// [`HostError::State`]; its owner is the same as before.
+    pub(crate) async fn assign(&self, id: &InstanceId, owner: InstanceOwner) -> Result<(), HostError> {
+        let failed = |source| HostError::State { operation: format!("assign instance {id}"), source };
+        let Some(instance) = self.known().get(id).cloned() else {
+            return Err(failed(io::ErrorKind::NotFound.into()));
+        };
+        let instance = Instance { owner, ..instance };
+        let (dir, written) = (InstancePaths::of(&self.config, id).state, instance.clone());
+        files::blocking(move || write(&dir, &written)).await.map_err(failed)?;
+        self.known().insert(id.clone(), instance);
+        Ok(())
+    }
+
+    /// The VMM of a VM whose record was written before instances were: it runs in directories with the VM's digits.
+    /// Idempotent.
+    pub(crate) fn adopt_earlier(
+        &self,
+        vm: &VmId,
+        driver: &str,
+        process: ProcessId,
+    ) -> io::Result<InstanceId> {
+        let id = InstanceId::from(vm.clone());
+        let paths = InstancePaths::of(&self.config, &id);
+        if paths.run.exists() {
+            note_process(&paths.run, process)?;
+        }
+        let owner = InstanceOwner::Vm(vm.clone());
+        let instance = Instance { schema: SCHEMA, owner, driver: driver.to_owned() };
+        std::fs::create_dir_all(&paths.state)?;
+        write(&paths.state, &instance)?;
+        self.known().insert(id.clone(), instance);
+        Ok(id)
+    }
+
+    /// Ids of all instances: the taps of others are nobody's.
+    pub(crate) fn ids(&self) -> HashSet<InstanceId> {
+        self.known().keys().cloned().collect()
+    }
+
+    /// Ends the instances whose owner is one of these, and moves the log of the last one to `log`. Idempotent.
+    ///
+    /// # Errors
+    /// As [`Instances::end`]; the others are tried all the same.
+    pub(crate) async fn end_all(
+        &self,
+        of: impl Fn(&InstanceOwner) -> bool,
+        log: Option<&Path>,
+    ) -> Result<(), HostError> {
+        let ids: Vec<_> =
+            self.known().iter().filter(|(_, i)| of(&i.owner)).map(|(id, _)| id.clone()).collect();
+        let mut outcome = Ok(());
+        for id in ids {
+            outcome = outcome.and(self.end(&id, log).await);
+        }
+        outcome
+    }
+
+    /// No VMM, no tap, no directory; the VMM's log is moved to `log`. Idempotent; the directory by which it would be found
+    /// again goes last.
+    ///
+    /// # Errors
+    /// [`HostError::Driver`], [`HostError::Network`], [`HostError::State`].
+    pub(crate) async fn end(&self, id: &InstanceId, log: Option<&Path>) -> Result<(), HostError> {
+        let driver = |source| HostError::Driver { name: id.to_string(), source };
+        let paths = InstancePaths::of(&self.config, id);
+        let name = self.known().get(id).map(|instance| instance.driver.clone()).unwrap_or_default();
+        let name = self.driver.named(&name).map_or(String::new(), |driver| driver.name().to_owned());
+        let shape = of_shape(&self.config, Accelerator::Tcg);
+        let InstancePaths { state: state_dir, run: run_dir } = paths.clone();
+        let vmm_config = VmmConfig { id: id.clone(), state_dir, run_dir, driver: name, ..shape };
+        for one in self.driver.all() {
+            end_vmms(one.as_ref(), &vmm_config).await.map_err(driver)?;
+        }
+        let network = |source| HostError::Network { name: id.to_string(), source };
+        self.network.detach(id).await.map_err(network)?;
+        self.driver.forget(&vmm_config).await.map_err(driver)?;
+        let log = log.map(Path::to_owned);
+        let remove = move || {
+            if let Some(log) = log {
+                let _has_none = std::fs::rename(paths.state.join(LOG_FILE), log);
+            }
+            files::remove_tree(&paths.run).and_then(|()| files::remove_tree(&paths.state))
+        };
+        let removed = files::blocking(remove).await;
+        removed.map_err(|source| HostError::State { operation: format!("remove instance {id}"), source })?;
+        self.known().remove(id);
+        Ok(())
+    }
+
+    /// Reads what an earlier daemon left, and ends every instance that `is_named_back` does not know. One that cannot be
+    /// ended stays for the next time.
+    ///
+    /// # Errors
+    /// When the directory of instances cannot be read.
+    pub(crate) async fn sweep(
+        &self,
+        is_named_back: impl Fn(&VmId, &InstanceId) -> bool,
+    ) -> Result<(), HostError> {
+        let dir = self.config.state_dir.join("instances");
+        let failed = |source| HostError::State { operation: format!("read {}", dir.display()), source };
+        let entries = match std::fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(failed(e)),
+        };
+        for entry in entries {
+            let dir = entry.map_err(failed)?.path();
+            let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Ok(id) = name.parse::<InstanceId>() else {
+                tracing::warn!(dir = %dir.display(), "not an instance, ignored");
+                continue;
+            };
+            let instance = match read(&dir) {
+                Ok(instance) => instance,
+                Err(error) => {
+                    tracing::error!(instance = %id, %error, "record of an instance cannot be read, left alone");
+                    continue;
+                }
+            };
+            let kept = instance.as_ref().is_some_and(|instance| match &instance.owner {
+                InstanceOwner::Vm(vm) => is_named_back(vm, &id),
+                InstanceOwner::Template(_) | InstanceOwner::Pool(_) | InstanceOwner::Reader(_) => false,
+            });
+            self.known().extend(instance.map(|instance| (id.clone(), instance)));
+            if kept {
+                continue;
+            }
+            if let Err(error) = self.end(&id, None).await {
+                tracing::error!(instance = %id, error = error.chain(), "end instance without an owner failed");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts the record in place. A crash of the host ends every VMM, so that it need not survive one and is not synced.
+fn write(dir: &Path, instance: &Instance) -> io::Result<()> {
+    let part = dir.join("instance.part");
+    std::fs::write(&part, serde_json::to_vec(instance)?)?;
+    std::fs::rename(part, dir.join("instance.json"))
+}
+
+/// The record; `None`: its daemon did not come to writing it, or the host crashed meanwhile.
+fn read(dir: &PathBuf) -> io::Result<Option<Instance>> {
+    #[derive(Deserialize)]
+    struct Version {
+        schema: u32,
+    }
+    let bytes = match std::fs::read(dir.join("instance.json")) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let Ok(Version { schema }) = serde_json::from_slice(&bytes) else { return Ok(None) };
+    if schema > SCHEMA {
+        let why = format!("written by a newer version (schema {schema}, this one knows {SCHEMA})");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    Ok(serde_json::from_slice(&bytes).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_hypervisor_testing::AddressOnly;
+    use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
+
+    use super::*;
+
+    struct Node {
+        machines: Arc<FakeMachines>,
+        config: HostConfig,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let mut config = HostConfig::new(dir.path().join("state"), "/k".into(), "/i".into());
+            config.run_dir = dir.path().join("run");
+            Self { machines: FakeMachines::new(), config, _dir: dir }
+        }
+
+        fn driver(&self) -> Drivers {
+            Arc::new(FakeDriver::new(self.machines.clone())).into()
+        }
+
+        /// As a daemon that starts.
+        fn open(&self) -> Instances {
+            let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
+            Instances::new(self.config.clone(), self.driver(), network)
+        }
+
+        async fn start(&self, instances: &Instances, owner: InstanceOwner) -> InstanceId {
+            let shape = of_shape(&self.config, Accelerator::Tcg);
+            let vmm_config = instances.create(owner, shape).await.unwrap();
+            self.driver().start(&vmm_config).await.unwrap();
+            vmm_config.id
+        }
+
+        fn dirs(&self) -> usize {
+            let dirs = [self.config.state_dir.join("instances"), self.config.run_dir.clone()];
+            dirs.iter().map(|dir| std::fs::read_dir(dir).unwrap().count()).sum()
+        }
+    }
+
+    fn vm(name: &str) -> VmId {
+        VmId::of_name(&name.parse().unwrap())
+    }
+
+    fn key() -> TemplateKey {
+        TemplateKey::parse("0123456789abcdef").unwrap()
+    }
+
+    #[tokio::test]
+    async fn instance_that_is_not_named_back_is_ended_table() {
+        let snapshot: SnapshotName = "a".parse().unwrap();
+        let (web, other) = (InstanceOwner::Vm(vm("web")), InstanceOwner::Vm(vm("other")));
+        for (why, owner, named, kept) in [
+            ("its VM names it", web.clone(), true, true),
+            ("its VM names another, or none", web, false, false),
+            ("its VM is gone", other, false, false),
+            ("pooled", InstanceOwner::Pool(key()), true, false),
+            ("a template that was cut off", InstanceOwner::Template(key()), true, false),
+            ("a reader that was cut off", InstanceOwner::Reader(snapshot), true, false),
+        ] {
+            let node = Node::new();
+            let id = node.start(&node.open(), owner).await;
+            let next = node.open();
+            next.sweep(|_, one| named && *one == id).await.unwrap();
+            let left = if kept { (1, 2, 1) } else { (0, 0, 0) };
+            assert_eq!((node.machines.running(), node.dirs(), next.ids().len()), left, "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn assigned_instance_is_the_vms_after_a_restart() {
+        let node = Node::new();
+        let instances = node.open();
+        let id = node.start(&instances, InstanceOwner::Pool(key())).await;
+        for _ in 0..2 {
+            instances.assign(&id, InstanceOwner::Vm(vm("web"))).await.unwrap();
+        }
+        let next = node.open();
+        next.sweep(|owner, one| *owner == vm("web") && *one == id).await.unwrap();
+        assert_eq!(node.machines.running(), 1);
+        for _ in 0..2 {
+            next.end_all(|owner| *owner == InstanceOwner::Vm(vm("web")), None).await.unwrap();
+            next.end(&id, None).await.unwrap();
+        }
+        assert_eq!((node.machines.running(), node.dirs()), (0, 0));
+        next.assign(&id, InstanceOwner::Pool(key())).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn instance_cut_off_before_its_record_is_removed() {
+        let node = Node::new();
+        let id = node.start(&node.open(), InstanceOwner::Vm(vm("web"))).await;
+        let dir = node.config.state_dir.join("instances").join(id.as_str());
+        for text in [None, Some(""), Some("{\"schema\":1"), Some("{\"schema\":1}")] {
+            let record = dir.join("instance.json");
+            match text {
+                None => std::fs::remove_file(record).unwrap(),
+                Some(text) => std::fs::write(record, text).unwrap(),
+            }
+            assert_eq!(read(&dir).unwrap(), None, "{text:?}");
+        }
+        node.open().sweep(|_, _| true).await.unwrap();
+        assert_eq!((node.machines.running(), node.dirs()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn instance_of_a_newer_version_is_left_alone() {
+        let node = Node::new();
+        let id = node.start(&node.open(), InstanceOwner::Pool(key())).await;
+        let dir = node.config.state_dir.join("instances").join(id.as_str());
+        std::fs::write(dir.join("instance.json"), "{\"schema\":99,\"owner\":{\"pool2\":1}}").unwrap();
+        node.open().sweep(|_, _| false).await.unwrap();
+        assert_eq!((node.machines.running(), node.dirs()), (1, 2));
+    }
+
+    #[tokio::test]
+    async fn log_of_the_vmm_outlives_its_instance() {
+        let node = Node::new();
+        let instances = node.open();
+        let id = node.start(&instances, InstanceOwner::Vm(vm("web"))).await;
+        let dir = node.config.state_dir.join("instances").join(id.as_str());
+        std::fs::write(dir.join(LOG_FILE), "last words").unwrap();
+        let kept = node.config.state_dir.join("kept");
+        instances.end(&id, Some(&kept)).await.unwrap();
+        assert_eq!(std::fs::read_to_string(kept).unwrap(), "last words");
+    }
+
+    #[tokio::test]
+    async fn vmm_of_an_earlier_version_becomes_an_instance() {
+        let node = Node::new();
+        let id = InstanceId::from(vm("web"));
+        let paths = InstancePaths::of(&node.config, &id);
+        std::fs::create_dir_all(&paths.run).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = ProcessId::of_pid(child.id()).unwrap().unwrap();
+        for _ in 0..2 {
+            assert_eq!(node.open().adopt_earlier(&vm("web"), "", process).unwrap(), id);
+        }
+        assert_eq!(coracle_hypervisor::launch::find_in(&paths.run).unwrap(), Some(process));
+        let next = node.open();
+        next.sweep(|owner, one| *owner == vm("web") && *one == id).await.unwrap();
+        assert_eq!(next.ids().len(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

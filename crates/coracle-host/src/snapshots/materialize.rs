@@ -1,0 +1,95 @@
+//! One memory for the copies that are made of a snapshot at once: what is saved is read once, and each copy holds only
+//! what it changes.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coracle_hypervisor::{Driver as _, Nic, Template, VmmConfig};
+use coracle_types::MacAddr;
+
+use super::SnapshotName;
+use crate::HostError;
+use crate::instances::InstanceOwner;
+use crate::vm::Shared;
+use crate::vmm_config::backend;
+
+/// The memories that are shared now, by snapshot.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryImages(Mutex<HashMap<SnapshotName, Arc<Template>>>);
+
+impl MemoryImages {
+    /// That of a snapshot; `None`: its file has to be read.
+    pub(crate) fn get(&self, name: &SnapshotName) -> Option<Arc<Template>> {
+        self.known().get(name).cloned()
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<SnapshotName, Arc<Template>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A memory that new copies share for as long as this lives; those that are there keep it.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    memory_images: Arc<MemoryImages>,
+    name: SnapshotName,
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        self.memory_images.known().remove(&self.name);
+    }
+}
+
+/// Reads the memory of snapshot `name`, a file at `memory`, of a machine of this shape. `None`: its driver cannot share
+/// it, or did not read it, and copies read the file themselves, which fails or not for each.
+pub(crate) async fn materialize(
+    shared: &Shared,
+    name: &SnapshotName,
+    shape: VmmConfig,
+    memory: &Path,
+) -> Option<SharedMemory> {
+    let read = read(shared, name, shape, memory).await;
+    let template = match read {
+        Ok(template) => template?,
+        Err(error) => {
+            tracing::warn!(snapshot = %name, error = error.chain(), "its memory is not shared by its copies");
+            return None;
+        }
+    };
+    shared.memory_images.known().insert(name.clone(), Arc::new(template));
+    Some(SharedMemory { memory_images: shared.memory_images.clone(), name: name.clone() })
+}
+
+async fn read(
+    shared: &Shared,
+    name: &SnapshotName,
+    shape: VmmConfig,
+    memory: &Path,
+) -> Result<Option<Template>, HostError> {
+    let vmm_config = shared.instances.create(InstanceOwner::Reader(name.clone()), shape).await?;
+    let template = read_plugged(shared, &vmm_config, memory).await;
+    shared.instances.end(&vmm_config.id, None).await?;
+    template
+}
+
+/// What a NIC can do is part of a saved state, and depends on its other end: the reader has one like the VM's, which leads
+/// nowhere.
+async fn read_plugged(
+    shared: &Shared,
+    vmm_config: &VmmConfig,
+    memory: &Path,
+) -> Result<Option<Template>, HostError> {
+    let network = |source| HostError::Network { name: vmm_config.id.to_string(), source };
+    let attachment = shared.network.create_interface(&vmm_config.id).await.map_err(network)?;
+    let nic = Nic { mac: MacAddr::of(&vmm_config.id), backend: backend(&shared.config, &attachment, &[]) };
+    let vmm_config = VmmConfig { nic: Some(nic), ..vmm_config.clone() };
+    let Some(snapshots) = shared.driver.snapshots(&vmm_config) else { return Ok(None) };
+    let open =
+        |source| HostError::State { operation: format!("open the memory {}", memory.display()), source };
+    let file = File::open(memory).map_err(open)?;
+    let memory_images = snapshots.materialize(&vmm_config, &file).await;
+    memory_images.map_err(|source| HostError::Driver { name: vmm_config.id.to_string(), source })
+}

@@ -1,0 +1,301 @@
+//! From record to VMM config and guest configuration. Pure but for the values passed in.
+
+use std::path::{Path, PathBuf};
+
+use coracle_hypervisor::launch::LOG_FILE;
+use coracle_hypervisor::{Accelerator, Disk, Forward, Nic, NicBackend, Slots, VmmConfig};
+use coracle_net::{Attachment, Subnet};
+use coracle_proto::guest as pb;
+use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
+
+use crate::{HostConfig, Record, Volume};
+
+/// The other end of a NIC.
+pub(crate) fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward]) -> NicBackend {
+    match attachment {
+        Attachment::Tap(name) => NicBackend::Tap { name: name.clone() },
+        Attachment::User => {
+            NicBackend::User { forwards: forwards.to_vec(), isolated: !config.user_network_open }
+        }
+    }
+}
+
+/// The slot of the root's image.
+pub(crate) const IMAGE_SLOT: usize = 0;
+
+/// The slot of a VM's own disk: the first that can be written, unless the guest has it mounted from its template.
+pub(crate) fn overlay_slot() -> usize {
+    usize::from(Slots::default().read_only)
+}
+
+/// The slot of a VM's own disk in the present run.
+fn own_slot(record: &Record) -> usize {
+    if record.premounted { Slots::default().premounted() } else { overlay_slot() }
+}
+
+/// Directories of a VMM instance.
+#[derive(Clone, Debug)]
+pub(crate) struct InstancePaths {
+    pub(crate) state: PathBuf,
+    pub(crate) run: PathBuf,
+}
+
+impl InstancePaths {
+    pub(crate) fn of(config: &HostConfig, id: &InstanceId) -> Self {
+        let state = config.state_dir.join("instances").join(id.as_str());
+        Self { state, run: config.run_dir.join(id.short()) }
+    }
+}
+
+/// Where things of a VM lie.
+#[derive(Clone, Debug)]
+pub(crate) struct VmPaths {
+    pub(crate) state: PathBuf,
+}
+
+impl VmPaths {
+    pub(crate) fn of(config: &HostConfig, id: &VmId) -> Self {
+        Self { state: config.state_dir.join("vms").join(id.as_str()) }
+    }
+
+    pub(crate) fn record(&self) -> PathBuf {
+        self.state.join("record.json")
+    }
+
+    /// The disk that is the VM's own.
+    pub(crate) fn own_disk(&self, record: &Record) -> PathBuf {
+        self.state.join("disks").join(if record.disk_image_vm.is_some() {
+            "root.qcow2"
+        } else {
+            "overlay.ext4"
+        })
+    }
+
+    /// The cloud-init seed of a disk image VM.
+    pub(crate) fn cloud_init_disk(&self) -> PathBuf {
+        self.state.join("disks").join("init.iso")
+    }
+
+    /// UEFI variables of a disk image VM.
+    pub(crate) fn variables(&self) -> PathBuf {
+        self.state.join("disks").join("uefi.variables")
+    }
+
+    /// Holds the memory of a VM that was hibernated.
+    pub(crate) fn saved(&self) -> PathBuf {
+        self.state.join("saved")
+    }
+
+    pub(crate) fn saved_memory(&self) -> PathBuf {
+        self.saved().join("memory")
+    }
+
+    /// Node ids of a shared directory that the guest knows, for the next daemon.
+    pub(crate) fn folder_table(&self, volume: &str) -> PathBuf {
+        self.state.join("folders").join(volume)
+    }
+
+    /// The log of its last VMM.
+    pub(crate) fn vmm_log(&self) -> PathBuf {
+        self.state.join(LOG_FILE)
+    }
+
+    pub(crate) fn console(&self) -> PathBuf {
+        self.state.join("console.ring")
+    }
+}
+
+/// The VMM of a record, in the directories of its instance. Without an instance it is a shape, and without `attachment` it
+/// serves to find a VMM, not to start one.
+pub(crate) fn vmm_config(
+    config: &HostConfig,
+    record: &Record,
+    accelerator: Accelerator,
+    attachment: Option<&Attachment>,
+) -> VmmConfig {
+    let paths = VmPaths::of(config, &record.id);
+    let instance = record.instance.clone().unwrap_or_else(|| record.id.clone().into());
+    let InstancePaths { state: state_dir, run: run_dir } = InstancePaths::of(config, &instance);
+    let backend = attachment.map(|attachment| backend(config, attachment, &record.ports));
+    let own = paths.own_disk(record);
+    let mut disks = match record.disk_image_vm {
+        None => {
+            let image = Disk::raw(IMAGE_SLOT, record.rootfs.clone(), true);
+            vec![image, Disk::raw(own_slot(record), own, false)]
+        }
+        Some(_) => vec![
+            Disk::raw(IMAGE_SLOT, paths.cloud_init_disk(), true),
+            Disk { backing: Some(record.rootfs.clone()), ..Disk::raw(overlay_slot(), own, false) },
+        ],
+    };
+    disks.extend(record.volumes.iter().filter_map(Volume::disk));
+    VmmConfig {
+        id: instance,
+        vcpus: record.vcpus,
+        memory: record.memory,
+        kernel: record.kernel.clone().unwrap_or_else(|| config.kernel.clone()),
+        initrd: config.initrd.clone(),
+        disks,
+        slots: Slots::default(),
+        machine_type: record
+            .disk_image_vm
+            .as_ref()
+            .map(|disk_image_vm| disk_image_vm.machine_type(&paths))
+            .unwrap_or_default(),
+        nic: backend.map(|backend| Nic { mac: record.mac, backend }),
+        state_dir,
+        run_dir,
+        accelerator,
+        driver: record.driver.clone(),
+    }
+}
+
+/// A machine of the smallest shape, for looking up processes and for taking templates by hand.
+pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConfig {
+    let id = InstanceId::new("shape", 0);
+    VmmConfig {
+        vcpus: Vcpus::MIN,
+        memory: MemoryMib::MIN,
+        kernel: config.kernel.clone(),
+        initrd: config.initrd.clone(),
+        disks: vec![],
+        slots: Slots::default(),
+        machine_type: Default::default(),
+        nic: Some(Nic { mac: MacAddr::of(&id), backend: backend(config, &Attachment::User, &[]) }),
+        state_dir: config.state_dir.clone(),
+        run_dir: config.run_dir.clone(),
+        accelerator,
+        driver: String::new(),
+        id,
+    }
+}
+
+/// Address, gateway and name server of the network inside QEMU (QEMU manual, "Using the user mode network stack").
+const USER_NETWORK: (&str, &str, &str) = ("10.0.2.15/24", "10.0.2.2", "10.0.2.3");
+
+/// Configuration that the guest gets when it starts.
+pub(crate) fn configuration(
+    config: &HostConfig,
+    record: &Record,
+    subnet: Option<Subnet>,
+    entropy: Vec<u8>,
+    now: UnixMillis,
+) -> pb::ConfigureRequest {
+    let network = match (record.address, subnet) {
+        (Some(address), Some(subnet)) => pb::Network {
+            mac: record.mac.to_string(),
+            address: format!("{address}/{}", subnet.prefix()),
+            gateway: subnet.gateway().to_string(),
+            nameservers: config.nameservers.clone(),
+            search_domains: vec![],
+        },
+        _ => {
+            let (address, gateway, nameserver) = USER_NETWORK;
+            pb::Network {
+                mac: record.mac.to_string(),
+                address: address.to_owned(),
+                gateway: gateway.to_owned(),
+                nameservers: vec![nameserver.to_owned()],
+                search_domains: vec![],
+            }
+        }
+    };
+    pb::ConfigureRequest {
+        hostname: record.hostname.clone(),
+        entropy,
+        clock_unix_ns: now.0.saturating_mul(1_000_000),
+        machine_id: machine_id(&record.id),
+        takes_over: false,
+        network: Some(network),
+        root: record.disk_image_vm.is_none().then(|| pb::RootMount {
+            image_device: device(IMAGE_SLOT),
+            image_fs: "erofs".to_owned(),
+            overlay_device: device(own_slot(record)),
+        }),
+        mounts: record.volumes.iter().map(Volume::request).collect(),
+    }
+}
+
+/// What the guest calls the disk in a slot.
+pub(crate) fn device(slot: usize) -> String {
+    format!("/dev/disk/by-id/virtio-slot{slot}")
+}
+
+/// 32 hex digits that are the VM's for life.
+fn machine_id(id: &VmId) -> String {
+    use sha2::{Digest, Sha256};
+    let hash = Sha256::digest(format!("machine-id {id}"));
+    hash.iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+/// The process that the guest starts.
+pub(crate) fn process(record: &Record) -> pb::Process {
+    pb::Process {
+        argv: record.workload.argv.clone(),
+        env: record.workload.env.clone(),
+        user: record.workload.user.clone(),
+        cwd: record.workload.cwd.clone(),
+        ..Default::default()
+    }
+}
+
+/// A kernel that a caller named: inside an allowed directory, and a kernel at all.
+pub(crate) fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, String> {
+    let real = Path::new(path).canonicalize().map_err(|e| e.to_string())?;
+    if !allowed.iter().filter_map(|dir| dir.canonicalize().ok()).any(|dir| real.starts_with(dir)) {
+        return Err("not under an allowed kernel directory (--kernel-dir)".to_owned());
+    }
+    let mut head = vec![0; 0x206];
+    let file = std::fs::File::open(&real).map_err(|e| e.to_string())?;
+    let read = std::os::unix::fs::FileExt::read_at(&file, &mut head, 0).map_err(|e| e.to_string())?;
+    head.truncate(read);
+    if is_kernel(&head) { Ok(real) } else { Err("not a kernel image: neither bzImage nor ELF".to_owned()) }
+}
+
+/// `HdrS` at 0x202 (Linux Documentation/arch/x86/boot.rst), or an ELF header.
+fn is_kernel(head: &[u8]) -> bool {
+    head.get(0x202..0x206) == Some(b"HdrS") || head.starts_with(b"\x7fELF")
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_types::VmState;
+
+    use super::*;
+    use crate::record::tests::example;
+
+    fn config() -> HostConfig {
+        HostConfig::new("/state".into(), "/boot/vmlinuz".into(), "/boot/initrd".into())
+    }
+
+    #[test]
+    fn guest_network_depends_on_the_network_mode() {
+        let mut record = example("web", VmState::Starting);
+        let subnet = "10.100.0.0/24".parse().unwrap();
+        let bridge = configuration(&config(), &record, Some(subnet), vec![], UnixMillis(5));
+        assert_eq!(bridge.network.unwrap().address, "10.100.0.2/24");
+        assert_eq!(bridge.clock_unix_ns, 5_000_000);
+        record.address = None;
+        let user = configuration(&config(), &record, None, vec![], UnixMillis(5));
+        assert_eq!(user.network.unwrap().address, "10.0.2.15/24");
+    }
+
+    #[test]
+    fn a_kernel_is_checked_before_it_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let allowed = dir.path().join("kernels");
+        std::fs::create_dir(&allowed).unwrap();
+        let good = allowed.join("good");
+        let mut image = vec![0; 0x300];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        std::fs::write(&good, &image).unwrap();
+        std::fs::write(allowed.join("text"), b"hello").unwrap();
+        std::fs::write(dir.path().join("outside"), &image).unwrap();
+        let escape = allowed.join("../outside");
+        let check = |path: &Path| check_kernel(std::slice::from_ref(&allowed), path.to_str().unwrap());
+        assert_eq!(check(&good), Ok(good.canonicalize().unwrap()));
+        assert!(check(&allowed.join("text")).unwrap_err().contains("not a kernel image"));
+        assert!(check(&escape).unwrap_err().contains("allowed kernel directory"));
+        assert!(check(&allowed.join("absent")).is_err());
+    }
+}

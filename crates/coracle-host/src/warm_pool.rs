@@ -1,0 +1,232 @@
+//! The warm pool: running clones, one for each of the VM shapes that were started last.
+//!
+//! ```text
+//! a start of a shape ends ─▶ want ─▶ the task makes a clone, an instance of the pool
+//! the next one begins     ─▶ claim ─▶ assign: the instance is the VM's
+//! cut off, failed, idle   ─────────▶ the task ends it
+//! ```
+//! As in a template, the guest was never configured and holds no secret. To become a VM's, a pooled clone takes the same
+//! steps as a new one.
+
+mod plan;
+mod task;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
+use coracle_image::warmup_rootfs;
+use coracle_net::Attachment;
+use coracle_types::{InstanceId, VmId};
+use tokio::sync::{Notify, OnceCell, oneshot};
+use tokio::time::{Instant, timeout};
+
+use self::plan::{Step, next};
+pub(crate) use self::task::run as serve;
+use crate::instances::InstanceOwner;
+use crate::vm::Shared;
+use crate::{GuestClient, HostConfig, HostError, TemplateKey, files};
+
+/// Time for which a start waits for a clone of its shape that is just being made.
+const NEARLY_THERE: Duration = Duration::from_secs(2);
+
+/// Limits of the warm pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmPoolPolicy {
+    /// Shapes that have one, those started last; 0: none has.
+    pub count_max: usize,
+    /// A shape without a start for so long has none.
+    pub idle_max: Duration,
+}
+
+impl Default for WarmPoolPolicy {
+    fn default() -> Self {
+        Self { count_max: 2, idle_max: Duration::from_secs(10 * 60) }
+    }
+}
+
+/// A running clone with an open session, assigned to no VM.
+#[derive(Clone, Debug)]
+pub(crate) struct PooledVmm {
+    pub(crate) key: TemplateKey,
+    /// Config that the clone was launched with, including its premounted disk, if any.
+    pub(crate) vmm_config: VmmConfig,
+    pub(crate) vmm: ProcessId,
+    pub(crate) guest: GuestClient,
+    pub(crate) attachment: Attachment,
+    /// Size of the premounted disk.
+    pub(crate) disk_mib: u64,
+}
+
+impl PooledVmm {
+    /// The disk that its guest has mounted.
+    pub(crate) fn disk(&self) -> Option<&Path> {
+        self.vmm_config.disk_in(self.vmm_config.slots.premounted()).map(|disk| disk.path.as_path())
+    }
+}
+
+/// The pooled clones of a node.
+#[derive(Debug)]
+pub(crate) struct WarmPool {
+    policy: WarmPoolPolicy,
+    state: Mutex<State>,
+    /// Wakes the task.
+    changed: Notify,
+    /// Image for warm-ups.
+    warmup_image: OnceCell<PathBuf>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Started shapes, the latest first.
+    shapes: Vec<Shape>,
+    ready: Vec<PooledVmm>,
+    making: Option<Making>,
+    /// Dropped claims: to be ended.
+    spent: Vec<InstanceId>,
+}
+
+/// A shape that was started.
+#[derive(Clone, Debug)]
+struct Shape {
+    key: TemplateKey,
+    /// Config of its latest VM.
+    vmm_config: VmmConfig,
+    started: Instant,
+}
+
+/// The clone that is being made, and the start that waits for it.
+#[derive(Debug)]
+struct Making {
+    key: TemplateKey,
+    first: Option<oneshot::Sender<Claim>>,
+}
+
+impl WarmPool {
+    /// None yet.
+    pub(crate) fn new(policy: WarmPoolPolicy) -> Self {
+        Self { policy, state: Mutex::default(), changed: Notify::new(), warmup_image: OnceCell::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The template was removed: unassigned clones of it are ended.
+    pub(crate) fn forget(&self, key: &TemplateKey) {
+        self.state().shapes.retain(|shape| shape.key != *key);
+        self.changed.notify_one();
+    }
+
+    /// Whether a clone of this shape is pooled.
+    pub(crate) fn has(&self, key: &TemplateKey) -> bool {
+        self.state().ready.iter().any(|pooled| pooled.key == *key)
+    }
+
+    fn take(&self, key: &TemplateKey) -> Option<PooledVmm> {
+        let mut state = self.state();
+        let at = state.ready.iter().position(|pooled| pooled.key == *key)?;
+        Some(state.ready.swap_remove(at))
+    }
+
+    /// Image for warm-ups; its program is the guest agent, which exits at once when it is run as one.
+    async fn warmup_image(&self, config: &HostConfig) -> io::Result<&PathBuf> {
+        let make = || async {
+            let dir = config.state_dir.join("cache");
+            let (agent, image) = (config.agent.clone(), dir.join("stand-in.erofs"));
+            let to = image.clone();
+            let made = move || std::fs::create_dir_all(&dir).and_then(|()| warmup_rootfs(&agent, &to));
+            files::blocking(made).await.map(|()| image)
+        };
+        self.warmup_image.get_or_try_init(make).await
+    }
+
+    /// The next step.
+    fn next(&self, now: Instant) -> Step {
+        let state = self.state();
+        let shapes: Vec<_> = state.shapes.iter().map(|shape| (&shape.key, shape.started)).collect();
+        let ready: Vec<_> = state.ready.iter().map(|pooled| &pooled.key).collect();
+        next(&shapes, &ready, self.policy.idle_max, now)
+    }
+}
+
+/// Requests a pooled clone of a shape that was started. Never waits.
+pub(crate) fn want(shared: &Shared, key: TemplateKey, vmm_config: &VmmConfig) {
+    let WarmPool { policy, .. } = shared.warm_pool;
+    let able = shared.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
+    if policy.count_max == 0 || !able {
+        return;
+    }
+    let mut state = shared.warm_pool.state();
+    state.shapes.retain(|shape| shape.key != key);
+    state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: Instant::now() });
+    state.shapes.truncate(policy.count_max);
+    drop(state);
+    shared.warm_pool.changed.notify_one();
+}
+
+/// The pooled clone of this shape, or the one that is just being made, if the VM can use it. Cancel-safe.
+pub(crate) async fn claim(
+    shared: &Arc<Shared>,
+    key: &TemplateKey,
+    fits: impl Fn(&PooledVmm) -> bool,
+) -> Option<Claim> {
+    let coming = {
+        let mut state = shared.warm_pool.state();
+        if let Some(at) = state.ready.iter().position(|pooled| pooled.key == *key) {
+            let pooled = fits(&state.ready[at]).then(|| state.ready.swap_remove(at))?;
+            drop(state);
+            return Claim::of(shared, pooled).filter(fits);
+        }
+        let making = state.making.as_mut().filter(|making| making.key == *key && making.first.is_none())?;
+        let (first, coming) = oneshot::channel();
+        making.first = Some(first);
+        coming
+    };
+    let claim = timeout(NEARLY_THERE, coming).await.ok()?.ok()?;
+    claim.filter(fits)
+}
+
+/// A clone that a start has claimed. Dropped before [`Claim::assign`], it is ended.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    shared: Arc<Shared>,
+    /// None: it is assigned.
+    pooled: Option<PooledVmm>,
+}
+
+impl Claim {
+    fn of(shared: &Arc<Shared>, pooled: PooledVmm) -> Self {
+        Self { shared: shared.clone(), pooled: Some(pooled) }
+    }
+
+    /// The claim, if the VM can use the clone and it has not died.
+    fn filter(self, fits: impl Fn(&PooledVmm) -> bool) -> Option<Self> {
+        let is_alive = |pooled: &PooledVmm| pooled.vmm.is_alive().is_ok_and(|alive| alive);
+        let usable = self.pooled.as_ref().is_some_and(|pooled| fits(pooled) && is_alive(pooled));
+        usable.then_some(self)
+    }
+
+    /// Makes the instance the VM's, whose task ends it from here on. Cut off midway, it is ended by whom its record names.
+    ///
+    /// # Errors
+    /// [`HostError::State`]; the clone is ended.
+    pub(crate) async fn assign(mut self, vm: &VmId) -> Result<PooledVmm, HostError> {
+        let Some(pooled) = &self.pooled else { return Err(HostError::Stopping) };
+        let id = pooled.vmm_config.id.clone();
+        self.shared.instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
+        self.pooled.take().ok_or(HostError::Stopping)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(pooled) = self.pooled.take() {
+            let warm_pool = &self.shared.warm_pool;
+            warm_pool.state().spent.push(pooled.vmm_config.id);
+            warm_pool.changed.notify_one();
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The task that makes and ends pooled clones, one at a time.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_hypervisor::{Cloned, Disk, Driver as _, Nic, Template, VmmConfig};
+use coracle_proto::guest as pb;
+use coracle_types::{InstanceId, MacAddr, MemoryMib};
+use tokio::time::{Instant, sleep_until};
+
+use super::plan::Step;
+use super::{Claim, Making, PooledVmm};
+use crate::host::capacity::memory_available_mib;
+use crate::instances::InstanceOwner;
+use crate::vm::Shared;
+use crate::vmm_config::{IMAGE_SLOT, backend, device};
+use crate::{HostError, TemplateKey, disks, files, templates};
+
+/// The clone of a template answers at once.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Serves the host until it stops.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    shared.stop.run_until_cancelled(serve(&shared)).await;
+}
+
+async fn serve(shared: &Arc<Shared>) {
+    let warm_pool = &shared.warm_pool;
+    loop {
+        let spent = std::mem::take(&mut warm_pool.state().spent);
+        for id in spent {
+            end_quietly(shared, &id).await;
+        }
+        match warm_pool.next(Instant::now()) {
+            Step::End(key) => {
+                if let Some(PooledVmm { vmm_config, .. }) = warm_pool.take(&key) {
+                    end_quietly(shared, &vmm_config.id).await;
+                }
+            }
+            Step::Make(key) => make(shared, &key).await,
+            Step::Wait(None) => warm_pool.changed.notified().await,
+            Step::Wait(Some(until)) => tokio::select! {
+                () = warm_pool.changed.notified() => {}
+                () = sleep_until(until) => {}
+            },
+        }
+    }
+}
+
+/// Makes one, for the start that waits for it or for later. When that fails, the shape has none until its next start.
+async fn make(shared: &Arc<Shared>, key: &TemplateKey) {
+    // It waits its turn behind the VMs that were asked for.
+    let Ok(_permit) = shared.boots.acquire().await else { return };
+    let Some(shape) = begin(shared, key) else { return };
+    let vmm_config = match shared.instances.create(InstanceOwner::Pool(key.clone()), shape).await {
+        Ok(vmm_config) => vmm_config,
+        Err(error) => {
+            shared.warm_pool.state().making = None;
+            tracing::warn!(template = %key, error = error.chain(), "make pooled clone failed");
+            return shared.warm_pool.forget(key);
+        }
+    };
+    let started = start(shared, key, &vmm_config).await;
+    let first = shared.warm_pool.state().making.take().and_then(|making| making.first);
+    let made = match (started, first) {
+        (Ok(pooled), Some(first)) => {
+            // A start that no longer waits drops the claim, which ends the clone.
+            let _not_waiting = first.send(Claim::of(shared, pooled));
+            return;
+        }
+        (Ok(pooled), None) => warm_up(shared, &pooled).await.map(|()| pooled),
+        (Err(error), _) => Err(error),
+    };
+    match made {
+        Ok(pooled) => shared.warm_pool.state().ready.push(pooled),
+        Err(error) => {
+            tracing::warn!(template = %key, error = error.chain(), "make pooled clone failed");
+            shared.warm_pool.forget(key);
+            end_quietly(shared, &vmm_config.id).await;
+        }
+    }
+}
+
+/// Announces that a clone is being made, if its shape is still wanted: a start may wait for it, until its warm-up begins.
+fn begin(shared: &Shared, key: &TemplateKey) -> Option<VmmConfig> {
+    let mut state = shared.warm_pool.state();
+    let shape = state.shapes.iter().find(|shape| shape.key == *key)?.vmm_config.clone();
+    state.making = Some(Making { key: key.clone(), first: None });
+    Some(VmmConfig { disks: vec![], ..shape })
+}
+
+/// A clone with a session to its guest agent.
+async fn start(
+    shared: &Arc<Shared>,
+    key: &TemplateKey,
+    vmm_config: &VmmConfig,
+) -> Result<PooledVmm, HostError> {
+    let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
+    let network = |source| HostError::Network { name: vmm_config.id.to_string(), source };
+    let failed = |why: &str| HostError::Template { why: why.to_owned() };
+    let templates = shared.driver.templates(vmm_config).ok_or_else(|| failed("its driver has none"))?;
+    let template = shared.templates.get(shared, key).await.ok_or_else(|| failed("it is gone"))?;
+    if !has_room(memory_available_mib(), vmm_config.memory) {
+        return Err(failed("the host has no memory to spare"));
+    }
+    let mut vmm_config = vmm_config.clone();
+    if template.disk.is_some() {
+        let disk = Disk::raw(vmm_config.slots.premounted(), vmm_config.state_dir.join("disk"), false);
+        vmm_config.disks.push(disk);
+    }
+    let io = |source| HostError::State { operation: format!("make the files of {}", vmm_config.id), source };
+    let (config, copied) = (vmm_config.clone(), template.clone());
+    let made = files::blocking(move || copy_disk(&config, &copied)).await;
+    let disk_mib = made.map_err(io)?;
+    let attachment = shared.network.create_interface(&vmm_config.id).await.map_err(network)?;
+    vmm_config.nic =
+        Some(Nic { mac: MacAddr::of(&vmm_config.id), backend: backend(&shared.config, &attachment, &[]) });
+    let Cloned { process, channel } = templates.start_clone(&vmm_config, &template).await.map_err(driver)?;
+    let guest = templates::connect_guest(shared, &vmm_config, process, channel, ANSWER_LIMIT).await?;
+    Ok(PooledVmm { key: key.clone(), vmm_config, vmm: process, guest, attachment, disk_mib })
+}
+
+/// Runs the configure path once in the guest, with a stand-in for the VM's image.
+async fn warm_up(shared: &Shared, PooledVmm { vmm_config, guest, .. }: &PooledVmm) -> Result<(), HostError> {
+    let overlay = vmm_config.slots.premounted();
+    let image = match shared.warm_pool.warmup_image(&shared.config).await {
+        Ok(image) if vmm_config.disk_in(overlay).is_some() => image,
+        Ok(_) => return Ok(()),
+        Err(error) => {
+            tracing::warn!(%error, "make image of the warm-up failed: VMs start a little later");
+            return Ok(());
+        }
+    };
+    let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
+    let refused = |source| HostError::Guest { name: vmm_config.id.to_string(), operation: "warm up", source };
+    shared.driver.attach_disk(vmm_config, &Disk::raw(IMAGE_SLOT, image, true)).await.map_err(driver)?;
+    let request = pb::PrepareRequest { overlay_device: device(overlay), image_device: device(IMAGE_SLOT) };
+    guest.prepare(request, ANSWER_LIMIT).await.map_err(refused)?;
+    shared.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
+}
+
+/// Its copy of the template's disk, whose size in MiB is returned. Blocking.
+fn copy_disk(vmm_config: &VmmConfig, template: &Template) -> io::Result<u64> {
+    match (&template.disk, vmm_config.disk_in(vmm_config.slots.premounted())) {
+        (Some(disk), Some(copy)) => {
+            disks::copy(&disk.path(), &copy.path).and_then(|()| Ok(disk.length()? >> 20))
+        }
+        _ => Ok(0),
+    }
+}
+
+/// A pooled guest has touched little of its memory, and its VM may use all of it.
+fn has_room(available_mib: u64, guest: MemoryMib) -> bool {
+    available_mib >= 2 * u64::from(guest)
+}
+
+async fn end_quietly(shared: &Shared, id: &InstanceId) {
+    if let Err(error) = shared.instances.end(id, None).await {
+        tracing::warn!(pooled = %id, error = error.chain(), "end pooled clone failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pooling_needs_twice_the_guests_memory() {
+        let guest = MemoryMib::try_from(256).unwrap();
+        assert!(has_room(512, guest));
+        assert!(!has_room(511, guest));
+    }
+}

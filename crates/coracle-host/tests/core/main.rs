@@ -1,0 +1,8 @@
+//! The host core and its service, with VMMs in memory and files on a real disk.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod accelerator;
+mod full_disk;
+mod names;
+mod network;
+mod support;

@@ -1,0 +1,125 @@
+//! What the host core asks of its network.
+
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use coracle_hypervisor_testing::AddressOnly;
+use coracle_net::{Attachment, GuestNic, Lease, NetError, Network, Subnet};
+use coracle_types::{InstanceId, MacAddr, VmId};
+
+use super::support::{Node, create};
+
+/// Addresses of a subnet, and a list of what was asked.
+#[derive(Debug)]
+struct Recorder {
+    addresses: AddressOnly,
+    calls: Mutex<Vec<String>>,
+}
+
+impl Recorder {
+    fn new(subnet: &str) -> Arc<Self> {
+        let addresses = AddressOnly::new(subnet.parse().unwrap());
+        Arc::new(Self { addresses, calls: Mutex::default() })
+    }
+
+    fn note(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+#[async_trait]
+impl Network for Recorder {
+    fn mode(&self) -> &'static str {
+        "none"
+    }
+
+    fn subnet(&self) -> Option<Subnet> {
+        self.addresses.subnet()
+    }
+
+    async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
+        let guests: Vec<_> = guests.iter().map(|guest| guest.address.to_string()).collect();
+        self.note(format!("prepare [{}]", guests.join(" ")));
+        Ok(())
+    }
+
+    fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
+        self.addresses.lease(id, wanted)
+    }
+
+    fn release(&self, id: &VmId) {
+        self.addresses.release(id);
+    }
+
+    async fn create_interface(&self, id: &InstanceId) -> Result<Attachment, NetError> {
+        self.addresses.create_interface(id).await
+    }
+
+    async fn attach(
+        &self,
+        id: &InstanceId,
+        mac: MacAddr,
+        lease: Option<Lease>,
+    ) -> Result<Attachment, NetError> {
+        self.note("attach".to_owned());
+        self.addresses.attach(id, mac, lease).await
+    }
+
+    async fn cut_off(&self, _: &InstanceId) -> Result<(), NetError> {
+        self.note("cut off".to_owned());
+        Ok(())
+    }
+
+    async fn detach(&self, id: &InstanceId) -> Result<(), NetError> {
+        self.addresses.detach(id).await
+    }
+
+    async fn sweep(&self, keep: &HashSet<InstanceId>) -> Result<Vec<String>, NetError> {
+        self.addresses.sweep(keep).await
+    }
+
+    async fn teardown(&self) -> Result<(), NetError> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restart_prepares_the_filter_of_running_vms_first() {
+    let node = Node::new().await;
+    let host = node.open().await;
+    for name in ["off", "on"] {
+        create(&host, name).await;
+    }
+    let address = host.start("on", None).await.unwrap().address.unwrap();
+    let network = Recorder::new("10.100.0.0/24");
+    assert!(node.try_open(network.clone(), "other images").await.is_err(), "the state is locked");
+    assert_eq!(network.calls(), [""; 0], "a second daemon does not touch the network");
+    host.shutdown().await;
+    drop(host);
+    let host = node.try_open(network.clone(), "images").await.unwrap();
+    assert_eq!(network.calls()[0], format!("prepare [{address}]"));
+    host.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_vm_without_an_address_here_is_cut_off() {
+    let node = Node::new().await;
+    let host = node.open().await;
+    create(&host, "web").await;
+    host.start("web", None).await.unwrap();
+    host.shutdown().await;
+    drop(host);
+    let network = Recorder::new("10.200.0.0/24");
+    let host = node.try_open(network.clone(), "images").await.unwrap();
+    let mut view = host.observe("web").unwrap();
+    let told = view.wait_for(|view| view.record.message.starts_with("cut off from the network"));
+    tokio::time::timeout(std::time::Duration::from_secs(10), told).await.unwrap().unwrap();
+    assert_eq!(network.calls().last().unwrap(), "cut off");
+    host.shutdown().await;
+}

@@ -1,0 +1,77 @@
+//! A node over VMMs in memory.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coracle_frontends::HostService;
+use coracle_host::{Host, HostConfig, HostError, Record, VmSpec};
+use coracle_hypervisor_testing::AddressOnly;
+use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
+use coracle_image::{Source, Store, StoreOptions};
+use coracle_net::Network;
+use coracle_oci::NoProgress;
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_types::Clock;
+
+pub(crate) const IMAGE: &str = "localhost/test/empty:1";
+
+/// A node below one directory. Its VMMs outlive the daemon.
+pub(crate) struct Node {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) machines: Arc<FakeMachines>,
+}
+
+impl Node {
+    pub(crate) async fn new() -> Self {
+        let node = Self { dir: tempfile::tempdir().unwrap(), machines: FakeMachines::new() };
+        std::fs::create_dir(node.state()).unwrap();
+        let layout = node.dir.path().join("layout");
+        let layer = LayerTar::new().file("bin/true", 0o755, b"").finish();
+        let spec = ImageSpec { cmd: vec!["/bin/true".into()], ..ImageSpec::default() };
+        write_layout(&layout, &[layer], &spec, "1").unwrap();
+        let source: Source = format!("oci:{}:1", layout.display()).parse().unwrap();
+        let name = IMAGE.parse().unwrap();
+        node.store("images").import(&source, Some(&name), Arc::new(NoProgress)).await.unwrap();
+        node
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    fn store(&self, dir: &str) -> Store {
+        Store::open(self.dir.path().join(dir), StoreOptions::default()).unwrap()
+    }
+
+    /// The daemon, as after a start of its process.
+    pub(crate) async fn open(&self) -> Host {
+        let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
+        self.try_open(network, "images").await.unwrap()
+    }
+
+    /// As [`Node::open`], with a network of the caller's and the images in that directory.
+    pub(crate) async fn try_open(&self, network: Arc<dyn Network>, images: &str) -> Result<Host, HostError> {
+        let mut config = HostConfig::new(self.state(), "/nowhere".into(), "/nowhere".into());
+        config.run_dir = self.dir.path().join("run");
+        config.disk_mib = 16;
+        config.memory_overcommit = 100.0;
+        config.templates.enabled = false;
+        config.warm_pool.count_max = 0;
+        let driver = Arc::new(FakeDriver::new(self.machines.clone()));
+        Host::open(config, driver, network, Arc::new(self.store(images)), Clock::system()).await
+    }
+
+    /// A daemon that serves VMs of these names, which are not started.
+    pub(crate) async fn with(&self, names: &[&str]) -> (Host, HostService) {
+        let host = self.open().await;
+        for name in names {
+            create(&host, name).await;
+        }
+        (host.clone(), HostService::new(host))
+    }
+}
+
+pub(crate) async fn create(host: &Host, name: &str) -> Record {
+    let spec = VmSpec::of(name.parse().unwrap(), IMAGE);
+    host.create(spec, Arc::new(NoProgress)).await.unwrap()
+}

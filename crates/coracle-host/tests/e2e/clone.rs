@@ -1,0 +1,153 @@
+//! Clones of a template with real VMs: one boot per shape, and every clone has an identity of its own.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::{Node, exec, page, run, spec, vmms};
+use coracle_host::{Host, Record};
+use coracle_oci::NoProgress;
+use coracle_testkit::{eventually, netns};
+use coracle_types::{Clock, VmState};
+
+/// What a workload of its own sees of its identity, one line each, before it serves.
+const WHO: &str = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
+    dd if=/dev/urandom bs=16 count=1 2>/dev/null | md5sum; ip link show eth0 | grep -o 'ether [0-9a-f:]*'; \
+    date +%s; exec httpd -f -h /www";
+
+async fn lines(host: &Host, name: &str) -> Vec<String> {
+    let identity = eventually("the workload shows its identity", async || {
+        let (log, _) = host.logs(name).await.unwrap();
+        let text: Vec<u8> = log.into_iter().flat_map(|entry| entry.data).collect();
+        let lines: Vec<_> = String::from_utf8(text).unwrap().lines().map(str::to_owned).collect();
+        (lines.len() >= 6).then_some(lines)
+    });
+    identity.await.unwrap()
+}
+
+async fn start(host: &Host, name: &str) -> Record {
+    let mut spec = spec(name);
+    spec.command = ["sh", "-c", WHO].map(str::to_owned).to_vec();
+    host.create(spec, Arc::new(NoProgress)).await.unwrap();
+    host.start(name, None).await.unwrap_or_else(|e| panic!("start {name}: {e:?}"))
+}
+
+#[test]
+fn one_boot_then_clones_that_are_all_somebody_else() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let first = run(&host, "first").await;
+        assert_eq!(first.template, None, "there was nothing to clone");
+        let warm = host.warm_template(first.vcpus, first.memory, "", None).await.unwrap();
+        assert_eq!(
+            host.templates(),
+            std::slice::from_ref(&warm),
+            "the boot had it taken, and asking again takes no other"
+        );
+
+        let mut seen: Vec<BTreeSet<String>> = vec![BTreeSet::new(); 5];
+        for n in 0..4 {
+            let name = format!("clone-{n}");
+            let clone = start(&host, &name).await;
+            assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
+            assert!(clone.premounted, "{name} begins with the disk that the template has mounted");
+            assert!(
+                clone.identity_ms > 0 && clone.identity_ms <= clone.boot_ms,
+                "its new identity is measured"
+            );
+            let who = lines(&host, &name).await;
+            assert_eq!(who[0], name);
+            assert!(who[4].ends_with(&clone.mac.to_string()), "{who:?} has the MAC of its record");
+            let clock: i64 = who[5].parse().unwrap();
+            let now = Clock::system().now().seconds();
+            assert!(now.abs_diff(clock) <= 2, "the guest's clock is {clock}, the host's {now}");
+            for (distinct, line) in seen.iter_mut().zip(&who) {
+                distinct.insert(line.clone());
+            }
+            assert!(page(&clone).await.contains("hello from the guest"));
+        }
+        let counts: Vec<_> = seen.iter().map(BTreeSet::len).collect();
+        assert_eq!(counts, [4; 5], "host name, machine id, boot id, random draw, MAC of each: {seen:?}");
+        assert_eq!(vmms(node.dir.path()), 5, "a template has no VMM");
+
+        // The daemon goes; what is on disk is as good as what was in memory.
+        host.shutdown().await;
+        drop(host);
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        assert_eq!(
+            exec(&host, "clone-0", &["hostname"]).await.0,
+            "clone-0\n",
+            "a clone is adopted like any VM"
+        );
+        let after = start(&host, "after").await;
+        assert_eq!(after.template.as_ref(), Some(&warm.key));
+
+        // A clone keeps its disk over stop and start, and starts as a clone again.
+        exec(&host, "after", &["sh", "-c", "echo kept > /kept"]).await;
+        let stopped = host.stop("after", Duration::from_secs(10), None).await.unwrap();
+        assert_eq!(stopped.state, VmState::Stopped);
+        let again = host.start("after", None).await.unwrap();
+        assert_eq!((again.template.as_ref(), again.premounted), (Some(&warm.key), false));
+        assert_eq!(exec(&host, "after", &["cat", "/kept"]).await.0, "kept\n");
+
+        // One with another disk is a clone all the same.
+        let mut larger = spec("larger");
+        larger.disk_mib = Some(first.disk_mib + 32);
+        host.create(larger, Arc::new(NoProgress)).await.unwrap();
+        let larger = host.start("larger", None).await.unwrap();
+        assert_eq!((larger.template.as_ref(), larger.premounted), (Some(&warm.key), false));
+        exec(&host, "larger", &["sh", "-c", "echo here > /here"]).await;
+
+        host.delete_template(warm.key.as_str()).unwrap();
+        assert_eq!(host.templates(), []);
+        for view in host.list() {
+            host.delete(view.record.name.as_str(), true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+#[test]
+fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let (one, memory) = (1.try_into().unwrap(), 128.try_into().unwrap());
+        let warm = host.warm_template(one, memory, "", spec("cold").disk_mib).await.unwrap();
+        let mut cold = spec("cold");
+        cold.cold = true;
+        host.create(cold, Arc::new(NoProgress)).await.unwrap();
+        assert_eq!(host.start("cold", None).await.unwrap().template, None);
+
+        // A clone that does not get its identity in time never runs its workload.
+        host.shutdown().await;
+        drop(host);
+        let slow = |config: &mut coracle_host::HostConfig| {
+            config.templates.enabled = true;
+            config.identity_limit = Duration::from_millis(1);
+        };
+        let host = node.open_with(slow).await;
+        let late = run(&host, "late").await;
+        assert_eq!((late.state, late.template), (VmState::Running, None), "too late, and booted");
+        assert!(page(&host.get("late").unwrap().record).await.contains("hello from the guest"));
+        assert_eq!(host.templates().len(), 1, "the template is as good as it was");
+        host.delete("late", true, None).await.unwrap();
+
+        // What lies on disk is changed while no daemon looks.
+        host.shutdown().await;
+        drop(host);
+        let state = node.state().join("templates").join(warm.key.as_str()).join("state");
+        let length = std::fs::metadata(&state).unwrap().len();
+        std::fs::write(&state, vec![7; usize::try_from(length).unwrap()]).unwrap();
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let booted = run(&host, "booted").await;
+        assert_eq!((booted.state, booted.template), (VmState::Running, None), "refused, and booted");
+        for name in ["cold", "booted"] {
+            host.delete(name, true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}

@@ -1,0 +1,12 @@
+//! The host core with real VMs: one program, because each links the whole host.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod clone;
+mod disk_image_vm;
+mod lifecycle;
+mod registry;
+mod snapshot;
+mod support;
+mod suspend;
+mod volumes;
+mod warm_pool;

@@ -1,0 +1,148 @@
+//! The warm pool with real VMs: a VM that claims a clone shows nothing of the warm-up, and no clone is left over.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::{Node, counter, exec, page, run, spec, until_counted, vmms};
+use coracle_host::{Host, HostConfig, TemplateKey};
+use coracle_hypervisor::ProcessId;
+use coracle_hypervisor_testing::instances::vmms_of;
+use coracle_oci::NoProgress;
+use coracle_testkit::{eventually, netns};
+use coracle_types::VmState;
+
+fn with_one_pooled(config: &mut HostConfig) {
+    config.templates.enabled = true;
+    config.warm_pool.count_max = 1;
+}
+
+/// Waits until a clone of this shape is pooled, or none is.
+async fn until(host: &Host, key: &TemplateKey, pooled: bool) {
+    let what = format!("pooled: {pooled}");
+    eventually(&what, async || (host.has_pooled(key) == pooled).then_some(())).await.unwrap();
+}
+
+/// Has a template taken for what [`spec`] describes, and waits for the first clone of it.
+async fn ready(host: &Host) -> TemplateKey {
+    let spec = spec("shape");
+    let warm = host.warm_template(spec.vcpus, spec.memory, "", None).await.unwrap();
+    until(host, &warm.key, true).await;
+    warm.key
+}
+
+/// What a machine knows of itself, and of others if it does.
+const WHO: &str = "hostname; cat /etc/hosts /etc/hostname /etc/resolv.conf /etc/machine-id; ip addr; ip route; ls /bin /etc";
+
+fn pooled_vmms(node: &Node) -> Vec<ProcessId> {
+    vmms_of(&node.state(), &node.run(), "pool")
+}
+
+/// Leftovers of VMs: taps, and directories of instances.
+fn left_over(node: &Node) -> (Vec<String>, Vec<PathBuf>) {
+    let taps = std::fs::read_dir("/sys/class/net").unwrap().map(|tap| tap.unwrap().file_name());
+    let taps = taps.filter_map(|tap| tap.into_string().ok()).filter(|tap| tap.starts_with("ct")).collect();
+    let instances = std::fs::read_dir(node.state().join("instances")).into_iter().flatten();
+    (taps, instances.map(|dir| dir.unwrap().path()).collect())
+}
+
+#[test]
+fn vm_claims_the_pooled_clone() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(with_one_pooled).await;
+        let key = ready(&host).await;
+        let mut boot_ids = Vec::new();
+        for name in ["a", "b"] {
+            until(&host, &key, true).await;
+            let taken = run(&host, name).await;
+            assert!(taken.pooled && taken.premounted, "{name} claimed the pooled clone with its disk");
+            assert_eq!(taken.template.as_ref(), Some(&key));
+            let (who, _) = exec(&host, name, &["sh", "-c", WHO]).await;
+            assert_eq!(who.lines().next(), Some(name));
+            assert!(who.contains(&taken.mac.to_string()), "{who}");
+            assert!(who.contains(&taken.address.unwrap().to_string()), "{who}");
+            for others in ["pooled", "192.0.2.", "02:00:00:00:00:01", "program", "00000000000000000000"] {
+                assert!(!who.contains(others), "{others} of the warm-up is visible: {who}");
+            }
+            assert!(page(&taken).await.contains("hello from the guest"));
+            boot_ids.push(exec(&host, name, &["cat", "/proc/sys/kernel/random/boot_id"]).await.0);
+        }
+        assert_ne!(boot_ids[0], boot_ids[1]);
+
+        // It is a VM like any other: it sleeps, wakes up, stops and starts, with its disk.
+        until(&host, &key, true).await;
+        let counting = counter(&host, "counter").await;
+        assert!(counting.pooled);
+        until_counted(&host, "counter", 5).await;
+        assert_eq!(host.hibernate("counter", None).await.unwrap().state, VmState::Hibernated);
+        host.resume("counter", None).await.unwrap();
+        until_counted(&host, "counter", 10).await;
+        exec(&host, "a", &["sh", "-c", "echo kept > /kept"]).await;
+        host.stop("a", Duration::from_secs(10), None).await.unwrap();
+        until(&host, &key, true).await;
+        let again = host.start("a", None).await.unwrap();
+        assert_eq!((again.pooled, again.premounted), (true, false), "it has a disk already");
+        assert_eq!(exec(&host, "a", &["cat", "/kept"]).await.0, "kept\n");
+
+        // One with another disk mounts it itself.
+        until(&host, &key, true).await;
+        let mut larger = spec("larger");
+        larger.disk_mib = Some(288);
+        host.create(larger, Arc::new(NoProgress)).await.unwrap();
+        let larger = host.start("larger", None).await.unwrap();
+        assert_eq!((larger.pooled, larger.premounted), (true, false));
+        exec(&host, "larger", &["sh", "-c", "echo here > /here"]).await;
+
+        for name in ["a", "b", "counter", "larger"] {
+            host.delete(name, true, None).await.unwrap();
+        }
+        until(&host, &key, true).await;
+        assert_eq!(vmms(node.dir.path()), 1, "the pooled clone");
+        host.delete_template(key.as_str()).unwrap();
+        until(&host, &key, false).await;
+        host.shutdown().await;
+        assert_eq!((vmms(node.dir.path()), left_over(&node)), (0, (vec![], vec![])));
+        host.network().teardown().await.unwrap();
+    });
+}
+
+#[test]
+fn dead_or_idle_pooled_clone_delays_no_start() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(with_one_pooled).await;
+        let key = ready(&host).await;
+        for vmm in pooled_vmms(&node) {
+            vmm.kill().await.unwrap();
+        }
+        let vm = run(&host, "vm").await;
+        assert_eq!((vm.template.as_ref(), vm.pooled), (Some(&key), false), "a clone of its own instead");
+        until(&host, &key, true).await;
+
+        // Many at once: one of them takes it over.
+        let names: Vec<_> = (0..4).map(|n| format!("many-{n}")).collect();
+        let all = futures_util::future::join_all(names.iter().map(|name| run(&host, name))).await;
+        assert_eq!(all.iter().filter(|vm| vm.pooled).count(), 1);
+        for name in names.iter().map(String::as_str).chain(["vm"]) {
+            host.delete(name, true, None).await.unwrap();
+        }
+        until(&host, &key, true).await;
+        host.shutdown().await;
+        assert_eq!((vmms(node.dir.path()), left_over(&node)), (0, (vec![], vec![])));
+        drop(host);
+
+        let idles = |config: &mut HostConfig| {
+            with_one_pooled(config);
+            config.warm_pool.idle_max = Duration::from_secs(4);
+        };
+        let host = node.open_with(idles).await;
+        let key = ready(&host).await;
+        until(&host, &key, false).await;
+        assert_eq!(run(&host, "late").await.template.as_ref(), Some(&key), "its template is still there");
+        host.delete("late", true, None).await.unwrap();
+        host.shutdown().await;
+        assert_eq!((vmms(node.dir.path()), left_over(&node)), (0, (vec![], vec![])));
+        host.network().teardown().await.unwrap();
+    });
+}
