@@ -1,9 +1,13 @@
 //! Keeps certificates fresh and the webhook's configuration in the API server in step with them.
 
+use coracle_reconcile::WallTime as _;
 use std::{net::SocketAddr, time::Duration};
 
 use coracle_microvm::Fleet;
-use k8s_openapi::{ByteString, api::admissionregistration::v1::ValidatingWebhookConfiguration};
+use k8s_openapi::{
+    ByteString,
+    api::{admissionregistration::v1::ValidatingWebhookConfiguration, rbac::v1::ClusterRole},
+};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -17,10 +21,13 @@ use crate::{Config, Error, Reach, pki, serve::Tls};
 const MANAGER: &str = "coracle-webhook";
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);
-/// How often the Secret is looked at for an authority that another replica has renewed.
+/// Interval of checks for an authority that another replica has renewed.
 const LOOK: Duration = Duration::from_secs(600);
 /// Path of the webhook.
 pub(crate) const PATH: &str = "/validate/mikromvm";
+
+/// Time in which API servers see a changed webhook configuration.
+const PROPAGATION: Duration = Duration::from_secs(10);
 
 /// For ever: certificate, configuration, and a wait until one of them is to be renewed.
 pub(crate) async fn keep(client: &Client, config: &Config, address: SocketAddr, fleet: &Fleet, tls: &Tls) {
@@ -28,10 +35,13 @@ pub(crate) async fn keep(client: &Client, config: &Config, address: SocketAddr, 
     let mut installed = None;
     loop {
         let wait = match once(client, config, address, tls, &mut installed).await {
-            Ok(wait) => wait.min(LOOK),
+            Ok(wait) => {
+                config.ready.send_replace(true);
+                wait.min(LOOK)
+            }
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                warn!(error, "webhook not installed");
+                warn!(error, "install webhook failed");
                 RETRY
             }
         };
@@ -39,7 +49,7 @@ pub(crate) async fn keep(client: &Client, config: &Config, address: SocketAddr, 
     }
 }
 
-/// How long nothing needs to be done.
+/// Time until the next action.
 async fn once(
     client: &Client,
     config: &Config,
@@ -47,17 +57,26 @@ async fn once(
     tls: &Tls,
     installed: &mut Option<String>,
 ) -> Result<Duration, Error> {
-    let now = config.clock.now();
+    let now = config.clock.timestamp();
     let authority = pki::authority(client, &config.system_namespace, now, config.authority_life).await?;
     let bundle = authority.bundle();
     let renewed = installed.as_ref() != Some(&bundle);
-    if renewed || tls.renew_after().is_none_or(|at| now >= at) {
-        tls.set(authority.sign(names(config), now, config.certificate_life)?)?;
+    let sign = || authority.sign(names(config), now, config.certificate_life);
+    let served = tls.renew_after();
+    if served.is_none() {
+        tls.set(sign()?)?;
     }
     if renewed {
         install(client, config, address, &bundle).await?;
         info!(name = config.name, "webhook installed");
         *installed = Some(bundle);
+    }
+    if served.is_some_and(|at| renewed || now >= at) {
+        if renewed {
+            // Until the API server has the new bundle, it trusts only certificates of the previous authority.
+            tokio::time::sleep(PROPAGATION.min(config.certificate_life / 12)).await;
+        }
+        tls.set(sign()?)?;
     }
     let next = tls.renew_after().map_or(authority.renew_after, |leaf| leaf.min(authority.renew_after));
     Ok(Duration::try_from(next.duration_since(now)).unwrap_or(RETRY).max(Duration::from_millis(100)))
@@ -73,9 +92,22 @@ fn names(config: &Config) -> Vec<String> {
 
 async fn install(client: &Client, config: &Config, address: SocketAddr, bundle: &str) -> Result<(), Error> {
     let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-    let patch = Patch::Apply(configuration(config, address, bundle));
+    let mut wanted = configuration(config, address, bundle);
+    if let Some(owner) = owner(client, &config.owner).await {
+        wanted["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    let patch = Patch::Apply(wanted);
     let params = PatchParams::apply(MANAGER).force();
     api.patch(&config.name, &params, &patch).await.map_err(pki::api_failed("install the webhook")).map(drop)
+}
+
+/// The ClusterRole as an owner, when there is one that may be read: removing the operator removes its webhook, which
+/// would refuse every creation.
+async fn owner(client: &Client, name: &str) -> Option<Value> {
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let role = roles.get_metadata_opt(name).await.ok().flatten()?;
+    let (api_version, kind) = ("rbac.authorization.k8s.io/v1", "ClusterRole");
+    Some(json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": role.metadata.uid?}))
 }
 
 fn configuration(config: &Config, address: SocketAddr, bundle: &str) -> Value {
@@ -104,7 +136,7 @@ fn configuration(config: &Config, address: SocketAddr, bundle: &str) -> Value {
                 "apiGroups": ["vm.mikrom.es"], "apiVersions": ["v1alpha1"], "resources": ["mikromvms"],
                 "operations": ["CREATE", "UPDATE"], "scope": "Namespaced",
             }],
-            // Finalizers and labels stay writable when nobody answers: deletion must not hang on us.
+            // Finalizers and labels stay writable when the webhook is down: deletion must not depend on it.
             "matchConditions": [{
                 "name": "spec-changes",
                 "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",

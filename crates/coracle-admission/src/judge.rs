@@ -1,4 +1,4 @@
-//! Whether a MikromVM may be stored (`microvm.md` §2.3, R3). Pure.
+//! Whether a MikromVM may be stored (docs/reference/conditions.md). Pure.
 
 use coracle_api::MikromVM;
 use coracle_microvm::{
@@ -6,7 +6,7 @@ use coracle_microvm::{
     placement::{Candidate, Request, fits, place},
 };
 
-/// Where the object says that its VM goes.
+/// Node that the object names for its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// To an agent that no node here announces: its size is not ours to know.
@@ -17,20 +17,20 @@ pub enum Target {
     Anywhere,
 }
 
-/// One question.
+/// One review.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
     /// The object as it would be stored.
     pub new: &'a MikromVM,
-    /// As it is; `None`: it is being created.
+    /// Stored object; `None` at creation.
     pub old: Option<&'a MikromVM>,
-    /// Where it goes.
+    /// Its node.
     pub target: Target,
-    /// What it asks for.
+    /// Its requested resources.
     pub request: Request,
     /// Nodes that live, with what is promised on them, this object left out.
     pub nodes: &'a [Candidate],
-    /// How much they may promise.
+    /// Their overcommit limit.
     pub overcommit: Overcommit,
     /// Let it pass when no node is known.
     pub fail_open: bool,
@@ -43,7 +43,7 @@ pub struct Question<'a> {
 pub fn judge(q: &Question<'_>) -> Result<(), String> {
     if let Some(old) = q.old {
         if old.is_provisioned() {
-            return frozen(old, q.new); // a live VM has its place, whatever is promised meanwhile
+            return frozen(old, q.new); // a live VM keeps its node
         }
         if old.metadata.deletion_timestamp.is_some() || asks_the_same(old, q.new) {
             return Ok(());
@@ -65,7 +65,7 @@ fn room(q: &Question<'_>) -> Result<(), String> {
     }
 }
 
-/// What a live VM was built from cannot change; where it would go next time may.
+/// Fields that a live VM was built from cannot change; the node of its next start can.
 fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
     let (was, is) = (&old.spec, &new.spec);
     let changed: Vec<&str> = [
@@ -104,10 +104,11 @@ mod tests {
     fn node(name: &str, vcpus: u32, memory_mib: u64, promised_mib: u64) -> Candidate {
         Candidate {
             node: name.into(),
-            agent: AgentAddress { address: format!("{name}:1"), server_name: None },
+            agent: AgentAddress { address: format!("{name}:1"), ..AgentAddress::default() },
             capacity: Some(Capacity { vcpus, memory_mib }),
             promised: Capacity { vcpus: 0, memory_mib: promised_mib },
             namespace_vms: 0,
+            barred: None,
         }
     }
 
@@ -123,7 +124,7 @@ mod tests {
                 to("small"),
                 &nodes[..],
                 false,
-                Some("has 2 vCPUs, 4 are asked for"),
+                Some("has 2 vCPUs, 4 requested"),
             ),
             (
                 "less memory than is promised already",
@@ -131,7 +132,7 @@ mod tests {
                 to("small"),
                 &nodes[..],
                 false,
-                Some("512 MiB left to promise"),
+                Some("512 MiB unreserved"),
             ),
             ("fits somewhere", vm(4, 4096), Target::Anywhere, &nodes[..], false, None),
             (
@@ -140,7 +141,7 @@ mod tests {
                 Target::Anywhere,
                 &nodes[..],
                 false,
-                Some("node large has 8 vCPUs, 16 are asked for"),
+                Some("node large has 8 vCPUs, 16 requested"),
             ),
             ("an unknown node: some node must fit", vm(4, 4096), to("new"), &nodes[..], false, None),
             (

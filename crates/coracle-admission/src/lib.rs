@@ -14,16 +14,16 @@ pub mod judge;
 mod pki;
 mod serve;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use coracle_api::keys;
 use coracle_microvm::Fleet;
-use coracle_reconcile::{Clock, SystemClock};
+use coracle_reconcile::Clock;
 use kube::Client;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-/// How the API server reaches the webhook.
+/// Address of the webhook for the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// At `https://HOST:PORT` of the listener: the API server and we are on one machine.
@@ -42,18 +42,18 @@ pub enum Reach {
     },
 }
 
-/// What the webhook is started with.
+/// Configuration of the webhook.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen. Port 0: any.
+    /// Address to listen on. Port 0: any free one.
     pub listen: SocketAddr,
-    /// How the API server gets there.
+    /// Address under which the API server reaches it.
     pub reach: Reach,
     /// Name of the ValidatingWebhookConfiguration.
     pub name: String,
     /// Only objects of this namespace; `None`: all.
     pub namespace: Option<String>,
-    /// Where the authority's Secret is.
+    /// Secret of the authority.
     pub system_namespace: String,
     /// Let objects pass when the webhook cannot answer, or no node is known.
     pub fail_open: bool,
@@ -61,8 +61,17 @@ pub struct Config {
     pub authority_life: Duration,
     /// Life of the certificate; renewed when a third is left.
     pub certificate_life: Duration,
+    /// PEM of the authority that signs API servers' client certificates. Whoever shows none is not answered. Without it
+    /// everyone who reaches the port is.
+    pub client_ca: Option<Vec<u8>>,
+    /// Says whether questions can be answered: there is a certificate, and the configuration is in the API server.
+    pub ready: watch::Sender<bool>,
+    /// Time that reviews are answered after `stop`, while a Service still has this endpoint. Zero with a URL.
+    pub drain: Duration,
+    /// ClusterRole that owns the configuration: it goes when that is removed. One that does not exist owns nothing.
+    pub owner: String,
     /// The wall clock.
-    pub clock: Arc<dyn Clock>,
+    pub clock: Clock,
 }
 
 impl Default for Config {
@@ -81,7 +90,11 @@ impl Default for Config {
             fail_open: false,
             authority_life: hours(24 * 365),
             certificate_life: hours(24),
-            clock: Arc::new(SystemClock),
+            client_ca: None,
+            ready: watch::Sender::new(false),
+            drain: Duration::from_secs(5),
+            owner: "coracle-operator".into(),
+            clock: Clock::system(),
         }
     }
 }
@@ -93,7 +106,7 @@ pub enum Error {
     /// The port.
     #[error("listen on {address}")]
     Listen {
-        /// Where.
+        /// Place.
         address: SocketAddr,
         /// Why not.
         source: std::io::Error,
@@ -101,7 +114,7 @@ pub enum Error {
     /// The certificates.
     #[error("{operation}")]
     Certificate {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// Why it failed.
         source: rcgen::Error,
@@ -109,10 +122,16 @@ pub enum Error {
     /// The key does not fit the certificate.
     #[error("use the webhook's certificate")]
     Tls(#[from] rustls::Error),
+    /// [`Config::client_ca`] holds no certificate, or one that cannot be read.
+    #[error("read the authority of the webhook's clients: {reason}")]
+    ClientCa {
+        /// Reason.
+        reason: String,
+    },
     /// The API server.
     #[error("{operation}")]
     Api {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// Why it failed.
         source: Box<kube::Error>,
@@ -129,17 +148,17 @@ pub enum Error {
 /// date by the caller.
 ///
 /// # Errors
-/// [`Error::Listen`] at once; what fails later is tried again.
+/// [`Error::Listen`] and [`Error::ClientCa`] at once; what fails later is tried again.
 pub async fn run(client: Client, config: Config, fleet: Fleet, stop: CancellationToken) -> Result<(), Error> {
     let address = config.listen;
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
     run_on(client, config, fleet, listener, stop).await
 }
 
-/// As [`run`], on a listener that the caller made.
+/// [`run`] on an existing listener.
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub async fn run_on(
     client: Client,
     config: Config,
@@ -148,12 +167,42 @@ pub async fn run_on(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
-    let tls = serve::Tls::default();
+    let tls = serve::Tls::new(config.client_ca.as_deref())?;
     let answer = serve::serve(&listener, tls.clone(), fleet.clone(), config.fail_open);
     let renew = install::keep(&client, &config, address, &fleet, &tls);
     tokio::select! {
-        () = stop.cancelled() => Ok(()),
+        () = drained(&config, &stop) => Ok(()),
         () = answer => Ok(()),
         () = renew => Ok(()),
+    }
+}
+
+/// Waits for `stop`, and then until the API server sends its questions elsewhere.
+async fn drained(config: &Config, stop: &CancellationToken) {
+    stop.cancelled().await;
+    config.ready.send_replace(false);
+    match config.reach {
+        Reach::Service { .. } => sleep(config.drain).await,
+        Reach::Url { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn stop_drains_only_behind_a_service() {
+        let url = Reach::Url { host: "localhost".into() };
+        for (reach, want) in [(Config::default().reach, 5), (url, 0)] {
+            let config = Config { reach, ready: watch::Sender::new(true), ..Config::default() };
+            let (stop, began) = (CancellationToken::new(), Instant::now());
+            stop.cancel();
+            drained(&config, &stop).await;
+            assert_eq!(began.elapsed().as_secs(), want);
+            assert!(!*config.ready.borrow());
+        }
     }
 }

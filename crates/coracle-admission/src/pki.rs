@@ -40,7 +40,7 @@ pub(crate) struct Leaf {
 }
 
 impl Authority {
-    /// What the API server is to trust.
+    /// Certificate that the API server trusts.
     pub(crate) fn bundle(&self) -> String {
         format!("{}{}", self.certificate_pem, self.previous_pem)
     }

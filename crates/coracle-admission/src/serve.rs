@@ -1,9 +1,6 @@
 //! The listener: TLS, one path, bounded in connections, bytes and time.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{Json, Router, extract::DefaultBodyLimit, extract::State, http::StatusCode, routing::post};
 use coracle_api::MikromVM;
@@ -18,7 +15,12 @@ use kube::core::{
     DynamicObject,
     admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, Operation},
 };
-use rustls::ServerConfig;
+use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
@@ -37,12 +39,15 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A connection lives at most this long; the API server opens another.
 const CONNECTION: Duration = Duration::from_secs(600);
-/// How long a question waits for the fleet to be known.
+/// Longest wait of a review for the list of nodes.
 const READY: Duration = Duration::from_secs(2);
 
-/// The certificate that is shown; replaced while serving.
-#[derive(Clone, Default)]
-pub(crate) struct Tls(Arc<Mutex<Option<Shown>>>);
+/// The certificate that is shown, replaced while serving, and who must show one.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    shown: Arc<Mutex<Option<Shown>>>,
+    clients: Arc<dyn ClientCertVerifier>,
+}
 
 #[derive(Clone)]
 struct Shown {
@@ -51,24 +56,43 @@ struct Shown {
 }
 
 impl Tls {
+    /// No certificate yet. Clients must show one that `client_ca` (PEM) signed, where it is given.
+    pub(crate) fn new(client_ca: Option<&[u8]>) -> Result<Self, Error> {
+        let clients = client_ca.map_or_else(|| Ok(WebPkiClientVerifier::no_client_auth()), verifier)?;
+        Ok(Self { shown: Arc::default(), clients })
+    }
+
     pub(crate) fn set(&self, leaf: Leaf) -> Result<(), Error> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
+            .with_client_cert_verifier(self.clients.clone())
             .with_single_cert(vec![leaf.certificate], leaf.key)?;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Shown { config: Arc::new(config), renew_after: leaf.renew_after });
+        *self.shown.lock() = Some(Shown { config: Arc::new(config), renew_after: leaf.renew_after });
         Ok(())
     }
 
     pub(crate) fn renew_after(&self) -> Option<Timestamp> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|shown| shown.renew_after)
+        self.shown.lock().as_ref().map(|shown| shown.renew_after)
     }
 
     fn config(&self) -> Option<Arc<ServerConfig>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|shown| shown.config.clone())
+        self.shown.lock().as_ref().map(|shown| shown.config.clone())
     }
+}
+
+/// Accepts the certificates that an authority signed.
+fn verifier(pem: &[u8]) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+    let wrong = |reason: String| Error::ClientCa { reason };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
+        roots.add(certificate).map_err(|e| wrong(e.to_string()))?;
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .map_err(|e| wrong(e.to_string()))
 }
 
 #[derive(Clone)]
@@ -94,7 +118,7 @@ pub(crate) async fn serve(listener: &TcpListener, tls: Tls, fleet: Fleet, fail_o
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors: without a pause this would spin.
-                warn!(%error, "connection not accepted");
+                warn!(%error, "accept connection failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -120,13 +144,13 @@ pub(crate) async fn serve(listener: &TcpListener, tls: Tls, fleet: Fleet, fail_o
 
 async fn answer(
     State(state): State<Answer>,
-    Json(review): Json<AdmissionReview<MikromVM>>,
+    Json(review): Json<AdmissionReview<DynamicObject>>,
 ) -> Result<Json<AdmissionReview<DynamicObject>>, StatusCode> {
     // An error here is "no answer": the failure policy decides.
     if timeout(READY, state.fleet.ready()).await.is_err() {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
-    let request: AdmissionRequest<MikromVM> = review.try_into().map_err(|_| StatusCode::BAD_REQUEST)?;
+    let request: AdmissionRequest<DynamicObject> = review.try_into().map_err(|_| StatusCode::BAD_REQUEST)?;
     let response = AdmissionResponse::from(&request);
     let response = match verdict(&state, &request) {
         Ok(()) => response,
@@ -138,15 +162,26 @@ async fn answer(
     Ok(Json(response.into_review()))
 }
 
-fn verdict(state: &Answer, asked: &AdmissionRequest<MikromVM>) -> Result<(), String> {
-    let Some(new) = &asked.object else { return Ok(()) };
+/// The object before and after. One that is stored and cannot be read may be replaced, or nothing could repair it.
+fn objects(asked: &AdmissionRequest<DynamicObject>) -> Result<(Option<MikromVM>, Option<MikromVM>), String> {
+    let read = |object: &DynamicObject| object.clone().try_parse::<MikromVM>();
+    let new = asked.object.as_ref().map(read).transpose();
+    let new = new.map_err(|error| format!("cannot read the object: {error}"))?;
+    Ok((asked.old_object.as_ref().and_then(|old| read(old).ok()), new))
+}
+
+fn verdict(state: &Answer, asked: &AdmissionRequest<DynamicObject>) -> Result<(), String> {
+    let (old, new) = objects(asked)?;
+    let Some(new) = &new else { return Ok(()) };
     let old = match asked.operation {
-        Operation::Update => asked.old_object.as_ref(),
+        Operation::Update => old.as_ref(),
         _ => None,
     };
     let mut wanted = request(new);
     wanted.namespace = asked.namespace.clone().unwrap_or_default();
-    let nodes = state.fleet.candidates(&wanted.namespace, old);
+    let mut nodes = state.fleet.candidates(&wanted.namespace, old);
+    // A cordoned node is there again later: the object may wait for it.
+    nodes.iter_mut().for_each(|node| node.barred = None);
     judge(&Question {
         new,
         old,
@@ -163,6 +198,38 @@ fn target(fleet: &Fleet, vm: &MikromVM) -> Target {
     match (spec.agent_address.as_str(), spec.node_name.as_str()) {
         ("", "") => Target::Anywhere,
         ("", node) => Target::Node(node.to_owned()),
-        (address, _) => fleet.node_at(address).map_or(Target::Outside, Target::Node),
+        (address, _) => fleet.node_of(address).map_or(Target::Outside, Target::Node),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(old_phase: &str, phase: &str) -> AdmissionRequest<DynamicObject> {
+        let object = |phase: &str| {
+            json!({
+                "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "web"},
+                "spec": {"image": "i", "vcpuCount": 1, "memoryMB": 128}, "status": {"phase": phase},
+            })
+        };
+        let kind = json!({"group": "vm.mikrom.es", "version": "v1alpha1", "kind": "MikromVM"});
+        let resource = json!({"group": "vm.mikrom.es", "version": "v1alpha1", "resource": "mikromvms"});
+        serde_json::from_value(json!({
+            "uid": "1", "kind": kind, "resource": resource, "name": "web", "namespace": "team", "operation": "UPDATE",
+            "userInfo": {}, "object": object(phase), "oldObject": object(old_phase), "dryRun": false,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn unreadable_object_can_be_repaired() {
+        let (old, new) = objects(&asked("Levitating", "Running")).unwrap();
+        assert!(old.is_none() && new.is_some());
+        assert!(objects(&asked("Running", "Levitating")).unwrap_err().contains("cannot read the object"));
+        let (old, new) = objects(&asked("Running", "Running")).unwrap();
+        assert!(old.is_some() && new.is_some());
     }
 }

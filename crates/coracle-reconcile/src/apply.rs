@@ -1,4 +1,4 @@
-//! Writes to objects: server-side apply under the controller's own name, and only when something differs.
+//! Writes to objects: server-side apply by the controller's field manager, and only when something differs.
 
 use std::fmt::Debug;
 
@@ -11,14 +11,14 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
-/// A write that did not happen.
+/// A failed write.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
     /// The API server refused or could not be reached.
     #[error("{operation} of {kind} {namespace}/{name}")]
     Api {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// Kind of the object.
         kind: String,
@@ -32,7 +32,7 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// True when another writer was faster: read again and decide anew.
+    /// True when the object changed since it was read: observe and plan again.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         let Self::Api { source, .. } = self;
@@ -40,7 +40,16 @@ impl ApplyError {
     }
 }
 
-/// Writes `status` unless it equals the `stored` one. An object that is gone meanwhile is `Ok(None)`.
+/// Precondition of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guard {
+    /// The UID is unchanged; fields may have changed.
+    SameObject,
+    /// The resource version is unchanged; otherwise the write is a conflict.
+    Unchanged,
+}
+
+/// Writes `status` unless it equals the `stored` one. `Ok(None)` when the object is gone.
 ///
 /// # Errors
 /// [`ApplyError`]. Cancel-safe: the write happened or it did not.
@@ -55,15 +64,51 @@ where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
     S: Serialize + PartialEq,
 {
+    write_status(api, object, stored, status, manager, Guard::SameObject).await
+}
+
+/// As [`apply_status`], for a status that holds only for the version that was read.
+///
+/// # Errors
+/// As there; a conflict when the object changed since.
+pub async fn apply_status_if_unchanged<K, S>(
+    api: &Api<K>,
+    object: &K,
+    stored: Option<&S>,
+    status: &S,
+    manager: &str,
+) -> Result<Option<K>, ApplyError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    S: Serialize + PartialEq,
+{
+    write_status(api, object, stored, status, manager, Guard::Unchanged).await
+}
+
+async fn write_status<K, S>(
+    api: &Api<K>,
+    object: &K,
+    stored: Option<&S>,
+    status: &S,
+    manager: &str,
+    guard: Guard,
+) -> Result<Option<K>, ApplyError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    S: Serialize + PartialEq,
+{
     if stored == Some(status) {
         return Ok(Some(object.clone()));
     }
     // The UID keeps a write meant for a deleted object off a new one with its name.
-    let patch = json!({
+    let mut patch = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
         "metadata": {"name": object.name_any(), "uid": object.uid()},
         "status": status,
     });
+    if guard == Guard::Unchanged {
+        patch["metadata"]["resourceVersion"] = json!(object.resource_version());
+    }
     let params = PatchParams::apply(manager).force();
     gone_is_none(
         api.patch_status(&object.name_any(), &params, &Patch::Apply(&patch)).await,
@@ -72,7 +117,7 @@ where
     )
 }
 
-/// Adds `finalizer`. Idempotent. An object that is gone meanwhile is `Ok(None)`, and is not made anew.
+/// Adds `finalizer`. Idempotent. `Ok(None)` when the object is gone; it is not created.
 ///
 /// # Errors
 /// [`ApplyError`].
@@ -85,7 +130,8 @@ pub async fn add_finalizer<K>(
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    // An apply without the UID would create the object when it is gone; with it the API server answers Conflict.
+    // An apply without the UID would create the object when it is gone; with it the API server answers
+    // Conflict.
     let patch = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
         "metadata": {"name": object.name_any(), "uid": object.uid(), "finalizers": [finalizer]},
@@ -94,7 +140,7 @@ where
     gone_is_none(api.patch(&object.name_any(), &params, &Patch::Apply(&patch)).await, "add finalizer", object)
 }
 
-/// Removes `finalizer`, whoever added it, and nothing else. An object that is gone already is `Ok(())`.
+/// Removes `finalizer`, whichever manager added it. `Ok(())` when the object is gone.
 ///
 /// # Errors
 /// [`ApplyError`]; a conflict when the object changed since `object` was read.
@@ -110,8 +156,8 @@ where
     if !object.finalizers().iter().any(|f| f == finalizer) {
         return Ok(());
     }
-    // Server-side apply cannot take away an entry that another manager owns too, so this is a merge patch; the resource
-    // version makes it fail rather than undo someone's change of the list.
+    // Server-side apply cannot remove an entry that another manager owns too, so this is a merge patch; with
+    // the resource version it fails instead of undoing another writer's change of the list.
     let rest: Vec<_> = object.finalizers().iter().filter(|f| *f != finalizer).collect();
     let patch = json!({"metadata": {
         "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": rest,
@@ -142,7 +188,42 @@ where
     }
 }
 
-/// Not found, or found under the name with another UID.
+/// Not found, or another object has the name now. kube-apiserver answers a patch with the UID of a deleted object with 409
+/// when the name is free, and with 422 when it is taken.
 fn is_gone(status: &Status) -> bool {
-    status.code == 404 || (status.code == 409 && status.message.contains("uid mismatch"))
+    match status.code {
+        404 => true,
+        409 => status.message.contains("uid mismatch"),
+        422 => status.message.contains("metadata.uid"),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deleted_objects_are_recognised_by_the_answers_to_patches() {
+        for (why, code, message, want) in [
+            ("the name is free", 404, "widgets \"a\" not found", true),
+            (
+                "the name is free, applied with a UID",
+                409,
+                "uid mismatch: the provided object specified uid 1",
+                true,
+            ),
+            (
+                "another object has the name",
+                422,
+                "Widget \"a\" is invalid: metadata.uid: Invalid value: \"1\": field is immutable",
+                true,
+            ),
+            ("a lost race", 409, "the object has been modified", false),
+            ("an invalid status", 422, "Widget \"a\" is invalid: status.phase: Unsupported value", false),
+        ] {
+            let status = Status { code, message: message.to_owned(), ..Status::default() };
+            assert_eq!(is_gone(&status), want, "{why}");
+        }
+    }
 }

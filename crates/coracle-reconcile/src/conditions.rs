@@ -1,9 +1,9 @@
-//! Conditions: a map by type, whose times move only when a status does.
+//! Conditions: a map by type; transition times change only with the status.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// What a condition is to say.
+/// Desired content of a condition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// Its type, a state.
@@ -12,11 +12,12 @@ pub struct Desired {
     pub status: Option<bool>,
     /// A constant in CamelCase.
     pub reason: &'static str,
-    /// What is so, or what to do.
+    /// Details, or what to do.
     pub message: String,
 }
 
-/// The stored conditions with `desired` laid over: other types stay, `lastTransitionTime` moves only with `status`.
+/// Merges `desired` into the stored conditions: other types stay, `lastTransitionTime` changes only with
+/// `status`.
 #[must_use]
 pub fn merge(
     stored: &[Condition],
@@ -58,7 +59,7 @@ pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition
     conditions.iter().find(|c| c.type_ == kind)
 }
 
-/// True when there is a condition of that type and it says True.
+/// True when the condition of that type has the status True.
 #[must_use]
 pub fn is_true(conditions: &[Condition], kind: &str) -> bool {
     find(conditions, kind).is_some_and(|c| c.status == "True")
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_moves_only_with_the_status() {
+    fn transition_time_changes_only_with_the_status() {
         let one = merge(&[], &[ready(false, "Creating")], Some(1), at(10));
         let two = merge(&one, &[ready(false, "Failed")], Some(2), at(20));
         let three = merge(&two, &[ready(true, "Running")], Some(2), at(30));
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_equal_and_others_stay() {
+    fn merge_of_equal_conditions_changes_nothing() {
         let mut stored = merge(&[], &[ready(true, "Running")], Some(1), at(10));
         stored.push(Condition { type_: "Other".into(), ..stored[0].clone() });
         let again = merge(&stored, &[ready(true, "Running")], Some(1), at(99));

@@ -1,15 +1,15 @@
-//! Leader election on a Lease: one leader a controller group, which stops before it can be replaced.
+//! Leader election on a Lease: one leader for each controller group, which stops before it can be replaced.
 //!
 //! ```text
-//!  renewed (time the request was SENT)                       another may take it
+//!  renewed (time the request was SENT)                 another process may take it
 //!     ├───────────────────── lease ────────────────────────────────▶│
-//!     ├──────────── renew deadline ──────────▶│ work is told to stop │
+//!     ├──────────── renew deadline ──────────▶│ work is cancelled │
 //!                                             ├── work is dropped ──▶│ at the latest here
 //! ```
-//! A follower measures the lease from when it *saw* the record change, by its own monotonic clock, so the clocks of two
-//! machines need not agree. Taking and renewing are compare-and-swap on the resource version.
+//! A follower measures the lease from when it *saw* the record change, by its own monotonic clock, so the
+//! clocks of two machines need not agree. Taking and renewing are compare-and-swap on the resource version.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -20,27 +20,27 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::Clock;
+use crate::{Clock, WallTime as _};
 
-/// Why an election came to an end.
+/// Why an election ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElectionError {
-    /// The times do not leave room for stopping in time.
+    /// The times leave no room to stop before the Lease ends.
     #[error("lease {name}: need retry {retry:?} < renew deadline {renew:?} < lease {lease:?}")]
     Times {
         /// The Lease.
         name: String,
-        /// Between two tries.
+        /// Time between two attempts.
         retry: Duration,
         /// Longest time without a renewal.
         renew: Duration,
-        /// The lease itself.
+        /// Duration of the Lease.
         lease: Duration,
     },
 }
 
-/// Leadership was lost, and the work with it; the caller may stand again.
+/// Leadership was lost, and the work was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
@@ -51,18 +51,18 @@ pub struct Election {
     pub namespace: String,
     /// Name of the Lease: one a controller group.
     pub name: String,
-    /// Who we are; must differ between two processes that ever lived.
+    /// Identity of this process; never used by another one.
     pub identity: String,
-    /// How long others wait after the last renewal that they saw.
+    /// Time after the last renewal when another process may take the Lease.
     pub lease: Duration,
-    /// How long we go on without a renewal.
+    /// Longest time to lead without a renewal.
     pub renew_deadline: Duration,
-    /// Between two tries to renew or to take it.
+    /// Time between two attempts to acquire or renew.
     pub retry: Duration,
 }
 
 impl Election {
-    /// The times that Kubernetes' own components use: 15 s, 10 s, 2 s.
+    /// The times that Kubernetes components use: 15 s, 10 s, 2 s.
     #[must_use]
     pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
         Self {
@@ -83,15 +83,16 @@ impl Election {
         Err(ElectionError::Times { name: self.name.clone(), retry, renew, lease })
     }
 
-    /// Waits to be leader, runs `work` while it is, and stands again when the lease is lost; `Ok` when `stop` is
-    /// cancelled. `work` gets a token that is cancelled at the renew deadline, and is dropped before the lease ends.
+    /// Runs `work` while this process leads; after a loss it tries to lead again. `Ok` when `stop` is
+    /// cancelled. `work` gets a token that is cancelled at the renew deadline, and is dropped before the
+    /// Lease ends.
     ///
     /// # Errors
-    /// [`ElectionError::Times`]; the error of `work`, after the lease is given back.
+    /// [`ElectionError::Times`]; the error of `work`, after the Lease was released.
     pub async fn run<F, Fut, E>(
         &self,
         client: &Client,
-        clock: &Arc<dyn Clock>,
+        clock: &Clock,
         stop: &CancellationToken,
         mut work: F,
     ) -> Result<(), E>
@@ -101,15 +102,19 @@ impl Election {
         E: From<ElectionError>,
     {
         self.check()?;
-        let mut seat =
-            Seat { election: self, api: Api::namespaced(client.clone(), &self.namespace), clock, seen: None };
+        let mut candidate = Candidate {
+            election: self,
+            api: Api::namespaced(client.clone(), &self.namespace),
+            clock,
+            last: None,
+        };
         while !stop.is_cancelled() {
-            let Some(renewed) = seat.acquire(stop).await else { break };
+            let Some(renewed) = candidate.acquire(stop).await else { break };
             info!(lease = self.name, identity = self.identity, "leading");
             let token = stop.child_token();
-            match seat.hold(renewed, &token, work(token.clone())).await {
+            match candidate.lead(renewed, &token, work(token.clone())).await {
                 Ok(result) => {
-                    seat.release().await;
+                    candidate.release().await;
                     result?;
                     if stop.is_cancelled() {
                         break;
@@ -122,21 +127,21 @@ impl Election {
     }
 }
 
-/// The record that we saw last, and when it changed.
-struct Seen {
+/// The Lease as last read, and when this process saw it change.
+struct LastRecord {
     lease: Lease,
     changed: Instant,
 }
 
-struct Seat<'a> {
+struct Candidate<'a> {
     election: &'a Election,
     api: Api<Lease>,
-    clock: &'a Arc<dyn Clock>,
-    seen: Option<Seen>,
+    clock: &'a Clock,
+    last: Option<LastRecord>,
 }
 
-impl Seat<'_> {
-    /// Tries until the lease is ours; the time at which that request was sent. `None`: stopped.
+impl Candidate<'_> {
+    /// Tries until the Lease is acquired; the time at which that request was sent. `None`: stopped.
     async fn acquire(&mut self, stop: &CancellationToken) -> Option<Instant> {
         loop {
             let sent = Instant::now();
@@ -144,8 +149,8 @@ impl Seat<'_> {
                 Ok(Ok(true)) => return Some(sent),
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) if is_conflict(&error) => {}
-                Ok(Err(error)) => warn!(lease = self.election.name, %error, "lease not taken"),
-                Err(_) => warn!(lease = self.election.name, "lease request timed out"),
+                Ok(Err(error)) => warn!(lease = self.election.name, %error, "acquire Lease failed"),
+                Err(_) => warn!(lease = self.election.name, "acquire Lease timed out"),
             }
             tokio::select! {
                 () = stop.cancelled() => return None,
@@ -154,8 +159,9 @@ impl Seat<'_> {
         }
     }
 
-    /// Runs `work`, renewing. `Err(Lost)`: the renew deadline passed, and `work` has ended or was dropped since.
-    async fn hold<T>(
+    /// Runs `work`, renewing. `Err(Lost)`: the renew deadline passed, and `work` has ended or was dropped
+    /// since.
+    async fn lead<T>(
         &mut self,
         sent: Instant,
         token: &CancellationToken,
@@ -175,14 +181,14 @@ impl Seat<'_> {
             }
         }
         token.cancel();
-        // Past the end of the lease another may lead: what has not stopped by itself is stopped here.
+        // Past the end of the Lease another process may lead: work that did not stop is dropped here.
         let _ = timeout_at(renewed + self.election.lease, work).await;
-        self.seen = None;
+        self.last = None;
         Err(Lost)
     }
 
-    /// Waits one retry period and renews, again and again until it works: the time sent. `None`: not before `deadline`,
-    /// or someone else has it.
+    /// Renews after one retry period, repeatedly until it succeeds: the time sent. `None`: `deadline` passed,
+    /// or another process has the Lease.
     async fn renew_until(&mut self, deadline: Instant) -> Option<Instant> {
         loop {
             if timeout_at(deadline, sleep(self.election.retry)).await.is_err() {
@@ -192,12 +198,13 @@ impl Seat<'_> {
             match timeout_at(deadline, self.try_take()).await {
                 Ok(Ok(true)) => return Some(sent),
                 Ok(Ok(false)) | Err(_) => return None,
-                Ok(Err(error)) => warn!(lease = self.election.name, %error, "lease not renewed"),
+                Ok(Err(error)) => warn!(lease = self.election.name, %error, "renew Lease failed"),
             }
         }
     }
 
-    /// One try: reads the record and, when it is ours or free, writes it. `Ok(false)`: someone else has it.
+    /// One attempt: reads the Lease and writes it when it is ours or free. `Ok(false)`: another process has
+    /// it.
     async fn try_take(&mut self) -> Result<bool, kube::Error> {
         let Some(current) = self.api.get_opt(&self.election.name).await? else {
             let lease = Lease {
@@ -208,12 +215,12 @@ impl Seat<'_> {
                 spec: Some(self.record(None)),
             };
             let lease = self.api.create(&PostParams::default(), &lease).await?;
-            self.note(lease);
+            self.remember(lease);
             return Ok(true);
         };
         let spec = current.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.clone().unwrap_or_default();
-        let changed = self.note(current.clone());
+        let changed = self.remember(current.clone());
         if !holder.is_empty() && holder != self.election.identity {
             let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
             // The record carries whole seconds, so the holder's own finer time is rounded up, never down.
@@ -223,24 +230,24 @@ impl Seat<'_> {
         }
         let lease = Lease { spec: Some(self.record(Some(&spec))), ..current };
         let lease = self.api.replace(&self.election.name, &PostParams::default(), &lease).await?;
-        self.note(lease);
+        self.remember(lease);
         Ok(true)
     }
 
-    /// Remembers the record; when it was first seen like this.
-    fn note(&mut self, lease: Lease) -> Instant {
-        match &self.seen {
-            Some(seen) if seen.lease.resource_version() == lease.resource_version() => seen.changed,
+    /// Stores the record; returns when this version of it was first seen.
+    fn remember(&mut self, lease: Lease) -> Instant {
+        match &self.last {
+            Some(last) if last.lease.resource_version() == lease.resource_version() => last.changed,
             _ => {
                 let changed = Instant::now();
-                self.seen = Some(Seen { lease, changed });
+                self.last = Some(LastRecord { lease, changed });
                 changed
             }
         }
     }
 
     fn record(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
-        let now = MicroTime(self.clock.now());
+        let now = MicroTime(self.clock.timestamp());
         let held = old.filter(|o| o.holder_identity.as_deref() == Some(&self.election.identity));
         let seconds = self.election.lease.as_millis().div_ceil(1000);
         LeaseSpec {
@@ -257,9 +264,9 @@ impl Seat<'_> {
         }
     }
 
-    /// Gives the lease back, best effort, so that the next leader need not wait for its end.
+    /// Releases the Lease, best effort, so that the next leader need not wait for its end.
     async fn release(&mut self) {
-        let Some(Seen { lease, .. }) = self.seen.take() else { return };
+        let Some(LastRecord { lease, .. }) = self.last.take() else { return };
         let mut lease = lease;
         if let Some(spec) = lease.spec.as_mut() {
             spec.holder_identity = None;
@@ -268,7 +275,7 @@ impl Seat<'_> {
         let params = PostParams::default();
         let given = self.api.replace(&self.election.name, &params, &lease);
         if !matches!(timeout(self.election.retry, given).await, Ok(Ok(_))) {
-            warn!(lease = self.election.name, "lease not given back; it ends by itself");
+            warn!(lease = self.election.name, "release Lease failed; it expires");
         }
     }
 }

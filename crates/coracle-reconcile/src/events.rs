@@ -1,4 +1,4 @@
-//! Events for people: `events.k8s.io/v1`, one for a state change and not one a retry.
+//! Kubernetes Events (`events.k8s.io/v1`): one for each state change, none for retries.
 
 use std::{
     collections::HashMap,
@@ -15,36 +15,36 @@ use kube::{
 use tokio::time::Instant;
 use tracing::warn;
 
-/// The same event about the same object is not sent again within this time.
+/// Time within which an equal Event is not sent again.
 const REPEAT: Duration = Duration::from_secs(300);
-/// Most remembered events; past it the oldest are forgotten, and might be sent again.
+/// Largest number of remembered Events; above it the oldest are forgotten, and may be sent again.
 const REMEMBERED_MAX: usize = 4096;
-/// The API server refuses a longer note.
+/// Limit of the API server for notes.
 const NOTE_BYTES_MAX: usize = 1000;
 
-/// Whether someone should act.
+/// Severity of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// It went as wanted.
+    /// An expected change.
     Normal,
-    /// Someone should look.
+    /// A failure that may need action.
     Warning,
 }
 
 /// Something that happened to an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Whether someone should act.
+    /// Severity of an Event.
     pub kind: Kind,
     /// A CamelCase constant.
     pub reason: &'static str,
-    /// What the controller did or tried: a verb.
+    /// Verb of the controller's action.
     pub action: &'static str,
-    /// For people.
+    /// Details.
     pub note: String,
 }
 
-/// Sends events, best effort: one that cannot be sent is a log line, never a failed reconcile.
+/// Sends Events, best effort: a failure is logged and never fails a reconcile.
 pub struct EventRecorder {
     recorder: Recorder,
     sent: Mutex<HashMap<u64, Instant>>,
@@ -63,7 +63,7 @@ impl EventRecorder {
         Self::reporting_as(client, &format!("coracle.dev/{component}"), instance)
     }
 
-    /// Reports under a whole name, where users know one from elsewhere.
+    /// Reports under a full controller name that users know from another project.
     #[must_use]
     pub fn reporting_as(client: Client, controller: &str, instance: &str) -> Self {
         let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance.to_owned()) };
@@ -88,7 +88,7 @@ impl EventRecorder {
         };
         if let Err(error) = self.recorder.publish(&event, object).await {
             let error: &dyn std::error::Error = &error;
-            warn!(reason = event.reason, error, "event not sent");
+            warn!(reason = event.reason, error, "send Event failed");
         }
     }
 

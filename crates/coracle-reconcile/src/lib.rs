@@ -1,7 +1,9 @@
-//! What every controller shares: clock, backoff, conditions, server-side apply, events, leader election, metrics.
+//! What all controllers share: leader election, watches, work queue, backoff, spans, metrics, events,
+//! conditions, server-side apply.
 //!
-//! A controller crate looks, decides, acts and reports; the parts that are alike in each of them are here once. Nothing
-//! in here knows a kind.
+//! A controller crate is a folder of observe, plan, execute and status for one kind; everything else that
+//! runs it is here: [`Group`] elects a leader, [`Runner`] takes objects from a [`WorkQueue`] and calls the
+//! crate's [`Reconciler`]. Nothing here knows a kind.
 
 mod apply;
 mod backoff;
@@ -11,13 +13,20 @@ mod election;
 mod events;
 pub mod manifest;
 mod metrics;
+mod queue;
 mod review;
+mod run;
+mod watch;
 
-pub use apply::{ApplyError, add_finalizer, apply_status, remove_finalizer};
-pub use backoff::{Backoff, Backoffs};
-pub use clock::{Clock, FixedClock, SystemClock};
+pub use apply::{ApplyError, add_finalizer, apply_status, apply_status_if_unchanged, remove_finalizer};
+pub use backoff::{Backoff, Backoffs, spread};
+pub use clock::WallTime;
 pub use conditions::{Desired, find, is_true, merge};
+pub use coracle_types::Clock;
 pub use election::{Election, ElectionError, Lost};
 pub use events::{Event, EventRecorder, Kind};
 pub use metrics::{ControllerMetrics, Outcome};
+pub use queue::WorkQueue;
 pub use review::review_token;
+pub use run::{Group, Reconciler, Runner};
+pub use watch::{Seen, follow, watch, watch_config};

@@ -1,4 +1,4 @@
-//! Objects of deployments as values: what every group of controllers writes alike.
+//! Deployment objects as JSON values, shared by the manifests of all controllers.
 
 use serde_json::{Value, json};
 
@@ -59,4 +59,26 @@ pub fn bind(
 #[must_use]
 pub fn field_env(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+}
+
+/// Rights of an operator to its own Lease.
+#[must_use]
+pub fn lease_rights(name: &str) -> [Value; 2] {
+    let leases = |verbs: &[&str]| rule("coordination.k8s.io", &["leases"], verbs);
+    // RBAC cannot limit a creation to a name.
+    [leases(&["create"]), named(leases(&["get", "update", "patch"]), &[name])]
+}
+
+/// Environment from which an operator knows its Pod.
+#[must_use]
+pub fn identity_env() -> [Value; 2] {
+    [field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace")]
+}
+
+/// Security context of a container that needs no privileges.
+#[must_use]
+pub fn restricted() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+    })
 }

@@ -1,4 +1,4 @@
-//! Metrics that every controller has (`ecosystem.md` §2.4).
+//! Metrics that every controller has, with the labels that controller-runtime uses.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -12,9 +12,9 @@ use prometheus_client::{
 /// How a reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Outcome {
-    /// Nothing more to do.
+    /// Success.
     Ok,
-    /// To be tried again.
+    /// Failure; it is repeated.
     Error,
 }
 
@@ -64,7 +64,7 @@ impl Default for ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    /// Makes them and puts them into `registry`. Once a process.
+    /// Creates the metrics and registers them. Once a process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register("coracle_controller_reconcile", "Reconciles that ended", m.runs.clone());
@@ -96,14 +96,14 @@ impl ControllerMetrics {
         m
     }
 
-    /// A reconcile begins; the returned guard ends it.
+    /// Counts a reconcile as active until the guard is dropped.
     #[must_use]
     pub fn begin(&self, controller: &'static str) -> Running<'_> {
         self.active.get_or_create(&Labels { controller }).inc();
         Running { metrics: self, controller }
     }
 
-    /// A reconcile ended.
+    /// Records the end of a reconcile.
     pub fn ended(&self, controller: &'static str, outcome: Outcome, took: Duration, now: Timestamp) {
         let labels = Labels { controller };
         self.runs.get_or_create(&labels).inc();
@@ -118,23 +118,29 @@ impl ControllerMetrics {
         }
     }
 
-    /// So many triggers wait.
+    /// Reconciles that ended since the start. Tests count them to show that nothing else happens meanwhile.
+    #[must_use]
+    pub fn reconciles(&self, controller: &'static str) -> u64 {
+        self.runs.get_or_create(&Labels { controller }).get()
+    }
+
+    /// Records the length of the queue.
     pub fn queue_depth(&self, controller: &'static str, depth: usize) {
         self.queued.get_or_create(&Labels { controller }).set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
-    /// This process leads the group, or does not.
+    /// Records whether this process leads the group.
     pub fn leads(&self, controller: &'static str, yes: bool) {
         self.leading.get_or_create(&Labels { controller }).set(i64::from(yes));
     }
 
-    /// A call to an agent ended.
+    /// Records the end of a call to an agent.
     pub fn called(&self, operation: &'static str, result: Outcome, took: Duration) {
         self.calls.get_or_create(&CallLabels { operation, result }).observe(took.as_secs_f64());
     }
 }
 
-/// A reconcile that runs; dropping it, cancelled or not, takes it off the gauge.
+/// Guard of an active reconcile; dropping it, also by cancellation, lowers the gauge.
 #[derive(Debug)]
 pub struct Running<'a> {
     metrics: &'a ControllerMetrics,
@@ -152,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_the_contract() {
+    fn metric_names_are_stable() {
         let mut registry = Registry::default();
         let metrics = ControllerMetrics::register(&mut registry);
         let running = metrics.begin("mikromvm");

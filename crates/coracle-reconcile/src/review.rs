@@ -1,13 +1,13 @@
-//! Whose a bearer token is, by the API server's word.
+//! Authentication of bearer tokens by the API server.
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use kube::{Api, Client, api::PostParams};
 
-/// Asks the API server about a token (Kubernetes API, `TokenReview`). With an audience, a token that was made for
-/// others is none. `None`: it is nobody's, or over.
+/// Authenticates a token by a TokenReview. With an audience, tokens for other audiences are refused. `None`:
+/// the token is invalid or expired.
 ///
 /// # Errors
-/// The API server does not answer, or does not let us ask.
+/// The API server does not answer, or forbids the review.
 pub async fn review_token(
     client: &Client,
     token: &str,
@@ -18,7 +18,7 @@ pub async fn review_token(
     let review = TokenReview { spec, ..TokenReview::default() };
     let api: Api<TokenReview> = Api::all(client.clone());
     let status = api.create(&PostParams::default(), &review).await?.status.unwrap_or_default();
-    // A server that knows nothing of audiences names none: its word is not about ours.
+    // A server without support for audiences returns none: it did not check ours.
     let ours = audience.is_none_or(|a| status.audiences.iter().flatten().any(|b| b == a));
     Ok(status.user.filter(|_| ours && status.authenticated == Some(true)))
 }

@@ -1,4 +1,5 @@
-//! Leader election on a real API server: one at a time, and the old one stops before the new one starts.
+//! Leader election on a real API server: one leader at a time, and the old one stops before the new one
+//! starts.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -11,21 +12,16 @@ use std::{
     time::Duration,
 };
 
-use coracle_reconcile::{Clock, Election, ElectionError, SystemClock};
-use coracle_testkit::cluster;
+use coracle_reconcile::{Clock, Election, ElectionError};
+use coracle_testkit::{cluster, eventually};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 fn election(ns: &str, who: &str) -> Election {
     let ms = Duration::from_millis;
@@ -33,19 +29,19 @@ fn election(ns: &str, who: &str) -> Election {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Said {
+enum Change {
     Begins(&'static str),
     Ends(&'static str),
 }
 
-type Log = Arc<Mutex<Vec<(Instant, Said)>>>;
+type Log = Arc<Mutex<Vec<(Instant, Change)>>>;
 
-/// Says when it is dropped or ends: what a controller's last act would be.
+/// Logs the end of the work, also when it is dropped.
 struct Leads(&'static str, Log);
 
 impl Drop for Leads {
     fn drop(&mut self) {
-        self.1.lock().unwrap().push((Instant::now(), Said::Ends(self.0)));
+        self.1.lock().unwrap().push((Instant::now(), Change::Ends(self.0)));
     }
 }
 
@@ -60,11 +56,11 @@ fn candidate(
     let (stop, log, election) = (CancellationToken::new(), log.clone(), election(ns, who));
     let token = stop.clone();
     tasks.spawn(async move {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let clock = Clock::system();
         let work = |stop: CancellationToken| {
             let log = log.clone();
             async move {
-                log.lock().unwrap().push((Instant::now(), Said::Begins(who)));
+                log.lock().unwrap().push((Instant::now(), Change::Begins(who)));
                 let _leads = Leads(who, log);
                 if deaf {
                     std::future::pending::<()>().await
@@ -79,26 +75,18 @@ fn candidate(
     stop
 }
 
-async fn until(log: &Log, what: Said) -> anyhow::Result<Instant> {
-    let found = || log.lock().unwrap().iter().find(|(_, said)| *said == what).map(|(at, _)| *at);
-    let wait = async {
-        loop {
-            match found() {
-                Some(at) => return at,
-                None => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        }
-    };
-    timeout(LIMIT, wait).await.map_err(|_| anyhow::anyhow!("never: {what:?} in {:?}", log.lock().unwrap()))
+async fn until(log: &Log, event: Change) -> anyhow::Result<Instant> {
+    let found = || log.lock().unwrap().iter().find(|(_, change)| *change == event).map(|(at, _)| *at);
+    eventually(&format!("{event:?}"), async || found()).await
 }
 
 #[test]
-fn the_second_waits_and_takes_over_at_once_when_the_lease_is_given_back() {
+fn second_takes_over_when_the_lease_is_released() {
     cluster::run(|cluster| async move {
         let ns = cluster.namespace().await?;
         let (log, mut tasks) = (Log::default(), JoinSet::new());
         let first = candidate(&mut tasks, cluster.client(), &ns, "first", &log, false);
-        until(&log, Said::Begins("first")).await?;
+        until(&log, Change::Begins("first")).await?;
         let second = candidate(&mut tasks, cluster.client(), &ns, "second", &log, false);
         let api: Api<Lease> = Api::namespaced(cluster.client(), &ns);
         let renewed = api.get("group").await?.spec.unwrap().renew_time;
@@ -110,9 +98,9 @@ fn the_second_waits_and_takes_over_at_once_when_the_lease_is_given_back() {
             }
         }
         first.cancel();
-        let began = until(&log, Said::Begins("second")).await?;
-        let ended = until(&log, Said::Ends("first")).await?;
-        assert!(ended < began, "the old one has stopped before the new one starts");
+        let began = until(&log, Change::Begins("second")).await?;
+        let ended = until(&log, Change::Ends("first")).await?;
+        assert!(ended < began, "the old leader stops before the new one starts");
         assert_eq!(api.get("group").await?.spec.unwrap().lease_transitions, Some(1));
         second.cancel();
         while tasks.join_next().await.transpose()?.is_some() {}
@@ -122,38 +110,39 @@ fn the_second_waits_and_takes_over_at_once_when_the_lease_is_given_back() {
 }
 
 #[test]
-fn a_stolen_lease_stops_the_work_and_is_won_back() {
+fn stolen_lease_stops_the_work_until_it_expires() {
     cluster::run(|cluster| async move {
         let ns = cluster.namespace().await?;
         let (log, mut tasks) = (Log::default(), JoinSet::new());
         let stop = candidate(&mut tasks, cluster.client(), &ns, "first", &log, false);
-        until(&log, Said::Begins("first")).await?;
+        until(&log, Change::Begins("first")).await?;
         let api: Api<Lease> = Api::namespaced(cluster.client(), &ns);
         let steal = json!({"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 1}});
         api.patch("group", &PatchParams::default(), &Patch::Merge(steal)).await?;
-        until(&log, Said::Ends("first")).await?;
+        until(&log, Change::Ends("first")).await?;
         log.lock().unwrap().clear();
-        until(&log, Said::Begins("first")).await?; // the thief never renews
+        until(&log, Change::Begins("first")).await?; // the other holder never renews
         stop.cancel();
         while tasks.join_next().await.transpose()?.is_some() {}
         anyhow::Ok(())
     });
 }
 
-/// The API server becomes unreachable for the leader alone; its work does not listen. It is dropped before another leads.
+/// The API server becomes unreachable for the leader only, whose work ignores cancellation: it is dropped
+/// before another process leads.
 #[test]
-fn a_leader_cut_off_stops_before_it_can_be_replaced() {
+fn isolated_leader_stops_before_it_is_replaced() {
     cluster::run(|cluster| async move {
         let ns = cluster.namespace().await?;
         let (log, mut tasks) = (Log::default(), JoinSet::new());
         let relay = Relay::start(cluster.server()).await?;
         candidate(&mut tasks, relay.client()?, &ns, "cut", &log, true);
-        until(&log, Said::Begins("cut")).await?;
+        until(&log, Change::Begins("cut")).await?;
         let second = candidate(&mut tasks, cluster.client(), &ns, "second", &log, false);
         let cut = Instant::now();
         relay.cut();
-        let began = until(&log, Said::Begins("second")).await?;
-        let ended = until(&log, Said::Ends("cut")).await?;
+        let began = until(&log, Change::Begins("second")).await?;
+        let ended = until(&log, Change::Ends("cut")).await?;
         assert!(ended < began, "stopped {:?} and replaced {:?} after the cut", ended - cut, began - cut);
         second.cancel();
         tasks.shutdown().await;
@@ -162,10 +151,10 @@ fn a_leader_cut_off_stops_before_it_can_be_replaced() {
 }
 
 #[test]
-fn times_that_leave_no_room_are_refused() {
+fn times_without_a_margin_are_refused() {
     cluster::run(|cluster| async move {
         let bad = Election { renew_deadline: Duration::from_secs(15), ..Election::new("ns", "group", "who") };
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let clock = Clock::system();
         let never = |_| async { Ok::<_, ElectionError>(()) };
         let error = bad.run(&cluster.client(), &clock, &CancellationToken::new(), never).await.unwrap_err();
         assert!(error.to_string().contains("renew deadline"), "{error}");
@@ -173,7 +162,7 @@ fn times_that_leave_no_room_are_refused() {
     });
 }
 
-/// A wire between one client and the API server that can be cut.
+/// A connection between one client and the API server that can be cut.
 struct Relay {
     address: std::net::SocketAddr,
     cut: CancellationToken,
@@ -187,18 +176,18 @@ impl Relay {
         let (token, to) = (cut.clone(), server.trim_start_matches("https://").to_owned());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            let mut wires = JoinSet::new();
+            let mut connections = JoinSet::new();
             loop {
                 let accepted = tokio::select! { a = listener.accept() => a, () = token.cancelled() => break };
                 let (Ok((mut from, _)), to) = (accepted, to.clone()) else { continue };
-                wires.spawn(async move {
+                connections.spawn(async move {
                     if let Ok(mut to) = tokio::net::TcpStream::connect(to).await {
                         let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
                     }
                 });
             }
-            // Nothing is closed: packets just stop.
-            wires.abort_all();
+            // Connections stay open without traffic.
+            connections.abort_all();
             std::future::pending::<()>().await;
         });
         Ok(Self { address, cut, _tasks: tasks })
