@@ -1,14 +1,14 @@
 //! A real control plane: etcd and kube-apiserver as child processes on loopback.
 //!
-//! It takes about three seconds to start, so the tests of one binary share one: [`run`] gives each test body the same
-//! [`Cluster`], in the one network namespace that the binary's control plane lives in, on a thread and a runtime of the
-//! test's own. Tests keep apart by [`Cluster::namespace`]. What is not namespaced (custom resource definitions,
-//! webhooks, nodes) is shared: apply it idempotently or name it uniquely.
+//! It takes about three seconds to start, so the tests of one binary share one: [`run`] gives each test body
+//! the same [`Cluster`], in the one network namespace that the binary's control plane lives in, on a thread
+//! and a runtime of the test's own. Each test works in its own [`Cluster::namespace`]. Cluster-wide objects
+//! (custom resource definitions, webhooks, nodes) are shared: apply them idempotently or name them uniquely.
 //!
 //! A test that changes the control plane itself starts its own by [`Cluster::start`] inside `netns::run`.
 //!
-//! The processes die with the thread that started them (`PR_SET_PDEATHSIG`), whatever ends the test binary. The folder
-//! with data and logs is removed at exit, and kept, its path printed, when a test has failed.
+//! The processes die with the thread that started them (`PR_SET_PDEATHSIG`), however the test binary ends.
+//! The directory with data and logs is removed at exit. After a failed test it is kept and its path printed.
 
 #![expect(unsafe_code, reason = "PR_SET_PDEATHSIG before exec, and atexit")]
 
@@ -34,13 +34,13 @@ use kube::{Api, Client, api::PostParams, config::Kubeconfig};
 
 use crate::{Outcome, netns::Netns, tools};
 
-/// What one test body may take in all.
+/// Deadline of one test body.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 /// How long etcd and the API server may take to answer `/readyz`.
 const START: Duration = Duration::from_secs(60);
 /// The administrator's token, good on loopback in a namespace of our own.
 const TOKEN: &str = "coracle-test-admin";
-/// Signs ServiceAccount tokens of test clusters; a secret of nothing.
+/// Signs ServiceAccount tokens of test clusters; protects no data.
 const SERVICE_ACCOUNT_KEY: &str = "-----BEGIN EC PRIVATE KEY-----
 MHcCAQEEID5fEiE20ktF7na7JP3YbVUYHiTjk75nWs3SQZTjkv8boAoGCCqGSM49
 AwEHoUQDQgAEx7yLC/BpWL9lWyTKyUQfOQtBQo6nEw0CAx3nmipqFjOBlgxhpA7R
@@ -48,7 +48,8 @@ T+7wsatv7/qRmY5OAiCKlhOUHHCxG/qyJA==
 -----END EC PRIVATE KEY-----
 ";
 
-/// Runs `body` with the test binary's shared control plane. Skips with a printed reason without root or the programs.
+/// Runs `body` with the test binary's shared control plane. Skips with a printed reason without root or the
+/// programs.
 pub fn run<F, Fut>(body: F)
 where
     F: FnOnce(&'static Cluster) -> Fut + Send,
@@ -109,7 +110,7 @@ pub struct Cluster {
     kubeconfig: PathBuf,
     children: Mutex<Vec<Child>>,
     keep: AtomicBool,
-    /// Dropped with us: the thread that owns the children ends then, and not before.
+    /// Keeps the thread that owns the children alive; dropped with the cluster.
     _owner: mpsc::Sender<()>,
 }
 
@@ -122,7 +123,8 @@ impl Cluster {
         tokio::task::block_in_place(Self::start_blocking)
     }
 
-    /// The children die with the *thread* that made them, so one is kept for it: a runtime's workers come and go.
+    /// The children die with the *thread* that made them, so one is kept for it: a runtime's workers come and
+    /// go.
     fn start_blocking() -> anyhow::Result<Self> {
         let (owner, owned) = mpsc::channel::<()>();
         let (tell, told) = mpsc::channel();
@@ -231,7 +233,7 @@ impl Cluster {
     /// A client on the calling runtime. Not shared between tests: its connections belong to the runtime.
     ///
     /// # Panics
-    /// When the kubeconfig that we wrote ourselves cannot be used.
+    /// When the generated kubeconfig is invalid.
     #[must_use]
     pub fn client(&self) -> Client {
         let mut config = kube::Config::new(self.server.parse().expect("a URL of our own making"));
@@ -262,7 +264,7 @@ impl Cluster {
     }
 
     /// Keeps the folder with logs and data after the end, and prints where it is.
-    #[expect(clippy::print_stdout, reason = "the one who reads the failed test looks there")]
+    #[expect(clippy::print_stdout, reason = "part of the output of a failed test")]
     pub fn keep_logs(&self) {
         if !self.keep.swap(true, Ordering::Relaxed) {
             println!("logs of etcd and kube-apiserver are kept in {}", self.dir.display());
@@ -300,7 +302,7 @@ fn etcd_args(dir: &Path, client: u16, peer: u16) -> Vec<String> {
     ]
 }
 
-/// `ground.md`, "Control plane start"; no controller manager, so no ServiceAccount admission.
+/// Flags of kube-apiserver. Without a controller manager ServiceAccount admission would refuse every Pod.
 fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
     let file = |name: &str| dir.join(name).display().to_string();
     vec![

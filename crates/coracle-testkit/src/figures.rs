@@ -1,5 +1,5 @@
-//! What benchmarks print and how they look at the other side: one line of JSON a figure on stdout, memory from
-//! `/proc`, writes from the API server's own metrics.
+//! Output and measurements of benchmarks: one line of JSON for each figure on stdout, memory from `/proc`,
+//! writes from the metrics of the API server.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ pub fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     let after_name = stat.rsplit_once(") ").context("stat without a name")?.1;
     let mut fields = after_name.split(' ').skip(11);
     let mut ticks = || fields.next().context("short stat")?.parse::<f64>().context("ticks");
-    // USER_HZ is 100 on every Linux that we run on.
+    // USER_HZ is 100 on all supported architectures.
     Ok((ticks()? + ticks()?) / 100.0)
 }
 
@@ -113,7 +113,7 @@ impl Writes {
             match label("resource").unwrap_or_default() {
                 "leases" => writes.leases += count,
                 "events" => writes.events += count,
-                // Answers without an object behind them: reviews are questions, not writes.
+                // Reviews store no object.
                 resource if resource.ends_with("reviews") => {}
                 resource => {
                     let key = format!("{resource}.{}", label("group").unwrap_or_default());
@@ -124,7 +124,7 @@ impl Writes {
         writes
     }
 
-    /// What came since `before`; resources without change are left out.
+    /// Difference to `before`; resources without change are left out.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let grown = |(key, now): (&String, &f64)| {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_told_from_reads_leases_and_events() {
+    fn writes_exclude_reads_leases_and_events() {
         let line = |verb: &str, group: &str, resource: &str, n: u32| {
             format!(
                 "apiserver_request_total{{code=\"200\",group=\"{group}\",resource=\"{resource}\",verb=\"{verb}\"}} {n}\n"

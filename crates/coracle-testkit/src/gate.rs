@@ -1,4 +1,4 @@
-//! A gate in front of a server on loopback: counts what the server sends, and shuts when that was enough.
+//! A proxy in front of a server on loopback that counts bytes of the server and cuts connections at a limit.
 
 use std::{
     io::{self, Read, Write},
@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-/// Passes connections on until the server has sent so many bytes; then cuts all of them and refuses new ones.
+/// Forwards connections until the server has sent `limit` bytes; then cuts all of them and refuses new ones.
 #[derive(Debug)]
 pub struct Gate {
     address: SocketAddr,
@@ -42,7 +42,7 @@ impl Gate {
                     return;
                 }
                 if let Ok(client) = client {
-                    // A server that is not there is a cut, too.
+                    // An absent server counts as a cut.
                     let _cut = own.pass(client);
                 }
             }
@@ -50,7 +50,7 @@ impl Gate {
         Ok(Self { address, state })
     }
 
-    /// Where it listens.
+    /// Listening address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -62,7 +62,7 @@ impl Gate {
         self.state.sent.load(SeqCst)
     }
 
-    /// Opens it for good.
+    /// Removes the limit.
     pub fn open(&self) {
         self.state.limit.store(u64::MAX, SeqCst);
     }
@@ -71,7 +71,7 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         self.state.ended.store(true, SeqCst);
-        // The one that waits for connections gets its last.
+        // Unblocks the thread that accepts connections.
         let _gone = TcpStream::connect(self.address);
     }
 }

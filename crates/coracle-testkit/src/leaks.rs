@@ -1,8 +1,8 @@
-//! One look at everything a test could leave on a host, before and after.
+//! Inventory of everything that a test could leave on a host.
 //!
-//! Interfaces, nft tables and mounts are those of the calling thread's namespaces. Processes, loop devices and files
-//! count when they name one of the given folders; cgroups when their path names coracle or one of the folders'
-//! names. So two tests that run at once do not see each other.
+//! Interfaces, nft tables and mounts are those of the calling thread's namespaces. Processes, loop devices
+//! and files count when they name one of the given folders; cgroups when their path names coracle or one of
+//! the folders' names, so concurrent tests do not affect each other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,18 +18,18 @@ use crate::tools;
 /// How deep folders and cgroup trees are walked.
 const DEPTH_MAX: usize = 16;
 
-/// What there was at one moment.
+/// Inventory at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inventory(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl Inventory {
-    /// Looks at what names `dir`, and at everything below it.
+    /// Takes the inventory of everything that names `dir`, and of everything below it.
     #[must_use]
     pub fn take(dir: impl AsRef<Path>) -> Self {
         Self::take_all(&[dir.as_ref()])
     }
 
-    /// Looks at what names any of `dirs`, and at everything below them.
+    /// Takes the inventory of everything that names any of `dirs`, and of everything below them.
     #[must_use]
     pub fn take_all(dirs: &[&Path]) -> Self {
         let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
@@ -49,7 +49,7 @@ impl Inventory {
         Self(all)
     }
 
-    /// What `after` has and this one had not, and the other way round, one a line; empty when they are alike.
+    /// Differences to `after` in both directions, one a line; empty when there are none.
     #[must_use]
     pub fn diff(&self, after: &Self) -> String {
         let kinds: BTreeSet<_> = self.0.keys().chain(after.0.keys()).collect();
@@ -67,7 +67,7 @@ impl Inventory {
         text
     }
 
-    /// Only what `after` has more: what leaked.
+    /// Entries that only `after` has: the leaks.
     #[must_use]
     pub fn leaked(&self, after: &Self) -> String {
         self.diff(after)
@@ -77,7 +77,7 @@ impl Inventory {
     }
 }
 
-/// What this process has open, by what it is, and how often. Sockets and pipes have no names, so they are counted.
+/// Open files of this process by target, with counts. Sockets and pipes have no names and are only counted.
 #[must_use]
 pub fn open_files() -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
@@ -99,7 +99,7 @@ pub fn interfaces() -> BTreeSet<String> {
     table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
 }
 
-/// nft tables of the calling thread's network namespace, as `family name`. Empty where there is no `nft`.
+/// nft tables of the calling thread's network namespace, as `family name`. Empty without the program `nft`.
 #[must_use]
 pub fn nft_tables() -> BTreeSet<String> {
     let Some(nft) = tools::tool("nft") else { return BTreeSet::new() };

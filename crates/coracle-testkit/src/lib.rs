@@ -1,15 +1,18 @@
-//! Real peers for tests: tools, network namespaces, a control plane, images, and the look at what was left behind.
+//! Peers for tests: tools, network namespaces, a control plane, images, simulations, leak inventory.
 //!
-//! Nothing here is linked into a product binary. Three layers, each of use alone:
+//! No product binary links this crate. Its parts, each usable alone:
 //!
 //! ```text
 //! tools ──▶ netns::run (a namespace a test) ──▶ cluster::run (one control plane a test binary)
-//! oci   (images made of nothing)                 leaks (before and after, as text)
-//! figures (what benchmarks print)              gate, spoil (connections cut, archives made wrong)
+//! oci   (images from literals)                   leaks (before and after, as text)
+//! figures (output of benchmarks)               gate, spoil (cut connections, damaged archives)
+//! sim (API server, network and clock in memory)  wire (frames of guests, taps, captures)
+//! world (what API tests of controllers share)    eventually, elapse
 //! ```
 
 #[cfg(feature = "cluster")]
 pub mod cluster;
+mod eventually;
 pub mod figures;
 pub mod gate;
 pub mod leaks;
@@ -19,9 +22,19 @@ pub mod oci;
 pub mod postgres;
 pub mod registry;
 pub mod s3;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod spoil;
 pub mod tools;
 pub mod vcsim;
+#[cfg(feature = "netns")]
+pub mod wire;
+#[cfg(any(feature = "cluster", feature = "sim"))]
+pub mod world;
+
+pub use eventually::{
+    LIMIT, elapse, eventually, eventually_blocking, eventually_ok_within, eventually_within,
+};
 
 /// What a test body may return: nothing, or a result whose error fails the test.
 pub trait Outcome {

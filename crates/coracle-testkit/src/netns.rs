@@ -1,18 +1,20 @@
-//! Network namespaces for tests: taps, bridges, servers and load stay inside and are gone with it.
+//! Network namespaces for tests: taps, bridges, servers and load stay inside and disappear with it.
 //!
 //! ```no_run
 //! # use coracle_testkit::netns;
 //! #[test]
-//! fn a_bridge_comes_and_goes() {
+//! fn bridge_is_removed() {
 //!     netns::run(|| async { /* make taps, start processes, dial 127.0.0.1 */ });
 //! }
 //! ```
 //!
-//! The body runs on a thread of its own in a fresh network *and* mount namespace, on a multi-thread runtime whose
-//! workers, and so all child processes, are in there too. The mount namespace is what makes `/sys/class/net` right:
-//! a sysfs shows the network of whoever mounted it. `/sys/fs/cgroup` is kept as it was.
+//! The body runs on a thread of its own in a fresh network *and* mount namespace, on a multi-thread runtime
+//! whose workers, and so all child processes, are in there too. The mount namespace is what makes
+//! `/sys/class/net` right: a sysfs shows the network of whoever mounted it. `/sys/fs/cgroup` is kept as it
+//! was.
 //!
-//! `/proc/self` is the *process*, whose first thread stays outside: in here read `/proc/thread-self/{net,mountinfo,ns}`.
+//! `/proc/self` is the *process*, whose first thread stays outside: in here read
+//! `/proc/thread-self/{net,mountinfo,ns}`.
 
 #![expect(unsafe_code, reason = "namespaces and interface flags are bare system calls")]
 
@@ -33,9 +35,9 @@ use anyhow::{Context as _, bail, ensure};
 
 use crate::{Outcome, leaks, tools};
 
-/// What a test may take in all, unless it says otherwise.
+/// Default deadline of a test.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// How long an ended test's processes may take to be gone.
+/// Time for the processes of an ended test to disappear.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// Runs `body` in a fresh namespace and fails when it leaves a process, interface, nft table or mount behind.
@@ -72,7 +74,8 @@ fn settle_err(error: anyhow::Error) {
     panic!("left behind in the namespace: {error:#}");
 }
 
-/// A network and mount namespace, held open by its descriptors; it ends when they and its last process are gone.
+/// A network and mount namespace, held open by its descriptors; it ends when they and its last process are
+/// gone.
 #[derive(Debug)]
 pub struct Netns {
     net: OwnedFd,
@@ -233,7 +236,7 @@ impl Contents {
         Ok(Self(all))
     }
 
-    /// Waits until nothing is there that was not there `before`; dying processes get until `limit`.
+    /// Waits until everything that was not there `before` is gone; dying processes get until `limit`.
     fn settled(before: Option<&Self>, limit: Duration) -> anyhow::Result<()> {
         let before = before.context("no inventory was taken at the start")?;
         let end = Instant::now() + limit;
@@ -284,7 +287,7 @@ fn kill_members(limit: Duration) {
     }
 }
 
-/// Refuses to go on outside a namespace of ours: a guard for helpers that change the network.
+/// Fails outside a namespace of this module: a guard for helpers that change the network.
 ///
 /// # Errors
 /// When the calling thread is in the network namespace that the process started in.

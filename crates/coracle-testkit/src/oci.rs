@@ -1,4 +1,4 @@
-//! Images made of nothing: layers as tar bytes, and an OCI layout around them. Enough for tests and the demo image.
+//! Images from literals: layers as tar bytes in an OCI layout, for tests and the demo image.
 //!
 //! ```
 //! # use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 
-/// A layer in the making. Bytes depend on the calls alone: no clock, no user, no machine.
+/// Builder of a layer. Its bytes depend on the calls only, not on clock, user or machine.
 pub struct LayerTar {
     tar: tar::Builder<Vec<u8>>,
     owner: (u64, u64),
@@ -53,7 +53,7 @@ impl LayerTar {
         self.entry(EntryType::Regular, path, mode, "", data)
     }
 
-    /// A symbolic link at `path` that says `target`.
+    /// A symbolic link from `path` to `target`.
     #[must_use]
     pub fn symlink(self, path: &str, target: &str) -> Self {
         self.entry(EntryType::Symlink, path, 0o777, target, &[])
@@ -65,7 +65,7 @@ impl LayerTar {
         self.entry(EntryType::Link, path, 0o644, target, &[])
     }
 
-    /// Any entry, its names written as they are: hostile archives are made with this (`../x`, `/etc/x`, links out).
+    /// Any entry with unchecked names, for hostile archives (`../x`, `/etc/x`, links out).
     ///
     /// # Panics
     /// When a name with `..` or a leading `/` is longer than the 100 bytes that a plain header holds.
@@ -100,7 +100,7 @@ impl LayerTar {
     }
 }
 
-/// What the image configuration says. Empty fields are left out.
+/// Image configuration. Empty fields are left out.
 #[derive(Clone, Debug)]
 pub struct ImageSpec {
     /// `Entrypoint`.
@@ -113,7 +113,7 @@ pub struct ImageSpec {
     pub user: String,
     /// `WorkingDir`.
     pub workdir: String,
-    /// Go's word for the machine: `amd64`, `arm64`.
+    /// Architecture in Go's spelling: `amd64`, `arm64`.
     pub architecture: String,
 }
 
@@ -131,8 +131,9 @@ impl Default for ImageSpec {
     }
 }
 
-/// Writes an image of `layers` (tars, lowest first) into the OCI layout at `dir` under the name `tag`, and returns the
-/// manifest's digest. A layout that is there already keeps its other images; the same name is replaced.
+/// Writes an image of `layers` (tars, lowest first) into the OCI layout at `dir` under the name `tag`, and
+/// returns the manifest's digest. A layout that is there already keeps its other images; the same name is
+/// replaced.
 ///
 /// # Errors
 /// When a file cannot be written or the layout there is not one.
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layout_takes_a_second_image_and_replaces_the_first() {
+    fn layout_adds_a_second_image_and_replaces_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let layer = LayerTar::new()
             .dir("a", 0o755)

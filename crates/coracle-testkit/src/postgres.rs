@@ -13,10 +13,10 @@ use anyhow::{Context as _, ensure};
 
 use crate::tools;
 
-/// From start to listening.
+/// Time from start to listening.
 const START: Duration = Duration::from_secs(20);
 
-/// A running server; it ends, and its data goes, when this is dropped.
+/// A running server. It ends, and its data is removed, when this is dropped.
 #[derive(Debug)]
 pub struct Postgres {
     server: Child,
@@ -67,7 +67,7 @@ impl Postgres {
         Ok(Some(postgres))
     }
 
-    /// Where its database is.
+    /// Connection URL of the database.
     #[must_use]
     pub fn dsn(&self) -> String {
         format!("postgres://coracle@127.0.0.1:{}/postgres", self.port)
@@ -76,7 +76,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // The server's own pid: `runuser` does not pass signals on.
+        // The server's own pid: `runuser` does not forward signals.
         if let Ok(text) = fs::read_to_string(self.dir.path().join("data/postmaster.pid"))
             && let Some(pid) = text.lines().next()
         {

@@ -1,4 +1,4 @@
-//! Debian's docker-registry on loopback, filled by skopeo: the registry that users have, without a network.
+//! Debian's docker-registry on loopback, filled by skopeo.
 
 use std::{
     fs,
@@ -15,10 +15,10 @@ use anyhow::{Context as _, ensure};
 pub const LOGIN: &str = "user:secret";
 /// bcrypt of the password of [`LOGIN`].
 const HTPASSWD: &str = "user:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-/// From start to listening.
+/// Time from start to listening.
 const START: Duration = Duration::from_secs(10);
 
-/// A running registry; it ends, and its data goes, when this is dropped.
+/// A running registry. It ends, and its data is removed, when this is dropped.
 #[derive(Debug)]
 pub struct DebianRegistry {
     child: Child,
@@ -27,7 +27,7 @@ pub struct DebianRegistry {
 }
 
 impl DebianRegistry {
-    /// Starts one that everybody may read and write.
+    /// Starts one with anonymous reads and writes.
     ///
     /// # Errors
     /// When the program is missing or does not listen in time.
@@ -35,7 +35,7 @@ impl DebianRegistry {
         Self::launch(false)
     }
 
-    /// Starts one that wants [`LOGIN`] for everything.
+    /// Starts one that requires [`LOGIN`] for everything.
     ///
     /// # Errors
     /// As [`DebianRegistry::start`].
@@ -80,11 +80,11 @@ impl DebianRegistry {
         self.dir.path()
     }
 
-    /// Copies the image of an OCI layout (its one tag is `tag`) to `name` by skopeo, digests kept; returns the whole
-    /// reference.
+    /// Copies the image of an OCI layout (its one tag is `tag`) to `name` by skopeo, digests kept; returns
+    /// the whole reference.
     ///
     /// # Errors
-    /// When skopeo fails; the message has what it said.
+    /// When skopeo fails; the message has its output.
     pub fn push(&self, layout: &Path, tag: &str, name: &str, login: Option<&str>) -> anyhow::Result<String> {
         let reference = format!("{}/{name}", self.address);
         let mut command = Command::new("skopeo");

@@ -9,14 +9,14 @@ use anyhow::{Context as _, ensure};
 
 use crate::tools;
 
-/// Its bucket, which is there.
+/// Name of the bucket, which exists.
 pub const BUCKET: &str = "registry";
 /// Its access key.
 pub const ACCESS_KEY: &str = "access";
 /// The secret of [`ACCESS_KEY`].
 pub const SECRET_KEY: &str = "secret";
 
-/// A running server; it ends, and what it holds goes, when this is dropped.
+/// A running server. It ends, and its objects are removed, when this is dropped.
 #[derive(Debug)]
 pub struct S3Server {
     child: Child,

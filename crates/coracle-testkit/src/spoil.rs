@@ -1,15 +1,15 @@
-//! Archives made wrong on purpose, out of good ones and a few numbers that a property test draws.
+//! Damages valid archives by numbers that a property test draws.
 
 const BLOCK: usize = 512;
-/// Sizes that no honest header has here.
+/// Sizes that a valid header does not have here.
 const SIZES: [u64; 6] = [0, 1, 513, 4096, 1 << 30, (1 << 33) - 1];
 const KINDS: &[u8] = b"0123456xgLKSQ\0";
-/// Names that lead out, that have a meaning, or that are none.
+/// Names that leave the root, have a special meaning, or are empty.
 const NAMES: [&str; 7] =
     ["../outside", "/outside", "a/../../outside", "manifest.json", "snapshot.json", ".wh.f", ""];
 
-/// Changes a tar as each of `draws` says: what is done, where, and with which value. Every draw does something, unless
-/// nothing is left. A header that was changed gets a right sum, so that it is believed.
+/// Damages a tar: each of `draws` selects kind, place and value of one change. A changed header gets a valid
+/// checksum, so that it is parsed.
 pub fn spoil(tar: &mut Vec<u8>, draws: &[(u8, usize, u64)]) {
     for (what, place, value) in draws {
         if tar.len() < BLOCK {

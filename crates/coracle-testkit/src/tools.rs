@@ -1,4 +1,4 @@
-//! Where the programs are that tests talk to: `$CORACLE_TOOLS`, then `PATH`.
+//! Programs that tests run: in `$CORACLE_TOOLS`, then in `PATH`.
 
 use std::{
     env,
@@ -56,19 +56,20 @@ pub fn system_image() -> Option<PathBuf> {
     image.is_file().then_some(image)
 }
 
-/// True on a CI machine (`CI=true`), where nothing may be skipped.
+/// True on a CI machine (`CI=true`), where no test may be skipped.
 #[must_use]
 pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|v| v == "true")
 }
 
-/// Says that a test did not run because its program is in no registry of packages, so that it can be had nowhere but by
-/// name. Unlike [`skip`] that is no failure of CI: what it would show is shown on a stand-in beside it.
+/// Reports that a test did not run because no package registry has its program. Unlike [`skip`] it does not
+/// fail CI: a stand-in covers the same behaviour.
 pub fn not_to_be_had(what: &str) {
     eprintln!("not run: {what}");
 }
 
-/// Skips the calling test: prints `reason`, or panics in CI. Write `let Some(x) = … else { return skip("…") };`.
+/// Skips the calling test: prints `reason`, or panics in CI. Write `let Some(x) = … else { return skip("…")
+/// };`.
 ///
 /// # Panics
 /// When `CI=true`.
@@ -78,7 +79,8 @@ pub fn skip(reason: &str) {
     println!("skipped: {reason}");
 }
 
-/// The paths of `names`, in order. `None`, with the reason printed, when one is missing: the test returns then.
+/// The paths of `names`, in order. `None`, with the reason printed, when one is missing: the test returns
+/// then.
 ///
 /// # Panics
 /// When one is missing and `CI=true`.

@@ -1,8 +1,8 @@
-//! A real vCenter API for tests: govmomi's simulator as a child process on loopback, behind a door of ours that counts
-//! calls at the server's side and fails them on request (`tools/vcsim`).
+//! A real vCenter API for tests: govmomi's simulator as a child process on loopback, behind our proxy that
+//! counts calls at the server's side and fails them on request (`tools/vcsim`).
 //!
-//! Start it inside `netns::run` or `cluster::run`: it listens in the calling thread's network namespace. It ends when
-//! its standard input closes, so it outlives neither the [`Vcsim`] nor the test process.
+//! Start it inside `netns::run` or `cluster::run`: it listens in the calling thread's network namespace. It
+//! ends when its standard input closes, so it outlives neither the [`Vcsim`] nor the test process.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use crate::tools;
 /// How long the control port may take.
 const CONTROL: Duration = Duration::from_secs(5);
 
-/// A running simulator with one datacenter `DC0`, one cluster `DC0_C0`, a storage pod `DC0_POD0` of three datastores
-/// `LocalDS_1` to `LocalDS_3`, and `LocalDS_0` outside of it.
+/// A running simulator with one datacenter `DC0`, one cluster `DC0_C0`, a storage pod `DC0_POD0` of three
+/// datastores `LocalDS_1` to `LocalDS_3`, and `LocalDS_0` outside of it.
 #[derive(Debug)]
 pub struct Vcsim {
     child: Child,
@@ -39,11 +39,11 @@ pub struct Rule {
     pub skip: u32,
     /// Calls that fail; 0: all from then on.
     pub count: u32,
-    /// What happens to them.
+    /// How they fail.
     pub act: Act,
 }
 
-/// What happens to a call.
+/// How a call fails.
 #[derive(Clone, Debug, Default)]
 pub enum Act {
     /// It takes longer.
@@ -51,9 +51,9 @@ pub enum Act {
     Nothing,
     /// It takes so much longer.
     Delay(Duration),
-    /// The connection closes and nothing was done.
+    /// The connection closes before the call is carried out.
     Cut,
-    /// It is done, and the answer is lost.
+    /// The call is carried out, and its answer is lost.
     CutAfter,
     /// An HTTP status instead of an answer.
     Status(u16),
@@ -99,10 +99,11 @@ impl Rule {
 }
 
 impl Vcsim {
-    /// Starts one with more `args`; skips with a printed reason when the program is missing (and fails in CI).
+    /// Starts one with more `args`; skips with a printed reason when the program is missing (and fails in
+    /// CI).
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not start.
     pub fn start_or_skip(args: &[&str]) -> anyhow::Result<Option<Self>> {
         let program = match std::env::var_os("VCSIM_BIN") {
             Some(program) => program.into(),
@@ -122,7 +123,7 @@ impl Vcsim {
         let mut line = String::new();
         let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
         stdout.read_line(&mut line)?;
-        let said: Value = serde_json::from_str(&line).context("vcsim did not say where it listens")?;
+        let said: Value = serde_json::from_str(&line).context("vcsim printed no address")?;
         let field = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
         let (url, thumbprint, control) = (field("url"), field("thumbprint"), field("control"));
         Ok(Some(Self { child, url, thumbprint, control }))

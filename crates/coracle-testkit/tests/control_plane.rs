@@ -20,12 +20,12 @@ async fn writes_and_reads(cluster: &'static Cluster) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_test_has_its_own_namespace() {
+fn test_has_a_namespace() {
     cluster::run(writes_and_reads);
 }
 
 #[test]
-fn and_so_has_another() {
+fn second_test_has_another_namespace() {
     cluster::run(writes_and_reads);
 }
 
@@ -47,7 +47,7 @@ fn kubectl_reads_the_kubeconfig() {
 }
 
 #[test]
-fn one_of_its_own_leaves_nothing() {
+fn own_control_plane_leaves_nothing() {
     netns::run(|| async {
         if tools::require(["etcd", "kube-apiserver"]).is_none() {
             return Ok(());

@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, panic, process::Command};
 use coracle_testkit::{leaks, netns};
 
 #[test]
-fn loopback_works_and_children_are_inside() {
+fn namespace_has_loopback_and_children() {
     netns::run(|| async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -30,7 +30,7 @@ fn loopback_works_and_children_are_inside() {
 }
 
 #[test]
-fn a_process_left_behind_fails_the_test() {
+fn leaked_process_fails_the_test() {
     let leak = || netns::run(|| async { Command::new("sleep").arg("600").spawn().map(drop) });
     let text = *panic::catch_unwind(leak).unwrap_err().downcast::<String>().unwrap();
     assert!(text.contains("sleep 600"), "{text}");

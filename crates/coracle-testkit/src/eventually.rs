@@ -1,0 +1,103 @@
+//! Waiting in tests. No test sleeps: it waits for a condition here, or lets time pass by [`elapse`].
+
+use std::time::{self, Duration};
+
+use tokio::time::{Instant, sleep};
+
+/// No condition is waited for longer: a loaded machine takes ten times as long as a quiet one.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Asks until there is an answer. On a paused clock the pauses take no time.
+///
+/// To show that something does *not* happen, count what must happen meanwhile (reconciles, calls) and wait
+/// for that.
+///
+/// # Errors
+/// Without an answer within [`LIMIT`]: "never: " and `what`.
+pub async fn eventually<T>(what: &str, ask: impl AsyncFnMut() -> Option<T>) -> anyhow::Result<T> {
+    eventually_within(LIMIT, what, ask).await
+}
+
+/// As [`eventually`], with a limit other than [`LIMIT`].
+///
+/// # Errors
+/// As there.
+pub async fn eventually_within<T>(
+    limit: Duration,
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Option<T>,
+) -> anyhow::Result<T> {
+    eventually_ok_within(limit, what, async || ask().await.ok_or_else(|| "no answer".to_owned())).await
+}
+
+/// As [`eventually_within`], for questions whose failure says why.
+///
+/// # Errors
+/// As there, with the last failure.
+pub async fn eventually_ok_within<T>(
+    limit: Duration,
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Result<T, String>,
+) -> anyhow::Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        let last = match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(last) => last,
+        };
+        anyhow::ensure!(Instant::now() < end, "never: {what} (within {limit:?}; last: {last})");
+        sleep(PAUSE).await;
+    }
+}
+
+/// [`eventually_within`] outside of a runtime: blocks the thread.
+///
+/// # Errors
+/// As there.
+pub fn eventually_blocking<T>(
+    limit: Duration,
+    what: &str,
+    mut ask: impl FnMut() -> Option<T>,
+) -> anyhow::Result<T> {
+    let end = time::Instant::now() + limit;
+    loop {
+        if let Some(answer) = ask() {
+            return Ok(answer);
+        }
+        anyhow::ensure!(time::Instant::now() < end, "never: {what} (within {limit:?})");
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Lets time pass, where the other side offers no event to wait for, or where the time itself is the subject: a slow
+/// link, a kill at some moment. A comment at each call says which.
+pub async fn elapse(time: Duration) {
+    sleep(time).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_ends_with_the_answer_or_with_the_last_failure() {
+        let mut left = 3;
+        let counted = eventually("three attempts", async || {
+            left -= 1;
+            (left == 0).then_some("done")
+        });
+        assert_eq!(counted.await.unwrap(), "done");
+        let error = eventually_ok_within(LIMIT, "a page", async || Err::<(), _>("refused".to_owned())).await;
+        assert_eq!(error.unwrap_err().to_string(), "never: a page (within 60s; last: refused)");
+        let mut left = 3;
+        let blocking = eventually_blocking(LIMIT, "three attempts", || {
+            left -= 1;
+            (left == 0).then_some(left)
+        });
+        assert_eq!(blocking.unwrap(), 0);
+        let error = eventually_blocking(Duration::ZERO, "a socket", || None::<()>).unwrap_err();
+        assert_eq!(error.to_string(), "never: a socket (within 0ns)");
+    }
+}

@@ -1,0 +1,121 @@
+//! One crash test for all controllers: stop after call k, for every k.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use futures_util::future::BoxFuture;
+use kube::Client;
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{Sim, fuse::Fuse};
+
+/// No run of a scenario takes longer, on the simulation's clock.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// Runs end at this many calls: a controller that does not come to rest would never end.
+const CALLS_MAX: usize = 10_000;
+
+/// A controller with its peers in a simulation.
+pub trait Scenario {
+    /// The controller under test. It runs until its future is dropped; its calls to the API server go through
+    /// `client`, and its other peers call [`Sim::after_call`].
+    fn controller(&self, client: Client) -> BoxFuture<'static, ()>;
+
+    /// What users do. Each step waits until the controller has converged, and fails when it does not.
+    fn script(&self) -> impl Future<Output = anyhow::Result<()>>;
+
+    /// Facts about the peers at the end that no crash may change: what was created how often, and what is
+    /// left.
+    fn facts(&self) -> Vec<String>;
+}
+
+/// Runs the scenario once undisturbed, and then once for each call that the controller made: after that call
+/// it is dropped where it stands, its answer lost, and started again. The runs are spread over the processors.
+/// Returns the number of calls.
+///
+/// # Errors
+/// When a run does not converge, or ends with other facts or another inventory of the API server than the
+/// undisturbed run: something was created twice, or leaked. Of several such runs the one with the earliest crash.
+pub fn crash_after_each_call<S, Fut>(seed: u64, start: impl Fn(Sim) -> Fut + Sync) -> anyhow::Result<usize>
+where
+    S: Scenario,
+    Fut: Future<Output = anyhow::Result<S>>,
+{
+    let calm = run(seed, None, &start).context("without a crash")?;
+    ensure!(calm.calls.len() < CALLS_MAX, "the controller does not come to rest");
+    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None::<(usize, anyhow::Error)>));
+    let work = || {
+        loop {
+            let k = next.fetch_add(1, Ordering::Relaxed);
+            let Some(call) = calm.calls.get(k) else { return };
+            let compared = run(seed, Some(k), &start)
+                .and_then(|crashed| crashed.ends_as(&calm))
+                .with_context(|| format!("crash after call {k}, {call}"));
+            if let Err(error) = compared {
+                next.store(calm.calls.len(), Ordering::Relaxed); // runs of earlier crashes have begun
+                let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                if failure.as_ref().is_none_or(|(first, _)| k < *first) {
+                    *failure = Some((k, error));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some((_, error)) => Err(error),
+        None => Ok(calm.calls.len()),
+    }
+}
+
+struct Run {
+    calls: Vec<String>,
+    /// Facts, then the API server's inventory.
+    end: Vec<String>,
+}
+
+impl Run {
+    fn ends_as(&self, calm: &Self) -> anyhow::Result<()> {
+        let (end, want) = (&self.end, &calm.end);
+        ensure!(end == want, "the end is\n{end:#?}\nand without a crash\n{want:#?}");
+        Ok(())
+    }
+}
+
+fn run<S, Fut>(seed: u64, crash_after: Option<usize>, start: &impl Fn(Sim) -> Fut) -> anyhow::Result<Run>
+where
+    S: Scenario,
+    Fut: Future<Output = anyhow::Result<S>>,
+{
+    let body = async |sim: Sim| {
+        let scenario = start(sim.clone()).await?;
+        let fuse = Fuse::new(crash_after);
+        sim.set_fuse(fuse.clone());
+        let mut controller = JoinSet::new();
+        controller.spawn(scenario.controller(sim.api().client_with(fuse.clone())));
+        let crash = async {
+            fuse.blown().await;
+            controller.shutdown().await;
+            fuse.disarm();
+            controller.spawn(scenario.controller(sim.api().client()));
+            std::future::pending::<()>().await;
+        };
+        let done = tokio::select! {
+            done = timeout(LIMIT, scenario.script()) => done,
+            () = crash => anyhow::bail!("a pending future ended"),
+        };
+        done.context("the script did not end")??;
+        let calls = fuse.calls();
+        sim.set_fuse(Fuse::default());
+        Ok(Run { calls, end: [scenario.facts(), sim.api().inventory()].concat() })
+    };
+    super::block_on(seed, body)
+}
