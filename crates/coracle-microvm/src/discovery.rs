@@ -1,4 +1,4 @@
-//! What lives where: agents, their sizes, and the VMs that are declared, from watches; no polling.
+//! Agents, their capacity, and the declared VMs, from watches, without polling.
 //!
 //! ```text
 //!  Leases (coracle-system, coracle.dev/agent=true) ─┐
@@ -7,7 +7,12 @@
 //!  MikromVMs ─▶ store ──────────────────────────────────── promised memory ─┘
 //!      └─▶ work queue (each object at most once)
 //! ```
-//! A Lease lives as long as *we* see it renewed: its own times are another machine's clock.
+//! A node is alive while this process sees its Lease renewed: the times in the Lease are from another clock.
+
+mod index;
+mod lease;
+mod nodes;
+mod unreadable;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,8 +22,8 @@ use std::{
 };
 
 use coracle_api::{MikromVM, keys};
-use coracle_reconcile::Clock;
-use futures_util::{Stream, StreamExt as _, future::ready, stream};
+use coracle_reconcile::{Clock, WallTime as _, WorkQueue, watch, watch_config};
+use futures_util::{Stream, StreamExt as _, future::ready};
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -30,26 +35,29 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     runtime::{
-        WatchStreamExt as _,
         reflector::{self, ObjectRef, Store},
         watcher,
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, watch};
-use tracing::warn;
+use tokio::sync::{Notify, watch as latest};
 
+use self::{
+    index::Index,
+    lease::Life,
+    nodes::{NodeReady, at_port, node},
+    unreadable::{Guarded, readable},
+};
 use crate::{
     agent::AgentAddress,
+    allow::AgentRule,
     placement::{Candidate, Capacity, Overcommit, Refusal, Request, place},
 };
 
-/// A Lease that does not say how long it holds.
+/// Duration of a Lease without one.
 const LEASE_DEFAULT: Duration = Duration::from_secs(40);
-/// How long a choice counts that the store does not show yet.
+/// How long a choice counts before the store shows it.
 const ASSUMED_FOR: Duration = Duration::from_secs(300);
-/// Most objects fetched in one page when a watch starts.
-const PAGE: u32 = 250;
 
 const LEASES: u8 = 1;
 const PODS: u8 = 2;
@@ -60,9 +68,9 @@ const ALL: u8 = LEASES | PODS | NODES | OBJECTS;
 /// Whether a node is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is, as far as anyone says.
+    /// Present.
     Alive,
-    /// It is not, since then.
+    /// Absent.
     Gone {
         /// Since when.
         since: Timestamp,
@@ -74,17 +82,13 @@ struct Announcement {
     node: String,
     agent: AgentAddress,
     capacity: Option<Capacity>,
-    /// End of the Lease by our own clock. `None`: a Pod, which has no end.
-    until: Option<Timestamp>,
+    /// Of a Lease. `None`: a Pod, which has no end.
+    life: Option<Life>,
+    resource_version: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct NodeReady {
-    ready: bool,
-    since: Timestamp,
-}
-
-/// One kind's objects. A new list replaces the old one only when it is whole: in between nothing seems to be gone.
+/// Objects of one kind. A new list replaces the old one only when it is complete, so no object seems deleted
+/// meanwhile.
 #[derive(Debug)]
 struct Table<V> {
     rows: BTreeMap<String, V>,
@@ -98,11 +102,11 @@ impl<V> Default for Table<V> {
 }
 
 impl<V: Comparable> Table<V> {
-    /// Takes one event; true when something changed that matters.
+    /// Applies one event; true when a relevant field changed.
     fn take<K: Resource<DynamicType = ()>>(
         &mut self,
         event: &watcher::Event<K>,
-        read: impl Fn(&K) -> Option<V>,
+        read: impl Fn(&K, Option<&V>) -> Option<V>,
     ) -> bool {
         let key = |k: &K| format!("{}/{}", k.namespace().unwrap_or_default(), k.name_any());
         match event {
@@ -120,7 +124,8 @@ impl<V: Comparable> Table<V> {
                 if let Some(listing) = &mut self.listing {
                     listing.insert(key(object));
                 }
-                match (self.rows.get(&key(object)), read(object)) {
+                let old = self.rows.get(&key(object));
+                match (old, read(object, old)) {
                     (old, Some(new)) => {
                         let changed = old.is_none_or(|old| !old.same(&new));
                         self.rows.insert(key(object), new);
@@ -139,12 +144,12 @@ struct Tables {
     leases: Table<Announcement>,
     pods: Table<Announcement>,
     nodes: Table<NodeReady>,
-    /// Names that nothing announces: since when we know.
+    /// Names without an announcement, with the time of their first lookup.
     missing: HashMap<String, Timestamp>,
-    /// Sizes that agents told us when asked, by address.
+    /// Capacities that agents reported, by address.
     told: HashMap<String, Capacity>,
     assumed: HashMap<String, Assumed>,
-    /// Addresses on objects, as of when the agents to follow were last taken.
+    /// Addresses on objects at the last call of `agents`.
     written: HashSet<String>,
 }
 
@@ -156,39 +161,36 @@ struct Assumed {
     until: Timestamp,
 }
 
-/// Objects that want to be looked at, each once.
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: Mutex<HashSet<ObjectRef<MikromVM>>>,
-    more: Notify,
-}
-
-/// Where the fleet is watched from.
+/// Watched namespaces, and allowed agents.
 #[derive(Clone, Debug)]
 pub struct Scope {
     /// Only MikromVMs of this namespace; `None`: all.
     pub namespace: Option<String>,
     /// Where the Leases and agent Pods are.
     pub system_namespace: String,
+    /// Agents outside the cluster that objects may name.
+    pub allowed: Vec<AgentRule>,
 }
 
 impl Default for Scope {
     fn default() -> Self {
-        Self { namespace: None, system_namespace: keys::SYSTEM_NAMESPACE.to_owned() }
+        Self { namespace: None, system_namespace: keys::SYSTEM_NAMESPACE.to_owned(), allowed: vec![] }
     }
 }
 
-/// Agents and declared VMs, as last seen. Clones show the same.
+/// Agents and declared VMs, as last observed. Clones share the state.
 #[derive(Clone)]
 pub struct Fleet {
     tables: Arc<Mutex<Tables>>,
     vms: Store<MikromVM>,
-    queue: Arc<Queue>,
+    index: Arc<Mutex<Index>>,
+    queue: WorkQueue<MikromVM>,
     agents_changed: Arc<Notify>,
-    /// Which kinds were listed once.
-    listed: watch::Sender<u8>,
-    clock: Arc<dyn Clock>,
+    /// Kinds whose initial list is complete.
+    listed: latest::Sender<u8>,
+    clock: Clock,
     overcommit: Overcommit,
+    allowed: Arc<[AgentRule]>,
 }
 
 impl fmt::Debug for Fleet {
@@ -203,57 +205,66 @@ impl Fleet {
         client: &Client,
         scope: &Scope,
         overcommit: Overcommit,
-        clock: Arc<dyn Clock>,
+        clock: Clock,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (vms, writer) = reflector::store();
-        let (tables, queue) = (Arc::default(), Arc::default());
+        let (tables, queue) = (Arc::default(), WorkQueue::default());
         let fleet = Self {
             tables,
             vms,
+            index: Arc::default(),
             queue,
             agents_changed: Arc::default(),
-            listed: watch::Sender::new(0),
+            listed: latest::Sender::new(0),
             clock,
             overcommit,
+            allowed: scope.allowed.clone().into(),
         };
         let work = fleet.clone().keep(client.clone(), scope.clone(), writer);
         (fleet, work)
     }
 
     async fn keep(self, client: Client, scope: Scope, mut vms: reflector::store::Writer<MikromVM>) {
-        let labelled =
-            watcher::Config::default().labels(&format!("{}=true", keys::node::AGENT_LABEL)).page_size(PAGE);
+        let labelled = watch_config().labels(&format!("{}=true", keys::node::AGENT_LABEL));
         let leases = system::<Lease>(&client, &scope, labelled.clone());
         let pods = system::<Pod>(&client, &scope, labelled);
-        let nodes = follow(Api::<Node>::all(client.clone()), watcher::Config::default().page_size(PAGE));
+        let nodes = watch(Api::<Node>::all(client.clone()), watch_config());
         let api = scope
             .namespace
             .as_ref()
             .map_or_else(|| Api::all(client.clone()), |ns| Api::namespaced(client.clone(), ns));
-        let objects = follow::<MikromVM>(api, watcher::Config::default().page_size(PAGE));
+        let objects = watch::<Guarded>(api, watch_config());
         let leases = leases.for_each(|event| {
-            self.table(LEASES, &event, |t| &mut t.leases, |l| self.lease(l));
+            self.table(LEASES, &event, |t| &mut t.leases, |l, old| self.lease(l, old));
             ready(())
         });
         let pods = pods.for_each(|event| {
-            self.table(PODS, &event, |t| &mut t.pods, pod);
+            self.table(PODS, &event, |t| &mut t.pods, |p, _| pod(p));
             ready(())
         });
         let nodes = nodes.for_each(|event| {
-            self.table(NODES, &event, |t| &mut t.nodes, node);
+            self.table(NODES, &event, |t| &mut t.nodes, |n, _| node(n));
             ready(())
         });
         let objects = async {
             let mut objects = std::pin::pin!(objects);
             while let Some(event) = objects.next().await {
+                let last_read = |unread: &ObjectRef<Guarded>| {
+                    let object =
+                        ObjectRef::new(&unread.name).within(unread.namespace.as_deref().unwrap_or(""));
+                    self.vms.get(&object).map(|vm| vm.as_ref().clone())
+                };
+                let Some(event) = readable(event, last_read) else { continue };
                 vms.apply_watcher_event(&event);
                 match &event {
                     watcher::Event::Apply(vm) | watcher::Event::InitApply(vm) => {
+                        self.index().insert(vm);
                         self.note_agent(vm);
                         self.enqueue(ObjectRef::from_obj(vm));
                     }
                     watcher::Event::Delete(vm) => self.forget(vm),
                     watcher::Event::InitDone => {
+                        *self.index() = self.vms.state().iter().map(AsRef::as_ref).collect();
                         self.known(OBJECTS);
                         self.enqueue_all();
                     }
@@ -264,17 +275,32 @@ impl Fleet {
         tokio::join!(leases, pods, nodes, objects);
     }
 
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The object with that UID, as last seen.
+    pub(crate) fn object(&self, uid: &str) -> Option<Arc<MikromVM>> {
+        let object = self.index().uid(uid)?;
+        self.vms.get(&object).filter(|vm| vm.uid().as_deref() == Some(uid))
+    }
+
+    /// Every object whose VM has that id at the agents.
+    pub(crate) fn objects_of(&self, vm_id: &str) -> Vec<ObjectRef<MikromVM>> {
+        self.index().vm_id(vm_id)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one watch event into a table, and wakes those whose node changed in more than its renewal.
+    /// Applies one watch event to a table. A change other than a renewal queues all objects.
     fn table<K, V: Comparable>(
         &self,
         part: u8,
         event: &watcher::Event<K>,
         table: impl Fn(&mut Tables) -> &mut Table<V>,
-        read: impl Fn(&K) -> Option<V>,
+        read: impl Fn(&K, Option<&V>) -> Option<V>,
     ) where
         K: Resource<DynamicType = ()>,
     {
@@ -292,28 +318,39 @@ impl Fleet {
         self.listed.send_modify(|known| *known |= part);
     }
 
-    /// Waits until everything was listed once: before that an empty fleet means nothing.
+    /// Waits until every kind was listed once: before, an empty fleet has no meaning.
     pub async fn ready(&self) {
         let mut listed = self.listed.subscribe();
-        // An error would be the sender gone, and we hold it.
+        // It fails only without a sender, which `self` holds.
         let _ = listed.wait_for(|known| *known == ALL).await;
     }
 
-    fn lease(&self, lease: &Lease) -> Option<Announcement> {
+    fn lease(&self, lease: &Lease, old: Option<&Announcement>) -> Option<Announcement> {
         let address = lease.annotations().get(keys::node::AGENT_ADDRESS)?.clone();
         let said = |key: &str| lease.annotations().get(key).filter(|v| !v.is_empty()).cloned();
         let duration =
             lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).and_then(|s| u64::try_from(s).ok());
         let duration = duration.map_or(LEASE_DEFAULT, Duration::from_secs);
+        let renewed = lease.spec.as_ref().and_then(|s| s.renew_time.as_ref()).map(|t| t.0);
+        let now = self.clock.timestamp();
+        let life = match old.and_then(|old| old.life) {
+            Some(life) => life.next(renewed, duration, now),
+            None => Life::first(renewed, duration, now),
+        };
         Some(Announcement {
             node: said(keys::node::NODE).unwrap_or_else(|| lease.name_any()),
-            agent: AgentAddress { address, server_name: said(keys::node::TLS_SERVER_NAME) },
+            agent: AgentAddress {
+                address,
+                server_name: said(keys::node::TLS_SERVER_NAME),
+                host_service: said(keys::node::HOST_ADDRESS),
+            },
             capacity: capacity(&said),
-            until: self.clock.now().saturating_add(duration).ok(),
+            life: Some(life),
+            resource_version: lease.resource_version(),
         })
     }
 
-    /// The agent of `node` as it announces itself now.
+    /// The agent that `node` announces now.
     #[must_use]
     pub fn resolve(&self, node: &str) -> Option<AgentAddress> {
         let tables = self.lock();
@@ -327,43 +364,78 @@ impl Fleet {
         tables.announced().find(|a| a.agent.address == address).map(|a| a.node.clone())
     }
 
-    /// Whether `node` is there. A Kubernetes Node that is Ready counts for more than a Lease: then only the agent is
-    /// down, and it will come back. Remembers since when a name is announced by nobody.
+    /// The node of that address: by its announcement, or as a Node's own address.
+    #[must_use]
+    pub fn node_of(&self, address: &str) -> Option<String> {
+        let own = || {
+            let tables = self.lock();
+            let mut nodes = tables.nodes.rows.iter();
+            let found = nodes.find(|(_, node)| node.agents.iter().any(|agent| agent == address));
+            found.map(|(key, _)| key.trim_start_matches('/').to_owned())
+        };
+        self.node_at(address).or_else(own)
+    }
+
+    /// True when an object may name the agent at that address.
+    #[must_use]
+    pub fn may_dial(&self, address: &str) -> bool {
+        self.node_of(address).is_some() || self.allowed.iter().any(|rule| rule.allows(address))
+    }
+
+    /// Whether `node` is present. A Ready Kubernetes Node outweighs an expired Lease: then only the agent is
+    /// down. Stores since when a name has no announcement.
     #[must_use]
     pub fn standing(&self, node: &str) -> Standing {
-        let now = self.clock.now();
+        let now = self.clock.timestamp();
         let mut tables = self.lock();
-        if let Some(known) = tables.nodes.rows.get(&format!("/{node}")).copied() {
+        if let Some(known) = tables.nodes.rows.get(&format!("/{node}")).cloned() {
             tables.missing.remove(node);
             return if known.ready { Standing::Alive } else { Standing::Gone { since: known.since } };
         }
-        let until =
-            tables.announced().filter(|a| a.node == node).map(|a| a.until.unwrap_or(Timestamp::MAX)).max();
-        match until {
-            Some(until) => {
+        let announced = tables.announced().filter(|a| a.node == node);
+        // The announcement that ended last counts, or one that has not ended.
+        let gone = announced.map(|a| a.life.and_then(|life| life.gone_since(now)).unwrap_or(Timestamp::MAX));
+        match gone.max() {
+            Some(since) => {
                 tables.missing.remove(node);
-                if now < until { Standing::Alive } else { Standing::Gone { since: until } }
+                if since == Timestamp::MAX { Standing::Alive } else { Standing::Gone { since } }
             }
             None => Standing::Gone { since: *tables.missing.entry(node.to_owned()).or_insert(now) },
         }
     }
 
-    /// Every node that lives and has an agent, with what is promised on it. `except` is left out of the promises.
+    /// Leases that were not renewed for a day, by name and resource version.
+    pub(crate) fn leases_to_remove(&self) -> Vec<(String, Option<String>)> {
+        let now = self.clock.timestamp();
+        let tables = self.lock();
+        let over = tables.leases.rows.iter().filter(|(_, a)| a.life.is_some_and(|life| life.is_over(now)));
+        let name = |key: &str| key.split_once('/').map_or(key, |(_, name)| name).to_owned();
+        over.map(|(key, a)| (name(key), a.resource_version.clone())).collect()
+    }
+
+    /// Every live node with an agent, with the resources reserved on it by VMs other than `except`.
     #[must_use]
     pub fn candidates(&self, namespace: &str, except: Option<&MikromVM>) -> Vec<Candidate> {
         let except = except.and_then(kube::ResourceExt::uid);
         let vms = self.vms.state();
         let tables = self.lock();
-        let now = self.clock.now();
+        let now = self.clock.timestamp();
         let mut nodes: BTreeMap<&str, Candidate> = BTreeMap::new();
         for a in tables.announced() {
-            let lives = a.until.is_none_or(|until| now < until)
-                && tables.nodes.rows.get(&format!("/{}", a.node)).is_none_or(|n| n.ready);
+            let known = tables.nodes.rows.get(&format!("/{}", a.node));
+            let lives = a.life.is_none_or(|life| life.lives(now)) && known.is_none_or(|n| n.ready);
             if lives {
+                let barred = known.is_some_and(|n| n.cordoned).then_some("is cordoned");
                 let capacity = a.capacity.or_else(|| tables.told.get(&a.agent.address).copied());
                 let (node, agent) = (a.node.clone(), a.agent.clone());
-                let empty =
-                    Candidate { node, agent, capacity, promised: Capacity::default(), namespace_vms: 0 };
+                let empty = Candidate {
+                    node,
+                    agent,
+                    capacity,
+                    promised: Capacity::default(),
+                    namespace_vms: 0,
+                    barred,
+                };
                 nodes.entry(&a.node).or_insert(empty);
             }
         }
@@ -391,16 +463,19 @@ impl Fleet {
         nodes.into_values().collect()
     }
 
-    /// Chooses a node for `vm` and counts the choice until the store shows it, so that two VMs that are placed at once
-    /// do not both take the last place.
+    /// Chooses a node for `vm` and reserves its resources until the store shows the binding, so that
+    /// concurrent placements do not exceed the capacity. Nodes to `avoid` are not chosen.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn choose(&self, vm: &MikromVM) -> Result<Candidate, Refusal> {
+    pub fn choose(&self, vm: &MikromVM, avoid: &[String]) -> Result<Candidate, Refusal> {
         let request = request(vm);
-        let nodes = self.candidates(&request.namespace, Some(vm));
+        let mut nodes = self.candidates(&request.namespace, Some(vm));
+        for node in nodes.iter_mut().filter(|node| avoid.contains(&node.node)) {
+            node.barred = Some("refused this VM a moment ago");
+        }
         let chosen = place(&request, &nodes, self.overcommit)?.clone();
-        let now = self.clock.now();
+        let now = self.clock.timestamp();
         let until = now.saturating_add(ASSUMED_FOR).unwrap_or(now);
         let mut tables = self.lock();
         tables.assumed.retain(|_, a| now < a.until);
@@ -411,7 +486,7 @@ impl Fleet {
         Ok(chosen)
     }
 
-    /// How much more than it has a node may promise.
+    /// Overcommit of CPUs and memory.
     #[must_use]
     pub fn overcommit(&self) -> Overcommit {
         self.overcommit
@@ -423,7 +498,8 @@ impl Fleet {
         &self.vms
     }
 
-    /// Every address that an agent is expected at: announced, or written on an object.
+    /// Addresses of all agents: announced, or in the status of an object. A node that its Lease and its Pod
+    /// announce is one agent, by its Lease.
     pub(crate) fn agents(&self) -> HashSet<AgentAddress> {
         let on_objects: HashSet<String> = self
             .vms
@@ -432,14 +508,15 @@ impl Fleet {
             .filter_map(|vm| Some(vm.status.as_ref()?.agent_address.clone()))
             .collect();
         let mut tables = self.lock();
-        let mut all: HashSet<_> = tables.announced().map(|a| a.agent.clone()).collect();
-        for address in on_objects.iter().filter(|address| !address.is_empty()) {
-            if all.iter().all(|a| a.address != *address) {
-                all.insert(AgentAddress { address: address.clone(), server_name: None });
-            }
+        let mut all: HashMap<String, AgentAddress> = HashMap::new();
+        for announced in tables.announced().map(|a| &a.agent) {
+            all.entry(announced.address.clone()).or_insert_with(|| announced.clone());
+        }
+        for address in on_objects.iter().filter(|address| !address.is_empty()).cloned() {
+            all.entry(address.clone()).or_insert_with(|| AgentAddress { address, ..AgentAddress::default() });
         }
         tables.written = on_objects;
-        all
+        all.into_values().collect()
     }
 
     pub(crate) fn has_capacity(&self, address: &str) -> bool {
@@ -453,12 +530,12 @@ impl Fleet {
         self.enqueue_all();
     }
 
-    /// Waits until [`Self::agents`] may give something else. For one waiter.
+    /// Waits until [`Self::agents`] may have changed. For one waiter.
     pub(crate) async fn agents_changed(&self) {
         self.agents_changed.notified().await;
     }
 
-    /// An address that only an object names is followed too.
+    /// Follows an address that only an object names, too.
     fn note_agent(&self, vm: &MikromVM) {
         let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
         if !address.is_empty() && self.lock().written.insert(address.to_owned()) {
@@ -467,13 +544,17 @@ impl Fleet {
     }
 
     fn forget(&self, vm: &MikromVM) {
+        self.index().remove(vm);
         self.lock().assumed.remove(&vm.uid().unwrap_or_default());
+        let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
+        if !address.is_empty() && self.node_at(address).is_none() {
+            self.agents_changed.notify_one(); // it may have been the last object at that agent
+        }
         self.enqueue(ObjectRef::from_obj(vm));
     }
 
     pub(crate) fn enqueue(&self, object: ObjectRef<MikromVM>) {
-        self.queue.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(object);
-        self.queue.more.notify_one();
+        self.queue.add(object);
     }
 
     pub(crate) fn enqueue_all(&self) {
@@ -482,26 +563,9 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn queued(&self) -> usize {
-        self.queue.waiting.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    /// Objects that want to be looked at. Bounded by the number of objects: one that waits is not queued again.
-    pub(crate) fn queue(&self) -> impl Stream<Item = ObjectRef<MikromVM>> + Send + use<> {
-        let queue = self.queue.clone();
-        stream::unfold(queue, |queue| async move {
-            loop {
-                let next = {
-                    let mut waiting = queue.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                    let next = waiting.iter().next().cloned();
-                    next.and_then(|object| waiting.take(&object))
-                };
-                match next {
-                    Some(object) => return Some((object, queue)),
-                    None => queue.more.notified().await,
-                }
-            }
-        })
+    /// Objects that wait to be reconciled.
+    pub(crate) fn queue(&self) -> &WorkQueue<MikromVM> {
+        &self.queue
     }
 }
 
@@ -511,24 +575,20 @@ impl Tables {
     }
 }
 
-/// Equal but for what moves all the time.
+/// Equality without fields that change with every renewal.
 trait Comparable {
     fn same(&self, other: &Self) -> bool;
 }
 
 impl Comparable for Announcement {
     fn same(&self, other: &Self) -> bool {
-        (&self.node, &self.agent, self.capacity) == (&other.node, &other.agent, other.capacity)
+        let alive = |a: &Self| a.life.is_none_or(Life::was_alive);
+        (&self.node, &self.agent, self.capacity, alive(self))
+            == (&other.node, &other.agent, other.capacity, alive(other))
     }
 }
 
-impl Comparable for NodeReady {
-    fn same(&self, other: &Self) -> bool {
-        self.ready == other.ready
-    }
-}
-
-/// What `vm` asks for.
+/// Resources that `vm` requests.
 #[must_use]
 pub fn request(vm: &MikromVM) -> Request {
     let Capacity { vcpus, memory_mib } = size(vm);
@@ -553,27 +613,18 @@ fn pod(pod: &Pod) -> Option<Announcement> {
         return None;
     }
     let said = |key: &str| pod.annotations().get(key).filter(|v| !v.is_empty()).cloned();
-    let at_host = || {
-        let ip = status.host_ip.as_deref().filter(|ip| !ip.is_empty())?;
-        let ip = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
-        Some(format!("{ip}:{}", keys::node::AGENT_PORT))
-    };
+    let at_host = || status.host_ip.as_deref().filter(|ip| !ip.is_empty()).map(at_port);
     Some(Announcement {
         node: said(keys::node::NODE).or_else(|| pod.spec.as_ref()?.node_name.clone())?,
         agent: AgentAddress {
             address: said(keys::node::AGENT_ADDRESS).or_else(at_host)?,
             server_name: said(keys::node::TLS_SERVER_NAME),
+            host_service: said(keys::node::HOST_ADDRESS),
         },
         capacity: capacity(&said),
-        until: None,
+        life: None,
+        resource_version: pod.resource_version(),
     })
-}
-
-fn node(node: &Node) -> Option<NodeReady> {
-    let conditions = node.status.as_ref()?.conditions.as_ref()?;
-    let ready = conditions.iter().find(|c| c.type_ == "Ready")?;
-    let since = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |t| t.0);
-    Some(NodeReady { ready: ready.status == "True", since })
 }
 
 fn system<K>(
@@ -589,24 +640,5 @@ where
         + Send
         + 'static,
 {
-    follow(Api::namespaced(client.clone(), &scope.system_namespace), config)
-}
-
-/// A watch that goes on after every error, with backoff, and keeps only what is read.
-fn follow<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
-{
-    let strip = |object: &mut K| {
-        object.managed_fields_mut().clear();
-        object.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
-    };
-    watcher(api, config).default_backoff().modify(strip).filter_map(|event| async {
-        event
-            .inspect_err(|error| {
-                let error: &dyn std::error::Error = error;
-                warn!(kind = %K::kind(&()), error, "watch interrupted");
-            })
-            .ok()
-    })
+    watch(Api::namespaced(client.clone(), &scope.system_namespace), config)
 }

@@ -1,4 +1,4 @@
-//! What is applied to a cluster: definitions, rights, the operator, the node's DaemonSet, the webhook's Service.
+//! Manifests of a cluster: definitions, rights, the operator, the node's DaemonSet, the webhook's Service.
 //!
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
@@ -10,7 +10,7 @@ use coracle_reconcile::manifest::{bind, field_env, kustomization, named, role, r
 /// Image of the manifests; overlays and the chart replace it.
 pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
 
-/// Exactly what the node agent needs instead of `privileged` (`microvm.md` §2.3, R2).
+/// Exactly what the node agent needs instead of `privileged`.
 pub const NODE_CAPABILITIES: [&str; 12] = [
     "NET_ADMIN",
     "SYS_ADMIN",
@@ -85,7 +85,7 @@ fn account(name: &str, component: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(name, component)})
 }
 
-/// What each call of the controller and the webhook needs, and no more.
+/// Exactly the rights that the controller and the webhook need.
 fn operator_rights() -> Vec<Value> {
     let (name, component) = ("coracle-operator", "operator");
     let everywhere = [
@@ -93,6 +93,8 @@ fn operator_rights() -> Vec<Value> {
         rule("vm.mikrom.es", &["mikromvms/status"], &["get", "patch"]),
         rule("vm.mikrom.es", &["mikromvms/finalizers"], &["update"]),
         rule("", &["nodes"], &["get", "list", "watch"]),
+        // Its UID is the cluster's.
+        named(rule("", &["namespaces"], &["get"]), &["kube-system"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
         // Server-side apply creates under a name, which RBAC cannot limit; changing is limited to ours.
         rule("admissionregistration.k8s.io", &["validatingwebhookconfigurations"], &["create"]),
@@ -100,9 +102,11 @@ fn operator_rights() -> Vec<Value> {
             rule("admissionregistration.k8s.io", &["validatingwebhookconfigurations"], &["get", "patch"]),
             &["coracle-mikromvm"],
         ),
+        // The owner of that configuration.
+        named(rule("rbac.authorization.k8s.io", &["clusterroles"], &["get"]), &["coracle-operator"]),
     ];
     let system = [
-        rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"]),
+        rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update", "delete"]),
         rule("", &["pods"], &["get", "list", "watch"]),
         rule("", &["secrets"], &["create"]),
         named(rule("", &["secrets"], &["get", "update"]), &["coracle-webhook-ca"]),
@@ -123,10 +127,10 @@ fn operator_rights() -> Vec<Value> {
     ]
 }
 
-/// A node announces itself, and nothing else.
+/// Rights of a node: its own announcement only.
 fn node_rights() -> Vec<Value> {
     let (name, component) = ("coracle-node", "node");
-    let system = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch"])];
+    let system = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch", "delete"])];
     vec![
         account(name, component),
         role("Role", meta(name, component), &system),
@@ -187,9 +191,10 @@ fn disruption_budget() -> Value {
     })
 }
 
-/// Its VMMs outlive the container: they live in cgroups and folders of the host. Without `privileged` a container
-/// opens only devices that its runtime allows: the node needs a device plugin (or the runtime's own list) for the
-/// three below; one that is absent is left out by `coracle node` (no `/dev/kvm`: QEMU's TCG, and a label that says so).
+/// Its VMMs outlive the container: they live in cgroups and folders of the host. Without `privileged` a
+/// container opens only devices that its runtime allows: the node needs a device plugin (or the runtime's own
+/// list) for the three below; one that is absent is left out by `coracle node` (no `/dev/kvm`: QEMU's TCG,
+/// and a label that says so).
 fn node_daemon_set() -> Value {
     let mut labels = labels("node");
     labels[node::AGENT_LABEL] = json!("true");

@@ -1,10 +1,10 @@
-//! Where a VM goes: the node that fits and has most free memory, a namespace's VMs spread. Pure.
+//! Placement: the fitting node with most free memory, VMs of one namespace spread. Pure.
 
 use std::fmt;
 
 use crate::agent::AgentAddress;
 
-/// What guests of a node may use, before overcommit.
+/// Resources of a node for guests, before overcommit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// CPUs.
@@ -13,23 +13,23 @@ pub struct Capacity {
     pub memory_mib: u64,
 }
 
-/// What a VM asks for.
+/// Resources that a VM requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// CPUs.
     pub vcpus: u32,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Its namespace, to spread by.
+    /// Namespace of the VM, by which VMs are spread.
     pub namespace: String,
 }
 
-/// How much more than it has a node may promise. One VM is never larger than the node itself.
+/// Overcommit factors. One VM is never larger than the node itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Overcommit {
-    /// Promised vCPUs for each CPU.
+    /// Reserved vCPUs for each CPU.
     pub cpu: f64,
-    /// Promised MiB for each MiB.
+    /// Reserved MiB for each MiB.
     pub memory: f64,
 }
 
@@ -40,19 +40,21 @@ impl Default for Overcommit {
     }
 }
 
-/// A node that lives, with what is promised on it already.
+/// A live node, with the resources that are reserved on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// Its name.
     pub node: String,
     /// Its agent.
     pub agent: AgentAddress,
-    /// Its size; `None` when it has not said.
+    /// Capacity; `None` when it is unknown.
     pub capacity: Option<Capacity>,
-    /// Promised to declared VMs.
+    /// Reserved for declared VMs.
     pub promised: Capacity,
     /// VMs of the request's namespace on it.
     pub namespace_vms: usize,
+    /// Why no new VM is placed there: `is cordoned`.
+    pub barred: Option<&'static str>,
 }
 
 impl Candidate {
@@ -62,13 +64,13 @@ impl Candidate {
     }
 }
 
-/// Why no node was chosen: one line a node.
+/// Why no node was chosen: one line for each node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal(pub Vec<String>);
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More would not be read.
+        /// Lines in a message.
         const SHOWN_MAX: usize = 8;
         f.write_str(&self.0.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join("; "))?;
         match self.0.len().saturating_sub(SHOWN_MAX) {
@@ -91,31 +93,29 @@ fn scaled(amount: u64, by: f64) -> u64 {
 /// Whether `request` fits onto `node`; the reason when it does not.
 ///
 /// # Errors
-/// A sentence for people.
+/// The reason, as a sentence.
 pub fn fits(request: &Request, node: &Candidate, overcommit: Overcommit) -> Result<(), String> {
     let Some(capacity) = node.capacity else { return Ok(()) };
     let name = &node.node;
     if request.vcpus > capacity.vcpus {
-        return Err(format!("node {name} has {} vCPUs, {} are asked for", capacity.vcpus, request.vcpus));
+        return Err(format!("node {name} has {} vCPUs, {} requested", capacity.vcpus, request.vcpus));
     }
     if request.memory_mib > capacity.memory_mib {
-        return Err(format!(
-            "node {name} has {} MiB, {} are asked for",
-            capacity.memory_mib, request.memory_mib
-        ));
+        return Err(format!("node {name} has {} MiB, {} requested", capacity.memory_mib, request.memory_mib));
     }
     let free = scaled(capacity.vcpus.into(), overcommit.cpu).saturating_sub(node.promised.vcpus.into());
     if u64::from(request.vcpus) > free {
-        return Err(format!("node {name} has {free} vCPUs left to promise, {} are asked for", request.vcpus));
+        return Err(format!("node {name} has {free} vCPUs unreserved, {} requested", request.vcpus));
     }
     let free = node.free_memory(overcommit);
     if request.memory_mib > free {
-        return Err(format!(
-            "node {name} has {free} MiB left to promise, {} are asked for",
-            request.memory_mib
-        ));
+        return Err(format!("node {name} has {free} MiB unreserved, {} requested", request.memory_mib));
     }
     Ok(())
+}
+
+fn is_open(node: &Candidate) -> Result<(), String> {
+    node.barred.map_or(Ok(()), |why| Err(format!("node {} {why}", node.node)))
 }
 
 /// Chooses a node. Deterministic: the same nodes in any order give the same choice.
@@ -130,7 +130,10 @@ pub fn place<'a>(
     let mut refused = Vec::new();
     let mut fitting: Vec<_> = nodes
         .iter()
-        .filter(|node| fits(request, node, overcommit).inspect_err(|why| refused.push(why.clone())).is_ok())
+        .filter(|node| {
+            let usable = is_open(node).and_then(|()| fits(request, node, overcommit));
+            usable.inspect_err(|why| refused.push(why.clone())).is_ok()
+        })
         .collect();
     let most = fitting.iter().map(|node| node.free_memory(overcommit)).max().unwrap_or(0);
     // Nodes within a tenth of the freest count as equally free; among them the namespace is spread.
@@ -161,10 +164,11 @@ mod tests {
         let capacity = |(vcpus, memory_mib)| Capacity { vcpus, memory_mib };
         Candidate {
             node: name.into(),
-            agent: AgentAddress { address: format!("{name}:1"), server_name: None },
+            agent: AgentAddress { address: format!("{name}:1"), ..AgentAddress::default() },
             capacity: size.map(capacity),
             promised: capacity(promised),
             namespace_vms,
+            barred: None,
         }
     }
 
@@ -229,6 +233,21 @@ mod tests {
     }
 
     #[test]
+    fn barred_node_is_not_chosen() {
+        let free = node("a", Some((4, 4096)), (0, 0), 0);
+        let cordoned = Candidate { barred: Some("is cordoned"), ..free.clone() };
+        let full = node("b", Some((4, 4096)), (0, 3000), 0);
+        let choose = |nodes: &[Candidate]| {
+            place(&ask(1, 512), nodes, Overcommit::default())
+                .map(|c| c.node.clone())
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(choose(&[free, full.clone()]), Ok("a".into()));
+        assert_eq!(choose(&[cordoned.clone(), full]), Ok("b".into()));
+        assert_eq!(choose(&[cordoned]), Err("node a is cordoned".into()));
+    }
+
+    #[test]
     fn refusals_explain_themselves() {
         let nodes = [
             node("a", Some((2, 1024)), (0, 512), 0),
@@ -236,7 +255,7 @@ mod tests {
             node("c", Some((1, 4096)), (0, 0), 0),
         ];
         let refusal = place(&ask(2, 1024), &nodes, Overcommit::default()).unwrap_err().to_string();
-        for part in ["node a has 512 MiB left to promise", "node b has 256 MiB", "node c has 1 vCPUs"] {
+        for part in ["node a has 512 MiB unreserved", "node b has 256 MiB", "node c has 1 vCPUs"] {
             assert!(refusal.contains(part), "{part} is not in {refusal}");
         }
         let many: Vec<_> = (0..20).map(|n| node(&format!("n{n}"), Some((1, 1)), (0, 0), 0)).collect();

@@ -1,45 +1,48 @@
-//! What the status says. Pure: it takes what was seen and gives the whole status, times of conditions included.
+//! Derives the status. Pure: a finding comes in, the whole status goes out, with the times of its conditions.
 
-use coracle_api::{MikromVM, MikromVMStatus, Phase, PowerState, condition, event, reason};
+use coracle_api::{MikromVM, MikromVMStatus, Phase, PowerState, condition, event, keys, reason};
 use coracle_reconcile::{Desired, Event, Kind, find, is_true, merge};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    agent::{AgentError, Machine, State},
-    plan::{Place, Progress},
+    agent::{AgentError, State, VmInfo},
+    observed::Progress,
+    step::NodeBinding,
 };
 
-/// What there is to say about a VM.
+/// Result of a reconcile, from which the status is derived.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Report {
-    /// Bound, being created.
+pub enum Finding {
+    /// Bound; the VM is being created.
     Creating,
-    /// No node; why.
+    /// No node accepts the VM; why.
     Unschedulable(String),
-    /// The agent knows this machine.
-    Machine(Machine),
-    /// The agent knows none, and there was one.
+    /// The agent in the spec neither belongs to the cluster nor is allowed.
+    NotAllowed(String),
+    /// The agent reports this VM.
+    Vm(VmInfo),
+    /// The agent does not know the VM, which existed before.
     Vanished,
-    /// The agent refused, for good until something changes.
+    /// The agent refused a call; a retry without a change would fail again.
     Refused(AgentError),
-    /// The id is taken by a VM of the object with this UID.
+    /// A VM of another object has the id; that object's UID, if it has one.
     Conflict(Option<String>),
-    /// Nobody has answered for a while.
+    /// Several calls in a row had no answer.
     Unreachable(AgentError),
-    /// INTERNAL again and again.
+    /// Several creations in a row failed with INTERNAL.
     Internal(AgentError),
-    /// The agent says what is wrong; it is tried again.
+    /// The agent explains a failure that may pass; the call is repeated.
     Waiting(AgentError),
-    /// It is not in the power state that it shall be in; why.
+    /// The VM did not reach the power state of the spec; why.
     PowerFailed(String),
-    /// The node is gone for good; why the VM does not move.
+    /// The node is lost; why the VM was not moved.
     NodeLost(String),
 }
 
-/// What one report means for the parts of the status.
-struct Words {
-    /// `None`: the phase stays.
+/// One finding in the terms of the status.
+struct Summary {
+    /// `None`: the phase is unchanged.
     phase: Option<Phase>,
     /// Available and Ready: True, False, or Unknown (`None`).
     up: Option<bool>,
@@ -47,58 +50,61 @@ struct Words {
     message: String,
 }
 
-fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
+fn summarize(vm: &MikromVM, finding: &Finding, bound_to: &NodeBinding) -> Summary {
     let down =
-        |phase, reason, message: String| Words { phase: Some(phase), up: Some(false), reason, message };
-    match report {
-        Report::Creating => {
-            down(Phase::Creating, reason::CREATING, format!("being created by agent {}", at.address))
+        |phase, reason, message: String| Summary { phase: Some(phase), up: Some(false), reason, message };
+    match finding {
+        Finding::Creating => {
+            down(Phase::Creating, reason::CREATING, format!("being created by agent {}", bound_to.address))
         }
-        Report::Unschedulable(why) => down(Phase::Pending, reason::UNSCHEDULABLE, why.clone()),
-        Report::Machine(machine) => machine_words(machine, vm.spec.power_state.unwrap_or_default()),
-        Report::Vanished => {
-            let message = format!("agent {} no longer knows VM {}", at.address, vm.vm_id());
+        Finding::Unschedulable(why) => down(Phase::Pending, reason::UNSCHEDULABLE, why.clone()),
+        Finding::NotAllowed(address) => {
+            let message = format!(
+                "no node announces agent {address}: correct spec.agentAddress, or start the operator with \
+                 --agent-allow={address}"
+            );
+            down(Phase::Pending, reason::AGENT_NOT_ALLOWED, message)
+        }
+        Finding::Vm(info) => summary_of_vm(info, vm.spec.power_state.unwrap_or_default()),
+        Finding::Vanished => {
+            let message = format!("agent {} no longer knows VM {}", bound_to.address, vm.vm_id());
             down(Phase::Failed, reason::VM_VANISHED, message)
         }
-        Report::Refused(error) => down(Phase::Failed, refusal(error), error.to_string()),
-        Report::Conflict(uid) => {
-            let (id, uid) = (vm.vm_id(), uid.as_deref().unwrap_or("unknown"));
-            let message = format!(
-                "VM {id} at agent {} belongs to the object with uid {uid}: rename this one",
-                at.address
-            );
-            down(Phase::Failed, reason::VM_ID_CONFLICT, message)
+        Finding::Refused(error) => down(Phase::Failed, refusal(error), error.to_string()),
+        Finding::Conflict(uid) => {
+            down(Phase::Failed, reason::VM_ID_CONFLICT, conflict(vm, uid.as_deref(), &bound_to.address))
         }
-        Report::Unreachable(error) => Words {
+        Finding::Unreachable(error) => Summary {
             phase: vm.meta_deleted().then_some(Phase::Deleting),
             up: if vm.is_provisioned() { None } else { Some(false) },
             reason: reason::AGENT_UNREACHABLE,
-            message: error.to_string(),
+            // The error of the transport would show the operator's network to the user; it is in the log.
+            message: format!("agent {} does not answer", error.address),
         },
-        Report::Internal(error) => Words {
+        Finding::Internal(error) => Summary {
             phase: None,
             up: Some(false),
             reason: reason::AGENT_INTERNAL_ERROR,
             message: error.to_string(),
         },
-        Report::Waiting(error) => Words {
+        Finding::Waiting(error) => Summary {
             phase: None,
             up: Some(false),
             reason: match error.code {
                 tonic::Code::ResourceExhausted => reason::NO_SPACE,
-                _ if error.failure.starts_with(IMAGE_CODES) => reason::IMAGE_PULL_FAILED,
+                _ if error.is_of_image() => reason::IMAGE_PULL_FAILED,
                 _ => reason::BOOT_FAILED,
             },
             message: error.to_string(),
         },
-        Report::PowerFailed(why) => Words {
+        Finding::PowerFailed(why) => Summary {
             phase: None,
             up: Some(is_up(vm)),
             reason: reason::POWER_STATE_FAILED,
             message: why.clone(),
         },
-        Report::NodeLost(why) => {
-            let node = if at.node.is_empty() { &at.address } else { &at.node };
+        Finding::NodeLost(why) => {
+            let node = if bound_to.node.is_empty() { &bound_to.address } else { &bound_to.node };
             down(
                 Phase::Failed,
                 reason::NODE_LOST,
@@ -108,20 +114,33 @@ fn words(vm: &MikromVM, report: &Report, at: &Place) -> Words {
     }
 }
 
-/// Begin of the codes of failures with images.
-const IMAGE_CODES: &str = "COR-IMG-";
-
-fn refusal(error: &AgentError) -> &'static str {
-    if error.failure.starts_with(IMAGE_CODES) { reason::IMAGE_PULL_FAILED } else { reason::AGENT_ERROR }
+/// Names the owner of the VM with the id of `vm`, and what to do.
+fn conflict(vm: &MikromVM, uid: Option<&str>, agent: &str) -> String {
+    let id = vm.vm_id();
+    match uid {
+        Some(uid) => {
+            format!("VM {id} at agent {agent} belongs to the object with uid {uid}: rename this one")
+        }
+        None => format!(
+            "VM {id} at agent {agent} was made for no object: rename this one, or have the VM made with metadata \
+             {}={}",
+            keys::vm::ADOPT,
+            vm.object_name()
+        ),
+    }
 }
 
-/// The contract's table of states (`microvm.md` §2.1).
-fn machine_words(machine: &Machine, wanted: PowerState) -> Words {
-    let (phase, up, reason, message) = match machine.state {
-        State::Running if machine.power == Some(PowerState::Paused) => {
+fn refusal(error: &AgentError) -> &'static str {
+    if error.is_of_image() { reason::IMAGE_PULL_FAILED } else { reason::AGENT_ERROR }
+}
+
+/// Phase of each state of a VM (docs/reference/agent-service.md).
+fn summary_of_vm(info: &VmInfo, wanted: PowerState) -> Summary {
+    let (phase, up, reason, message) = match info.state {
+        State::Running if info.power == Some(PowerState::Paused) => {
             (Phase::Running, false, reason::PAUSED, "the VM is paused")
         }
-        State::Stopped if machine.power == Some(PowerState::Hibernated) => {
+        State::Stopped if info.power == Some(PowerState::Hibernated) => {
             (Phase::Stopped, false, reason::HIBERNATED, "the memory of the VM is on the node's disk")
         }
         State::Stopped if wanted == PowerState::Stopped => {
@@ -137,100 +156,138 @@ fn machine_words(machine: &Machine, wanted: PowerState) -> Words {
         State::Deleting => (Phase::Deleting, false, reason::IN_TRANSITION, "the VM is being deleted"),
         State::Error => (Phase::Failed, false, reason::VM_FAILED, "the VM has failed"),
     };
-    Words { phase: Some(phase), up: Some(up), reason, message: message.into() }
+    Summary { phase: Some(phase), up: Some(up), reason, message: message.into() }
 }
 
 /// The whole status.
 #[must_use]
 pub fn derive(
     vm: &MikromVM,
-    report: &Report,
-    at: &Place,
+    finding: &Finding,
+    bound_to: &NodeBinding,
     progress: Progress,
     now: Timestamp,
 ) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
-    let said = words(vm, report, at);
-    if matches!(report, Report::Unreachable(_) | Report::Waiting(_) | Report::PowerFailed(_))
-        && has_reason(&status, said.reason)
+    let summary = summarize(vm, finding, bound_to);
+    if matches!(finding, Finding::Unreachable(_) | Finding::Waiting(_) | Finding::PowerFailed(_))
+        && is_known(&status, &summary, vm.metadata.generation)
     {
-        return status; // said already; the error's wording may vary, and would be written again and again
+        return status; // the text of the error may vary, and each variant would be a write
     }
-    status.phase = said.phase.or(status.phase);
+    status.phase = summary.phase.or(status.phase);
     status.observed_generation = vm.metadata.generation;
-    status.conditions = conditions(&status, &said, vm.metadata.generation, now);
-    match report {
-        Report::Machine(machine) => {
+    status.conditions = conditions(&status, &summary, vm.metadata.generation, now);
+    match finding {
+        Finding::Vm(info) => {
             status.vm_id = vm.vm_id();
-            status.ip_address.clone_from(&machine.ip);
-            status.node_name.clone_from(&at.node);
-            status.agent_address.clone_from(&at.address);
-            status.power_state = machine.power;
-            status.image_digest.clone_from(&machine.image_digest);
-            status.created_at = status.created_at.or_else(|| Some(created_at(machine, now)));
+            status.ip_address.clone_from(&info.ip);
+            status.node_name.clone_from(&bound_to.node);
+            status.agent_address.clone_from(&bound_to.address);
+            status.power_state = info.power;
+            status.powered_off = powered_off(vm, info, progress);
+            status.image_digest.clone_from(&info.image_digest);
+            status.created_at = status.created_at.or_else(|| Some(created_at(info, now)));
             status.restarts = status.restarts.saturating_add(i32::from(progress.restarted));
         }
-        Report::Vanished | Report::NodeLost(_) | Report::Conflict(_) => status.ip_address.clear(),
-        Report::Creating
-        | Report::Unschedulable(_)
-        | Report::Refused(_)
-        | Report::Unreachable(_)
-        | Report::Waiting(_)
-        | Report::PowerFailed(_)
-        | Report::Internal(_) => {}
+        Finding::Vanished | Finding::NodeLost(_) | Finding::Conflict(_) => status.ip_address.clear(),
+        Finding::Creating
+        | Finding::Unschedulable(_)
+        | Finding::NotAllowed(_)
+        | Finding::Refused(_)
+        | Finding::Unreachable(_)
+        | Finding::Waiting(_)
+        | Finding::PowerFailed(_)
+        | Finding::Internal(_) => {}
     }
     status
 }
 
-/// The status of an object that is bound to `place` from now on: whatever was elsewhere is no longer it.
+/// Status of an object that is bound to `binding` from now on; what it summary about another node is dropped.
 #[must_use]
-pub fn bound(vm: &MikromVM, place: &Place, now: Timestamp) -> MikromVMStatus {
+pub fn bound(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMStatus {
     let old = vm.status.clone().unwrap_or_default();
-    let said = words(vm, &Report::Creating, place);
+    let summary = summarize(vm, &Finding::Creating, binding);
     MikromVMStatus {
-        phase: said.phase,
-        node_name: place.node.clone(),
-        agent_address: place.address.clone(),
+        phase: summary.phase,
+        node_name: binding.node.clone(),
+        agent_address: binding.address.clone(),
         created_at: old.created_at.clone(),
         restarts: old.restarts.saturating_add(i32::from(!old.vm_id.is_empty())),
         observed_generation: vm.metadata.generation,
-        conditions: conditions(&old, &said, vm.metadata.generation, now),
+        conditions: conditions(&old, &summary, vm.metadata.generation, now),
         ..MikromVMStatus::default()
     }
 }
 
 fn conditions(
     status: &MikromVMStatus,
-    said: &Words,
+    summary: &Summary,
     generation: Option<i64>,
     now: Timestamp,
 ) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
-    let one = |kind| Desired { kind, status: said.up, reason: said.reason, message: said.message.clone() };
+    let one =
+        |kind| Desired { kind, status: summary.up, reason: summary.reason, message: summary.message.clone() };
     merge(&status.conditions, &[one(condition::AVAILABLE), one(condition::READY)], generation, now)
 }
 
-fn created_at(machine: &Machine, now: Timestamp) -> Time {
-    let seconds = if machine.created_at > 0 { machine.created_at } else { now.as_second() };
+fn created_at(info: &VmInfo, now: Timestamp) -> Time {
+    let seconds = if info.created_at > 0 { info.created_at } else { now.as_second() };
     Time(Timestamp::from_second(seconds).unwrap_or(now))
+}
+
+/// A VM that was powered off by spec.powerState counts as such until it runs again. One that is down right
+/// after its start has ended by itself.
+fn powered_off(vm: &MikromVM, info: &VmInfo, progress: Progress) -> bool {
+    match info.state {
+        State::Stopped | State::Error => {
+            let started = progress.powered == Some(PowerState::Running);
+            vm.spec.power_state == Some(PowerState::Stopped) || (is_powered_off(vm) && !started)
+        }
+        State::Unspecified | State::Creating | State::Stopping | State::Deleting => is_powered_off(vm),
+        State::Running => false,
+    }
+}
+
+/// True while the VM is down because its power state was Stopped.
+#[must_use]
+pub fn is_powered_off(vm: &MikromVM) -> bool {
+    // Operators before the field recorded it by the reason alone.
+    vm.status.as_ref().is_some_and(|s| s.powered_off || has_reason(s, reason::POWERED_OFF))
+}
+
+/// True when the status reports the same failure of the same generation, perhaps with another text.
+fn is_known(status: &MikromVMStatus, summary: &Summary, generation: Option<i64>) -> bool {
+    find(&status.conditions, condition::READY).is_some_and(|c| {
+        c.reason == summary.reason
+            && c.observed_generation == generation
+            && failure_code(&c.message) == failure_code(&summary.message)
+    })
+}
+
+/// The stable code (`COR-IMG-004`) in a message of one of our agents.
+fn failure_code(message: &str) -> Option<&str> {
+    let from = message.find("(COR-")? + 1;
+    message.get(from..)?.split([')', ';']).next()
 }
 
 fn has_reason(status: &MikromVMStatus, reason: &str) -> bool {
     find(&status.conditions, condition::READY).is_some_and(|c| c.reason == reason)
 }
 
-/// Is the VM Ready, by its status?
+/// True when the status says Ready.
 fn is_up(vm: &MikromVM) -> bool {
     vm.status.as_ref().is_some_and(|status| is_true(&status.conditions, condition::READY))
 }
 
-/// Since when the VM is Ready, by its status.
+/// Since when the status says Ready.
 #[must_use]
 pub fn ready_since(vm: &MikromVM) -> Option<Timestamp> {
     let ready = find(&vm.status.as_ref()?.conditions, condition::READY)?;
     (ready.status == "True").then_some(ready.last_transition_time.0)
 }
 
-/// What people are told when the status changes from `old` to `new`.
+/// Events for a status that changes from `old` to `new`.
 #[must_use]
 pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Progress) -> Vec<Event> {
     let none = MikromVMStatus::default();
@@ -240,16 +297,16 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
     if before.is_some_and(|c| (&c.status, &c.reason) == (&ready.status, &ready.reason)) {
         return vec![];
     }
-    let place = if new.node_name.is_empty() { &new.agent_address } else { &new.node_name };
+    let node = if new.node_name.is_empty() { &new.agent_address } else { &new.node_name };
     let normal = |reason, action, note| Event { kind: Kind::Normal, reason, action, note };
     let warning =
         |reason| Event { kind: Kind::Warning, reason, action: "Reconcile", note: ready.message.clone() };
     match ready.reason.as_str() {
         reason::CREATING if old.agent_address != new.agent_address => {
             let note = if old.vm_id.is_empty() {
-                format!("bound to {place}")
+                format!("bound to {node}")
             } else {
-                format!("moved to {place}: its node is gone")
+                format!("moved to {node}: its node is gone")
             };
             vec![normal(event::SCHEDULED, "Bind", note)]
         }
@@ -257,15 +314,15 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
             vec![normal(
                 event::RESTARTED,
                 "Start",
-                format!("started again on {place}, for the {}. time", new.restarts),
+                format!("started again on {node}, for the {}. time", new.restarts),
             )]
         }
         reason::VM_RUNNING if old.vm_id.is_empty() => vec![
-            normal(event::CREATED, "Create", format!("VM {} created on {place}", new.vm_id)),
-            normal(event::STARTED, "Start", format!("VM {} runs on {place}", new.vm_id)),
+            normal(event::CREATED, "Create", format!("VM {} created on {node}", new.vm_id)),
+            normal(event::STARTED, "Start", format!("VM {} runs on {node}", new.vm_id)),
         ],
         reason::VM_RUNNING if is_true(&new.conditions, condition::READY) => {
-            vec![normal(event::STARTED, "Start", format!("VM {} runs on {place}", new.vm_id))]
+            vec![normal(event::STARTED, "Start", format!("VM {} runs on {node}", new.vm_id))]
         }
         reason::PAUSED => vec![normal(reason::PAUSED, "Power", ready.message.clone())],
         reason::HIBERNATED => vec![normal(reason::HIBERNATED, "Power", ready.message.clone())],
@@ -276,6 +333,7 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
         reason::NO_SPACE => vec![warning(reason::NO_SPACE)],
         reason::BOOT_FAILED => vec![warning(reason::BOOT_FAILED)],
         reason::UNSCHEDULABLE => vec![warning(reason::UNSCHEDULABLE)],
+        reason::AGENT_NOT_ALLOWED => vec![warning(reason::AGENT_NOT_ALLOWED)],
         reason::VM_STOPPED => vec![warning(reason::VM_STOPPED)],
         reason::VM_FAILED => vec![warning(reason::VM_FAILED)],
         reason::VM_VANISHED => vec![warning(reason::VM_VANISHED)],
@@ -283,7 +341,7 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Prog
         reason::AGENT_UNREACHABLE => vec![warning(reason::AGENT_UNREACHABLE)],
         reason::AGENT_INTERNAL_ERROR => vec![warning(reason::AGENT_INTERNAL_ERROR)],
         reason::NODE_LOST => vec![warning(reason::NODE_LOST)],
-        _ => vec![], // on the way to another state
+        _ => vec![], // a state in between
     }
 }
 
@@ -302,6 +360,7 @@ mod tests {
     use coracle_api::MikromVMSpec;
 
     use super::*;
+    use crate::agent::Origin;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(seconds).unwrap()
@@ -314,18 +373,16 @@ mod tests {
         vm
     }
 
-    fn place() -> Place {
-        Place { node: "n1".into(), address: "a:1".into() }
+    fn binding() -> NodeBinding {
+        NodeBinding { node: "n1".into(), address: "a:1".into() }
     }
 
-    fn machine(state: State) -> Report {
-        Report::Machine(Machine {
+    fn vm_in(state: State) -> Finding {
+        Finding::Vm(VmInfo {
             state,
             ip: "10.0.0.2".into(),
-            uid: None,
             image_digest: "sha256:x".into(),
-            created_at: 0,
-            power: None,
+            ..VmInfo::default()
         })
     }
 
@@ -336,6 +393,7 @@ mod tests {
             code: tonic::Code::InvalidArgument,
             message: "no".into(),
             failure: String::new(),
+            origin: Origin::Agent,
         }
     }
 
@@ -349,45 +407,51 @@ mod tests {
 
     #[test]
     fn status_table() {
-        let live = derive(&object(), &machine(State::Running), &place(), Progress::default(), at(10));
+        let live = derive(&object(), &vm_in(State::Running), &binding(), Progress::default(), at(10));
         let (new, mut running) = (object(), object());
         running.status = Some(live);
         for (why, vm, report, want) in [
-            ("the contract's table", &new, machine(State::Unspecified), ("Pending", "False", "InTransition")),
-            ("the contract's table", &new, machine(State::Creating), ("Creating", "False", "InTransition")),
-            ("the contract's table", &new, machine(State::Running), ("Running", "True", "VMRunning")),
-            ("the contract's table", &new, machine(State::Stopping), ("Stopping", "False", "InTransition")),
-            ("the contract's table", &new, machine(State::Stopped), ("Stopped", "False", "VMStopped")),
-            ("the contract's table", &new, machine(State::Deleting), ("Deleting", "False", "InTransition")),
-            ("the contract's table", &new, machine(State::Error), ("Failed", "False", "VMFailed")),
-            ("refused", &new, Report::Refused(error()), ("Failed", "False", "AgentError")),
-            ("no such image", &new, Report::Refused(image()), ("Failed", "False", "ImagePullFailed")),
+            ("the contract's table", &new, vm_in(State::Unspecified), ("Pending", "False", "InTransition")),
+            ("the contract's table", &new, vm_in(State::Creating), ("Creating", "False", "InTransition")),
+            ("the contract's table", &new, vm_in(State::Running), ("Running", "True", "VMRunning")),
+            ("the contract's table", &new, vm_in(State::Stopping), ("Stopping", "False", "InTransition")),
+            ("the contract's table", &new, vm_in(State::Stopped), ("Stopped", "False", "VMStopped")),
+            ("the contract's table", &new, vm_in(State::Deleting), ("Deleting", "False", "InTransition")),
+            ("the contract's table", &new, vm_in(State::Error), ("Failed", "False", "VMFailed")),
+            ("refused", &new, Finding::Refused(error()), ("Failed", "False", "AgentError")),
+            ("no such image", &new, Finding::Refused(image()), ("Failed", "False", "ImagePullFailed")),
             (
                 "the registry is away",
                 &running,
-                Report::Waiting(image()),
+                Finding::Waiting(image()),
                 ("Running", "False", "ImagePullFailed"),
             ),
-            ("the disk is full", &running, Report::Waiting(full()), ("Running", "False", "NoSpace")),
-            ("no boot", &running, Report::Waiting(error()), ("Running", "False", "BootFailed")),
+            ("the disk is full", &running, Finding::Waiting(full()), ("Running", "False", "NoSpace")),
+            ("no boot", &running, Finding::Waiting(error()), ("Running", "False", "BootFailed")),
             (
                 "INTERNAL keeps the phase",
                 &running,
-                Report::Internal(error()),
+                Finding::Internal(error()),
                 ("Running", "False", "AgentInternalError"),
             ),
             (
                 "silence keeps the phase: unknown",
                 &running,
-                Report::Unreachable(error()),
+                Finding::Unreachable(error()),
                 ("Running", "Unknown", "AgentUnreachable"),
             ),
-            ("vanished", &running, Report::Vanished, ("Failed", "False", "VMVanished")),
-            ("taken", &new, Report::Conflict(None), ("Failed", "False", "VMIDConflict")),
-            ("no room", &new, Report::Unschedulable("why".into()), ("Pending", "False", "Unschedulable")),
-            ("lost", &running, Report::NodeLost("why".into()), ("Failed", "False", "NodeLost")),
+            ("vanished", &running, Finding::Vanished, ("Failed", "False", "VMVanished")),
+            ("taken", &new, Finding::Conflict(None), ("Failed", "False", "VMIDConflict")),
+            (
+                "not an agent of ours",
+                &new,
+                Finding::NotAllowed("b:1".into()),
+                ("Pending", "False", "AgentNotAllowed"),
+            ),
+            ("no room", &new, Finding::Unschedulable("why".into()), ("Pending", "False", "Unschedulable")),
+            ("lost", &running, Finding::NodeLost("why".into()), ("Failed", "False", "NodeLost")),
         ] {
-            let status = derive(vm, &report, &place(), Progress::default(), at(20));
+            let status = derive(vm, &report, &binding(), Progress::default(), at(20));
             for kind in [condition::AVAILABLE, condition::READY] {
                 let c = find(&status.conditions, kind).unwrap();
                 let got = (format!("{:?}", status.phase.unwrap()), c.status.as_str(), c.reason.as_str());
@@ -398,48 +462,101 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_equal_and_created_at_stays() {
+    fn powered_off_mark_stays_until_the_vm_runs() {
+        let calm = Progress::default();
+        let started = Progress { powered: Some(PowerState::Running), ..calm };
+        let mut off = object();
+        off.spec.power_state = Some(PowerState::Stopped);
+        off.status = Some(derive(&off, &vm_in(State::Stopped), &binding(), calm, at(1)));
+        off.spec.power_state = None;
+        for (why, report, progress, want) in [
+            ("down as it was", vm_in(State::Stopped), calm, true),
+            ("no answer", Finding::Unreachable(error()), calm, true),
+            ("the node cannot start it now", Finding::PowerFailed("full".into()), calm, true),
+            ("it runs", vm_in(State::Running), started, false),
+            ("it was started and ended at once", vm_in(State::Stopped), started, false),
+        ] {
+            assert_eq!(derive(&off, &report, &binding(), progress, at(2)).powered_off, want, "{why}");
+        }
+        let mut ended = object();
+        ended.status = Some(derive(&ended, &vm_in(State::Stopped), &binding(), calm, at(1)));
+        assert!(!is_powered_off(&ended), "ended by itself");
+    }
+
+    #[test]
+    fn equal_findings_give_equal_statuses() {
         let mut vm = object();
-        let first = derive(&vm, &machine(State::Running), &place(), Progress::default(), at(10));
+        let first = derive(&vm, &vm_in(State::Running), &binding(), Progress::default(), at(10));
         vm.status = Some(first.clone());
-        let second = derive(&vm, &machine(State::Running), &place(), Progress::default(), at(99));
+        let second = derive(&vm, &vm_in(State::Running), &binding(), Progress::default(), at(99));
         assert_eq!(first, second);
         assert_eq!(second.created_at.unwrap().0, at(10));
         let stored: MikromVMStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
-        assert_eq!(stored, first, "equal after a round trip, or it would be written for ever");
+        assert_eq!(stored, first, "equal after a round trip, or each reconcile would write it");
+    }
+
+    #[test]
+    fn transport_error_stays_out_of_the_status() {
+        let refused = AgentError { message: "tcp connect error: Connection refused".into(), ..error() };
+        let status =
+            derive(&object(), &Finding::Unreachable(refused), &binding(), Progress::default(), at(1));
+        let ready = find(&status.conditions, condition::READY).unwrap();
+        assert_eq!(ready.message, "agent a:1 does not answer");
     }
 
     #[test]
     fn silence_is_written_once() {
         let mut vm = object();
-        vm.status = Some(derive(&vm, &machine(State::Running), &place(), Progress::default(), at(10)));
-        vm.status = Some(derive(&vm, &Report::Unreachable(error()), &place(), Progress::default(), at(20)));
+        vm.status = Some(derive(&vm, &vm_in(State::Running), &binding(), Progress::default(), at(10)));
+        vm.status =
+            Some(derive(&vm, &Finding::Unreachable(error()), &binding(), Progress::default(), at(20)));
         let other = AgentError { message: "in other words".into(), ..error() };
-        let again = derive(&vm, &Report::Unreachable(other), &place(), Progress::default(), at(30));
+        let again = derive(&vm, &Finding::Unreachable(other), &binding(), Progress::default(), at(30));
         assert_eq!(Some(&again), vm.status.as_ref());
     }
 
     #[test]
-    fn people_are_told_of_changes_only() {
+    fn condition_follows_an_edit_and_another_failure() {
+        let failed = |failure: &str, words: &str| {
+            let message = format!("{words} ({failure}; ask the registry)");
+            Finding::Waiting(AgentError { message, failure: failure.into(), ..image() })
+        };
+        let mut vm = object();
+        let first = derive(&vm, &failed("COR-IMG-004", "image a"), &binding(), Progress::default(), at(10));
+        vm.status = Some(first.clone());
+        let again = |vm: &MikromVM, report| derive(vm, &report, &binding(), Progress::default(), at(20));
+        let message = |status: &MikromVMStatus| {
+            find(&status.conditions, condition::READY).map(|c| c.message.clone()).unwrap_or_default()
+        };
+        assert_eq!(again(&vm, failed("COR-IMG-004", "other words")), first, "nothing is new");
+        assert!(message(&again(&vm, failed("COR-IMG-005", "unauthorised"))).contains("unauthorised"));
+        vm.metadata.generation = Some(4);
+        let edited = again(&vm, failed("COR-IMG-004", "image b"));
+        assert!(message(&edited).contains("image b"), "{edited:?}");
+        assert_eq!(edited.observed_generation, Some(4));
+    }
+
+    #[test]
+    fn events_report_changes_only() {
         let mut vm = object();
         let reasons = |vm: &MikromVM, new: &MikromVMStatus, progress| {
             events(vm.status.as_ref(), new, progress).iter().map(|e| e.reason).collect::<Vec<_>>()
         };
         let calm = Progress::default();
-        let bound = bound(&vm, &place(), at(1));
+        let bound = bound(&vm, &binding(), at(1));
         assert_eq!(reasons(&vm, &bound, calm), ["Scheduled"]);
         vm.status = Some(bound);
-        let running = derive(&vm, &machine(State::Running), &place(), calm, at(2));
+        let running = derive(&vm, &vm_in(State::Running), &binding(), calm, at(2));
         assert_eq!(reasons(&vm, &running, calm), ["Created", "Started"]);
         vm.status = Some(running.clone());
         assert_eq!(reasons(&vm, &running, calm), [] as [&str; 0]);
-        let stopped = derive(&vm, &machine(State::Stopped), &place(), calm, at(3));
+        let stopped = derive(&vm, &vm_in(State::Stopped), &binding(), calm, at(3));
         assert_eq!(reasons(&vm, &stopped, calm), ["VMStopped"]);
         vm.status = Some(stopped);
         let again = Progress { restarted: true, ..calm };
-        let restarted = derive(&vm, &machine(State::Running), &place(), again, at(4));
+        let restarted = derive(&vm, &vm_in(State::Running), &binding(), again, at(4));
         assert_eq!((reasons(&vm, &restarted, again), restarted.restarts), (vec!["Restarted"], 1));
-        let failed = derive(&vm, &Report::Refused(error()), &place(), calm, at(5));
+        let failed = derive(&vm, &Finding::Refused(error()), &binding(), calm, at(5));
         assert_eq!(reasons(&vm, &failed, calm), ["Failed"]);
     }
 }

@@ -1,25 +1,32 @@
-//! One event stream to each agent: what happens to a VM is known at once, and the periodic look is only a backstop.
+//! One event stream to each agent: changes of VMs trigger reconciles at once; the periodic resync is a
+//! fallback. Its task keeps the connection to the agent open, which reconciles share.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use coracle_api::MikromVM;
 use coracle_reconcile::Backoff;
 use futures_util::StreamExt as _;
-use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tokio::{task::JoinSet, time::sleep};
+use kube::{Api, ResourceExt as _, runtime::reflector::ObjectRef};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::{
-    Context,
-    agent::{Agent, AgentAddress, AgentError, Fence, Machine},
-    placement::Capacity,
+    agent::{AgentAddress, AgentError, Fence, NodeClient, VmInfo},
+    context::Context,
+    step::VmRef,
 };
 
-/// Between two tries to open a stream.
+/// Delays between attempts to open a stream.
 const RECONNECT: Backoff = Backoff { base: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// Keeps a stream open to each agent that is announced or written on an object, until `stop`.
+/// After a stream of this duration the next one is opened with the first delay.
+const STABLE: Duration = Duration::from_secs(30);
+
+/// Keeps a stream open to each agent that is announced or named by an object, until `stop`.
 pub(crate) async fn watch_agents(cx: &Context, stop: &CancellationToken) {
     let mut tasks = JoinSet::new();
     let mut open = HashMap::new();
@@ -44,53 +51,65 @@ pub(crate) async fn watch_agents(cx: &Context, stop: &CancellationToken) {
     tasks.shutdown().await;
 }
 
-/// Follows one agent for ever, with backoff.
+/// Follows one agent, with backoff, until it is dropped.
 async fn follow(cx: Context, at: AgentAddress) {
-    let mut failures = 0;
+    let (mut failures, mut connection) = (0, None);
     loop {
-        match session(&cx, &at, &mut failures).await {
+        let mut opened = None;
+        match session(&cx, &at, failures > 0, &mut connection, &mut opened).await {
             Ok(()) => debug!(address = at.address, "event stream ended"),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                debug!(address = at.address, error, "event stream not open");
+                debug!(address = at.address, error, "open event stream failed");
             }
         }
+        failures = failures_before_retry(failures, opened.map(|at: Instant| at.elapsed()));
         sleep(RECONNECT.jittered(failures, rand::random())).await;
         failures = failures.saturating_add(1);
     }
 }
 
-/// One connection: what was missed is looked at anew, then events trigger.
-async fn session(cx: &Context, at: &AgentAddress, failures: &mut u32) -> Result<(), AgentError> {
-    let mut agent = cx.dialer.dial(at).await?;
+/// Failures for the next delay after a stream of that duration; `None`: it was not opened. An agent that ends
+/// each stream at once keeps its backoff, since every stream begins with a list.
+fn failures_before_retry(failures: u32, lived: Option<Duration>) -> u32 {
+    if lived.is_some_and(|lived| lived >= STABLE) { 0 } else { failures }
+}
+
+/// One stream: lists the VMs to find missed changes, then queues objects by events. `connection` stays open
+/// until the next session, also when the agent ends its stream at once.
+async fn session(
+    cx: &Context,
+    at: &AgentAddress,
+    reconnected: bool,
+    connection: &mut Option<Arc<dyn NodeClient>>,
+    opened: &mut Option<Instant>,
+) -> Result<(), AgentError> {
+    let agent = connection.insert(cx.connections.get(at).await?).clone();
     let mut events = agent.watch().await?;
+    *opened = Some(Instant::now());
     if !cx.fleet.has_capacity(&at.address) {
-        learn_capacity(cx, &mut agent, at).await;
+        learn_capacity(cx, agent.as_ref(), at).await;
     }
-    let reconnected = std::mem::take(failures) > 0;
-    catch_up(cx, &mut agent, at, reconnected).await?;
+    catch_up(cx, agent.as_ref(), at, reconnected).await?;
     while let Some(event) = events.next().await {
-        let Ok(event) = event else { break };
-        trigger(cx, &event.vm_id);
+        let Ok(id) = event else { break };
+        trigger(cx, &id);
     }
     Ok(())
 }
 
-async fn learn_capacity(cx: &Context, agent: &mut Agent, at: &AgentAddress) {
-    match agent.host_info().await {
-        Ok(info) => {
-            let vcpus = u32::try_from(info.total_cpus).unwrap_or(0);
-            let capacity = Capacity { vcpus, memory_mib: u64::try_from(info.total_memory_mb).unwrap_or(0) };
-            cx.fleet.tell_capacity(&at.address, capacity);
-        }
-        Err(error) => debug!(address = at.address, %error, "size of the host not known"),
+async fn learn_capacity(cx: &Context, agent: &dyn NodeClient, at: &AgentAddress) {
+    match agent.capacity().await {
+        Ok(capacity) => cx.fleet.tell_capacity(&at.address, capacity),
+        Err(error) => debug!(address = at.address, %error, "read capacity of the host failed"),
     }
 }
 
-/// Looks at everything of this agent that may have changed unseen, and removes what has moved elsewhere meanwhile.
+/// Queues all objects of this agent, and removes VMs of deleted objects and VMs that were moved to another
+/// node.
 async fn catch_up(
     cx: &Context,
-    agent: &mut Agent,
+    agent: &dyn NodeClient,
     at: &AgentAddress,
     reconnected: bool,
 ) -> Result<(), AgentError> {
@@ -101,13 +120,17 @@ async fn catch_up(
             }
         }
     }
+    let cluster = cx.cluster().await;
     for (id, machine) in agent.list().await? {
-        if let Some(vm) = moved_away(cx, at, &id, &machine).await {
+        if let Some(uid) = orphaned(cx, cluster.as_deref(), &id, &machine).await {
+            info!(vm = id, uid, address = at.address, "removing a VM whose object was deleted");
+            // The deletion was the last generation of the object.
+            let object = machine.object.map(|(ns, name)| format!("{ns}/{name}")).unwrap_or_default();
+            let fence = Fence { uid, object, generation: i64::MAX };
+            remove(agent, &VmRef { agent: at.clone(), id, fence }).await?;
+        } else if let Some(vm) = moved_away(cx, at, &id, &machine).await {
             info!(vm = id, address = at.address, "removing a VM that was moved to another node");
-            let fence =
-                Fence { uid: vm.uid().unwrap_or_default(), generation: vm.metadata.generation.unwrap_or(0) };
-            agent.stop(&id, &fence).await?;
-            agent.delete(&id, &fence).await?;
+            remove(agent, &VmRef { agent: at.clone(), id: id.clone(), fence: Fence::of(&vm) }).await?;
             let note = format!("VM {id} was still on {}, from before it was moved; removed", at.address);
             cx.warn(&vm, "OrphanFound", "Delete", note).await;
         }
@@ -115,28 +138,104 @@ async fn catch_up(
     Ok(())
 }
 
-/// The object of a machine that is certain to be a left-over: the same object, by UID and freshly read, runs elsewhere.
-async fn moved_away(cx: &Context, at: &AgentAddress, id: &str, machine: &Machine) -> Option<MikromVM> {
-    let uid = machine.uid.as_ref()?;
-    let elsewhere = |vm: &MikromVM| {
-        let status = vm.status.clone().unwrap_or_default();
-        let here = status.agent_address == at.address
-            || cx.fleet.node_at(&at.address).is_some_and(|n| n == status.node_name);
-        vm.uid().as_ref() == Some(uid) && vm.vm_id() == id && vm.is_provisioned() && !here
-    };
-    let cached = cx.fleet.vms().find(|vm| elsewhere(vm))?;
-    match cx.api(&cached).get_opt(&cached.name_any()).await {
-        Ok(fresh) => fresh.filter(|vm| elsewhere(vm)),
+async fn remove(agent: &dyn NodeClient, vm: &VmRef) -> Result<(), AgentError> {
+    agent.stop(vm).await?;
+    agent.delete(vm).await
+}
+
+/// UID of the deleted object of a VM, by a fresh read: its finalizer was removed while the node was
+/// unreachable.
+async fn orphaned(cx: &Context, cluster: Option<&str>, id: &str, machine: &VmInfo) -> Option<String> {
+    let uid = machine.uid.as_ref().filter(|uid| cx.fleet.object(uid).is_none())?;
+    let (namespace, name) = object_here(machine, cluster, cx.namespace.as_deref())?;
+    let objects: Api<MikromVM> = Api::namespaced(cx.client.clone(), namespace);
+    // Metadata only: an object that this version cannot parse exists all the same.
+    match objects.get_metadata_opt(name).await {
+        Ok(found) if found.as_ref().and_then(kube::ResourceExt::uid).as_ref() == Some(uid) => None,
+        Ok(_) => Some(uid.clone()),
         Err(error) => {
-            warn!(vm = id, %error, "left-over VM not looked at");
+            warn!(vm = id, %error, "read object of an unknown VM failed");
             None
         }
     }
 }
 
-/// An id may stand for more than one object (`a-b` of `c`, `b-c` of `a`): all of them are looked at.
+/// Namespace and name of a VM's object, when the object belongs to this cluster and to our scope.
+fn object_here<'a>(
+    machine: &'a VmInfo,
+    cluster: Option<&str>,
+    scope: Option<&str>,
+) -> Option<(&'a str, &'a str)> {
+    let (namespace, name) = machine.object.as_ref()?;
+    let ours = cluster.is_some() && machine.cluster.as_deref() == cluster;
+    let in_scope = scope.is_none_or(|scope| scope == namespace);
+    (ours && in_scope).then_some((namespace.as_str(), name.as_str()))
+}
+
+/// The object of a VM that was moved: by a fresh read, the object with the same UID runs on another node.
+async fn moved_away(cx: &Context, at: &AgentAddress, id: &str, machine: &VmInfo) -> Option<MikromVM> {
+    let elsewhere = |vm: &MikromVM| {
+        let status = vm.status.as_ref()?;
+        let here = status.agent_address == at.address
+            || cx.fleet.node_at(&at.address).is_some_and(|n| n == status.node_name);
+        (vm.uid() == machine.uid && vm.vm_id() == id && vm.is_provisioned() && !here).then_some(())
+    };
+    let cached = cx.fleet.object(machine.uid.as_ref()?)?;
+    elsewhere(&cached)?;
+    match cx.api(&cached).get_opt(&cached.name_any()).await {
+        Ok(fresh) => fresh.filter(|vm| elsewhere(vm).is_some()),
+        Err(error) => {
+            warn!(vm = id, %error, "read object of a moved VM failed");
+            None
+        }
+    }
+}
+
+/// Queues all objects with that id, which is not unique.
 fn trigger(cx: &Context, id: &str) {
-    for vm in cx.fleet.vms().state_filter(|vm| vm.vm_id() == id) {
-        cx.fleet.enqueue(ObjectRef::from_obj(vm.as_ref()));
+    for object in cx.fleet.objects_of(id) {
+        cx.fleet.enqueue(object);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vm_is_ours_by_its_cluster_only() {
+        let object = Some(("team".to_owned(), "web".to_owned()));
+        let machine = |cluster: Option<&str>| VmInfo {
+            object: object.clone(),
+            cluster: cluster.map(str::to_owned),
+            ..VmInfo::default()
+        };
+        for (why, machine, cluster, scope, want) in [
+            ("of this cluster", machine(Some("c1")), Some("c1"), None, true),
+            ("of another cluster", machine(Some("c2")), Some("c1"), None, false),
+            ("of an operator that did not say", machine(None), Some("c1"), None, false),
+            ("we do not know which we are", machine(None), None, None, false),
+            ("in our namespace", machine(Some("c1")), Some("c1"), Some("team"), true),
+            ("in another's namespace", machine(Some("c1")), Some("c1"), Some("else"), false),
+            ("of no object", VmInfo { object: None, ..machine(Some("c1")) }, Some("c1"), None, false),
+        ] {
+            let found = object_here(&machine, cluster, scope);
+            assert_eq!(found, want.then_some(("team", "web")), "{why}");
+        }
+    }
+
+    #[test]
+    fn stream_that_ends_at_once_keeps_its_backoff() {
+        let seconds = Duration::from_secs;
+        for (why, lived, want) in [
+            ("not opened", None, 7),
+            ("ended at once", Some(seconds(0)), 7),
+            ("ended early", Some(seconds(29)), 7),
+            ("a good one", Some(seconds(30)), 0),
+        ] {
+            assert_eq!(failures_before_retry(7, lived), want, "{why}");
+        }
+        let delay = RECONNECT.delay(failures_before_retry(7, Some(seconds(0))));
+        assert!(delay >= seconds(30), "an agent that ends each stream is asked twice a minute: {delay:?}");
     }
 }

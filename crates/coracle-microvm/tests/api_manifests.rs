@@ -12,7 +12,7 @@ use coracle_microvm::{manifests, manifests::NODE_CAPABILITIES};
 use coracle_testkit::{cluster, tools};
 
 #[test]
-fn the_files_in_deploy_are_these() {
+fn deploy_has_exactly_the_manifests() {
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
     for (path, text) in manifests() {
         let file = deploy.join(&path);
@@ -29,7 +29,7 @@ fn the_files_in_deploy_are_these() {
 }
 
 #[test]
-fn the_node_has_exactly_the_contracts_capabilities() {
+fn node_has_exactly_the_listed_capabilities() {
     let all = manifests();
     let (_, text) = all.iter().find(|(path, _)| path.ends_with("base/node.yaml")).unwrap();
     let object: serde_json::Value = serde_saphyr::from_str(text).unwrap();
@@ -47,7 +47,7 @@ fn the_node_has_exactly_the_contracts_capabilities() {
 }
 
 #[test]
-fn a_real_api_server_accepts_them() {
+fn api_server_accepts_the_manifests() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run(|cluster| async move {
         let kubectl = async |args: &[&str]| {

@@ -1,12 +1,17 @@
-//! The table of `microvm.md` §2, one line a case.
+//! The table of the planner, one line a case.
 
 use coracle_api::{MikromVMSpec, MikromVMStatus, condition, reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tonic::Code;
 
 use super::*;
+use crate::{agent::AgentAddress, observed::Progress};
+
+mod power;
 
 const NOW: i64 = 100_000;
+/// UID of [`object`].
+const OWN: Option<&str> = Some("uid-1");
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
@@ -19,6 +24,7 @@ fn error(code: Code) -> AgentError {
         code,
         message: "no".into(),
         failure: String::new(),
+        origin: Origin::Agent,
     }
 }
 
@@ -71,30 +77,28 @@ fn object(stage: Stage) -> MikromVM {
     vm
 }
 
-fn machine(state: State, uid: Option<&str>) -> Look {
+fn vm_in(state: State, uid: Option<&str>) -> AgentView {
     let uid = uid.map(str::to_owned);
-    Look::Seen(Some(Machine {
-        state,
-        ip: "10.0.0.2".into(),
-        uid,
-        image_digest: String::new(),
-        created_at: 0,
-        power: None,
-    }))
+    AgentView::Answered(Some(VmInfo { state, ip: "10.0.0.2".into(), uid, ..VmInfo::default() }))
 }
 
-fn silent(gone_for: Option<i64>, announced: bool) -> Look {
-    Look::Silent { error: error(Code::Unavailable), gone_since: gone_for.map(|s| at(NOW - s)), announced }
+fn silent(gone_for: Option<i64>, announced: bool) -> AgentView {
+    AgentView::Unreachable {
+        error: error(Code::Unavailable),
+        gone_since: gone_for.map(|s| at(NOW - s)),
+        announced,
+    }
 }
 
-fn observed<'a>(vm: &'a MikromVM, look: Look, policy: &'a Policy) -> Observed<'a> {
-    let place = Place { node: "n2".into(), address: "b:2".into() };
-    let here = Place { node: "n1".into(), address: "a:1".into() };
+fn observed<'a>(vm: &'a MikromVM, view: AgentView, policy: &'a Policy) -> Observed<'a> {
+    let agent = AgentAddress { address: "a:1".into(), ..AgentAddress::default() };
     Observed {
         vm,
-        look,
-        at: here,
-        place: Ok(place),
+        view,
+        bound_to: NodeBinding { node: "n1".into(), address: agent.address.clone() },
+        agent,
+        candidate: Ok(NodeBinding { node: "n2".into(), address: "b:2".into() }),
+        cluster: Some("cluster-1".into()),
         memo: Memo::default(),
         progress: Progress::default(),
         now: at(NOW),
@@ -102,24 +106,36 @@ fn observed<'a>(vm: &'a MikromVM, look: Look, policy: &'a Policy) -> Observed<'a
     }
 }
 
-/// Steps and report in a few words.
+/// VM of [`object`] at its agent.
+fn target() -> VmRef {
+    let fence = Fence { uid: "uid-1".into(), object: "default/web".into(), generation: 0 };
+    VmRef {
+        agent: AgentAddress { address: "a:1".into(), ..AgentAddress::default() },
+        id: "default-web".into(),
+        fence,
+    }
+}
+
+fn create() -> Step {
+    Step::CreateVm(target(), VmSpec::default())
+}
+
+fn create_stopped() -> Step {
+    Step::CreateStopped(target(), VmSpec::default())
+}
+
+/// Steps and finding in a few words.
 fn verbs(plan: &Plan) -> String {
     let step = |step: &Step| match step {
-        Step::Hold => "hold".to_owned(),
-        Step::Bind(place) => format!("bind:{}", place.node),
-        Step::Create => "create".into(),
-        Step::Lay => "lay".into(),
-        Step::Start => "start".into(),
-        Step::Power(state) => format!("power:{}", state.as_str()),
-        Step::Stop => "stop".into(),
-        Step::Delete => "delete".into(),
-        Step::Release(None) => "release".into(),
-        Step::Release(Some(_)) => "release!".into(),
+        Step::Bind(binding) => format!("bind:{}", binding.node),
+        Step::SetPowerState(_, state) => format!("power:{}", state.as_str()),
+        Step::RemoveFinalizer { unconfirmed: Some(_) } => "remove-finalizer!".into(),
+        step => step.name().to_owned(),
     };
     let mut words: Vec<_> = plan.steps.iter().map(step).collect();
-    if let Some(report) = &plan.report {
-        let name = format!("{report:?}");
-        words.push(format!("say:{}", name.split(['(', ' ']).next().unwrap_or_default()));
+    if let Some(finding) = &plan.finding {
+        let name = format!("{finding:?}");
+        words.push(format!("report:{}", name.split(['(', ' ']).next().unwrap_or_default()));
     }
     if plan.retry.is_some() {
         words.push("retry".into());
@@ -129,90 +145,179 @@ fn verbs(plan: &Plan) -> String {
 
 #[test]
 fn plan_table() {
-    use {Look::*, Stage::*, State::*};
+    use {AgentView::*, Stage::*, State::*};
     let own = Some("uid-1");
     let policy = Policy::default();
-    for (why, stage, look, want) in [
-        ("new object: hold before touching anything", New, Nowhere, "hold"),
-        ("held: store where it goes before anything is there", Held, Nowhere, "bind:n2"),
-        ("bound: create and start", Bound, Seen(None), "create start"),
-        ("create was interrupted before the status", Bound, machine(Running, own), "start"),
-        ("create was interrupted before start", Bound, machine(Creating, own), "start"),
-        ("made by an operator without UIDs: ours by name", Bound, machine(Stopped, None), "start"),
-        ("made for another object: refused", Bound, machine(Running, Some("uid-2")), "say:Conflict"),
-        ("and refused later too", Live, machine(Running, Some("uid-2")), "say:Conflict"),
-        ("the agent refuses the question", Bound, Refused(error(Code::PermissionDenied)), "say:Refused"),
-        ("nobody answers: untouched, again", Bound, silent(None, true), "retry"),
-        ("steady state is silent", Live, machine(Running, own), "say:Machine"),
-        ("on its way", Live, machine(Stopping, own), "say:Machine"),
-        ("unknown state", Live, machine(Unspecified, own), "say:Machine"),
-        ("stopped: said first, started after the delay", Live, machine(Stopped, own), "say:Machine"),
-        ("failed: said first", Live, machine(Error, own), "say:Machine"),
-        ("vanished: said first", Live, Seen(None), "say:Vanished"),
-        ("a blip while it runs", Live, silent(None, true), "retry"),
+    for (why, stage, view, want) in [
+        ("new object: finalizer before any effect", New, Unbound, "add-finalizer"),
+        ("store the node before anything exists there", Held, Unbound, "bind:n2"),
+        ("bound: create and start", Bound, Answered(None), "create start"),
+        ("create was interrupted before the status", Bound, vm_in(Running, own), "start"),
+        ("create was interrupted before start", Bound, vm_in(Creating, own), "start"),
+        ("created by hand: refused", Bound, vm_in(Stopped, None), "report:Conflict"),
+        ("confirmed, at an agent without metadata", Live, vm_in(Running, None), "report:Vm"),
+        (
+            "created by hand: not deleted with the object",
+            BoundDeleted,
+            vm_in(Running, None),
+            "remove-finalizer",
+        ),
+        ("created for another object: refused", Bound, vm_in(Running, Some("uid-2")), "report:Conflict"),
+        ("also after it was confirmed", Live, vm_in(Running, Some("uid-2")), "report:Conflict"),
+        ("the agent refuses GetVM", Bound, Refused(error(Code::PermissionDenied)), "report:Refused"),
+        ("no answer: try again", Bound, silent(None, true), "retry"),
+        ("steady state is silent", Live, vm_in(Running, own), "report:Vm"),
+        ("state in between", Live, vm_in(Stopping, own), "report:Vm"),
+        ("unknown state", Live, vm_in(Unspecified, own), "report:Vm"),
+        ("stopped: reported first, started after the delay", Live, vm_in(Stopped, own), "report:Vm"),
+        ("failed: reported first", Live, vm_in(Error, own), "report:Vm"),
+        ("vanished: reported first", Live, Answered(None), "report:Vanished"),
+        ("one failed call while it runs", Live, silent(None, true), "retry"),
         ("node gone, within grace", Live, silent(Some(299), false), "retry"),
         (
-            "node gone beyond grace: moves, since the image makes its disk",
+            "node gone beyond grace: moves, its disk comes from the image",
             Live,
             silent(Some(300), false),
             "bind:n2",
         ),
         ("the same before it was confirmed", Bound, silent(Some(300), false), "bind:n2"),
-        ("deleted, not held by us: nothing", ForeignDeleted, Nowhere, ""),
-        ("deleted before it was bound", HeldDeleted, Nowhere, "release"),
-        ("deleted: stop by force, then delete", LiveDeleted, machine(Running, own), "stop delete"),
-        ("the same for a stopped one", LiveDeleted, machine(Stopped, own), "stop delete"),
-        ("left by a crash before the status", BoundDeleted, machine(Running, own), "stop delete"),
-        ("seen to be gone: let go", LiveDeleted, Seen(None), "release"),
-        ("another's VM stays", LiveDeleted, machine(Running, Some("uid-2")), "release"),
+        ("deleted, without our finalizer: nothing", ForeignDeleted, Unbound, ""),
+        ("deleted before it was bound", HeldDeleted, Unbound, "remove-finalizer"),
+        ("deleted: stop by force, then delete", LiveDeleted, vm_in(Running, own), "stop delete"),
+        ("the same for a stopped one", LiveDeleted, vm_in(Stopped, own), "stop delete"),
+        ("left by a crash before the status", BoundDeleted, vm_in(Running, own), "stop delete"),
+        ("confirmed to be gone: remove the finalizer", LiveDeleted, Answered(None), "remove-finalizer"),
+        ("VM of another object stays", LiveDeleted, vm_in(Running, Some("uid-2")), "remove-finalizer"),
         ("agent down, node there: wait", LiveDeleted, silent(None, true), "retry"),
         ("node gone, within grace: wait", LiveDeleted, silent(Some(10), false), "retry"),
-        ("node gone beyond grace: let go, with an event", LiveDeleted, silent(Some(300), false), "release!"),
-        ("never bound by us: let go", HeldDeleted, silent(None, false), "release!"),
+        (
+            "node gone beyond grace: remove the finalizer, with an event",
+            LiveDeleted,
+            silent(Some(300), false),
+            "remove-finalizer!",
+        ),
+        ("never bound: remove the finalizer", HeldDeleted, silent(None, false), "remove-finalizer!"),
     ] {
         let vm = object(stage);
-        assert_eq!(verbs(&plan(&observed(&vm, look, &policy))), want, "{why}");
+        assert_eq!(verbs(&plan(&observed(&vm, view, &policy))), want, "{why}");
     }
 }
 
 #[test]
-fn after_effects_the_status_says_what_is_seen() {
+fn status_after_effects_is_observed_not_assumed() {
     let policy = Policy::default();
     let (bound, live) = (object(Stage::Bound), object(Stage::Live));
-    let done = Progress { created: true, started: true, restarted: false };
-    let plan_with = |vm, look, progress| verbs(&plan(&Observed { progress, ..observed(vm, look, &policy) }));
-    assert_eq!(plan_with(&bound, machine(State::Running, Some("uid-1")), done), "say:Machine");
-    assert_eq!(plan_with(&bound, Look::Seen(None), done), "retry", "started, and not there");
+    let done = Progress { created: true, started: true, ..Progress::default() };
+    let plan_with = |vm, view, progress| verbs(&plan(&Observed { progress, ..observed(vm, view, &policy) }));
+    assert_eq!(plan_with(&bound, vm_in(State::Running, Some("uid-1")), done), "report:Vm");
+    assert_eq!(plan_with(&bound, AgentView::Answered(None), done), "retry", "started, and absent");
     let exists = Progress { created: true, ..Progress::default() };
     assert_eq!(
-        plan_with(&bound, Look::Seen(None), exists),
+        plan_with(&bound, AgentView::Answered(None), exists),
         "start",
-        "an agent that says it exists and shows none"
+        "the agent answers already exists, and shows no VM"
     );
-    assert_eq!(plan_with(&live, machine(State::Running, Some("uid-1")), done), "say:Machine");
+    assert_eq!(plan_with(&live, vm_in(State::Running, Some("uid-1")), done), "report:Vm");
+}
+
+#[test]
+fn spec_edited_during_creation_replaces_the_vm() {
+    let policy = Policy::default();
+    let made_from = |spec: Option<String>| VmInfo {
+        spec,
+        uid: OWN.map(str::to_owned),
+        state: State::Running,
+        ..VmInfo::default()
+    };
+    let now = spec_hash(&object(Stage::Bound));
+    let deleted = Progress { deleted: true, ..Progress::default() };
+    let calm = Progress::default();
+    for (why, stage, spec, progress, off, want) in [
+        ("created from the present spec", Stage::Bound, Some(now), calm, false, "start"),
+        ("an agent that keeps no metadata", Stage::Bound, None, calm, false, "start"),
+        ("edited since", Stage::Bound, Some("old".into()), calm, false, "delete create start"),
+        (
+            "edited since, begins powered off",
+            Stage::Bound,
+            Some("old".into()),
+            calm,
+            true,
+            "delete create-stopped",
+        ),
+        ("the agent does not delete it", Stage::Bound, Some("old".into()), deleted, false, "retry"),
+        ("a confirmed VM is never replaced", Stage::Live, Some("old".into()), calm, false, "report:Vm"),
+    ] {
+        let mut vm = object(stage);
+        vm.spec.power_state = off.then_some(PowerState::Stopped);
+        let view = AgentView::Answered(Some(made_from(spec)));
+        let plan = plan(&Observed { progress, ..observed(&vm, view, &policy) });
+        assert_eq!(verbs(&plan), want, "{why}");
+    }
+}
+
+#[test]
+fn asynchronous_call_is_made_once_a_pass() {
+    use PowerState::{Hibernated, Paused, Running};
+    let policy = Policy::default();
+    let pass = |vm: &MikromVM, view: AgentView, progress| {
+        let plan = plan(&Observed { progress, ..observed(vm, view, &policy) });
+        (verbs(&plan), plan.requeue)
+    };
+    let deleted = Progress { deleted: true, ..Progress::default() };
+    let going = pass(&object(Stage::LiveDeleted), vm_in(State::Stopping, OWN), deleted);
+    assert_eq!(going, (String::new(), ASYNCHRONOUS), "observed again, not called again");
+    let mut vm = object(Stage::Live);
+    vm.spec.power_state = Some(Paused);
+    let to = |state| Progress { powered: Some(state), ..Progress::default() };
+    let up = || powered(State::Running, Some(Running));
+    assert_eq!(pass(&vm, up(), to(Paused)), ("report:Vm".into(), ASYNCHRONOUS));
+    let asleep = powered(State::Stopped, Some(Hibernated));
+    assert_eq!(pass(&vm, asleep, Progress::default()).0, "power:Running");
+    assert_eq!(pass(&vm, up(), to(Running)).0, "power:Paused", "another call is made in the same pass");
+}
+
+#[test]
+fn unowned_vm_is_not_adopted_without_mark() {
+    let policy = Policy::default();
+    let made = Progress { created: true, made: true, ..Progress::default() };
+    let existed = Progress { created: true, ..Progress::default() };
+    let calm = Progress::default();
+    for (why, mark, progress, want) in [
+        ("created by hand", None, calm, "report:Conflict"),
+        ("the agent answered already exists", None, existed, "report:Conflict"),
+        ("created a moment ago at an agent without metadata", None, made, "start"),
+        ("marked for this object", Some("default/web"), calm, "start"),
+        ("marked for another", Some("default-web/x"), calm, "report:Conflict"),
+    ] {
+        let vm = object(Stage::Bound);
+        let adopt = mark.map(str::to_owned);
+        let view = AgentView::Answered(Some(VmInfo { adopt, state: State::Running, ..VmInfo::default() }));
+        let plan = plan(&Observed { progress, ..observed(&vm, view, &policy) });
+        assert_eq!(verbs(&plan), want, "{why}");
+    }
 }
 
 #[test]
 fn restart_table() {
     use {RestartPolicy::*, State::*};
     let policy = Policy::default();
-    for (why, restart, look, streak, down_for, want) in [
-        ("at once is too soon", Always, machine(Stopped, None), 0, 0, "say:Machine"),
-        ("after a second", Always, machine(Stopped, None), 0, 1, "start"),
-        ("the third time after four", Always, machine(Stopped, None), 2, 3, "say:Machine"),
-        ("the third time after four seconds", Always, machine(Stopped, None), 2, 4, "start"),
-        ("never later than five minutes", Always, machine(Error, None), 30, 300, "start"),
-        ("vanished: made anew", Always, Look::Seen(None), 0, 1, "create start"),
-        ("a clean end is no failure", OnFailure, machine(Stopped, None), 0, 99, "say:Machine"),
-        ("an error is", OnFailure, machine(Error, None), 0, 99, "start"),
-        ("vanishing is", OnFailure, Look::Seen(None), 0, 99, "create start"),
-        ("never", Never, machine(Error, None), 0, 99, "say:Machine"),
-        ("never", Never, Look::Seen(None), 0, 99, "say:Vanished"),
+    for (why, restart, view, streak, down_for, want) in [
+        ("at once is too soon", Always, vm_in(Stopped, OWN), 0, 0, "report:Vm"),
+        ("after a second", Always, vm_in(Stopped, OWN), 0, 1, "start"),
+        ("the third time after four", Always, vm_in(Stopped, OWN), 2, 3, "report:Vm"),
+        ("the third time after four seconds", Always, vm_in(Stopped, OWN), 2, 4, "start"),
+        ("at most after five minutes", Always, vm_in(Error, OWN), 30, 300, "start"),
+        ("vanished: created again", Always, AgentView::Answered(None), 0, 1, "create start"),
+        ("a clean end is not a failure", OnFailure, vm_in(Stopped, OWN), 0, 99, "report:Vm"),
+        ("an error is", OnFailure, vm_in(Error, OWN), 0, 99, "start"),
+        ("vanishing is", OnFailure, AgentView::Answered(None), 0, 99, "create start"),
+        ("never", Never, vm_in(Error, OWN), 0, 99, "report:Vm"),
+        ("never", Never, AgentView::Answered(None), 0, 99, "report:Vanished"),
     ] {
         let mut vm = object(Stage::Live);
         vm.spec.restart_policy = restart;
         let memo = Memo { streak, down_since: Some(at(NOW - down_for)), ..Memo::default() };
-        let plan = plan(&Observed { memo, ..observed(&vm, look, &policy) });
+        let plan = plan(&Observed { memo, ..observed(&vm, view, &policy) });
         assert_eq!(verbs(&plan), want, "{why}");
         if want.contains("start") {
             assert_eq!(plan.memo.streak, streak + 1, "{why}");
@@ -220,25 +325,56 @@ fn restart_table() {
     }
 }
 
+/// Our certificates cannot be read.
+fn unconfigured() -> AgentError {
+    AgentError { origin: Origin::Configuration, ..error(Code::FailedPrecondition) }
+}
+
 #[test]
-fn our_own_crowd_says_nothing_of_the_agent() {
+fn local_error_says_nothing_about_the_vm() {
     let policy = Policy::default();
     for stage in [Stage::Bound, Stage::Live, Stage::LiveDeleted, Stage::BoundDeleted] {
-        let vm = object(stage);
-        let look = Look::Silent { error: AgentError::busy("a:1"), gone_since: Some(at(0)), announced: false };
-        let plan = plan(&observed(&vm, look, &policy));
-        assert_eq!((verbs(&plan).as_str(), plan.memo.silent), ("retry", 0), "{stage:?}");
+        for error in [AgentError::busy("a:1"), unconfigured()] {
+            assert!(error.is_transient() && !error.is_silence(), "{error}");
+            let vm = object(stage);
+            let view = AgentView::Unreachable { error, gone_since: Some(at(0)), announced: false };
+            let plan = plan(&observed(&vm, view, &policy));
+            assert_eq!((verbs(&plan).as_str(), plan.memo.silent), ("retry", 0), "{stage:?}");
+        }
     }
 }
 
 #[test]
-fn a_long_healthy_time_starts_the_delays_anew() {
+fn local_or_fenced_failure_is_not_reported() {
+    let policy = Policy::default();
+    let stale = AgentError { failure: "COR-VM-006".into(), ..error(Code::PermissionDenied) };
+    for step in [
+        create(),
+        Step::StartVm(target()),
+        Step::SetPowerState(target(), PowerState::Paused),
+        Step::StopVm(target()),
+        Step::DeleteVm(target()),
+    ] {
+        for (why, error) in [("certificates", unconfigured()), ("a stale leader", stale.clone())] {
+            let before = Memo { silent: 2, internal: 2, ..Memo::default() };
+            let verdict = judge(&step, &error, &before, &policy);
+            assert_eq!(
+                (verdict.finding, verdict.again, verdict.memo),
+                (None, false, before),
+                "{why}, {step:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn long_healthy_vm_restarts_with_the_first_delay() {
     let policy = Policy::default();
     let mut vm = object(Stage::Live);
     for (healthy_for, want) in [(599, 5), (600, 0)] {
         vm.status.as_mut().unwrap().conditions[0].last_transition_time = Time(at(NOW - healthy_for));
         let memo = Memo { streak: 5, ..Memo::default() };
-        let plan = plan(&Observed { memo, ..observed(&vm, machine(State::Stopped, None), &policy) });
+        let plan = plan(&Observed { memo, ..observed(&vm, vm_in(State::Stopped, OWN), &policy) });
         assert_eq!(
             (plan.memo.streak, plan.memo.down_since),
             (want, Some(at(NOW))),
@@ -249,23 +385,23 @@ fn a_long_healthy_time_starts_the_delays_anew() {
 }
 
 #[test]
-fn an_agent_that_cannot_restart_is_given_a_new_one() {
+fn vm_that_cannot_restart_is_recreated() {
     let policy = Policy::default();
     let refusal = AgentError { message: "VM x must be recreated".into(), ..error(Code::FailedPrecondition) };
-    let verdict = judge(&Step::Start, &refusal, &Memo::default(), &policy);
-    assert!(verdict.again && verdict.report.is_none());
+    let verdict = judge(&Step::StartVm(target()), &refusal, &Memo::default(), &policy);
+    assert!(verdict.again && verdict.finding.is_none());
     for stage in [Stage::Bound, Stage::Live] {
         let vm = object(stage);
         let plan = plan(&Observed {
             memo: verdict.memo.clone(),
-            ..observed(&vm, machine(State::Stopped, None), &policy)
+            ..observed(&vm, vm_in(State::Stopped, OWN), &policy)
         });
         assert_eq!((verbs(&plan).as_str(), plan.memo.recreate), ("delete create start", false), "{stage:?}");
     }
 }
 
 #[test]
-fn moving_needs_freedom_and_an_image() {
+fn lost_vm_moves_if_unpinned_and_with_an_image() {
     let policy = Policy::default();
     let tie = |change: fn(&mut MikromVM)| {
         let mut vm = object(Stage::Live);
@@ -273,28 +409,30 @@ fn moving_needs_freedom_and_an_image() {
         verbs(&plan(&observed(&vm, silent(Some(300), false), &policy)))
     };
     assert_eq!(tie(|_| {}), "bind:n2");
-    assert_eq!(tie(|vm| vm.spec.node_name = "n1".into()), "say:NodeLost");
-    assert_eq!(tie(|vm| vm.spec.agent_address = "a:1".into()), "say:NodeLost");
-    assert_eq!(tie(|vm| vm.spec.image.clear()), "say:NodeLost");
-    assert_eq!(tie(|vm| vm.spec.restart_policy = RestartPolicy::Never), "say:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.node_name = "n1".into()), "report:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.agent_address = "a:1".into()), "report:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.image.clear()), "report:NodeLost");
+    assert_eq!(tie(|vm| vm.spec.restart_policy = RestartPolicy::Never), "report:NodeLost");
     let vm = object(Stage::Live);
-    let nowhere =
-        Observed { place: Err("no room".into()), ..observed(&vm, silent(Some(300), false), &policy) };
-    assert_eq!(verbs(&plan(&nowhere)), "say:NodeLost");
+    let nowhere = Observed {
+        candidate: Err(BindingError::Unschedulable("no room".into())),
+        ..observed(&vm, silent(Some(300), false), &policy)
+    };
+    assert_eq!(verbs(&plan(&nowhere)), "report:NodeLost");
 }
 
 #[test]
-fn a_mistyped_address_can_be_corrected() {
+fn mistyped_address_can_be_corrected() {
     let policy = Policy::default();
     let mut vm = object(Stage::Bound);
     vm.spec.agent_address = "b:2".into();
-    for (why, look, want) in [
-        ("nobody is known there", silent(None, false), "bind:n2"),
-        ("a known agent that is down may have made it", silent(None, true), "retry"),
-        ("it answers that nothing was made", Look::Seen(None), "bind:n2"),
-        ("it has made it: never redirected", machine(State::Running, None), "start"),
+    for (why, view, want) in [
+        ("no agent is known there", silent(None, false), "bind:n2"),
+        ("a known agent that is down may have created it", silent(None, true), "retry"),
+        ("it answers that no VM exists", AgentView::Answered(None), "bind:n2"),
+        ("it has created the VM: never redirected", vm_in(State::Running, OWN), "start"),
     ] {
-        assert_eq!(verbs(&plan(&observed(&vm, look, &policy))), want, "{why}");
+        assert_eq!(verbs(&plan(&observed(&vm, view, &policy))), want, "{why}");
     }
     let mut live = object(Stage::Live);
     live.spec.agent_address = "b:2".into();
@@ -306,53 +444,138 @@ fn a_mistyped_address_can_be_corrected() {
 }
 
 #[test]
-fn silence_is_said_after_a_while() {
+fn vm_refused_by_its_node_goes_elsewhere() {
+    let policy = Policy::default();
+    let refused = |n| Memo { refusals: n, ..Memo::default() };
+    let no_room = || Err(BindingError::Unschedulable("no room".to_owned()));
+    for (why, stage, change, memo, elsewhere, want) in [
+        ("refused twice: again", Stage::Bound, None, refused(2), true, "create start"),
+        ("refused three times", Stage::Bound, None, refused(3), true, "bind:n2"),
+        ("no other node accepts it", Stage::Bound, None, refused(3), false, "create start"),
+        ("tied to its node", Stage::Bound, Some("n1"), refused(3), true, "create start"),
+        ("it existed: for restartPolicy", Stage::Live, None, refused(3), true, "report:Vanished"),
+    ] {
+        let mut vm = object(stage);
+        vm.spec.node_name = change.unwrap_or_default().into();
+        let view = AgentView::Answered(None);
+        let mut world = Observed { memo, ..observed(&vm, view, &policy) };
+        if !elsewhere {
+            world.candidate = no_room();
+        }
+        let plan = plan(&world);
+        assert_eq!(verbs(&plan), want, "{why}");
+        if want == "bind:n2" {
+            assert_eq!((plan.memo.refusals, plan.memo.avoided(&vm, at(NOW + 599))), (0, vec!["n1".into()]));
+            assert_eq!(plan.memo.avoided(&vm, at(NOW + 600)), [] as [String; 0], "for a time only");
+        }
+    }
+}
+
+#[test]
+fn slow_creation_is_not_an_unreachable_agent() {
+    let policy = Policy::default();
+    let mut memo = Memo::default();
+    for step in [create(), create_stopped(), Step::StartVm(target())].iter().cycle().take(3 * 5) {
+        let verdict = judge(step, &error(Code::DeadlineExceeded), &memo, &policy);
+        assert_eq!((verdict.finding, verdict.memo.silent), (None, 0), "{step:?}");
+        memo = verdict.memo;
+    }
+    let stop = judge(&Step::StopVm(target()), &error(Code::DeadlineExceeded), &memo, &policy);
+    assert_eq!(stop.memo.silent, 1, "a call that is quick");
+}
+
+#[test]
+fn refusals_of_the_node_are_counted() {
+    let policy = Policy::default();
+    for (why, step, code, failure, want) in [
+        ("the disk is full", create(), Code::ResourceExhausted, "COR-IMG-010", 1),
+        ("no memory is left", create_stopped(), Code::ResourceExhausted, "COR-VM-007", 1),
+        ("no such driver", create(), Code::InvalidArgument, "COR-VM-004", 1),
+        ("no such kernel", create(), Code::FailedPrecondition, "COR-VM-009", 1),
+        ("no such image anywhere", create(), Code::FailedPrecondition, "COR-IMG-004", 0),
+        ("registry unavailable", create(), Code::Unavailable, "COR-IMG-011", 0),
+        ("no answer", create(), Code::Unavailable, "", 0),
+        ("it exists already", create(), Code::AlreadyExists, "COR-VM-003", 0),
+        ("a stale leader", create(), Code::PermissionDenied, "COR-VM-006", 0),
+        ("not a creation", Step::StartVm(target()), Code::ResourceExhausted, "COR-VM-007", 0),
+    ] {
+        let error = AgentError { failure: failure.into(), ..error(code) };
+        assert_eq!(judge(&step, &error, &Memo::default(), &policy).memo.refusals, want, "{why}");
+    }
+}
+
+#[test]
+fn node_named_before_creation_is_followed() {
+    let policy = Policy::default();
+    for (stage, view, want) in [
+        (Stage::Bound, AgentView::Answered(None), "bind:n2"),
+        (Stage::Bound, vm_in(State::Running, OWN), "start"),
+        (Stage::Live, vm_in(State::Running, OWN), "report:Vm"),
+    ] {
+        let mut vm = object(stage);
+        vm.spec.node_name = "n2".into();
+        assert_eq!(verbs(&plan(&observed(&vm, view, &policy))), want, "{stage:?}");
+    }
+}
+
+#[test]
+fn agent_that_is_not_allowed_is_never_bound() {
+    let policy = Policy::default();
+    let held = object(Stage::Held);
+    let candidate = Err(BindingError::NotAllowed("169.254.169.254:80".into()));
+    let world = Observed { candidate, ..observed(&held, AgentView::Unbound, &policy) };
+    assert_eq!(verbs(&plan(&world)), "report:NotAllowed");
+    let mut bound = object(Stage::Bound);
+    bound.spec.agent_address = "169.254.169.254:80".into();
+    let candidate = Err(BindingError::NotAllowed(bound.spec.agent_address.clone()));
+    let world = Observed { candidate, ..observed(&bound, AgentView::Answered(None), &policy) };
+    assert_eq!(verbs(&plan(&world)), "create start", "it stays where it is bound");
+}
+
+#[test]
+fn unreachable_agent_is_reported_after_some_calls() {
     let policy = Policy::default();
     for (stage, what) in [(Stage::Live, "live"), (Stage::Bound, "bound"), (Stage::LiveDeleted, "deleted")] {
         let vm = object(stage);
         let mut memo = Memo::default();
         for n in 1..=6 {
             let plan = plan(&Observed { memo: memo.clone(), ..observed(&vm, silent(None, true), &policy) });
-            let want = if n < policy.silent_max { "retry" } else { "say:Unreachable retry" };
+            let want = if n < policy.silent_max { "retry" } else { "report:Unreachable retry" };
             assert_eq!(verbs(&plan), want, "{what}, call {n}");
             memo = plan.memo;
         }
-        let answered = plan(&Observed { memo, ..observed(&vm, machine(State::Running, None), &policy) });
-        assert!(answered.memo.silent == 0 || answered.report.is_none());
+        let answered = plan(&Observed { memo, ..observed(&vm, vm_in(State::Running, OWN), &policy) });
+        assert!(answered.memo.silent == 0 || answered.finding.is_none());
     }
 }
 
 #[test]
-fn abandoned_objects_are_let_go() {
+fn abandoned_object_loses_its_finalizer() {
     let policy = Policy::default();
     let mut vm = object(Stage::LiveDeleted);
     vm.annotations_mut().insert(keys::ABANDON.into(), "true".into());
-    assert_eq!(verbs(&plan(&observed(&vm, silent(None, true), &policy))), "release!");
-    let refused = Look::Refused(error(Code::PermissionDenied));
-    assert_eq!(verbs(&plan(&observed(&vm, refused, &policy))), "release!");
-    let seen = machine(State::Running, None);
-    assert_eq!(
-        verbs(&plan(&observed(&vm, seen, &policy))),
-        "stop delete",
-        "as long as it can be done it is done"
-    );
+    assert_eq!(verbs(&plan(&observed(&vm, silent(None, true), &policy))), "remove-finalizer!");
+    let refused = AgentView::Refused(error(Code::PermissionDenied));
+    assert_eq!(verbs(&plan(&observed(&vm, refused, &policy))), "remove-finalizer!");
+    let seen = vm_in(State::Running, OWN);
+    assert_eq!(verbs(&plan(&observed(&vm, seen, &policy))), "stop delete", "removed while the agent answers");
 }
 
 #[test]
 fn verdict_table() {
     let policy = Policy { internal_max: 3, ..Policy::default() };
-    let said = |verdict: &Verdict| {
+    let found = |verdict: &Verdict| {
         verdict
-            .report
+            .finding
             .as_ref()
             .map(|r| format!("{r:?}").split(['(', ' ']).next().unwrap_or_default().to_owned())
     };
     for (why, step, code, before, want, again) in [
-        ("already there counts as created", Step::Create, Code::AlreadyExists, Memo::default(), None, true),
-        ("a first INTERNAL passes", Step::Create, Code::Internal, Memo::default(), None, false),
+        ("already exists counts as created", create(), Code::AlreadyExists, Memo::default(), None, true),
+        ("a first INTERNAL passes", create(), Code::Internal, Memo::default(), None, false),
         (
-            "the third in a row is said",
-            Step::Create,
+            "the third in a row is reported",
+            create(),
             Code::Internal,
             Memo { internal: 2, ..Memo::default() },
             Some("Internal"),
@@ -360,17 +583,17 @@ fn verdict_table() {
         ),
         (
             "on start it only passes",
-            Step::Start,
+            Step::StartVm(target()),
             Code::Internal,
             Memo { internal: 9, ..Memo::default() },
             None,
             false,
         ),
-        ("unavailable passes", Step::Create, Code::Unavailable, Memo::default(), None, false),
-        ("full passes", Step::Create, Code::ResourceExhausted, Memo::default(), None, false),
+        ("unavailable passes", create(), Code::Unavailable, Memo::default(), None, false),
+        ("full passes", create(), Code::ResourceExhausted, Memo::default(), None, false),
         (
             "vanished between create and start: again",
-            Step::Start,
+            Step::StartVm(target()),
             Code::NotFound,
             Memo::default(),
             None,
@@ -378,7 +601,7 @@ fn verdict_table() {
         ),
         (
             "a bad argument is the user's",
-            Step::Create,
+            create(),
             Code::InvalidArgument,
             Memo::default(),
             Some("Refused"),
@@ -386,15 +609,15 @@ fn verdict_table() {
         ),
         (
             "so is a missing image",
-            Step::Create,
+            create(),
             Code::FailedPrecondition,
             Memo::default(),
             Some("Refused"),
             false,
         ),
         (
-            "a refused delete is said",
-            Step::Delete,
+            "a refused delete is reported",
+            Step::DeleteVm(target()),
             Code::PermissionDenied,
             Memo::default(),
             Some("Refused"),
@@ -402,34 +625,34 @@ fn verdict_table() {
         ),
     ] {
         let verdict = judge(&step, &error(code), &before, &policy);
-        assert_eq!((said(&verdict).as_deref(), verdict.again), (want, again), "{why}");
+        assert_eq!((found(&verdict).as_deref(), verdict.again), (want, again), "{why}");
     }
 }
 
 #[test]
-fn what_an_agent_explains_is_said_at_once_and_tried_again() {
+fn explained_failure_is_reported_at_once_and_retried() {
     let policy = Policy::default();
-    let said = |step: Step, code: Code, failure: &str| {
+    let found = |step: Step, code: Code, failure: &str| {
         let error = AgentError { failure: failure.into(), ..error(code) };
         let verdict = judge(&step, &error, &Memo::default(), &policy);
         assert!(!verdict.again);
-        verdict.report
+        verdict.finding
     };
     for (why, step, code, failure, want) in [
-        ("the disk is full", Step::Create, Code::ResourceExhausted, "COR-IMG-010", true),
-        ("no memory is left", Step::Create, Code::ResourceExhausted, "COR-VM-007", true),
-        ("the registry is away", Step::Create, Code::Unavailable, "COR-IMG-011", true),
-        ("the guest does not boot", Step::Start, Code::Internal, "COR-GST-002", true),
-        ("the node is stopping", Step::Create, Code::Unavailable, "COR-VM-010", false),
-        ("an old agent that is full", Step::Create, Code::ResourceExhausted, "", false),
+        ("the disk is full", create(), Code::ResourceExhausted, "COR-IMG-010", true),
+        ("no memory is left", create(), Code::ResourceExhausted, "COR-VM-007", true),
+        ("registry unavailable", create(), Code::Unavailable, "COR-IMG-011", true),
+        ("the guest does not boot", Step::StartVm(target()), Code::Internal, "COR-GST-002", true),
+        ("the node is stopping", create(), Code::Unavailable, "COR-VM-010", false),
+        ("an old agent that is full", create(), Code::ResourceExhausted, "", false),
     ] {
-        let report = said(step, code, failure);
-        assert_eq!(matches!(report, Some(Report::Waiting(_))), want, "{why}: {report:?}");
+        let finding = found(step, code, failure);
+        assert_eq!(matches!(finding, Some(Finding::Waiting(_))), want, "{why}: {finding:?}");
     }
 }
 
 #[test]
-fn an_address_that_nobody_announces_is_said_to_be_silent_sooner() {
+fn unannounced_address_is_reported_sooner() {
     let policy = Policy::default();
     let vm = object(Stage::Bound);
     let report = |announced, before| {
@@ -437,166 +660,43 @@ fn an_address_that_nobody_announces_is_said_to_be_silent_sooner() {
             memo: Memo { silent: before, ..Memo::default() },
             ..observed(&vm, silent(None, announced), &policy)
         };
-        plan(&observed).report
+        plan(&observed).finding
     };
     assert_eq!(report(false, 0), None);
-    assert!(matches!(report(false, 1), Some(Report::Unreachable(_))));
+    assert!(matches!(report(false, 1), Some(Finding::Unreachable(_))));
     assert_eq!(report(true, 1), None);
-    assert!(matches!(report(true, 4), Some(Report::Unreachable(_))));
+    assert!(matches!(report(true, 4), Some(Finding::Unreachable(_))));
 }
 
-/// What the agent says, by state and power state.
-fn powered(state: State, power: Option<PowerState>) -> Look {
-    match machine(state, None) {
-        Look::Seen(Some(machine)) => Look::Seen(Some(Machine { power, ..machine })),
-        look => look,
+/// The agent's answer, by state and power state.
+fn powered(state: State, power: Option<PowerState>) -> AgentView {
+    match vm_in(state, OWN) {
+        AgentView::Answered(Some(vm)) => AgentView::Answered(Some(VmInfo { power, ..vm })),
+        view => view,
     }
 }
 
 #[test]
-fn power_state_table() {
-    use PowerState::{Hibernated, Paused, Running, Stopped};
+fn steps_carry_agent_fence_and_spec() {
     let policy = Policy::default();
-    let up = |power| powered(State::Running, Some(power));
-    let off = |power| powered(State::Stopped, Some(power));
-    for (why, wanted, restart, look, want) in [
-        ("absent means running", None, RestartPolicy::Always, up(Running), "say:Machine"),
-        ("a VM that somebody paused goes on", None, RestartPolicy::Never, up(Paused), "power:Running"),
-        ("one that sleeps is woken", Some(Running), RestartPolicy::Never, off(Hibernated), "power:Running"),
-        (
-            "one that ended is for restartPolicy",
-            Some(Running),
-            RestartPolicy::Never,
-            off(Stopped),
-            "say:Machine",
-        ),
-        (
-            "one that ended is for restartPolicy",
-            Some(Running),
-            RestartPolicy::Always,
-            off(Stopped),
-            "say:Machine",
-        ),
-        ("paused as asked", Some(Paused), RestartPolicy::Always, up(Running), "power:Paused"),
-        ("and stays so", Some(Paused), RestartPolicy::Always, up(Paused), "say:Machine"),
-        (
-            "it wakes before it is paused",
-            Some(Paused),
-            RestartPolicy::Always,
-            off(Hibernated),
-            "power:Running",
-        ),
-        ("hibernated as asked", Some(Hibernated), RestartPolicy::Always, up(Running), "power:Hibernated"),
-        ("also a paused one", Some(Hibernated), RestartPolicy::Always, up(Paused), "power:Hibernated"),
-        (
-            "and restartPolicy leaves it",
-            Some(Hibernated),
-            RestartPolicy::Always,
-            off(Hibernated),
-            "say:Machine",
-        ),
-        ("powered off as asked", Some(Stopped), RestartPolicy::Always, up(Running), "power:Stopped"),
-        ("also a paused one", Some(Stopped), RestartPolicy::Always, up(Paused), "power:Stopped"),
-        ("and restartPolicy leaves it", Some(Stopped), RestartPolicy::Always, off(Stopped), "say:Machine"),
-        (
-            "a failed one is down",
-            Some(Stopped),
-            RestartPolicy::Always,
-            powered(State::Error, Some(Stopped)),
-            "say:Machine",
-        ),
-        (
-            "on its way",
-            Some(Paused),
-            RestartPolicy::Always,
-            powered(State::Creating, Some(Running)),
-            "say:Machine",
-        ),
-        (
-            "an old agent cannot",
-            Some(Paused),
-            RestartPolicy::Always,
-            powered(State::Running, None),
-            "say:PowerFailed",
-        ),
-        (
-            "an old agent can power off",
-            Some(Stopped),
-            RestartPolicy::Always,
-            powered(State::Running, None),
-            "power:Stopped",
-        ),
-    ] {
-        let mut vm = object(Stage::Live);
-        (vm.spec.power_state, vm.spec.restart_policy) = (wanted, restart);
-        let plan = plan(&observed(&vm, look, &policy));
-        assert_eq!(verbs(&plan), want, "{why}");
-    }
-}
-
-#[test]
-fn a_vm_that_shall_begin_powered_off_does_not_boot() {
-    let policy = Policy::default();
-    let off = powered(State::Stopped, Some(PowerState::Stopped));
-    let up = powered(State::Running, None);
-    for (why, copy, created, look, want) in [
-        ("laid out", "", false, Look::Seen(None), "lay"),
-        ("and told of", "", true, off, "say:Machine"),
-        ("an agent of old has booted it: power goes from here", "", true, up, "say:Machine"),
-        ("one that shows none of what it has", "", true, Look::Seen(None), "start"),
-        ("a copy goes on first", "yesterday", false, Look::Seen(None), "create start"),
-    ] {
-        let mut vm = object(Stage::Bound);
-        (vm.spec.power_state, vm.spec.clone_from) = (Some(PowerState::Stopped), copy.into());
-        let progress = Progress { created, ..Progress::default() };
-        let plan = plan(&Observed { progress, ..observed(&vm, look, &policy) });
-        assert_eq!(verbs(&plan), want, "{why}");
-    }
-}
-
-#[test]
-fn bedtime_table() {
-    use PowerState::{Hibernated, Paused, Running, Stopped};
-    let policy = Policy::default();
-    let up = |power| powered(State::Running, Some(power));
-    let off = |power| powered(State::Stopped, Some(power));
-    // It became Ready 60 s ago.
-    for (why, after, wanted, look, want) in [
-        ("never", "", None, up(Running), "say:Machine"),
-        ("not yet", "1m1s", None, up(Running), "say:Machine"),
-        ("now", "1m", None, up(Running), "power:Hibernated"),
-        ("a paused one, too", "0h30s", None, up(Paused), "power:Hibernated"),
-        ("it sleeps on", "1m", None, off(Hibernated), "say:Machine"),
-        ("one that was hibernated by hand as well", "9h", None, off(Hibernated), "say:Machine"),
-        ("until somebody wants it", "1m", Some(Running), off(Hibernated), "power:Running"),
-        ("who then has it", "1m", Some(Running), up(Running), "say:Machine"),
-        ("or does not want it", "1m", Some(Stopped), up(Running), "power:Stopped"),
-        ("one that ended is for restartPolicy", "1h", None, off(Stopped), "say:Machine"),
-        ("an old agent cannot", "1m", None, powered(State::Running, None), "say:PowerFailed"),
-    ] {
-        let mut vm = object(Stage::Live);
-        (vm.spec.hibernate_after, vm.spec.power_state) = (after.into(), wanted);
-        vm.spec.restart_policy = RestartPolicy::Never;
-        let plan = plan(&observed(&vm, look, &policy));
-        assert_eq!(verbs(&plan), want, "{why}");
-    }
-    let mut vm = object(Stage::Live);
-    vm.spec.hibernate_after = "1m5s".into();
-    assert_eq!(
-        plan(&observed(&vm, up(Running), &policy)).requeue,
-        Duration::from_secs(5),
-        "it is looked at then"
-    );
-    vm.spec.hibernate_after = "9000000h".into();
-    assert_eq!(plan(&observed(&vm, up(Running), &policy)).requeue, policy.resync);
-}
-
-#[test]
-fn a_power_state_that_is_not_reached_is_told_and_the_vm_goes_on() {
-    let refused = AgentError { failure: "COR-VM-011".into(), ..error(Code::ResourceExhausted) };
-    let step = Step::Power(PowerState::Hibernated);
-    let verdict = judge(&step, &refused, &Memo::default(), &Policy::default());
-    assert!(matches!(verdict.report, Some(Report::PowerFailed(_))), "{verdict:?}");
-    let silent = judge(&step, &error(Code::Unavailable), &Memo::default(), &Policy::default());
-    assert_eq!(silent.report, None, "nobody answered: that is counted, as for other calls");
+    let mut vm = object(Stage::Bound);
+    vm.metadata.generation = Some(7);
+    vm.spec.clone_from = "snap-1".into();
+    vm.annotations_mut().insert(keys::vm::DRIVER.into(), "qemu".into());
+    let steps = plan(&observed(&vm, AgentView::Answered(None), &policy)).steps;
+    let fence = Fence { generation: 7, ..target().fence };
+    let to = VmRef { fence, ..target() };
+    let spec = VmSpec {
+        namespace: "default".into(),
+        name: "web".into(),
+        cluster: Some("cluster-1".into()),
+        image: "i:1".into(),
+        vcpus: 1,
+        memory_mib: 128,
+        clone_from: "snap-1".into(),
+        driver: Some("qemu".into()),
+        hash: spec_hash(&vm),
+        ..VmSpec::default()
+    };
+    assert_eq!(steps, [Step::CreateVm(to.clone(), spec), Step::StartVm(to)]);
 }

@@ -1,8 +1,8 @@
-//! A FirecrackerAgent that keeps its VMs in memory, records its calls, and fails as it is told.
+//! An agent service that keeps its VMs in memory, records its calls, and fails on request.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    future,
+    future, io,
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -11,14 +11,16 @@ use std::{
     task::{Context, Poll},
 };
 
+use coracle_microvm::{Connect, agent::ByteStream};
 use coracle_proto::firecracker::{
     firecracker_agent_server::{FirecrackerAgent, FirecrackerAgentServer},
     *,
 };
-use futures_util::{Stream, StreamExt as _};
+use coracle_testkit::sim::Sim;
+use futures_util::{Stream, StreamExt as _, future::BoxFuture};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::broadcast,
     task::JoinSet,
 };
@@ -29,41 +31,39 @@ use tonic::{
     transport::{Server, ServerTlsConfig, server::Connected},
 };
 
+use crate::fake_host::HostRoutes;
+
 /// How one call goes wrong.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     Status(Code, &'static str),
-    /// OK on the wire, and an error in the message: the first generation's way.
+    /// OK as gRPC status, and an error in the message, as first-generation agents answer.
     InBand(&'static str),
-    /// The work is done and no answer comes.
+    /// The work is done and answered after this is notified.
+    Hold(Arc<tokio::sync::Notify>),
+    /// The work is done, without an answer.
     HangAfter,
-    /// Neither.
+    /// The work is not done, without an answer.
     HangBefore,
 }
 
-/// Cuts the client off after the n-th call of all that it makes, wherever they go.
-#[derive(Debug, Default)]
-pub(crate) struct Fuse {
-    calls: AtomicUsize,
-    at: Option<usize>,
-    pub(crate) blown: tokio::sync::Notify,
+/// Where agents listen.
+#[derive(Clone, Debug)]
+pub(crate) enum Net {
+    /// On loopback, in real time.
+    Tcp,
+    /// In memory, in a simulation, which counts the calls.
+    Memory(Sim),
 }
 
-impl Fuse {
-    pub(crate) fn new(at: Option<usize>) -> Arc<Self> {
-        Arc::new(Self { at, ..Self::default() })
-    }
+/// Connects to agents that listen in memory.
+#[derive(Debug)]
+pub(crate) struct MemoryConnect(pub(crate) Sim);
 
-    /// Counts a call whose work is done; never returns when the client is to die now.
-    pub(crate) async fn after_call(&self) {
-        if Some(self.calls.fetch_add(1, Ordering::SeqCst)) == self.at {
-            self.blown.notify_one();
-            future::pending::<()>().await;
-        }
-    }
-
-    pub(crate) fn calls(&self) -> usize {
-        self.calls.load(Ordering::SeqCst)
+impl Connect for MemoryConnect {
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, io::Result<Box<dyn ByteStream>>> {
+        let stream = self.0.network().connect(address);
+        Box::pin(async move { Ok(Box::new(stream?) as Box<dyn ByteStream>) })
     }
 }
 
@@ -71,6 +71,7 @@ impl Fuse {
 pub(crate) struct Vm {
     pub(crate) state: VmState,
     pub(crate) request: CreateVmRequest,
+    started: bool,
 }
 
 #[derive(Default)]
@@ -81,12 +82,14 @@ pub(crate) struct Shared {
     pub(crate) fences: Mutex<Vec<(String, String)>>,
     faults: Mutex<HashMap<&'static str, VecDeque<Fault>>>,
     always: Mutex<HashMap<&'static str, Fault>>,
+    /// Connections that are open.
     pub(crate) open: Arc<AtomicUsize>,
-    pub(crate) fuse: Mutex<Option<Arc<Fuse>>>,
+    /// Connections so far.
+    pub(crate) accepted: Arc<AtomicUsize>,
     events: Mutex<Option<broadcast::Sender<VmEvent>>>,
-    /// GetVM says "not found" whatever there is, and CreateVM makes another one: a mutation of the rules.
-    pub(crate) blind: AtomicBool,
-    /// Creates that made a VM.
+    /// A VM does not exist for GetVM and CreateVM until it was started: a mutation of the contract.
+    pub(crate) hides_new_vms: AtomicBool,
+    /// Calls of CreateVM that created a VM.
     pub(crate) created: AtomicUsize,
     /// StartVM of a stopped VM is refused, as the first generation does.
     pub(crate) cannot_restart: AtomicBool,
@@ -94,7 +97,14 @@ pub(crate) struct Shared {
     pub(crate) mute: AtomicBool,
 }
 
-/// The agent; it stops when dropped.
+/// Service of a fake node.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Agent,
+    Host,
+}
+
+/// The agent. It stops when it is dropped.
 pub(crate) struct FakeAgent {
     pub(crate) shared: Arc<Shared>,
     pub(crate) address: String,
@@ -103,34 +113,79 @@ pub(crate) struct FakeAgent {
 }
 
 impl FakeAgent {
-    pub(crate) async fn start() -> Self {
-        Self::start_with(Arc::default(), "127.0.0.1:0").await
+    pub(crate) async fn start(net: &Net) -> Self {
+        Self::start_with(net, Arc::default(), None).await
     }
 
-    pub(crate) async fn start_with(shared: Arc<Shared>, address: &str) -> Self {
-        Self::start_server(shared, address, Server::builder()).await
+    /// Continues with the VMs of an agent that was killed, at its address or a new one.
+    pub(crate) async fn start_with(net: &Net, shared: Arc<Shared>, address: Option<&str>) -> Self {
+        Self::listen(net, shared, address, (Kind::Agent, Server::builder())).await
+    }
+
+    /// With the host service instead, and mutual TLS, without which no node serves it.
+    pub(crate) async fn start_host(net: &Net, tls: ServerTlsConfig) -> Self {
+        let server = Server::builder().tls_config(tls).unwrap();
+        Self::listen(net, Arc::default(), None, (Kind::Host, server)).await
     }
 
     /// With mutual TLS.
-    pub(crate) async fn start_tls(tls: ServerTlsConfig) -> Self {
-        Self::start_server(Arc::default(), "127.0.0.1:0", Server::builder().tls_config(tls).unwrap()).await
+    pub(crate) async fn start_tls(
+        net: &Net,
+        shared: Arc<Shared>,
+        address: Option<&str>,
+        tls: ServerTlsConfig,
+    ) -> Self {
+        let server = Server::builder().tls_config(tls).unwrap();
+        Self::listen(net, shared, address, (Kind::Agent, server)).await
     }
 
-    async fn start_server(shared: Arc<Shared>, address: &str, mut server: Server) -> Self {
-        let listener = TcpListener::bind(address).await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+    async fn listen(net: &Net, shared: Arc<Shared>, address: Option<&str>, server: (Kind, Server)) -> Self {
+        match net {
+            Net::Tcp => {
+                let listener = TcpListener::bind(address.unwrap_or("127.0.0.1:0")).await.unwrap();
+                let address = listener.local_addr().unwrap().to_string();
+                Self::serve(net, shared, address, TcpListenerStream::new(listener), server)
+            }
+            Net::Memory(sim) => {
+                let listener = match address {
+                    Some(address) => sim.network().listen_at(address),
+                    None => sim.network().listen(),
+                };
+                let address = listener.address().to_owned();
+                Self::serve(net, shared, address, listener, server)
+            }
+        }
+    }
+
+    fn serve<S>(
+        net: &Net,
+        shared: Arc<Shared>,
+        address: String,
+        incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+        (kind, mut server): (Kind, Server),
+    ) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
         shared.events.lock().unwrap().get_or_insert_with(|| broadcast::channel(100).0);
         let (open, dead) = (shared.open.clone(), CancellationToken::new());
         let broken = dead.clone();
-        let incoming =
-            TcpListenerStream::new(listener).map(move |s| s.map(|s| Counted::new(s, open.clone(), &broken)));
-        let service = FirecrackerAgentServer::new(Service(shared.clone()));
+        let accepted = shared.accepted.clone();
+        let incoming = incoming.map(move |stream| {
+            accepted.fetch_add(1, Ordering::SeqCst);
+            stream.map(|stream| Counted::new(stream, open.clone(), &broken))
+        });
+        let service = Service(shared.clone(), net.clone());
+        let routes = match kind {
+            Kind::Agent => server.add_service(FirecrackerAgentServer::new(service)),
+            Kind::Host => server.add_service(HostRoutes(service)),
+        };
         let mut tasks = JoinSet::new();
-        tasks.spawn(async move { server.add_service(service).serve_with_incoming(incoming).await.unwrap() });
+        tasks.spawn(async move { routes.serve_with_incoming(incoming).await.unwrap() });
         Self { shared, address, tasks, dead }
     }
 
-    /// Dies with its connections; its VMs stay in the returned state.
+    /// Ends with its connections; its VMs are in the returned state.
     pub(crate) async fn kill(mut self) -> (Arc<Shared>, String) {
         self.tasks.shutdown().await;
         self.dead.cancel();
@@ -163,7 +218,7 @@ impl FakeAgent {
         self.shared.calls.lock().unwrap().iter().filter(|c| c.split(' ').next() == Some(rpc)).count()
     }
 
-    /// Ids with the states of all machines by that id: more than one is the defect that tests look for.
+    /// Ids with the states of all VMs with that id: more than one is the defect that tests look for.
     pub(crate) fn machines(&self) -> Vec<String> {
         let vms = self.shared.vms.lock().unwrap();
         vms.iter()
@@ -175,23 +230,31 @@ impl FakeAgent {
         self.shared.vms.lock().unwrap()[id][0].request.clone()
     }
 
-    /// A VM changes its state by itself.
+    /// Marks a VM as adoptable by `object`.
+    pub(crate) fn mark(&self, id: &str, object: &str) {
+        let mut vms = self.shared.vms.lock().unwrap();
+        for vm in vms.get_mut(id).unwrap() {
+            vm.request.metadata.insert("coracle.dev/adopt".into(), object.into());
+        }
+    }
+
+    /// Changes the state of a VM, as a crash does.
     pub(crate) fn set_state(&self, id: &str, state: VmState) {
         self.shared.vms.lock().unwrap().get_mut(id).unwrap().iter_mut().for_each(|vm| vm.state = state);
         self.shared.emit(id, state);
     }
 
-    /// A VM is gone without a trace.
+    /// Removes a VM without a call.
     pub(crate) fn lose(&self, id: &str) {
         self.shared.vms.lock().unwrap().remove(id);
         self.shared.emit(id, VmState::Unspecified);
     }
 
-    /// A VM that somebody else has made.
+    /// Adds a VM that another client created.
     pub(crate) fn plant(&self, id: &str, uid: Option<&str>, state: VmState) {
         let metadata = uid.map(|uid| ("coracle.dev/uid".to_owned(), uid.to_owned())).into_iter().collect();
         let request = CreateVmRequest { vm_id: id.into(), metadata, ..Default::default() };
-        self.shared.vms.lock().unwrap().insert(id.into(), vec![Vm { state, request }]);
+        self.shared.vms.lock().unwrap().insert(id.into(), vec![Vm { state, request, started: true }]);
     }
 }
 
@@ -211,9 +274,10 @@ impl Shared {
         queued.or_else(|| self.always.lock().unwrap().get(rpc).cloned())
     }
 
-    /// Records the call, fails it as told, does `work`, and blows the fuse when its turn has come.
+    /// Records the call, fails it as requested, does `work`, and counts the call in a simulation.
     async fn answer<T: Default>(
         &self,
+        net: &Net,
         rpc: &'static str,
         id: &str,
         in_band: impl FnOnce(String) -> T,
@@ -228,11 +292,14 @@ impl Shared {
                 let _ = work();
                 future::pending().await
             }
+            Some(Fault::Hold(until)) => {
+                until.notified().await;
+                work()
+            }
             None => work(),
         };
-        let fuse = self.fuse.lock().unwrap().clone();
-        if let Some(fuse) = fuse {
-            fuse.after_call().await;
+        if let Net::Memory(sim) = net {
+            sim.after_call(&format!("{rpc} {id}")).await;
         }
         result.map(Response::new)
     }
@@ -248,7 +315,8 @@ impl Shared {
     }
 }
 
-struct Service(Arc<Shared>);
+#[derive(Clone)]
+pub(crate) struct Service(Arc<Shared>, Net);
 
 #[tonic::async_trait]
 impl FirecrackerAgent for Service {
@@ -264,14 +332,15 @@ impl FirecrackerAgent for Service {
         let work = || {
             let mut vms = self.0.vms.lock().unwrap();
             let all = vms.entry(id.clone()).or_default();
-            if !all.is_empty() && !self.0.blind.load(Ordering::SeqCst) {
+            let hides = self.0.hides_new_vms.load(Ordering::SeqCst);
+            if all.iter().any(|vm| vm.started || !hides) {
                 return Err(Status::already_exists(format!("VM {id} already exists")));
             }
-            all.push(Vm { state: VmState::Running, request: request.clone() });
+            all.push(Vm { state: VmState::Running, request: request.clone(), started: false });
             self.0.created.fetch_add(1, Ordering::SeqCst);
             Ok(CreateVmResponse { vm_id: id.clone(), state: VmState::Running.into(), ..Default::default() })
         };
-        self.0.answer("CreateVM", &id, in_band, work).await
+        self.0.answer(&self.1, "CreateVM", &id, in_band, work).await
     }
 
     async fn start_vm(&self, request: Request<StartVmRequest>) -> Result<Response<StartVmResponse>, Status> {
@@ -285,10 +354,10 @@ impl FirecrackerAgent for Service {
             if vm.state != VmState::Running && self.0.cannot_restart.load(Ordering::SeqCst) {
                 return Ok(in_band_start(&id));
             }
-            vm.state = VmState::Running;
+            (vm.state, vm.started) = (VmState::Running, true);
             Ok(StartVmResponse { vm_id: id.clone(), state: VmState::Running.into(), ..Default::default() })
         };
-        self.0.answer("StartVM", &id, in_band, work).await
+        self.0.answer(&self.1, "StartVM", &id, in_band, work).await
     }
 
     async fn stop_vm(&self, request: Request<StopVmRequest>) -> Result<Response<StopVmResponse>, Status> {
@@ -304,7 +373,7 @@ impl FirecrackerAgent for Service {
             all.iter_mut().for_each(|vm| vm.state = VmState::Stopped);
             Ok(StopVmResponse { vm_id: id.clone(), state: VmState::Stopped.into(), ..Default::default() })
         };
-        self.0.answer("StopVM", &id, in_band, work).await
+        self.0.answer(&self.1, "StopVM", &id, in_band, work).await
     }
 
     async fn delete_vm(
@@ -318,14 +387,15 @@ impl FirecrackerAgent for Service {
             Some(_) => Ok(DeleteVmResponse { vm_id: id.clone(), success: true, ..Default::default() }),
             None => Err(Shared::missing(&id)),
         };
-        self.0.answer("DeleteVM", &id, in_band, work).await
+        self.0.answer(&self.1, "DeleteVM", &id, in_band, work).await
     }
 
     async fn get_vm(&self, request: Request<GetVmRequest>) -> Result<Response<GetVmResponse>, Status> {
         let id = request.into_inner().vm_id;
         let work = || {
             let vms = self.0.vms.lock().unwrap();
-            let vm = vms.get(&id).and_then(|all| all.last()).filter(|_| !self.0.blind.load(Ordering::SeqCst));
+            let hides = self.0.hides_new_vms.load(Ordering::SeqCst);
+            let vm = vms.get(&id).and_then(|all| all.last()).filter(|vm| vm.started || !hides);
             let vm = vm.ok_or_else(|| Shared::missing(&id))?;
             let ip_address = if vm.state == VmState::Running { "10.100.0.42".into() } else { String::new() };
             let metadata = vm.request.metadata.clone();
@@ -338,7 +408,7 @@ impl FirecrackerAgent for Service {
             };
             Ok(GetVmResponse { vm: Some(info) })
         };
-        self.0.answer("GetVM", &id, |_| GetVmResponse::default(), work).await
+        self.0.answer(&self.1, "GetVM", &id, |_| GetVmResponse::default(), work).await
     }
 
     async fn list_v_ms(&self, _: Request<ListVMsRequest>) -> Result<Response<ListVMsResponse>, Status> {
@@ -373,7 +443,7 @@ impl FirecrackerAgent for Service {
         _: Request<GetHostInfoRequest>,
     ) -> Result<Response<GetHostInfoResponse>, Status> {
         let work = || Ok(GetHostInfoResponse { total_cpus: 4, total_memory_mb: 4096, ..Default::default() });
-        self.0.answer("GetHostInfo", "", |_| GetHostInfoResponse::default(), work).await
+        self.0.answer(&self.1, "GetHostInfo", "", |_| GetHostInfoResponse::default(), work).await
     }
 
     async fn health_check(
@@ -389,28 +459,28 @@ fn in_band_start(id: &str) -> StartVmResponse {
     StartVmResponse { vm_id: id.into(), state: VmState::Error.into(), error_message }
 }
 
-/// A connection that is counted while it is open, and breaks when its agent dies.
-struct Counted(TcpStream, Arc<AtomicUsize>, Pin<Box<WaitForCancellationFutureOwned>>);
+/// A connection that is counted while it is open, and breaks when its agent is killed.
+struct Counted<S>(S, Arc<AtomicUsize>, Pin<Box<WaitForCancellationFutureOwned>>);
 
-impl Counted {
-    fn new(stream: TcpStream, open: Arc<AtomicUsize>, dead: &CancellationToken) -> Self {
+impl<S> Counted<S> {
+    fn new(stream: S, open: Arc<AtomicUsize>, dead: &CancellationToken) -> Self {
         open.fetch_add(1, Ordering::SeqCst);
         Self(stream, open, Box::pin(dead.clone().cancelled_owned()))
     }
 }
 
-impl Drop for Counted {
+impl<S> Drop for Counted<S> {
     fn drop(&mut self) {
         self.1.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Connected for Counted {
+impl<S> Connected for Counted<S> {
     type ConnectInfo = ();
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Counted {
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -423,7 +493,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -1,6 +1,6 @@
-//! R4: agents are found, VMs are placed, and a refusal explains itself. And one leader at a time.
+//! Discovery of agents, placement with reasons for refusals, leader election, TLS.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use coracle_api::{MikromVMSpec, Phase, keys};
 use coracle_microvm::{AgentTls, Config};
@@ -12,15 +12,15 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::{
     fake_agent::FakeAgent,
+    pki::Pki,
     world::{Operator, World, message},
 };
 
 #[test]
-fn an_agent_is_found_when_it_announces_itself() {
+fn announced_agent_gets_waiting_vms() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let _operator = w.operator();
@@ -32,7 +32,7 @@ fn an_agent_is_found_when_it_announces_itself() {
         w.until_event("web", "Unschedulable").await?;
         w.announce("small", "127.0.0.1:1", 1, 512, 600).await?;
         let refused = |vm: Option<&coracle_api::MikromVM>| {
-            message(vm.unwrap()).contains("node small has 1 vCPUs, 2 are asked for")
+            message(vm.unwrap()).contains("node small has 1 vCPUs, 2 requested")
         };
         w.until("web", "refused by the small node", refused).await?;
         w.announce("large", &w.agent.address, 8, 8192, 600).await?;
@@ -45,10 +45,10 @@ fn an_agent_is_found_when_it_announces_itself() {
 }
 
 #[test]
-fn vms_placed_at_once_share_the_room() {
+fn vms_placed_at_once_share_the_memory() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
-        let other = FakeAgent::start().await;
+        let other = FakeAgent::start(&w.net).await;
         w.announce("a", &w.agent.address, 8, 2048, 600).await?;
         w.announce("b", &other.address, 8, 2048, 600).await?;
         let _operator = w.operator();
@@ -61,7 +61,7 @@ fn vms_placed_at_once_share_the_room() {
         assert_eq!((w.agent.machines().len(), other.machines().len()), (2, 2));
         w.create("fifth", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
         let vm = w.until_reason("fifth", "Unschedulable").await?;
-        assert!(message(&vm).contains("node a has 0 MiB left to promise"), "{}", message(&vm));
+        assert!(message(&vm).contains("node a has 0 MiB unreserved"), "{}", message(&vm));
         w.delete("vm-0").await?;
         w.until_running("fifth").await?;
         Ok::<_, anyhow::Error>(())
@@ -69,16 +69,15 @@ fn vms_placed_at_once_share_the_room() {
 }
 
 #[test]
-fn a_node_that_comes_back_elsewhere_is_followed() {
+fn node_with_a_new_address_keeps_its_vm() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.announce("n", &w.agent.address, 8, 8192, 600).await?;
         let _operator = w.operator();
         w.create("web", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
         w.until_running("web").await?;
-        let spare = FakeAgent::start().await;
-        let (shared, old) = std::mem::replace(&mut w.agent, spare).kill().await;
-        w.agent = FakeAgent::start_with(shared, "127.0.0.1:0").await;
+        let (shared, old) = w.kill_agent().await;
+        w.agent = FakeAgent::start_with(&w.net, shared, None).await;
         assert_ne!(old, w.agent.address);
         w.announce("n", &w.agent.address, 8, 8192, 600).await?;
         let address = w.agent.address.clone();
@@ -92,7 +91,7 @@ fn a_node_that_comes_back_elsewhere_is_followed() {
 }
 
 #[test]
-fn one_of_two_operators_works_and_the_other_takes_over() {
+fn second_operator_takes_over_from_a_killed_leader() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let config = |who: &str| {
@@ -120,49 +119,21 @@ fn one_of_two_operators_works_and_the_other_takes_over() {
     });
 }
 
-/// An authority, and PEM certificate and key signed by it for `name`.
-struct Pki(rcgen::Issuer<'static, rcgen::KeyPair>, String);
-
-impl Pki {
-    fn new() -> Self {
-        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let key = rcgen::KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self(rcgen::Issuer::new(params, key), pem)
-    }
-
-    fn sign(&self, name: &str) -> (String, String) {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
-    }
-}
-
 #[test]
-fn agents_are_spoken_to_with_mutual_tls() {
+fn agents_are_called_with_mutual_tls() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
-        let (pki, dir) = (Pki::new(), tempfile::tempdir()?);
-        let (certificate, key) = pki.sign("node-1.coracle");
-        let tls = ServerTlsConfig::new()
-            .identity(Identity::from_pem(certificate, key))
-            .client_ca_root(Certificate::from_pem(&pki.1));
-        w.agent = FakeAgent::start_tls(tls).await;
-        let file = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, text).map(|()| path)
-        };
-        let (certificate, key) = pki.sign("operator");
-        let ca = file("ca.crt", &pki.1)?;
-        let identity = Some((file("tls.crt", &certificate)?, file("tls.key", &key)?));
-        let good = AgentTls { ca: ca.clone(), identity: identity.clone() };
+        let (pki, dir, other_dir) = (Pki::new(), tempfile::tempdir()?, tempfile::tempdir()?);
+        let tls = pki.server("node-1.coracle");
+        w.agent = FakeAgent::start_tls(&w.net, Arc::default(), None, tls).await;
+        let good = pki.client(dir.path());
+        let AgentTls { ca, identity } = good.clone();
         let lease = json!({"metadata": {"annotations": {keys::node::TLS_SERVER_NAME: "node-1.coracle"}}});
         w.announce("n", &w.agent.address, 8, 8192, 600).await?;
         let leases: Api<Lease> = Api::namespaced(w.client.clone(), &w.ns);
         leases.patch("n", &PatchParams::default(), &Patch::Merge(lease)).await?;
-        // Without a certificate of ours, or with another authority, the agent is not reached: nothing is sent to it.
-        let other = file("other.crt", &Pki::new().1)?;
+        // Without our certificate, or with another authority, the agent gets no call.
+        let other = Pki::new().client(other_dir.path()).ca;
         for (n, bad) in
             [AgentTls { ca, identity: None }, AgentTls { ca: other, identity }].into_iter().enumerate()
         {

@@ -1,4 +1,5 @@
-//! The MikromVM controller against a real API server and a fake agent that can fail in every way.
+//! The MikromVM controller with a fake agent that can fail in every way: on a real API server, and in
+//! simulations.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -7,9 +8,13 @@
 )]
 
 mod contract;
-mod crash;
 mod fake_agent;
+mod fake_host;
 mod fleet;
-mod healing;
+mod host_node;
+mod pki;
 mod schema;
+mod sim_connections;
+mod sim_crash;
+mod sim_healing;
 mod world;

@@ -1,4 +1,4 @@
-//! The resource definition in the API server: what it refuses, in whose words, and what kubectl shows.
+//! The resource definition in the API server: its refusals, their messages, and the columns of kubectl.
 
 use coracle_api::{MikromVM, MikromVMSpec};
 use coracle_testkit::{cluster, tools};
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::world::World;
 
 #[test]
-fn the_seed_manifest_is_accepted_and_bad_input_refused() {
+fn valid_manifest_is_accepted_and_bad_input_refused() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let mut seed: MikromVM =
@@ -59,7 +59,7 @@ fn the_seed_manifest_is_accepted_and_bad_input_refused() {
 }
 
 #[test]
-fn what_a_live_vm_was_built_from_cannot_change() {
+fn build_inputs_of_a_live_vm_are_immutable() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let operator = w.operator();
@@ -87,7 +87,7 @@ fn what_a_live_vm_was_built_from_cannot_change() {
 }
 
 #[test]
-fn kubectl_prints_the_seeds_columns() {
+fn kubectl_prints_the_published_columns() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;

@@ -1,61 +1,123 @@
-//! One test's corner of the cluster: a namespace, an agent, and an operator that can be killed.
+//! What one test works with: a namespace of a cluster or a simulation, an agent, and an operator that can be
+//! killed.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use coracle_api::{MikromVM, MikromVMSpec, condition, keys};
-use coracle_microvm::{Config, Deadlines, Policy, Scope};
-use coracle_reconcile::{Backoff, find};
-use coracle_testkit::cluster::Cluster;
+use coracle_microvm::{AgentTls, Config, Deadlines, Policy, Scope, agent::TcpConnect};
+use coracle_reconcile::{Backoff, Clock, ControllerMetrics, WallTime as _, find};
+pub(crate) use coracle_testkit::eventually;
+use coracle_testkit::{
+    cluster::Cluster,
+    sim::Sim,
+    world::{self, Process},
+};
 use futures_util::TryStreamExt as _;
 use k8s_openapi::{
-    api::{
-        coordination::v1::{Lease, LeaseSpec},
-        events::v1::Event,
-    },
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client,
     api::{DeleteParams, Patch, PatchParams, WatchEvent, WatchParams},
-    runtime::wait::await_condition,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
-use crate::fake_agent::FakeAgent;
-
-/// No state is waited for longer.
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+use crate::{
+    fake_agent::{FakeAgent, MemoryConnect, Net, Shared},
+    pki::Pki,
+};
 
 pub(crate) struct World {
     pub(crate) client: Client,
-    pub(crate) cluster: &'static Cluster,
     pub(crate) ns: String,
+    pub(crate) net: Net,
     pub(crate) agent: FakeAgent,
+    metrics: ControllerMetrics,
+    /// Of a node with a host service: our certificates, and where they are.
+    tls: Option<(AgentTls, tempfile::TempDir)>,
+}
+
+/// Runs a test body in a simulation.
+pub(crate) fn simulate<Fut>(body: impl FnOnce(World) -> Fut)
+where
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    Sim::run(1, |sim| async move { body(World::simulated(&sim).await?).await });
 }
 
 impl World {
     pub(crate) async fn new(cluster: &'static Cluster) -> anyhow::Result<Self> {
         let client = cluster.client();
-        for crd in coracle_api::crds() {
-            let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-            api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
-            let established = kube::runtime::conditions::is_crd_established();
-            tokio::time::timeout(LIMIT, await_condition(api, &crd.name_any(), established)).await??;
-        }
+        world::install(&client, &coracle_api::crds()).await?;
         let ns = cluster.namespace().await?;
-        Ok(Self { client, cluster, ns, agent: FakeAgent::start().await })
+        let agent = FakeAgent::start(&Net::Tcp).await;
+        Ok(Self { client, ns, net: Net::Tcp, agent, metrics: ControllerMetrics::default(), tls: None })
     }
 
-    /// Fast enough that no test waits for a clock.
+    /// As [`World::new`], but the agent is a node that announces its host service, and has no other.
+    pub(crate) async fn with_host_service(cluster: &'static Cluster) -> anyhow::Result<Self> {
+        Self::new(cluster).await?.announced_host().await
+    }
+
+    /// Replaces the agent by a node that announces its host service.
+    pub(crate) async fn announced_host(mut self) -> anyhow::Result<Self> {
+        let pki = Pki::new();
+        self.agent = FakeAgent::start_host(&self.net, pki.server("127.0.0.1")).await;
+        self.trust(&pki)?;
+        self.announce("host", &self.agent.address, 64, 64 * 1024, 600).await?;
+        Ok(self)
+    }
+
+    /// Operators of this world speak TLS with certificates of `pki`, and nodes announce their host services.
+    pub(crate) fn trust(&mut self, pki: &Pki) -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        self.tls = Some((pki.client(dir.path()), dir));
+        Ok(())
+    }
+
+    pub(crate) async fn simulated(sim: &Sim) -> anyhow::Result<Self> {
+        let mut crds = coracle_api::crds();
+        crds.retain(|crd| crd.spec.names.kind == "MikromVM");
+        sim.prepare(&crds, "team");
+        let net = Net::Memory(sim.clone());
+        let agent = FakeAgent::start(&net).await;
+        let metrics = ControllerMetrics::default();
+        Ok(Self { client: sim.client(), ns: "team".into(), net, agent, metrics, tls: None })
+    }
+
+    /// The clock of the controller and of Leases.
+    pub(crate) fn clock(&self) -> Clock {
+        match &self.net {
+            Net::Tcp => Clock::system(),
+            Net::Memory(sim) => sim.clock(),
+        }
+    }
+
+    /// Waits for so many more reconciles: what has not happened by then does not happen.
+    pub(crate) async fn until_reconciled(&self, more: u64) -> anyhow::Result<()> {
+        let done = || self.metrics.reconciles(coracle_microvm::CONTROLLER);
+        let enough = done() + more;
+        eventually("more reconciles", async || (done() >= enough).then_some(())).await
+    }
+
+    /// Kills the agent and puts a new one in its place; its VMs, and its address.
+    pub(crate) async fn kill_agent(&mut self) -> (Arc<Shared>, String) {
+        let spare = FakeAgent::start(&self.net).await;
+        std::mem::replace(&mut self.agent, spare).kill().await
+    }
+
+    /// Short times, so that no test waits for a clock.
     pub(crate) fn config(&self) -> Config {
         let ms = Duration::from_millis;
         Config {
-            scope: Scope { namespace: Some(self.ns.clone()), system_namespace: self.ns.clone() },
+            scope: Scope {
+                namespace: Some(self.ns.clone()),
+                system_namespace: self.ns.clone(),
+                // The fake agents.
+                allowed: vec!["127.0.0.1".parse().unwrap()],
+            },
             deadlines: Deadlines { connect: ms(1000), boot: ms(1000), call: ms(1000) },
             policy: Policy {
                 resync: ms(300),
@@ -64,8 +126,16 @@ impl World {
                 healthy_after: Duration::from_secs(600),
                 internal_max: 3,
                 silent_max: 3,
+                ..Policy::default()
             },
             backoff: Backoff { base: ms(30), max: ms(200) },
+            connect: match &self.net {
+                Net::Tcp => Arc::new(TcpConnect),
+                Net::Memory(sim) => Arc::new(MemoryConnect(sim.clone())),
+            },
+            tls: self.tls.as_ref().map(|(tls, _)| tls.clone()),
+            clock: self.clock(),
+            metrics: self.metrics.clone(),
             ..Config::default()
         }
     }
@@ -105,24 +175,15 @@ impl World {
         self.vms().delete(name, &DeleteParams::default()).await.map(drop)
     }
 
-    /// Waits until the object is so; fails with what it is instead.
+    /// Waits until `test` holds for the object; fails with what it is instead.
     pub(crate) async fn until(
         &self,
         name: &str,
         what: &str,
         test: impl Fn(Option<&MikromVM>) -> bool,
     ) -> anyhow::Result<Option<MikromVM>> {
-        let found =
-            tokio::time::timeout(LIMIT, await_condition(self.vms(), name, |vm: Option<&MikromVM>| test(vm)))
-                .await;
-        match found {
-            Ok(found) => Ok(found?),
-            Err(_) => anyhow::bail!(
-                "{name} is not {what}: {:#?}\ncalls: {:?}",
-                self.vms().get_opt(name).await?,
-                self.agent.mutations()
-            ),
-        }
+        let found = world::until(&self.vms(), name, what, test).await;
+        found.map_err(|error| error.context(format!("calls: {:?}", self.agent.mutations())))
     }
 
     pub(crate) async fn until_running(&self, name: &str) -> anyhow::Result<MikromVM> {
@@ -140,7 +201,7 @@ impl World {
         self.until(name, "gone", |vm| vm.is_none()).await.map(drop)
     }
 
-    /// The Lease by which a node announces its agent.
+    /// The Lease by which a node announces its agent; in a world of host services, also that.
     pub(crate) async fn announce(
         &self,
         node: &str,
@@ -149,7 +210,7 @@ impl World {
         memory_mib: u64,
         seconds: i32,
     ) -> anyhow::Result<()> {
-        let lease = json!({
+        let mut lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {
                 "name": node, "labels": {"coracle.dev/agent": "true"},
@@ -158,8 +219,11 @@ impl World {
                     keys::node::CAPACITY_VCPUS: vcpus.to_string(), keys::node::CAPACITY_MEMORY_MIB: memory_mib.to_string(),
                 },
             },
-            "spec": LeaseSpec { holder_identity: Some(node.into()), lease_duration_seconds: Some(seconds), ..Default::default() },
+            "spec": LeaseSpec { holder_identity: Some(node.into()), lease_duration_seconds: Some(seconds), renew_time: Some(MicroTime(self.clock().timestamp())), ..Default::default() },
         });
+        if self.tls.is_some() {
+            lease["metadata"]["annotations"][keys::node::HOST_ADDRESS] = address.into();
+        }
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.ns);
         api.patch(node, &PatchParams::apply("node").force(), &Patch::Apply(lease)).await?;
         Ok(())
@@ -173,19 +237,10 @@ impl World {
 
     /// Waits for an event with that reason about `name`; its note.
     pub(crate) async fn until_event(&self, name: &str, reason: &str) -> anyhow::Result<String> {
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
-        let fits = |e: &Event| {
-            e.reason.as_deref() == Some(reason)
-                && e.regarding.as_ref().and_then(|r| r.name.as_deref()) == Some(name)
-        };
-        let found = eventually(&format!("event {reason}"), async || {
-            api.list(&Default::default()).await.unwrap().into_iter().find(fits)
-        })
-        .await?;
-        Ok(found.note.unwrap_or_default())
+        world::until_event(&self.client, &self.ns, name, reason).await
     }
 
-    /// Follows every write to `name` from now on, at the API server's side: one watch event each.
+    /// Follows every write to `name` from now on: each is one watch event.
     pub(crate) async fn writes(&self, name: &str) -> anyhow::Result<Writes> {
         let from = self.vms().list(&Default::default()).await?.metadata.resource_version.unwrap_or_default();
         let count: Arc<std::sync::Mutex<Vec<MikromVM>>> = Arc::default();
@@ -216,7 +271,7 @@ impl Writes {
     }
 }
 
-/// Status and reason of Ready; Available always says the same.
+/// Status and reason of Ready, which equal those of Available.
 pub(crate) fn ready(vm: &MikromVM) -> (String, String) {
     let conditions = vm.status.as_ref().map(|s| s.conditions.clone()).unwrap_or_default();
     let of = |kind| find(&conditions, kind).map(|c| (c.status.clone(), c.reason.clone())).unwrap_or_default();
@@ -229,40 +284,19 @@ pub(crate) fn message(vm: &MikromVM) -> String {
     find(&conditions, condition::READY).map(|c| c.message.clone()).unwrap_or_default()
 }
 
-/// Asks until there is an answer.
-pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> anyhow::Result<T> {
-    let end = Instant::now() + LIMIT;
-    loop {
-        if let Some(answer) = ask().await {
-            return Ok(answer);
-        }
-        anyhow::ensure!(Instant::now() < end, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-/// A running controller. Dropping it kills it where it stands.
-pub(crate) struct Operator {
-    stop: CancellationToken,
-    task: JoinSet<Result<(), coracle_microvm::Error>>,
-}
+/// A running controller. Dropping it kills it.
+pub(crate) struct Operator(Process<coracle_microvm::Error>);
 
 impl Operator {
     pub(crate) fn start(client: Client, config: Config) -> Self {
-        let stop = CancellationToken::new();
-        let mut task = JoinSet::new();
-        task.spawn(coracle_microvm::run(client, config, stop.clone()));
-        Self { stop, task }
+        Self(Process::start(|stop| coracle_microvm::run(client, config, stop)))
     }
 
-    /// Asks it to stop and waits for it.
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop.cancel();
-        Ok(tokio::time::timeout(LIMIT, self.task.join_next()).await?.unwrap()??)
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.0.stop().await
     }
 
-    /// Kills it where it stands, and waits until nothing of it runs.
-    pub(crate) async fn kill(mut self) {
-        self.task.shutdown().await;
+    pub(crate) async fn kill(self) {
+        self.0.kill().await;
     }
 }

@@ -1,11 +1,11 @@
-//! R5 and R6: restarts, lost nodes, deletion that does not hang.
+//! Restarts, lost nodes, and deletion that always ends, in simulations.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
 use coracle_api::{MikromVMSpec, Phase, RestartPolicy};
 use coracle_microvm::{Config, Policy};
 use coracle_proto::firecracker::VmState;
-use coracle_testkit::cluster;
+use coracle_reconcile::WallTime as _;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
@@ -15,14 +15,13 @@ use serde_json::json;
 
 use crate::{
     fake_agent::FakeAgent,
-    world::{Operator, World, eventually, message},
+    world::{Operator, World, eventually, message, simulate},
 };
 
 #[test]
-fn down_is_started_again_as_the_policy_says() {
-    cluster::run(|cluster| async move {
+fn restart_policy_decides_about_a_vm_that_is_down() {
+    simulate(|w| async move {
         use {RestartPolicy::*, VmState::*};
-        let w = World::new(cluster).await?;
         let _operator = w.operator();
         for (why, policy, state, again) in [
             ("always after a clean end", Always, Stopped, true),
@@ -56,28 +55,26 @@ fn down_is_started_again_as_the_policy_says() {
                 );
             }
         }
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn a_vanished_vm_is_made_anew() {
-    cluster::run(|cluster| async move {
-        let w = World::new(cluster).await?;
+fn vanished_vm_is_created_again() {
+    simulate(|w| async move {
         let _operator = w.operator();
         w.create("web", w.spec()).await?;
         w.until_running("web").await?;
         w.agent.lose(&w.id("web"));
         w.until("web", "restarted", |vm| vm.unwrap().status.as_ref().unwrap().restarts == 1).await?;
         assert_eq!(w.agent.machines(), [format!("{} VM_STATE_RUNNING", w.id("web"))]);
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn an_agent_that_cannot_restart_gets_a_new_vm() {
-    cluster::run(|cluster| async move {
-        let w = World::new(cluster).await?;
+fn vm_that_cannot_restart_is_recreated() {
+    simulate(|w| async move {
         w.agent.shared.cannot_restart.store(true, Ordering::SeqCst);
         let _operator = w.operator();
         w.create("web", w.spec()).await?;
@@ -95,14 +92,13 @@ fn an_agent_that_cannot_restart_gets_a_new_vm() {
                 format!("StartVM {id}")
             ]
         );
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn an_event_is_enough() {
-    cluster::run(|cluster| async move {
-        let w = World::new(cluster).await?;
+fn event_of_the_agent_triggers_a_reconcile() {
+    simulate(|w| async move {
         let hour = Duration::from_secs(3600);
         let policy = Policy { resync: hour, ..w.config().policy };
         let _operator = Operator::start(w.client.clone(), Config { policy, ..w.config() });
@@ -111,97 +107,99 @@ fn an_event_is_enough() {
         eventually("a stream is open", async || (w.agent.count("WatchVMEvents") > 0).then_some(())).await?;
         w.agent.set_state(&w.id("web"), VmState::Stopped);
         w.until_reason("web", "VMStopped").await?;
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn an_agent_that_comes_back_is_followed_again() {
-    cluster::run(|cluster| async move {
-        let mut w = World::new(cluster).await?;
+fn event_stream_is_opened_again() {
+    simulate(|mut w| async move {
         let policy = Policy { resync: Duration::from_secs(3600), ..w.config().policy };
         let _operator = Operator::start(w.client.clone(), Config { policy, ..w.config() });
         w.create("web", MikromVMSpec { restart_policy: RestartPolicy::Never, ..w.spec() }).await?;
         w.until_running("web").await?;
-        let spare = FakeAgent::start().await;
-        let (shared, address) = std::mem::replace(&mut w.agent, spare).kill().await;
-        // The VM ends while nobody can tell; the reconnecting stream looks at it anew.
+        let (shared, address) = w.kill_agent().await;
+        // The VM ends while the agent is down; the new stream triggers a reconcile.
         shared.vms.lock().unwrap().get_mut(&w.id("web")).unwrap()[0].state = VmState::Stopped;
-        w.agent = FakeAgent::start_with(shared, &address).await;
+        w.agent = FakeAgent::start_with(&w.net, shared, Some(&address)).await;
         w.until_reason("web", "VMStopped").await?;
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn deletion_on_a_node_that_is_gone_ends_after_grace() {
-    cluster::run(|cluster| async move {
-        let mut w = World::new(cluster).await?;
+fn deletion_on_a_gone_node_ends_after_grace() {
+    simulate(|mut w| async move {
         w.announce("gone-1", &w.agent.address, 4, 4096, 600).await?;
         let _operator = w.operator();
         w.create("web", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
         let vm = w.until_running("web").await?;
         assert_eq!(vm.status.unwrap().node_name, "gone-1");
-        let spare = FakeAgent::start().await;
-        std::mem::replace(&mut w.agent, spare).kill().await;
+        let (shared, address) = w.kill_agent().await;
         w.withdraw("gone-1").await?;
         w.delete("web").await?;
         w.until_gone("web").await?;
         assert!(w.until_event("web", "Released").await?.contains("node is gone"));
-        Ok::<_, anyhow::Error>(())
+        // A VM of another cluster stays when the node returns.
+        let mut other = shared.vms.lock().unwrap()[&w.id("web")].clone();
+        other[0].request.vm_id = "other-web".into();
+        other[0].request.metadata.insert("coracle.dev/cluster".into(), "another".into());
+        shared.vms.lock().unwrap().insert("other-web".into(), other);
+        let back = FakeAgent::start_with(&w.net, shared, Some(&address)).await;
+        w.announce("gone-1", &back.address, 4, 4096, 600).await?;
+        eventually("the VM is removed", async || {
+            (back.machines() == ["other-web VM_STATE_RUNNING"]).then_some(())
+        })
+        .await?;
+        Ok(())
     });
 }
 
 #[test]
-fn deletion_waits_for_an_agent_that_is_down_on_a_node_that_lives() {
-    cluster::run(|cluster| async move {
-        let mut w = World::new(cluster).await?;
+fn deletion_waits_for_the_agent_of_a_ready_node() {
+    simulate(|mut w| async move {
         let node = format!("{}-node", w.ns);
         let nodes: Api<Node> = Api::all(w.client.clone());
-        ready_node(&nodes, &node, true).await?;
+        ready_node(&w, &nodes, &node, true).await?;
         w.announce(&node, &w.agent.address, 4, 4096, 1).await?; // its Lease ends within a second
         let _operator = w.operator();
         w.create("web", MikromVMSpec { node_name: node.clone(), agent_address: String::new(), ..w.spec() })
             .await?;
         w.until_running("web").await?;
-        let spare = FakeAgent::start().await;
-        let (shared, address) = std::mem::replace(&mut w.agent, spare).kill().await;
+        let (shared, address) = w.kill_agent().await;
         w.delete("web").await?;
         let vm = w.until_reason("web", "AgentUnreachable").await?;
         assert_eq!(vm.status.unwrap().phase, Some(Phase::Deleting));
-        // Longer than the grace of 1.5 s: it still waits, since the node is there.
-        tokio::time::sleep(Duration::from_millis(2500)).await;
+        // Its Lease has ended and the grace of 1.5 s passes: it still waits, since the Node is Ready.
+        w.until_reconciled(50).await?;
         assert!(w.vms().get_opt("web").await?.is_some());
-        w.agent = FakeAgent::start_with(shared, &address).await;
+        w.agent = FakeAgent::start_with(&w.net, shared, Some(&address)).await;
         w.until_gone("web").await?;
         assert_eq!(w.agent.machines(), [] as [&str; 0]);
         nodes.delete(&node, &DeleteParams::default()).await?;
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
 fn deletion_can_be_abandoned() {
-    cluster::run(|cluster| async move {
-        let mut w = World::new(cluster).await?;
+    simulate(|mut w| async move {
         let _operator = w.operator();
         w.create("web", w.spec()).await?; // an agent outside the cluster: no node is known
         w.until_running("web").await?;
-        let spare = FakeAgent::start().await;
-        std::mem::replace(&mut w.agent, spare).kill().await;
+        w.kill_agent().await;
         w.delete("web").await?;
         w.until_reason("web", "AgentUnreachable").await?;
         w.patch("web", json!({"metadata": {"annotations": {"coracle.dev/abandon": "true"}}})).await?;
         w.until_gone("web").await?;
         assert!(w.until_event("web", "Released").await?.contains("abandoned"));
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn a_vm_of_a_lost_node_moves_and_the_old_one_goes_when_the_node_returns() {
-    cluster::run(|cluster| async move {
-        let mut w = World::new(cluster).await?;
+fn vm_of_a_lost_node_moves_and_its_left_over_is_removed() {
+    simulate(|mut w| async move {
         w.announce("n1", &w.agent.address, 4, 4096, 600).await?;
         let _operator = w.operator();
         w.create("free", MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
@@ -209,7 +207,7 @@ fn a_vm_of_a_lost_node_moves_and_the_old_one_goes_when_the_node_returns() {
             .await?;
         w.until_running("free").await?;
         w.until_running("tied").await?;
-        let second = FakeAgent::start().await;
+        let second = FakeAgent::start(&w.net).await;
         w.announce("n2", &second.address, 4, 4096, 600).await?;
         let (shared, address) = std::mem::replace(&mut w.agent, second).kill().await;
         w.withdraw("n1").await?;
@@ -222,8 +220,9 @@ fn a_vm_of_a_lost_node_moves_and_the_old_one_goes_when_the_node_returns() {
             })
             .await?;
         assert_eq!(moved.unwrap().status.unwrap().restarts, 1);
-        // The old node comes back with both: what moved is removed there, what is tied to it runs on.
-        let first = FakeAgent::start_with(shared, &address).await;
+        // The old node returns with both VMs: the one that moved is removed there, the pinned one keeps
+        // running.
+        let first = FakeAgent::start_with(&w.net, shared, Some(&address)).await;
         w.announce("n1", &first.address, 4, 4096, 600).await?;
         let only = [format!("{} VM_STATE_RUNNING", w.id("tied"))];
         let swept = eventually("one VM each", async || (first.machines() == only).then_some(())).await;
@@ -233,39 +232,37 @@ fn a_vm_of_a_lost_node_moves_and_the_old_one_goes_when_the_node_returns() {
         assert_eq!(w.agent.machines(), [format!("{} VM_STATE_RUNNING", w.id("free"))]);
         w.until_running("tied").await?;
         w.until_event("free", "OrphanFound").await?;
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
 #[test]
-fn a_node_that_is_not_ready_is_lost_after_grace() {
-    cluster::run(|cluster| async move {
-        let mut w = World::new(cluster).await?;
+fn node_that_is_not_ready_is_lost_after_grace() {
+    simulate(|mut w| async move {
         let node = format!("{}-node", w.ns);
         let nodes: Api<Node> = Api::all(w.client.clone());
-        ready_node(&nodes, &node, true).await?;
+        ready_node(&w, &nodes, &node, true).await?;
         w.announce(&node, &w.agent.address, 4, 4096, 600).await?;
         let _operator = w.operator();
         w.create("web", MikromVMSpec { node_name: node.clone(), agent_address: String::new(), ..w.spec() })
             .await?;
         w.until_running("web").await?;
-        let spare = FakeAgent::start().await;
-        std::mem::replace(&mut w.agent, spare).kill().await;
-        ready_node(&nodes, &node, false).await?;
+        w.kill_agent().await;
+        ready_node(&w, &nodes, &node, false).await?;
         w.until_reason("web", "NodeLost").await?;
         w.delete("web").await?;
         w.until_gone("web").await?;
         nodes.delete(&node, &DeleteParams::default()).await?;
-        Ok::<_, anyhow::Error>(())
+        Ok(())
     });
 }
 
-async fn ready_node(nodes: &Api<Node>, name: &str, ready: bool) -> anyhow::Result<()> {
+async fn ready_node(w: &World, nodes: &Api<Node>, name: &str, ready: bool) -> anyhow::Result<()> {
     let params = PatchParams::apply("kubelet").force();
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
     nodes.patch(name, &params, &Patch::Apply(node)).await?;
     let condition = json!({"type": "Ready", "status": if ready { "True" } else { "Unknown" },
-        "lastTransitionTime": coracle_reconcile::Clock::now(&coracle_reconcile::SystemClock).to_string()});
+        "lastTransitionTime": w.clock().timestamp().to_string()});
     let status = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": [condition]}});
     nodes.patch_status(name, &params, &Patch::Apply(status)).await?;
     Ok(())

@@ -1,0 +1,166 @@
+//! One call to a node: deadline, metrics, and its failure as an [`AgentError`].
+
+use std::time::Duration;
+
+use coracle_reconcile::{ControllerMetrics, Outcome};
+use tokio::time::Instant;
+use tonic::{Code, Response, Status};
+
+use super::error::{AgentError, Origin};
+
+/// Longest part of an agent's error text in conditions and Events.
+const MESSAGE_CHARS_MAX: usize = 512;
+
+/// Deadlines of calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Deadlines {
+    /// Connecting.
+    pub connect: Duration,
+    /// CreateVM and StartVM: our agents answer when the guest has acknowledged its configuration.
+    pub boot: Duration,
+    /// Every other call.
+    pub call: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { connect: seconds(5), boot: seconds(150), call: seconds(10) }
+    }
+}
+
+/// Makes the calls to one node.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    /// The agent's `host:port`, by which errors name the node.
+    pub(super) address: String,
+    pub(super) deadlines: Deadlines,
+    pub(super) metrics: ControllerMetrics,
+}
+
+impl Caller {
+    /// Waits for the answer, at most until `deadline`.
+    pub(super) async fn call<T>(
+        &self,
+        operation: &'static str,
+        deadline: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, AgentError> {
+        let began = Instant::now();
+        let result = match tokio::time::timeout(deadline, call).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => {
+                let failure = failure(&status);
+                Err(AgentError { failure, ..self.error(operation, code(&status), explained(&status)) })
+            }
+            Err(_) => {
+                let message = format!("no answer within {deadline:?}");
+                Err(self.error(operation, Code::DeadlineExceeded, message))
+            }
+        };
+        let outcome = if result.is_ok() { Outcome::Ok } else { Outcome::Error };
+        self.metrics.called(operation, outcome, began.elapsed());
+        result
+    }
+
+    /// A failed call.
+    pub(super) fn error(&self, operation: &'static str, code: Code, message: String) -> AgentError {
+        AgentError {
+            operation,
+            address: self.address.clone(),
+            code,
+            message,
+            failure: String::new(),
+            origin: Origin::Agent,
+        }
+    }
+}
+
+/// Stopping or deleting a VM that is not there is done.
+pub(super) fn absent_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
+    match result {
+        Err(error) if error.code == Code::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Stable error code from our agents. Text in another form is dropped.
+fn failure(status: &Status) -> String {
+    let code = status.metadata().get("coracle-code").and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let plain = code.len() <= 16 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if plain { code.to_owned() } else { String::new() }
+}
+
+/// The agent's message, with its code and help.
+fn explained(status: &Status) -> String {
+    let help = status.metadata().get_bin("coracle-help-bin").and_then(|v| v.to_bytes().ok());
+    let help = help.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    match (failure(status).as_str(), help.as_str()) {
+        ("", _) => shortened(status.message()),
+        (code, "") => shortened(&format!("{} ({code})", status.message())),
+        (code, help) => shortened(&format!("{} ({code}; {help})", status.message())),
+    }
+}
+
+/// A broken connection appears as UNKNOWN or CANCELLED with a cause; it counts as UNAVAILABLE.
+fn code(status: &Status) -> Code {
+    let broke = std::error::Error::source(status).is_some();
+    match status.code() {
+        Code::Unknown | Code::Cancelled if broke => Code::Unavailable,
+        code => code,
+    }
+}
+
+/// Truncates text of an agent and replaces control characters.
+pub(super) fn shortened(message: &str) -> String {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    let mut text: String = message.chars().take(MESSAGE_CHARS_MAX).map(clean).collect();
+    if text.trim().is_empty() {
+        text = "the agent gave no reason".into();
+    }
+    text
+}
+
+/// An error with its causes.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    shortened(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agent_error_includes_code_and_help() {
+        let mut status = Status::unavailable("image r/x: get manifest from registry r");
+        assert_eq!(failure(&status), "");
+        assert_eq!(explained(&status), "image r/x: get manifest from registry r");
+        status.metadata_mut().insert("coracle-code", "COR-IMG-011".parse().unwrap());
+        let help = tonic::metadata::MetadataValue::from_bytes(b"check that r can be reached");
+        status.metadata_mut().insert_bin("coracle-help-bin", help);
+        assert_eq!(
+            explained(&status),
+            "image r/x: get manifest from registry r (COR-IMG-011; check that r can be reached)"
+        );
+        let error = AgentError {
+            operation: "CreateVM",
+            address: "a:1".into(),
+            code: Code::Unavailable,
+            message: explained(&status),
+            failure: failure(&status),
+            origin: Origin::Agent,
+        };
+        assert!(error.is_transient() && error.is_explained() && !error.is_silence());
+        status.metadata_mut().insert("coracle-code", "not a code!".parse().unwrap());
+        assert_eq!(failure(&status), "");
+    }
+}

@@ -1,0 +1,25 @@
+//! The object of a call, in its metadata.
+
+use coracle_api::keys::fence;
+use tonic::{
+    Request,
+    metadata::{AsciiMetadataValue, MetadataMap},
+};
+
+use super::vm_info::Fence;
+
+/// A call on behalf of an object.
+pub(super) fn fenced<T>(message: T, fence: &Fence) -> Request<T> {
+    let mut request = Request::new(message);
+    insert(request.metadata_mut(), fence::UID, &fence.uid);
+    insert(request.metadata_mut(), fence::OBJECT, &fence.object);
+    insert(request.metadata_mut(), fence::GENERATION, &fence.generation.to_string());
+    request
+}
+
+fn insert(metadata: &mut MetadataMap, key: &'static str, value: &str) {
+    // UIDs and numbers are ASCII; anything else would not be the API server's.
+    if let Ok(value) = AsciiMetadataValue::try_from(value) {
+        metadata.insert(key, value);
+    }
+}

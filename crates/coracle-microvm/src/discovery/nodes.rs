@@ -1,0 +1,74 @@
+//! Relevant fields of Kubernetes Nodes. Pure.
+
+use coracle_api::keys;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+
+use super::Comparable;
+
+/// Fields of a Kubernetes Node that placement uses.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct NodeReady {
+    pub(super) ready: bool,
+    pub(super) cordoned: bool,
+    pub(super) since: Timestamp,
+    /// Where an agent on it would listen.
+    pub(super) agents: Vec<String>,
+}
+
+impl Comparable for NodeReady {
+    fn same(&self, other: &Self) -> bool {
+        (self.ready, self.cordoned, &self.agents) == (other.ready, other.cordoned, &other.agents)
+    }
+}
+
+/// The agent's port at an address.
+pub(super) fn at_port(ip: &str) -> String {
+    let ip = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+    format!("{ip}:{}", keys::node::AGENT_PORT)
+}
+
+/// Reads a Node; `None` before its kubelet has reported Ready or not.
+pub(super) fn node(node: &Node) -> Option<NodeReady> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|c| c.type_ == "Ready")?;
+    let since = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |t| t.0);
+    let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+    let addresses = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
+    let internal = addresses.filter(|a| a.type_ == "InternalIP").map(|a| at_port(&a.address));
+    Some(NodeReady { ready: ready.status == "True", cordoned, since, agents: internal.collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(change: impl FnOnce(&mut serde_json::Value)) -> Option<NodeReady> {
+        let mut object = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {},
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:04:05Z"}],
+                "addresses": [
+                    {"type": "InternalIP", "address": "10.0.0.5"}, {"type": "InternalIP", "address": "2001:db8::5"},
+                    {"type": "ExternalIP", "address": "192.0.2.5"}, {"type": "Hostname", "address": "n1"},
+                ],
+            },
+        });
+        change(&mut object);
+        node(&serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn node_tells_cordon_readiness_and_its_own_addresses() {
+        let plain = read(|_| ()).unwrap();
+        assert!(plain.ready && !plain.cordoned);
+        assert_eq!(plain.agents, ["10.0.0.5:50051", "[2001:db8::5]:50051"], "no external address, no name");
+        let cordoned = read(|node| node["spec"]["unschedulable"] = json!(true)).unwrap();
+        assert!(cordoned.cordoned && !cordoned.same(&plain), "placement is tried again when it changes");
+        let lost = read(|node| node["status"]["conditions"][0]["status"] = json!("Unknown")).unwrap();
+        assert!(!lost.ready && !lost.same(&plain));
+        assert_eq!(read(|node| node["status"]["conditions"] = json!([])), None);
+    }
+}

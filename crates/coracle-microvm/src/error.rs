@@ -1,0 +1,38 @@
+//! Why the controller fails.
+
+use coracle_reconcile::{ApplyError, ElectionError};
+
+use crate::agent::AgentError;
+
+/// Why a reconcile, or the controller, failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call to the agent failed.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// A write to the API server failed.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// A read from the API server failed.
+    #[error("read MikromVM {namespace}/{name}")]
+    Read {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+        /// Error of the API server.
+        source: Box<kube::Error>,
+    },
+    /// The object changed in every round.
+    #[error("reconcile MikromVM {namespace}/{name}: still changing after the last round")]
+    Unsettled {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+    },
+    /// The leader election failed.
+    #[error(transparent)]
+    Election(#[from] ElectionError),
+}

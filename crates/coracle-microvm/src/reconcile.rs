@@ -1,0 +1,186 @@
+//! One pass over one MikromVM, and the tasks beside it.
+
+use std::{sync::Arc, time::Duration};
+
+use coracle_api::MikromVM;
+use coracle_reconcile::{Reconciler, Runner, WallTime as _};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Preconditions},
+    runtime::controller::Action,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info};
+
+use crate::{
+    agent::AgentError,
+    config::CONTROLLER,
+    context::Context,
+    error::Error,
+    execute::{After, execute, write_status},
+    observe::{AgentConnection, observe},
+    observed::Progress,
+    plan::{Plan, judge, plan},
+    status,
+    step::{NodeBinding, Step},
+    streams,
+};
+
+/// Rounds of one reconcile; a usual life needs four.
+const ROUNDS_MAX: usize = 8;
+/// Delay after an agent was busy with our own calls.
+const BUSY: Duration = Duration::from_secs(1);
+/// Time between two searches for Leases of nodes that are gone.
+const OLD_LEASES: Duration = Duration::from_secs(3600);
+/// Triggers of one object that come this close together are one.
+const DEBOUNCE: Duration = Duration::from_millis(5);
+
+/// Reconciles until `stop`, then finishes the passes under way.
+pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = cx.fleet.ready() => cx.fleet.enqueue_all(),
+    }
+    cx.cluster().await; // known before the first creation, which carries it
+    let runner = Runner {
+        name: CONTROLLER,
+        workers: cx.reconciles,
+        debounce: DEBOUNCE,
+        backoffs: cx.backoffs.clone(),
+        metrics: cx.metrics.clone(),
+        clock: cx.clock.clone(),
+    };
+    let work =
+        runner.run(Arc::new(cx.clone()), cx.fleet.vms().clone(), cx.fleet.queue().clone(), stop.clone());
+    tokio::join!(work, streams::watch_agents(cx, stop), remove_old_leases(cx, stop));
+}
+
+impl Reconciler for Context {
+    type Object = MikromVM;
+    type Error = Error;
+
+    async fn reconcile(&self, cached: Arc<MikromVM>) -> Result<Action, Error> {
+        reconcile(&cached, self).await
+    }
+
+    fn retry_after(&self, error: &Error) -> Option<Duration> {
+        match error {
+            // No call was made, so this is not a failure; jitter separates the objects of one agent.
+            Error::Agent(error) if error.is_busy() => Some(BUSY.mul_f64(0.5 + rand::random::<f64>())),
+            _ => None,
+        }
+    }
+
+    fn is_expected(&self, error: &Error) -> bool {
+        match error {
+            Error::Agent(error) => error.is_transient(),
+            Error::Apply(error) => error.is_conflict(),
+            _ => false,
+        }
+    }
+}
+
+/// Deletes the Leases of nodes that are gone for a day.
+async fn remove_old_leases(cx: &Context, stop: &CancellationToken) {
+    let leases: Api<Lease> = Api::namespaced(cx.client.clone(), &cx.system_namespace);
+    while stop.run_until_cancelled(tokio::time::sleep(OLD_LEASES)).await.is_some() {
+        for (name, resource_version) in cx.fleet.leases_to_remove() {
+            // A node that renews its Lease at this moment keeps it.
+            let unchanged = Preconditions { resource_version, uid: None };
+            let params = DeleteParams { preconditions: Some(unchanged), ..DeleteParams::default() };
+            match leases.delete(&name, &params).await {
+                Ok(_) => info!(name, "Lease of a gone node deleted"),
+                Err(error) => debug!(name, %error, "delete Lease failed"),
+            }
+        }
+    }
+}
+
+/// Observes, plans and executes until no step is left, then writes the status. The cached object only
+/// triggers: before anything is written the object is read afresh.
+async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
+    let uid = cached.uid().unwrap_or_default();
+    let mut vm = cached.clone();
+    let mut fresh = false;
+    let (mut connection, mut progress) = (AgentConnection::default(), Progress::default());
+    for _ in 0..ROUNDS_MAX {
+        let observed = observe(cx, &vm, &mut connection, cx.memo(&uid), progress).await;
+        let bound_to = observed.bound_to.clone();
+        let Plan { steps, finding, retry, requeue, memo } = plan(&observed);
+        let status = finding.map(|f| status::derive(&vm, &f, &bound_to, progress, cx.clock.timestamp()));
+        let writes = !steps.is_empty() || status.as_ref().is_some_and(|s| vm.status.as_ref() != Some(s));
+        if writes && !fresh {
+            let Some(read) = read(cx, &vm).await? else { return Ok(gone(cx, &uid)) };
+            fresh = true;
+            if read.resource_version() != vm.resource_version() {
+                vm = read;
+                continue;
+            }
+        }
+        cx.remember(&uid, &memo);
+        if steps.is_empty() {
+            if let Some(status) = status {
+                write_status(cx, &vm, &status, progress).await?;
+            }
+            return retry.map_or(Ok(Action::requeue(requeue)), |error| Err(error.into()));
+        }
+        for step in &steps {
+            match execute(cx, &vm, &mut connection, step).await {
+                Ok(After::Same) => {
+                    progress.made |= matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
+                    progress.record(step, &vm);
+                }
+                Ok(After::Written(written)) => vm = *written,
+                Ok(After::Gone) => return Ok(gone(cx, &uid)),
+                Err(Error::Agent(error)) => {
+                    failed(cx, &vm, step, error, &bound_to, &mut progress).await?;
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Err(Error::Unsettled { namespace: vm.namespace().unwrap_or_default(), name: vm.name_any() })
+}
+
+/// A call failed: `Ok` when the next round shall plan with what is known now.
+async fn failed(
+    cx: &Context,
+    vm: &MikromVM,
+    step: &Step,
+    error: AgentError,
+    bound_to: &NodeBinding,
+    progress: &mut Progress,
+) -> Result<(), Error> {
+    let uid = vm.uid().unwrap_or_default();
+    let verdict = judge(step, &error, &cx.memo(&uid), &cx.policy);
+    cx.remember(&uid, &verdict.memo);
+    if verdict.again {
+        progress.record(step, vm);
+        if verdict.memo.recreate {
+            (progress.started, progress.powered) = (false, None);
+        }
+        return Ok(());
+    }
+    if let Some(finding) = verdict.finding {
+        let status = status::derive(vm, &finding, bound_to, *progress, cx.clock.timestamp());
+        write_status(cx, vm, &status, *progress).await?;
+    }
+    Err(error.into())
+}
+
+fn gone(cx: &Context, uid: &str) -> Action {
+    cx.forget(uid);
+    Action::await_change()
+}
+
+/// The object as it is now. `None`: deleted, or replaced by another one with its name.
+async fn read(cx: &Context, vm: &MikromVM) -> Result<Option<MikromVM>, Error> {
+    let found = cx.api(vm).get_opt(&vm.name_any()).await.map_err(|source| Error::Read {
+        namespace: vm.namespace().unwrap_or_default(),
+        name: vm.name_any(),
+        source: Box::new(source),
+    })?;
+    Ok(found.filter(|found| found.uid() == vm.uid()))
+}

@@ -1,0 +1,72 @@
+//! Effects of the MikromVM controller, as data.
+
+use coracle_api::PowerState;
+
+use crate::{
+    agent::{AgentAddress, Fence},
+    vm_spec::VmSpec,
+};
+
+/// Node and agent that run a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeBinding {
+    /// Name of the node; empty when only an address is known.
+    pub node: String,
+    /// The agent's `host:port`.
+    pub address: String,
+}
+
+/// A VM at an agent, and the object on whose behalf it is changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmRef {
+    /// The agent.
+    pub agent: AgentAddress,
+    /// The VM's id at the agent.
+    pub id: String,
+    /// UID and generation of the object.
+    pub fence: Fence,
+}
+
+/// One effect with everything that it needs. Each is safe to repeat.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Stores the finalizer.
+    AddFinalizer,
+    /// Stores the node, before anything exists there.
+    Bind(NodeBinding),
+    /// Creates the VM; our agents boot it, too.
+    CreateVm(VmRef, VmSpec),
+    /// Creates the VM powered off.
+    CreateStopped(VmRef, VmSpec),
+    /// Starts the VM.
+    StartVm(VmRef),
+    /// Pauses, hibernates, powers off or starts the VM.
+    SetPowerState(VmRef, PowerState),
+    /// Stops the VM by force.
+    StopVm(VmRef),
+    /// Deletes the VM.
+    DeleteVm(VmRef),
+    /// Removes the finalizer.
+    RemoveFinalizer {
+        /// Why, when the agent did not confirm that the VM is gone: an event reports it.
+        unconfirmed: Option<String>,
+    },
+}
+
+impl Step {
+    /// Name in spans and tables.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::AddFinalizer => "add-finalizer",
+            Self::Bind(_) => "bind",
+            Self::CreateVm(..) => "create",
+            Self::CreateStopped(..) => "create-stopped",
+            Self::StartVm(_) => "start",
+            Self::SetPowerState(..) => "set-power-state",
+            Self::StopVm(_) => "stop",
+            Self::DeleteVm(_) => "delete",
+            Self::RemoveFinalizer { .. } => "remove-finalizer",
+        }
+    }
+}
