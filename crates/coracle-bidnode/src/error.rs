@@ -1,4 +1,4 @@
-//! What ends a reconcile.
+//! Errors of a reconcile.
 
 use coracle_reconcile::{ApplyError, ElectionError};
 
@@ -11,11 +11,11 @@ pub enum Error {
     /// A read or write of the API server.
     #[error("{operation} {object}")]
     Api {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// With what.
         object: String,
-        /// Why.
+        /// Cause.
         source: Box<kube::Error>,
     },
     /// A write of the object or its status.
@@ -27,6 +27,20 @@ pub enum Error {
     /// The election.
     #[error(transparent)]
     Election(#[from] ElectionError),
+}
+
+impl Error {
+    /// Whether it passes without anybody's action: another writer came first, or the market does not answer now.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => {
+                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409)
+            }
+            Self::Apply(error) => error.is_conflict(),
+            Self::Market(error) => error.is_transient(),
+            Self::Election(_) => false,
+        }
+    }
 }
 
 /// An [`Error::Api`].

@@ -1,19 +1,21 @@
-//! What is applied to a cluster for BidNodes: rights, the operator, and the market beside it.
+//! Manifests for BidNodes: permissions, the operator, and the market.
 //!
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
-use coracle_reconcile::manifest::{bind, field_env, kustomization, named, role, rule, yaml};
+use coracle_reconcile::manifest::{
+    bind, identity_env, kustomization, lease_rights, restricted, role, rule, yaml,
+};
 use serde_json::{Value, json};
 
 use crate::LEASE;
 
-/// Where operator and market are deployed.
+/// Namespace of operator and market.
 pub const NAMESPACE: &str = "coracle-system";
 const NAME: &str = "coracle-bidnode";
 const MARKET: &str = "coracle-market";
 /// Secret with the token of the market's administrator, key `token`. Without it the market has none.
 const TOKEN: &str = "coracle-market-token";
-/// Where the operator finds the token that it shows to the market: its service account's, for the market alone.
+/// File of the operator's token for the market: a service account token with the market's audience.
 const TOKENS: &str = "/var/run/secrets/coracle.dev/market";
 /// Seconds that such a token is good; the kubelet puts a new one there well before.
 const TOKEN_S: i64 = 3600;
@@ -47,7 +49,7 @@ fn meta(name: &str, component: &str) -> Value {
     json!({"name": name, "namespace": NAMESPACE, "labels": labels(component)})
 }
 
-/// What each call of the controller needs, and no more.
+/// Least permissions of the controller.
 fn rights() -> Vec<Value> {
     let everywhere = [
         rule("kubebid.io", &["bidnodes"], &["get", "list", "watch", "patch"]),
@@ -59,10 +61,6 @@ fn rights() -> Vec<Value> {
         rule("apps", &["daemonsets"], &["list", "watch"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
     ];
-    let own = [
-        rule("coordination.k8s.io", &["leases"], &["create"]),
-        named(rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"]), &[LEASE]),
-    ];
     // All that the market asks of the cluster: whose a token is.
     let reviews = [rule("authentication.k8s.io", &["tokenreviews"], &["create"])];
     let cluster = json!({"name": NAME, "labels": labels("bidnode")});
@@ -71,18 +69,12 @@ fn rights() -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, "bidnode")}),
         role("ClusterRole", cluster.clone(), &everywhere),
         bind("ClusterRoleBinding", cluster, "ClusterRole", NAME, NAMESPACE, NAME),
-        role("Role", meta(NAME, "bidnode"), &own),
+        role("Role", meta(NAME, "bidnode"), &lease_rights(LEASE)),
         bind("RoleBinding", meta(NAME, "bidnode"), "Role", NAME, NAMESPACE, NAME),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(MARKET, "market")}),
         role("ClusterRole", reviewer.clone(), &reviews),
         bind("ClusterRoleBinding", reviewer, "ClusterRole", MARKET, NAMESPACE, MARKET),
     ]
-}
-
-fn restricted() -> Value {
-    json!({
-        "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
-    })
 }
 
 fn pod_security() -> Value {
@@ -114,9 +106,7 @@ fn operator(image: &str) -> Value {
             format!("--market=http://{MARKET}.{NAMESPACE}.svc:7700"),
             format!("--market-token-file={TOKENS}/token"),
         ],
-        "env": [
-            field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace"),
-        ],
+        "env": identity_env(),
         "ports": [{"name": "admin", "containerPort": 8081}],
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
@@ -140,7 +130,7 @@ fn operator(image: &str) -> Value {
     })
 }
 
-/// One writer and its file: a second copy would only stand by, so there is one, replaced by recreation.
+/// One writer and its file: a second replica would be idle, so there is one, replaced by recreation.
 fn market(image: &str) -> Value {
     let container = json!({
         "name": "market",

@@ -1,49 +1,37 @@
-//! The market's API: commands with a deadline and a rate, and the two streams that feed the mirror.
+//! Client of the market's API: commands with a deadline and a rate limit.
 
-use std::{
-    fmt,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use coracle_proto::market::{self as pb, market_client::MarketClient, trading_client::TradingClient};
+use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
     transport::{Channel, Endpoint},
 };
 
-use crate::{
-    Config,
-    mirror::{Change, Mirror},
-};
-
-/// No call takes longer.
+/// Deadline of a call.
 const CALL: Duration = Duration::from_secs(10);
-/// A market that does not answer is dialled again after so long.
-const REDIAL: Duration = Duration::from_secs(1);
-/// A stream that is dead is found out by pings of this interval.
+/// Interval of HTTP/2 pings, which detect dead connections.
 const PING: Duration = Duration::from_secs(5);
-/// A token that comes from a file is read again so often.
+/// Interval at which the token file is read again.
 const TOKEN_EVERY: Duration = Duration::from_secs(60);
 /// Largest frame.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// Where the market is, and who we are there.
+/// Address of the market and identity of the cluster there.
 #[derive(Clone)]
 pub struct MarketAt {
     /// `http://host:port` of its gRPC.
     pub url: String,
     /// Token of the cluster's tenant.
     pub token: String,
-    /// Where the token is read from instead, each time the streams are opened: one that ends is replaced there in time.
+    /// File with the token, used instead of `token`; read again regularly, so that it can be rotated.
     pub token_file: Option<PathBuf>,
     /// The cluster: tenants are `<cluster>/<namespace>`.
     pub cluster: String,
-    /// Changes a second; four seconds' worth may come at once.
+    /// Commands per second; bursts of four seconds' worth are allowed.
     pub rate: u32,
 }
 
@@ -56,26 +44,42 @@ impl fmt::Debug for MarketAt {
     }
 }
 
+/// How connections to the market are opened.
+pub trait Connect: fmt::Debug + Send + Sync {
+    /// A channel that connects at the first call.
+    fn connect(&self, endpoint: &Endpoint) -> Channel;
+}
+
+/// Over TCP.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpConnect;
+
+impl Connect for TcpConnect {
+    fn connect(&self, endpoint: &Endpoint) -> Channel {
+        endpoint.connect_lazy()
+    }
+}
+
 /// Why a command changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarketError {
-    /// It cannot be reached as told.
-    #[error("use the market at {url}")]
+    /// Invalid address or token.
+    #[error("invalid address or token of market {url}")]
     Address {
-        /// Where.
+        /// Address.
         url: String,
-        /// Why.
+        /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It refused, or did not answer.
+    /// The market refused the call or did not answer.
     #[error("{operation} in market {market}")]
     Call {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// Where.
+        /// Market.
         market: String,
-        /// Why.
+        /// Cause.
         source: Box<Status>,
     },
 }
@@ -93,14 +97,21 @@ impl MarketError {
         }
     }
 
-    /// Another change of the owner came first: look again.
+    /// Whether another change of the owner came first; a new reconcile resolves it.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        // The key of a version names one request: with another body, that version's change was made already.
+        // The idempotency key contains the version: another body under it means that the version was used already.
         matches!(self.code().as_str(), "OWNER_VERSION" | "IDEMPOTENCY_CONFLICT")
     }
 
-    /// It is over already: look again.
+    /// Whether the market is away or busy.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        let Self::Call { source, .. } = self else { return false };
+        matches!(source.code(), Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted)
+    }
+
+    /// Whether the bid or allocation is already over; a new reconcile resolves it.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.code().as_str(), "TERMINAL" | "NOT_FOUND")
@@ -118,26 +129,25 @@ pub struct Market {
 }
 
 impl Market {
-    /// Nothing is dialled yet.
+    /// Creates a client. It connects at the first call.
     ///
     /// # Errors
     /// [`MarketError::Address`].
-    pub fn new(at: &MarketAt) -> Result<Self, MarketError> {
+    pub fn new(at: &MarketAt, connect: &dyn Connect) -> Result<Self, MarketError> {
         let wrong = |source: Box<dyn std::error::Error + Send + Sync>| MarketError::Address {
             url: at.url.clone(),
             source,
         };
         let endpoint = Endpoint::from_shared(at.url.clone()).map_err(|e| wrong(e.into()))?;
-        let channel = endpoint
+        let endpoint = endpoint
             .connect_timeout(CALL)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PING)
-            .keep_alive_while_idle(true)
-            .connect_lazy();
+            .keep_alive_while_idle(true);
         let token = bearer(&at.token).map_err(|e| wrong(e.into()))?;
         Ok(Self {
-            channel,
+            channel: connect.connect(&endpoint),
             token: Arc::new(RwLock::new(token)),
             token_file: at.token_file.clone(),
             cluster: at.cluster.clone(),
@@ -145,20 +155,20 @@ impl Market {
         })
     }
 
-    /// Reads the token anew where it comes from a file. What cannot be read leaves the one that is known.
-    async fn read_token(&self) {
+    /// Reads the token file, if there is one. The known token stays when that fails.
+    pub(crate) async fn read_token(&self) {
         let Some(file) = &self.token_file else { return };
         match tokio::fs::read_to_string(file).await.map(|text| bearer(text.trim())) {
-            Ok(Ok(token)) => *self.token.write().unwrap_or_else(PoisonError::into_inner) = token,
+            Ok(Ok(token)) => *self.token.write() = token,
             Ok(Err(error)) => {
-                tracing::warn!(%error, file = %file.display(), "no token in the market's token file")
+                tracing::warn!(%error, file = %file.display(), "invalid token in market token file")
             }
-            Err(error) => tracing::warn!(%error, file = %file.display(), "market's token not read"),
+            Err(error) => tracing::warn!(%error, file = %file.display(), "read market token file failed"),
         }
     }
 
-    /// Keeps the token of the file. Never ends by itself.
-    async fn keep_token(&self) {
+    /// Reads the token file regularly. Never returns.
+    pub(crate) async fn keep_token(&self) {
         loop {
             sleep(TOKEN_EVERY).await;
             self.read_token().await;
@@ -171,15 +181,24 @@ impl Market {
         format!("{}/{namespace}", self.cluster)
     }
 
-    fn request<T>(&self, message: T) -> Request<T> {
+    /// The cluster at the market.
+    pub(crate) fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        let token = self.token.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let token = self.token.read().clone();
         request.metadata_mut().insert("authorization", token);
         request
     }
 
-    fn trading(&self) -> TradingClient<Channel> {
+    pub(crate) fn trading(&self) -> TradingClient<Channel> {
         TradingClient::new(self.channel.clone()).max_decoding_message_size(FRAME_BYTES_MAX)
+    }
+
+    pub(crate) fn markets(&self) -> MarketClient<Channel> {
+        MarketClient::new(self.channel.clone())
     }
 
     /// Places a bid. The same key and body again is the same bid.
@@ -201,7 +220,7 @@ impl Market {
         answered("amend bid", market, self.trading().amend_bid(self.request(r))).await
     }
 
-    /// Takes the open units of a bid back.
+    /// Cancels the open units of a bid.
     ///
     /// # Errors
     /// [`MarketError::Call`].
@@ -210,7 +229,7 @@ impl Market {
         answered("cancel bid", market, self.trading().cancel_bid(self.request(r))).await
     }
 
-    /// Gives a unit back.
+    /// Releases an allocation.
     ///
     /// # Errors
     /// [`MarketError::Call`].
@@ -220,19 +239,21 @@ impl Market {
         r: pb::ReleaseAllocationRequest,
     ) -> Result<pb::BidReply, MarketError> {
         self.pace.wait().await;
-        answered("release unit", market, self.trading().release_allocation(self.request(r))).await
+        answered("release allocation", market, self.trading().release_allocation(self.request(r))).await
     }
 
-    /// Gives up another unit instead of one under notice.
+    /// Releases another allocation instead of one under notice.
     ///
     /// # Errors
     /// [`MarketError::Call`].
     pub async fn substitute(&self, market: &str, r: pb::SubstituteVictimRequest) -> Result<(), MarketError> {
         self.pace.wait().await;
-        answered("substitute unit", market, self.trading().substitute_victim(self.request(r))).await.map(drop)
+        answered("substitute allocation", market, self.trading().substitute_victim(self.request(r)))
+            .await
+            .map(drop)
     }
 
-    /// Bids and units of an owner that are not over, read now.
+    /// Number of open units and allocations of an owner, read from the market.
     ///
     /// # Errors
     /// [`MarketError::Call`].
@@ -243,12 +264,13 @@ impl Market {
             tenant: tenant.clone(),
             ..pb::GetPendingBidsRequest::default()
         };
-        let units = pb::ListAllocationsRequest { owner_uid, tenant, include_ended: false };
+        let allocations = pb::ListAllocationsRequest { owner_uid, tenant, include_ended: false };
         let mut trading = self.trading();
         let bids = answered("list bids", "*", trading.get_pending_bids(self.request(bids))).await?;
-        let units = answered("list units", "*", trading.list_allocations(self.request(units))).await?;
+        let allocations =
+            answered("list allocations", "*", trading.list_allocations(self.request(allocations))).await?;
         let open: u32 = bids.bids.iter().map(|b| b.open).sum();
-        Ok(units.allocations.len() + usize::try_from(open).unwrap_or(usize::MAX))
+        Ok(allocations.allocations.len() + usize::try_from(open).unwrap_or(usize::MAX))
     }
 }
 
@@ -270,11 +292,11 @@ async fn answered<T>(
     })
 }
 
-/// So many changes a second, and four seconds' worth at once.
+/// Rate limit with bursts of four seconds' worth.
 #[derive(Debug)]
 struct Pace {
     every: Duration,
-    /// When the next change may be made, were they evenly spread.
+    /// Time of the next command if commands were evenly spread.
     next: Mutex<Option<Instant>>,
 }
 
@@ -288,95 +310,11 @@ impl Pace {
     async fn wait(&self) {
         let until = {
             let now = Instant::now();
-            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut next = self.next.lock();
             let at = next.unwrap_or(now).max(now - Duration::from_secs(1) * BURST_SECONDS);
             *next = Some(at + self.every);
             at
         };
         tokio::time::sleep_until(until).await;
     }
-}
-
-/// Keeps the mirror until `stop`; calls `changed` for each change of it.
-pub(crate) async fn feed(
-    market: &Market,
-    mirror: &Mirror,
-    config: &Config,
-    changed: impl Fn(Change),
-    stop: &CancellationToken,
-) {
-    while !stop.is_cancelled() {
-        let fed = async {
-            market.read_token().await;
-            tokio::select! {
-                () = market.keep_token() => Ok(()),
-                status = owners(market, mirror, config, &changed) => status,
-                status = prices(market, mirror, config, &changed) => status,
-            }
-        };
-        let ended = tokio::select! {
-            ended = fed => ended,
-            () = stop.cancelled() => return,
-        };
-        if let Err(status) = ended {
-            tracing::debug!(%status, "market stream ended");
-        }
-        mirror.lost().into_iter().for_each(&changed);
-        tokio::select! {
-            () = sleep(REDIAL) => {}
-            () = stop.cancelled() => {}
-        }
-    }
-}
-
-fn span(ms: i64) -> Duration {
-    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
-}
-
-async fn owners(
-    market: &Market,
-    mirror: &Mirror,
-    config: &Config,
-    changed: &impl Fn(Change),
-) -> Result<(), Status> {
-    let watch = pb::WatchOwnerRequest { tenant: market.cluster.clone(), below: true, ..Default::default() };
-    let mut frames = market.trading().watch_owner(market.request(watch)).await?.into_inner();
-    while let Some(frame) = frames.message().await? {
-        mirror.frame(frame, config.clock.now().as_millisecond()).into_iter().for_each(changed);
-        for reached in mirror.take_reached() {
-            config.bid_metrics.reached(reached.stage, span(reached.took_ms));
-        }
-    }
-    Ok(())
-}
-
-async fn prices(
-    market: &Market,
-    mirror: &Mirror,
-    config: &Config,
-    changed: &impl Fn(Change),
-) -> Result<(), Status> {
-    let mut client = MarketClient::new(market.channel.clone());
-    // The stream opens first, so that no change falls between it and the list.
-    let mut frames =
-        client.stream_prices(market.request(pb::StreamPricesRequest::default())).await?.into_inner();
-    let listed = client.list_markets(market.request(pb::ListMarketsRequest {})).await?.into_inner();
-    for price in listed.markets {
-        let frame = pb::PriceFrame {
-            seq: price.seq,
-            market: price.market.clone(),
-            r#type: "price".into(),
-            price: Some(price),
-        };
-        mirror.price(&frame).into_iter().for_each(changed);
-    }
-    mirror.priced().into_iter().for_each(changed);
-    while let Some(frame) = frames.message().await? {
-        // Present prices are as old as the market's last command; what a call made of them is new.
-        if let Some(price) = frame.price.as_ref().filter(|_| frame.r#type == "call") {
-            config.bid_metrics.lagged(span(config.clock.now().as_millisecond() - price.as_of_ms));
-        }
-        mirror.price(&frame).into_iter().for_each(changed);
-    }
-    Ok(())
 }

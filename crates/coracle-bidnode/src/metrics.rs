@@ -1,12 +1,13 @@
-//! Metrics: three by the article's names, and some of ours.
+//! Metrics: three with published names, and further ones of this controller.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
 use coracle_api::bidnode::dollars;
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -18,7 +19,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::plan::Counts;
+use crate::{observe::mirror::Milestone, plan::Counts};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Run {
@@ -53,29 +54,9 @@ struct Drained {
     outcome: &'static str,
 }
 
-/// How far a node is that was bid for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
-    Matched,
-    Launched,
-    Registered,
-    Ready,
-}
-
-impl Stage {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Matched => "matched",
-            Self::Launched => "launched",
-            Self::Registered => "registered",
-            Self::Ready => "ready",
-        }
-    }
-}
-
 type Nodes = Family<Class, Gauge>;
 
-/// What one object adds to the sums.
+/// Contribution of one object to the sums.
 #[derive(Clone, Debug, PartialEq)]
 struct Share {
     named: Named,
@@ -200,9 +181,9 @@ impl BidMetrics {
         self.undecodable.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
 
-    /// A node came to a stage, so long after its bid.
-    pub(crate) fn reached(&self, stage: Stage, took: Duration) {
-        self.to_node.get_or_create(&StageLabel { stage: stage.as_str() }).observe(took.as_secs_f64());
+    /// An allocation reached a milestone, so long after its bid.
+    pub(crate) fn reached(&self, milestone: Milestone, took: Duration) {
+        self.to_node.get_or_create(&StageLabel { stage: milestone.as_str() }).observe(took.as_secs_f64());
     }
 
     /// A node is empty, or was not in time.
@@ -216,7 +197,7 @@ impl BidMetrics {
         self.lag.observe(lag.as_secs_f64());
     }
 
-    /// What an object has now. The series of its former type and market go or shrink.
+    /// Sets the gauges of an object. Series of its former type and market shrink or are removed.
     #[expect(clippy::too_many_arguments, reason = "the labels of the contract")]
     pub(crate) fn gauge(
         &self,
@@ -245,7 +226,7 @@ impl BidMetrics {
     }
 
     fn replace(&self, uid: &str, new: Option<Share>) {
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.shares.lock();
         let (shares, costs) = &mut *shares;
         if shares.get(uid) == new.as_ref() {
             return;
@@ -281,7 +262,7 @@ impl BidMetrics {
         let class = "a100-4x/local".to_owned();
         self.gauge("uid", "ns", "name", "a100-4x", class, "balanced", Counts::default(), 0);
         self.undecodable(0);
-        for stage in [Stage::Matched, Stage::Launched, Stage::Registered, Stage::Ready] {
+        for stage in [Milestone::Matched, Milestone::Launched, Milestone::Registered, Milestone::Ready] {
             self.reached(stage, Duration::ZERO);
         }
         self.drained(false, Duration::ZERO);

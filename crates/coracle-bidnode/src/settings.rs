@@ -12,9 +12,9 @@ use names::annotation;
 /// Voluntary removals at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disruption {
-    /// So many nodes.
+    /// Number of nodes.
     Nodes(u32),
-    /// So many hundredths of the nodes, rounded up.
+    /// Percentage of the nodes, rounded up.
     Percent(u32),
 }
 
@@ -52,7 +52,7 @@ pub struct Taint {
     pub effect: String,
 }
 
-/// What a BidNode asks for.
+/// Parsed specification of a BidNode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Type of the nodes.
@@ -65,7 +65,7 @@ pub struct Settings {
     pub min: u32,
     /// Most nodes.
     pub max: u32,
-    /// How much of the market's price is bid.
+    /// Strategy: share of the market's price that is bid.
     pub strategy: BidStrategy,
     /// Labels of the nodes.
     pub labels: BTreeMap<String, String>,
@@ -85,7 +85,7 @@ pub struct Settings {
     pub consolidation: Consolidation,
     /// Voluntary removals at once.
     pub disruption: Disruption,
-    /// How long a voluntary drain may take when the object is deleted, in milliseconds.
+    /// Longest drain when the object is deleted, in milliseconds.
     pub drain_timeout_ms: i64,
     /// The object goes without the market.
     pub force_delete: bool,
@@ -94,7 +94,7 @@ pub struct Settings {
 /// Reads a BidNode; the sentence for people when it cannot be obeyed.
 ///
 /// # Errors
-/// What is wrong: field, value and rule.
+/// Message with field, value and rule.
 pub fn parse(object: &BidNode) -> Result<Settings, String> {
     let spec = &object.spec;
     let max_bid = micros(spec.max_bid)
@@ -112,7 +112,7 @@ pub fn parse(object: &BidNode) -> Result<Settings, String> {
             return Err(format!("spec.nodeSelector: key {key} is reserved; take one of your own domain"));
         }
     }
-    let told = Told(object);
+    let given = Annotations(object);
     Ok(Settings {
         instance_type: spec.instance_type.clone(),
         region: spec.region.clone().filter(|region| !region.is_empty()),
@@ -122,17 +122,17 @@ pub fn parse(object: &BidNode) -> Result<Settings, String> {
         strategy: spec.bid_strategy,
         labels: spec.node_selector.clone(),
         taints: taints(&spec.taints)?,
-        paused: told.flag(annotation::PAUSED, false)?,
-        max_hourly_cost: told.price(annotation::MAX_HOURLY_COST)?,
-        defend: told.flag(annotation::DEFEND, true)?,
-        gang: told.flag(annotation::GANG, false)?,
-        idle_after_ms: told.duration(annotation::IDLE_AFTER, 300_000)?,
-        consolidation: told.consolidation()?,
-        disruption: told.disruption()?,
-        drain_timeout_ms: told.duration(annotation::DRAIN_TIMEOUT, 300_000)?,
-        force_delete: told.flag(annotation::FORCE_DELETE, false)?,
+        paused: given.flag(annotation::PAUSED, false)?,
+        max_hourly_cost: given.price(annotation::MAX_HOURLY_COST)?,
+        defend: given.flag(annotation::DEFEND, true)?,
+        gang: given.flag(annotation::GANG, false)?,
+        idle_after_ms: given.duration(annotation::IDLE_AFTER, 300_000)?,
+        consolidation: given.consolidation()?,
+        disruption: given.disruption()?,
+        drain_timeout_ms: given.duration(annotation::DRAIN_TIMEOUT, 300_000)?,
+        force_delete: given.flag(annotation::FORCE_DELETE, false)?,
     })
-    .and_then(|settings| told.join_mode().map(|()| settings))
+    .and_then(|settings| given.join_mode().map(|()| settings))
 }
 
 fn taints(wanted: &[NodeTaint]) -> Result<Vec<Taint>, String> {
@@ -172,18 +172,18 @@ fn check_label(field: &str, key: &str, value: &str) -> Result<(), String> {
     let has_prefix = key.contains('/');
     let good_prefix = !has_prefix || prefix.len() <= 253 && prefix.split('.').all(is_part);
     if !good_prefix || !is_word(name) {
-        return Err(format!("{field}: key {key:?} is no label key"));
+        return Err(format!("{field}: invalid label key {key:?}"));
     }
     if !value.is_empty() && !is_word(value) {
-        return Err(format!("{field}: value {value:?} of {key} is no label value"));
+        return Err(format!("{field}: invalid label value {value:?} of {key}"));
     }
     Ok(())
 }
 
 /// Annotations of one object.
-struct Told<'a>(&'a BidNode);
+struct Annotations<'a>(&'a BidNode);
 
-impl Told<'_> {
+impl Annotations<'_> {
     fn text(&self, key: &str) -> Option<&str> {
         self.0.annotations().get(key).map(String::as_str)
     }

@@ -1,27 +1,27 @@
-//! What is told of a BidNode (pure), and which of it is news.
+//! Status of a BidNode (pure), and events for its changes.
 
 use coracle_api::bidnode::{
     BidNodeStatus, dollars,
     names::{condition, reason},
 };
-use coracle_auction::Price;
+use coracle_auction::{AllocationState, Price};
 use coracle_reconcile::{Desired, find, merge};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::{
-    mirror::{Note, UnitState},
+    events::ObjectEvent,
     plan::{Counts, Facts, Observed},
 };
 
-/// What came of the steps.
+/// Result of the steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The market took a bid or a change of one.
+    /// The market accepted a bid or a change of one.
     pub accepted: bool,
-    /// The market refused: its constant, and its sentence.
+    /// Code and message of the market's refusal.
     pub refused: Option<(String, String)>,
-    /// Time of the last change, as the market told it, in milliseconds since 1970.
+    /// Time of the last change by the market's clock, in milliseconds since 1970.
     pub at_ms: i64,
 }
 
@@ -30,7 +30,7 @@ pub struct Outcome {
 pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> BidNodeStatus {
     let stored = o.object.status.clone().unwrap_or_default();
     let c = facts.counts;
-    // Before the market was heard for the first time there is no telling what is pending.
+    // Before the first connection to the market the number of pending bids is unknown.
     let known = o.synced || !o.owner.bids.is_empty();
     let count = |n: u32| Some(i32::try_from(n).unwrap_or(i32::MAX));
     let or_stored = |n: u32, stored: Option<i32>| if known { count(n) } else { stored.or(Some(0)) };
@@ -45,7 +45,7 @@ pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> BidNodeStat
     let price = |p: Price| dollars(p.as_micros());
     let now = Timestamp::from_millisecond(o.now_ms).unwrap_or_default();
     let generation = o.object.metadata.generation;
-    let region = facts.market.as_deref().and_then(|m| m.split_once('/')).map(|(_, region)| region.to_owned());
+    let region = facts.market.as_ref().map(|market| market.region().to_owned());
     BidNodeStatus {
         phase: Some(phase.to_owned()),
         active_nodes: count(c.active),
@@ -68,7 +68,7 @@ fn min_nodes(o: &Observed<'_>) -> u32 {
     o.settings.map_or_else(|_| u32::try_from(o.object.spec.min_nodes).unwrap_or(0), |s| s.min)
 }
 
-/// The market's time of the last bid or change that it took, in whole seconds.
+/// Time of the last bid or change that the market accepted, in whole seconds.
 fn last_bid(o: &Observed<'_>, outcome: &Outcome) -> Option<Time> {
     let placed = o.owner.bids.values().map(|b| b.placed_ms).max().unwrap_or(0);
     let stored = o.object.status.as_ref().and_then(|s| s.last_bid_time.as_ref()).map(|t| t.0.as_second());
@@ -79,11 +79,13 @@ fn last_bid(o: &Observed<'_>, outcome: &Outcome) -> Option<Time> {
 
 /// Σ prices of the active nodes ÷ their number, half-even to four decimals; absent without one.
 fn average(o: &Observed<'_>) -> Option<f64> {
-    let units = o.nodes.iter().filter_map(|view| {
-        let unit = o.owner.units.get(&view.facts.allocation)?;
-        (unit.state == UnitState::Active && crate::plan::is_active(o, view)).then_some(unit.price)
+    let prices = o.nodes.iter().filter_map(|view| {
+        let allocation = o.owner.allocations.get(&view.facts.allocation)?;
+        (allocation.state == AllocationState::Active && crate::plan::is_active(o, view))
+            .then_some(allocation.price)
     });
-    let (sum, n) = units.fold((0i64, 0i64), |(sum, n), price| (sum.saturating_add(price.as_micros()), n + 1));
+    let (sum, n) =
+        prices.fold((0i64, 0i64), |(sum, n), price| (sum.saturating_add(price.as_micros()), n + 1));
     (n > 0).then(|| dollars(half_even(sum, n * 100) * 100))
 }
 
@@ -97,10 +99,13 @@ fn half_even(a: i64, b: i64) -> i64 {
     }
 }
 
-/// What is charged now, in US$ an hour.
+/// Current charge, in US$ per hour.
 fn hourly_cost(o: &Observed<'_>) -> f64 {
-    let pays =
-        o.owner.units.values().filter(|u| matches!(u.state, UnitState::Active | UnitState::Preempting));
+    let pays = o
+        .owner
+        .allocations
+        .values()
+        .filter(|u| matches!(u.state, AllocationState::Active | AllocationState::Preempting));
     dollars(pays.map(|u| u.price.as_micros()).sum())
 }
 
@@ -131,7 +136,7 @@ fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> Vec<Desired
             if c.in_flight == 0 { String::new() } else { format!("{} nodes are on their way", c.in_flight) },
         ));
     } else {
-        let note = "the market does not answer: nothing is bought, and nothing that runs is touched";
+        let note = "the market does not answer: no bids are placed, running nodes stay";
         all.push(say(condition::MARKET_REACHABLE, false, reason::MARKET_UNREACHABLE, note));
     }
     all.extend(accepted(outcome));
@@ -177,7 +182,7 @@ fn accepted(outcome: &Outcome) -> Option<Desired> {
     outcome.accepted.then(|| say(condition::BID_ACCEPTED, true, "Accepted", ""))
 }
 
-/// Would the bid win, and if not, which price would?
+/// Whether the bid would win, or the price that would.
 fn competitive(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
     let (quote, limit) = (facts.quote?, facts.limit?);
     let open = o.owner.bids.values().filter(|b| b.open > 0);
@@ -195,10 +200,10 @@ fn competitive(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
     })
 }
 
-/// Nodes that are being taken, and those that would be next.
+/// Nodes under notice, and nodes at risk.
 fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
     let mut all = Vec::new();
-    let going = o.owner.units.values().filter(|u| u.state == UnitState::Preempting);
+    let going = o.owner.allocations.values().filter(|u| u.state == AllocationState::Preempting);
     let going: Vec<_> = going
         .map(|u| {
             let until = Timestamp::from_millisecond(u.preempt_ms).unwrap_or_default();
@@ -210,7 +215,7 @@ fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
     } else if had(condition::PREEMPTION_NOTICE) {
         all.push(say(condition::PREEMPTION_NOTICE, false, "None", ""));
     }
-    let risk = o.owner.units.values().filter(|u| u.price_to_keep > Price::ZERO);
+    let risk = o.owner.allocations.values().filter(|u| u.price_to_keep > Price::ZERO);
     let risk: Vec<_> = risk.map(|u| format!("{} needs {}", u.node, u.price_to_keep)).collect();
     if !risk.is_empty() {
         all.push(say(condition::AT_RISK, true, "BelowIndicativePrice", risk.join(", ")));
@@ -220,13 +225,13 @@ fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
     all
 }
 
-/// Events for what a new status says for the first time.
+/// Events for conditions that changed.
 #[must_use]
-pub fn news(before: &[Condition], after: &[Condition]) -> Vec<Note> {
+pub fn news(before: &[Condition], after: &[Condition]) -> Vec<ObjectEvent> {
     let is_new = |c: &&Condition| {
         find(before, &c.type_).is_none_or(|old| old.status != c.status || old.reason != c.reason)
     };
-    let note = |c: &Condition| {
+    let event = |c: &Condition| {
         let reason = match (c.type_.as_str(), c.status.as_str(), c.reason.as_str()) {
             (condition::READY, "False", reason::INVALID_SPEC) => "InvalidSpec",
             (condition::READY, "False", reason::UNKNOWN_MARKET) => "UnknownMarket",
@@ -236,19 +241,25 @@ pub fn news(before: &[Condition], after: &[Condition]) -> Vec<Note> {
             (condition::AT_RISK, "True", _) => "NodeAtRisk",
             _ => return None,
         };
-        Some(Note { reason, text: c.message.clone(), warning: true })
+        Some(ObjectEvent { reason, text: c.message.clone(), warning: true })
     };
-    after.iter().filter(is_new).filter_map(note).collect()
+    after.iter().filter(is_new).filter_map(event).collect()
 }
 
 /// Gauges of an object: `(class, strategy, counts, cost in micro-dollars)`.
 #[must_use]
 pub fn gauged(o: &Observed<'_>, facts: &Facts) -> (String, &'static str, Counts, i64) {
-    let pays =
-        o.owner.units.values().filter(|u| matches!(u.state, UnitState::Active | UnitState::Preempting));
+    let pays = o
+        .owner
+        .allocations
+        .values()
+        .filter(|u| matches!(u.state, AllocationState::Active | AllocationState::Preempting));
     let cost = pays.map(|u| u.price.as_micros()).sum();
-    let class =
-        facts.market.clone().filter(|_| facts.quote.is_some()).unwrap_or_else(|| "unknown".to_owned());
+    let class = facts
+        .market
+        .as_ref()
+        .filter(|_| facts.quote.is_some())
+        .map_or_else(|| "unknown".to_owned(), |m| m.to_string());
     (class, o.object.spec.bid_strategy.as_str(), facts.counts, cost)
 }
 
@@ -260,6 +271,61 @@ mod tests {
     fn halves_go_to_the_even_neighbour() {
         for (a, b, want) in [(5, 10, 0), (15, 10, 2), (25, 10, 2), (14, 10, 1), (16, 10, 2), (0, 3, 0)] {
             assert_eq!(half_even(a, b), want, "{a} / {b}");
+        }
+    }
+
+    fn condition(kind: &str, status: &str, reason: &str) -> Condition {
+        Condition {
+            type_: kind.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: "text".into(),
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        }
+    }
+
+    #[test]
+    fn news_table() {
+        let low = || condition(condition::BID_COMPETITIVE, "False", reason::BELOW_RESERVE);
+        let ready = || condition(condition::READY, "False", reason::NODES_UNAVAILABLE);
+        for (why, before, after, want) in [
+            ("a new problem is an event", vec![], vec![low()], vec!["BidTooLow"]),
+            ("an old one is not", vec![low()], vec![low()], vec![]),
+            (
+                "another reason is an event again",
+                vec![low()],
+                vec![condition(condition::BID_COMPETITIVE, "False", reason::BELOW_CLEARING_PRICE)],
+                vec!["BidTooLow"],
+            ),
+            ("waiting for nodes is normal", vec![], vec![ready()], vec![]),
+            (
+                "an invalid specification is an event",
+                vec![ready()],
+                vec![condition(condition::READY, "False", reason::INVALID_SPEC)],
+                vec!["InvalidSpec"],
+            ),
+            (
+                "a market that does not answer is an event",
+                vec![condition(condition::MARKET_REACHABLE, "True", "Reachable")],
+                vec![condition(condition::MARKET_REACHABLE, "False", reason::MARKET_UNREACHABLE)],
+                vec!["MarketUnreachable"],
+            ),
+            (
+                "recovery is not",
+                vec![condition(condition::MARKET_REACHABLE, "False", reason::MARKET_UNREACHABLE)],
+                vec![condition(condition::MARKET_REACHABLE, "True", "Reachable")],
+                vec![],
+            ),
+            (
+                "a risk is an event",
+                vec![],
+                vec![condition(condition::AT_RISK, "True", "x")],
+                vec!["NodeAtRisk"],
+            ),
+        ] {
+            let reasons: Vec<_> = news(&before, &after).into_iter().map(|event| event.reason).collect();
+            assert_eq!(reasons, want, "{why}");
         }
     }
 }

@@ -1,31 +1,31 @@
-//! How long things take.
+//! Intervals and limits of time.
 
 use std::time::Duration;
 
 /// Times of the controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// An object is looked at again, give or take a tenth.
+    /// Poll interval of an object; jitter of a tenth is added.
     pub poll: Duration,
-    /// After a failure, the first three times; then twice as long each time.
+    /// Delay after a failure, the first three times; then it doubles.
     pub retry: Duration,
-    /// No failure waits longer.
+    /// Longest delay after a failure.
     pub retry_max: Duration,
-    /// The mirror is behind our last reply.
+    /// Delay while the mirror is behind the last reply.
     pub wait: Duration,
-    /// A drain goes on.
+    /// Interval between steps of a drain.
     pub evict: Duration,
-    /// Triggers of one object that come this close together are one.
+    /// Triggers of one object within this time are one.
     pub debounce: Duration,
-    /// Pods are quiet for so long before they are packed, and ten times that at most.
+    /// Pause without changes of pods before they are packed; at most ten times that.
     pub pack: Duration,
     /// Between two changes of a bid's limit that only follow the price, in milliseconds.
     pub amend_ms: i64,
     /// A node that is not Ready counts as active for so long, in milliseconds.
     pub lost_ms: i64,
-    /// A node that is not Ready is given up after so long, in milliseconds.
+    /// A node that is not Ready is released after so long, in milliseconds.
     pub unhealthy_ms: i64,
-    /// A Node without unit is removed after so long, in milliseconds.
+    /// A Node without allocation is deleted after so long, in milliseconds.
     pub orphan_ms: i64,
     /// Another region is chosen for what was not filled for so long, in milliseconds.
     pub region_ms: i64,

@@ -20,7 +20,7 @@ fn the_files_in_deploy_are_these() {
     }
 }
 
-/// §3.9, the rights of what is built: nothing with a star, and no Secret.
+/// The rights of the operator: nothing with a star, and no Secret.
 #[test]
 fn rights_are_those_of_the_contract_and_no_more() {
     let all = manifests("image");
@@ -31,7 +31,7 @@ fn rights_are_those_of_the_contract_and_no_more() {
     }
 }
 
-/// §9.5: the operator shows the market a token of its own account, for the market alone and not for long. It has no
+/// The operator shows the market a token of its own account, for the market alone and not for long. It has no
 /// administrator's token, and the market may ask the cluster one thing.
 #[test]
 fn the_operator_comes_to_the_market_with_its_own_account() {

@@ -1,21 +1,21 @@
-//! Emptying a node: which pods go now, and how.
+//! Drain of a node: pods to evict or delete now.
 
-use super::{NodeView, Step};
-use crate::facts::{PodFacts, PodKind};
+use super::{input::NodeView, output::Step};
+use crate::observe::facts::{PodFacts, PodKind};
 
-/// Between a pod's last second and the end of its node, in milliseconds.
+/// Time between the end of a pod's grace period and the end of its node, in milliseconds.
 const MARGIN_MS: i64 = 10_000;
 
-/// How a node is emptied.
+/// Urgency of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Haste {
-    /// As long as it takes: disruption budgets are respected to the end, and what runs on every node stays.
+    /// No deadline: disruption budgets are respected, and pods of DaemonSets stay.
     None,
-    /// Everything is gone by then, each pod with its whole grace, budget or not.
+    /// Deadline: every pod ends before it with its whole grace period, regardless of budgets.
     By { deadline_ms: i64, from_ms: i64 },
 }
 
-/// The steps of this pass; `None`: nothing is left that has to go.
+/// Steps of this reconcile; `None`: the drain is complete.
 pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<Step>> {
     let counts = |p: &&PodFacts| match haste {
         Haste::None => p.kind == PodKind::Workload,
@@ -24,7 +24,7 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
     let there: Vec<_> = view.pods.iter().filter(counts).collect();
     let tier = there.iter().map(|p| tier(p)).min()?;
     if haste != Haste::None && there.iter().all(|p| p.kind == PodKind::Daemon) {
-        // What runs on every node ends with the node.
+        // Pods of DaemonSets end with the node.
         return None;
     }
     let going = there.iter().filter(|p| !p.deleting).filter_map(|pod| {
@@ -32,10 +32,16 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
         if let Haste::By { deadline_ms, from_ms } = haste {
             let last_ms = deadline_ms - pod.grace_s * 1000 - MARGIN_MS;
             if now_ms >= last_ms || last_ms <= from_ms {
-                return Some(Step::End { namespace, name, uid, grace_s: pod.grace_s });
+                return Some(Step::DeletePod {
+                    namespace,
+                    name,
+                    uid,
+                    grace_s: pod.grace_s,
+                    allocation: view.facts.allocation.clone(),
+                });
             }
         }
-        (self::tier(pod) == tier).then_some(Step::Evict { namespace, name, uid })
+        (self::tier(pod) == tier).then_some(Step::EvictPod { namespace, name, uid })
     });
     Some(going.collect())
 }

@@ -1,16 +1,18 @@
-//! A BidNode that is deleted: everything that it has outside goes first, and the object last.
+//! Deletion of a BidNode: its bids, allocations and Nodes go first, the finalizer last.
 
 use coracle_api::bidnode::names;
+use coracle_auction::AllocationState;
 use kube::ResourceExt as _;
 
 use super::{
-    Observed, Plan, Step, counts,
+    counts,
     drain::Haste,
-    nodes::{drain_change, empty, orphan},
+    input::Observed,
+    nodes::{delete_node, drain_change, empty, orphan},
+    output::{Plan, Release, Step},
 };
-use crate::mirror::UnitState;
 
-/// How long pods may take without a readable specification, in milliseconds.
+/// Drain timeout without a readable specification, in milliseconds.
 const DRAIN_MS: i64 = 300_000;
 
 pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
@@ -18,17 +20,13 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
         return;
     }
     if o.settings.is_ok_and(|s| s.force_delete) {
-        let all = o
-            .nodes
-            .iter()
-            .map(|v| Step::DeleteNode { name: v.facts.name.clone(), allocation: v.facts.allocation.clone() });
-        plan.steps.extend(all);
-        plan.steps.push(Step::LetGo { look: false });
+        plan.steps.extend(o.nodes.iter().map(delete_node));
+        plan.steps.push(Step::RemoveFinalizer { confirm: false });
         return;
     }
     if !o.synced {
         plan.facts.terminating =
-            Some("the market does not answer, and it must take everything back".to_owned());
+            Some("the market does not answer, so bids and allocations cannot be released".to_owned());
         plan.again = Some(o.times.retry);
         return;
     }
@@ -37,18 +35,20 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
         return;
     }
     plan.again = Some(o.times.evict);
-    give_back(o, plan);
+    release_all(o, plan);
     let timeout = o.settings.map_or(DRAIN_MS, |s| s.drain_timeout_ms);
     for view in o.nodes {
-        match o.owner.units.get(&view.facts.allocation) {
+        match o.owner.allocations.get(&view.facts.allocation) {
             None => orphan(o, view, 0, plan),
-            Some(unit) if matches!(unit.state, UnitState::Active | UnitState::Preempting) => {
+            Some(allocation)
+                if matches!(allocation.state, AllocationState::Active | AllocationState::Preempting) =>
+            {
                 match view.facts.draining_ms {
-                    None => plan.steps.push(Step::Drain(drain_change(&view.facts, o.now_ms))),
+                    None => plan.steps.push(Step::DrainNode(drain_change(&view.facts, o.now_ms))),
                     Some(from_ms) => {
-                        let notice = if unit.preempt_ms > 0 { unit.preempt_ms } else { i64::MAX };
+                        let notice = if allocation.preempt_ms > 0 { allocation.preempt_ms } else { i64::MAX };
                         let deadline_ms = (from_ms + timeout).min(notice);
-                        empty(o, view, unit, Haste::By { deadline_ms, from_ms }, plan);
+                        empty(o, view, allocation, Haste::By { deadline_ms, from_ms }, plan);
                     }
                 }
             }
@@ -56,29 +56,31 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
         }
     }
     let left = o.owner.bids.values().map(|b| b.open).sum::<u32>();
-    if o.owner.units.is_empty() && left == 0 && o.nodes.is_empty() {
-        plan.steps.push(Step::LetGo { look: true });
+    if o.owner.allocations.is_empty() && left == 0 && o.nodes.is_empty() {
+        plan.steps.push(Step::RemoveFinalizer { confirm: true });
     } else {
-        let (units, nodes) = (o.owner.units.len(), o.nodes.len());
-        plan.facts.terminating = Some(format!("{left} open bids, {units} units and {nodes} Nodes are left"));
+        let (allocations, nodes) = (o.owner.allocations.len(), o.nodes.len());
+        plan.facts.terminating =
+            Some(format!("{left} open bids, {allocations} allocations and {nodes} Nodes are left"));
     }
 }
 
-/// What waits, boots, or runs without a Node.
-fn give_back(o: &Observed<'_>, plan: &mut Plan) {
+/// Open bids, and allocations that start or run without a Node.
+fn release_all(o: &Observed<'_>, plan: &mut Plan) {
     for (id, bid) in o.owner.bids.iter().filter(|(_, b)| b.open > 0) {
-        plan.steps.push(Step::Cancel { bid: id.clone(), market: bid.market.clone() });
+        plan.steps.push(Step::CancelBid { bid: id.clone(), market: bid.market.clone() });
     }
-    for (id, unit) in &o.owner.units {
-        let starts = matches!(unit.state, UnitState::Matched | UnitState::Provisioning);
+    for (id, allocation) in &o.owner.allocations {
+        let starts = matches!(allocation.state, AllocationState::Matched | AllocationState::Provisioning);
         if starts || counts::view_of(o, id).is_none() {
-            let note = format!("unit {id} is given back: the BidNode is deleted");
-            plan.steps.push(Step::Release {
-                unit: id.clone(),
-                market: unit.market.clone(),
+            let note = format!("allocation {id} released: the BidNode is deleted");
+            plan.steps.push(Step::ReleaseAllocation(Release {
+                allocation: id.clone(),
+                market: allocation.market.clone(),
                 note,
                 failed: false,
-            });
+                draining_ms: None,
+            }));
         }
     }
 }

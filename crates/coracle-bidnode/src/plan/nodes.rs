@@ -1,148 +1,186 @@
-//! Nodes: labels and taints, notices, emptying, failures. Nothing here buys anything: a node that leaves stops counting,
-//! and the ordinary shortfall buys its replacement.
+//! Nodes: labels and taints, notices, drains, failures. Nothing is bought here: a leaving node no longer counts, and the
+//! resulting shortfall buys its replacement.
 
 use std::collections::BTreeMap;
 
 use coracle_api::bidnode::names;
+use coracle_auction::AllocationState;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use super::{
-    NodeChange, NodeView, Observed, Plan, Step,
     counts::{self, Health},
+    demand::template,
     drain::{self, Haste},
+    input::{NodeView, Observed},
+    output::{NodeChange, Plan, Release, Step},
 };
 use crate::{
-    demand::template,
-    facts::NodeFacts,
-    mirror::{Unit, UnitState},
+    ids::AllocationName,
+    observe::{bids::Allocation, facts::NodeFacts},
     settings::{Settings, Taint},
 };
 
 /// Taint of a node under notice.
 pub(super) const NOTICE: &str = names::PREEMPTING;
-/// Longest wait for a replacement before pods are asked to go, in milliseconds.
+/// Longest wait for a replacement before pods are evicted, in milliseconds.
 const WAIT_MS: i64 = 30_000;
 
-/// All nodes, and the units that have lost theirs.
+/// Plans for all Nodes, and for allocations without a Node.
 pub(super) fn plan(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     if plan.facts.counts.is_degraded() {
         let c = plan.facts.counts;
         plan.facts.degraded =
-            Some(format!("{} of {} nodes are not Ready: repairs are held", c.unhealthy, c.running));
+            Some(format!("{} of {} nodes are not Ready: repairs are suspended", c.unhealthy, c.running));
     }
     for view in o.nodes {
-        match o.owner.units.get(&view.facts.allocation) {
-            Some(unit) if unit.state == UnitState::Preempting => leaving(o, view, unit, plan),
-            Some(unit) => staying(o, settings, view, unit, plan),
+        match o.owner.allocations.get(&view.facts.allocation) {
+            Some(allocation) if allocation.state == AllocationState::Preempting => {
+                leaving(o, view, allocation, plan)
+            }
+            Some(allocation) => staying(o, settings, view, allocation, plan),
             None => orphan(o, view, o.times.orphan_ms, plan),
         }
     }
     let lost = o
         .owner
-        .units
+        .allocations
         .iter()
-        .filter(|(id, u)| u.state == UnitState::Active && counts::view_of(o, id).is_none());
-    for (id, unit) in lost {
-        failed(o, id, unit, None, plan);
+        .filter(|(id, u)| u.state == AllocationState::Active && counts::view_of(o, id).is_none());
+    for (id, allocation) in lost {
+        failed(o, id, allocation, None, plan);
     }
 }
 
-/// A Node whose unit is over: the machine is gone or going.
+/// Deletes a Node object.
+pub(super) fn delete_node(view: &NodeView) -> Step {
+    let facts = &view.facts;
+    Step::DeleteNode {
+        name: facts.name.clone(),
+        allocation: facts.allocation.clone(),
+        draining_ms: facts.draining_ms,
+    }
+}
+
+/// A Node whose allocation is over: its machine has ended or is ending.
 pub(super) fn orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut Plan) {
     if o.synced && o.owner.is_current() && o.now_ms - view.facts.created_ms >= age_ms {
-        let (name, allocation) = (view.facts.name.clone(), view.facts.allocation.clone());
-        plan.steps.push(Step::DeleteNode { name, allocation });
+        plan.steps.push(delete_node(view));
     } else {
         plan.again = Some(o.times.wait);
     }
 }
 
-/// A node that is to stay, or that we empty ourselves.
-fn staying(o: &Observed<'_>, settings: &Settings, view: &NodeView, unit: &Unit, plan: &mut Plan) {
-    if let Some(change) = shape(o, settings, &view.facts, unit) {
-        plan.steps.push(Step::Shape(change));
+/// A node that stays, or that the controller drains.
+fn staying(o: &Observed<'_>, settings: &Settings, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
+    if let Some(change) = shape(o, settings, &view.facts, allocation) {
+        plan.steps.push(Step::PatchNode(change));
     }
-    if unit.state != UnitState::Active {
+    if allocation.state != AllocationState::Active {
         return;
     }
-    failed(o, &view.facts.allocation, unit, Some(view), plan);
+    failed(o, &view.facts.allocation, allocation, Some(view), plan);
     if counts::is_draining(view) {
-        empty(o, view, unit, Haste::None, plan);
+        empty(o, view, allocation, Haste::None, plan);
     }
 }
 
-/// Empties a node, and gives its unit back when that is done.
-pub(super) fn empty(o: &Observed<'_>, view: &NodeView, unit: &Unit, haste: Haste, plan: &mut Plan) {
+/// Drains a node, and releases its allocation when it is drained.
+pub(super) fn empty(
+    o: &Observed<'_>,
+    view: &NodeView,
+    allocation: &Allocation,
+    haste: Haste,
+    plan: &mut Plan,
+) {
     plan.again = Some(plan.again.map_or(o.times.evict, |again| again.min(o.times.evict)));
     match drain::steps(view, haste, o.now_ms) {
         Some(steps) => plan.steps.extend(steps),
-        None if o.synced && o.owner.is_current() => plan.steps.push(Step::Release {
-            unit: view.facts.allocation.clone(),
-            market: unit.market.clone(),
-            note: format!("Node {} is empty and given back", view.facts.name),
+        None if o.synced && o.owner.is_current() => plan.steps.push(Step::ReleaseAllocation(Release {
+            allocation: view.facts.allocation.clone(),
+            market: allocation.market.clone(),
+            note: format!("Node {} is drained and released", view.facts.name),
             failed: false,
-        }),
+            draining_ms: view.facts.draining_ms,
+        })),
         None => {}
     }
 }
 
-/// Gives up a unit whose Node has not been Ready for too long, unless repairs are held.
-fn failed(o: &Observed<'_>, id: &str, unit: &Unit, view: Option<&NodeView>, plan: &mut Plan) {
-    let ill = counts::health(o, unit, view);
+/// Releases an allocation whose Node has not been Ready for too long, unless repairs are suspended.
+fn failed(
+    o: &Observed<'_>,
+    id: &AllocationName,
+    allocation: &Allocation,
+    view: Option<&NodeView>,
+    plan: &mut Plan,
+) {
+    let ill = counts::health(o, allocation, view);
     let dead = ill == Health::Dead || view.is_none() && ill == Health::Lost;
     if !dead || plan.facts.counts.is_degraded() || !o.synced || !o.owner.is_current() {
         return;
     }
-    let note = format!("Node {} is not Ready any more and is replaced", unit.node);
-    let market = unit.market.clone();
-    plan.steps.push(Step::Release { unit: id.to_owned(), market, note, failed: true });
+    let note = format!("Node {} is not Ready any more and is replaced", allocation.node);
+    plan.steps.push(Step::ReleaseAllocation(Release {
+        allocation: id.clone(),
+        market: allocation.market.clone(),
+        note,
+        failed: true,
+        draining_ms: view.and_then(|view| view.facts.draining_ms),
+    }));
 }
 
-/// A node under notice: tell, then empty it, and be gone before the deadline.
-fn leaving(o: &Observed<'_>, view: &NodeView, unit: &Unit, plan: &mut Plan) {
+/// A node under notice: emits the event, then drains it before the deadline.
+fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
     if !view.facts.is_tainted(NOTICE) {
-        if let Some(other) = idle_sibling(o, view, unit) {
-            let (unit_id, market) = (view.facts.allocation.clone(), unit.market.clone());
-            plan.steps.push(Step::Substitute { unit: unit_id, other, market });
+        if let Some(other) = idle_sibling(o, view, allocation) {
+            plan.steps.push(Step::SubstituteVictim { victim: view.facts.allocation.clone(), other });
             return;
         }
-        plan.steps.push(Step::Notice {
-            change: notice_change(&view.facts, unit, o.now_ms),
-            note: told(view, unit),
+        plan.steps.push(Step::NotifyPreemption {
+            change: notice_change(&view.facts, allocation, o.now_ms),
+            note: notice_message(view, allocation),
         });
         plan.again = Some(o.times.wait);
         return;
     }
     let began = view.facts.draining_ms.unwrap_or(o.now_ms);
-    let wait = WAIT_MS.min((unit.preempt_ms - began) / 4);
-    // No replacement in sight is no reason to wait.
+    let wait = WAIT_MS.min((allocation.preempt_ms - began) / 4);
+    // Without a replacement in flight there is nothing to wait for.
     if plan.facts.counts.in_flight > 0 && o.now_ms - began < wait {
         plan.again = Some(o.times.wait);
         return;
     }
-    empty(o, view, unit, Haste::By { deadline_ms: unit.preempt_ms, from_ms: began }, plan);
+    empty(o, view, allocation, Haste::By { deadline_ms: allocation.preempt_ms, from_ms: began }, plan);
 }
 
-/// The sentence for people: the article's when the price did it.
-fn told(view: &NodeView, unit: &Unit) -> String {
+/// Message of the event, as published for a preemption by price.
+fn notice_message(view: &NodeView, allocation: &Allocation) -> String {
     let name = &view.facts.name;
-    match unit.reason.as_str() {
+    match allocation.reason.as_str() {
         "" | "Preempted" => format!("Node {name} pre-empted due to price increase"),
         reason => format!("Node {name} reclaimed: {reason}"),
     }
 }
 
-/// A node of the same lot that nobody uses and that costs no more, to be given up instead of one in use.
-fn idle_sibling(o: &Observed<'_>, view: &NodeView, unit: &Unit) -> Option<String> {
-    if view.idle_ms.is_some() || unit.reason != "Preempted" || !o.synced || view.facts.draining_ms.is_some() {
+/// An idle node of the same lot with no higher limit, to be released instead of one in use.
+fn idle_sibling(o: &Observed<'_>, view: &NodeView, allocation: &Allocation) -> Option<AllocationName> {
+    if view.idle_ms.is_some()
+        || allocation.reason != "Preempted"
+        || !o.synced
+        || view.facts.draining_ms.is_some()
+    {
         return None;
     }
-    let is_idle =
-        |id: &str| counts::view_of(o, id).is_some_and(|v| v.idle_ms.is_some() && !counts::is_draining(v));
-    let fits =
-        |other: &Unit| other.state == UnitState::Active && other.lot == unit.lot && other.limit <= unit.limit;
-    let mut siblings = o.owner.units.iter().filter(|(id, other)| fits(other) && is_idle(id));
+    let is_idle = |id: &AllocationName| {
+        counts::view_of(o, id).is_some_and(|v| v.idle_ms.is_some() && !counts::is_draining(v))
+    };
+    let fits = |other: &Allocation| {
+        other.state == AllocationState::Active
+            && other.lot == allocation.lot
+            && other.limit <= allocation.limit
+    };
+    let mut siblings = o.owner.allocations.iter().filter(|(id, other)| fits(other) && is_idle(id));
     siblings.next().map(|(id, _)| id.clone())
 }
 
@@ -150,11 +188,11 @@ fn taints_json(taints: &[Taint]) -> Value {
     taints.iter().map(|t| json!({"key": t.key, "value": t.value, "effect": t.effect})).collect()
 }
 
-fn notice_change(node: &NodeFacts, unit: &Unit, now_ms: i64) -> NodeChange {
+fn notice_change(node: &NodeFacts, allocation: &Allocation, now_ms: i64) -> NodeChange {
     let mut taints = node.taints.clone();
     taints.push(Taint {
         key: NOTICE.to_owned(),
-        value: unit.preempt_ms.div_euclid(1000).to_string(),
+        value: allocation.preempt_ms.div_euclid(1000).to_string(),
         effect: "NoSchedule".to_owned(),
     });
     let patch = json!({
@@ -168,7 +206,7 @@ fn notice_change(node: &NodeFacts, unit: &Unit, now_ms: i64) -> NodeChange {
     NodeChange { name: node.name.clone(), patch }
 }
 
-/// No new pods, and the time from which on we empty it.
+/// Cordons a Node and stores the start of its drain.
 pub(super) fn drain_change(node: &NodeFacts, now_ms: i64) -> NodeChange {
     let patch = json!({
         "metadata": {
@@ -180,16 +218,21 @@ pub(super) fn drain_change(node: &NodeFacts, now_ms: i64) -> NodeChange {
     NodeChange { name: node.name.clone(), patch }
 }
 
-/// What of a Node is ours by the specification, as it is stored on it.
+/// Labels and taints that the specification put on a Node, as stored in its annotation.
 #[derive(serde::Serialize, serde::Deserialize, Default)]
 struct Given {
     labels: BTreeMap<String, String>,
     taints: Vec<(String, String)>,
 }
 
-/// The patch that gives a Node its labels and taints; `None`: it has them.
-fn shape(o: &Observed<'_>, settings: &Settings, node: &NodeFacts, unit: &Unit) -> Option<NodeChange> {
-    let (kind, region) = unit.market.split_once('/')?;
+/// Patch that gives a Node its labels and taints; `None` when it has them.
+fn shape(
+    o: &Observed<'_>,
+    settings: &Settings,
+    node: &NodeFacts,
+    allocation: &Allocation,
+) -> Option<NodeChange> {
+    let (kind, region) = allocation.market.parts();
     let own = Settings { instance_type: kind.to_owned(), ..settings.clone() };
     let namespace = o.object.namespace().unwrap_or_default();
     let wanted = template(&namespace, &o.object.name_any(), &own, region);
@@ -199,7 +242,7 @@ fn shape(o: &Observed<'_>, settings: &Settings, node: &NodeFacts, unit: &Unit) -
     };
     let text = serde_json::to_string(&given).unwrap_or_default();
     let before: Given = serde_json::from_str(&node.given).unwrap_or_default();
-    // Whoever else put a taint here keeps it; what we gave and no longer give goes.
+    // Taints of others stay; former taints of the specification are removed.
     let is_ours = |t: &Taint| before.taints.contains(&(t.key.clone(), t.effect.clone()));
     let is_wanted = |t: &Taint| settings.taints.iter().any(|w| w.key == t.key && w.effect == t.effect);
     let mut taints: Vec<_> = node

@@ -1,11 +1,16 @@
-//! What is bid, and when that changes.
+//! Limits of bids, and their changes.
 
 use coracle_api::bidnode::BidStrategy;
-use coracle_auction::Price;
+use coracle_auction::{AllocationState, Price};
 
-use super::{Observed, Plan, Step, counts};
+use super::{
+    counts,
+    input::Observed,
+    output::{Plan, Step},
+};
 use crate::{
-    mirror::{Bid, Quote, UnitState},
+    ids::BidName,
+    observe::bids::{Bid, Quote},
     settings::Settings,
 };
 
@@ -29,7 +34,7 @@ pub(super) fn committed(o: &Observed<'_>) -> i128 {
     o.owner.bids.values().map(of).sum()
 }
 
-/// How many more units at that limit the BidNode's own cap lets pass.
+/// Number of further units at that limit that the BidNode's hourly cap covers.
 pub(super) fn affordable(o: &Observed<'_>, settings: &Settings, limit: Price) -> u32 {
     let Some(cap) = settings.max_hourly_cost else { return u32::MAX };
     let left = i128::from(cap.as_micros()) - committed(o);
@@ -64,7 +69,7 @@ pub(super) fn follow_and_defend(o: &Observed<'_>, settings: &Settings, quote: &Q
         }
         let units = units.map(|live| live + bid.preempting);
         let limit = (wanted != bid.limit).then_some(wanted);
-        plan.steps.push(Step::Amend { bid: id.clone(), market: bid.market.clone(), limit, units });
+        plan.steps.push(Step::AmendBid { bid: id.clone(), market: bid.market.clone(), limit, units });
     }
 }
 
@@ -73,7 +78,7 @@ fn change(
     o: &Observed<'_>,
     settings: &Settings,
     quote: &Quote,
-    id: &str,
+    id: &BidName,
     bid: &Bid,
 ) -> Option<(Price, Option<u32>)> {
     let most = most(settings, quote);
@@ -91,7 +96,7 @@ fn change(
 }
 
 /// The limit that open units should have instead: at once when theirs is above what may be paid.
-fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &str, bid: &Bid) -> Option<Price> {
+fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
     let wanted = limit(settings, quote);
     if bid.open == 0 || wanted == bid.limit || wanted <= Price::ZERO {
         return None;
@@ -105,7 +110,7 @@ fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &str, bid: &
 }
 
 /// The limit that keeps the running units of a bid, where the strategy wants that and it is enough.
-fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &str, bid: &Bid) -> Option<Price> {
+fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
     if !settings.defend || bid.active == 0 {
         return None;
     }
@@ -114,7 +119,8 @@ fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &str, bid:
         BidStrategy::CostOptimized => None,
         BidStrategy::AvailabilityOptimized => Some(most.max(bid.limit)),
         BidStrategy::Balanced => {
-            let units = o.owner.units.values().filter(|u| u.bid == id && u.state == UnitState::Active);
+            let units =
+                o.owner.allocations.values().filter(|u| u.bid == *id && u.state == AllocationState::Active);
             let keep = units.map(|u| u.price_to_keep).max().filter(|keep| *keep > bid.limit)?;
             let keep = keep.ceil_to(quote.tick);
             (keep <= quote.quote.min(most)).then_some(keep)

@@ -1,12 +1,12 @@
-//! Which market to bid in.
+//! Choice of the market.
 
-use super::{Observed, counts};
-use crate::settings::Settings;
+use super::{counts, input::Observed};
+use crate::{ids::MarketName, settings::Settings};
 
 /// The market. A named region as it is; else where we wait already, unless that takes too long; else the default; else
 /// where units are free, then where they are cheapest, then by name.
-pub(super) fn choose(o: &Observed<'_>, settings: &Settings) -> Option<String> {
-    let of = |region: &str| format!("{}/{region}", settings.instance_type);
+pub(super) fn choose(o: &Observed<'_>, settings: &Settings) -> Option<MarketName> {
+    let of = |region: &str| MarketName::new(&settings.instance_type, region);
     if let Some(region) = &settings.region {
         return Some(of(region));
     }

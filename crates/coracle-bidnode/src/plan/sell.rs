@@ -1,45 +1,49 @@
-//! What is given back: of the wrong type, or too many.
+//! Cancellations and releases: of the wrong type, or too many.
 
 use std::cmp::Reverse;
 
-use super::{NodeView, Observed, Plan, Step, counts, is_trade, nodes};
-use crate::{
-    mirror::{Unit, UnitState},
-    settings::Settings,
-};
+use coracle_auction::AllocationState;
 
-/// Bids and units of a type or region that is no longer asked for. What waits or boots goes at once; what runs goes when
-/// a replacement is Ready (make before break), within the disruption budget.
+use super::{
+    counts,
+    input::{NodeView, Observed},
+    nodes,
+    output::{Plan, Release, Step},
+};
+use crate::{ids::AllocationName, observe::bids::Allocation, settings::Settings};
+
+/// Bids and allocations of a type or region that is no longer requested. Open and starting ones go at once; running ones
+/// go when a replacement is Ready (make before break), within the disruption budget.
 pub(super) fn outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let chosen = plan.facts.market.clone();
     for (id, bid) in o.owner.bids.iter().filter(|(_, b)| b.open > 0) {
-        // Nothing is taken back for a market that does not exist.
+        // Nothing is cancelled for a market that does not exist.
         let elsewhere = plan.facts.quote.is_some() && chosen.as_ref() != Some(&bid.market);
         if elsewhere {
-            plan.steps.push(Step::Cancel { bid: id.clone(), market: bid.market.clone() });
+            plan.steps.push(Step::CancelBid { bid: id.clone(), market: bid.market.clone() });
         }
     }
     if plan.facts.quote.is_none() {
         return;
     }
-    for (id, unit) in o.owner.units.iter().filter(|(_, u)| counts::is_outdated(o, &u.market)) {
-        if matches!(unit.state, UnitState::Matched | UnitState::Provisioning) {
-            plan.steps.push(release(id, unit, "another type or region is asked for"));
+    for (id, allocation) in o.owner.allocations.iter().filter(|(_, u)| counts::is_outdated(o, &u.market)) {
+        if matches!(allocation.state, AllocationState::Matched | AllocationState::Provisioning) {
+            plan.steps.push(release(id, allocation, "the specification names another type or region"));
         }
     }
     let counts = plan.facts.counts;
     let spare = counts.active.saturating_sub(counts.desired).min(counts.outdated);
-    empty(o, settings, spare, |unit| counts::is_outdated(o, &unit.market), plan);
+    empty(o, settings, spare, |allocation| counts::is_outdated(o, &allocation.market), plan);
 }
 
-/// More than is wanted: open units, then those that did not start, then those that boot, then nodes.
+/// More than desired: open units go first, then matched and provisioning allocations, then nodes.
 pub(super) fn excess(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let counts = plan.facts.counts;
     let mut left = counts.have.saturating_sub(counts.desired);
-    if left == 0 || plan.steps.iter().any(is_trade) {
+    if left == 0 || plan.steps.iter().any(Step::is_trade) {
         return;
     }
-    // Youngest first: what waited longest keeps its place.
+    // Youngest first: the bid that waited longest keeps its priority.
     for (id, bid) in o.owner.bids.iter().rev().filter(|(_, b)| b.open > 0) {
         let cut = bid.open.min(left);
         if cut == 0 {
@@ -48,51 +52,68 @@ pub(super) fn excess(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
         left -= cut;
         let (bid_id, market) = (id.clone(), bid.market.clone());
         plan.steps.push(if cut == bid.open {
-            Step::Cancel { bid: bid_id, market }
+            Step::CancelBid { bid: bid_id, market }
         } else {
             let units = Some(bid.open - cut + bid.live() + bid.preempting);
-            Step::Amend { bid: bid_id, market, limit: None, units }
+            Step::AmendBid { bid: bid_id, market, limit: None, units }
         });
     }
-    for state in [UnitState::Matched, UnitState::Provisioning] {
-        let of = o.owner.units.iter().rev().filter(|(_, u)| u.state == state);
-        for (id, unit) in of.filter(|(_, u)| !counts::is_outdated(o, &u.market)) {
+    for state in [AllocationState::Matched, AllocationState::Provisioning] {
+        let of = o.owner.allocations.iter().rev().filter(|(_, u)| u.state == state);
+        for (id, allocation) in of.filter(|(_, u)| !counts::is_outdated(o, &u.market)) {
             if left == 0 {
                 return;
             }
             left -= 1;
-            plan.steps.push(release(id, unit, "no longer needed"));
+            plan.steps.push(release(id, allocation, "no longer needed"));
         }
     }
-    empty(o, settings, left, |unit| !counts::is_outdated(o, &unit.market), plan);
+    empty(o, settings, left, |allocation| !counts::is_outdated(o, &allocation.market), plan);
 }
 
-fn release(id: &str, unit: &Unit, why: &str) -> Step {
-    let note = format!("unit {id} is given back: {why}");
-    Step::Release { unit: id.to_owned(), market: unit.market.clone(), note, failed: false }
+fn release(id: &AllocationName, allocation: &Allocation, why: &str) -> Step {
+    Step::ReleaseAllocation(Release {
+        allocation: id.clone(),
+        market: allocation.market.clone(),
+        note: format!("allocation {id} released: {why}"),
+        failed: false,
+        draining_ms: None,
+    })
 }
 
-/// Begins to empty up to `wanted` active nodes, those first that cost least to lose.
-fn empty(o: &Observed<'_>, settings: &Settings, wanted: u32, which: impl Fn(&Unit) -> bool, plan: &mut Plan) {
+/// Starts to drain up to `wanted` active nodes; those with the least disruption come first.
+fn empty(
+    o: &Observed<'_>,
+    settings: &Settings,
+    wanted: u32,
+    which: impl Fn(&Allocation) -> bool,
+    plan: &mut Plan,
+) {
     let counts = plan.facts.counts;
     let emptied = o.nodes.iter().filter(|v| counts::is_draining(v) && !v.facts.is_tainted(nodes::NOTICE));
     let emptied = u32::try_from(emptied.count()).unwrap_or(u32::MAX);
-    let begun = plan.steps.iter().filter(|s| matches!(s, Step::Drain(_))).count();
+    let begun = plan.steps.iter().filter(|s| matches!(s, Step::DrainNode(_))).count();
     let begun = u32::try_from(begun).unwrap_or(u32::MAX);
     let budget = settings.disruption.of(counts.active + emptied).saturating_sub(emptied + begun);
-    let mut candidates: Vec<(&NodeView, &Unit)> = o
+    let mut candidates: Vec<(&NodeView, &Allocation)> = o
         .nodes
         .iter()
         .filter(|view| counts::is_active(o, view) && view.pods.iter().all(|p| !p.keep || !p.is_workload()))
-        .filter_map(|view| Some((view, o.owner.units.get(&view.facts.allocation)?)))
-        .filter(|(_, unit)| which(unit))
+        .filter_map(|view| Some((view, o.owner.allocations.get(&view.facts.allocation)?)))
+        .filter(|(_, allocation)| which(allocation))
         .collect();
-    candidates.sort_by_key(|(view, unit)| {
+    candidates.sort_by_key(|(view, allocation)| {
         let disruption: i64 = view.pods.iter().filter(|p| p.is_workload()).map(|p| p.cost).sum();
         let is_idle = view.idle_ms.is_some_and(|since| o.now_ms - since >= settings.idle_after_ms);
-        (Reverse(is_idle), Reverse(unit.price), Reverse(unit.limit), disruption, Reverse(unit.active_ms))
+        (
+            Reverse(is_idle),
+            Reverse(allocation.price),
+            Reverse(allocation.limit),
+            disruption,
+            Reverse(allocation.active_ms),
+        )
     });
     let count = usize::try_from(wanted.min(budget)).unwrap_or(usize::MAX);
     let chosen = candidates.into_iter().take(count);
-    plan.steps.extend(chosen.map(|(view, _)| Step::Drain(nodes::drain_change(&view.facts, o.now_ms))));
+    plan.steps.extend(chosen.map(|(view, _)| Step::DrainNode(nodes::drain_change(&view.facts, o.now_ms))));
 }

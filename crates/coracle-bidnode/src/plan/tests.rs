@@ -1,14 +1,20 @@
-//! The rules as tables: a world in, the verbs of the steps out.
+//! Rules of the planner as tables: a world in, the verbs of the steps out.
 
 mod nodes;
 mod trade;
 
-use coracle_api::bidnode::{BidNodeSpec, BidStrategy, names::annotation};
+use std::collections::BTreeMap;
 
-use super::*;
+use coracle_api::bidnode::{BidNode, BidNodeSpec, BidStrategy, names::annotation};
+use coracle_auction::AllocationState;
+
+use super::{demand::Need, *};
 use crate::{
-    facts::PodKind,
-    mirror::{Bid, Unit, UnitState},
+    ids::MarketName,
+    observe::{
+        bids::{Allocation, Bid, Owner},
+        facts::{NodeFacts, PodFacts, PodKind},
+    },
     settings::{Taint, parse},
     times::Times,
 };
@@ -24,7 +30,7 @@ fn price(dollars: &str) -> Price {
 struct World {
     object: BidNode,
     owner: Owner,
-    quotes: BTreeMap<String, Quote>,
+    quotes: BTreeMap<MarketName, Quote>,
     nodes: Vec<NodeView>,
     need: Need,
     synced: bool,
@@ -47,7 +53,7 @@ fn world(min: i32, max: i32) -> World {
     World {
         object,
         owner: Owner::default(),
-        quotes: [(HERE.to_owned(), quote("2", "2", "3.2"))].into(),
+        quotes: [(HERE.into(), quote("2", "2", "3.2"))].into(),
         nodes: Vec::new(),
         need: Need::default(),
         synced: true,
@@ -98,16 +104,17 @@ impl World {
     }
 
     /// A unit of bid `b`, with a Node that is Ready when it is active.
-    fn unit(mut self, id: &str, state: UnitState, paid: &str) -> Self {
+    fn allocation(mut self, id: &str, state: AllocationState, paid: &str) -> Self {
         self = if self.owner.bids.contains_key("b") { self } else { self.bid("b", HERE, "2.88", 0) };
         let bid = self.owner.bids.get_mut("b").unwrap();
         *match state {
-            UnitState::Matched => &mut bid.matched,
-            UnitState::Provisioning => &mut bid.provisioning,
-            UnitState::Active => &mut bid.active,
-            UnitState::Preempting => &mut bid.preempting,
+            AllocationState::Matched => &mut bid.matched,
+            AllocationState::Provisioning => &mut bid.provisioning,
+            AllocationState::Active => &mut bid.active,
+            AllocationState::Preempting => &mut bid.preempting,
+            AllocationState::Ended => panic!("ended allocations are not observed"),
         } += 1;
-        let unit = Unit {
+        let allocation = Allocation {
             bid: "b".into(),
             market: bid.market.clone(),
             lot: "lot".into(),
@@ -115,13 +122,13 @@ impl World {
             limit: bid.limit,
             price: price(paid),
             active_ms: NOW - 1_000_000,
-            preempt_ms: if state == UnitState::Preempting { NOW + 120_000 } else { 0 },
+            preempt_ms: if state == AllocationState::Preempting { NOW + 120_000 } else { 0 },
             node: format!("bn-{id}"),
-            reason: if state == UnitState::Preempting { "Preempted".into() } else { String::new() },
+            reason: if state == AllocationState::Preempting { "Preempted".into() } else { String::new() },
             price_to_keep: Price::ZERO,
         };
-        self.owner.units.insert(id.into(), unit);
-        if matches!(state, UnitState::Active | UnitState::Preempting) {
+        self.owner.allocations.insert(id.into(), allocation);
+        if matches!(state, AllocationState::Active | AllocationState::Preempting) {
             self.nodes.push(node(id));
         }
         self
@@ -188,26 +195,26 @@ fn verb(step: &Step) -> String {
         limit + &units.map(|n| format!("×{n}")).unwrap_or_default()
     };
     match step {
-        Step::Hold => "hold".into(),
-        Step::Place { limit, quantity, min_fill, .. } => {
+        Step::AddFinalizer => "add-finalizer".into(),
+        Step::PlaceBid { limit, quantity, min_fill, .. } => {
             let block = if *min_fill > 1 { "!" } else { "" };
             format!("place{}{block}", amount(Some(*limit), Some(*quantity)))
         }
-        Step::Amend { bid, limit, units, .. } => format!("amend:{bid}{}", amount(*limit, *units)),
-        Step::Cancel { bid, .. } => format!("cancel:{bid}"),
-        Step::Release { unit, .. } => format!("release:{unit}"),
-        Step::Substitute { unit, other, .. } => format!("substitute:{unit}/{other}"),
-        Step::Shape(change) => format!("shape:{}", change.name),
-        Step::Notice { change, .. } => format!("notice:{}", change.name),
-        Step::Drain(change) => format!("drain:{}", change.name),
-        Step::Evict { name, .. } => format!("evict:{name}"),
-        Step::End { name, .. } => format!("end:{name}"),
+        Step::AmendBid { bid, limit, units, .. } => format!("amend:{bid}{}", amount(*limit, *units)),
+        Step::CancelBid { bid, .. } => format!("cancel:{bid}"),
+        Step::ReleaseAllocation(release) => format!("release:{}", release.allocation),
+        Step::SubstituteVictim { victim, other } => format!("substitute:{victim}/{other}"),
+        Step::PatchNode(change) => format!("patch:{}", change.name),
+        Step::NotifyPreemption { change, .. } => format!("notice:{}", change.name),
+        Step::DrainNode(change) => format!("drain:{}", change.name),
+        Step::EvictPod { name, .. } => format!("evict:{name}"),
+        Step::DeletePod { name, .. } => format!("end:{name}"),
         Step::DeleteNode { name, .. } => format!("delete:{name}"),
-        Step::LetGo { .. } => "let-go".into(),
+        Step::RemoveFinalizer { .. } => "remove-finalizer".into(),
     }
 }
 
-use UnitState::{Active, Matched, Preempting, Provisioning};
+use AllocationState::{Active, Matched, Preempting, Provisioning};
 
 #[test]
 fn region_table() {
@@ -216,9 +223,9 @@ fn region_table() {
         w.quotes.insert("a100-4x/eu".into(), quote("2", "2", "3"));
     };
     let full = |w: &mut World| w.quotes.get_mut("a100-4x/eu").unwrap().free = 0;
-    let of = |w: World| w.plan().facts.market.unwrap_or_default();
+    let of = |w: World| w.plan().facts.market.unwrap_or_default().to_string();
     assert_eq!(of(world(1, 5).with(free)), "a100-4x/eu", "the cheapest");
-    assert_eq!(of(world(1, 5).with(free).with(full)), HERE, "free units before a low price");
+    assert_eq!(of(world(1, 5).with(free).with(full)), HERE, "free slots before a low price");
     assert_eq!(
         of(world(1, 5).with(free).with(|w| w.default_region = Some("us-west-2".into()))),
         HERE,
@@ -241,27 +248,27 @@ fn deletion_table() {
     let drained = |ms: i64| move |v: &mut NodeView| v.facts.draining_ms = Some(NOW - ms);
     let full = |v: &mut NodeView| v.pods = vec![pod("p")];
     for (why, world, want) in [
-        ("nothing is left", world(1, 5), "let-go"),
+        ("nothing is left", world(1, 5), "remove-finalizer"),
         ("never held", world(1, 5).with(|w| w.object.metadata.finalizers = None), ""),
         ("the market is away: it waits", world(1, 5).bid("x", HERE, "2", 1).with(|w| w.synced = false), ""),
         ("open bids go", world(1, 5).bid("x", HERE, "2", 1), "cancel:x"),
-        ("what boots goes", world(1, 5).unit("a", Provisioning, "2"), "release:a"),
-        ("nodes are emptied", world(1, 5).unit("a", Active, "2").node(full), "drain:bn-a"),
-        ("by eviction", world(1, 5).unit("a", Active, "2").node(full).node(drained(0)), "evict:p"),
+        ("starting allocations are released", world(1, 5).allocation("a", Provisioning, "2"), "release:a"),
+        ("nodes are emptied", world(1, 5).allocation("a", Active, "2").node(full), "drain:bn-a"),
+        ("by eviction", world(1, 5).allocation("a", Active, "2").node(full).node(drained(0)), "evict:p"),
         (
             "and at last by force",
-            world(1, 5).unit("a", Active, "2").node(full).node(drained(299_000)),
+            world(1, 5).allocation("a", Active, "2").node(full).node(drained(299_000)),
             "end:p",
         ),
-        ("empty ones are given back", world(1, 5).unit("a", Active, "2").node(drained(0)), "release:a"),
+        ("empty ones are given back", world(1, 5).allocation("a", Active, "2").node(drained(0)), "release:a"),
         ("their Nodes go", world(1, 5).with(|w| w.nodes.push(node("z"))), "delete:bn-z"),
         (
-            "force-delete asks nobody",
+            "force-delete does not ask the market",
             world(1, 5)
-                .unit("a", Active, "2")
+                .allocation("a", Active, "2")
                 .told(annotation::FORCE_DELETE, "true")
                 .with(|w| w.synced = false),
-            "delete:bn-a let-go",
+            "delete:bn-a remove-finalizer",
         ),
     ] {
         assert_eq!(world.with(gone).verbs(), want, "{why}");
@@ -272,11 +279,11 @@ fn deletion_table() {
 /// keeps what runs.
 #[test]
 fn nothing_is_bought_on_old_or_bad_news() {
-    let bad = world(2, 5).unit("a", Active, "2").with(|w| w.object.spec.max_bid = 1.000_000_1);
+    let bad = world(2, 5).allocation("a", Active, "2").with(|w| w.object.spec.max_bid = 1.000_000_1);
     assert_eq!(bad.verbs(), "");
     assert!(bad.plan().facts.invalid.is_some_and(|why| why.contains("spec.maxBid")));
-    let mirror = crate::mirror::Mirror::default();
-    mirror.replied("u", HERE, 1, NOW, None);
+    let mirror = crate::observe::mirror::Mirror::default();
+    mirror.replied("u", &HERE.into(), 1, NOW, None);
     let behind = world(2, 5).with(|w| w.owner = mirror.owner("u"));
     assert_eq!((behind.verbs().as_str(), behind.plan().again), ("", Some(behind.times.wait)));
 }
@@ -284,7 +291,7 @@ fn nothing_is_bought_on_old_or_bad_news() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 20_000, ..Default::default() })]
 
-    /// Whatever there is: no plan takes `have` above the maximum, buys and sells at once, or passes the hourly cap.
+    /// No plan takes `have` above the maximum, buys and sells at once, or passes the hourly cap.
     #[test]
     fn no_plan_buys_too_much(
         min in 0i32..6, spare in 0i32..6, open in 0u32..8, matched in 0u32..3, boots in 0u32..3, runs in 0u32..6,
@@ -297,16 +304,16 @@ proptest::proptest! {
         }
         w = w.bid("b", HERE, "2.88", open);
         w.owner.bids.get_mut("b").unwrap().limit = Price::micros(limit * 100);
-        for n in 0..matched { w = w.unit(&format!("m{n}"), Matched, "2"); }
-        for n in 0..boots { w = w.unit(&format!("p{n}"), Provisioning, "2"); }
-        for n in 0..runs { w = w.unit(&format!("r{n}"), Active, "2"); }
+        for n in 0..matched { w = w.allocation(&format!("m{n}"), Matched, "2"); }
+        for n in 0..boots { w = w.allocation(&format!("p{n}"), Provisioning, "2"); }
+        for n in 0..runs { w = w.allocation(&format!("r{n}"), Active, "2"); }
         let had = open + matched + boots + runs;
         let plan = w.plan();
-        let bought: u32 = plan.steps.iter().map(|s| if let Step::Place { quantity, .. } = s { *quantity } else { 0 }).sum();
+        let bought: u32 = plan.steps.iter().map(|s| if let Step::PlaceBid { quantity, .. } = s { *quantity } else { 0 }).sum();
         let max = u32::try_from(w.object.spec.max_nodes).unwrap();
         if bought > 0 {
             proptest::prop_assert!(had + bought <= max, "{had} + {bought} > {max}");
-            let sells = plan.steps.iter().any(|s| matches!(s, Step::Cancel { .. } | Step::Amend { .. }));
+            let sells = plan.steps.iter().any(|s| matches!(s, Step::CancelBid { .. } | Step::AmendBid { .. }));
             proptest::prop_assert!(!sells);
             if let Some(cap) = cap {
                 let price = plan.facts.limit.unwrap().as_micros();

@@ -58,7 +58,7 @@ fn by<T>(token: &str, message: T) -> Request<T> {
 }
 
 #[test]
-fn service_accounts_trade_for_their_namespace_and_the_operator_for_all() {
+fn service_accounts_trade_for_namespace_operator_for_all() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let dir = tempfile::tempdir()?;
@@ -103,9 +103,9 @@ fn service_accounts_trade_for_their_namespace_and_the_operator_for_all() {
         assert_eq!(place(&operator, &format!("{CLUSTER}/other")).await, Code::Ok);
         assert_eq!(place(&elsewhere, "").await, Code::Unauthenticated, "made for another audience");
         assert_eq!(place("not.a.token", "").await, Code::Unauthenticated);
-        assert_eq!(place(ADMIN, "").await, Code::Ok, "the market's own tokens go on");
+        assert_eq!(place(ADMIN, "").await, Code::Ok, "tokens of the market still work");
         let denied = admin.put_market(by(&operator, put())).await.unwrap_err();
-        assert_eq!(denied.code(), Code::PermissionDenied, "nobody administers by a service account");
+        assert_eq!(denied.code(), Code::PermissionDenied, "service accounts cannot administer");
         let listed = MarketClient::new(channel).list_markets(by(&worker, pb::ListMarketsRequest {})).await?;
         assert_eq!(listed.into_inner().markets.len(), 1);
 

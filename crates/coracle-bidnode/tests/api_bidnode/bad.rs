@@ -1,4 +1,4 @@
-//! Bad input, a row of the contract's table each (§12), and an object that cannot be read.
+//! Bad input, one row of the table each, and an object that cannot be read.
 
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ fn a_bid_below_the_reserve_rests_and_is_told() {
 
 /// Acceptance 18. The definition is widened first, as an older one may have been, in a cluster of this test's own.
 #[test]
-fn acceptance_18_an_undecodable_object_beside_good_ones_stalls_none() {
+fn acceptance_18_undecodable_object_stalls_no_other() {
     netns::run(|| async {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         // It lives as long as the test's process, as the shared one does.

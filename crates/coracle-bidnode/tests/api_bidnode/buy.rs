@@ -37,7 +37,7 @@ fn quick() -> Times {
 
 /// Acceptance 2 without supply, and 3 on it.
 #[test]
-fn acceptance_02_the_seeds_test_without_supply_leaves_exactly_one_bid_of_two() {
+fn acceptance_02_seed_test_without_supply_leaves_one_bid() {
     cluster::run(|cluster| async move {
         let w = World::new(cluster).await?;
         let operator = crate::world::Operator::start(cluster.client(), w.config(quick()));
@@ -56,7 +56,7 @@ fn acceptance_02_the_seeds_test_without_supply_leaves_exactly_one_bid_of_two() {
 }
 
 #[test]
-fn acceptance_02_the_seeds_test_with_supply_reads_bidding_until_both_nodes_run() {
+fn acceptance_02_seed_test_with_supply_bids_until_nodes_run() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.supply(HERE, 8).await;
@@ -73,8 +73,7 @@ fn acceptance_02_the_seeds_test_with_supply_reads_bidding_until_both_nodes_run()
     });
 }
 
-/// Acceptance 3: ten polls at rest change nothing, at the API server's own word (the version of the object) and the
-/// market's (the version of the owner, which every change raises).
+/// Acceptance 3: ten polls at rest change neither the resource version of the object nor the owner version at the market.
 #[test]
 fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
     // `soak` takes the intervals that ship, which makes it ten minutes.
@@ -107,15 +106,15 @@ fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
         let mut before = Vec::new();
         while before != print().await {
             before = print().await;
-            tokio::time::sleep(times.poll * 3 / 2).await;
+            operator.passes_within(20.0, LIMIT + ten_polls).await?;
         }
         let writes = operator.metric("coracle_bidnode_status_writes_total");
-        let from = operator.metric("bidnode_reconcile_total");
-        tokio::time::sleep(ten_polls).await;
-        let passes = operator.metric("bidnode_reconcile_total") - from;
-        eprintln!("{passes} reconciles of ten objects in {ten_polls:?}");
-        assert!(passes <= 110.0, "{passes} reconciles of ten objects in ten polls");
-        assert!(passes >= 50.0, "{passes} reconciles: the poll does not run");
+        let began = std::time::Instant::now();
+        operator.passes_within(100.0, LIMIT + ten_polls * 2).await?;
+        // Jitter takes a tenth off at most; a loaded machine only takes longer.
+        let took = began.elapsed();
+        eprintln!("100 reconciles of ten objects took {took:?}, ten polls are {ten_polls:?}");
+        assert!(took >= ten_polls * 8 / 10, "ten objects reconcile more often than they poll: {took:?}");
         assert_eq!(print().await, before, "something was written or bought");
         assert!((operator.metric("coracle_bidnode_status_writes_total") - writes).abs() < 0.5);
         operator.stop().await
@@ -124,7 +123,7 @@ fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
 
 /// Acceptance 4.
 #[test]
-fn acceptance_04_each_strategy_bids_its_share_idle_scarce_and_capped() {
+fn acceptance_04_each_strategy_bids_its_share() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         let scarce = "h100-4x/us-west-2";
@@ -191,7 +190,7 @@ fn acceptance_07_two_of_one_name_in_two_namespaces_never_mix() {
 
 /// Acceptance 11.
 #[test]
-fn acceptance_11_no_minimum_runs_with_none_and_a_waiting_pod_brings_a_node_that_goes_when_idle() {
+fn acceptance_11_waiting_pod_gets_node_that_goes_when_idle() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.supply(HERE, 4).await;
@@ -254,7 +253,7 @@ fn acceptance_20_a_cap_is_never_passed_in_a_storm_of_prices() {
             let (own, tenants) = (sum("own").await, sum("tenants").await);
             assert!(own <= 6_500_000, "round {round}: {own}");
             assert!(own + tenants <= cap, "round {round}: {own} + {tenants}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            operator.passes(1.0).await?;
         }
         operator.stop().await
     });

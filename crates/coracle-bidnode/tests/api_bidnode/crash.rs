@@ -14,7 +14,7 @@ fn kills() -> usize {
 
 /// Acceptance 5.
 #[test]
-fn acceptance_05_an_operator_killed_between_bid_and_status_never_bids_twice() {
+fn acceptance_05_operator_killed_after_bid_never_bids_twice() {
     let deadline = LIMIT * u32::try_from(kills().div_ceil(KILLS)).unwrap();
     cluster::run_within(deadline, |cluster| async move {
         let w = World::new(cluster).await?;
@@ -79,7 +79,7 @@ fn acceptance_06_two_operators_without_election_never_bid_twice() {
 
 /// Acceptance 14: ten polls without market.
 #[test]
-fn acceptance_14_without_the_market_no_node_is_lost_and_its_return_buys_nothing() {
+fn acceptance_14_market_outage_loses_and_buys_no_node() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
         let mut w = World::new(cluster).await?;
         w.supply(HERE, 2).await;

@@ -84,7 +84,7 @@ fn acceptance_15_deletion_waits_for_a_market_that_is_away() {
 
 /// Acceptance 15: without an operator open bids end by their lease, and not before. The market's clock is moved.
 #[test]
-fn acceptance_15_lease_expiry_frees_the_bids_of_an_operator_that_is_gone() {
+fn acceptance_15_lease_expiry_frees_bids_of_dead_operator() {
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         let operator = w.operator();
@@ -99,7 +99,7 @@ fn acceptance_15_lease_expiry_frees_the_bids_of_an_operator_that_is_gone() {
             clock.advance(by);
             let until_ms = clock.now().0;
             let seen = eventually(async || (w.price(HERE).await.as_of_ms >= until_ms).then_some(())).await;
-            seen.context("the market's time goes on")
+            seen.context("the clock of the market advances")
         };
         passed(&w, Duration::from_secs(14 * 60)).await?;
         let bids = w.bids("left").await;
@@ -112,7 +112,7 @@ fn acceptance_15_lease_expiry_frees_the_bids_of_an_operator_that_is_gone() {
     });
 }
 
-/// Acceptance 15: who says so lets go without the market.
+/// Acceptance 15: force-delete removes the finalizer without the market.
 #[test]
 fn acceptance_15_force_delete_lets_go_without_the_market() {
     cluster::run(|cluster| async move {

@@ -9,5 +9,7 @@ mod crash;
 mod ending;
 mod nodes;
 mod price;
+mod sim_crash;
+mod sim_market;
 mod supplier;
 mod world;

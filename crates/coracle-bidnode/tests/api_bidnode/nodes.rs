@@ -1,4 +1,4 @@
-//! Nodes: which of them go, what becomes of unwell ones, and of those of a type that is no longer asked for.
+//! Nodes: scale-down, repair, and replacement after the instance type changed.
 
 use coracle_api::bidnode::names::{self, annotation};
 use coracle_testkit::cluster;
@@ -66,12 +66,12 @@ fn acceptance_13_among_idle_nodes_the_most_expensive_goes() {
         w.until_active("pool", 1).await?;
         w.edit("pool", json!({"spec": {"minNodes": 2}})).await?;
         w.until_active("pool", 2).await?;
-        let prices: Vec<_> = w.units("pool").await.iter().map(|u| u.price_micros).collect();
+        let prices: Vec<_> = w.allocations("pool").await.iter().map(|u| u.price_micros).collect();
         assert_eq!(prices.iter().max(), Some(&3_000_000), "{prices:?}");
         w.edit("pool", json!({"spec": {"minNodes": 1}})).await?;
         w.until_nodes("pool", 1).await?;
         w.until_active("pool", 1).await?;
-        let left: Vec<_> = w.units("pool").await.iter().map(|u| u.price_micros).collect();
+        let left: Vec<_> = w.allocations("pool").await.iter().map(|u| u.price_micros).collect();
         assert_eq!(left, [2_000_000]);
         operator.stop().await
     });
@@ -127,7 +127,7 @@ fn acceptance_16_many_not_ready_at_once_are_held() {
 
 /// Acceptance 17.
 #[test]
-fn acceptance_17_another_type_replaces_all_nodes_and_never_has_fewer_than_the_minimum() {
+fn acceptance_17_new_type_replaces_nodes_above_minimum() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
         let mut w = World::new(cluster).await?;
         let other = "l40s-4x/us-west-2";
@@ -142,12 +142,17 @@ fn acceptance_17_another_type_replaces_all_nodes_and_never_has_fewer_than_the_mi
         let replaced = eventually(async || {
             let status = w.status("drift").await;
             fewest = fewest.min(status.active_nodes.unwrap_or(0));
-            let units = w.units("drift").await;
-            let all_new = units.iter().all(|u| u.market == other && u.state == "active");
-            (units.len() == 3 && all_new && status.active_nodes == Some(3)).then_some(())
+            let allocations = w.allocations("drift").await;
+            let all_new = allocations.iter().all(|u| u.market == other && u.state == "active");
+            (allocations.len() == 3 && all_new && status.active_nodes == Some(3)).then_some(())
         })
         .await;
-        anyhow::ensure!(replaced.is_some(), "{:#?} {:#?}", w.status("drift").await, w.units("drift").await);
+        anyhow::ensure!(
+            replaced.is_some(),
+            "{:#?} {:#?}",
+            w.status("drift").await,
+            w.allocations("drift").await
+        );
         assert!(fewest >= 3, "there were {fewest} nodes once");
         let kinds = w.until_nodes("drift", 3).await?;
         assert!(kinds.iter().all(|n| n.labels().get(names::INSTANCE_TYPE).is_some_and(|k| k == "l40s-4x")));

@@ -7,6 +7,7 @@ use coracle_proto::market::{
     HeartbeatRequest, Order, PutLotRequest, ReportOrderRequest, StreamOrdersRequest,
     supply_client::SupplyClient,
 };
+use coracle_reconcile::{Clock, WallTime as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client,
@@ -88,38 +89,50 @@ impl Supplier {
     async fn launch(&self, order: Order) {
         self.report(&order, "launched", "").await;
         let label = |key: &str| order.labels.get(key).cloned().unwrap_or_default();
-        let name = names::node_name(&label(names::BIDNODE), &order.allocation);
         let (_, region) = order.market.split_once('/').unwrap_or_default();
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = serde_json::from_value(json!({
-            "metadata": {"name": name, "labels": {
-                names::BIDNODE: label(names::BIDNODE),
-                names::NAMESPACE: label(names::NAMESPACE),
-                names::ALLOCATION: order.allocation,
-            }},
-            "spec": {
-                "providerID": format!("coracle://{region}/{}", order.allocation),
-                "taints": [{"key": names::UNINITIALIZED, "effect": "NoSchedule"}],
-            },
-        }));
-        match nodes.create(&PostParams::default(), &node.unwrap()).await {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(_) => return self.report(&order, "failed", "").await,
-        }
+        let owner = (&*label(names::BIDNODE), &*label(names::NAMESPACE));
+        let Ok(name) = register(&self.client, owner, region, &order.allocation).await else {
+            return self.report(&order, "failed", "").await;
+        };
         self.report(&order, "registered", &name).await;
         set_ready(&self.client, &name, true).await;
         self.report(&order, "ready", "").await;
     }
 }
 
+/// Creates the Node of an allocation, of the BidNode with that name and namespace. Returns the Node's name.
+pub(crate) async fn register(
+    client: &Client,
+    (bidnode, namespace): (&str, &str),
+    region: &str,
+    allocation: &str,
+) -> kube::Result<String> {
+    let name = names::node_name(bidnode, allocation);
+    let node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {
+            names::BIDNODE: bidnode, names::NAMESPACE: namespace, names::ALLOCATION: allocation,
+        }},
+        "spec": {
+            "providerID": format!("coracle://{region}/{allocation}"),
+            "taints": [{"key": names::UNINITIALIZED, "effect": "NoSchedule"}],
+        },
+    }));
+    let nodes: Api<Node> = Api::all(client.clone());
+    match nodes.create(&PostParams::default(), &node.unwrap()).await {
+        Ok(_) => Ok(name),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(name),
+        Err(error) => Err(error),
+    }
+}
+
 /// A Node's kubelet says so.
 pub(crate) async fn set_ready(client: &Client, name: &str, ready: bool) {
+    set_ready_at(client, name, ready, Clock::system().timestamp()).await;
+}
+
+/// A Node's kubelet says so at that time.
+pub(crate) async fn set_ready_at(client: &Client, name: &str, ready: bool, now: jiff::Timestamp) {
     let amounts = json!({"cpu": "48", "memory": "512Gi", "nvidia.com/gpu": "4", "pods": "110"});
-    let now: jiff::Timestamp = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().try_into().map_or_else(
-        |_: jiff::Error| jiff::Timestamp::UNIX_EPOCH,
-        |d: jiff::SignedDuration| jiff::Timestamp::UNIX_EPOCH + d,
-    );
     let patch = json!({"status": {
         "capacity": amounts, "allocatable": amounts,
         "conditions": [{
@@ -128,5 +141,5 @@ pub(crate) async fn set_ready(client: &Client, name: &str, ready: bool) {
         }],
     }});
     let nodes: Api<Node> = Api::all(client.clone());
-    let _ = nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
+    let _ = nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
 }

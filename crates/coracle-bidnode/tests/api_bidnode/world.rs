@@ -1,11 +1,6 @@
 //! One test's corner of the cluster, and a market of its own.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use coracle_api::bidnode::{BidNode, BidNodeSpec, BidNodeStatus, names};
@@ -15,14 +10,16 @@ use coracle_proto::market::{
     self as pb, admin_client::AdminClient, market_client::MarketClient, trading_client::TradingClient,
 };
 use coracle_reconcile::find;
-use coracle_testkit::cluster::Cluster;
+use coracle_testkit::{
+    cluster::Cluster,
+    eventually_within,
+    world::{self, Process},
+};
 use coracle_types::Clock;
 use k8s_openapi::api::{core::v1::Node, events::v1::Event};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, CustomResourceExt as _, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
-    runtime::wait::{await_condition, conditions::is_crd_established},
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -107,12 +104,7 @@ pub(crate) fn with<T>(message: T) -> Request<T> {
 
 /// Puts the definition into the cluster. Idempotent.
 pub(crate) async fn install(client: &Client) -> anyhow::Result<()> {
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let params = PatchParams::apply("test").force();
-    crds.patch("bidnodes.kubebid.io", &params, &Patch::Apply(BidNode::crd())).await?;
-    let established = await_condition(crds, "bidnodes.kubebid.io", is_crd_established());
-    tokio::time::timeout(LIMIT, established).await??;
-    Ok(())
+    world::install(client, &[BidNode::crd()]).await
 }
 
 impl World {
@@ -158,7 +150,7 @@ impl World {
         AdminClient::new(self.channel.clone()).put_market(with(put)).await.unwrap();
     }
 
-    /// Stops the market; its clients are told nothing.
+    /// Stops the market without notice to its clients.
     pub(crate) async fn market_down(&mut self) {
         self.market.take().unwrap().end().await;
     }
@@ -285,7 +277,7 @@ impl World {
         found.await.ok_or_else(|| anyhow::anyhow!("no event {reason}"))
     }
 
-    /// How often an event was told of an object.
+    /// Number of times that an event of an object was emitted.
     pub(crate) async fn told(&self, name: &str, reason: &str) -> i32 {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
         let all = api.list(&ListParams::default()).await.unwrap().items;
@@ -330,16 +322,16 @@ impl World {
     }
 
     /// Units of a BidNode that have not ended.
-    pub(crate) async fn units(&self, name: &str) -> Vec<pb::Allocation> {
-        self.units_of(name, false).await
+    pub(crate) async fn allocations(&self, name: &str) -> Vec<pb::Allocation> {
+        self.allocations_of(name, false).await
     }
 
     /// Units of a BidNode that ever were.
-    pub(crate) async fn units_ever(&self, name: &str) -> Vec<pb::Allocation> {
-        self.units_of(name, true).await
+    pub(crate) async fn allocations_ever(&self, name: &str) -> Vec<pb::Allocation> {
+        self.allocations_of(name, true).await
     }
 
-    async fn units_of(&self, name: &str, include_ended: bool) -> Vec<pb::Allocation> {
+    async fn allocations_of(&self, name: &str, include_ended: bool) -> Vec<pb::Allocation> {
         let uid = self.objects().get(name).await.unwrap().uid().unwrap();
         let request = pb::ListAllocationsRequest {
             owner_uid: uid,
@@ -350,7 +342,7 @@ impl World {
         reply.into_inner().allocations
     }
 
-    /// Somebody else bids.
+    /// Another tenant bids.
     pub(crate) async fn rival(&self, market: &str, limit_micros: i64, quantity: u32) -> String {
         let request = pb::PlaceBidRequest {
             market: market.into(),
@@ -438,22 +430,14 @@ fn http_post(path: &str, body: &Value) -> anyhow::Result<http::Request<Vec<u8>>>
     Ok(request.body(serde_json::to_vec(body)?)?)
 }
 
-/// Asks until there is an answer, or for too long.
-pub(crate) async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-    let end = Instant::now() + LIMIT;
-    while Instant::now() < end {
-        if let Some(answer) = ask().await {
-            return Some(answer);
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    None
+/// Asks until there is an answer, for at most [`LIMIT`].
+pub(crate) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    eventually_within(LIMIT, "", ask).await.ok()
 }
 
 /// A running operator. Dropping it kills it where it stands.
 pub(crate) struct Operator {
-    stop: CancellationToken,
-    task: JoinSet<Result<(), coracle_bidnode::Error>>,
+    process: Process<coracle_bidnode::Error>,
     registry: Registry,
 }
 
@@ -461,9 +445,7 @@ impl Operator {
     pub(crate) fn start(client: Client, mut config: Config) -> Self {
         let mut registry = Registry::default();
         config.bid_metrics = BidMetrics::register(&mut registry);
-        let (stop, mut task) = (CancellationToken::new(), JoinSet::new());
-        task.spawn(coracle_bidnode::run(client, config, stop.clone()));
-        Self { stop, task, registry }
+        Self { process: Process::start(|stop| coracle_bidnode::run(client, config, stop)), registry }
     }
 
     /// What a scrape says.
@@ -484,19 +466,23 @@ impl Operator {
 
     /// Waits until so many more reconciles have ended.
     pub(crate) async fn passes(&self, n: f64) -> anyhow::Result<()> {
-        let from = self.metric("bidnode_reconcile_total");
-        let done = async || (self.metric("bidnode_reconcile_total") >= from + n).then_some(());
-        eventually(done).await.context("the operator reconciles")
+        self.passes_within(n, LIMIT).await
+    }
+
+    /// As [`Self::passes`], with another deadline.
+    pub(crate) async fn passes_within(&self, n: f64, limit: Duration) -> anyhow::Result<()> {
+        let passes = || self.metric("bidnode_reconcile_total");
+        let enough = passes() + n;
+        eventually_within(limit, "more reconciles", async || (passes() >= enough).then_some(())).await
     }
 
     /// Asks it to stop and waits for it.
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop.cancel();
-        Ok(tokio::time::timeout(LIMIT, self.task.join_next()).await?.unwrap()??)
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.process.stop().await
     }
 
     /// Kills it where it stands, and waits until nothing of it runs.
-    pub(crate) async fn kill(mut self) {
-        self.task.shutdown().await;
+    pub(crate) async fn kill(self) {
+        self.process.kill().await;
     }
 }

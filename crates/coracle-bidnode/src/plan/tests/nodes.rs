@@ -15,69 +15,89 @@ fn node_table() {
         move |v: &mut NodeView| v.pods = pods.iter().map(|p| pod(p)).collect()
     };
     for (why, world, want) in [
-        ("an emptied node is given back", world(0, 5).unit("a", Active, "2").node(drained), "release:a"),
+        (
+            "an emptied node is given back",
+            world(0, 5).allocation("a", Active, "2").node(drained),
+            "release:a",
+        ),
         (
             "first its pods go",
-            world(0, 5).unit("a", Active, "2").node(drained).node(with(&["p", "q"])),
+            world(0, 5).allocation("a", Active, "2").node(drained).node(with(&["p", "q"])),
             "evict:p evict:q",
         ),
         (
             "what runs on every node stays",
             world(0, 5)
-                .unit("a", Active, "2")
+                .allocation("a", Active, "2")
                 .node(drained)
                 .node(with(&["d"]))
                 .node(|v| v.pods[0].kind = PodKind::Daemon),
             "release:a",
         ),
-        ("a notice is told", world(0, 5).unit("a", Preempting, "2"), "notice:bn-a"),
-        ("told once", world(0, 5).unit("a", Preempting, "2").node(noticed).node(with(&["p"])), "evict:p"),
-        ("empty: given back at once", world(0, 5).unit("a", Preempting, "2").node(noticed), "release:a"),
+        ("a notice emits an event", world(0, 5).allocation("a", Preempting, "2"), "notice:bn-a"),
+        (
+            "told once",
+            world(0, 5).allocation("a", Preempting, "2").node(noticed).node(with(&["p"])),
+            "evict:p",
+        ),
+        (
+            "empty: given back at once",
+            world(0, 5).allocation("a", Preempting, "2").node(noticed),
+            "release:a",
+        ),
         (
             "a replacement is waited for",
             world(1, 5)
-                .unit("a", Preempting, "2")
+                .allocation("a", Preempting, "2")
                 .node(noticed)
                 .node(with(&["p"]))
                 .node(|v| v.facts.draining_ms = Some(NOW - 1000))
-                .unit("c", Provisioning, "2"),
+                .allocation("c", Provisioning, "2"),
             "",
         ),
         (
             "a pod whose grace ends with the notice is ended with all of it",
             world(0, 5)
-                .unit("a", Preempting, "2")
+                .allocation("a", Preempting, "2")
                 .node(noticed)
                 .node(with(&["p"]))
-                .with(|w| w.owner.units.get_mut("a").unwrap().preempt_ms = NOW + 39_000),
+                .with(|w| w.owner.allocations.get_mut("a").unwrap().preempt_ms = NOW + 39_000),
             "end:p",
         ),
         (
             "an idle sibling goes instead",
             world(1, 5)
-                .unit("c", Active, "2")
-                .unit("a", Preempting, "2")
+                .allocation("c", Active, "2")
+                .allocation("a", Preempting, "2")
                 .node(with(&["p"]))
                 .node(|v| v.idle_ms = None),
             "substitute:a/c",
         ),
-        ("not Ready for a moment", world(1, 5).unit("a", Active, "2").node(ill(59_000)), ""),
+        ("not Ready for a moment", world(1, 5).allocation("a", Active, "2").node(ill(59_000)), ""),
         (
             "not Ready for a minute: replaced",
-            world(1, 5).unit("a", Active, "2").node(ill(61_000)),
+            world(1, 5).allocation("a", Active, "2").node(ill(61_000)),
             "place@2.8800×1",
         ),
         (
             "for three: given up",
-            world(1, 5).unit("a", Active, "2").node(ill(181_000)),
+            world(1, 5).allocation("a", Active, "2").node(ill(181_000)),
             "release:a place@2.8800×1",
         ),
         (
             "too many at once: held",
-            world(2, 5).unit("a", Active, "2").node(ill(181_000)).unit("c", Active, "2").node(ill(181_000)),
+            world(2, 5)
+                .allocation("a", Active, "2")
+                .node(ill(181_000))
+                .allocation("c", Active, "2")
+                .node(ill(181_000)),
             "",
         ),
-        ("a Node without unit goes", world(0, 5).with(|w| w.nodes.push(node("z"))), "delete:bn-z"),
+        (
+            "a Node without allocation is deleted",
+            world(0, 5).with(|w| w.nodes.push(node("z"))),
+            "delete:bn-z",
+        ),
         (
             "not while it is new",
             world(0, 5).with(|w| w.nodes.push(node("z"))).node(|v| v.facts.created_ms = NOW - 9000),
@@ -91,24 +111,24 @@ fn node_table() {
         (
             "labels of the specification",
             world(1, 5)
-                .unit("a", Active, "2")
+                .allocation("a", Active, "2")
                 .with(|w| drop(w.object.spec.node_selector.insert("x".into(), "y".into()))),
-            "shape:bn-a",
+            "patch:bn-a",
         ),
         (
             "the first taint goes when it is Ready",
-            world(1, 5).unit("a", Active, "2").node(|v| {
+            world(1, 5).allocation("a", Active, "2").node(|v| {
                 v.facts.taints = vec![Taint {
                     key: names::UNINITIALIZED.into(),
                     value: String::new(),
                     effect: "NoSchedule".into(),
                 }];
             }),
-            "shape:bn-a",
+            "patch:bn-a",
         ),
         (
             "and stays until then",
-            world(1, 5).unit("a", Active, "2").node(|v| {
+            world(1, 5).allocation("a", Active, "2").node(|v| {
                 v.facts.ready = false;
                 v.facts.since_ms = NOW;
                 v.facts.taints = vec![Taint {
@@ -129,9 +149,9 @@ fn node_table() {
 fn drift_table() {
     let changed = |w: &mut World| {
         w.object.spec.instance_type = "l40s-4x".into();
-        w.quotes = [("l40s-4x/us-west-2".to_owned(), quote("1.25", "1.25", "2"))].into();
+        w.quotes = [("l40s-4x/us-west-2".into(), quote("1.25", "1.25", "2"))].into();
     };
-    let old = world(2, 2).unit("a", Active, "2").unit("c", Active, "2").with(changed);
+    let old = world(2, 2).allocation("a", Active, "2").allocation("c", Active, "2").with(changed);
     assert_eq!(old.verbs(), "place@1.8000×1", "one more than the maximum, as the disruption budget says");
     let waits = old.with(|w| {
         let market = "l40s-4x/us-west-2";
@@ -145,12 +165,13 @@ fn drift_table() {
     let ready = waits.with(|w| {
         let bid = w.owner.bids.get_mut("n").unwrap();
         (bid.open, bid.active) = (0, 1);
-        let unit = Unit { bid: "n".into(), market: bid.market.clone(), ..w.owner.units["a"].clone() };
-        w.owner.units.insert("n".into(), unit);
+        let allocation =
+            Allocation { bid: "n".into(), market: bid.market.clone(), ..w.owner.allocations["a"].clone() };
+        w.owner.allocations.insert("n".into(), allocation);
         w.nodes.push(node("n"));
         w.nodes.last_mut().unwrap().facts.labels.insert(names::INSTANCE_TYPE.into(), "l40s-4x".into());
     });
     assert_eq!(ready.verbs(), "drain:bn-a", "one is Ready, one goes");
-    let boots = world(1, 5).unit("a", Provisioning, "2").bid("x", HERE, "2.88", 1).with(changed);
+    let boots = world(1, 5).allocation("a", Provisioning, "2").bid("x", HERE, "2.88", 1).with(changed);
     assert_eq!(boots.verbs(), "cancel:x release:a", "what waits or boots goes at once");
 }

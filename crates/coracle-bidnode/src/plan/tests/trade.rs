@@ -1,4 +1,4 @@
-//! What is bid, at which limit, and what is given back.
+//! Bids, limits, cancellations and releases.
 
 use super::*;
 
@@ -9,14 +9,18 @@ fn buying_table() {
         (
             "the finalizer first",
             world(1, 5).with(|w| w.object.metadata.finalizers = None),
-            "hold place@2.8800×1",
+            "add-finalizer place@2.8800×1",
         ),
         ("what is open counts", world(2, 5).bid("x", HERE, "2.88", 2), ""),
-        ("what boots counts", world(2, 5).unit("a", Provisioning, "2").unit("c", Matched, "2"), ""),
-        ("what runs counts", world(1, 5).unit("a", Active, "2"), ""),
+        (
+            "what boots counts",
+            world(2, 5).allocation("a", Provisioning, "2").allocation("c", Matched, "2"),
+            "",
+        ),
+        ("what runs counts", world(1, 5).allocation("a", Active, "2"), ""),
         (
             "what leaves does not, and one is bought",
-            world(1, 5).unit("a", Preempting, "2"),
+            world(1, 5).allocation("a", Preempting, "2"),
             "notice:bn-a place@2.8800×1",
         ),
         ("no node is wanted", world(0, 5), ""),
@@ -76,7 +80,7 @@ fn price_table() {
     let at_risk = |keep: &'static str| {
         move |w: &mut World| {
             scarce(w);
-            w.owner.units.get_mut("a").unwrap().price_to_keep = price(keep);
+            w.owner.allocations.get_mut("a").unwrap().price_to_keep = price(keep);
         }
     };
     let strategy = |s: BidStrategy| move |w: &mut World| w.object.spec.bid_strategy = s;
@@ -93,7 +97,7 @@ fn price_table() {
             world(1, 5)
                 .bid("x", HERE, "2.88", 1)
                 .with(scarce)
-                .with(|w| w.owner.amended_ms = [("x".to_owned(), NOW - 59_000)].into()),
+                .with(|w| w.owner.amended_ms = [("x".into(), NOW - 59_000)].into()),
             "",
         ),
         (
@@ -106,45 +110,48 @@ fn price_table() {
         ),
         (
             "of running nodes too",
-            world(1, 5).unit("a", Active, "2").with(|w| w.object.spec.max_bid = 2.5),
+            world(1, 5).allocation("a", Active, "2").with(|w| w.object.spec.max_bid = 2.5),
             "amend:b@2.5000",
         ),
-        ("running nodes do not follow", world(1, 5).unit("a", Active, "2").with(scarce), ""),
+        ("running nodes do not follow", world(1, 5).allocation("a", Active, "2").with(scarce), ""),
         (
             "balanced: what is at risk is kept",
-            world(1, 5).unit("a", Active, "2").with(at_risk("3.1")),
+            world(1, 5).allocation("a", Active, "2").with(at_risk("3.1")),
             "amend:b@3.1000",
         ),
-        ("not above the quote", world(1, 5).unit("a", Active, "2").with(at_risk("4.1")), ""),
+        ("not above the quote", world(1, 5).allocation("a", Active, "2").with(at_risk("4.1")), ""),
         (
             "not above maxBid",
-            world(1, 5).unit("a", Active, "2").with(at_risk("3.1")).with(|w| w.object.spec.max_bid = 3.0),
+            world(1, 5)
+                .allocation("a", Active, "2")
+                .with(at_risk("3.1"))
+                .with(|w| w.object.spec.max_bid = 3.0),
             "",
         ),
         (
             "defend=false: as the article has it",
-            world(1, 5).unit("a", Active, "2").with(at_risk("3.1")).told(annotation::DEFEND, "false"),
+            world(1, 5).allocation("a", Active, "2").with(at_risk("3.1")).told(annotation::DEFEND, "false"),
             "",
         ),
         (
-            "cost-optimized lets go",
-            world(1, 5).unit("a", Active, "2").with(at_risk("3.1")).with(strategy(CostOptimized)),
+            "cost-optimized keeps its limit",
+            world(1, 5).allocation("a", Active, "2").with(at_risk("3.1")).with(strategy(CostOptimized)),
             "",
         ),
         (
             "availability-optimized: maxBid as soon as active",
-            world(1, 5).unit("a", Active, "2").with(strategy(AvailabilityOptimized)),
+            world(1, 5).allocation("a", Active, "2").with(strategy(AvailabilityOptimized)),
             "amend:b@4.5000",
         ),
         (
             "but not before",
-            world(1, 5).unit("a", Provisioning, "2").with(strategy(AvailabilityOptimized)),
+            world(1, 5).allocation("a", Provisioning, "2").with(strategy(AvailabilityOptimized)),
             "",
         ),
         (
             "nor past the cap",
             world(1, 5)
-                .unit("a", Active, "2")
+                .allocation("a", Active, "2")
                 .with(strategy(AvailabilityOptimized))
                 .told(annotation::MAX_HOURLY_COST, "4"),
             "",
@@ -152,7 +159,7 @@ fn price_table() {
         (
             "open units beside running ones leave, to be bought at their own limit",
             world(2, 5)
-                .unit("a", Active, "2")
+                .allocation("a", Active, "2")
                 .with(|w| w.owner.bids.get_mut("b").unwrap().open = 1)
                 .with(scarce),
             "amend:b×1",
@@ -171,47 +178,47 @@ fn selling_table() {
         ("open units first", world(1, 5).bid("x", HERE, "2.88", 3), "amend:x×1"),
         ("whole bids are cancelled", world(0, 5).bid("x", HERE, "2.88", 3), "cancel:x"),
         (
-            "then what has no seat",
-            world(1, 5).unit("a", Matched, "2").unit("c", Provisioning, "2"),
+            "then matched allocations",
+            world(1, 5).allocation("a", Matched, "2").allocation("c", Provisioning, "2"),
             "release:a",
         ),
-        ("then what boots", world(0, 5).unit("a", Provisioning, "2"), "release:a"),
-        ("a node that was busy a moment ago stays", world(0, 5).unit("a", Active, "2"), ""),
-        ("an idle one goes", world(0, 5).unit("a", Active, "2").node(idle), "drain:bn-a"),
-        ("never below the minimum", world(1, 5).unit("a", Active, "2").node(idle), ""),
+        ("then what boots", world(0, 5).allocation("a", Provisioning, "2"), "release:a"),
+        ("a node that was busy a moment ago stays", world(0, 5).allocation("a", Active, "2"), ""),
+        ("an idle one goes", world(0, 5).allocation("a", Active, "2").node(idle), "drain:bn-a"),
+        ("never below the minimum", world(1, 5).allocation("a", Active, "2").node(idle), ""),
         (
             "idle before busy",
-            all(world(1, 1).unit("a", Active, "3").node(busy).unit("c", Active, "2").node(idle)),
+            all(world(1, 1).allocation("a", Active, "3").node(busy).allocation("c", Active, "2").node(idle)),
             "drain:bn-c",
         ),
         (
             "among equals the most expensive",
-            all(world(0, 5).unit("a", Active, "2").node(idle).unit("c", Active, "3").node(idle)),
+            all(world(0, 5).allocation("a", Active, "2").node(idle).allocation("c", Active, "3").node(idle)),
             "drain:bn-c drain:bn-a",
         ),
         (
             "one at a time by default",
-            world(0, 5).unit("a", Active, "2").node(idle).unit("c", Active, "3").node(idle),
+            world(0, 5).allocation("a", Active, "2").node(idle).allocation("c", Active, "3").node(idle),
             "drain:bn-c",
         ),
         (
             "none with a budget of 0",
-            world(0, 5).unit("a", Active, "2").node(idle).told(annotation::DISRUPTION_BUDGET, "0"),
+            world(0, 5).allocation("a", Active, "2").node(idle).told(annotation::DISRUPTION_BUDGET, "0"),
             "",
         ),
         (
             "a pod that must not be moved keeps its node",
             world(1, 1)
-                .unit("a", Active, "2")
+                .allocation("a", Active, "2")
                 .node(busy)
-                .unit("c", Active, "2")
+                .allocation("c", Active, "2")
                 .node(busy)
                 .node(|v| v.pods[0].keep = true),
             "drain:bn-a",
         ),
         (
             "consolidation=never",
-            world(0, 5).unit("a", Active, "2").node(idle).told(annotation::CONSOLIDATION, "never"),
+            world(0, 5).allocation("a", Active, "2").node(idle).told(annotation::CONSOLIDATION, "never"),
             "",
         ),
     ] {

@@ -1,24 +1,26 @@
-//! Packs waiting pods when they, the nodes or the prices change: not at once, and not for every one of them.
+//! Packs waiting pods after changes of pods, nodes or prices; several changes are one packing.
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use coracle_auction::AllocationState;
 use kube::ResourceExt as _;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::facts::Resources;
 use crate::{
     Context,
-    demand::{self, Pool},
-    facts::Resources,
-    mirror::UnitState,
-    plan,
+    plan::{
+        self,
+        demand::{self, Pool},
+    },
     settings::parse,
 };
 
-/// A packing waits for quiet so many times the pause at most.
+/// A packing starts at the latest after so many pauses.
 const PATIENCE: u32 = 10;
 
-/// Never ends by itself.
-pub(crate) async fn keep(cx: &Arc<Context>) {
+/// Packs until the task is dropped; never returns.
+pub(crate) async fn run(cx: &Arc<Context>) {
     let (changed, pause) = (&cx.triggers.pack, cx.config.times.pack);
     loop {
         changed.notified().await;
@@ -30,9 +32,9 @@ pub(crate) async fn keep(cx: &Arc<Context>) {
                 () = sleep_until(latest) => break,
             }
         }
-        let pods = cx.world.pending();
+        let pods = cx.cluster.pending();
         let needs = if pods.is_empty() { Default::default() } else { demand::assign(&pools(cx), &pods) };
-        for uid in cx.world.set_needs(needs) {
+        for uid in cx.cluster.set_needs(needs) {
             cx.triggers.wake_uid(&uid, false);
         }
     }
@@ -52,7 +54,7 @@ fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
     let uid = object.uid()?;
     let owner = cx.mirror.owner(&uid);
     let quotes = cx.mirror.quotes_of(&settings.instance_type);
-    let nodes = cx.world.nodes(&key);
+    let nodes = cx.cluster.nodes(&key);
     let seen = plan::Observed {
         object,
         settings: Ok(&settings),
@@ -67,22 +69,21 @@ fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
     };
     let market = plan::market_of(&seen, &settings)?;
     let price = quotes.get(&market)?.quote;
-    let region = market.split_once('/').map_or("", |(_, region)| region);
     let free = |view: &plan::NodeView| {
         let mut free: Resources = view.facts.allocatable.clone();
         view.pods.iter().for_each(|pod| demand::take(&mut free, &pod.requests));
         (view.facts.name.clone(), free)
     };
     let in_flight = owner
-        .units
+        .allocations
         .values()
-        .filter(|u| matches!(u.state, UnitState::Matched | UnitState::Provisioning))
+        .filter(|u| matches!(u.state, AllocationState::Matched | AllocationState::Provisioning))
         .count()
         + owner.bids.values().map(|b| usize::try_from(b.open).unwrap_or(0)).sum::<usize>();
     Some(Pool {
         uid,
         key,
-        labels: demand::template(&namespace, &name, &settings, region),
+        labels: demand::template(&namespace, &name, &settings, market.region()),
         named: settings.labels.keys().cloned().collect::<BTreeSet<_>>(),
         taints: settings.taints.clone(),
         shape: cx.config.shapes.get(&settings.instance_type)?.clone(),

@@ -12,16 +12,16 @@ use coracle_api::bidnode::names;
 use coracle_auction::Price;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
 
+use super::binpack::Bins;
 use crate::{
-    bins::Bins,
-    facts::{PodFacts, Resources, thousandths},
+    observe::facts::{PodFacts, Resources, thousandths},
     settings::{Settings, Taint},
 };
 
-/// Nodes that one packing may ask for, whatever waits.
+/// Most new nodes of one packing.
 const NEW_MAX: usize = 10_000;
 
-/// What a node of a type can hold.
+/// Capacity of a node by instance type.
 pub type Shapes = BTreeMap<String, Resources>;
 
 /// The types of the definition, as large as such machines are.
@@ -57,7 +57,7 @@ pub fn template(namespace: &str, name: &str, settings: &Settings, region: &str) 
     own.chain(settings.labels.clone()).collect()
 }
 
-/// One BidNode, as the packing sees it.
+/// One BidNode as input of the packing.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     /// UID of the BidNode.
@@ -70,9 +70,9 @@ pub struct Pool {
     pub named: BTreeSet<String>,
     /// Taints of its nodes.
     pub taints: Vec<Taint>,
-    /// What one of its nodes holds.
+    /// Capacity of one of its nodes.
     pub shape: Resources,
-    /// What one costs.
+    /// Price of a node.
     pub price: Price,
     /// Free room on its active nodes, by name.
     pub active: Vec<(String, Resources)>,
@@ -80,7 +80,7 @@ pub struct Pool {
     pub in_flight: usize,
 }
 
-/// What waiting pods ask of a BidNode.
+/// Nodes that waiting pods need from a BidNode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Nodes in flight that will be used, and nodes to be bought.
@@ -152,13 +152,13 @@ pub fn pack(pool: &Pool, mut pods: Vec<&PodFacts>) -> Need {
     need
 }
 
-/// Is there room?
+/// Whether the free resources suffice.
 #[must_use]
 pub fn has_room(free: &Resources, wanted: &Resources) -> bool {
     wanted.iter().all(|(name, amount)| *amount == 0 || free.get(name).is_some_and(|f| f >= amount))
 }
 
-/// Takes room away; less than nothing is nothing.
+/// Subtracts resources, down to zero.
 pub fn take(free: &mut Resources, wanted: &Resources) {
     for (name, amount) in wanted {
         if let Some(f) = free.get_mut(name) {
@@ -167,7 +167,7 @@ pub fn take(free: &mut Resources, wanted: &Resources) {
     }
 }
 
-/// How many of such pods one empty node holds.
+/// Number of such pods that fit on an empty node.
 fn fits(shape: &Resources, wanted: &Resources) -> i128 {
     let each = wanted.iter().filter(|(_, amount)| **amount > 0);
     each.map(|(name, amount)| shape.get(name).copied().unwrap_or(0) / amount)

@@ -1,4 +1,4 @@
-//! Nodes and Pods, cut down to what is decided upon.
+//! Nodes and Pods, reduced to the fields that plans depend on.
 
 use std::collections::BTreeMap;
 
@@ -9,37 +9,37 @@ use k8s_openapi::{
 };
 use kube::ResourceExt as _;
 
-use crate::settings::Taint;
+use crate::{ids::AllocationName, settings::Taint};
 
 /// Amounts by resource name, in thousandths of its unit (so CPUs are in millicores).
 pub type Resources = BTreeMap<String, i128>;
 
-/// A Node of ours.
+/// A Node of a BidNode.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
     /// Its name.
     pub name: String,
-    /// Version of what was seen; a patch on it fails when something changed.
+    /// Resource version; a patch with it fails when the Node changed since.
     pub version: String,
-    /// Unit of the market that it is.
-    pub allocation: String,
-    /// Its kubelet says Ready.
+    /// Its allocation at the market.
+    pub allocation: AllocationName,
+    /// Condition Ready.
     pub ready: bool,
-    /// Since when [`Self::ready`] is what it is, in milliseconds since 1970.
+    /// Last transition of [`Self::ready`], in milliseconds since 1970.
     pub since_ms: i64,
-    /// When it was made, in milliseconds since 1970.
+    /// Creation time, in milliseconds since 1970.
     pub created_ms: i64,
-    /// No new pods.
+    /// Whether it is cordoned.
     pub cordoned: bool,
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// All taints.
     pub taints: Vec<Taint>,
-    /// What it was given, as stored on it.
+    /// Labels and taints of the specification, as stored in its annotation.
     pub given: String,
-    /// Since when it is emptied, in milliseconds since 1970.
+    /// Start of its drain, in milliseconds since 1970.
     pub draining_ms: Option<i64>,
-    /// What pods can use.
+    /// Allocatable resources.
     pub allocatable: Resources,
 }
 
@@ -63,7 +63,7 @@ impl NodeFacts {
         Self {
             name: node.name_any(),
             version: node.resource_version().unwrap_or_default(),
-            allocation: label(names::ALLOCATION),
+            allocation: label(names::ALLOCATION).into(),
             ready: ready.is_some_and(|c| c.status == "True"),
             since_ms: since.map_or(created, |t| t.0.as_millisecond()),
             created_ms: created,
@@ -83,17 +83,17 @@ impl NodeFacts {
         format!("{}/{}", label(names::NAMESPACE), label(names::BIDNODE))
     }
 
-    /// Has it a taint with that key?
+    /// Whether it has a taint with that key.
     #[must_use]
     pub fn is_tainted(&self, key: &str) -> bool {
         self.taints.iter().any(|t| t.key == key)
     }
 }
 
-/// How a pod counts.
+/// Kind of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodKind {
-    /// Somebody's work.
+    /// Workload.
     #[default]
     Workload,
     /// Runs on every node anyway.
@@ -113,29 +113,29 @@ pub struct PodFacts {
     pub name: String,
     /// Its identity.
     pub uid: String,
-    /// Where it is.
+    /// Its Node.
     pub node: Option<String>,
-    /// How it counts.
+    /// Its kind.
     pub kind: PodKind,
-    /// It is going already.
+    /// Whether it is being deleted.
     pub deleting: bool,
     /// The scheduler says that it fits nowhere, and has no place in mind for it.
     pub unschedulable: bool,
-    /// What it needs.
+    /// Its requests.
     pub requests: Resources,
     /// Labels that its node must have.
     pub selector: BTreeMap<String, String>,
-    /// One of these must hold of its node; none: any node.
+    /// Required node affinity: one of these terms; none: any node.
     pub terms: Vec<NodeSelectorTerm>,
     /// Taints that it bears.
     pub tolerations: Vec<Toleration>,
-    /// It must not be moved on our account.
+    /// Whether it must not be disrupted.
     pub keep: bool,
     /// Cluster- or node-critical.
     pub critical: bool,
     /// Seconds that it may take to end.
     pub grace_s: i64,
-    /// What moving it costs: 1 and more for what users set.
+    /// Cost of its disruption: 1, or more by annotation.
     pub cost: i64,
 }
 
@@ -183,7 +183,7 @@ impl PodFacts {
         }
     }
 
-    /// Does it keep its node from being idle?
+    /// Whether it keeps its node from being idle.
     #[must_use]
     pub fn is_workload(&self) -> bool {
         self.kind == PodKind::Workload

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::facts::Resources;
+use crate::observe::facts::Resources;
 
 /// Free room by bin and resource, side by side: there may be thousands of bins, and as many pods.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct Bins<'a> {
 }
 
 impl<'a> Bins<'a> {
-    /// None yet. What is not named here nobody wishes for.
+    /// No bins yet. Only these resources are requested by any pod.
     pub(crate) fn of(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names: Vec<_> = names.into_iter().collect();
         names.sort_unstable();
@@ -40,7 +40,7 @@ impl<'a> Bins<'a> {
         self.free.len() / self.names.len()
     }
 
-    /// Takes the room away in the first bin that has it.
+    /// Places a request into the first bin with room.
     pub(crate) fn place(&mut self, wanted: &Resources) -> Option<usize> {
         let (wish, width) = (self.row(wanted), self.names.len());
         let from = self.from.get(&wish).copied().unwrap_or(0);
@@ -70,7 +70,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
-        /// Whatever bins and wishes: the same places as looking at every bin from the first one on.
+        /// The same places as a linear search over the bins.
         #[test]
         fn the_first_that_has_room_as_if_all_were_looked_at(
             bins in prop::collection::vec(prop::array::uniform3(0i128..8), 0..12),
@@ -81,10 +81,10 @@ mod tests {
             plain.iter().for_each(|bin| quick.push(bin));
             for (wish, grow) in wishes {
                 let wish = resources(&wish);
-                let want = plain.iter().position(|free| crate::demand::has_room(free, &wish));
+                let want = plain.iter().position(|free| crate::plan::demand::has_room(free, &wish));
                 prop_assert_eq!(quick.place(&wish), want);
                 if let Some(place) = want {
-                    crate::demand::take(&mut plain[place], &wish);
+                    crate::plan::demand::take(&mut plain[place], &wish);
                 }
                 if grow {
                     plain.push(resources(&[4, 4, 4]));

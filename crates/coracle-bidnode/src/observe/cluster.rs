@@ -1,20 +1,15 @@
-//! Nodes and Pods as last heard, found by BidNode and by Node without a search.
+//! Cache of Nodes and Pods, indexed by BidNode and by Node.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{ResourceExt as _, runtime::watcher};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::{
-    demand::Need,
-    facts::{NodeFacts, PodFacts},
-    plan::NodeView,
-};
+use super::facts::{NodeFacts, PodFacts};
+use crate::plan::{NodeView, demand::Need};
 
-/// Nodes of ours have names that begin so; other pods are nobody's concern here.
+/// Name prefix of Nodes that this controller creates; pods on other Nodes are ignored.
 pub(crate) const NODE_PREFIX: &str = "bn-";
 
 #[derive(Debug, Default)]
@@ -25,37 +20,37 @@ struct State {
     owners: HashMap<String, String>,
     /// Pods by Node, then by UID.
     pods: HashMap<String, BTreeMap<String, PodFacts>>,
-    /// Where each pod is: its Node, or nowhere yet.
+    /// Node of each pod; `None` while it is pending.
     places: HashMap<String, Option<String>>,
     /// Pods that wait for a node, by UID.
     pending: BTreeMap<String, PodFacts>,
-    /// Nodes without workload, since when.
+    /// Nodes without workload, and since when.
     idle: HashMap<String, i64>,
-    /// What waiting pods ask, by UID of the BidNode.
+    /// Nodes that waiting pods need, by UID of the BidNode.
     needs: HashMap<String, Need>,
-    /// What a list that began has named so far.
+    /// Names in a list that is not complete yet.
     listed: [Option<BTreeSet<String>>; 2],
 }
 
-/// What a change of the cluster concerns.
+/// Objects that a change of the cluster concerns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
     /// BidNodes, as `namespace/name`.
     pub(crate) owners: BTreeSet<String>,
-    /// Pods must be packed anew.
+    /// Whether pods must be packed again.
     pub(crate) demand: bool,
 }
 
-/// The cluster as last heard.
+/// Cache of the cluster.
 #[derive(Debug, Default)]
-pub(crate) struct World(Mutex<State>);
+pub(crate) struct ClusterCache(Mutex<State>);
 
-impl World {
+impl ClusterCache {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
-    /// The Nodes of a BidNode and what is on them.
+    /// Nodes of a BidNode with their pods.
     pub(crate) fn nodes(&self, owner: &str) -> Vec<NodeView> {
         let state = self.state();
         let nodes = state.nodes.get(owner).into_iter().flatten();
@@ -67,24 +62,16 @@ impl World {
         nodes.map(view).collect()
     }
 
-    /// The unit under the Node that a pod is on.
-    pub(crate) fn unit_of_pod(&self, uid: &str) -> Option<String> {
-        let state = self.state();
-        let node = state.places.get(uid)?.as_ref()?;
-        let facts = state.nodes.get(state.owners.get(node)?)?.get(node)?;
-        Some(facts.allocation.clone())
-    }
-
     pub(crate) fn need(&self, uid: &str) -> Need {
         self.state().needs.get(uid).cloned().unwrap_or_default()
     }
 
-    /// Pods that wait.
+    /// Pods that are unschedulable.
     pub(crate) fn pending(&self) -> Vec<PodFacts> {
         self.state().pending.values().cloned().collect()
     }
 
-    /// Takes in a packing; UIDs of BidNodes for which it is news.
+    /// Stores a packing. Returns the UIDs of BidNodes whose need changed.
     pub(crate) fn set_needs(&self, needs: HashMap<String, Need>) -> Vec<String> {
         let mut state = self.state();
         let old = std::mem::replace(&mut state.needs, needs);
@@ -158,7 +145,7 @@ impl State {
             self.idle.entry(name.clone()).or_insert(now_ms);
         }
         let old = self.nodes.entry(owner.clone()).or_default().insert(name, facts.clone());
-        // A heartbeat changes nothing but the version.
+        // A heartbeat changes only the version.
         let seen = |f: &NodeFacts| NodeFacts { version: String::new(), ..f.clone() };
         if old.is_none_or(|old| seen(&old) != seen(&facts)) {
             touched.owners.insert(owner);
@@ -256,15 +243,16 @@ mod tests {
         let mut state = State::default();
         assert_eq!(state.put_node(node("bn-1"), 10).owners, ["n/b".to_owned()].into());
         assert_eq!(state.idle["bn-1"], 10);
-        assert_eq!(state.put_node(node("bn-1"), 11), Touched::default(), "a heartbeat is no news");
+        assert_eq!(state.put_node(node("bn-1"), 11), Touched::default(), "a heartbeat changes nothing");
         assert!(state.put_pod(pod("p", None), 15).demand, "it waits");
         assert_eq!(state.pending.len(), 1);
         state.put_pod(pod("p", Some("bn-1")), 20);
         assert!(state.idle.is_empty() && state.pending.is_empty());
         assert_eq!(state.put_pod(pod("p", Some("bn-1")), 21), Touched::default());
-        state.put_pod(PodFacts { kind: crate::facts::PodKind::Daemon, ..pod("d", Some("bn-1")) }, 25);
+        state
+            .put_pod(PodFacts { kind: crate::observe::facts::PodKind::Daemon, ..pod("d", Some("bn-1")) }, 25);
         state.drop_pod("p", 30);
-        assert_eq!(state.idle["bn-1"], 30, "what runs on every node is no workload");
+        assert_eq!(state.idle["bn-1"], 30, "pods of DaemonSets are not workload");
         assert_eq!(state.drop_node("bn-1").owners, ["n/b".to_owned()].into());
         assert!(state.nodes.is_empty());
     }

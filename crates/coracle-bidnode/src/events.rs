@@ -1,0 +1,57 @@
+//! Events about BidNodes. They are sent by a task of their own: a reconcile does not wait for them.
+
+use coracle_api::bidnode::BidNode;
+use coracle_reconcile::{Event, EventRecorder, Kind};
+use futures_util::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource as _;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+/// Events that wait to be sent; more are dropped.
+const QUEUE_MAX: usize = 4096;
+/// Events that are sent concurrently.
+const CONCURRENCY: usize = 4;
+
+/// Event about one BidNode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObjectEvent {
+    /// Reason, a PascalCase constant.
+    pub reason: &'static str,
+    /// Message.
+    pub text: String,
+    /// Whether its type is Warning.
+    pub warning: bool,
+}
+
+/// An event with its object, as it waits to be sent.
+pub(crate) type Queued = (Event, ObjectReference);
+
+/// Sending end of the queue. Clones feed the same queue.
+#[derive(Clone, Debug)]
+pub(crate) struct EventSender(Sender<Queued>);
+
+/// The queue, and the end that [`publish`] empties.
+pub(crate) fn queue() -> (EventSender, Receiver<Queued>) {
+    let (sender, receiver) = channel(QUEUE_MAX);
+    (EventSender(sender), receiver)
+}
+
+impl EventSender {
+    /// Best effort: an event that finds the queue full is dropped and logged.
+    pub(crate) fn emit(&self, object: &BidNode, event: ObjectEvent) {
+        let kind = if event.warning { Kind::Warning } else { Kind::Normal };
+        let reason = event.reason;
+        let event = Event { kind, reason, action: reason, note: event.text };
+        if self.0.try_send((event, object.object_ref(&()))).is_err() {
+            tracing::warn!(reason, "event dropped: queue is full");
+        }
+    }
+}
+
+/// Sends events until the last [`EventSender`] is dropped.
+pub(crate) async fn publish(recorder: &EventRecorder, queue: Receiver<Queued>) {
+    let queue = stream::unfold(queue, |mut queue| async move { Some((queue.recv().await?, queue)) });
+    queue
+        .for_each_concurrent(CONCURRENCY, async |(event, object)| recorder.publish(&event, &object).await)
+        .await;
+}

@@ -1,0 +1,58 @@
+//! Duration of drains, and whether pods were deleted for them. Used by metrics only.
+
+use std::collections::HashMap;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::ids::AllocationName;
+
+/// Allocations whose Nodes are drained: each from its first deleted pod, or from its report, until its Node is deleted.
+#[derive(Debug, Default)]
+pub(crate) struct Drains(Mutex<HashMap<AllocationName, Drain>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Drain {
+    forced: bool,
+    reported: bool,
+}
+
+impl Drains {
+    fn state(&self) -> MutexGuard<'_, HashMap<AllocationName, Drain>> {
+        self.0.lock()
+    }
+
+    /// A pod was deleted instead of evicted.
+    pub(crate) fn forced(&self, allocation: &AllocationName) {
+        self.state().entry(allocation.clone()).or_default().forced = true;
+    }
+
+    /// The drain is complete. Returns whether a pod was deleted for it; `None` if that was reported before.
+    pub(crate) fn emptied(&self, allocation: &AllocationName) -> Option<bool> {
+        let mut state = self.state();
+        let drain = state.entry(allocation.clone()).or_default();
+        (!std::mem::replace(&mut drain.reported, true)).then_some(drain.forced)
+    }
+
+    /// The Node is deleted. Returns true if its drain was not complete: the deadline came first.
+    pub(crate) fn gone(&self, allocation: &AllocationName) -> bool {
+        self.state().remove(allocation).is_none_or(|drain| !drain.reported)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drain_is_reported_once() {
+        let drains = Drains::default();
+        assert_eq!(drains.emptied(&"a".into()), Some(false));
+        assert_eq!(drains.emptied(&"a".into()), None, "released twice");
+        assert!(!drains.gone(&"a".into()), "it was empty before");
+        drains.forced(&"b".into());
+        assert_eq!(drains.emptied(&"b".into()), Some(true));
+        drains.forced(&"c".into());
+        assert!(drains.gone(&"c".into()), "the deadline came first");
+        assert!(drains.state().len() == 1, "what is gone is forgotten");
+    }
+}

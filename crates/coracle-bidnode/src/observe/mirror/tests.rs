@@ -1,0 +1,98 @@
+//! Frames in, owners, changes and events out.
+
+use super::*;
+
+fn frame(frame: Frame) -> pb::OwnerFrame {
+    pb::OwnerFrame { seq: 1, market: "t/r".into(), frame: Some(frame) }
+}
+
+fn bid(open: u32, active: u32) -> pb::Bid {
+    let (bid, owner_uid, market) = ("b".into(), "u".into(), "t/r".into());
+    pb::Bid { bid, owner_uid, market, open, active, ..pb::Bid::default() }
+}
+
+fn allocation(state: &str) -> pb::Allocation {
+    let (allocation, owner_uid) = ("a".into(), "u".into());
+    pb::Allocation { allocation, owner_uid, state: state.into(), ..pb::Allocation::default() }
+}
+
+#[test]
+fn owner_is_current_once_stream_reaches_reply() {
+    let mirror = Mirror::default();
+    mirror.replied("u", &"t/r".into(), 1, 5, None);
+    assert!(!mirror.owner("u").is_current());
+    mirror.frame(frame(Frame::Bid(bid(2, 0))), 0);
+    assert!(!mirror.owner("u").is_current());
+    mirror.frame(frame(Frame::Owner(pb::OwnerVersion { owner_uid: "u".into(), version: 1 })), 0);
+    let owner = mirror.owner("u");
+    assert!(owner.is_current() && owner.bids["b"].open == 2 && owner.last_bid_ms == 5);
+}
+
+#[test]
+fn new_stream_replaces_owners_of_old_stream() {
+    let mirror = Mirror::default();
+    mirror.frame(frame(Frame::Bid(bid(2, 0))), 0);
+    mirror.replied("u", &"t/r".into(), 9, 5, None);
+    mirror.frame(frame(Frame::Synced(false)), 0);
+    assert_eq!(mirror.owner("u").bids.len(), 1, "old owners stay until the new stream is complete");
+    assert_eq!(mirror.frame(frame(Frame::Synced(true)), 0), [Change::Everyone]);
+    let owner = mirror.owner("u");
+    assert!(owner.bids.is_empty() && owner.is_current() && owner.last_bid_ms == 5);
+    assert!(!mirror.is_synced(), "prices are not known yet");
+    mirror.priced();
+    assert!(mirror.is_synced());
+    assert_eq!(mirror.lost(), [Change::Everyone]);
+    assert!(!mirror.is_synced() && mirror.lost().is_empty());
+}
+
+#[test]
+fn notice_is_urgent_and_failed_launch_is_removed() {
+    let mirror = Mirror::default();
+    mirror.frame(frame(Frame::Allocation(allocation("provisioning"))), 0);
+    let gone = pb::Allocation { owner_uid: String::new(), ..allocation("returned") };
+    assert_eq!(
+        mirror.frame(frame(Frame::Allocation(gone)), 0),
+        [Change::Owner { uid: "u".into(), urgent: false }]
+    );
+    assert!(mirror.owner("u").allocations.is_empty());
+    mirror.frame(frame(Frame::Allocation(allocation("active"))), 0);
+    assert_eq!(
+        mirror.frame(frame(Frame::Allocation(allocation("preempting"))), 0),
+        [Change::Owner { uid: "u".into(), urgent: true }]
+    );
+    let reasons: Vec<_> = mirror.take_events("u").into_iter().map(|n| n.reason).collect();
+    assert_eq!(reasons, ["NodeLaunched", "NodeReady"]);
+}
+
+#[test]
+fn milestone_is_reported_once_and_not_while_listing() {
+    let mirror = Mirror::default();
+    let placed = pb::Bid { placed_at_ms: 1_000, ..bid(0, 1) };
+    mirror.frame(frame(Frame::Bid(placed.clone())), 0);
+    let put = |state: &str, stage: &str, now_ms| {
+        let (matched_at_ms, active_at_ms) = (1_500, 9_000);
+        let allocation = pb::Allocation { bid: "b".into(), stage: stage.into(), ..allocation(state) };
+        let allocation = pb::Allocation { matched_at_ms, active_at_ms, ..allocation };
+        mirror.frame(frame(Frame::Allocation(allocation)), now_ms);
+    };
+    put("provisioning", "ordered", 1_600);
+    put("provisioning", "launched", 4_000);
+    put("provisioning", "launched", 4_100);
+    put("provisioning", "registered", 6_000);
+    put("active", "", 9_100);
+    put("active", "", 9_900);
+    put("preempting", "", 9_950);
+    let reached: Vec<_> = mirror.take_reached().into_iter().map(|r| (r.milestone, r.took_ms)).collect();
+    let want = [
+        (Milestone::Matched, 500),
+        (Milestone::Launched, 3_000),
+        (Milestone::Registered, 5_000),
+        (Milestone::Ready, 8_000),
+    ];
+    assert_eq!(reached, want);
+    mirror.frame(frame(Frame::Synced(false)), 0);
+    mirror.frame(frame(Frame::Bid(placed)), 0);
+    put("provisioning", "launched", 9_990);
+    mirror.frame(frame(Frame::Synced(true)), 0);
+    assert_eq!(mirror.take_reached(), [], "milestones before the stream began are not reported");
+}

@@ -1,0 +1,151 @@
+//! Watches and the reconciles that they trigger. Caches only trigger: steps are planned on a fresh read.
+
+use std::{
+    collections::{HashMap, HashSet},
+    pin::pin,
+};
+
+use coracle_api::bidnode::{BidNode, names};
+use coracle_reconcile::{Seen, follow, watch, watch_config};
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, Resource as _, ResourceExt as _,
+    runtime::{
+        reflector::{ObjectRef, store::Writer},
+        watcher,
+    },
+};
+
+use super::mirror::Change;
+use crate::{
+    Context,
+    triggers::{Guarded, Ref},
+};
+
+/// `namespace/name` as the queue names it.
+fn reference(key: &str) -> Ref {
+    let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+    ObjectRef::new(name).within(namespace)
+}
+
+/// Triggers reconciles for a change of the market.
+pub(crate) fn market_changed(cx: &Context, change: Change) {
+    match change {
+        Change::Owner { uid, urgent } => cx.triggers.wake_uid(&uid, urgent),
+        Change::Market(market) => {
+            wake_all(cx, |object| object.spec.instance_type == market.instance_type());
+            // Prices decide which BidNode a pod counts for.
+            cx.triggers.pack.notify_one();
+        }
+        Change::Everyone => {
+            wake_all(cx, |_| true);
+            cx.triggers.pack.notify_one();
+        }
+    }
+}
+
+fn wake_all(cx: &Context, which: impl Fn(&BidNode) -> bool) {
+    for guard in cx.objects.state() {
+        if guard.0.as_ref().is_ok_and(&which) {
+            cx.triggers.wake(ObjectRef::from_obj(guard.as_ref()), false);
+        }
+    }
+}
+
+/// Hash of the fields that trigger a reconcile: all but the status, which the controller writes.
+fn print_of(object: &Guarded) -> u64 {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let meta = object.meta();
+    let mut hasher = DefaultHasher::new();
+    meta.generation.hash(&mut hasher);
+    meta.annotations.hash(&mut hasher);
+    meta.finalizers.hash(&mut hasher);
+    meta.deletion_timestamp.is_some().hash(&mut hasher);
+    meta.uid.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Watches BidNodes. Never returns.
+pub(crate) async fn objects(cx: &Context, writer: Writer<Guarded>) {
+    let api: Api<Guarded> = match &cx.config.namespace {
+        Some(namespace) => Api::namespaced(cx.client.clone(), namespace),
+        None => Api::all(cx.client.clone()),
+    };
+    let mut prints: HashMap<String, u64> = HashMap::new();
+    let mut bad: HashSet<String> = HashSet::new();
+    let changed = |event: Seen<'_, Guarded>| {
+        match event {
+            Seen::Applied(object) => seen(cx, object, &mut prints, &mut bad),
+            Seen::Gone(object) => gone(cx, object, &mut prints, &mut bad),
+        }
+        cx.config.bid_metrics.undecodable(bad.len());
+    };
+    follow(api, watch_config(), writer, changed).await;
+}
+
+fn seen(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: &mut HashSet<String>) {
+    let uid = object.uid().unwrap_or_default();
+    if let Err(why) = &object.0 {
+        if bad.insert(uid) {
+            let (ns, name) = (object.namespace(), object.name_any());
+            tracing::warn!(
+                ns,
+                name,
+                error = why as &dyn std::error::Error,
+                "BidNode cannot be decoded, ignored"
+            );
+        }
+        return;
+    }
+    bad.remove(&uid);
+    cx.triggers.know(uid.clone(), Some(ObjectRef::from_obj(object)));
+    let print = print_of(object);
+    if prints.insert(uid, print) != Some(print) {
+        cx.triggers.wake(ObjectRef::from_obj(object), false);
+        cx.triggers.pack.notify_one();
+    }
+}
+
+fn gone(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: &mut HashSet<String>) {
+    let uid = object.uid().unwrap_or_default();
+    prints.remove(&uid);
+    bad.remove(&uid);
+    if let Ok(object) = &object.0 {
+        cx.forget(object);
+    }
+    cx.triggers.know(uid, None);
+}
+
+/// Watches Nodes of ours. Never returns.
+pub(crate) async fn nodes(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) {
+    let api: Api<Node> = Api::all(cx.client.clone());
+    let mut events = pin!(watch(api, watch_config().labels(names::BIDNODE)));
+    while let Some(event) = events.next().await {
+        touched(cx, cx.cluster.node_event(&event, cx.now_ms()));
+        if matches!(event, watcher::Event::InitDone) {
+            ready.send_modify(|bits| *bits |= 1);
+        }
+    }
+}
+
+/// Watches Pods. Never returns.
+pub(crate) async fn pods(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) {
+    let api: Api<Pod> = Api::all(cx.client.clone());
+    let mut events = pin!(watch(api, watch_config()));
+    while let Some(event) = events.next().await {
+        touched(cx, cx.cluster.pod_event(&event, cx.now_ms()));
+        if matches!(event, watcher::Event::InitDone) {
+            ready.send_modify(|bits| *bits |= 2);
+        }
+    }
+}
+
+fn touched(cx: &Context, touched: super::cluster::Touched) {
+    for owner in touched.owners {
+        cx.triggers.wake(reference(&owner), false);
+    }
+    if touched.demand {
+        cx.triggers.pack.notify_one();
+    }
+}

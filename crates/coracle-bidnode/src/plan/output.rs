@@ -1,0 +1,108 @@
+//! Output of the planner: steps, facts for status, and the time of the next reconcile.
+
+use coracle_auction::Price;
+use serde_json::Value;
+
+use super::counts::Counts;
+use crate::{
+    ids::{AllocationName, BidName, MarketName},
+    observe::bids::Quote,
+};
+
+/// One effect with all its data: the executor reads no specification.
+#[expect(missing_docs, reason = "fields are named for what they are, and the variant says the rest")]
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Adds the finalizer.
+    AddFinalizer,
+    /// Places a bid.
+    PlaceBid { market: MarketName, limit: Price, quantity: u32, min_fill: u32 },
+    /// Changes limit and unfinished units of a bid.
+    AmendBid { bid: BidName, market: MarketName, limit: Option<Price>, units: Option<u32> },
+    /// Cancels the open units of a bid.
+    CancelBid { bid: BidName, market: MarketName },
+    /// Releases an allocation.
+    ReleaseAllocation(Release),
+    /// Releases `other` instead of `victim`, which is under notice.
+    SubstituteVictim { victim: AllocationName, other: AllocationName },
+    /// Sets labels and taints of a Node.
+    PatchNode(NodeChange),
+    /// Cordons a Node under notice, and emits an event.
+    NotifyPreemption { change: NodeChange, note: String },
+    /// Cordons a Node that the controller drains.
+    DrainNode(NodeChange),
+    /// Evicts a pod; a disruption budget may refuse.
+    EvictPod { namespace: String, name: String, uid: String },
+    /// Deletes a pod with its own grace period, regardless of budgets.
+    DeletePod { namespace: String, name: String, uid: String, grace_s: i64, allocation: AllocationName },
+    /// Deletes the Node object of an allocation; `draining_ms` is the start of its drain.
+    DeleteNode { name: String, allocation: AllocationName, draining_ms: Option<i64> },
+    /// Removes the finalizer; with `confirm` only if a fresh read of market and cluster finds nothing left.
+    RemoveFinalizer { confirm: bool },
+}
+
+impl Step {
+    /// Whether it places, amends or cancels a bid.
+    #[must_use]
+    pub fn is_trade(&self) -> bool {
+        matches!(self, Self::PlaceBid { .. } | Self::AmendBid { .. } | Self::CancelBid { .. })
+    }
+}
+
+/// Release of an allocation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Release {
+    /// The allocation.
+    pub allocation: AllocationName,
+    /// Its market.
+    pub market: MarketName,
+    /// Message of the event.
+    pub note: String,
+    /// Whether its Node failed.
+    pub failed: bool,
+    /// Start of the Node's drain, in milliseconds since 1970, if it was drained.
+    pub draining_ms: Option<i64>,
+}
+
+/// Merge patch of a Node at the resource version that was observed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeChange {
+    /// Name of the Node.
+    pub name: String,
+    /// The patch.
+    pub patch: Value,
+}
+
+/// Results of planning for status and metrics.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Nodes by kind.
+    pub counts: Counts,
+    /// Why the specification is invalid.
+    pub invalid: Option<String>,
+    /// The chosen market.
+    pub market: Option<MarketName>,
+    /// Message when the market does not exist; lists the existing ones.
+    pub unknown_market: Option<String>,
+    /// Its prices.
+    pub quote: Option<Quote>,
+    /// Limit of a bid at that price.
+    pub limit: Option<Price>,
+    /// Message when the hourly cap of the BidNode prevents a bid.
+    pub over_budget: Option<String>,
+    /// Message when repairs are suspended.
+    pub degraded: Option<String>,
+    /// Message about what remains before deletion.
+    pub terminating: Option<String>,
+}
+
+/// Steps, facts for status, and the time of the next reconcile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Steps in order; the first failure ends the reconcile.
+    pub steps: Vec<Step>,
+    /// For status and metrics.
+    pub facts: Facts,
+    /// Time to the next reconcile; `None`: the poll interval.
+    pub again: Option<std::time::Duration>,
+}

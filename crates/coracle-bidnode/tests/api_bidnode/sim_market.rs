@@ -1,0 +1,610 @@
+//! The auction's engine behind the market's API, in memory: no journal, one market, one supplier whose Nodes are Ready
+//! at once.
+
+use std::{
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hasher as _},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use coracle_api::bidnode::names;
+use coracle_auction::{
+    Allocation, AllocationId, AllocationState, Amendment, Bid, BidId, BidRequest, Command, Event, LotNo,
+    Market as Engine, OwnerKey, Params, Price, Refusal, Reply, Stage, SupplierNo, SupplierReport, TenantNo,
+    Time,
+};
+use coracle_bidnode::Connect;
+use coracle_proto::market::{
+    self as pb,
+    market_server::{Market, MarketServer},
+    owner_frame::Frame,
+    trading_server::{Trading, TradingServer},
+};
+use coracle_reconcile::WallTime as _;
+use coracle_testkit::sim::Sim;
+use futures_util::{Stream, StreamExt as _};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    sync::broadcast,
+    task::JoinSet,
+    time::{sleep, sleep_until},
+};
+use tokio_stream::wrappers::BroadcastStream;
+use tonic::{
+    Code, Request, Response, Status,
+    transport::{Channel, Endpoint, Server},
+};
+
+use crate::{
+    supplier::{register, set_ready_at},
+    world::HERE,
+};
+
+/// Its address in the simulation's network.
+pub(crate) const ADDRESS: &str = "market:7443";
+const LOT: LotNo = LotNo(1);
+const SUPPLIER: SupplierNo = SupplierNo(1);
+/// Time between heartbeats of the supplier.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Connects to listeners of a simulation.
+#[derive(Debug)]
+pub(crate) struct MemoryConnect(pub(crate) Sim);
+
+impl Connect for MemoryConnect {
+    fn connect(&self, endpoint: &Endpoint) -> Channel {
+        let network = self.0.network().clone();
+        endpoint.connect_with_connector_lazy(tower::service_fn(move |uri: http::Uri| {
+            let stream = network.connect(uri.authority().map_or("", |authority| authority.as_str()));
+            async move { stream.map(TokioIo::new) }
+        }))
+    }
+}
+
+/// Events of one command.
+type Batch = Arc<(u64, Vec<Event>)>;
+
+struct State {
+    engine: Engine,
+    seq: u64,
+    /// Tenants and UIDs of owners by number.
+    names: Vec<String>,
+}
+
+/// The market. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct SimMarket(Arc<Shared>);
+
+struct Shared {
+    sim: Sim,
+    state: Mutex<State>,
+    batches: broadcast::Sender<Batch>,
+    forgets: AtomicBool,
+}
+
+impl State {
+    fn number(&mut self, name: &str) -> u32 {
+        let at = self.names.iter().position(|known| known == name).unwrap_or_else(|| {
+            self.names.push(name.to_owned());
+            self.names.len() - 1
+        });
+        u32::try_from(at + 1).unwrap()
+    }
+
+    fn name(&self, number: u32) -> String {
+        self.names[usize::try_from(number).unwrap() - 1].clone()
+    }
+
+    fn owner(&mut self, uid: &str) -> OwnerKey {
+        OwnerKey(u128::from(self.number(uid)).to_be_bytes())
+    }
+
+    fn uid(&self, owner: OwnerKey) -> String {
+        self.name(u32::try_from(u128::from_be_bytes(owner.0)).unwrap())
+    }
+
+    fn bid(&self, id: BidId, row: &Bid) -> pb::Bid {
+        let ((tenant, owner), units) = (self.engine.owner_of(row), row.units());
+        pb::Bid {
+            bid: format!("bid-{id}"),
+            market: HERE.into(),
+            tenant: self.name(tenant.0),
+            owner_uid: self.uid(owner),
+            limit_micros: row.limit().as_micros(),
+            quantity: units.total(),
+            state: row.state().as_str().into(),
+            open: units.open.into(),
+            matched: units.matched.into(),
+            provisioning: units.provisioning.into(),
+            active: units.active.into(),
+            preempting: units.preempting.into(),
+            placed_at_ms: ms(row.placed_at()),
+            ..pb::Bid::default()
+        }
+    }
+
+    fn allocation(&self, id: AllocationId, row: &Allocation) -> pb::Allocation {
+        let bid = self.engine.bid_of(row);
+        let owner = self.engine.bid(bid).map(|bid| self.engine.owner_of(bid).1);
+        let at = |time: Option<Time>| time.map_or(0, ms);
+        let stage = (row.state() == AllocationState::Provisioning).then(|| Stage::as_str(row.stage()));
+        pb::Allocation {
+            allocation: allocation_name(id),
+            bid: format!("bid-{bid}"),
+            market: HERE.into(),
+            owner_uid: owner.map(|owner| self.uid(owner)).unwrap_or_default(),
+            lot: "lot".into(),
+            unit: row.slot().1,
+            state: row.state().as_str().into(),
+            limit_micros: row.limit().as_micros(),
+            price_micros: self.engine.price(id).unwrap_or(Price::ZERO).as_micros(),
+            matched_at_ms: ms(row.matched_at()),
+            active_at_ms: at(row.active_at()),
+            protected_until_ms: at(row.protected_until()),
+            preempt_at_ms: at(row.preempt_at()),
+            ended_at_ms: at(row.ended_at()),
+            node: row.node().unwrap_or_default().into(),
+            reason: row.reason().map_or("", |reason| reason.as_str()).into(),
+            stage: stage.unwrap_or_default().into(),
+            ..pb::Allocation::default()
+        }
+    }
+
+    fn owners(&self) -> Vec<pb::OwnerVersion> {
+        let tenants = self.engine.bids().map(|(_, bid)| self.engine.owner_of(bid).0).collect::<BTreeSet<_>>();
+        let owners = tenants.into_iter().flat_map(|tenant| self.engine.owners_of_tenant(tenant));
+        owners.map(|(owner, version)| pb::OwnerVersion { owner_uid: self.uid(owner), version }).collect()
+    }
+
+    /// All bids, allocations and versions, between two frames `synced`.
+    fn frames(&self) -> Vec<pb::OwnerFrame> {
+        let bids = self.engine.bids().map(|(id, row)| Frame::Bid(self.bid(id, row)));
+        let allocations =
+            self.engine.allocations().map(|(id, row)| Frame::Allocation(self.allocation(id, row)));
+        let owners = self.owners().into_iter().map(Frame::Owner);
+        bids.chain(allocations).chain(owners).map(|frame| self.framed(self.seq, frame)).collect()
+    }
+
+    fn framed(&self, seq: u64, frame: Frame) -> pb::OwnerFrame {
+        pb::OwnerFrame { seq, market: HERE.into(), frame: Some(frame) }
+    }
+
+    /// Frames for the events of one command, without those of bids that are hidden.
+    fn changes(&self, (seq, events): &(u64, Vec<Event>), hidden: &BTreeSet<BidId>) -> Vec<pb::OwnerFrame> {
+        let mut frames = Vec::new();
+        let bid = |id: BidId| self.engine.bid(id).map(|row| Frame::Bid(self.bid(id, row)));
+        for event in events {
+            match event {
+                Event::Bid { bid } | Event::Allocation { bid, .. } if hidden.contains(bid) => {}
+                Event::Bid { bid: id } => frames.extend(bid(*id)),
+                Event::Allocation { allocation, bid: id } => {
+                    frames.extend(bid(*id));
+                    let row = self.engine.allocation(*allocation);
+                    frames.extend(row.map(|row| Frame::Allocation(self.allocation(*allocation, row))));
+                }
+                Event::Owner { owner, version, .. } => frames
+                    .push(Frame::Owner(pb::OwnerVersion { owner_uid: self.uid(*owner), version: *version })),
+                _ => {}
+            }
+        }
+        frames.into_iter().map(|frame| self.framed(*seq, frame)).collect()
+    }
+
+    fn price(&self, kind: &str) -> pb::PriceFrame {
+        let quotes = self.engine.quotes();
+        let price = pb::MarketPrice {
+            market: HERE.into(),
+            quote_micros: quotes.quote.as_micros(),
+            clearing_micros: quotes.clearing.as_micros(),
+            indicative_micros: quotes.indicative.as_micros(),
+            reserve_micros: quotes.reserve.as_micros(),
+            cap_micros: quotes.cap.as_micros(),
+            free: u64::try_from(quotes.free).unwrap(),
+            as_of_ms: ms(quotes.as_of),
+            seq: self.seq,
+            tick_micros: self.engine.params().tick.as_micros(),
+            next_call_ms: ms(self.engine.next_call()),
+            ..pb::MarketPrice::default()
+        };
+        pb::PriceFrame { seq: self.seq, market: HERE.into(), r#type: kind.into(), price: Some(price) }
+    }
+}
+
+fn ms(time: Time) -> i64 {
+    i64::try_from(time.0).unwrap()
+}
+
+fn allocation_name(id: AllocationId) -> String {
+    format!("allocation-{id}")
+}
+
+fn local<T>(name: &str, id: fn(u64) -> T) -> Result<T, Status> {
+    let number = name.rsplit('-').next().and_then(|number| number.parse().ok());
+    number.map(id).ok_or_else(|| Status::not_found(name.to_owned()))
+}
+
+fn hash(parts: impl std::hash::Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    parts.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The codes of `coracle-market`.
+fn refused(refusal: Refusal) -> Status {
+    let (code, constant) = match refusal {
+        Refusal::OwnerVersion { .. } => (Code::Aborted, "OWNER_VERSION"),
+        Refusal::IdempotencyConflict => (Code::AlreadyExists, "IDEMPOTENCY_CONFLICT"),
+        Refusal::Terminal => (Code::FailedPrecondition, "TERMINAL"),
+        Refusal::NotFound => (Code::NotFound, "NOT_FOUND"),
+        _ => (Code::FailedPrecondition, "REFUSED"),
+    };
+    let mut status = Status::new(code, refusal.to_string());
+    status.metadata_mut().insert("coracle-code", constant.parse().unwrap());
+    status
+}
+
+impl SimMarket {
+    /// A market with that many slots.
+    pub(crate) fn new(sim: &Sim, slots: u32) -> Self {
+        let params = Params {
+            call_interval_ms: 1500,
+            min_runtime_ms: 0,
+            notice_ms: 10_000,
+            ..Params::new(Price::micros(2_000_000), Price::micros(8_000_000))
+        };
+        let now = Time(u64::try_from(sim.clock().now().0).unwrap());
+        let state = State { engine: Engine::new(params, now), seq: 0, names: Vec::new() };
+        let (batches, forgets) = (broadcast::channel(4096).0, AtomicBool::new(false));
+        let market = Self(Arc::new(Shared { sim: sim.clone(), state: Mutex::new(state), batches, forgets }));
+        market.apply(Command::PutLot { lot: LOT, supplier: SUPPLIER, slots, notice_ms: 10_000 }).unwrap();
+        market
+    }
+
+    /// A mutation of the contract: new streams and queries show no earlier bids, and versions and keys are not checked.
+    pub(crate) fn forget(&self) {
+        self.0.forgets.store(true, Ordering::Relaxed);
+    }
+
+    fn unless_forgotten<T>(&self, all: Vec<T>) -> Vec<T> {
+        if self.forgets() { Vec::new() } else { all }
+    }
+
+    fn forgets(&self) -> bool {
+        self.0.forgets.load(Ordering::Relaxed)
+    }
+
+    fn apply(&self, command: Command) -> Result<(Reply, Time), Status> {
+        let mut events = Vec::new();
+        let mut state = self.0.state.lock().unwrap();
+        let now = Time(u64::try_from(self.0.sim.clock().now().0).unwrap());
+        let reply = state.engine.apply(now, &command, &mut events);
+        state.seq += 1;
+        // An error means that no stream is open.
+        let _ = self.0.batches.send(Arc::new((state.seq, events)));
+        match reply {
+            Reply::Refused(refusal) => Err(refused(refusal)),
+            reply => Ok((reply, now)),
+        }
+    }
+
+    /// Bids that ever were, as `quantity`; allocations that ever were; those that have not ended.
+    pub(crate) fn facts(&self) -> Vec<String> {
+        let state = self.0.state.lock().unwrap();
+        let bids: Vec<_> = state.engine.bids().map(|(_, bid)| bid.units().total()).collect();
+        let allocations: Vec<_> = state.engine.allocations().map(|(_, row)| row.state()).collect();
+        let live = allocations.iter().filter(|state| **state != AllocationState::Ended).count();
+        vec![
+            format!("bids placed: {bids:?}"),
+            format!("allocations made: {}", allocations.len()),
+            format!("allocations left: {live}"),
+        ]
+    }
+
+    /// Serves, lets time pass, and supplies Nodes, until it is dropped.
+    pub(crate) fn serve(&self) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        let (incoming, market) = (self.0.sim.network().listen_at(ADDRESS), self.clone());
+        tasks.spawn(async move {
+            Server::builder()
+                .add_service(MarketServer::new(market.clone()))
+                .add_service(TradingServer::new(market))
+                .serve_with_incoming(incoming)
+                .await
+                .unwrap();
+        });
+        tasks.spawn(self.clone().pass_time());
+        tasks.spawn(self.clone().supply(self.0.batches.subscribe()));
+        tasks
+    }
+
+    async fn pass_time(self) {
+        let (begin, epoch) = (tokio::time::Instant::now(), self.0.sim.clock().now().0);
+        let mut changes = self.0.batches.subscribe();
+        loop {
+            let due = ms_until(self.0.state.lock().unwrap().engine.next_due(), epoch);
+            tokio::select! {
+                () = sleep_until(begin + due) => drop(self.apply(Command::Tick)),
+                () = sleep(HEARTBEAT) => drop(self.apply(Command::Heartbeat { supplier: SUPPLIER })),
+                // What is due next may have changed.
+                _ = changes.recv() => {}
+            }
+        }
+    }
+
+    async fn supply(self, mut batches: broadcast::Receiver<Batch>) {
+        let report = |allocation, report| drop(self.apply(Command::Report { allocation, report }));
+        while let Ok(batch) = batches.recv().await {
+            for event in &batch.1 {
+                let Event::Launch { allocation, .. } = event else { continue };
+                let owner = {
+                    let state = self.0.state.lock().unwrap();
+                    let bid = state.engine.allocation(*allocation).map(|row| state.engine.bid_of(row));
+                    bid.and_then(|bid| state.engine.bid(bid)).map(|bid| bid.labels().to_vec())
+                };
+                let Some(labels) = owner else { continue };
+                let label = |key: &str| {
+                    labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| v.to_string()).unwrap_or_default()
+                };
+                report(*allocation, SupplierReport::Launched);
+                let client = self.0.sim.client();
+                let owner = (&*label(names::BIDNODE), &*label(names::NAMESPACE));
+                let node =
+                    register(&client, owner, "us-west-2", &allocation_name(*allocation)).await.unwrap();
+                report(*allocation, SupplierReport::Registered { node: node.as_str().into() });
+                set_ready_at(&client, &node, true, self.0.sim.clock().timestamp()).await;
+                report(*allocation, SupplierReport::Ready);
+            }
+        }
+    }
+
+    /// Answers a call of the controller.
+    async fn answered(
+        &self,
+        call: &str,
+        done: Result<(Reply, Time), Status>,
+    ) -> Result<Response<pb::BidReply>, Status> {
+        let reply = done.and_then(|(reply, at)| match reply {
+            Reply::Bid { bid, owner_version, replayed, below_reserve } => Ok(Response::new(pb::BidReply {
+                bid: format!("bid-{bid}"),
+                owner_version,
+                replayed,
+                below_reserve,
+                at_ms: ms(at),
+            })),
+            _ => Err(Status::internal("a reply without a bid")),
+        });
+        self.0.sim.after_call(call).await;
+        reply
+    }
+}
+
+fn ms_until(due: Time, epoch: i64) -> Duration {
+    Duration::from_millis(due.0.saturating_sub(u64::try_from(epoch).unwrap()).min(86_400_000))
+}
+
+type Frames<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn unused<T>() -> Result<Response<T>, Status> {
+    Err(Status::unimplemented("not part of the simulation"))
+}
+
+#[tonic::async_trait]
+impl Trading for SimMarket {
+    async fn place_bid(&self, r: Request<pb::PlaceBidRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let r = r.into_inner();
+        let request = {
+            let mut state = self.0.state.lock().unwrap();
+            let labels: std::collections::BTreeMap<_, _> = r.labels.iter().collect();
+            let key = u128::from(hash((&r.tenant, &r.idempotency_key))) + 1;
+            BidRequest {
+                tenant: TenantNo(state.number(&r.tenant)),
+                owner: state.owner(&r.owner_uid),
+                if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
+                key: if self.forgets() { [0; 16] } else { key.to_be_bytes() },
+                body: hash((r.limit_micros, r.quantity, r.min_fill, &r.owner_uid, &labels)),
+                limit: Price::micros(r.limit_micros),
+                quantity: r.quantity,
+                min_fill: r.min_fill,
+                lease_ms: 900_000,
+                expires_at: None,
+                labels: labels.into_iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            }
+        };
+        self.answered("PlaceBid", self.apply(Command::Place { request: Box::new(request) })).await
+    }
+
+    async fn amend_bid(&self, r: Request<pb::AmendBidRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let r = r.into_inner();
+        let amendment = Amendment {
+            tenant: TenantNo(self.0.state.lock().unwrap().number(&r.tenant)),
+            bid: local(&r.bid, BidId)?,
+            if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
+            limit: r.limit_micros.map(Price::micros),
+            units: r.quantity,
+        };
+        self.answered("AmendBid", self.apply(Command::Amend { amendment })).await
+    }
+
+    async fn cancel_bid(&self, r: Request<pb::CancelBidRequest>) -> Result<Response<pb::BidReply>, Status> {
+        let r = r.into_inner();
+        let command = Command::Cancel {
+            tenant: TenantNo(self.0.state.lock().unwrap().number(&r.tenant)),
+            bid: local(&r.bid, BidId)?,
+            if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
+        };
+        self.answered("CancelBid", self.apply(command)).await
+    }
+
+    async fn release_allocation(
+        &self,
+        r: Request<pb::ReleaseAllocationRequest>,
+    ) -> Result<Response<pb::BidReply>, Status> {
+        let r = r.into_inner();
+        let command = Command::Release {
+            tenant: TenantNo(self.0.state.lock().unwrap().number(&r.tenant)),
+            allocation: local(&r.allocation, AllocationId)?,
+            if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
+        };
+        self.answered("ReleaseAllocation", self.apply(command)).await
+    }
+
+    async fn get_pending_bids(
+        &self,
+        r: Request<pb::GetPendingBidsRequest>,
+    ) -> Result<Response<pb::GetPendingBidsResponse>, Status> {
+        let bids = {
+            let state = self.0.state.lock().unwrap();
+            let all = state.engine.bids().filter(|(_, bid)| !bid.is_terminal());
+            let all = all.map(|(id, row)| state.bid(id, row));
+            all.filter(|bid| bid.owner_uid == r.get_ref().owner_uid).collect::<Vec<_>>()
+        };
+        let units = bids.iter().map(|bid| bid.open + bid.matched + bid.provisioning).sum();
+        self.0.sim.after_call("GetPendingBids").await;
+        Ok(Response::new(pb::GetPendingBidsResponse { bids: self.unless_forgotten(bids), units }))
+    }
+
+    async fn list_allocations(
+        &self,
+        r: Request<pb::ListAllocationsRequest>,
+    ) -> Result<Response<pb::ListAllocationsResponse>, Status> {
+        let allocations = {
+            let state = self.0.state.lock().unwrap();
+            let all = state.engine.allocations().filter(|(_, row)| row.state() != AllocationState::Ended);
+            let all = all.map(|(id, row)| state.allocation(id, row));
+            all.filter(|row| row.owner_uid == r.get_ref().owner_uid).collect()
+        };
+        let allocations = self.unless_forgotten(allocations);
+        self.0.sim.after_call("ListAllocations").await;
+        Ok(Response::new(pb::ListAllocationsResponse { allocations }))
+    }
+
+    type WatchOwnerStream = Frames<pb::OwnerFrame>;
+
+    async fn watch_owner(
+        &self,
+        _: Request<pb::WatchOwnerRequest>,
+    ) -> Result<Response<Self::WatchOwnerStream>, Status> {
+        let mark = |yes| pb::OwnerFrame { frame: Some(Frame::Synced(yes)), ..pb::OwnerFrame::default() };
+        let (known, hidden, batches) = {
+            let state = self.0.state.lock().unwrap();
+            let hidden: BTreeSet<_> = if self.forgets() {
+                state.engine.bids().map(|(id, _)| id).collect()
+            } else {
+                BTreeSet::new()
+            };
+            (self.unless_forgotten(state.frames()), hidden, self.0.batches.subscribe())
+        };
+        let first = [vec![mark(false)], known, vec![mark(true)]].concat();
+        let market = self.clone();
+        let changes = BroadcastStream::new(batches).flat_map(move |batch| {
+            let state = market.0.state.lock().unwrap();
+            let frames = batch.map(|batch| state.changes(&batch, &hidden)).unwrap_or_default();
+            futures_util::stream::iter(frames)
+        });
+        Ok(Response::new(Box::pin(futures_util::stream::iter(first).chain(changes).map(Ok))))
+    }
+
+    async fn place_bids(
+        &self,
+        _: Request<pb::PlaceBidsRequest>,
+    ) -> Result<Response<pb::PlaceBidsResponse>, Status> {
+        unused()
+    }
+
+    async fn get_bid(&self, _: Request<pb::GetBidRequest>) -> Result<Response<pb::Bid>, Status> {
+        unused()
+    }
+
+    async fn substitute_victim(
+        &self,
+        _: Request<pb::SubstituteVictimRequest>,
+    ) -> Result<Response<pb::SubstituteVictimResponse>, Status> {
+        unused()
+    }
+
+    async fn explain(&self, _: Request<pb::ExplainRequest>) -> Result<Response<pb::Explanation>, Status> {
+        unused()
+    }
+
+    async fn list_charges(
+        &self,
+        _: Request<pb::ListChargesRequest>,
+    ) -> Result<Response<pb::ListChargesResponse>, Status> {
+        unused()
+    }
+
+    async fn get_budget(&self, _: Request<pb::GetBudgetRequest>) -> Result<Response<pb::Budget>, Status> {
+        unused()
+    }
+}
+
+#[tonic::async_trait]
+impl Market for SimMarket {
+    async fn list_markets(
+        &self,
+        _: Request<pb::ListMarketsRequest>,
+    ) -> Result<Response<pb::ListMarketsResponse>, Status> {
+        let price = self.0.state.lock().unwrap().price("price").price;
+        Ok(Response::new(pb::ListMarketsResponse { markets: price.into_iter().collect() }))
+    }
+
+    type StreamPricesStream = Frames<pb::PriceFrame>;
+
+    async fn stream_prices(
+        &self,
+        _: Request<pb::StreamPricesRequest>,
+    ) -> Result<Response<Self::StreamPricesStream>, Status> {
+        let market = self.clone();
+        let frames = BroadcastStream::new(self.0.batches.subscribe()).filter_map(move |batch| {
+            let is_call = batch.is_ok_and(|batch| batch.1.iter().any(|e| matches!(e, Event::Call { .. })));
+            let frame = market.0.state.lock().unwrap().price(if is_call { "call" } else { "price" });
+            std::future::ready(Some(Ok(frame)))
+        });
+        Ok(Response::new(Box::pin(frames)))
+    }
+
+    async fn get_market_price(
+        &self,
+        _: Request<pb::GetMarketPriceRequest>,
+    ) -> Result<Response<pb::MarketPrice>, Status> {
+        unused()
+    }
+
+    async fn get_price_history(
+        &self,
+        _: Request<pb::GetPriceHistoryRequest>,
+    ) -> Result<Response<pb::PriceHistory>, Status> {
+        unused()
+    }
+
+    async fn get_book(&self, _: Request<pb::GetBookRequest>) -> Result<Response<pb::Book>, Status> {
+        unused()
+    }
+
+    async fn advise(&self, _: Request<pb::AdviseRequest>) -> Result<Response<pb::Advice>, Status> {
+        unused()
+    }
+
+    async fn simulate(&self, _: Request<pb::SimulateRequest>) -> Result<Response<pb::Simulation>, Status> {
+        unused()
+    }
+
+    async fn list_lots(
+        &self,
+        _: Request<pb::ListLotsRequest>,
+    ) -> Result<Response<pb::ListLotsResponse>, Status> {
+        unused()
+    }
+
+    async fn list_instance_types(
+        &self,
+        _: Request<pb::ListInstanceTypesRequest>,
+    ) -> Result<Response<pb::ListInstanceTypesResponse>, Status> {
+        unused()
+    }
+}
