@@ -1,4 +1,4 @@
-//! Which AgentMachine needs a VM, and what is made for it (pure).
+//! Demand: AgentMachines that need a VM, and the VsphereAgents that are created for them (pure).
 
 use coracle_api::agentpool::{
     VsphereAgent, VsphereAgentPool,
@@ -9,17 +9,17 @@ use kube::ResourceExt as _;
 
 use crate::identity::{label_value, second_name, vm_name};
 
-/// What the Agent provider says when it found nothing.
+/// Reason that the Agent provider sets when no Agent fits.
 const NO_SUITABLE_AGENTS: &str = "NoSuitableAgents";
 
-/// It waits for an Agent: said on `Ready` by older providers, on `AgentReserved` by newer ones.
+/// Whether it waits for an Agent: condition `Ready` of older providers, `AgentReserved` of newer ones.
 #[must_use]
 pub fn is_waiting(am: &AgentMachine) -> bool {
     let says = |kind| condition(am.conditions(), kind) == Some(("False", NO_SUITABLE_AGENTS));
     am.metadata.deletion_timestamp.is_none() && (says("Ready") || says("AgentReserved"))
 }
 
-/// It is of the pool's NodePool.
+/// Whether an object belongs to the pool's NodePool.
 #[must_use]
 pub fn belongs(namespace: Option<&str>, annotation: Option<&String>, pool: &VsphereAgentPool) -> bool {
     let want = format!("{}/{}", pool.namespace().unwrap_or_default(), pool.spec.node_pool_ref.name);
@@ -32,20 +32,20 @@ pub fn is_of(am: &AgentMachine, pool: &VsphereAgentPool) -> bool {
     belongs(am.namespace().as_deref(), am.annotations().get(names::NODEPOOL_ANNOTATION), pool)
 }
 
-/// What AgentMachines add up to.
+/// Numbers of AgentMachines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// All.
     pub all: i32,
-    /// Those that wait.
+    /// Waiting for an Agent.
     pub waiting: i32,
-    /// Those that are not Ready.
+    /// Not Ready.
     pub unready: i32,
-    /// Those without an Agent.
+    /// Without an Agent.
     pub without_agent: i32,
 }
 
-/// Counts AgentMachines; those being deleted ask for nothing.
+/// Counts AgentMachines that are not being deleted.
 #[must_use]
 pub fn count<'a>(machines: impl IntoIterator<Item = &'a AgentMachine>) -> Counters {
     let mut counters = Counters::default();
@@ -61,7 +61,7 @@ pub fn count<'a>(machines: impl IntoIterator<Item = &'a AgentMachine>) -> Counte
     counters
 }
 
-/// A VsphereAgent serves an AgentMachine.
+/// Whether a VsphereAgent serves an AgentMachine.
 #[must_use]
 pub fn serves(agent: &VsphereAgent, am: &AgentMachine) -> bool {
     let name = am.name_any();
@@ -94,7 +94,7 @@ pub fn place<'a>(
     label_value(&second_name(&pool_ns, &pool.name_any(), &ns, &name))
 }
 
-/// Its VM is another Machine's node.
+/// Whether its VM is the node of another Machine.
 fn is_taken(agent: &VsphereAgent, machine: &str) -> bool {
     let bound = agent.vm().filter(|vm| vm.phase == names::phase::BOUND);
     let to = bound.and_then(|vm| vm.machine_ref.as_ref()?.name.as_deref());
@@ -115,7 +115,7 @@ pub fn unmet(am: &AgentMachine, pool: &VsphereAgentPool) -> Vec<String> {
     terms.filter(|(key, value)| !gives(key, value)).map(|(key, value)| format!("{key}={value}")).collect()
 }
 
-/// What is done for one AgentMachine.
+/// Demand of one AgentMachine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// The value that its selector is pinned to.
@@ -124,11 +124,11 @@ pub struct Demand {
     pub vm: String,
     /// Names to try for a new VsphereAgent, in order; empty: none is made.
     pub create: Vec<String>,
-    /// Why nothing is done, or cannot be.
+    /// Why there is no demand.
     pub note: Option<&'static str>,
 }
 
-/// Decides for one AgentMachine, with the pools and VsphereAgents that there are.
+/// Demand of an AgentMachine, given its pools and their VsphereAgents.
 #[must_use]
 pub fn plan<'a>(
     am: &AgentMachine,
@@ -168,7 +168,7 @@ pub fn request(name: &str, vm: &str, am: &AgentMachine, pool: &VsphereAgentPool)
         },
     );
     agent.metadata.namespace = pool.namespace();
-    // Held from the beginning: there is no moment in which a VM could exist for an object that nobody cleans up after.
+    // With the finalizer from the beginning, a VM never exists for an object without one.
     agent.metadata.finalizers = Some(vec![names::AGENT_FINALIZER.to_owned()]);
     agent.metadata.labels = Some(
         [
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_an_agent_machine_is_its_own_name_until_another_machine_has_taken_that_vm() {
+    fn vm_name_is_own_until_another_machine_took_it() {
         let long = "x".repeat(80);
         let cut = label_value(&long);
         for (why, name, there, want) in [
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_the_pools_labels_do_not_fulfil_is_named_term_by_term() {
+    fn unmet_selector_terms_are_listed() {
         let mut pool = pool();
         pool.spec.agent.labels = [("customer".to_owned(), "example".to_owned())].into();
         pool.spec.agent.role = "worker".into();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn one_vsphere_agent_for_each_waiting_agent_machine_and_never_two() {
+    fn waiting_agent_machine_gets_exactly_one_vsphere_agent() {
         let pools = [pool(), pool()];
         let one = [&pools[0]];
         let two = [&pools[0], &pools[1]];

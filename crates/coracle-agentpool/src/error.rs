@@ -1,4 +1,4 @@
-//! What ends a reconcile.
+//! Errors of a reconcile.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ pub enum Error {
     /// The API server does not tell what it serves.
     #[error("ask the API server for its kinds")]
     Discover {
-        /// Why.
+        /// Cause.
         source: Box<kube::Error>,
     },
     /// A read or write of the API server.
     #[error("{operation} {object}")]
     Api {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// With what.
         object: String,
-        /// Why.
+        /// Cause.
         source: Box<kube::Error>,
     },
     /// A write of an object of ours.
@@ -35,13 +35,26 @@ pub enum Error {
     Election(#[from] ElectionError),
 }
 
+impl Error {
+    /// Whether another writer came first. The next pass reads what it wrote.
+    pub(crate) fn is_conflict(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => {
+                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409)
+            }
+            Self::Apply(error) => error.is_conflict(),
+            _ => false,
+        }
+    }
+}
+
 /// An [`Error::Api`].
 pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
     let object = object.into();
     move |source| Error::Api { operation, object, source: Box::new(source) }
 }
 
-/// What keeps a VsphereAgent from going on: a condition, and when to try again.
+/// Failure of a VsphereAgent: its condition, and the class that determines the retry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Trouble {
     pub(crate) reason: &'static str,

@@ -13,9 +13,9 @@ use sha2::{Digest as _, Sha256};
 
 /// Longest label value, and host name in DNS.
 const LABEL_MAX: usize = 63;
-/// What of a longer name is kept before the digest.
+/// Length of a long name before its digest.
 const LABEL_KEPT: usize = 52;
-/// What of a second name is kept before the digest.
+/// Length of a second name before its digest.
 const SECOND_KEPT: usize = 242;
 
 /// `name`, or its beginning and a digest when it is too long for a label, a VM or a host name.
@@ -68,7 +68,7 @@ pub fn vm_name(agent: &VsphereAgent) -> String {
     label_value(&named.cloned().unwrap_or_else(|| agent.name_any()))
 }
 
-/// How a machine is known: by UUID, by MAC, or both. Empty: not known.
+/// Identity of a machine: UUID, MAC, or both. Empty: unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// BIOS UUID.
@@ -78,7 +78,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// That of a row.
+    /// Identity of a row.
     #[must_use]
     pub fn of_row(row: &OwnedVm) -> Self {
         Self { uuid: bios_uuid(&row.bios_uuid).unwrap_or_default(), mac: mac(&row.mac_address) }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_or_a_mac_makes_two_machines_one_and_neither_makes_them_two() {
+    fn uuid_or_mac_identifies_a_machine() {
         let id = |uuid: &str, mac: &str| Identity { uuid: uuid.into(), mac: mac.into() };
         for (why, a, b, is, conflicts) in [
             ("the same UUID", id("u", ""), id("u", "m"), true, false),

@@ -17,10 +17,10 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use cache::{Cache, delete_all, ensure};
 
-/// A partial upload that is so old belongs to nobody.
+/// Age after which a partial upload is abandoned.
 const PARTIAL_AGE: SignedDuration = SignedDuration::from_hours(1);
 
-/// How images are downloaded.
+/// Download of images.
 #[derive(Clone, Debug)]
 pub struct IsoOptions {
     /// Largest image.
@@ -29,11 +29,11 @@ pub struct IsoOptions {
     pub idle: Duration,
     /// Authorities in PEM besides the system's.
     pub ca_file: Option<PathBuf>,
-    /// How a stored one is checked.
+    /// Check of a stored image.
     pub verify: IsoVerify,
 }
 
-/// How an ISO on a datastore is checked when it is due.
+/// Check of an ISO on a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IsoVerify {
     /// By name and size.
@@ -58,15 +58,15 @@ pub enum IsoError {
     Download {
         /// Without its token.
         url: String,
-        /// Why.
+        /// Cause.
         source: Box<reqwest::Error>,
     },
-    /// It answers with something else.
+    /// Unexpected answer.
     #[error("download {url}: {what}")]
     Refused {
         /// Without its token.
         url: String,
-        /// What it said.
+        /// Status of the answer.
         what: String,
     },
     /// vCenter.
@@ -96,7 +96,7 @@ pub fn go_duration(text: &str) -> Option<SignedDuration> {
     (total > SignedDuration::ZERO).then_some(total)
 }
 
-/// How often the ISO of a pool is asked for.
+/// Interval of checks of a pool's ISO.
 #[must_use]
 pub fn interval(iso: Option<&IsoSpec>) -> SignedDuration {
     iso.and_then(|iso| go_duration(&iso.check_interval)).unwrap_or(SignedDuration::from_mins(10))
@@ -136,11 +136,11 @@ pub fn redacted(url: &str) -> String {
 /// Why the ISO is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// It is not.
+    /// Not due.
     No,
     /// The stored one may still be the right one.
     Check,
-    /// It is uploaded whatever the service says.
+    /// It is uploaded without a check.
     Refresh,
 }
 

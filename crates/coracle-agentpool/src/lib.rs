@@ -6,41 +6,35 @@
 //!  Machine is bound  ◀── provider ◀── pool: recognises, prepares the Agent ◀┘
 //!  Machine is gone   ──▶ pool: deletes the VsphereAgent ─▶ request: fence, VM, Agent
 //! ```
-//! It never scales a NodePool, never picks a victim, and never destroys what vSphere did not confirm to be its own. What
-//! decides is pure: [`demand`], [`rows`], [`plan`], [`vm`]. The rest reads and writes.
+//! It never scales a NodePool, never picks a victim, and never destroys a VM unless vSphere confirms that it is its own.
+//! Each kind is a folder of observation, plan (pure), execution and status: [`pool`], [`machine`], [`request`].
 
-mod act;
-mod adopt;
+mod controller;
 pub mod demand;
-pub mod eject;
 mod error;
 pub mod identity;
 pub mod iso;
-mod machine;
+pub mod machine;
 pub mod manifests;
 mod metrics;
-pub mod plan;
-mod pool;
-mod request;
-pub mod reuse;
-pub mod rows;
+mod missing;
+pub mod pool;
+pub mod request;
 mod status;
 mod vcenters;
 pub mod vm;
 mod watches;
 
-use std::{
-    collections::HashSet,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use coracle_api::agentpool::{VsphereAgent, names};
-use coracle_reconcile::{Backoff, Backoffs, Clock, ControllerMetrics, Election, EventRecorder, SystemClock};
+use coracle_reconcile::{
+    Backoff, Backoffs, Clock, ControllerMetrics, Election, EventRecorder, Group, WallTime as _,
+};
 use coracle_vsphere::Connect;
 use jiff::SignedDuration;
 use kube::Client;
+use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
@@ -67,22 +61,24 @@ pub(crate) const ISO_MANAGER: &str = "coracle-agentpool-iso";
 /// Times of the controllers.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// An AgentMachine is looked at again.
+    /// Poll interval of an AgentMachine.
     pub machine: Duration,
-    /// A pool is looked at again.
+    /// Poll interval of a pool.
     pub pool: Duration,
-    /// A pool or VsphereAgent that waits for something else.
+    /// Poll interval of a pool or VsphereAgent that waits for something else.
     pub blocked: Duration,
-    /// A VsphereAgent whose VM runs.
+    /// Poll interval of a VsphereAgent whose VM runs.
     pub steady: Duration,
-    /// What only a person can put right.
+    /// Retry interval of errors that only a person can resolve.
     pub refused: Duration,
-    /// How long an Agent may take to appear.
+    /// Longest time until an Agent registers.
     pub discovery: SignedDuration,
-    /// How long an orphaned VM stays.
+    /// Time that an orphaned VM is kept.
     pub orphan: SignedDuration,
-    /// Triggers of one object that come this close together are one.
+    /// Triggers of one object within this time are one.
     pub debounce: Duration,
+    /// Interval of checks for missing kinds of other projects.
+    pub unlisted: Duration,
 }
 
 impl Default for Times {
@@ -96,43 +92,44 @@ impl Default for Times {
             discovery: SignedDuration::from_mins(30),
             orphan: SignedDuration::from_mins(30),
             debounce: Duration::from_millis(200),
+            unlisted: Duration::from_secs(2),
         }
     }
 }
 
-/// What the controllers are started with.
+/// Configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Only objects of this namespace; `None`: of all.
     pub namespace: Option<String>,
-    /// How vCenters are reached.
+    /// Connections to vCenters.
     pub connect: Arc<dyn Connect>,
     /// Times.
     pub times: Times,
-    /// Delay after a failure that may pass by itself.
+    /// Backoff after a transient failure.
     pub backoff: Backoff,
-    /// Delay while there is no room.
+    /// Backoff while there is no capacity.
     pub capacity: Backoff,
-    /// VMs of one vCenter that are made at once.
+    /// Concurrent creations in one vCenter.
     pub creates: usize,
-    /// VMs of one vCenter that are destroyed at once.
+    /// Concurrent destructions in one vCenter.
     pub destroys: usize,
-    /// Work at once: pools, AgentMachines, VsphereAgents.
+    /// Concurrent reconciles: pools, AgentMachines, VsphereAgents.
     pub workers: [u16; 3],
     /// Secrets of other namespaces may be used without their consent.
     pub cross_namespace_secrets: bool,
-    /// How ISO images are downloaded.
+    /// Download of ISO images.
     pub iso: IsoOptions,
     /// Leader election. `None`: this process is the only one.
     pub election: Option<Election>,
-    /// Who we are, in events.
+    /// Reporting instance in events.
     pub identity: String,
-    /// Where to count reconciles.
+    /// Metrics of reconciles, shared by all controllers.
     pub metrics: ControllerMetrics,
-    /// Where to count the rest.
+    /// Metrics of these controllers.
     pub pool_metrics: PoolMetrics,
     /// The wall clock.
-    pub clock: Arc<dyn Clock>,
+    pub clock: Clock,
 }
 
 impl Config {
@@ -154,7 +151,7 @@ impl Config {
             identity: "agent-forge-operator".into(),
             metrics: ControllerMetrics::default(),
             pool_metrics: PoolMetrics::default(),
-            clock: Arc::new(SystemClock),
+            clock: Clock::system(),
         }
     }
 }
@@ -162,39 +159,39 @@ impl Config {
 /// Runs the controllers until `stop`.
 ///
 /// # Errors
-/// Only what cannot be put right by trying again.
+/// Only errors that a retry cannot resolve.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let group = Group {
+        name: CONTROLLER,
+        election: config.election.clone(),
+        client: client.clone(),
+        clock: config.clock.clone(),
+        metrics: config.metrics.clone(),
+    };
     let lead = |token: CancellationToken| {
         let (client, config) = (client.clone(), config.clone());
-        async move {
-            config.metrics.leads(CONTROLLER, true);
-            let result = Box::pin(work(client, &config, &token)).await;
-            config.metrics.leads(CONTROLLER, false);
-            result
-        }
+        async move { Box::pin(work(client, &config, &token)).await }
     };
-    match &config.election {
-        Some(election) => Box::pin(election.run(&client, &config.clock, &stop, lead)).await,
-        None => Box::pin(lead(stop)).await,
-    }
+    group.run(stop, lead).await
 }
 
-/// Watches and reconciles until `stop`, then logs out. Tasks of vCenter go on.
+/// Watches and reconciles until `stop`, then logs out. Tasks in vCenter continue.
 async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Result<(), Error> {
     let kinds =
         Kinds::discover(&client).await.map_err(|source| Error::Discover { source: Box::new(source) })?;
-    let (caches, triggers, queues, keep) = watches::watch(&client, kinds, config.namespace.as_deref());
+    let (caches, triggers, keep) = watches::watch(&client, kinds, config.namespace.as_deref());
     let (folders, followed) = tokio::sync::mpsc::unbounded_channel();
     let cx = Arc::new(Context::new(client, config, caches, folders));
     let all = async {
         tokio::select! {
             () = stop.cancelled() => return,
             () = cx.ready() => {}
+            () = missing::report(&cx) => {}
         }
         tokio::join!(
-            machine::control(&cx, queues.agent_machines, stop),
-            request::control(&cx, queues.requests, stop),
-            pool::control(&cx, queues.pools, stop),
+            machine::run(&cx, triggers.agent_machines.clone(), stop),
+            request::run(&cx, triggers.requests.clone(), stop),
+            pool::run(&cx, triggers.pools.clone(), stop),
         );
     };
     tokio::select! {
@@ -206,7 +203,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
     Ok(())
 }
 
-/// What every reconcile has at hand.
+/// Shared state of all reconciles.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) caches: Caches,
@@ -256,10 +253,10 @@ impl Context {
         }
     }
 
-    /// Every cache was filled once.
+    /// Waits until every cache was filled once.
     async fn ready(&self) {
         let c = &self.caches;
-        // A writer that is gone ends the whole work, so these cannot fail for long.
+        // These fail only when a writer ended, and then the whole task ends.
         let _ = tokio::join!(
             c.pools.wait_until_ready(),
             c.requests.wait_until_ready(),
@@ -270,21 +267,21 @@ impl Context {
         );
     }
 
-    /// The VM of `request` came to a stage of its life.
+    /// Records that the VM of `request` reached a stage.
     pub(crate) fn reached(&self, request: &VsphereAgent, stage: &'static str) {
         let Some(made) = &request.metadata.creation_timestamp else { return };
-        let after = self.config.clock.now().duration_since(made.0);
+        let after = self.config.clock.timestamp().duration_since(made.0);
         // Clocks differ by a little.
         self.config.pool_metrics.stage(stage, after.try_into().unwrap_or_default());
     }
 
-    /// Follows the machines of a folder, unless they are followed in this session already.
+    /// Watches the VMs of a folder, unless they are watched in this session already.
     pub(crate) fn follow(&self, provider: &vcenters::Provider, machines: request::Folder) {
         // The address of the client stands for its session: a new Secret opens another.
         let session = Arc::as_ptr(&provider.vcenter.api).cast::<()>() as usize;
-        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut followed = self.followed.lock();
         if followed.insert((session, provider.site.folder.id.clone())) {
-            // Without a reader the controllers are stopping.
+            // Without a reader the controllers stop.
             let _ = self.folders.send(machines);
         }
     }

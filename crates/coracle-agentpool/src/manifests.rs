@@ -4,10 +4,12 @@
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
 use coracle_api::agentpool::names::LEASE;
-use coracle_reconcile::manifest::{bind, field_env, kustomization, named, role, rule, yaml};
+use coracle_reconcile::manifest::{
+    bind, identity_env, kustomization, lease_rights, restricted, role, rule, yaml,
+};
 use serde_json::{Value, json};
 
-/// Where the original is deployed.
+/// Namespace of the original.
 pub const NAMESPACE: &str = "agent-forge-operator-system";
 const PREFIX: &str = "agent-forge-operator";
 const GROUP: &str = "agent-forge.containeroo.ch";
@@ -54,7 +56,7 @@ fn namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
 }
 
-/// What each call of the controllers needs, and no more.
+/// Least permissions of the controllers.
 fn rights() -> Vec<Value> {
     let everywhere = [
         rule(GROUP, &["vsphereagentpools", "vsphereagents"], &ALL),
@@ -74,10 +76,6 @@ fn rights() -> Vec<Value> {
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
     ];
-    let own = [
-        rule("coordination.k8s.io", &["leases"], &["create"]),
-        named(rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"]), &[LEASE]),
-    ];
     let account = format!("{PREFIX}-controller-manager");
     let (manager, leader) = (format!("{PREFIX}-manager-role"), format!("{PREFIX}-leader-election-role"));
     let reader = json!({"nonResourceURLs": ["/metrics"], "verbs": ["get"]});
@@ -92,7 +90,7 @@ fn rights() -> Vec<Value> {
             NAMESPACE,
             &account,
         ),
-        role("Role", meta("leader-election-role"), &own),
+        role("Role", meta("leader-election-role"), &lease_rights(LEASE)),
         bind("RoleBinding", meta("leader-election-rolebinding"), "Role", &leader, NAMESPACE, &account),
         role("ClusterRole", cluster_meta("metrics-reader"), &[reader]),
     ]
@@ -124,14 +122,12 @@ fn operator(image: &str) -> Value {
         "name": "manager",
         "image": image,
         "args": [PREFIX, "--leader-elect", "--health-probe-bind-address=:8081", "--metrics-bind-address=:8443"],
-        "env": [field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace")],
+        "env": identity_env(),
         "ports": [{"name": "https", "containerPort": 8443}, {"name": "health", "containerPort": 8081}],
         "livenessProbe": probe("/healthz"),
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "128Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": restricted(),
     });
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta("controller-manager"),

@@ -1,10 +1,10 @@
-//! What is told of pools and VsphereAgents (pure), and how it is written.
+//! Conditions and events of pools and VsphereAgents, and writes of their status.
 
 use coracle_api::agentpool::{
     IsoEjection, IsoStatus, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolStatus,
     VsphereAgentStatus,
 };
-use coracle_reconcile::{ApplyError, Desired, Event, Kind, apply_status, find, merge};
+use coracle_reconcile::{ApplyError, Desired, Event, Kind, WallTime as _, apply_status, find, merge};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -12,7 +12,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 
-use crate::{Context, Error, ISO_MANAGER, POOL_MANAGER, REQUEST_MANAGER, demand::Counters, plan::Plan};
+use crate::{Context, Error, ISO_MANAGER, POOL_MANAGER, REQUEST_MANAGER, demand::Counters, pool::plan::Plan};
 
 /// A condition.
 pub(crate) fn say(
@@ -73,7 +73,7 @@ pub(crate) async fn report_pool(
     let api = apis(cx, pool);
     let stored = pool.status.clone().unwrap_or_default();
     let ours: Vec<_> = stored.conditions.iter().filter(|c| c.type_ != "ISOReady").cloned().collect();
-    status.conditions = merge(&ours, desired, pool.metadata.generation, cx.config.clock.now());
+    status.conditions = merge(&ours, desired, pool.metadata.generation, cx.config.clock.timestamp());
     status.observed_generation = pool.metadata.generation;
     let mut whole = stored;
     whole.conditions.retain(|c| c.type_ != "ISOReady");
@@ -126,7 +126,7 @@ pub(crate) async fn report_iso(
     let api = apis(cx, pool);
     let stored = pool.status.clone().unwrap_or_default();
     let ours: Vec<_> = find(&stored.conditions, "ISOReady").cloned().into_iter().collect();
-    let conditions = merge(&ours, &[desired], pool.metadata.generation, cx.config.clock.now());
+    let conditions = merge(&ours, &[desired], pool.metadata.generation, cx.config.clock.timestamp());
     let same = conditions == ours && iso == stored.iso.as_ref();
     if same {
         return Ok(());
@@ -173,7 +173,12 @@ pub(crate) async fn report_request(
     let status = VsphereAgentStatus {
         observed_generation: request.metadata.generation,
         vm,
-        conditions: merge(&stored.conditions, &[ready], request.metadata.generation, cx.config.clock.now()),
+        conditions: merge(
+            &stored.conditions,
+            &[ready],
+            request.metadata.generation,
+            cx.config.clock.timestamp(),
+        ),
         iso_ejection: stored.iso_ejection.clone(),
     };
     apply_status(&api, request, request.status.as_ref(), &status, REQUEST_MANAGER).await?;
@@ -204,7 +209,8 @@ pub(crate) async fn report_ejection(
             .await
             .map_err(crate::error::api("clear the ejection of VsphereAgent", fresh.name_any()))?;
     }
-    let conditions = merge(&stored.conditions, &[desired], fresh.metadata.generation, cx.config.clock.now());
+    let conditions =
+        merge(&stored.conditions, &[desired], fresh.metadata.generation, cx.config.clock.timestamp());
     let status = VsphereAgentStatus { iso_ejection: record.cloned(), conditions, ..stored };
     apply_status(&api, &fresh, fresh.status.as_ref(), &status, REQUEST_MANAGER).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! One session for each vCenter and user, opened from Secrets and shared by all pools.
+//! Sessions: one for each vCenter and user, opened from Secrets and shared by all pools.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -21,7 +21,7 @@ pub enum ProviderError {
         namespace: String,
         /// Name.
         name: String,
-        /// Why.
+        /// Cause.
         source: Box<kube::Error>,
     },
     /// There is none.
@@ -32,7 +32,7 @@ pub enum ProviderError {
         /// Name.
         name: String,
     },
-    /// It is in another namespace, which has not allowed the pool's.
+    /// Its namespace does not allow the pool's namespace.
     #[error("Secret {secret} does not allow namespace {pool}: annotate it with {}", names::ALLOW_NAMESPACES)]
     NotAllowed {
         /// The Secret.
@@ -40,14 +40,14 @@ pub enum ProviderError {
         /// The pool's namespace.
         pool: String,
     },
-    /// It cannot be used.
+    /// Its content is invalid.
     #[error("Secret {namespace}/{name}")]
     Credentials {
         /// Namespace.
         namespace: String,
         /// Name.
         name: String,
-        /// Why.
+        /// Cause.
         source: CredentialsError,
     },
     /// vCenter.

@@ -5,12 +5,12 @@ use coracle_api::agentpool::{
     foreign::{InfraEnv, condition},
     names,
 };
-use coracle_vsphere::{Change, Object, SiteSpec, Vm, VmSpec, Wanted, bios_uuid};
+use coracle_vsphere::{Change, Object, SiteSpec, Vm, VmConfigSpec, Wanted, bios_uuid};
 use kube::ResourceExt as _;
 
 use crate::identity::{instance_uuid, owner_note, vm_name, vm_uuid};
 
-/// What is looked for: the VM of a VsphereAgent, by every name that it may have.
+/// Identity of the VM of a VsphereAgent: all names that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// UID of the VsphereAgent.
@@ -19,12 +19,12 @@ pub struct Identity {
     pub name: String,
     /// BIOS UUID in the record; empty: none.
     pub recorded: String,
-    /// BIOS UUID that a person says is its; empty: nobody does.
+    /// BIOS UUID from a person's annotation; empty without one.
     pub claimed: String,
 }
 
 impl Identity {
-    /// That of an object. What an Agent says is no part of it.
+    /// Identity of an object. Reports of an Agent are not part of it.
     #[must_use]
     pub fn of(agent: &VsphereAgent) -> Self {
         let uuid = |text: &str| bios_uuid(text).unwrap_or_default();
@@ -36,7 +36,7 @@ impl Identity {
         }
     }
 
-    /// How it is searched for.
+    /// Search for the VM.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
         let mut uuids = vec![vm_uuid(&self.owner)];
@@ -59,13 +59,13 @@ impl Identity {
 pub enum Next {
     /// There is none: one is created.
     Create,
-    /// It is changed first.
+    /// Change the VM first.
     Change(Object, Change),
-    /// It is powered on.
+    /// Power it on.
     PowerOn(Object),
-    /// It runs, and this is what it is.
+    /// It runs.
     Done(Box<Vm>),
-    /// It is not ours, or not one.
+    /// It belongs to another owner, or several VMs match.
     Mismatch(String),
 }
 
@@ -103,11 +103,11 @@ pub fn next(id: &Identity, found: &[Vm], iso: &str) -> Next {
 pub enum Undo {
     /// There is none.
     Gone,
-    /// It is powered off first.
+    /// Power it off first.
     PowerOff(Object),
-    /// It is destroyed.
+    /// Destroy it.
     Destroy(Object),
-    /// It is not ours: nothing is done.
+    /// It belongs to another owner: nothing is done.
     Mismatch(String),
 }
 
@@ -150,10 +150,10 @@ pub fn site_spec(pool: &VsphereAgentPool) -> SiteSpec {
 
 /// The VM of a VsphereAgent, as it is to be made.
 #[must_use]
-pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmSpec {
+pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmConfigSpec {
     let (v, t) = (&pool.spec.vsphere, &pool.spec.template);
     let owner = agent.uid().unwrap_or_default();
-    VmSpec {
+    VmConfigSpec {
         name: vm_name(agent),
         uuid: vm_uuid(&owner),
         instance_uuid: instance_uuid(&owner),
@@ -171,7 +171,7 @@ pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmSp
     }
 }
 
-/// What is recorded of a VM that runs.
+/// Record of a running VM.
 #[must_use]
 pub fn record(agent: &VsphereAgent, vm: &Vm) -> OwnedVm {
     OwnedVm {

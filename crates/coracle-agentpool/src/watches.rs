@@ -1,11 +1,11 @@
-//! Caches of everything that is looked at, and what a change of each sets off. Caches trigger; what creates or destroys
-//! is decided on a fresh read.
+//! Caches of all watched kinds, and the reconciles that their changes trigger. Caches only trigger: steps that create or
+//! destroy are planned on a fresh read.
 
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
     hash::Hash,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use coracle_api::agentpool::{
@@ -13,19 +13,16 @@ use coracle_api::agentpool::{
     foreign::{self, Agent, AgentMachine, ForeignKind, InfraEnv, Machine},
     names,
 };
-use futures_util::{StreamExt as _, future::join_all};
+use coracle_reconcile::{WorkQueue, follow, watch_config};
+use futures_util::future::{BoxFuture, join_all};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::ApiResource,
     discovery::Discovery,
-    runtime::{
-        WatchStreamExt as _,
-        reflector::{ObjectRef, Store, store::Writer},
-        watcher,
-    },
+    runtime::reflector::{ObjectRef, Store, store::Writer},
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::demand;
 
@@ -39,10 +36,10 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Asks the API server.
+    /// Reads the served kinds from the API server.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When the API server cannot be reached.
     pub async fn discover(client: &Client) -> Result<Self, kube::Error> {
         let all = [foreign::MACHINE, foreign::AGENT_MACHINE, foreign::INFRA_ENV];
         let groups: BTreeSet<_> = all.iter().map(|k| k.group).collect();
@@ -65,7 +62,7 @@ impl Kinds {
     }
 }
 
-/// What there is, as last heard.
+/// Caches of the watched kinds.
 #[derive(Clone, Debug)]
 pub(crate) struct Caches {
     pub(crate) pools: Store<VsphereAgentPool>,
@@ -77,31 +74,23 @@ pub(crate) struct Caches {
     pub(crate) kinds: Kinds,
 }
 
-/// Ends of the three queues.
-#[derive(Clone, Debug)]
+/// The three work queues.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Triggers {
-    pub(crate) pools: UnboundedSender<ObjectRef<VsphereAgentPool>>,
-    pub(crate) requests: UnboundedSender<ObjectRef<VsphereAgent>>,
-    pub(crate) agent_machines: UnboundedSender<ObjectRef<AgentMachine>>,
-    /// The generation of each pool that was seen last.
+    pub(crate) pools: WorkQueue<VsphereAgentPool>,
+    pub(crate) requests: WorkQueue<VsphereAgent>,
+    pub(crate) agent_machines: WorkQueue<AgentMachine>,
+    /// Last known generation of each pool.
     generations: Arc<Mutex<HashMap<String, i64>>>,
 }
 
 impl Triggers {
-    /// Its specification changed since it was seen last.
+    /// Whether its specification changed since the last call.
     fn is_edited(&self, pool: &VsphereAgentPool) -> bool {
         let (uid, generation) = (pool.uid().unwrap_or_default(), pool.metadata.generation.unwrap_or(0));
-        let mut seen = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.generations.lock();
         seen.insert(uid, generation) != Some(generation)
     }
-}
-
-/// Their other ends.
-#[derive(Debug)]
-pub(crate) struct Queues {
-    pub(crate) pools: UnboundedReceiver<ObjectRef<VsphereAgentPool>>,
-    pub(crate) requests: UnboundedReceiver<ObjectRef<VsphereAgent>>,
-    pub(crate) agent_machines: UnboundedReceiver<ObjectRef<AgentMachine>>,
 }
 
 impl Caches {
@@ -143,7 +132,7 @@ pub(crate) fn watch(
     client: &Client,
     kinds: Kinds,
     namespace: Option<&str>,
-) -> (Caches, Triggers, Queues, impl Future<Output = ()> + Send + use<>) {
+) -> (Caches, Triggers, impl Future<Output = ()> + Send + use<>) {
     let (pools, requests) = (Writer::<VsphereAgentPool>::new(()), Writer::<VsphereAgent>::new(()));
     let agent_machines = Writer::<AgentMachine>::new(kinds.agent_machine.clone());
     let machines = Writer::<Machine>::new(kinds.machine.clone());
@@ -158,36 +147,25 @@ pub(crate) fn watch(
         infra_envs: infra_envs.as_reader(),
         kinds: kinds.clone(),
     };
-    let (pool_tx, pool_rx) = unbounded_channel();
-    let (request_tx, request_rx) = unbounded_channel();
-    let (am_tx, am_rx) = unbounded_channel();
-    let triggers =
-        Triggers { pools: pool_tx, requests: request_tx, agent_machines: am_tx, generations: Arc::default() };
-    let queues = Queues { pools: pool_rx, requests: request_rx, agent_machines: am_rx };
-    let on = |f: fn(&Caches, &Triggers, Changed<'_>)| {
+    let triggers = Triggers::default();
+    let on = || {
         let (caches, triggers) = (caches.clone(), triggers.clone());
-        move |changed: Changed<'_>| f(&caches, &triggers, changed)
+        move |changed: Changed<'_>| touched(&caches, &triggers, changed)
     };
     let all = [
-        boxed(follow(api(client, namespace, ()), pools, on(touched), |o| Changed::Pool(o))),
-        boxed(follow(api(client, namespace, ()), requests, on(touched), |o| Changed::Request(o))),
-        boxed(follow(api(client, namespace, kinds.agent_machine), agent_machines, on(touched), |o| {
+        cached(api(client, namespace, ()), pools, on(), |o| Changed::Pool(o)),
+        cached(api(client, namespace, ()), requests, on(), |o| Changed::Request(o)),
+        cached(api(client, namespace, kinds.agent_machine), agent_machines, on(), |o| {
             Changed::AgentMachine(o)
-        })),
-        boxed(follow(api(client, namespace, kinds.machine), machines, on(touched), |o| Changed::Machine(o))),
-        boxed(follow(api(client, namespace, kinds.agent), agents, on(touched), |o| Changed::Agent(o))),
-        boxed(follow(api(client, namespace, kinds.infra_env), infra_envs, on(touched), |o| {
-            Changed::InfraEnv(o)
-        })),
+        }),
+        cached(api(client, namespace, kinds.machine), machines, on(), |o| Changed::Machine(o)),
+        cached(api(client, namespace, kinds.agent), agents, on(), |o| Changed::Agent(o)),
+        cached(api(client, namespace, kinds.infra_env), infra_envs, on(), |o| Changed::InfraEnv(o)),
     ];
     let keep = async move {
         join_all(all).await;
     };
-    (caches, triggers, queues, keep)
-}
-
-fn boxed(task: impl Future<Output = ()> + Send + 'static) -> futures_util::future::BoxFuture<'static, ()> {
-    Box::pin(task)
+    (caches, triggers, keep)
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>, kind: K::DynamicType) -> Api<K>
@@ -197,7 +175,7 @@ where
     K::api(client, namespace, &kind)
 }
 
-/// An API of all namespaces or of one, whatever the scope type of the kind is called.
+/// An API of all namespaces or of one, for kinds of any scope type.
 pub(crate) trait DynamicApi: Resource + Sized {
     fn api(client: &Client, namespace: Option<&str>, kind: &Self::DynamicType) -> Api<Self>;
 }
@@ -237,40 +215,26 @@ pub(crate) enum Changed<'a> {
     InfraEnv(&'a InfraEnv),
 }
 
-async fn follow<K>(
+/// Keeps a cache current, and calls `on` for each change.
+fn cached<K>(
     api: Api<K>,
-    mut writer: Writer<K>,
-    on: impl Fn(Changed<'_>) + Send,
+    writer: Writer<K>,
+    on: impl Fn(Changed<'_>) + Send + 'static,
     as_changed: for<'a> fn(&'a K) -> Changed<'a>,
-) where
+) -> BoxFuture<'static, ()>
+where
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Send + Sync,
 {
-    let events = watcher(api, watcher::Config::default()).default_backoff();
-    let mut events = std::pin::pin!(events);
-    let mut buffered = Vec::new();
-    while let Some(event) = events.next().await {
-        let Ok(mut event) = event else { continue };
-        if let watcher::Event::Apply(object) | watcher::Event::InitApply(object) = &mut event {
-            object.meta_mut().managed_fields = None;
-        }
-        writer.apply_watcher_event(&event);
-        match &event {
-            watcher::Event::Apply(object) | watcher::Event::Delete(object) => on(as_changed(object)),
-            watcher::Event::InitApply(object) => buffered.push(object.clone()),
-            // The cache holds them only now.
-            watcher::Event::InitDone => buffered.drain(..).for_each(|object| on(as_changed(&object))),
-            watcher::Event::Init => buffered.clear(),
-        }
-    }
+    Box::pin(follow(api, watch_config(), writer, move |seen| on(as_changed(seen.object()))))
 }
 
-/// What a change sets off. A queue whose reader is gone belongs to a controller that stops.
+/// Triggers of a change.
 fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
-    let pool = |r: ObjectRef<VsphereAgentPool>| drop(triggers.pools.send(r));
-    let request = |r: &VsphereAgent| drop(triggers.requests.send(ObjectRef::from_obj(r)));
+    let pool = |r: ObjectRef<VsphereAgentPool>| triggers.pools.add(r);
+    let request = |r: &VsphereAgent| triggers.requests.add(ObjectRef::from_obj(r));
     let am = |am: &AgentMachine| {
-        drop(triggers.agent_machines.send(ObjectRef::from_obj_with(am, caches.kinds.agent_machine.clone())));
+        triggers.agent_machines.add(ObjectRef::from_obj_with(am, caches.kinds.agent_machine.clone()));
     };
     match changed {
         Changed::Pool(p) => {
@@ -287,7 +251,7 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
                 let key = ObjectRef::new_with(&r.name_any(), caches.kinds.agent_machine.clone());
                 let key = key.within(&p.spec.control_plane_namespace);
                 if caches.agent_machines.get(&key).is_some() {
-                    drop(triggers.agent_machines.send(key));
+                    triggers.agent_machines.add(key);
                 }
             }
         }

@@ -25,7 +25,7 @@ fn the_files_in_deploy_are_these() {
 }
 
 #[test]
-fn names_are_those_of_the_original_so_that_it_is_replaced_in_place() {
+fn names_match_original_for_replacement_in_place() {
     let all: String = manifests("image").into_iter().map(|(_, text)| text).collect();
     for name in [
         "name: agent-forge-operator-system",

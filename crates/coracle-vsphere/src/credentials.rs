@@ -1,4 +1,4 @@
-//! What a Secret says about a vCenter (keys of `govc`, in lower case).
+//! Credentials of a vCenter from a Secret (keys of `govc`, in lower case).
 
 use std::{
     collections::BTreeMap,
@@ -30,18 +30,18 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where a vCenter is, who we are there, and how its certificate is known.
+/// Address of a vCenter, user, and verification of its certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
     /// `https://host[:port]/sdk`.
     pub url: String,
-    /// Who logs in.
+    /// User.
     pub username: String,
-    /// With which password.
+    /// Password.
     pub password: Secret,
-    /// Any certificate will do.
+    /// Accepts any certificate.
     pub insecure: bool,
-    /// Authorities in PEM; empty: the system's.
+    /// Certificate authorities in PEM; empty: those of the system.
     pub ca_pem: String,
     /// SHA-256 of the server's certificate, lower-case hex without colons; empty: it is verified by its authority.
     pub thumbprint: String,
@@ -54,12 +54,12 @@ pub enum CredentialsError {
     /// A key is missing or empty.
     #[error("key {0:?} is missing or empty")]
     Missing(&'static str),
-    /// A key holds something else.
+    /// A key has an invalid value.
     #[error("key {key:?} is not {want}")]
     Bad {
         /// The key.
         key: &'static str,
-        /// What it should hold.
+        /// Expected content.
         want: &'static str,
     },
 }
@@ -109,7 +109,7 @@ impl Credentials {
         rest.split('/').next().unwrap_or(rest)
     }
 
-    /// The same for equal credentials; tells a changed Secret without keeping it.
+    /// Digest that is equal for equal credentials: shows that a Secret changed without keeping it.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();

@@ -1,8 +1,8 @@
-//! What goes wrong between us and a vCenter, and what to do about it.
+//! Errors of vCenter, and their classes.
 
 use std::{collections::BTreeMap, fmt};
 
-/// A fault as vCenter words it: a type, and what its fields say.
+/// Fault of vCenter: its type and its text fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
     /// The type, as `DuplicateName`.
@@ -14,7 +14,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault of that type and nothing else.
+    /// A fault of that type, without message and fields.
     #[must_use]
     pub fn of(kind: &str) -> Self {
         Self { kind: kind.to_owned(), ..Self::default() }
@@ -35,7 +35,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What to do about an error (contract, "Fault classes").
+/// Class of an error, which determines the retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultClass {
     /// The user is refused: wait long, an account could be locked out.
@@ -44,11 +44,11 @@ pub enum FaultClass {
     Session,
     /// The request can never work as it is.
     Config,
-    /// There is no room now.
+    /// No capacity now.
     Capacity,
-    /// Someone was faster: look again.
+    /// Another client changed the object: observe again.
     Race,
-    /// What was named is not there any more.
+    /// The object no longer exists.
     Gone,
     /// Anything else.
     Other,
@@ -61,7 +61,7 @@ pub enum VsphereError {
     /// The server could not be reached, or the connection broke.
     #[error("{operation} at {server}")]
     Transport {
-        /// What was tried.
+        /// Operation.
         operation: String,
         /// Host and port.
         server: String,
@@ -71,7 +71,7 @@ pub enum VsphereError {
     /// An HTTP status other than expected.
     #[error("{operation}: HTTP status {status}")]
     Status {
-        /// What was tried.
+        /// Operation.
         operation: String,
         /// The status.
         status: u16,
@@ -79,7 +79,7 @@ pub enum VsphereError {
     /// The server answered with a fault, or a task ended in one.
     #[error("{operation}: {fault}")]
     Fault {
-        /// What was tried, with its object.
+        /// Operation and object.
         operation: String,
         /// The fault.
         fault: Fault,
@@ -87,9 +87,9 @@ pub enum VsphereError {
     /// An answer that cannot be read.
     #[error("{operation}: {what}")]
     Protocol {
-        /// What was tried.
+        /// Operation.
         operation: String,
-        /// What is wrong with the answer.
+        /// Fault of the answer.
         what: String,
     },
     /// A name of the specification that the inventory does not have.
@@ -97,29 +97,29 @@ pub enum VsphereError {
     NoSuchName {
         /// Field of the specification.
         field: &'static str,
-        /// What it should name.
+        /// Kind of the object.
         kind: &'static str,
         /// The name.
         name: String,
     },
-    /// A name that several have.
+    /// A name that several objects have.
     #[error("{field}: {name:?} names more than one: {}", .candidates.join(", "))]
     Ambiguous {
         /// Field of the specification.
         field: &'static str,
         /// The name.
         name: String,
-        /// The ones it names.
+        /// Paths of these objects.
         candidates: Vec<String>,
     },
-    /// A value of the specification that vSphere has no word for.
+    /// A value of the specification that vSphere does not know.
     #[error("{field}: {value:?} is not one of {allowed}")]
     Unsupported {
         /// Field of the specification.
         field: &'static str,
         /// The value.
         value: String,
-        /// What there is.
+        /// Valid values.
         allowed: &'static str,
     },
     /// No datastore has room for the machine.
@@ -127,7 +127,7 @@ pub enum VsphereError {
     NoSpace {
         /// The datastore cluster.
         pod: String,
-        /// Needed.
+        /// Needed space.
         needed_mib: u64,
     },
     /// Logging in was refused a short while ago; it was not tried again.
@@ -141,7 +141,7 @@ pub enum VsphereError {
     Tls {
         /// Host and port.
         server: String,
-        /// What is wrong.
+        /// Reason.
         what: String,
     },
     /// The client was closed.
@@ -150,7 +150,7 @@ pub enum VsphereError {
 }
 
 impl VsphereError {
-    /// What to do about it.
+    /// Class of the error.
     #[must_use]
     pub fn class(&self) -> FaultClass {
         match self {

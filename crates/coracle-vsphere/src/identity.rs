@@ -1,10 +1,6 @@
-//! How the same machine is spelled by vSphere, by firmware and by an operating system in it.
+//! Spellings of the identity of a machine: by vSphere, by its firmware, and by its operating system.
 
-use sha1::{Digest as _, Sha1};
-
-/// RFC 9562, section 6.6: the namespace of URLs.
-const NAMESPACE_URL: [u8; 16] =
-    [0x6b, 0xa7, 0xb8, 0x11, 0x9d, 0xad, 0x11, 0xd1, 0x80, 0xb4, 0x00, 0xc0, 0x4f, 0xd4, 0x30, 0xc8];
+use uuid::Uuid;
 
 /// A MAC address as it is compared and stored: lower case, hyphens. Empty stays empty.
 #[must_use]
@@ -20,22 +16,14 @@ pub fn bios_uuid(text: &str) -> Option<String> {
     let text = text.strip_prefix("VMware-").unwrap_or(text);
     let hex: String =
         text.chars().filter(|c| !matches!(c, ' ' | '-')).collect::<String>().to_ascii_lowercase();
-    (hex.len() == 32 && hex.bytes().all(|b| b.is_ascii_hexdigit())).then(|| hyphens(&hex))
+    let uuid = Uuid::try_parse(&hex).ok().filter(|_| hex.len() == 32)?;
+    Some(uuid.to_string())
 }
 
 /// The UUID version 5 of `name` in the namespace of URLs (RFC 9562, section 5.5).
 #[must_use]
 pub fn uuid_v5(name: &str) -> String {
-    let digest = Sha1::new().chain_update(NAMESPACE_URL).chain_update(name).finalize();
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&digest[..16]);
-    bytes[6] = (bytes[6] & 0x0f) | 0x50;
-    bytes[8] = (bytes[8] & 0x3f) | 0x80;
-    hyphens(&hex::encode(bytes))
-}
-
-fn hyphens(hex: &str) -> String {
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes()).to_string()
 }
 
 #[cfg(test)]

@@ -1,19 +1,17 @@
-//! The vCenter port: what a controller asks of vSphere, as a trait; a SOAP client of our own; and a fake.
+//! The vCenter port: what a controller asks of vSphere, as a trait; and a SOAP client.
 //!
 //! The client keeps one session for each server and user, watches machines and tasks by one property collector for each
 //! site instead of polling, and uploads to datastores over the same connection pool. It never decides what should exist,
 //! and never starts a process.
 //!
 //! ```text
-//!  controller ──▶ trait Vsphere ──┬─▶ SoapVsphere ── POST /sdk, PUT /folder, /rest tags ──▶ vCenter
-//!                                 └─▶ FakeVsphere (in memory; fails and stops where a test says)
+//!  controller ──▶ trait Vsphere ──▶ SoapVsphere ── POST /sdk, PUT /folder, /rest tags ──▶ vCenter
 //! ```
 //!
-//! Object ids are opaque. Faults are told apart by their type, never by their text.
+//! Object ids are opaque. Faults are distinguished by their type, never by their text.
 
 mod credentials;
 mod error;
-mod fake;
 mod identity;
 mod metrics;
 mod port;
@@ -21,11 +19,10 @@ mod soap;
 
 pub use credentials::{Credentials, CredentialsError, Secret};
 pub use error::{Fault, FaultClass, VsphereError};
-pub use fake::{FakeFault, FakeVsphere};
 pub use identity::{bios_uuid, mac, uuid_v5};
 pub use metrics::VsphereMetrics;
 pub use port::{
-    Body, Cdrom, Change, Connect, File, Machines, Network, Object, Question, Site, SiteSpec, Storage, Store,
-    TaskId, Vm, VmSpec, Vsphere, Wanted,
+    Body, Cdrom, Change, Connect, File, Machines, Network, Object, Question, Site, SiteSpec, Store, TaskId,
+    Vm, VmConfigSpec, VmDatastores, Vsphere, Wanted,
 };
 pub use soap::{SoapConnect, SoapOptions, SoapVsphere};

@@ -1,4 +1,4 @@
-//! What is counted of calls to a vCenter.
+//! Metrics of calls to a vCenter.
 
 use std::time::Duration;
 

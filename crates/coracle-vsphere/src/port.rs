@@ -1,4 +1,4 @@
-//! What a controller asks of vSphere.
+//! The port: operations that a controller needs from vSphere.
 
 use std::{collections::HashMap, fmt::Debug, sync::Arc};
 
@@ -37,13 +37,13 @@ pub struct SiteSpec {
     pub datacenter: String,
     /// A datastore cluster, or one datastore.
     pub datastore_cluster: String,
-    /// Where ISO images lie.
+    /// Datastore of ISO images.
     pub iso_datastore: String,
     /// Relative to the host folder.
     pub resource_pool: String,
     /// Relative to the datacenter's VM folder. It is made when it is missing.
     pub folder: String,
-    /// What the network card is on.
+    /// Network of the network card.
     pub network: String,
 }
 
@@ -56,16 +56,16 @@ pub struct Store {
     pub name: String,
 }
 
-/// Where machines of a site may be put.
+/// Datastores for VMs of a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Storage {
+pub enum VmDatastores {
     /// A datastore cluster: vCenter recommends one of its members.
     Pod(Store),
     /// One datastore.
     Single(Store),
 }
 
-/// What a network card is connected to.
+/// Network of a network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Network {
     /// A standard port group.
@@ -91,30 +91,30 @@ pub enum Network {
     },
 }
 
-/// The names of a [`SiteSpec`], found.
+/// The inventory objects that a [`SiteSpec`] names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// What was asked for.
+    /// Requested names.
     pub spec: SiteSpec,
     /// The datacenter.
     pub datacenter: Object,
-    /// Where machines are filed.
+    /// Folder of VMs.
     pub folder: Object,
     /// Inventory path of that folder.
     pub folder_path: String,
-    /// Where machines run.
+    /// Resource pool of VMs.
     pub pool: Object,
-    /// Where their disks go.
-    pub storage: Storage,
-    /// Where ISO images lie.
+    /// Datastores of their disks.
+    pub storage: VmDatastores,
+    /// Datastore of ISO images.
     pub iso: Store,
-    /// What they are connected to.
+    /// Their network.
     pub network: Network,
 }
 
-/// One machine that is to be.
+/// Specification of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VmSpec {
+pub struct VmConfigSpec {
     /// Its name in the inventory.
     pub name: String,
     /// BIOS UUID.
@@ -123,7 +123,7 @@ pub struct VmSpec {
     pub instance_uuid: String,
     /// Guest operating system, as `rhel9_64Guest`.
     pub guest_id: String,
-    /// Its notes: whose it is.
+    /// Its notes, which name the owner.
     pub annotation: String,
     /// Processors.
     pub cpus: i32,
@@ -139,13 +139,13 @@ pub struct VmSpec {
     pub controller: String,
     /// Network card, as `vmxnet3`.
     pub adapter: String,
-    /// What is in the CD-ROM, as `[store] path`.
+    /// ISO in the CD-ROM, as `[store] path`.
     pub iso: String,
     /// Folder of the machine's files on its datastore, where its name is taken there; empty: vCenter's choice.
     pub directory: String,
 }
 
-/// How a machine is found again.
+/// Search for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// vCenter's UUID of it; empty: not searched by.
@@ -163,7 +163,7 @@ pub struct Cdrom {
     pub key: i32,
     /// Key of its controller.
     pub controller_key: i32,
-    /// Its place there.
+    /// Unit number on its controller.
     pub unit: i32,
     /// `[store] path` of the image; `None`: it holds none.
     pub iso: Option<String>,
@@ -171,12 +171,12 @@ pub struct Cdrom {
     pub connected: bool,
 }
 
-/// A question that vCenter asks before it goes on.
+/// A question that blocks an operation of vCenter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
-    /// To be named in the answer.
+    /// Id that an answer refers to.
     pub id: String,
-    /// What it is about, as `msg.cdromdisconnect.locked`.
+    /// Message id, as `msg.cdromdisconnect.locked`.
     pub message_ids: Vec<String>,
     /// Key and label of each choice.
     pub choices: Vec<(String, String)>,
@@ -197,17 +197,17 @@ pub struct Vm {
     pub instance_uuid: String,
     /// Its notes.
     pub annotation: String,
-    /// It runs.
+    /// Whether it runs.
     pub powered_on: bool,
     /// MAC address of its first network card, as [`crate::mac`] spells it; empty: none yet.
     pub mac: String,
     /// Its first CD-ROM drive.
     pub cdrom: Option<Cdrom>,
-    /// What it waits for an answer to.
+    /// Open question.
     pub question: Option<Question>,
 }
 
-/// What a site's machines were at one moment, by id of the object.
+/// VMs of a site at one moment, by id of the object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machines {
     /// False until the inventory was read, and again after the session was lost.
@@ -217,14 +217,14 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// The one with that BIOS UUID.
+    /// The machine with that BIOS UUID.
     #[must_use]
     pub fn by_uuid(&self, uuid: &str) -> Option<&Arc<Vm>> {
         self.vms.values().find(|vm| vm.uuid == uuid)
     }
 }
 
-/// What is to be changed of a machine.
+/// Change of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Its notes.
@@ -249,7 +249,7 @@ pub struct File {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// When it was changed, as RFC 3339; empty: not told.
+    /// Time of the last change, as RFC 3339; empty: not reported.
     pub modified: String,
 }
 
@@ -266,20 +266,20 @@ pub trait Connect: Debug + Send + Sync {
     async fn connect(&self, credentials: &Credentials) -> Result<Arc<dyn Vsphere>, VsphereError>;
 }
 
-/// One vCenter, for one user. All methods may be called at once by many; each has a deadline. Cancelling one never
+/// One vCenter, for one user. Methods may be called concurrently; each has a deadline. Cancelling a call never
 /// cancels a task of vCenter.
 #[async_trait]
 pub trait Vsphere: Debug + Send + Sync {
     /// UUID of the vCenter itself; task ids mean nothing to another.
     fn instance(&self) -> String;
 
-    /// Finds the names of `spec`, and makes the folder when it is missing. Remembered until something of it is gone.
+    /// Finds the names of `spec`, and makes the folder when it is missing. Cached until [`Self::forget`].
     ///
     /// # Errors
-    /// [`VsphereError::NoSuchName`] or [`VsphereError::Ambiguous`] with the field; what calls may return.
+    /// [`VsphereError::NoSuchName`] or [`VsphereError::Ambiguous`] with the field; any error of a call.
     async fn site(&self, spec: &SiteSpec) -> Result<Arc<Site>, VsphereError>;
 
-    /// Forgets what was remembered of names.
+    /// Drops cached names.
     fn forget(&self);
 
     /// Follows the machines of the site's folder. Starts with the first call.
@@ -288,43 +288,43 @@ pub trait Vsphere: Debug + Send + Sync {
     /// Every machine that fits any of `wanted`, read now.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn find(&self, site: &Site, wanted: &Wanted) -> Result<Vec<Vm>, VsphereError>;
 
     /// A datastore for a machine.
     ///
     /// # Errors
     /// [`crate::FaultClass::Capacity`] when there is none with room.
-    async fn place(&self, site: &Site, spec: &VmSpec) -> Result<Store, VsphereError>;
+    async fn place(&self, site: &Site, spec: &VmConfigSpec) -> Result<Store, VsphereError>;
 
     /// Starts to create a machine on `store`.
     ///
     /// # Errors
-    /// What calls may return. After [`crate::FaultClass::Session`] it may have been started all the same.
-    async fn create(&self, site: &Site, store: &Store, spec: &VmSpec) -> Result<TaskId, VsphereError>;
+    /// Any error of a call. After [`crate::FaultClass::Session`] the task may have been started.
+    async fn create(&self, site: &Site, store: &Store, spec: &VmConfigSpec) -> Result<TaskId, VsphereError>;
 
     /// Starts to power it on.
     ///
     /// # Errors
-    /// What calls may return; a task ends in `InvalidPowerState` when it runs already.
+    /// Any error of a call; a task ends in `InvalidPowerState` when the VM runs already.
     async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError>;
 
-    /// Starts to power it off, hard.
+    /// Starts to power it off, without a shutdown of its operating system.
     ///
     /// # Errors
-    /// As [`Self::power_on`].
+    /// See [`Self::power_on`].
     async fn power_off(&self, vm: &Object) -> Result<TaskId, VsphereError>;
 
     /// Starts to destroy it and its files.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn destroy(&self, vm: &Object) -> Result<TaskId, VsphereError>;
 
     /// Starts to change it.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn reconfigure(&self, vm: &Object, change: &Change) -> Result<TaskId, VsphereError>;
 
     /// Waits until a task has ended: its result. `Ok(None)` also when vCenter does not know the task (any more).
@@ -337,19 +337,19 @@ pub trait Vsphere: Debug + Send + Sync {
     /// Answers the question that a machine asks.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn answer(&self, vm: &Object, question: &str, choice: &str) -> Result<(), VsphereError>;
 
-    /// Attaches tags, by name or id. Attached already is fine.
+    /// Attaches tags, by name or id. `Ok` for tags that are attached already.
     ///
     /// # Errors
-    /// [`VsphereError::NoSuchName`], [`VsphereError::Ambiguous`]; what calls may return.
+    /// [`VsphereError::NoSuchName`], [`VsphereError::Ambiguous`]; any error of a call.
     async fn attach_tags(&self, vm: &Object, tags: &[String]) -> Result<(), VsphereError>;
 
     /// Files of the ISO datastore in `folder` whose name fits `pattern`; `None`: no such folder.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn files(
         &self,
         site: &Site,
@@ -357,35 +357,35 @@ pub trait Vsphere: Debug + Send + Sync {
         pattern: &str,
     ) -> Result<Option<Vec<File>>, VsphereError>;
 
-    /// Makes a folder on the ISO datastore, and its parents. There already is fine.
+    /// Makes a folder on the ISO datastore, and its parents. `Ok` when the folder exists.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn make_folder(&self, site: &Site, folder: &str) -> Result<(), VsphereError>;
 
     /// Writes `body` of `length` bytes to `path` of the ISO datastore. What was there is overwritten.
     ///
     /// # Errors
-    /// What calls may return. What was written by then stays.
+    /// Any error of a call. The part that was written stays.
     async fn upload(&self, site: &Site, path: &str, length: u64, body: Body) -> Result<(), VsphereError>;
 
     /// Renames a file of the ISO datastore. `Ok(false)`: there is one of the new name.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn move_file(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError>;
 
     /// SHA-256 of a file of the ISO datastore, lower-case hex, read back whole and not kept. `None`: it is held open by
     /// a machine and cannot be read now.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn digest(&self, site: &Site, path: &str) -> Result<Option<String>, VsphereError>;
 
     /// Deletes a file of the ISO datastore. Gone already is fine.
     ///
     /// # Errors
-    /// What calls may return.
+    /// Any error of a call.
     async fn delete_file(&self, site: &Site, path: &str) -> Result<(), VsphereError>;
 
     /// Stops watching and logs out.

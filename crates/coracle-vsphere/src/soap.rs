@@ -1,8 +1,11 @@
 //! The client: SOAP, datastore files and tags over one connection pool.
 
+mod collector;
+mod datastores;
 mod files;
 mod inventory;
 mod machines;
+mod options;
 mod session;
 mod spec;
 mod tags;
@@ -11,69 +14,27 @@ mod tls;
 mod watch;
 mod xml;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use async_trait::async_trait;
-use tokio::{sync::watch as channel, task::JoinSet, time::Instant};
+use parking_lot::Mutex;
+use tokio::{sync::watch as channel, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use self::{session::Session, tags::TagCache, tasks::TaskWatch, watch::SiteWatch};
+pub use self::options::SoapOptions;
+use self::{datastores::Datastores, session::Session, tags::TagCache, tasks::TaskWatch, watch::SiteWatch};
 use crate::{
-    Body, Change, Connect, Credentials, File, Machines, Object, Site, SiteSpec, Store, TaskId, Vm, VmSpec,
-    Vsphere, VsphereError, VsphereMetrics, Wanted,
+    Body, Change, Connect, Credentials, File, Machines, Object, Site, SiteSpec, Store, TaskId, Vm,
+    VmConfigSpec, Vsphere, VsphereError, VsphereMetrics, Wanted,
 };
-
-/// Times and bounds of the client.
-#[derive(Clone, Debug)]
-pub struct SoapOptions {
-    /// To connect and shake hands.
-    pub connect: Duration,
-    /// One call; calls that only wait have their own.
-    pub call: Duration,
-    /// A connection that is not used closes.
-    pub idle: Duration,
-    /// Calls at once, waiting ones apart.
-    pub calls_max: usize,
-    /// How long a refused user is not tried again: accounts are locked out.
-    pub auth_hold: Duration,
-    /// Longest wait for updates on the server.
-    pub wait: Duration,
-    /// Between two waits for machines: updates that come close together take one call.
-    pub coalesce: Duration,
-    /// A session without calls is kept from ending this often.
-    pub keep_alive: Duration,
-    /// An upload is given up when no byte was taken for so long.
-    pub upload_idle: Duration,
-}
-
-impl Default for SoapOptions {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(10),
-            call: Duration::from_secs(120),
-            idle: Duration::from_secs(60),
-            calls_max: 16,
-            auth_hold: Duration::from_secs(300),
-            wait: Duration::from_secs(60),
-            coalesce: Duration::from_millis(1000),
-            keep_alive: Duration::from_secs(300),
-            upload_idle: Duration::from_secs(60),
-        }
-    }
-}
 
 /// Opens SOAP sessions.
 #[derive(Clone, Debug, Default)]
 pub struct SoapConnect {
     /// Times and bounds.
     pub options: SoapOptions,
-    /// Where to count.
+    /// Metrics.
     pub metrics: VsphereMetrics,
 }
 
@@ -91,10 +52,7 @@ pub struct SoapVsphere {
     sites: Mutex<HashMap<SiteSpec, Arc<Site>>>,
     watches: Mutex<HashMap<Object, Arc<SiteWatch>>>,
     ending: Arc<TaskWatch>,
-    /// Names of datastores and their browsers, by id.
-    stores: Mutex<HashMap<String, (String, Object)>>,
-    /// Space of disks that are being created: when, where, bytes.
-    promised: Mutex<Vec<(Instant, Object, u64)>>,
+    datastores: Datastores,
     tags: TagCache,
     tasks: Mutex<JoinSet<()>>,
     stop: CancellationToken,
@@ -120,12 +78,11 @@ impl SoapVsphere {
         let stop = CancellationToken::new();
         let ending = Arc::new(TaskWatch::new(session.clone(), stop.clone()));
         let client = Self {
+            datastores: Datastores::new(session.clone()),
             session,
             ending,
             sites: Mutex::default(),
             watches: Mutex::default(),
-            stores: Mutex::default(),
-            promised: Mutex::default(),
             tags: TagCache::default(),
             tasks: Mutex::default(),
             stop,
@@ -139,7 +96,7 @@ impl SoapVsphere {
             while stop.run_until_cancelled(tick.tick()).await.is_some() {
                 if let Err(error) = session.keep_alive().await {
                     let error: &dyn std::error::Error = &error;
-                    warn!(server = session.server(), error, "session not kept alive");
+                    warn!(server = session.server(), error, "keep session alive failed");
                 }
             }
         });
@@ -147,12 +104,12 @@ impl SoapVsphere {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        lock(&self.tasks).spawn(task);
+        self.tasks.lock().spawn(task);
     }
 
     /// The one watch of a site's folder.
     fn watch(&self, site: &Arc<Site>) -> Arc<SiteWatch> {
-        let mut watches = lock(&self.watches);
+        let mut watches = self.watches.lock();
         if let Some(found) = watches.get(&site.folder) {
             return found.clone();
         }
@@ -165,10 +122,6 @@ impl SoapVsphere {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[async_trait]
 impl Vsphere for SoapVsphere {
     fn instance(&self) -> String {
@@ -176,17 +129,17 @@ impl Vsphere for SoapVsphere {
     }
 
     async fn site(&self, spec: &SiteSpec) -> Result<Arc<Site>, VsphereError> {
-        if let Some(found) = lock(&self.sites).get(spec) {
+        if let Some(found) = self.sites.lock().get(spec) {
             return Ok(found.clone());
         }
         let site = Arc::new(inventory::resolve(&self.session, spec).await?);
-        lock(&self.sites).insert(spec.clone(), site.clone());
+        self.sites.lock().insert(spec.clone(), site.clone());
         Ok(site)
     }
 
     fn forget(&self) {
-        lock(&self.sites).clear();
-        lock(&self.stores).clear();
+        self.sites.lock().clear();
+        self.datastores.forget();
         self.tags.forget();
     }
 
@@ -198,28 +151,28 @@ impl Vsphere for SoapVsphere {
         machines::find(&self.session, site, wanted).await
     }
 
-    async fn place(&self, site: &Site, spec: &VmSpec) -> Result<Store, VsphereError> {
-        self.choose_store(site, spec).await
+    async fn place(&self, site: &Site, spec: &VmConfigSpec) -> Result<Store, VsphereError> {
+        self.datastores.choose(site, spec).await
     }
 
-    async fn create(&self, site: &Site, store: &Store, spec: &VmSpec) -> Result<TaskId, VsphereError> {
+    async fn create(&self, site: &Site, store: &Store, spec: &VmConfigSpec) -> Result<TaskId, VsphereError> {
         machines::create(&self.session, site, store, spec).await
     }
 
     async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError> {
-        machines::start(&self.session, "PowerOnVM_Task", vm, "").await
+        self.session.start_task("PowerOnVM_Task", vm, "").await
     }
 
     async fn power_off(&self, vm: &Object) -> Result<TaskId, VsphereError> {
-        machines::start(&self.session, "PowerOffVM_Task", vm, "").await
+        self.session.start_task("PowerOffVM_Task", vm, "").await
     }
 
     async fn destroy(&self, vm: &Object) -> Result<TaskId, VsphereError> {
-        machines::start(&self.session, "Destroy_Task", vm, "").await
+        self.session.start_task("Destroy_Task", vm, "").await
     }
 
     async fn reconfigure(&self, vm: &Object, change: &Change) -> Result<TaskId, VsphereError> {
-        machines::start(&self.session, "ReconfigVM_Task", vm, &spec::change(change)).await
+        self.session.start_task("ReconfigVM_Task", vm, &spec::change(change)).await
     }
 
     async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
@@ -241,7 +194,8 @@ impl Vsphere for SoapVsphere {
         folder: &str,
         pattern: &str,
     ) -> Result<Option<Vec<File>>, VsphereError> {
-        self.search(site, folder, pattern).await
+        let browser = self.datastores.browser(&site.iso.object).await?;
+        files::search(&self.session, &self.ending, &browser, site, folder, pattern).await
     }
 
     async fn make_folder(&self, site: &Site, folder: &str) -> Result<(), VsphereError> {
@@ -253,7 +207,7 @@ impl Vsphere for SoapVsphere {
     }
 
     async fn move_file(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError> {
-        self.rename(site, from, to).await
+        files::rename(&self.session, &self.ending, site, from, to).await
     }
 
     async fn digest(&self, site: &Site, path: &str) -> Result<Option<String>, VsphereError> {
@@ -261,12 +215,12 @@ impl Vsphere for SoapVsphere {
     }
 
     async fn delete_file(&self, site: &Site, path: &str) -> Result<(), VsphereError> {
-        self.remove(site, path).await
+        files::remove(&self.session, &self.ending, site, path).await
     }
 
     async fn close(&self) {
         self.stop.cancel();
-        let mut tasks = std::mem::take(&mut *lock(&self.tasks));
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
         self.session.logout().await;
     }

@@ -5,7 +5,8 @@ mod support;
 
 use bytes::Bytes;
 use coracle_testkit::netns;
-use coracle_vsphere::{Change, FakeVsphere, FaultClass, Vsphere, Wanted};
+use coracle_vsphere::{Change, FaultClass, Vsphere, Wanted};
+use coracle_vsphere_testing::FakeVsphere;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use sha2::{Digest as _, Sha256};
 use support::{client, credentials, site_spec, vm_spec};

@@ -57,10 +57,13 @@ fn twenty_machines_take_six_calls_each_and_shared_waits() {
         }))
         .await?;
         let calls = vcsim.calls()?;
-        let total: u64 = calls.values().sum();
-        eprintln!("20 machines in {:?}: {total} calls {calls:?}", began.elapsed());
-        assert!(total <= 20 * 8, "{total} calls for 20 machines: {calls:?}");
-        assert_eq!(calls.get("Login"), None);
+        eprintln!("20 machines in {:?}: {calls:?}", began.elapsed());
+        // How many updates come in one answer depends on the machine's speed; that one filter serves all does not.
+        let shared = ["WaitForUpdatesEx", "ModifyListView", "CreateFilter", "CreateListView"];
+        let is_own = |name: &str| !shared.contains(&name) && name != "CreatePropertyCollector";
+        let own: u64 = calls.iter().filter(|(name, _)| is_own(name)).map(|(_, count)| count).sum();
+        assert_eq!(own, 20 * 6, "{calls:?}");
+        assert_eq!((calls.get("CreateFilter"), calls.get("Login")), (Some(&1), None), "{calls:?}");
         client.close().await;
         Ok(())
     });
@@ -75,7 +78,7 @@ fn a_session_that_ends_is_opened_again_once_by_all_who_need_it() {
         machines.wait_for(|m| m.is_current).await?;
         vcsim.reset()?;
         vcsim.expire_sessions()?;
-        let wanted = Wanted { name: "nobody".into(), ..Wanted::default() };
+        let wanted = Wanted { name: "absent".into(), ..Wanted::default() };
         for found in join_all((0..10).map(|_| client.find(&site, &wanted))).await {
             assert!(found?.is_empty());
         }
@@ -117,7 +120,7 @@ fn a_refused_user_is_not_tried_again_at_once() {
 }
 
 #[test]
-fn the_certificate_is_known_by_thumbprint_authority_or_not_at_all() {
+fn certificate_is_verified_by_thumbprint_or_authority() {
     run(&[], |vcsim| async move {
         let with = |change: &[(&str, &str)]| {
             let mut data = secret(&vcsim);
@@ -212,7 +215,7 @@ fn lost_answers_and_storms_are_errors_that_pass() {
 }
 
 #[test]
-fn a_pod_without_recommendations_gives_the_member_with_most_room() {
+fn pod_without_recommendations_uses_largest_member() {
     run(&[], |vcsim| async move {
         let client = client(&credentials(&vcsim)).await?;
         let site = client.site(&site_spec()).await?;
@@ -242,8 +245,8 @@ fn tags_are_attached_by_name() {
         let store = client.place(&site, &spec).await?;
         let task = client.create(&site, &store, &spec).await?;
         let vm = client.ended(&task).await?.unwrap();
-        let error = client.attach_tags(&vm, &["nobody-made-this".into()]).await.unwrap_err();
-        assert_eq!(error.to_string(), "vsphere.vmTags: no tag \"nobody-made-this\"");
+        let error = client.attach_tags(&vm, &["absent-tag".into()]).await.unwrap_err();
+        assert_eq!(error.to_string(), "vsphere.vmTags: no tag \"absent-tag\"");
         client.close().await;
         Ok(())
     });

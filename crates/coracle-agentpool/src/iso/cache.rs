@@ -1,14 +1,15 @@
-//! What is on the datastores: checked when it is due, uploaded when it must be, pruned.
+//! ISO images on the datastores: checked when due, uploaded when necessary, pruned.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use coracle_api::agentpool::{IsoStatus, IsoVersion, VsphereAgentPool, names};
-use coracle_reconcile::Kind;
+use coracle_reconcile::{Kind, WallTime as _};
 use coracle_vsphere::{Machines, VsphereError};
 use kube::ResourceExt as _;
+use parking_lot::Mutex;
 use reqwest::{
     RequestBuilder, Response, StatusCode,
     header::{self, HeaderName},
@@ -22,7 +23,7 @@ use crate::{
     vcenters::Provider,
 };
 
-/// One pass at a time for each folder of ISO images; those who come together share it.
+/// One check at a time for each folder of ISO images; concurrent callers share it.
 #[derive(Debug)]
 pub(crate) struct Cache {
     options: IsoOptions,
@@ -31,7 +32,7 @@ pub(crate) struct Cache {
 
 type Place = Arc<tokio::sync::Mutex<Option<Known>>>;
 
-/// What this process found last in a folder, so that a second pool of the same content need not ask again.
+/// Last result of this process for a folder, so that a second pool of the same content sends no request.
 #[derive(Clone, Debug)]
 struct Known {
     status: IsoStatus,
@@ -43,7 +44,7 @@ impl Cache {
     }
 
     fn place(&self, key: String) -> Place {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
+        self.places.lock().entry(key).or_default().clone()
     }
 }
 
@@ -60,7 +61,7 @@ pub(crate) async fn ensure(
 ) -> Result<String, IsoError> {
     let stored =
         |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
-    let now = cx.config.clock.now();
+    let now = cx.config.clock.timestamp();
     if due(pool, url, now) == Due::No {
         return Ok(stored(pool).path);
     }
@@ -115,7 +116,7 @@ pub(crate) async fn ensure(
     }
 }
 
-/// Asks the service, and uploads when it must be.
+/// Queries the image service, and uploads when necessary.
 async fn pass(
     cx: &Context,
     pool: &VsphereAgentPool,
@@ -124,7 +125,7 @@ async fn pass(
     due: Due,
     token: &str,
 ) -> Result<(IsoStatus, &'static str), IsoError> {
-    let now = seconds(cx.config.clock.now());
+    let now = seconds(cx.config.clock.timestamp());
     let old = pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
     let (api, site, folder) = (&provider.vcenter.api, &provider.site, prefix(pool));
     let mut keep =
@@ -132,7 +133,7 @@ async fn pass(
     if keep && cx.iso.options.verify == IsoVerify::Full {
         match api.digest(site, &old.path).await? {
             Some(digest) => keep = digest == old.sha256,
-            // Read at the next pass, when the machine that holds it may have let go; until then it counts as it is.
+            // Read at the next reconcile, when no VM may hold it open any more; until then it counts as valid.
             None => return Ok((old, "VerificationDeferred")),
         }
     }
@@ -177,7 +178,7 @@ async fn pass(
     Ok((status, if is_new { "Uploaded" } else { "Reused" }))
 }
 
-/// Asks only for what is new, where the old one is still there.
+/// Conditional request, if the old image still exists.
 fn conditional(mut request: RequestBuilder, old: &IsoStatus, keep: bool) -> RequestBuilder {
     let validators = [(header::IF_NONE_MATCH, &old.etag), (header::IF_MODIFIED_SINCE, &old.last_modified)];
     for (name, value) in validators.into_iter().filter(|(_, value)| keep && !value.is_empty()) {

@@ -1,13 +1,11 @@
 //! From the image service to a datastore, through a digest and without a copy in between.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use coracle_vsphere::Body;
 use futures_util::{StreamExt as _, stream};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use reqwest::Response;
 use sha2::{Digest as _, Sha256};
 
@@ -81,7 +79,7 @@ pub(super) async fn store(
         uploaded?;
         return Err(refused(format!("fewer than {length} bytes came")));
     }
-    let sha256 = hex::encode(digest.lock().unwrap_or_else(PoisonError::into_inner).clone().finalize());
+    let sha256 = hex::encode(digest.lock().clone().finalize());
     let path = format!("{folder}/{sha256}.iso");
     let is_new = api.move_file(site, &partial, &path).await?;
     if !is_new {
@@ -100,7 +98,7 @@ fn through_digest(response: Response) -> (Body, Arc<Mutex<Sha256>>) {
     });
     let body = body.inspect(move |chunk| {
         if let Ok(chunk) = chunk {
-            sum.lock().unwrap_or_else(PoisonError::into_inner).update(chunk);
+            sum.lock().update(chunk);
         }
     });
     (body.boxed(), digest)

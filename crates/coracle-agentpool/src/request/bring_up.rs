@@ -1,11 +1,11 @@
-//! From a request to a VM that runs and is recorded. Every call may be the last that this process makes: the next one
-//! looks, and goes on from what it finds.
+//! Creation of a VM until it runs and is recorded. The process may end after any call: the next one queries vCenter and
+//! continues from the state that it finds.
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, names};
-use coracle_reconcile::Kind;
-use coracle_vsphere::{FaultClass, Object, TaskId, Vm, VsphereError, Wanted};
+use coracle_api::agentpool::{VsphereAgent, names};
+use coracle_reconcile::{Kind, WallTime as _};
+use coracle_vsphere::{FaultClass, Object, TaskId, Vm, VmConfigSpec, VsphereError, Wanted};
 use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
@@ -14,28 +14,28 @@ use serde_json::json;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{Done, requests};
+use super::{Done, plan::CreateVm, requests};
 use crate::{
     Context, Error, REQUEST_MANAGER,
     error::{Trouble, api},
     identity::vm_name,
     status::{report_request, request_event, say, seconds},
     vcenters::Provider,
-    vm::{self, Identity, Next},
+    vm::{self as machine, Identity, Next},
 };
 
-/// Looks and acts at most this often in one pass; a normal life needs two.
+/// Most rounds of query and action in one reconcile; two are normal.
 const ROUNDS_MAX: usize = 10;
-/// How long the watch may take to show a VM that was just powered on, before it is asked for.
+/// Longest wait for the watch to show a VM that was powered on; then it is queried.
 const SHOWN: Duration = Duration::from_secs(3);
 
 const FAILED: &str = "VMCreateFailed";
 
-/// Makes the VM of `request`, or goes on with the one that there is.
+/// Creates the VM of `request`, or continues with an existing one.
 pub(super) async fn bring_up(
     cx: &Context,
     request: &VsphereAgent,
-    pool: &VsphereAgentPool,
+    vm: &CreateVm,
     provider: &Provider,
     iso: &str,
 ) -> Result<Result<Vm, Trouble>, Error> {
@@ -48,21 +48,21 @@ pub(super) async fn bring_up(
     if let Err(trouble) = pending(request, provider).await {
         return Ok(Err(trouble));
     }
-    let mut spec = vm::vm_spec(pool, request, iso);
+    let mut spec = VmConfigSpec { iso: iso.to_owned(), ..vm.spec.clone() };
     for _ in 0..ROUNDS_MAX {
         let found = match vcenter.api.find(&provider.site, &id.wanted()).await {
             Ok(found) => found,
             Err(error) => return Ok(Err(failed(provider, &error))),
         };
-        let step = match vm::next(&id, &found, iso) {
+        let step = match machine::next(&id, &found, iso) {
             Next::Mismatch(why) => {
                 return Ok(Err(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)));
             }
-            Next::Done(vm) => {
-                let tagged = vcenter.api.attach_tags(&vm.object, &pool.spec.vsphere.vm_tags).await;
-                return Ok(tagged.map(|()| *vm).map_err(|e| failed(provider, &e)));
+            Next::Done(found) => {
+                let tagged = vcenter.api.attach_tags(&found.object, &vm.tags).await;
+                return Ok(tagged.map(|()| *found).map_err(|e| failed(provider, &e)));
             }
-            Next::Create => make(cx, request, provider, &spec).await?,
+            Next::Create => create(cx, request, provider, &spec).await?,
             Next::Change(object, change) => match vcenter.api.reconfigure(&object, &change).await {
                 Ok(task) => vcenter.api.ended(&task).await.map(|_| None),
                 Err(error) => Err(error),
@@ -72,7 +72,7 @@ pub(super) async fn bring_up(
         let object = match step {
             Ok(Some(object)) => object,
             Ok(None) => continue,
-            // Someone was faster, perhaps ourselves in an earlier life: look again.
+            // Another process was faster, perhaps this controller before a restart: query again.
             Err(error) if error.class() == FaultClass::Race => {
                 if error.fault() == Some("FileAlreadyExists") {
                     spec.directory = format!("{}-{:04x}", spec.name, rand::random::<u16>());
@@ -81,7 +81,7 @@ pub(super) async fn bring_up(
             }
             Err(error) => return Ok(Err(failed(provider, &error))),
         };
-        if let Err(error) = vcenter.api.attach_tags(&object, &pool.spec.vsphere.vm_tags).await {
+        if let Err(error) = vcenter.api.attach_tags(&object, &vm.tags).await {
             return Ok(Err(failed(provider, &error)));
         }
         if let Err(trouble) = power_on(provider, &object).await {
@@ -95,7 +95,7 @@ pub(super) async fn bring_up(
     Ok(Err(Trouble::new(FAILED, format!("VM {} did not settle", spec.name), FaultClass::Race)))
 }
 
-/// A failed call. What is gone was remembered wrongly: names are looked up anew.
+/// A failed call. After "gone" the cached names are wrong and are resolved again.
 fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
     if error.class() == FaultClass::Gone {
         provider.vcenter.api.forget();
@@ -103,7 +103,7 @@ fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
     Trouble::vsphere(FAILED, error)
 }
 
-/// Waits for the task of an earlier life, so that it is not started twice.
+/// Waits for the task of a former process, so that it is not started twice.
 async fn pending(request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
     let Some(note) = request.annotations().get(names::PENDING_TASK) else { return Ok(()) };
     let mut parts = note.splitn(3, '/');
@@ -111,22 +111,22 @@ async fn pending(request: &VsphereAgent, provider: &Provider) -> Result<(), Trou
     if instance != provider.vcenter.api.instance() || task.is_empty() {
         return Ok(());
     }
-    info!(task, "going on with a task of an earlier life");
+    info!(task, "waiting for the task of a former process");
     match provider.vcenter.api.ended(&TaskId(task.to_owned())).await {
         Ok(_) => Ok(()),
-        // The fault is of that earlier try. What counts is what a look shows.
+        // The fault belongs to that former attempt; the next query shows the present state.
         Err(error) if error.fault().is_some() => Ok(()),
         Err(error) => Err(failed(provider, &error)),
     }
 }
 
-/// Creates the VM. Its UUIDs come from the request's, so they name the operation before the call is made; the task is
-/// stored as soon as it is known.
-async fn make(
+/// Creates the VM. Its UUIDs are derived from the UID of the request, so they identify the operation before the call; the
+/// task is stored as soon as it is known.
+async fn create(
     cx: &Context,
     request: &VsphereAgent,
     provider: &Provider,
-    spec: &coracle_vsphere::VmSpec,
+    spec: &VmConfigSpec,
 ) -> Result<Result<Option<Object>, VsphereError>, Error> {
     let vcenter = &provider.vcenter;
     let store = match vcenter.api.place(&provider.site, spec).await {
@@ -138,7 +138,7 @@ async fn make(
         Ok(task) => task,
         Err(error) => return Ok(Err(error)),
     };
-    let now = seconds(cx.config.clock.now()).0;
+    let now = seconds(cx.config.clock.timestamp()).0;
     remember(cx, request, Some(format!("{}/{}/{now}", vcenter.api.instance(), task.0))).await?;
     let ended = vcenter.api.ended(&task).await;
     if ended.is_ok() {
@@ -158,7 +158,7 @@ async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) ->
     }
 }
 
-/// Powers on; running already is fine.
+/// Powers on. Idempotent.
 pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<(), Trouble> {
     let api = &provider.vcenter.api;
     let ended = match api.power_on(object).await {
@@ -171,7 +171,7 @@ pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<(),
     }
 }
 
-/// The VM as vSphere shows it now: from the watch, which costs no call, else by a look.
+/// The running VM: from the watch, which costs no call, else by a query.
 async fn shown(provider: &Provider, object: &Object, id: &Identity) -> Option<Vm> {
     let api = &provider.vcenter.api;
     let mut watch = api.machines(&provider.site);
@@ -185,10 +185,10 @@ async fn shown(provider: &Provider, object: &Object, id: &Identity) -> Option<Vm
     found.into_iter().find(|vm| vm.object == *object && vm.powered_on)
 }
 
-/// Records the VM, then forgets the task: an older operator must never see a name without a VM.
+/// Records the VM, then removes the task: an older operator must never see a name without a VM.
 pub(super) async fn record(cx: &Context, request: &VsphereAgent, vm: &Vm) -> Result<Done, Error> {
-    let mut row = vm::record(request, vm);
-    row.last_transition_time = Some(seconds(cx.config.clock.now()));
+    let mut row = machine::record(request, vm);
+    row.last_transition_time = Some(seconds(cx.config.clock.timestamp()));
     report_request(cx, request, Some(row), say("Ready", true, "VMCreated", "")).await?;
     let note = format!("VM {} ({}) runs", vm.name, vm.uuid);
     request_event(cx, request, Kind::Normal, "VMCreated", note).await;
@@ -198,23 +198,23 @@ pub(super) async fn record(cx: &Context, request: &VsphereAgent, vm: &Vm) -> Res
     if fresh.is_some_and(|r| r.annotations().contains_key(names::PENDING_TASK)) {
         remember(cx, request, None).await?;
     }
-    Ok(Done::Well(cx.config.times.steady))
+    Ok(Done::Settled(cx.config.times.steady))
 }
 
-/// Takes over a VM that is there, by its name.
+/// Records an existing VM, found by its name.
 pub(super) async fn adopt(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<Done, Error> {
     let wanted = Wanted { name: vm_name(request), ..Wanted::default() };
     let found = match provider.vcenter.api.find(&provider.site, &wanted).await {
         Ok(found) => found,
-        Err(error) => return Ok(Done::Trouble(Trouble::vsphere("AdoptedVMUnavailable", &error))),
+        Err(error) => return Ok(Done::Failed(Trouble::vsphere("AdoptedVMUnavailable", &error))),
     };
     let Some(vm) = found.first() else {
         let why = format!("no VM {} in {}", wanted.name, provider.site.folder_path);
-        return Ok(Done::Trouble(Trouble::new("AdoptedVMUnavailable", why, FaultClass::Other)));
+        return Ok(Done::Failed(Trouble::new("AdoptedVMUnavailable", why, FaultClass::Other)));
     };
-    let mut row = vm::record(request, vm);
+    let mut row = machine::record(request, vm);
     row.reason = names::why::VM_ADOPTED.into();
-    row.last_transition_time = Some(seconds(cx.config.clock.now()));
+    row.last_transition_time = Some(seconds(cx.config.clock.timestamp()));
     report_request(cx, request, Some(row), say("Ready", true, "VMAdopted", "")).await?;
-    Ok(Done::Well(cx.config.times.steady))
+    Ok(Done::Settled(cx.config.times.steady))
 }

@@ -1,14 +1,17 @@
-//! Empties the drive of a VM, one recorded step after the other.
+//! Ejection of the ISO from the drive of a VM, in recorded steps.
 
-use coracle_api::agentpool::{IsoEjection, VsphereAgent, VsphereAgentPool};
-use coracle_reconcile::{Desired, find};
+use coracle_api::agentpool::{IsoEjection, VsphereAgent};
+use coracle_reconcile::{Desired, WallTime as _, find};
 use coracle_vsphere::{Change, FaultClass, Vsphere, VsphereError};
 use kube::ResourceExt as _;
 use tokio::time::timeout;
 
+use super::{
+    eject::{Eject, Step, next},
+    plan::EjectSpec,
+};
 use crate::{
     Context, Error,
-    eject::{Eject, Step, next},
     error::chain,
     identity::{AgentFacts, Identity as Known},
     status::{report_ejection, say, seconds},
@@ -16,27 +19,27 @@ use crate::{
     vm::{Identity, Undo, undo},
 };
 
-/// Looks and acts at most this often in one pass; a whole ejection needs six.
+/// Most rounds of query and action in one reconcile; a whole ejection needs six.
 const ROUNDS_MAX: usize = 10;
-/// How long a disconnection may take before it is looked whether vCenter asks something.
+/// Longest wait for a disconnection; then vCenter may have a question.
 const ASKS: std::time::Duration = std::time::Duration::from_secs(3);
 const EJECTED: &str = "ISOEjected";
 
-/// Goes as far as it can now. `false`: there is more to do soon.
+/// Executes steps while they are possible. Returns false when more remain.
 pub(super) async fn eject(
     cx: &Context,
     request: &VsphereAgent,
-    pool: &VsphereAgentPool,
+    spec: &EjectSpec,
     provider: &Provider,
 ) -> Result<bool, Error> {
     let stored = request.status.clone().unwrap_or_default();
-    let is_wanted = pool.spec.iso.as_ref().is_some_and(|iso| iso.eject_after_install);
-    let told = find(&stored.conditions, EJECTED);
-    let is_done = told.is_some_and(|c| c.status == "True");
+    let is_wanted = spec.is_wanted;
+    let reported = find(&stored.conditions, EJECTED);
+    let is_done = reported.is_some_and(|c| c.status == "True");
     let mut record = stored.iso_ejection;
     if record.is_none() && (is_done || !is_wanted) {
-        // Silent where it was never asked for.
-        if !is_wanted && told.is_some_and(|c| c.reason != "Disabled") {
+        // No condition where ejection was never requested.
+        if !is_wanted && reported.is_some_and(|c| c.reason != "Disabled") {
             report_ejection(cx, request, None, say(EJECTED, false, "Disabled", "")).await?;
         }
         return Ok(true);
@@ -59,8 +62,8 @@ pub(super) async fn eject(
             Undo::Gone | Undo::Mismatch(_) => None,
         };
         let vm = found.iter().find(|vm| Some(&vm.object) == ours.as_ref());
-        let now = seconds(cx.config.clock.now());
-        let datacenter = &pool.spec.vsphere.datacenter;
+        let now = seconds(cx.config.clock.timestamp());
+        let datacenter = &spec.datacenter;
         let known = Eject {
             is_wanted,
             is_done,
@@ -111,13 +114,13 @@ async fn failed(
     why: String,
 ) -> Result<bool, Error> {
     cx.config.pool_metrics.iso("eject", "error");
-    // A record whose VM is gone has nothing left to be finished.
+    // A record without its VM has nothing to finish.
     let gone = why.ends_with("is gone");
     let record = record.filter(|_| !gone);
     report_ejection(cx, request, record, say(EJECTED, false, "EjectionFailed", why)).await.map(|()| true)
 }
 
-/// Starts a change and waits for it, unless vCenter asks something first: then the next look sees the question.
+/// Starts a change and waits for it, unless vCenter has a question first, which the next query shows.
 async fn change(
     api: &dyn Vsphere,
     object: &coracle_vsphere::Object,
@@ -130,7 +133,7 @@ async fn change(
     }
 }
 
-/// Its Agent, by UUID or MAC alone, stays and says that it is installed.
+/// Whether the Agent of the VM, found by UUID or MAC, reports that it is installed.
 fn is_installed(cx: &Context, request: &VsphereAgent) -> bool {
     let Some(vm) = request.vm() else { return false };
     let id = Known::of_row(vm);

@@ -1,12 +1,12 @@
-//! Before a VM goes: nobody uses it, and nobody can begin to. Every read is past the caches.
+//! Fence around a VM before it is destroyed: it is not in use, and cannot be claimed. Reads the API server, not the caches.
 
 use coracle_api::agentpool::{
-    OwnedVm, VsphereAgentPool,
+    OwnedVm,
     foreign::{Agent, Machine},
     names,
 };
 use kube::{
-    Api, ResourceExt as _,
+    Api,
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
@@ -17,28 +17,38 @@ use crate::{
     identity::{AgentFacts, Identity},
 };
 
-/// What a fence came to.
+/// Result of a fence.
 #[derive(Debug)]
 pub(crate) enum Fenced {
-    /// These Agents, by name and UID, go with the VM; none of them can be claimed any more.
+    /// Agents of the VM, by name and UID; none of them can be claimed any more.
     Closed(Vec<(String, String)>),
-    /// Someone uses it.
+    /// The VM is in use.
     Blocked(String),
 }
 
-/// Closes the fence around the VM of `row`.
-pub(crate) async fn fence(cx: &Context, pool: &VsphereAgentPool, row: &OwnedVm) -> Result<Fenced, Error> {
+/// A VM to be fenced.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FenceTarget {
+    /// Namespace of the Agents.
+    pub(crate) namespace: String,
+    /// Namespace of the Machines.
+    pub(crate) machines_namespace: String,
+    /// The VM, with the identity that vSphere reported.
+    pub(crate) row: OwnedVm,
+}
+
+/// Closes the fence around a VM: no Agent of it can be claimed afterwards.
+pub(crate) async fn fence(cx: &Context, target: &FenceTarget) -> Result<Fenced, Error> {
+    let FenceTarget { namespace: ns, machines_namespace: cp, row } = target;
     if let Some(machine) = row.machine_ref.as_ref().and_then(|m| m.name.as_deref()) {
-        let cp = &pool.spec.control_plane_namespace;
         let machines: Api<Machine> = Api::namespaced_with(cx.client.clone(), cp, &cx.caches.kinds.machine);
         if machines.get_opt(machine).await.map_err(api("read Machine", machine))?.is_some() {
             return Ok(Fenced::Blocked(format!("Machine {cp}/{machine} still exists")));
         }
     }
-    let ns = pool.namespace().unwrap_or_default();
-    let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), &ns, &cx.caches.kinds.agent);
-    // All of them: labels may have been edited.
-    let all = agents.list(&ListParams::default()).await.map_err(api("list Agents in", &ns))?;
+    let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
+    // All Agents: labels may have been edited.
+    let all = agents.list(&ListParams::default()).await.map_err(api("list Agents in", ns))?;
     let facts: Vec<_> = all.iter().map(AgentFacts::of).filter(|a| is_of(a, row)).collect();
     if let Some(bound) = facts.iter().find(|a| a.is_bound) {
         return Ok(Fenced::Blocked(format!("Agent {} is bound", bound.name)));
@@ -64,7 +74,7 @@ pub(crate) async fn fence(cx: &Context, pool: &VsphereAgentPool, row: &OwnedVm) 
     Ok(Fenced::Closed(facts.into_iter().map(|a| (a.name, a.uid)).collect()))
 }
 
-/// The Agent is the VM's: by identity; or by name and nothing against it.
+/// Whether the Agent runs in the VM: by identity, or by name without a conflict.
 fn is_of(agent: &AgentFacts, row: &OwnedVm) -> bool {
     let id = Identity::of_row(row);
     let named = row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&agent.name);

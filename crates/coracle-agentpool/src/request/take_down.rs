@@ -1,41 +1,34 @@
-//! From a request that goes to no VM: fence, VM, Agents, finalizer. In that order, since an Agent whose VM runs registers
-//! again.
+//! Destruction of a VM: fence, VM, Agents. In that order, since an Agent whose VM runs would register again.
 
-use coracle_api::agentpool::{CleanupPolicy, OwnedVm, VsphereAgent, VsphereAgentPool, foreign::Agent, names};
-use coracle_reconcile::{Kind, remove_finalizer};
+use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, foreign::Agent, names};
+use coracle_reconcile::Kind;
 use coracle_vsphere::{FaultClass, TaskId, VsphereError};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Preconditions},
 };
 
-use super::{Done, Fenced, fence, requests, row_of};
+use super::{Done, FenceTarget, Fenced, fence};
 use crate::{
-    Context, Error, REQUEST_MANAGER,
+    Context, Error,
     error::{Trouble, api},
-    identity::{AgentFacts, Identity as Known, vm_name},
+    identity::AgentFacts,
     status::request_event,
     vcenters::Provider,
     vm::{Identity, Undo, undo},
 };
 
-/// Looks and acts at most this often in one pass; a normal end needs three.
+/// Most rounds of query and action in one reconcile; three are normal.
 const ROUNDS_MAX: usize = 8;
 
-/// Removes the VM of `request` and then lets the object go.
-pub(super) async fn remove(
+/// Fences the VM, destroys it, and deletes its Agents.
+pub(super) async fn destroy_vm(
     cx: &Context,
     request: &VsphereAgent,
     pool: &VsphereAgentPool,
+    target: &FenceTarget,
 ) -> Result<Done, Error> {
-    if !request.finalizers().iter().any(|f| f == names::AGENT_FINALIZER) {
-        return Ok(Done::Well(cx.config.times.steady));
-    }
-    if pool.spec.cleanup_policy == CleanupPolicy::Retain || is_shared(cx, request, pool) {
-        return release(cx, request).await;
-    }
-    let row = row(request, pool);
-    let agents = match fence(cx, pool, &row).await? {
+    let agents = match fence(cx, target).await? {
         Fenced::Closed(agents) => agents,
         Fenced::Blocked(why) => {
             request_event(cx, request, Kind::Normal, "AgentDeleteDeferred", why).await;
@@ -44,55 +37,25 @@ pub(super) async fn remove(
     };
     let provider = match cx.vcenters.provider(&cx.client, pool).await {
         Ok(provider) => provider,
-        Err(error) => return Ok(Done::Trouble(Trouble::provider(&error))),
+        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
     };
     if let Err(trouble) = destroy(cx, request, &provider).await {
         cx.config.pool_metrics.vm("delete", false);
-        return Ok(Done::Trouble(trouble));
+        return Ok(Done::Failed(trouble));
     }
     cx.config.pool_metrics.vm("delete", true);
     for (name, uid) in agents {
-        if let Some(why) = delete_agent(cx, pool, &name, &uid).await? {
+        if let Some(why) = delete_agent(cx, &target.namespace, &name, &uid).await? {
             request_event(cx, request, Kind::Normal, "AgentDeleteDeferred", why).await;
             return Ok(Done::Waits(cx.config.times.blocked));
         }
         request_event(cx, request, Kind::Normal, "AgentDeleted", format!("Agent {name}")).await;
     }
-    release(cx, request).await
+    Ok(Done::Settled(cx.config.times.steady))
 }
 
-async fn release(cx: &Context, request: &VsphereAgent) -> Result<Done, Error> {
-    let api = requests(cx, &request.namespace().unwrap_or_default());
-    remove_finalizer(&api, request, names::AGENT_FINALIZER, REQUEST_MANAGER).await?;
-    Ok(Done::Well(cx.config.times.steady))
-}
-
-/// What the pool and the object know of the VM; the pool's references, and vSphere's identity.
-fn row(request: &VsphereAgent, pool: &VsphereAgentPool) -> OwnedVm {
-    let mut row =
-        request.vm().cloned().unwrap_or_else(|| OwnedVm { name: vm_name(request), ..OwnedVm::default() });
-    let uid = request.uid().unwrap_or_default();
-    if let Some(told) = row_of(pool, &row, &uid) {
-        row.machine_ref = told.machine_ref.clone().or(row.machine_ref);
-        row.agent_ref = told.agent_ref.clone().or(row.agent_ref);
-    }
-    row
-}
-
-/// Another live VsphereAgent manages the same VM.
-fn is_shared(cx: &Context, request: &VsphereAgent, pool: &VsphereAgentPool) -> bool {
-    let Some(vm) = request.vm() else { return false };
-    let others = cx.caches.requests_of(pool);
-    others.iter().any(|other| {
-        other.uid() != request.uid()
-            && other.metadata.deletion_timestamp.is_none()
-            && other
-                .vm()
-                .is_some_and(|o| Known::of_row(o).uuid == Known::of_row(vm).uuid && o.name == vm.name)
-    })
-}
-
-/// Destroys the VM that is this object's for certain. A task of an earlier life is waited for first: it may be making it.
+/// Destroys the VM that vSphere confirms to be this object's. Waits for the task of a former process first: it may be the
+/// creation.
 async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
     let api = &provider.vcenter.api;
     let failed = |error: VsphereError| Trouble::vsphere("VMStatusFailed", &error);
@@ -129,23 +92,17 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
         };
         match ended {
             Ok(()) => {}
-            // Gone, on or off meanwhile: look again.
+            // Removed, or powered on or off meanwhile: query again.
             Err(error) if matches!(error.class(), FaultClass::Race | FaultClass::Gone) => {}
             Err(error) => return Err(failed(error)),
         }
     }
-    Err(Trouble::new("VMStatusFailed", format!("VM {} does not go", id.name), FaultClass::Race))
+    Err(Trouble::new("VMStatusFailed", format!("VM {} was not destroyed", id.name), FaultClass::Race))
 }
 
-/// Deletes a fenced Agent; why not, if it was claimed meanwhile.
-async fn delete_agent(
-    cx: &Context,
-    pool: &VsphereAgentPool,
-    name: &str,
-    uid: &str,
-) -> Result<Option<String>, Error> {
-    let ns = pool.namespace().unwrap_or_default();
-    let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), &ns, &cx.caches.kinds.agent);
+/// Deletes a fenced Agent. Returns the reason if it was claimed meanwhile.
+async fn delete_agent(cx: &Context, ns: &str, name: &str, uid: &str) -> Result<Option<String>, Error> {
+    let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
     let Some(agent) = agents.get_opt(name).await.map_err(api("read Agent", name))? else { return Ok(None) };
     let facts = AgentFacts::of(&agent);
     if facts.uid != uid {

@@ -1,7 +1,7 @@
 //! What users and the world get wrong: a condition that names it, an event, and nothing half-made.
 
 use coracle_testkit::cluster;
-use coracle_vsphere::FakeFault;
+use coracle_vsphere_testing::FakeFault;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use serde_json::json;
@@ -20,7 +20,7 @@ async fn waiting(cluster: &'static cluster::Cluster) -> anyhow::Result<World> {
 }
 
 #[test]
-fn a_secret_without_a_key_is_named_with_the_key_and_the_next_secret_is_used() {
+fn secret_without_key_is_reported_and_next_one_used() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
@@ -99,10 +99,7 @@ fn an_image_that_is_missing_or_cut_short_leaves_nothing_behind() {
         w.until_rows(1, "Bound").await?;
         let files = w.vcenter.fake().stored();
         assert_eq!(files.len(), 1, "{files:?}");
-        assert!(
-            !w.everything().await?.contains("TOKEN-THAT-NOBODY-MAY-SEE"),
-            "the token is in no status and no event"
-        );
+        assert!(!w.everything().await?.contains("SECRET-TOKEN"), "the token is in no status and no event");
         anyhow::Ok(())
     });
 }
@@ -142,9 +139,7 @@ fn a_vm_of_our_name_with_the_notes_of_another_is_left_alone() {
         w.until_rows(1, "Bound").await?;
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
-        w.vcenter
-            .fake()
-            .meddle(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "somebody else's".into());
+        w.vcenter.fake().meddle(&vm.object.id, |vm| vm.as_mut().unwrap().annotation = "another owner".into());
         let _operator = w.operator();
         w.until_reason("w-0", "VMOwnershipMismatch").await?;
         w.scale(0).await?;
@@ -155,12 +150,12 @@ fn a_vm_of_our_name_with_the_notes_of_another_is_left_alone() {
 }
 
 #[test]
-fn a_vm_of_our_name_that_nobody_owns_is_left_alone_until_a_person_claims_it() {
+fn unowned_vm_is_not_adopted_without_claim() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let operator = w.operator();
         w.until_rows(1, "Bound").await?;
-        // The same VM, as if someone had made it by hand: no notes, and a UUID that nobody has recorded.
+        // The same VM, as if someone had made it by hand: no notes, and an unrecorded UUID.
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
         let other = "11111111-2222-3333-4444-555555555555";

@@ -31,6 +31,12 @@ pub(crate) struct ImageService {
 }
 
 impl ImageService {
+    /// One that does not listen: in simulations the image is on the datastore already.
+    pub(crate) fn absent() -> Self {
+        let address = ([127, 0, 0, 1], 9).into();
+        Self { address, state: Arc::default(), _task: JoinSet::new() }
+    }
+
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -64,7 +70,7 @@ impl ImageService {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}/images/1/full.iso?api_key=TOKEN-THAT-NOBODY-MAY-SEE", self.address)
+        format!("http://{}/images/1/full.iso?api_key=SECRET-TOKEN", self.address)
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Behaviour)) {

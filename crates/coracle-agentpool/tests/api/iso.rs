@@ -6,7 +6,8 @@ use coracle_agentpool::IsoVerify;
 use coracle_api::agentpool::{IsoStatus, VsphereAgentPool};
 use coracle_reconcile::find;
 use coracle_testkit::cluster;
-use coracle_vsphere::{FakeFault, Question};
+use coracle_vsphere::Question;
+use coracle_vsphere_testing::FakeFault;
 use kube::{
     ResourceExt as _,
     api::{DeleteParams, ListParams},
@@ -28,7 +29,7 @@ async fn iso(w: &World) -> IsoStatus {
 }
 
 #[test]
-fn an_iso_of_a_new_revision_is_uploaded_once_and_a_lost_one_is_repaired() {
+fn new_iso_revision_is_uploaded_once_and_repaired() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -65,7 +66,7 @@ fn an_iso_of_a_new_revision_is_uploaded_once_and_a_lost_one_is_repaired() {
 }
 
 #[test]
-fn where_the_service_has_etags_they_tell_revisions_apart_and_the_date_does_not() {
+fn etags_identify_revisions_before_dates() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.image.change(|i| i.etag = true);
@@ -89,7 +90,7 @@ fn where_the_service_has_etags_they_tell_revisions_apart_and_the_date_does_not()
 }
 
 #[test]
-fn an_iso_that_changes_while_vms_are_made_gives_each_vm_one_of_the_two() {
+fn changing_iso_gives_each_vm_one_revision() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -115,7 +116,7 @@ fn an_iso_that_changes_while_vms_are_made_gives_each_vm_one_of_the_two() {
 }
 
 #[test]
-fn read_back_whole_a_spoilt_iso_is_replaced_and_one_in_use_is_looked_at_later() {
+fn corrupt_iso_is_replaced_and_one_in_use_checked_later() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -139,7 +140,7 @@ fn read_back_whole_a_spoilt_iso_is_replaced_and_one_in_use_is_looked_at_later() 
 }
 
 #[test]
-fn a_version_that_cannot_be_deleted_stays_in_the_history_and_is_tried_again() {
+fn undeletable_iso_stays_in_history_and_is_retried() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -229,7 +230,7 @@ async fn until_ejected(w: &World, status: &str, reason: &str) -> anyhow::Result<
 }
 
 #[test]
-fn the_drive_is_emptied_after_the_node_is_installed_and_a_locked_one_is_answered_yes() {
+fn drive_is_emptied_after_installation_and_question_answered() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);

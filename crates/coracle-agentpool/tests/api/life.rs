@@ -56,7 +56,7 @@ fn hypershift_scales_from_0_to_20_to_5_to_0_and_vcenter_follows() {
             (agents + requests == 0).then_some(())
         };
         assert!(eventually(gone).await.is_some(), "Agents and VsphereAgents go after their VMs");
-        assert!(!w.everything().await?.contains("TOKEN-THAT-NOBODY-MAY-SEE"));
+        assert!(!w.everything().await?.contains("SECRET-TOKEN"));
         let calls = w.vcenter.vcsim().calls()?;
         eprintln!("calls of the whole life: {calls:?}");
         assert!(calls["Login"] <= 2, "one session for the operator, one for the guests' eyes: {calls:?}");
@@ -77,7 +77,7 @@ fn a_provider_that_says_it_on_agent_reserved_is_understood_too() {
 }
 
 #[test]
-fn set_spec_cleanup_policy_retain_when_external_vm_and_agent_cleanup_must_be_handled_manually() {
+fn cleanup_policy_retain_keeps_vm_and_agent() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -100,7 +100,7 @@ fn set_spec_cleanup_policy_retain_when_external_vm_and_agent_cleanup_must_be_han
 }
 
 #[test]
-fn a_surplus_vm_goes_only_when_nobody_waits() {
+fn surplus_vm_is_deleted_only_without_waiting_requests() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -120,7 +120,7 @@ fn a_surplus_vm_goes_only_when_nobody_waits() {
 }
 
 #[test]
-fn a_vm_that_someone_deletes_is_made_again_while_it_provisions_and_reported_once_it_is_bound() {
+fn deleted_vm_is_recreated_unless_it_is_bound() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.pool(|_| {}).await?;
@@ -211,7 +211,7 @@ fn existing_agents_are_adopted_as_rows_and_never_destroyed() {
 }
 
 #[test]
-fn vcenter_down_a_session_that_ends_and_a_storm_cost_time_and_no_vm() {
+fn vcenter_outage_and_lost_session_lose_no_vm() {
     cluster::run_within(LONG, |cluster| async move {
         let Some(mut w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
         w.simulate(Style::Old);

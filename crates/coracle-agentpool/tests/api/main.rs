@@ -11,5 +11,6 @@ mod life;
 mod objects;
 mod pools;
 mod safety;
+mod sim_crash;
 mod sims;
 mod world;

@@ -1,6 +1,6 @@
 //! Objects that a pool needs: our definitions, small ones of our own writing for those of others, and one of each.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use coracle_api::agentpool::{
     AgentSpec, NameRef, SecretRef, VsphereAgentPool, VsphereAgentPoolSpec, VsphereSpec,
@@ -8,17 +8,11 @@ use coracle_api::agentpool::{
     names,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{
-    Api, Client, ResourceExt as _,
-    api::{Patch, PatchParams},
-    runtime::wait::await_condition,
-};
+use kube::Client;
 use serde_json::json;
 
 use crate::sims::{HOOK, create};
 
-/// No definition is waited for longer.
-const LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const POOL: &str = "demo-worker";
 
 /// A Machine and its AgentMachine, as the NodePool's owner makes them.
@@ -79,7 +73,7 @@ pub(crate) fn secret(server: &str, thumbprint: &str) -> BTreeMap<String, String>
 }
 
 /// Our definitions, and small ones of our own writing for the objects of others, Machines in these versions.
-pub(crate) async fn install(client: &Client, machine: &[&str]) -> anyhow::Result<()> {
+pub(crate) fn definitions(machine: &[&str]) -> Vec<CustomResourceDefinition> {
     let foreign = |group: &str, kind: &str, versions: &[&str]| -> CustomResourceDefinition {
         let plural = format!("{}s", kind.to_lowercase());
         let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
@@ -108,13 +102,10 @@ pub(crate) async fn install(client: &Client, machine: &[&str]) -> anyhow::Result
         foreign("agent-install.openshift.io", "InfraEnv", &["v1beta1"]),
         foreign("agent-install.openshift.io", "Agent", &["v1beta1"]),
     ];
-    for mut crd in coracle_api::crds().into_iter().chain(others) {
+    let mut all: Vec<_> = coracle_api::crds().into_iter().chain(others).collect();
+    for crd in &mut all {
         crd.metadata.annotations =
             Some([("api-approved.kubernetes.io".to_owned(), "unapproved, a test".to_owned())].into());
-        let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-        api.patch(&crd.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
-        let established = kube::runtime::conditions::is_crd_established();
-        tokio::time::timeout(LIMIT, await_condition(api, &crd.name_any(), established)).await??;
     }
-    Ok(())
+    all
 }

@@ -8,14 +8,14 @@ use coracle_api::agentpool::{
 };
 use coracle_testkit::{
     cluster::{self, Cluster},
-    netns,
+    netns, world,
 };
 use coracle_vsphere::{Object, Vm};
 use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
 use crate::{
-    objects::install,
+    objects::definitions,
     sims::{Style, apis, create, set},
     world::{POOL, World, eventually},
 };
@@ -34,7 +34,7 @@ async fn gone(w: &World, name: &str) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_pool_that_reuses_gives_a_free_agent_to_the_next_that_waits_and_makes_no_vm() {
+fn pool_with_reuse_gives_free_agent_instead_of_vm() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate_guests();
@@ -70,7 +70,7 @@ fn a_pool_that_reuses_gives_a_free_agent_to_the_next_that_waits_and_makes_no_vm(
 }
 
 #[test]
-fn a_pool_that_manages_what_it_finds_takes_over_a_vm_that_vsphere_confirms() {
+fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
     cluster::run(|cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -135,7 +135,7 @@ fn a_pool_that_manages_what_it_finds_takes_over_a_vm_that_vsphere_confirms() {
 }
 
 #[test]
-fn a_selector_that_no_agent_of_the_pool_can_fit_is_an_event_that_says_which_label() {
+fn unmet_selector_is_an_event_with_the_label() {
     cluster::run(|cluster| async move {
         let w = World::fake(cluster).await?;
         w.pool(|p| p.spec.agent.labels = [("customer".to_owned(), "another".to_owned())].into()).await?;
@@ -150,7 +150,7 @@ fn a_selector_that_no_agent_of_the_pool_can_fit_is_an_event_that_says_which_labe
 }
 
 #[test]
-fn one_agent_that_belongs_to_no_vm_does_not_stop_the_other_forty_nine() {
+fn agent_without_vm_does_not_block_forty_nine_others() {
     cluster::run_within(Duration::from_secs(170), |cluster| async move {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
@@ -185,7 +185,7 @@ fn one_agent_that_belongs_to_no_vm_does_not_stop_the_other_forty_nine() {
 fn a_cluster_that_serves_machines_as_v1beta2_only_is_served_too() {
     netns::run_within(Duration::from_secs(170), || async {
         let cluster = Cluster::start().await?;
-        install(&cluster.client(), &["v1beta2"]).await?;
+        world::install(&cluster.client(), &definitions(&["v1beta2"])).await?;
         let mut w = World::on(&cluster).await?;
         let v1beta1: Api<coracle_api::agentpool::foreign::Machine> =
             Api::namespaced_with(w.client.clone(), &w.ns, &MACHINE.resource("v1beta1"));

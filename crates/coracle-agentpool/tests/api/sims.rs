@@ -13,7 +13,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const TICK: Duration = Duration::from_millis(40);
 pub(crate) const HOOK: &str = "test.coracle.dev/hook";
 
 pub(crate) fn apis(client: &Client, ns: &str) -> (Api<Machine>, Api<AgentMachine>, Api<Agent>) {
@@ -34,11 +33,11 @@ pub(crate) enum Style {
 }
 
 /// The Agent provider: claims usable Agents for AgentMachines, gives them back when Machines go.
-pub(crate) async fn provider(client: Client, ns: String, style: Style) {
+pub(crate) async fn provider(client: Client, ns: String, style: Style, tick: Duration) {
     loop {
         // What fails because something changed is done at the next turn.
         let _ = turn(&client, &ns, style).await;
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(tick).await;
     }
 }
 
@@ -143,7 +142,7 @@ where
 }
 
 /// What happens in VMs: one that runs registers an Agent, again when its Agent is deleted.
-pub(crate) async fn guests(client: Client, ns: String, infra_env: String, vms: impl AsyncFn() -> Vec<Vm>) {
+pub(crate) async fn guests(client: Client, ns: String, tick: Duration, vms: impl AsyncFn() -> Vec<Vm>) {
     let (_, _, agents) = apis(&client, &ns);
     loop {
         let running: BTreeMap<_, _> = vms()
@@ -155,7 +154,7 @@ pub(crate) async fn guests(client: Client, ns: String, infra_env: String, vms: i
         if let Ok(there) = agents.list(&ListParams::default()).await {
             for (uuid, vm) in &running {
                 if there.iter().all(|a| a.name_any() != *uuid) {
-                    let _ = register(&client, &ns, &infra_env, vm).await;
+                    let _ = register(&client, &ns, vm).await;
                 }
             }
             // We look at VMs from outside, and late: one that was gone already has registered nothing.
@@ -165,14 +164,14 @@ pub(crate) async fn guests(client: Client, ns: String, infra_env: String, vms: i
                 let _ = agents.delete(&stray.name_any(), &DeleteParams::default()).await;
             }
         }
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(tick).await;
     }
 }
 
-async fn register(client: &Client, ns: &str, infra_env: &str, vm: &Vm) -> kube::Result<()> {
+async fn register(client: &Client, ns: &str, vm: &Vm) -> kube::Result<()> {
     let agents = apis(client, ns).2;
     let agent = json!({
-        "metadata": {"name": vm.uuid, "labels": {names::INFRAENV_LABEL: infra_env, "customer": "example"}},
+        "metadata": {"name": vm.uuid, "labels": {names::INFRAENV_LABEL: "demo", "customer": "example"}},
         "spec": {"approved": false, "role": ""},
     });
     create(client, ns, &foreign::AGENT, agent).await?;

@@ -1,33 +1,38 @@
 //! One test's corner of the cluster.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use coracle_agentpool::Config;
 use coracle_api::agentpool::{
     OwnedVm, VsphereAgent, VsphereAgentPool,
     foreign::{Agent, INFRA_ENV, InfraEnv},
 };
-use coracle_reconcile::{Backoff, find};
-use coracle_testkit::{cluster::Cluster, vcsim::Vcsim};
-use coracle_vsphere::{
-    Connect, Credentials, FakeVsphere, SoapConnect, SoapOptions, SoapVsphere, Vm, Vsphere as _,
-    VsphereMetrics,
+use coracle_reconcile::{Backoff, Clock, ControllerMetrics, find};
+use coracle_testkit::{
+    cluster::Cluster,
+    eventually_within,
+    sim::Sim,
+    vcsim::Vcsim,
+    world::{self, Process},
 };
-use k8s_openapi::api::{core::v1::Secret, events::v1::Event};
+use coracle_vsphere::{
+    Connect, Credentials, SoapConnect, SoapOptions, SoapVsphere, Vm, Vsphere as _, VsphereMetrics,
+};
+use coracle_vsphere_testing::FakeVsphere;
+use k8s_openapi::{
+    ByteString,
+    api::{core::v1::Secret, events::v1::Event},
+};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::json;
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     image::ImageService,
-    objects::{install, machine, pool_object, secret, site_spec},
+    objects::{definitions, machine, pool_object, secret, site_spec},
     sims::{self, Style, apis, create, set},
 };
 
@@ -77,6 +82,11 @@ pub(crate) struct World {
     pub(crate) image: ImageService,
     /// The operators' way to the API server, apart from the rest of the cluster's.
     pub(crate) operators: Client,
+    clock: Clock,
+    /// Pause between two turns of provider and guests.
+    tick: Duration,
+    /// Of operators that have no registry of their own.
+    pub(crate) metrics: ControllerMetrics,
     sims: JoinSet<()>,
 }
 
@@ -110,7 +120,7 @@ impl World {
         vcenter: Vcenter,
         secret: std::collections::BTreeMap<String, String>,
     ) -> anyhow::Result<Self> {
-        install(&cluster.client(), &["v1beta2", "v1beta1"]).await?;
+        world::install(&cluster.client(), &definitions(&["v1beta2", "v1beta1"])).await?;
         Self::furnish(cluster, vcenter, secret).await
     }
 
@@ -119,17 +129,57 @@ impl World {
         vcenter: Vcenter,
         secret: std::collections::BTreeMap<String, String>,
     ) -> anyhow::Result<Self> {
-        let client = cluster.client();
-        let ns = cluster.namespace().await?;
-        let mut object = Secret { string_data: Some(secret), ..Secret::default() };
-        object.metadata.name = Some("vsphere-credentials".into());
-        Api::<Secret>::namespaced(client.clone(), &ns).create(&PostParams::default(), &object).await?;
-        let image = ImageService::start().await?;
-        create(&client, &ns, &INFRA_ENV, json!({"metadata": {"name": "demo"}, "spec": {}})).await?;
-        let operators = cluster.client();
-        let world = Self { client, ns, vcenter, image, operators, sims: JoinSet::new() };
-        world.image_ready(true).await?;
+        let world = Self {
+            client: cluster.client(),
+            ns: cluster.namespace().await?,
+            vcenter,
+            image: ImageService::start().await?,
+            operators: cluster.client(),
+            clock: Clock::system(),
+            tick: Duration::from_millis(40),
+            metrics: ControllerMetrics::default(),
+            sims: JoinSet::new(),
+        };
+        world.prepare(secret).await?;
         Ok(world)
+    }
+
+    /// In a simulation, with a fake vCenter whose calls count there.
+    pub(crate) async fn simulated(sim: &Sim) -> anyhow::Result<Self> {
+        let mut crds = definitions(&["v1beta2"]);
+        let others = ["MikromVM", "BidNode"];
+        crds.retain(|crd| !others.contains(&crd.spec.names.kind.as_str()));
+        sim.prepare(&crds, "team");
+        let fake = FakeVsphere::default();
+        let counted = sim.clone();
+        fake.after_each_call(move |call| {
+            let sim = counted.clone();
+            Box::pin(async move { sim.after_call(call).await })
+        });
+        let world = Self {
+            client: sim.client(),
+            ns: "team".into(),
+            vcenter: Vcenter::Fake(fake),
+            image: ImageService::absent(),
+            operators: sim.client(),
+            clock: sim.clock(),
+            tick: Duration::from_millis(200),
+            metrics: ControllerMetrics::default(),
+            sims: JoinSet::new(),
+        };
+        world.prepare(secret("vc.example", "")).await?;
+        Ok(world)
+    }
+
+    /// Secret and InfraEnv.
+    async fn prepare(&self, secret: std::collections::BTreeMap<String, String>) -> anyhow::Result<()> {
+        let data = secret.into_iter().map(|(key, value)| (key, ByteString(value.into_bytes())));
+        let mut object = Secret { data: Some(data.collect()), ..Secret::default() };
+        object.metadata.name = Some("vsphere-credentials".into());
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.ns);
+        secrets.create(&PostParams::default(), &object).await?;
+        create(&self.client, &self.ns, &INFRA_ENV, json!({"metadata": {"name": "demo"}, "spec": {}})).await?;
+        self.image_ready(true).await
     }
 
     /// The InfraEnv's image is there, or not.
@@ -151,12 +201,12 @@ impl World {
     }
 
     pub(crate) fn simulate_provider(&mut self, style: Style) {
-        self.sims.spawn(sims::provider(self.client.clone(), self.ns.clone(), style));
+        self.sims.spawn(sims::provider(self.client.clone(), self.ns.clone(), style, self.tick));
     }
 
     pub(crate) fn simulate_guests(&mut self) {
         let (client, ns, vcenter) = (self.client.clone(), self.ns.clone(), self.vcenter.clone());
-        self.sims.spawn(sims::guests(client, ns, "demo".into(), async move || vcenter.vms().await));
+        self.sims.spawn(sims::guests(client, ns, self.tick, async move || vcenter.vms().await));
     }
 
     /// Fast enough that no test waits for a clock.
@@ -179,6 +229,7 @@ impl World {
         config.backoff = Backoff { base: ms(50), max: ms(400) };
         config.capacity = Backoff { base: ms(100), max: ms(400) };
         config.iso.idle = ms(2000);
+        (config.clock, config.metrics) = (self.clock.clone(), self.metrics.clone());
         config
     }
 
@@ -346,40 +397,42 @@ fn rustls_provider() -> bool {
     rustls::crypto::aws_lc_rs::default_provider().install_default().is_ok()
 }
 
-/// Asks until there is an answer, or for too long.
-pub(crate) async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-    let end = Instant::now() + LIMIT;
-    while Instant::now() < end {
-        if let Some(answer) = ask().await {
-            return Some(answer);
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    None
+/// Asks until there is an answer, for at most [`LIMIT`].
+pub(crate) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    eventually_within(LIMIT, "", ask).await.ok()
 }
 
-/// A running operator. Dropping it kills it where it stands.
+/// A running operator. Dropping it kills it at once.
 pub(crate) struct Operator {
-    stop: CancellationToken,
-    task: JoinSet<Result<(), coracle_agentpool::Error>>,
+    metrics: ControllerMetrics,
+    process: Process<coracle_agentpool::Error>,
 }
 
 impl Operator {
-    pub(crate) fn start(client: Client, config: Config) -> Self {
-        let stop = CancellationToken::new();
-        let mut task = JoinSet::new();
-        task.spawn(coracle_agentpool::run(client, config, stop.clone()));
-        Self { stop, task }
+    pub(crate) fn start(client: Client, mut config: Config) -> Self {
+        let metrics = ControllerMetrics::default();
+        config.metrics = metrics.clone();
+        Self { metrics, process: Process::start(|stop| coracle_agentpool::run(client, config, stop)) }
+    }
+
+    /// Waits until each of these controllers has ended `n` more reconciles.
+    pub(crate) async fn reconciles(&self, controllers: &[&'static str], n: u64) -> anyhow::Result<()> {
+        for controller in controllers {
+            let count = || self.metrics.reconciles(controller);
+            let enough = count() + n;
+            let done = eventually(async || (count() >= enough).then_some(()));
+            anyhow::ensure!(done.await.is_some(), "{controller} does not reconcile");
+        }
+        Ok(())
     }
 
     /// Asks it to stop and waits for it.
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop.cancel();
-        Ok(tokio::time::timeout(LIMIT, self.task.join_next()).await?.unwrap()??)
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.process.stop().await
     }
 
     /// Kills it where it stands, and waits until nothing of it runs.
-    pub(crate) async fn kill(mut self) {
-        self.task.shutdown().await;
+    pub(crate) async fn kill(self) {
+        self.process.kill().await;
     }
 }

@@ -14,18 +14,18 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    SoapVsphere, machines,
     session::Session,
+    tasks::TaskWatch,
     xml::{el, reference, text},
 };
-use crate::{Body, File, Site, VsphereError};
+use crate::{Body, File, Object, Site, VsphereError};
 
 /// `[store] path`.
 fn on(site: &Site, path: &str) -> String {
     format!("[{}] {path}", site.iso.name)
 }
 
-/// A path or a query value with everything escaped that is not plain (RFC 3986, section 2.3).
+/// Percent-encodes a path or a query value: all but unreserved characters (RFC 3986, section 2.3).
 fn percent(text: &str, keep_slash: bool) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -59,7 +59,7 @@ fn url(site: &Site, path: &str) -> String {
     )
 }
 
-/// Reads a file through a digest; gives up when no byte came for a while.
+/// SHA-256 of a file; gives up when no byte came for a while. `None`: the file is locked by a machine.
 pub(super) async fn digest(
     session: &Session,
     site: &Site,
@@ -136,72 +136,91 @@ async fn stalled(count: &AtomicU64, idle: Duration) {
     }
 }
 
-impl SoapVsphere {
-    pub(super) async fn search(
-        &self,
-        site: &Site,
-        folder: &str,
-        pattern: &str,
-    ) -> Result<Option<Vec<File>>, VsphereError> {
-        let (_, browser) = self.store(&site.iso.object).await?;
-        let details = el(
-            "details",
-            text("fileType", false)
-                + &text("fileSize", true)
-                + &text("modification", true)
-                + &text("fileOwner", false),
-        );
-        let spec = el("searchSpec", details + &text("matchPattern", pattern));
-        let arguments = text("datastorePath", on(site, folder)) + &spec;
-        let task = machines::start(&self.session, "SearchDatastore_Task", &browser, &arguments).await;
-        let ended = match task {
-            Ok(task) => self.ending.ended(&task).await,
-            Err(error) => Err(error),
-        };
-        match ended {
-            Ok(None) => Ok(Some(Vec::new())),
-            Ok(Some(result)) => Ok(Some(
-                result
-                    .all("file")
-                    .map(|f| File {
-                        name: f.text_of("path").to_owned(),
-                        size: f.text_of("fileSize").parse().unwrap_or(0),
-                        modified: f.text_of("modification").to_owned(),
-                    })
-                    .collect(),
-            )),
-            Err(error) if error.fault() == Some("FileNotFound") => Ok(None),
-            Err(error) => Err(error),
-        }
+/// Files of a folder; `None`: the folder does not exist.
+pub(super) async fn search(
+    session: &Session,
+    tasks: &TaskWatch,
+    browser: &Object,
+    site: &Site,
+    folder: &str,
+    pattern: &str,
+) -> Result<Option<Vec<File>>, VsphereError> {
+    let details = el(
+        "details",
+        text("fileType", false)
+            + &text("fileSize", true)
+            + &text("modification", true)
+            + &text("fileOwner", false),
+    );
+    let spec = el("searchSpec", details + &text("matchPattern", pattern));
+    let arguments = text("datastorePath", on(site, folder)) + &spec;
+    let task = session.start_task("SearchDatastore_Task", browser, &arguments).await;
+    let ended = match task {
+        Ok(task) => tasks.ended(&task).await,
+        Err(error) => Err(error),
+    };
+    match ended {
+        Ok(None) => Ok(Some(Vec::new())),
+        Ok(Some(result)) => Ok(Some(
+            result
+                .all("file")
+                .map(|f| File {
+                    name: f.text_of("path").to_owned(),
+                    size: f.text_of("fileSize").parse().unwrap_or(0),
+                    modified: f.text_of("modification").to_owned(),
+                })
+                .collect(),
+        )),
+        Err(error) if error.fault() == Some("FileNotFound") => Ok(None),
+        Err(error) => Err(error),
     }
+}
 
-    pub(super) async fn rename(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError> {
-        let datacenter = &site.datacenter;
-        let arguments = text("sourceName", on(site, from))
-            + &reference("sourceDatacenter", datacenter)
-            + &text("destinationName", on(site, to))
-            + &reference("destinationDatacenter", datacenter)
-            + &text("force", false);
-        match self.file_task("MoveDatastoreFile_Task", &arguments).await {
-            Ok(()) => Ok(true),
-            Err(error) if error.fault() == Some("FileAlreadyExists") => Ok(false),
-            Err(error) => Err(error),
-        }
+/// Renames a file; false: the new name is taken.
+pub(super) async fn rename(
+    session: &Session,
+    tasks: &TaskWatch,
+    site: &Site,
+    from: &str,
+    to: &str,
+) -> Result<bool, VsphereError> {
+    let datacenter = &site.datacenter;
+    let arguments = text("sourceName", on(site, from))
+        + &reference("sourceDatacenter", datacenter)
+        + &text("destinationName", on(site, to))
+        + &reference("destinationDatacenter", datacenter)
+        + &text("force", false);
+    match run(session, tasks, "MoveDatastoreFile_Task", &arguments).await {
+        Ok(()) => Ok(true),
+        Err(error) if error.fault() == Some("FileAlreadyExists") => Ok(false),
+        Err(error) => Err(error),
     }
+}
 
-    pub(super) async fn remove(&self, site: &Site, path: &str) -> Result<(), VsphereError> {
-        let arguments = text("name", on(site, path)) + &reference("datacenter", &site.datacenter);
-        match self.file_task("DeleteDatastoreFile_Task", &arguments).await {
-            Err(error) if error.fault() == Some("FileNotFound") => Ok(()),
-            other => other,
-        }
+/// Deletes a file; `Ok` when it does not exist.
+pub(super) async fn remove(
+    session: &Session,
+    tasks: &TaskWatch,
+    site: &Site,
+    path: &str,
+) -> Result<(), VsphereError> {
+    let arguments = text("name", on(site, path)) + &reference("datacenter", &site.datacenter);
+    match run(session, tasks, "DeleteDatastoreFile_Task", &arguments).await {
+        Err(error) if error.fault() == Some("FileNotFound") => Ok(()),
+        other => other,
     }
+}
 
-    async fn file_task(&self, method: &'static str, arguments: &str) -> Result<(), VsphereError> {
-        let manager = &self.session.content.file_manager;
-        let task = machines::start(&self.session, method, manager, arguments).await?;
-        self.ending.ended(&task).await.map(drop)
-    }
+/// Runs a task of the file manager to its end.
+async fn run(
+    session: &Session,
+    tasks: &TaskWatch,
+    method: &'static str,
+    arguments: &str,
+) -> Result<(), VsphereError> {
+    let manager = &session.content.file_manager;
+    let task = session.start_task(method, manager, arguments).await?;
+    tasks.ended(&task).await.map(drop)
 }
 
 #[cfg(test)]

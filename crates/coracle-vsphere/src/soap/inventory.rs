@@ -4,7 +4,7 @@ use super::{
     session::{Properties, Session},
     xml::{Node, reference, text},
 };
-use crate::{Network, Object, Site, SiteSpec, Storage, Store, VsphereError};
+use crate::{Network, Object, Site, SiteSpec, Store, VmDatastores, VsphereError};
 
 /// Finds every name of `spec`.
 pub(super) async fn resolve(session: &Session, spec: &SiteSpec) -> Result<Site, VsphereError> {
@@ -91,22 +91,22 @@ async fn storage(
     dc: &Object,
     stores: &[(Object, String)],
     wanted: &str,
-) -> Result<Storage, VsphereError> {
+) -> Result<VmDatastores, VsphereError> {
     let field = "vsphere.datastoreCluster";
     if let Some(found) = by_path(session, &format!("{dc_path}/datastore/{wanted}")).await? {
         let store = Store { object: found.clone(), name: wanted.to_owned() };
         match found.kind.as_str() {
-            "StoragePod" => return Ok(Storage::Pod(store)),
-            "Datastore" => return Ok(Storage::Single(store)),
+            "StoragePod" => return Ok(VmDatastores::Pod(store)),
+            "Datastore" => return Ok(VmDatastores::Single(store)),
             _ => {}
         }
     }
     // It may be in a folder.
     let pods = in_view(session, dc, "StoragePod").await?;
     if pods.iter().any(|(_, name)| is_named(name, wanted)) {
-        return one(&pods, field, "datastore cluster", wanted).map(Storage::Pod);
+        return one(&pods, field, "datastore cluster", wanted).map(VmDatastores::Pod);
     }
-    one(stores, field, "datastore cluster or datastore", wanted).map(Storage::Single)
+    one(stores, field, "datastore cluster or datastore", wanted).map(VmDatastores::Single)
 }
 
 /// Every object of a type below `root`, with its name.

@@ -1,14 +1,15 @@
-//! One session: SOAP over HTTPS with a cookie, logged in again when it has ended.
+//! Session: SOAP over HTTPS with a cookie, with a new login when it has ended.
 
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use reqwest::{Client, Method, RequestBuilder, Response, header};
 use tokio::{
     sync::{RwLock, Semaphore},
@@ -17,17 +18,18 @@ use tokio::{
 use tracing::{debug, info};
 
 use super::{
-    SoapOptions, tls,
+    options::SoapOptions,
+    tls,
     xml::{Node, envelope, fault_of, parse, reference, text},
 };
-use crate::{Credentials, FaultClass, Object, VsphereError, VsphereMetrics};
+use crate::{Credentials, FaultClass, Object, TaskId, VsphereError, VsphereMetrics};
 
-/// An answer is not read further.
+/// Longest answer that is read, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Newest version of the API that is asked for; an older server is asked for its own.
 const API_VERSION_MAX: &str = "8.0.0.1";
 
-/// What the server says about itself.
+/// Service content: the managers of the server, its version and id.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     pub(super) property_collector: Object,
@@ -115,7 +117,7 @@ impl Session {
     ) -> Result<Node, VsphereError> {
         let seen = self.logins.load(Ordering::Acquire);
         match self.once(method, this, arguments, deadline).await {
-            // The server did nothing, so the same call may be made again whatever it does.
+            // The server did nothing, so any call may be repeated.
             Err(error) if error.fault() == Some("NotAuthenticated") => {
                 self.login(seen).await?;
                 self.once(method, this, arguments, deadline).await
@@ -139,7 +141,7 @@ impl Session {
         result
     }
 
-    /// One exchange; the body's first element, and the cookie that came with it.
+    /// One exchange. Returns the first element of the body, and the cookie.
     async fn post(
         &self,
         method: &'static str,
@@ -192,14 +194,14 @@ impl Session {
             .map_err(|_| VsphereError::Protocol { operation: operation(), what: "not UTF-8".into() })
     }
 
-    /// Logs in, unless someone did since login number `seen`.
+    /// Logs in, unless another caller did since login number `seen`.
     async fn login(&self, seen: u64) -> Result<(), VsphereError> {
         let mut cookie = self.cookie.write().await;
         if self.logins.load(Ordering::Acquire) != seen {
             return Ok(());
         }
         let held = |at: &Instant| at.elapsed() < self.options.auth_hold;
-        if self.refused.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(held) {
+        if self.refused.lock().as_ref().is_some_and(held) {
             return Err(VsphereError::LoginHeld { server: self.server().to_owned() });
         }
         let began = Instant::now();
@@ -217,7 +219,7 @@ impl Session {
             }
             Err(error) => {
                 if error.class() == FaultClass::Auth {
-                    let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut refused = self.refused.lock();
                     *refused = Some(Instant::now());
                 }
                 Err(error)
@@ -283,6 +285,21 @@ impl Session {
             }
         }
         Ok(all)
+    }
+
+    /// Calls a method that answers with a task.
+    pub(super) async fn start_task(
+        &self,
+        method: &'static str,
+        this: &Object,
+        arguments: &str,
+    ) -> Result<TaskId, VsphereError> {
+        let answer = self.call(method, this, arguments).await?;
+        let task = answer.get("returnval").and_then(Node::object);
+        task.map(|t| TaskId(t.id)).ok_or_else(|| VsphereError::Protocol {
+            operation: format!("{method} of {}", this.id),
+            what: "no task in the answer".into(),
+        })
     }
 
     /// A request to another path of the same server, with the cookie.

@@ -2,7 +2,7 @@
 //! first; the simulator does not check it, so golden files do.
 
 use super::xml::{el, reference, text, typed};
-use crate::{Cdrom, Change, Network, Object, Site, Store, VmSpec, VsphereError};
+use crate::{Cdrom, Change, Network, Object, Site, Store, VmConfigSpec, VsphereError};
 
 /// Devices of a new machine have negative keys until vCenter gives them others.
 const CONTROLLER_KEY: i32 = -1;
@@ -51,7 +51,7 @@ fn word(
 /// `VirtualMachineConfigSpec` of a new machine. Without a datastore it is what a placement is asked with.
 pub(super) fn config(
     name: &str,
-    vm: &VmSpec,
+    vm: &VmConfigSpec,
     site: &Site,
     store: Option<&Store>,
 ) -> Result<String, VsphereError> {
@@ -77,7 +77,7 @@ pub(super) fn config(
     Ok(el(name, inner))
 }
 
-fn devices(vm: &VmSpec, site: &Site, store: Option<&Store>) -> Result<String, VsphereError> {
+fn devices(vm: &VmConfigSpec, site: &Site, store: Option<&Store>) -> Result<String, VsphereError> {
     let allowed = "pvscsi, lsilogic, lsilogic-sas, buslogic, nvme, sata, ide";
     let controller = word("vsphere.scsiType", &vm.controller, &CONTROLLERS, allowed)?;
     let mut all = String::new();
@@ -116,7 +116,7 @@ fn add(file: Option<&str>, device: String) -> String {
     el("deviceChange", text("operation", "add") + &file + &device)
 }
 
-fn disk(vm: &VmSpec, store: Option<&Store>, controller: i32) -> String {
+fn disk(vm: &VmConfigSpec, store: Option<&Store>, controller: i32) -> String {
     let kib = i64::from(vm.disk_gib) * KIB_PER_GIB;
     text("key", DISK_KEY)
         + &disk_backing("backing", vm, store)
@@ -125,7 +125,7 @@ fn disk(vm: &VmSpec, store: Option<&Store>, controller: i32) -> String {
         + &text("capacityInKB", kib)
 }
 
-fn disk_backing(name: &str, vm: &VmSpec, store: Option<&Store>) -> String {
+fn disk_backing(name: &str, vm: &VmConfigSpec, store: Option<&Store>) -> String {
     let file = store.map(|s| format!("[{}]", s.name)).unwrap_or_default();
     let mut inner = text("fileName", file);
     if let Some(store) = store {
@@ -179,7 +179,7 @@ fn network_backing(network: &Network) -> String {
 }
 
 /// `StoragePlacementSpec` for a new machine in a pod.
-pub(super) fn placement(vm: &VmSpec, site: &Site, pod: &Object) -> Result<String, VsphereError> {
+pub(super) fn placement(vm: &VmConfigSpec, site: &Site, pod: &Object) -> Result<String, VsphereError> {
     let disk = el("disk", text("diskId", DISK_KEY) + &disk_backing("diskBackingInfo", vm, None));
     let initial = el("initialVmConfig", reference("storagePod", pod) + &disk);
     let selection = el("podSelectionSpec", initial + &reference("storagePod", pod));

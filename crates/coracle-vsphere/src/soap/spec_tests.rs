@@ -1,7 +1,7 @@
 //! The order of elements, which no simulator checks.
 
 use super::*;
-use crate::{SiteSpec, Storage};
+use crate::{SiteSpec, VmDatastores};
 
 fn site(network: Network) -> Site {
     let store = |id: &str, name: &str| Store { object: Object::new("Datastore", id), name: name.into() };
@@ -18,14 +18,17 @@ fn site(network: Network) -> Site {
         folder: Object::new("Folder", "group-v9"),
         folder_path: "/DC0/vm/demo".into(),
         pool: Object::new("ResourcePool", "resgroup-8"),
-        storage: Storage::Pod(Store { object: Object::new("StoragePod", "group-p1"), name: "pod".into() }),
+        storage: VmDatastores::Pod(Store {
+            object: Object::new("StoragePod", "group-p1"),
+            name: "pod".into(),
+        }),
         iso: store("datastore-1", "isos"),
         network,
     }
 }
 
-fn vm() -> VmSpec {
-    VmSpec {
+fn vm() -> VmConfigSpec {
+    VmConfigSpec {
         name: "worker-<1>".into(),
         uuid: "11111111-2222-5333-8444-555555555555".into(),
         instance_uuid: "66666666-7777-5888-9999-000000000000".into(),

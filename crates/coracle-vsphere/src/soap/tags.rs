@@ -9,27 +9,27 @@ use tokio::sync::Mutex;
 use super::session::Session;
 use crate::{Object, VsphereError};
 
-/// An id needs no look-up.
+/// Prefix of tag ids, which need no look-up.
 const ID_PREFIX: &str = "urn:vmomi:InventoryServiceTag:";
 const SESSION_HEADER: &str = "vmware-api-session-id";
 
-/// Which of the two trees a server has, and the session in it.
+/// Tag API of a server (`/api` or `/rest`), and the session in it.
 #[derive(Clone, Debug)]
-struct Door {
+struct TagApi {
     is_api: bool,
     session: String,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    door: Option<Door>,
+    tag_api: Option<TagApi>,
     names: Option<Arc<TagsByName>>,
 }
 
 /// Name → ids, with the category that each is in.
 type TagsByName = HashMap<String, Vec<(String, String)>>;
 
-/// What was asked once about tags.
+/// Cached answers about tags.
 #[derive(Debug, Default)]
 pub(super) struct TagCache(Mutex<Known>);
 
@@ -61,14 +61,14 @@ impl TagCache {
 
     async fn try_attach(&self, session: &Session, vm: &Object, tags: &[String]) -> Result<(), VsphereError> {
         for tag in tags {
-            let (door, id) = self.resolve(session, tag).await?;
-            let path = if door.is_api {
+            let (tag_api, id) = self.resolve(session, tag).await?;
+            let path = if tag_api.is_api {
                 format!("/api/cis/tagging/tag-association/{id}?action=attach")
             } else {
                 format!("/rest/com/vmware/cis/tagging/tag-association/id:{id}?~action=attach")
             };
             let body = json!({"object_id": {"id": vm.id, "type": vm.kind}});
-            match ask(session, &door, Method::POST, &path, Some(&body)).await {
+            match ask(session, &tag_api, Method::POST, &path, Some(&body)).await {
                 // Attached already.
                 Err(VsphereError::Status { status: 400, .. }) => {}
                 other => drop(other?),
@@ -77,28 +77,28 @@ impl TagCache {
         Ok(())
     }
 
-    async fn resolve(&self, session: &Session, tag: &str) -> Result<(Door, String), VsphereError> {
+    async fn resolve(&self, session: &Session, tag: &str) -> Result<(TagApi, String), VsphereError> {
         let mut known = self.0.lock().await;
-        let door = match &known.door {
-            Some(door) => door.clone(),
-            None => known.door.insert(open(session).await?).clone(),
+        let tag_api = match &known.tag_api {
+            Some(tag_api) => tag_api.clone(),
+            None => known.tag_api.insert(open(session).await?).clone(),
         };
         if tag.starts_with(ID_PREFIX) {
-            return Ok((door, tag.to_owned()));
+            return Ok((tag_api, tag.to_owned()));
         }
         let names = match &known.names {
             Some(names) => names.clone(),
-            None => known.names.insert(Arc::new(list(session, &door).await?)).clone(),
+            None => known.names.insert(Arc::new(list(session, &tag_api).await?)).clone(),
         };
         match names.get(tag).map(Vec::as_slice) {
-            Some([(id, _)]) => Ok((door, id.clone())),
+            Some([(id, _)]) => Ok((tag_api, id.clone())),
             Some(several) if !several.is_empty() => Err(VsphereError::Ambiguous {
                 field: "vsphere.vmTags",
                 name: tag.to_owned(),
                 candidates: several.iter().map(|(id, category)| format!("{id} in {category}")).collect(),
             }),
             _ => {
-                // It may be made at any time.
+                // The tag may be created at any time: do not cache its absence.
                 known.names = None;
                 Err(VsphereError::NoSuchName { field: "vsphere.vmTags", kind: "tag", name: tag.to_owned() })
             }
@@ -106,7 +106,7 @@ impl TagCache {
     }
 }
 
-async fn open(session: &Session) -> Result<Door, VsphereError> {
+async fn open(session: &Session) -> Result<TagApi, VsphereError> {
     let credentials = session.credentials();
     for (is_api, path) in [(true, "/api/session"), (false, "/rest/com/vmware/cis/session")] {
         let request = session.request(Method::POST, path).await;
@@ -121,18 +121,18 @@ async fn open(session: &Session) -> Result<Door, VsphereError> {
         }
         let answer: Value = response.json().await.map_err(|e| session.transport(operation(), e))?;
         let id = answer.as_str().or_else(|| answer["value"].as_str()).unwrap_or_default().to_owned();
-        return Ok(Door { is_api, session: id });
+        return Ok(TagApi { is_api, session: id });
     }
     Err(VsphereError::Status { operation: "open a tagging session".into(), status: 404 })
 }
 
-async fn list(session: &Session, door: &Door) -> Result<TagsByName, VsphereError> {
-    let base = if door.is_api { "/api/cis/tagging/tag" } else { "/rest/com/vmware/cis/tagging/tag" };
-    let ids = ask(session, door, Method::GET, base, None).await?;
+async fn list(session: &Session, tag_api: &TagApi) -> Result<TagsByName, VsphereError> {
+    let base = if tag_api.is_api { "/api/cis/tagging/tag" } else { "/rest/com/vmware/cis/tagging/tag" };
+    let ids = ask(session, tag_api, Method::GET, base, None).await?;
     let mut names = TagsByName::new();
     for id in ids.as_array().into_iter().flatten().filter_map(Value::as_str) {
-        let path = if door.is_api { format!("{base}/{id}") } else { format!("{base}/id:{id}") };
-        let tag = ask(session, door, Method::GET, &path, None).await?;
+        let path = if tag_api.is_api { format!("{base}/{id}") } else { format!("{base}/id:{id}") };
+        let tag = ask(session, tag_api, Method::GET, &path, None).await?;
         let field = |name: &str| tag[name].as_str().unwrap_or_default().to_owned();
         names.entry(field("name")).or_default().push((id.to_owned(), field("category_id")));
     }
@@ -142,13 +142,13 @@ async fn list(session: &Session, door: &Door) -> Result<TagsByName, VsphereError
 /// One request; what `/rest` wraps in `value` is unwrapped.
 async fn ask(
     session: &Session,
-    door: &Door,
+    tag_api: &TagApi,
     method: Method,
     path: &str,
     body: Option<&Value>,
 ) -> Result<Value, VsphereError> {
     let operation = || format!("{method} {}", path.split('?').next().unwrap_or(path));
-    let mut request = session.request(method.clone(), path).await.header(SESSION_HEADER, &door.session);
+    let mut request = session.request(method.clone(), path).await.header(SESSION_HEADER, &tag_api.session);
     if let Some(body) = body {
         request = request.json(body);
     }

@@ -1,4 +1,4 @@
-//! Tasks that someone waits for, all by one long poll and none while nobody waits.
+//! Awaited tasks, all followed by one long poll; no poll while none is awaited.
 //!
 //! ```text
 //!  ended(task) ─▶ waiting ─▶ ModifyListView (those that came close together, in one call)
@@ -8,10 +8,11 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, oneshot},
     time::sleep,
@@ -20,34 +21,33 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
-    lock,
+    collector::{changes, collector, filter, made, wait},
     session::Session,
-    watch::{changes, collector, filter, made, wait},
     xml::{Node, reference, task_fault},
 };
 use crate::{Fault, Object, TaskId, VsphereError};
 
 /// Tasks that come this close together are listed by one call.
 const GATHER: Duration = Duration::from_millis(25);
-/// Ends that come this close together take one poll.
+/// Tasks that end this close together take one poll.
 const COALESCE: Duration = Duration::from_millis(75);
-/// Until a lost watch is made anew.
+/// Pause before a lost watch is created again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How many ended tasks are remembered.
+/// Most results that are kept.
 const ENDED_MAX: usize = 256;
-/// What is read of a task.
+/// Properties that are read of a task.
 const PATHS: [&str; 3] = ["info.state", "info.error", "info.result"];
 
-/// How a task ended. `Ok(None)`: without a result, or unknown to vCenter.
+/// Result of a task. `Ok(None)`: without a result, or unknown to vCenter.
 type Ended = Result<Option<Node>, Fault>;
 
 #[derive(Debug, Default)]
 struct Tasks {
     waiting: HashMap<String, Vec<oneshot::Sender<Ended>>>,
     listed: HashSet<String>,
-    /// To be taken off the list when it is changed next.
+    /// Tasks to remove from the list with its next change.
     over: Vec<String>,
-    /// How the last tasks ended, oldest first: one that leaves the list and comes back between two polls is no change.
+    /// Results of the last tasks, oldest first: a task that leaves the list and returns between two polls does not change.
     ended: VecDeque<(String, Ended)>,
 }
 
@@ -56,9 +56,9 @@ struct Tasks {
 pub(super) struct TaskWatch {
     session: Arc<Session>,
     tasks: Mutex<Tasks>,
-    /// Somebody waits for a task that is not on the list.
+    /// A task is awaited that is not on the list.
     wake: Notify,
-    /// The list is not empty any more.
+    /// The list got its first task.
     listed: Notify,
     stop: CancellationToken,
 }
@@ -70,7 +70,7 @@ impl TaskWatch {
 
     /// Waits until the task has ended: its result. Cancel-safe.
     pub(super) async fn ended(&self, task: &TaskId) -> Result<Option<Node>, VsphereError> {
-        let known = lock(&self.tasks).ended.iter().find(|(id, _)| *id == task.0).map(|(_, end)| end.clone());
+        let known = self.tasks.lock().ended.iter().find(|(id, _)| *id == task.0).map(|(_, end)| end.clone());
         let end = match known {
             Some(end) => end,
             None => self.wait(task).await?,
@@ -80,7 +80,7 @@ impl TaskWatch {
 
     async fn wait(&self, task: &TaskId) -> Result<Ended, VsphereError> {
         let (tell, told) = oneshot::channel();
-        lock(&self.tasks).waiting.entry(task.0.clone()).or_default().push(tell);
+        self.tasks.lock().waiting.entry(task.0.clone()).or_default().push(tell);
         self.wake.notify_one();
         tokio::select! {
             () = self.stop.cancelled() => Err(VsphereError::Closed),
@@ -97,15 +97,15 @@ impl TaskWatch {
             };
             if let Err(error) = lost {
                 let error: &dyn std::error::Error = &error;
-                debug!(error, "list of tasks lost; it is made anew");
+                debug!(error, "list of tasks lost, creating it again");
             }
             let _stopped = self.stop.run_until_cancelled(sleep(AGAIN)).await;
         }
     }
 
     async fn follow(&self) -> Result<(), VsphereError> {
-        // Nothing is made before somebody waits.
-        if lock(&self.tasks).waiting.is_empty() {
+        // Nothing is created before a task is awaited.
+        if self.tasks.lock().waiting.is_empty() {
             self.wake.notified().await;
         }
         let collector = collector(&self.session).await?;
@@ -113,7 +113,7 @@ impl TaskWatch {
         let list = made(&self.session.call("CreateListView", view_manager, "").await?, "list")?;
         let filter = filter("ListView", &list, "Task", &PATHS);
         self.session.call("CreateFilter", &collector, &filter).await?;
-        lock(&self.tasks).listed.clear();
+        self.tasks.lock().listed.clear();
         self.wake.notify_one();
         let lost = tokio::select! {
             lost = self.updates(&collector) => lost,
@@ -128,7 +128,7 @@ impl TaskWatch {
         let mut version = String::new();
         let mut infos: HashMap<String, TaskInfo> = HashMap::new();
         loop {
-            if lock(&self.tasks).listed.is_empty() {
+            if self.tasks.lock().listed.is_empty() {
                 self.listed.notified().await;
             }
             let Some(set) = wait(&self.session, collector, &version, longest).await? else { continue };
@@ -142,7 +142,7 @@ impl TaskWatch {
         }
     }
 
-    /// Takes over what changed of a task, and tells those who wait when it has ended.
+    /// Applies changes of a task, and notifies its waiters when it has ended.
     fn take(&self, infos: &mut HashMap<String, TaskInfo>, id: &str, update: &Node) {
         let info = infos.entry(id.to_owned()).or_default();
         for change in update.all("changeSet") {
@@ -164,9 +164,9 @@ impl TaskWatch {
     }
 
     fn tell(&self, id: &str, end: &Ended) {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.tasks.lock();
         for waiting in tasks.waiting.remove(id).unwrap_or_default() {
-            // Whoever waited may have gone.
+            // The waiter may have been cancelled.
             let _ = waiting.send(end.clone());
         }
         if tasks.listed.remove(id) {
@@ -184,7 +184,7 @@ impl TaskWatch {
             self.wake.notified().await;
             sleep(GATHER).await;
             let (add, remove) = {
-                let mut tasks = lock(&self.tasks);
+                let mut tasks = self.tasks.lock();
                 tasks.waiting.retain(|_, who| {
                     who.retain(|w| !w.is_closed());
                     !who.is_empty()
@@ -198,7 +198,7 @@ impl TaskWatch {
             };
             let arguments = refs("add", &add) + &refs("remove", &remove);
             let answer = self.session.call("ModifyListView", list, &arguments).await?;
-            lock(&self.tasks).listed.extend(add);
+            self.tasks.lock().listed.extend(add);
             self.listed.notify_one();
             // vCenter keeps ended tasks for a few minutes; of older ones it knows nothing.
             for unknown in answer.all("returnval").filter_map(Node::object) {

@@ -1,4 +1,4 @@
-//! How the server's certificate is known.
+//! Verification of the server's certificate.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rustls::{
 };
 use sha2::{Digest as _, Sha256};
 
-use super::SoapOptions;
+use super::options::SoapOptions;
 use crate::{Credentials, VsphereError};
 
 /// A client that trusts what the credentials say: a thumbprint, authorities of theirs, the system's, or anything.
@@ -52,7 +52,7 @@ fn pinned(thumbprint: &str) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// Accepts the one certificate of a thumbprint, whatever its name and authority; signatures are still verified.
+/// Accepts only the certificate of a thumbprint, regardless of its name and authority; signatures are still verified.
 #[derive(Debug)]
 struct Pin {
     thumbprint: String,

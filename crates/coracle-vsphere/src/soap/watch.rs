@@ -1,5 +1,5 @@
-//! Machines of a folder by one long poll: a property collector over a view of them. When the session is lost it is made
-//! anew, and everything read again.
+//! Machines of a folder by one long poll: a property collector over a view of them. When the session is lost it is
+//! created again, and everything is read again.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -8,17 +8,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
+    collector::{changes, collector, filter, made, wait},
     machines,
     session::Session,
-    xml::{Node, el, reference, text, typed},
+    xml::{Node, reference, text},
 };
 use crate::{Machines, Object, VsphereError};
 
-/// Until a lost watch is made anew; doubled up to the longest.
+/// Pause before a lost watch is created again; doubled up to the longest.
 const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
-/// Beyond what the server may take for a wait.
-pub(super) const WAIT_GRACE: Duration = Duration::from_secs(30);
 
 /// The watch of one folder.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ impl SiteWatch {
             }
             if let Err(error) = lost {
                 let error: &dyn std::error::Error = &error;
-                debug!(folder = self.folder.id, error, "watch lost; it is made anew");
+                debug!(folder = self.folder.id, error, "watch lost, creating it again");
             }
             let _stopped = self.stop.run_until_cancelled(sleep(again)).await;
             again = (again * 2).min(AGAIN_MAX);
@@ -108,51 +107,4 @@ fn take(vms: &mut HashMap<String, Arc<crate::Vm>>, object: Object, update: &Node
     for change in update.all("changeSet") {
         machines::apply(vm, change.text_of("name"), change.get("val"));
     }
-}
-
-/// A property collector of our own: filters of the session's common one would be everyone's.
-pub(super) async fn collector(session: &Session) -> Result<Object, VsphereError> {
-    made(
-        &session.call("CreatePropertyCollector", &session.content.property_collector, "").await?,
-        "collector",
-    )
-}
-
-pub(super) fn made(answer: &Node, what: &str) -> Result<Object, VsphereError> {
-    answer.get("returnval").and_then(Node::object).ok_or_else(|| VsphereError::Protocol {
-        operation: format!("make a {what}"),
-        what: "none in the answer".into(),
-    })
-}
-
-/// `CreateFilter`: everything in a view.
-pub(super) fn filter(view_kind: &str, view: &Object, kind: &str, paths: &[&str]) -> String {
-    let paths: String = paths.iter().map(|p| text("pathSet", p)).collect();
-    let set = el("propSet", text("type", kind) + &paths);
-    let traversal = typed(
-        "selectSet",
-        "TraversalSpec",
-        text("name", "view") + &text("type", view_kind) + &text("path", "view") + &text("skip", false),
-    );
-    let object = el("objectSet", reference("obj", view) + &text("skip", true) + &traversal);
-    el("spec", set + &object) + &text("partialUpdates", false)
-}
-
-/// One long poll; `None`: nothing changed within `longest`.
-pub(super) async fn wait(
-    session: &Session,
-    collector: &Object,
-    version: &str,
-    longest: Duration,
-) -> Result<Option<Node>, VsphereError> {
-    let arguments = text("version", version) + &el("options", text("maxWaitSeconds", longest.as_secs()));
-    let deadline = longest + WAIT_GRACE;
-    let answer = session.call_unbounded("WaitForUpdatesEx", collector, &arguments, deadline).await?;
-    Ok(answer.get("returnval").cloned())
-}
-
-/// Objects that changed, and how.
-pub(super) fn changes(set: &Node) -> impl Iterator<Item = (Object, &Node)> {
-    let updates = set.all("filterSet").flat_map(|f| f.all("objectSet"));
-    updates.filter_map(|update| Some((update.get("obj")?.object()?, update)))
 }

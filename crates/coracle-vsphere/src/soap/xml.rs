@@ -57,7 +57,7 @@ impl Node {
 /// Reads one document.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Reason.
 pub(crate) fn parse(text: &str) -> Result<Node, String> {
     let mut reader = NsReader::from_str(text);
     let mut open = vec![Node::default()];

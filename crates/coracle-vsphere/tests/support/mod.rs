@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use coracle_testkit::vcsim::Vcsim;
 use coracle_vsphere::{
-    Credentials, SiteSpec, SoapOptions, SoapVsphere, VmSpec, VsphereError, VsphereMetrics,
+    Credentials, SiteSpec, SoapOptions, SoapVsphere, VmConfigSpec, VsphereError, VsphereMetrics,
 };
 
 pub(crate) fn vcsim(args: &[&str]) -> anyhow::Result<Option<Vcsim>> {
@@ -47,8 +47,8 @@ pub(crate) fn site_spec() -> SiteSpec {
     }
 }
 
-pub(crate) fn vm_spec(name: &str, n: u8) -> VmSpec {
-    VmSpec {
+pub(crate) fn vm_spec(name: &str, n: u8) -> VmConfigSpec {
+    VmConfigSpec {
         name: name.into(),
         uuid: format!("11111111-2222-5333-8444-{n:012x}"),
         instance_uuid: format!("66666666-7777-5888-9999-{n:012x}"),

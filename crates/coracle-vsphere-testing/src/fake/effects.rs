@@ -1,12 +1,12 @@
-//! What tasks do.
+//! Effects of tasks.
 
-use crate::{Cdrom, Change, Fault, Object, Vm, VmSpec, mac};
+use coracle_vsphere::{Cdrom, Change, Fault, Object, Vm, VmConfigSpec, mac};
 
 use super::State;
 
 #[derive(Clone, Debug)]
 pub(super) enum Effect {
-    Create(Box<VmSpec>, Object),
+    Create(Box<VmConfigSpec>, Object),
     Power(String, bool),
     Destroy(String),
     Change(String, Change),
@@ -23,6 +23,7 @@ impl Effect {
                     return Err(Fault::of("InvalidPowerState"));
                 }
                 vm.powered_on = on;
+                state.ran.insert(id);
                 Ok(None)
             }
             Self::Destroy(id) => {
@@ -46,7 +47,7 @@ fn of<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Vm, Fault> {
     state.vms.get_mut(id).ok_or_else(|| Fault::of("ManagedObjectNotFound"))
 }
 
-fn create(state: &mut State, spec: &VmSpec, folder: Object) -> Result<Object, Fault> {
+fn create(state: &mut State, spec: &VmConfigSpec, folder: Object) -> Result<Object, Fault> {
     if state.vms.values().any(|vm| vm.name == spec.name && vm.folder.as_ref() == Some(&folder)) {
         return Err(Fault::of("DuplicateName"));
     }

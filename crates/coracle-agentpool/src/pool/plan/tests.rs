@@ -1,20 +1,20 @@
 //! The specification as tables: each test is a sentence of what the original promises, each row a case of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_api::agentpool::{
-    AgentSpec, CleanupPolicy, NameRef, OwnedVm, VsphereAgentPool, VsphereAgentPoolSpec,
+    AgentSpec, CleanupPolicy, NameRef, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolSpec,
     names::{self, phase, source, why},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
-use super::{Plan, Snapshot, plan};
+use super::{Adoption, Pin, Plan, RequestView, Snapshot, Step, plan, plan_deletion};
 use crate::{
     demand::Counters,
     identity::{AgentFacts, Identity},
-    rows::{Graces, Machines, agent_ref, machine_ref, matches, refresh},
+    pool::rows::{Graces, Machines, agent_ref, machine_ref, matches, refresh},
 };
 
 const NOW: i64 = 1_800_000_000;
@@ -92,7 +92,21 @@ fn decide(
     machines: &Machines,
 ) -> Plan {
     let matches = matches(rows, agents);
-    plan(&Snapshot { pool, rows, agents, matches: &matches, demand, machines, graces: graces(), now: now() })
+    plan(&Snapshot {
+        pool,
+        rows,
+        agents,
+        matches: &matches,
+        demand,
+        machines,
+        pins: &[],
+        requests: &[],
+        unmet: &BTreeSet::new(),
+        adoptable: &[],
+        iso_due: None,
+        graces: graces(),
+        now: now(),
+    })
 }
 
 fn verbs(plan: &Plan) -> String {
@@ -106,11 +120,11 @@ fn waiting(n: i32) -> Counters {
 }
 
 #[test]
-fn counts_agent_machines_subtracts_available_agents_and_provisioning_vms_and_records_the_remaining_demand() {
+fn deficit_is_demand_minus_available_and_provisioning() {
     let free = agent("a", false);
     let pending = row("p", phase::PROVISIONING, why::CREATE_REQUESTED, None, 1);
     for (reason, demand, rows, agents, want) in [
-        ("nobody waits", 0, vec![], vec![], 0),
+        ("no AgentMachine waits", 0, vec![], vec![], 0),
         ("all are missing", 3, vec![], vec![], 3),
         ("a free Agent meets one", 3, vec![], vec![free.clone()], 2),
         ("a VM that provisions meets one", 3, vec![pending.clone()], vec![free.clone()], 1),
@@ -132,7 +146,7 @@ fn counts_agent_machines_subtracts_available_agents_and_provisioning_vms_and_rec
 }
 
 #[test]
-fn the_agent_is_matched_by_bios_uuid_or_mac_before_any_hostname_fallback() {
+fn agent_is_matched_by_uuid_or_mac_before_hostname() {
     let rows = [row("w-0", phase::PROVISIONING, why::CREATE_REQUESTED, None, 1)];
     let with = |name: &str, uuid: &str, hostname: &str| AgentFacts {
         name: name.into(),
@@ -152,7 +166,7 @@ fn the_agent_is_matched_by_bios_uuid_or_mac_before_any_hostname_fallback() {
 }
 
 #[test]
-fn applies_the_configured_labels_role_approval_and_vm_name_hostname() {
+fn applies_labels_role_approval_and_hostname() {
     let rows = [row("w-0", phase::AVAILABLE, why::AGENT_AVAILABLE, None, 1)];
     let fresh = AgentFacts {
         approved: false,
@@ -162,7 +176,7 @@ fn applies_the_configured_labels_role_approval_and_vm_name_hostname() {
         ..agent("w-0", false)
     };
     let plan = decide(&pool(), &rows, std::slice::from_ref(&fresh), waiting(1), &Machines::new());
-    let p = &plan.prepare[0];
+    let p = plan.preparations().next().unwrap();
     assert_eq!((p.hostname.as_str(), p.role.as_str(), p.approve), ("w-0", "worker", Some(true)));
     let want = [("customer", "example"), (names::ROLE_LABEL, "worker"), (names::AGENT_MACHINE, "w-0")];
     assert_eq!(p.labels, want.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
@@ -172,8 +186,8 @@ fn applies_the_configured_labels_role_approval_and_vm_name_hostname() {
     manual.spec.agent.approve = Some(false);
     let unapproved = AgentFacts { approved: false, ..agent("w-0", false) };
     assert_eq!(
-        decide(&manual, &rows, &[unapproved], waiting(1), &Machines::new()).prepare,
-        [],
+        decide(&manual, &rows, &[unapproved], waiting(1), &Machines::new()).preparations().count(),
+        0,
         "optionally approves"
     );
     let bound = decide(
@@ -183,11 +197,11 @@ fn applies_the_configured_labels_role_approval_and_vm_name_hostname() {
         waiting(1),
         &Machines::new(),
     );
-    assert_eq!(bound.prepare, [], "a claimed Agent is not touched");
+    assert_eq!(bound.preparations().count(), 0, "a claimed Agent is not touched");
 }
 
 #[test]
-fn scale_down_observes_a_machine_deleting_then_waits_until_it_has_disappeared() {
+fn scale_down_waits_until_machine_has_disappeared() {
     let there: Machines = [("m".to_owned(), false)].into();
     let going: Machines = [("m".to_owned(), true)].into();
     let gone = Machines::new();
@@ -203,7 +217,7 @@ fn scale_down_observes_a_machine_deleting_then_waits_until_it_has_disappeared() 
         ("the Agent vanished first", d(), None, &going, "Released/MachineDeleting"),
         ("both are gone", d(), None, &gone, "Released/MachineDeleted"),
         ("unbound and its Machine stays", b(), free(), &there, "Released/AgentReleased"),
-        ("its Machine went while nobody looked", b(), free(), &gone, "Released/MachineDeleted"),
+        ("its Machine was deleted between reconciles", b(), free(), &gone, "Released/MachineDeleted"),
         ("Agent gone, Machine there: unchanged", b(), None, &there, "Bound/AgentBound"),
     ] {
         let next =
@@ -212,7 +226,7 @@ fn scale_down_observes_a_machine_deleting_then_waits_until_it_has_disappeared() 
         assert_eq!(next.machine_ref, before.machine_ref, "the last known machineRef is retained: {reason}");
         let plan = decide(&pool(), &[next], &[], waiting(0), machines);
         assert_eq!(
-            !plan.remove.is_empty(),
+            plan.removals().count() > 0,
             want == "Released/MachineDeleted",
             "only then is it deleted: {reason}"
         );
@@ -271,11 +285,11 @@ fn provisioning_available_orphaned_follow_what_is_seen() {
 }
 
 #[test]
-fn surplus_available_agents_go_only_when_no_agent_machine_is_without_an_agent() {
+fn surplus_agents_go_only_when_all_machines_have_one() {
     let rows = [row("w-0", phase::AVAILABLE, why::AGENT_PREPARED, None, 1)];
     let agents = [agent("w-0", false)];
     for (reason, waits, without, want) in [
-        ("nobody is without", 0, 0, "DeleteVM w-0, DeleteAgent w-0"),
+        ("every AgentMachine has an Agent", 0, 0, "DeleteVM w-0, DeleteAgent w-0"),
         ("one waits", 1, 1, "Noop"),
         ("one has none and does not say that it waits", 0, 1, "Noop"),
     ] {
@@ -285,7 +299,7 @@ fn surplus_available_agents_go_only_when_no_agent_machine_is_without_an_agent() 
 }
 
 #[test]
-fn set_cleanup_policy_retain_when_cleanup_must_be_handled_manually() {
+fn cleanup_policy_retain_keeps_vms() {
     let mut retain = pool();
     retain.spec.cleanup_policy = CleanupPolicy::Retain;
     let rows = [
@@ -293,11 +307,14 @@ fn set_cleanup_policy_retain_when_cleanup_must_be_handled_manually() {
         row("b", phase::AVAILABLE, why::AGENT_PREPARED, None, 1),
         row("c", phase::ORPHANED, why::AGENT_MISSING, None, 99),
     ];
-    assert_eq!(decide(&retain, &rows, &[agent("b", false)], waiting(0), &Machines::new()).remove, []);
+    assert_eq!(
+        decide(&retain, &rows, &[agent("b", false)], waiting(0), &Machines::new()).removals().count(),
+        0
+    );
 }
 
 #[test]
-fn an_orphan_that_was_ever_bound_goes_only_when_its_machine_is_absent() {
+fn bound_orphan_goes_only_without_its_machine() {
     let there: Machines = [("m".to_owned(), false)].into();
     for (reason, minutes, machine, machines, goes) in [
         ("30 minutes and never bound", 30, None, Machines::new(), true),
@@ -306,12 +323,16 @@ fn an_orphan_that_was_ever_bound_goes_only_when_its_machine_is_absent() {
         ("its Machine is gone", 99, Some("m"), Machines::new(), true),
     ] {
         let rows = [row("w-0", phase::ORPHANED, why::AGENT_MISSING, machine, minutes)];
-        assert_eq!(!decide(&pool(), &rows, &[], waiting(0), &machines).remove.is_empty(), goes, "{reason}");
+        assert_eq!(
+            decide(&pool(), &rows, &[], waiting(0), &machines).removals().count() > 0,
+            goes,
+            "{reason}"
+        );
     }
 }
 
 #[test]
-fn deletes_only_owned_vms_and_never_an_agent_that_was_there_before() {
+fn deletes_only_owned_vms_and_no_discovered_agent() {
     let mut found = row("old", phase::RELEASED, why::MACHINE_DELETED, None, 99);
     found.source = source::DISCOVERED_AGENT.into();
     assert_eq!(
@@ -348,6 +369,96 @@ fn any_rows() -> impl Strategy<Value = Vec<OwnedVm>> {
     (0..6usize).prop_flat_map(|n| (0..n).map(any_row).collect::<Vec<_>>())
 }
 
+/// Steps of a pool with these inputs, as words.
+fn steps_of(pool: &VsphereAgentPool, pins: &[Pin], unmet: &[&str], adoptable: &[Adoption]) -> String {
+    let (rows, agents) =
+        ([row("w-0", phase::RELEASED, why::MACHINE_DELETED, None, 0)], [agent("w-0", false)]);
+    let unprepared = [AgentFacts { hostname: String::new(), ..agent("w-1", false) }];
+    let rows: Vec<_> =
+        rows.into_iter().chain([row("w-1", phase::AVAILABLE, why::CREATE_REQUESTED, None, 0)]).collect();
+    let agents: Vec<_> = agents.into_iter().chain(unprepared).collect();
+    let matches = matches(&rows, &agents);
+    let plan = plan(&Snapshot {
+        pool,
+        rows: &rows,
+        agents: &agents,
+        matches: &matches,
+        demand: waiting(2),
+        machines: &Machines::new(),
+        pins,
+        requests: &[],
+        unmet: &unmet.iter().map(|term| (*term).to_owned()).collect(),
+        adoptable,
+        iso_due: None,
+        graces: graces(),
+        now: now(),
+    });
+    words(&plan.steps)
+}
+
+fn words(steps: &[Step]) -> String {
+    let word = |step: &Step| match step {
+        Step::AddFinalizer => "add-finalizer".to_owned(),
+        Step::PinSelector(pin) => format!("pin:{}", pin.vm),
+        Step::PrepareAgents(all) => format!("prepare:{}", all.len()),
+        Step::RemoveVm(removal) => format!("remove:{}", removal.row.name),
+        Step::AdoptVm(adoption) => format!("adopt:{}", adoption.note),
+        Step::WarnSelectors(_) => "warn".to_owned(),
+        Step::DeleteRequest(request) => format!("delete:{}", request.name),
+        Step::DeleteImages => "delete-images".to_owned(),
+        Step::RemoveFinalizer => "remove-finalizer".to_owned(),
+    };
+    steps.iter().map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn steps_table() {
+    let held = || {
+        let mut pool = pool();
+        pool.metadata.finalizers = Some(vec![names::POOL_FINALIZER.into()]);
+        pool
+    };
+    let pin = Pin { namespace: "cp".into(), name: "am".into(), resource_version: None, vm: "w-1".into() };
+    let adoption = Adoption { request: VsphereAgent::default(), note: "old".into() };
+    let (pins, adoptions) = ([pin], [adoption]);
+    for (reason, pool, pins, unmet, adoptable, want) in [
+        (
+            "the finalizer comes before any effect",
+            pool(),
+            &pins[..],
+            &[][..],
+            &[][..],
+            "add-finalizer pin:w-1 prepare:1 remove:w-0",
+        ),
+        ("steady: preparations before removals", held(), &[], &[], &[], "prepare:1 remove:w-0"),
+        ("pins come before preparations", held(), &pins, &[], &[], "pin:w-1 prepare:1 remove:w-0"),
+        ("adoptions come after removals", held(), &[], &[], &adoptions, "prepare:1 remove:w-0 adopt:old"),
+        ("unmet selectors are an event", held(), &[], &["a=b"], &[], "prepare:1 remove:w-0 warn"),
+    ] {
+        assert_eq!(steps_of(&pool, pins, unmet, adoptable), want, "{reason}");
+    }
+}
+
+#[test]
+fn deletion_table() {
+    let request =
+        |name: &str, is_deleting| RequestView { name: name.into(), is_deleting, ..RequestView::default() };
+    let deletes_images = || {
+        let mut pool = pool();
+        pool.metadata.annotations = Some([(names::DELETE_ISOS.to_owned(), "true".to_owned())].into());
+        pool
+    };
+    for (reason, pool, requests, want) in [
+        ("VsphereAgents go first", pool(), vec![request("a", false), request("b", true)], "delete:a"),
+        ("their ends are waited for", pool(), vec![request("b", true)], ""),
+        ("images wait for the VMs that use them", deletes_images(), vec![request("b", true)], ""),
+        ("images stay by default", pool(), vec![], "remove-finalizer"),
+        ("images go by annotation", deletes_images(), vec![], "delete-images remove-finalizer"),
+    ] {
+        assert_eq!(words(&plan_deletion(&pool, &requests)), want, "{reason}");
+    }
+}
+
 proptest! {
     #[test]
     fn a_plan_never_removes_what_someone_has(
@@ -369,7 +480,7 @@ proptest! {
         }).collect();
         let demand = Counters { all: 9, waiting: waits, unready: without, without_agent: without };
         let plan = decide(&pool, &next, &agents, demand, &there);
-        for removal in &plan.remove {
+        for removal in plan.removals() {
             prop_assert!(!retain && removal.row.source != source::DISCOVERED_AGENT);
             prop_assert!(machine(&removal.row).is_none_or(|m| !there.contains_key(&m)), "its Machine exists");
             prop_assert!(rows.iter().any(|r| r.name == removal.row.name));

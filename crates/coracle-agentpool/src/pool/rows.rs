@@ -1,4 +1,4 @@
-//! The VMs of a pool as rows: which VsphereAgent, which Agent, which Machine, and how far they are (pure).
+//! VMs of a pool as rows: VsphereAgent, Agent, Machine and phase of each (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -141,9 +141,9 @@ fn has_vm(row: &OwnedVm) -> bool {
 /// Times that decide something.
 #[derive(Clone, Copy, Debug)]
 pub struct Graces {
-    /// How long an Agent may take to appear.
+    /// Longest time until an Agent registers.
     pub discovery: SignedDuration,
-    /// How long an orphaned VM stays.
+    /// Time that an orphaned VM is kept.
     pub orphan: SignedDuration,
 }
 
@@ -234,7 +234,7 @@ fn with_agent(
         return (phase::BOUND, why::AGENT_BOUND);
     }
     match row.phase.as_str() {
-        // Its Machine went while nobody looked.
+        // Its Machine was deleted between reconciles.
         phase::BOUND | phase::RELEASED if machine == Some(None) => (phase::RELEASED, why::MACHINE_DELETED),
         phase::BOUND | phase::RELEASED => (phase::RELEASED, why::AGENT_RELEASED),
         _ if row.reason == why::AGENT_PREPARED => (phase::AVAILABLE, why::AGENT_PREPARED),
@@ -277,7 +277,7 @@ pub fn agent_ref(pool: &VsphereAgentPool, name: &str) -> ObjectReference {
     }
 }
 
-/// A reference to a Machine; v1beta1 in the text whatever the cluster serves.
+/// Reference to a Machine; always v1beta1, regardless of the served version.
 #[must_use]
 pub fn machine_ref(pool: &VsphereAgentPool, name: &str) -> ObjectReference {
     ObjectReference {

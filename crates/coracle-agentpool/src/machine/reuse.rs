@@ -1,6 +1,6 @@
-//! Whether a waiting AgentMachine takes a free Agent of the pool instead of a new VM (pure). The original operator pins
-//! every AgentMachine to a VM of its own name, so an Agent whose AgentMachine is gone serves nobody; a pool annotated
-//! `coracle.dev/reuse: "true"` gives it to the next one that waits.
+//! Reuse of free Agents by waiting AgentMachines (pure). The original operator pins every AgentMachine to a VM of its own
+//! name, so an Agent whose AgentMachine is gone stays unused; a pool annotated `coracle.dev/reuse: "true"` gives it to the
+//! next AgentMachine that waits.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use kube::ResourceExt as _;
 
 use crate::{demand::is_waiting, identity::AgentFacts};
 
-/// What a waiting AgentMachine finds.
+/// Agent for a waiting AgentMachine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reuse<'a> {
     /// Nothing: a VM is made for it.
@@ -52,7 +52,7 @@ pub fn reuse<'a>(
     rank.and_then(|rank| free.get(rank)).map_or(Reuse::Nothing, |agent| Reuse::Free(agent))
 }
 
-/// An Agent in a VM of ours that nobody has claimed, and that the provider would take.
+/// Whether an Agent runs in a VM of the pool, is not claimed, and would be accepted by the provider.
 fn is_free(agent: &AgentFacts, rows: &[OwnedVm]) -> bool {
     let is_its = |row: &&OwnedVm| {
         row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&agent.name)
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn one_available_unbound_managed_agent_that_no_live_waiting_agent_machine_is_pinned_to() {
+    fn reuse_needs_available_unclaimed_unpinned_agent() {
         let ours = || row("old", phase::AVAILABLE, source::VSPHERE_AGENT);
         let free = || agent("old", "old");
         let claimed = AgentFacts { is_bound: true, ..free() };
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_wait_take_two_and_one_that_has_its_agent_takes_no_second() {
+    fn waiting_machines_take_one_free_agent_each() {
         let rows = [
             row("a", phase::AVAILABLE, source::VSPHERE_AGENT),
             row("b", phase::AVAILABLE, source::VSPHERE_AGENT),

@@ -1,21 +1,24 @@
-//! What a pool needs (pure): no I/O, no clock of its own, the same answer for the same snapshot.
+//! Plan of a pool. Pure: the same steps for the same snapshot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_api::agentpool::{
-    CleanupPolicy, OwnedVm, PlannedAction, VsphereAgentPool,
+    CleanupPolicy, OwnedVm, PlannedAction, VsphereAgent, VsphereAgentPool,
+    foreign::AgentMachine,
     names::{self, action, phase, source, why},
 };
 use jiff::Timestamp;
+use kube::ResourceExt as _;
 
 use crate::{
     demand::Counters,
     identity::{AgentFacts, label_value},
-    reuse::reuses,
-    rows::{Graces, Machines},
+    machine::reuse::reuses,
 };
 
-/// Everything that a plan is made of.
+use super::rows::{Graces, Machines};
+
+/// Everything that the plan of a pool depends on.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     /// The pool.
@@ -24,19 +27,100 @@ pub struct Snapshot<'a> {
     pub rows: &'a [OwnedVm],
     /// Agents of the pool.
     pub agents: &'a [AgentFacts],
-    /// Which Agent is which row's.
+    /// Agent of each row.
     pub matches: &'a BTreeMap<usize, usize>,
-    /// What AgentMachines add up to.
+    /// Numbers of AgentMachines.
     pub demand: Counters,
     /// Machines of the pool.
     pub machines: &'a Machines,
-    /// Times that decide something.
+    /// AgentMachines whose selector is not pinned yet.
+    pub pins: &'a [Pin],
+    /// VsphereAgents of the pool.
+    pub requests: &'a [RequestView],
+    /// Terms of selectors that no Agent of the pool fulfils, as `key=value`.
+    pub unmet: &'a BTreeSet<String>,
+    /// VMs of discovered Agents to be adopted.
+    pub adoptable: &'a [Adoption],
+    /// Address of the discovery image whose check is due.
+    pub iso_due: Option<&'a str>,
+    /// Limits of time.
     pub graces: Graces,
     /// Now.
     pub now: Timestamp,
 }
 
-/// How an Agent is to be.
+/// A VsphereAgent of the pool, reduced to the fields that its deletion needs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestView {
+    /// Name of the object.
+    pub name: String,
+    /// UID of the object.
+    pub uid: String,
+    /// Whether it is being deleted.
+    pub is_deleting: bool,
+    /// BIOS UUID and MAC address that vSphere reported for its VM.
+    pub hardware: Option<(String, String)>,
+}
+
+/// Selector of an AgentMachine to be pinned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pin {
+    /// Namespace of the AgentMachine.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its resource version: a concurrent change refuses the pin.
+    pub resource_version: Option<String>,
+    /// Value of the selector: name of a VM.
+    pub vm: String,
+}
+
+impl Pin {
+    /// Pin of an AgentMachine to a VM.
+    #[must_use]
+    pub fn of(am: &AgentMachine, vm: String) -> Self {
+        Self {
+            namespace: am.namespace().unwrap_or_default(),
+            name: am.name_any(),
+            resource_version: am.resource_version(),
+            vm,
+        }
+    }
+}
+
+/// A VM to be adopted, and the VsphereAgent that will own it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adoption {
+    /// The object to create.
+    pub request: VsphereAgent,
+    /// Message of the event.
+    pub note: String,
+}
+
+/// One effect with all its data: the executor reads no specification.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Adds the finalizer.
+    AddFinalizer,
+    /// Pins the selector of an AgentMachine to its VM.
+    PinSelector(Pin),
+    /// Sets labels, role, host name and approval of Agents, concurrently.
+    PrepareAgents(Vec<Preparation>),
+    /// Fences a VM and deletes its VsphereAgent.
+    RemoveVm(Box<Removal>),
+    /// Creates the VsphereAgent of a VM that was there before.
+    AdoptVm(Box<Adoption>),
+    /// Emits an event about selectors that no Agent fulfils.
+    WarnSelectors(String),
+    /// Deletes a VsphereAgent.
+    DeleteRequest(RequestView),
+    /// Deletes the images of the pool.
+    DeleteImages,
+    /// Removes the finalizer.
+    RemoveFinalizer,
+}
+
+/// Desired fields of an Agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preparation {
     /// The Agent.
@@ -47,9 +131,9 @@ pub struct Preparation {
     pub labels: BTreeMap<String, String>,
     /// Role to set.
     pub role: String,
-    /// Whether it is approved; `None`: as it is.
+    /// Approval; `None` leaves it unchanged.
     pub approve: Option<bool>,
-    /// Why.
+    /// Reason.
     pub reason: &'static str,
 }
 
@@ -58,18 +142,22 @@ pub struct Preparation {
 pub struct Removal {
     /// Its row.
     pub row: OwnedVm,
-    /// Its Agent's name, if it has one.
+    /// Name of its Agent, if it has one.
     pub agent: Option<String>,
-    /// Why.
+    /// Its VsphereAgent; `None` when the object is gone.
+    pub request: Option<RequestView>,
+    /// Namespace of the Machines that may use the VM.
+    pub machines_namespace: String,
+    /// Reason.
     pub reason: &'static str,
 }
 
-/// What is decided.
+/// Counters for status, and steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Agents that are missing.
+    /// Number of missing Agents.
     pub deficit: i32,
-    /// Agents of the pool, claimed, and free.
+    /// Agents of the pool.
     pub matching: i32,
     /// Claimed Agents.
     pub bound: i32,
@@ -77,17 +165,17 @@ pub struct Plan {
     pub available: i32,
     /// Free Agents that the provider would take.
     pub usable: i32,
-    /// VMs whose Agent has not come.
+    /// VMs whose Agent has not registered.
     pub pending: i32,
-    /// Agents to prepare.
-    pub prepare: Vec<Preparation>,
-    /// VMs to destroy.
-    pub remove: Vec<Removal>,
-    /// Free Agents of the pool that no row stands for, so that they cannot be prepared.
+    /// Steps, in order.
+    pub steps: Vec<Step>,
+    /// Whether the discovery image must be checked after the steps.
+    pub check_iso: Option<String>,
+    /// Free Agents of the pool without a row: they cannot be prepared.
     pub unassigned: Vec<String>,
 }
 
-/// Decides.
+/// Plans one reconcile of a pool that is not being deleted.
 #[must_use]
 pub fn plan(s: &Snapshot<'_>) -> Plan {
     let live = || s.agents.iter().filter(|a| !a.is_going);
@@ -102,13 +190,44 @@ pub fn plan(s: &Snapshot<'_>) -> Plan {
         available,
         usable,
         pending,
-        prepare: prepare(s),
-        remove: remove(s, available),
+        steps: steps(s, available),
+        check_iso: s.iso_due.map(str::to_owned),
         unassigned: unassigned(s),
     }
 }
 
-/// Two Agents that say the same of themselves are none's: a person has to tell them apart, and the others go on.
+fn steps(s: &Snapshot<'_>, available: i32) -> Vec<Step> {
+    let has_finalizer = s.pool.finalizers().iter().any(|f| f == names::POOL_FINALIZER);
+    let mut steps: Vec<_> = (!has_finalizer).then_some(Step::AddFinalizer).into_iter().collect();
+    steps.extend(s.pins.iter().cloned().map(Step::PinSelector));
+    let preparations = prepare(s);
+    if !preparations.is_empty() {
+        steps.push(Step::PrepareAgents(preparations));
+    }
+    steps.extend(remove(s, available).into_iter().map(|removal| Step::RemoveVm(Box::new(removal))));
+    steps.extend(s.adoptable.iter().cloned().map(|adoption| Step::AdoptVm(Box::new(adoption))));
+    if !s.unmet.is_empty() {
+        let terms = s.unmet.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        steps.push(Step::WarnSelectors(format!(
+            "AgentMachines select {terms}, which spec.agent.labels does not give: no Agent of this pool fits them. Add it \
+             there, or take it out of the NodePool's spec.platform.agent.agentLabelSelector"
+        )));
+    }
+    steps
+}
+
+/// Plans the deletion of a pool: its VsphereAgents first, which wait for their Machines, then its images.
+#[must_use]
+pub fn plan_deletion(pool: &VsphereAgentPool, requests: &[RequestView]) -> Vec<Step> {
+    if !requests.is_empty() {
+        let live = requests.iter().filter(|r| !r.is_deleting);
+        return live.cloned().map(Step::DeleteRequest).collect();
+    }
+    let deletes = pool.annotations().get(names::DELETE_ISOS).is_some_and(|v| v == "true");
+    deletes.then_some(Step::DeleteImages).into_iter().chain([Step::RemoveFinalizer]).collect()
+}
+
+/// Agents that report the same identity match no row: a person has to resolve that. The other Agents are unaffected.
 fn unassigned(s: &Snapshot<'_>) -> Vec<String> {
     let has_row = |name: &str| {
         s.rows.iter().any(|r| r.agent_ref.as_ref().and_then(|a| a.name.as_deref()) == Some(name))
@@ -141,7 +260,7 @@ fn prepare(s: &Snapshot<'_>) -> Vec<Preparation> {
 fn prepare_one(s: &Snapshot<'_>, row: &OwnedVm, agent: &AgentFacts) -> Option<Preparation> {
     let spec = &s.pool.spec.agent;
     let label = |key: &str| agent.labels.get(key).map(String::as_str);
-    // An Agent that is used again answers to another AgentMachine than its VM was made for.
+    // A reused Agent is selected by another AgentMachine than the one that its VM was made for.
     let given = label(names::AGENT_MACHINE).filter(|v| reuses(s.pool) && !v.is_empty());
     let selected = given.map_or_else(|| label_value(&row.name), str::to_owned);
     let is_waited_for =
@@ -198,13 +317,15 @@ fn remove(s: &Snapshot<'_>, available: i32) -> Vec<Removal> {
         all.extend(reason.filter(|_| !has_machine(s, row)).map(|reason| Removal {
             row: row.clone(),
             agent: agent.map(|a| a.name.clone()),
+            request: s.requests.iter().find(|r| r.uid == row.owner_uid).cloned(),
+            machines_namespace: s.pool.spec.control_plane_namespace.clone(),
             reason,
         }));
     }
     all
 }
 
-/// The row's Machine is still there: whatever its Agent does, the VM stays.
+/// Whether the Machine of the row exists: then the VM stays, in any state of its Agent.
 #[must_use]
 pub fn has_machine(s: &Snapshot<'_>, row: &OwnedVm) -> bool {
     let name = row.machine_ref.as_ref().and_then(|m| m.name.as_deref());
@@ -216,7 +337,23 @@ fn is_over(s: &Snapshot<'_>, row: &OwnedVm) -> bool {
 }
 
 impl Plan {
-    /// As it stands in the status: deficits, preparations, VMs, Agents; `Noop` when there is nothing.
+    /// Agents to prepare.
+    pub fn preparations(&self) -> impl Iterator<Item = &Preparation> {
+        self.steps.iter().flat_map(|step| match step {
+            Step::PrepareAgents(preparations) => preparations.as_slice(),
+            _ => &[],
+        })
+    }
+
+    /// VMs to destroy.
+    pub fn removals(&self) -> impl Iterator<Item = &Removal> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::RemoveVm(removal) => Some(&**removal),
+            _ => None,
+        })
+    }
+
+    /// Actions for the status: deficits, preparations, VMs, Agents; `Noop` when there is none.
     #[must_use]
     pub fn actions(&self) -> Vec<PlannedAction> {
         let one = |kind: &str, reason: &str, name: &str| PlannedAction {
@@ -225,10 +362,10 @@ impl Plan {
             name: name.into(),
         };
         let deficit = (0..self.deficit).map(|_| one(action::DEMAND_DEFICIT, "WaitingAgentMachines", ""));
-        let patches = self.prepare.iter().map(|p| one(action::PATCH_AGENT, p.reason, &p.agent.name));
-        let vms = self.remove.iter().map(|r| one(action::DELETE_VM, r.reason, &r.row.name));
+        let patches = self.preparations().map(|p| one(action::PATCH_AGENT, p.reason, &p.agent.name));
+        let vms = self.removals().map(|r| one(action::DELETE_VM, r.reason, &r.row.name));
         let agents =
-            self.remove.iter().filter_map(|r| Some(one(action::DELETE_AGENT, r.reason, r.agent.as_ref()?)));
+            self.removals().filter_map(|r| Some(one(action::DELETE_AGENT, r.reason, r.agent.as_ref()?)));
         let all: Vec<_> = deficit.chain(patches).chain(vms).chain(agents).collect();
         if all.is_empty() { vec![one(action::NOOP, "NothingToDo", "")] } else { all }
     }

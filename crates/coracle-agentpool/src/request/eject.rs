@@ -1,5 +1,5 @@
 //! Emptying the CD-ROM drive of a VM whose node is installed: what to do next (pure). Each step is recorded before it is
-//! done, so that it goes on after a crash, and each looks first whether the VM and its drive are still those of the record.
+//! done, so that it continues after a crash, and each first checks that VM and drive are still those of the record.
 
 use coracle_api::agentpool::{IsoEjection, names::OWNER_NOTE};
 use coracle_vsphere::{Cdrom, Object, Vm};
@@ -8,12 +8,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 /// The one question that is answered: the guest has locked the drive.
 const LOCKED: &str = "msg.cdromdisconnect.locked";
 
-/// What is known when the next step is chosen.
+/// State that the next step depends on.
 #[derive(Clone, Debug)]
 pub struct Eject<'a> {
     /// The pool asks for it.
     pub is_wanted: bool,
-    /// It was done before.
+    /// It is done already.
     pub is_done: bool,
     /// Its Agent is known by UUID or MAC, stays, and is installed.
     pub is_installed: bool,
@@ -21,7 +21,7 @@ pub struct Eject<'a> {
     pub owner: &'a str,
     /// Datacenter of the pool.
     pub datacenter: &'a str,
-    /// How far it has come; `None`: it has not begun.
+    /// Progress; `None` before its start.
     pub record: Option<&'a IsoEjection>,
     /// The VM, read now.
     pub vm: Option<&'a Vm>,
@@ -32,9 +32,9 @@ pub struct Eject<'a> {
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Nobody asks for it.
+    /// Not requested.
     Disabled,
-    /// It waits for the node to be installed.
+    /// The node is not installed yet.
     Wait,
     /// The record is written.
     Record(IsoEjection),
@@ -53,7 +53,7 @@ pub enum Step {
     Empty(Object, Cdrom),
     /// The drive is empty.
     Done,
-    /// It cannot go on, and nothing is touched.
+    /// It cannot continue; nothing is changed.
     Failed(String),
 }
 
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_iso_is_ejected_only_from_an_installed_node_and_step_by_step() {
+    fn iso_is_ejected_from_installed_node_step_by_step() {
         let iso = Some("[ds] a.iso");
         let begun = IsoEjection {
             vm_name: "w-0".into(),
@@ -192,7 +192,7 @@ mod tests {
             let question = Question { id: "q".into(), message_ids: vec![message.into()], choices };
             Vm { question: Some(question), ..vm(iso, true) }
         };
-        let foreign = Vm { annotation: "somebody else's".into(), ..vm(iso, true) };
+        let foreign = Vm { annotation: "another owner".into(), ..vm(iso, true) };
         for (why, wanted, done, installed, record, vm, want) in [
             ("opt-in", false, false, true, None, Some(vm(iso, true)), "disabled"),
             ("not before it is installed", true, false, false, None, Some(vm(iso, true)), "wait"),
@@ -205,7 +205,7 @@ mod tests {
             ("off: it is emptied", true, false, true, Some(&going), Some(vm(iso, false)), "empty"),
             ("verified", true, false, true, Some(&going), Some(vm(None, false)), "done"),
             (
-                "finished even if nobody asks",
+                "finished even if no longer requested",
                 false,
                 false,
                 false,

@@ -1,23 +1,21 @@
-//! Taking over machines that were there before (opt-in): an Agent of the pool in a VM that nobody stands for.
+//! Adoption (opt-in) of VMs that were there before the pool: VMs of discovered Agents that no VsphereAgent owns.
 //!
-//! What an Agent says of itself is the guest's word. So a VM is taken over only when vSphere shows one of that name in the
+//! An Agent's report about itself is data of the guest. So a VM is adopted only when vSphere shows one of that name in the
 //! pool's folder, with that UUID and that MAC address, and no owner in its notes.
 
 use std::sync::Arc;
 
 use coracle_api::agentpool::{NameRef, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentSpec, names};
-use coracle_reconcile::Kind;
 use coracle_vsphere::{Machines, Vm};
-use kube::{Api, ResourceExt as _, api::PostParams};
+use kube::ResourceExt as _;
 
+use super::plan::Adoption;
 use crate::{
-    Context, Error,
-    error::api,
+    Context,
     identity::{Identity, label_value},
-    status::pool_event,
 };
 
-/// The pool takes over VMs of Agents that were there before.
+/// Whether the pool adopts VMs of discovered Agents.
 #[must_use]
 pub(crate) fn manages(pool: &VsphereAgentPool) -> bool {
     pool.annotations().get(names::ADOPT).is_some_and(|v| v == "manage")
@@ -38,29 +36,19 @@ pub(crate) fn confirmed<'a>(
     })
 }
 
-/// Makes a VsphereAgent for each confirmed row that has none. What cannot be made is told and does not stop the others.
-pub(crate) async fn take_over(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Result<(), Error> {
+/// VMs of discovered Agents that the pool may adopt. Reads vCenter's machines from their watch.
+pub(super) async fn adoptable(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<Adoption> {
     if !manages(pool) || !rows.iter().any(|r| r.source == names::source::DISCOVERED_AGENT) {
-        return Ok(());
+        return Vec::new();
     }
-    // Why vCenter cannot be reached is told with the VMs that wait for it.
-    let Ok(provider) = cx.vcenters.provider(&cx.client, pool).await else { return Ok(()) };
-    let machines = provider.vcenter.api.machines(&provider.site);
-    let seen = machines.borrow().clone();
-    let api_of: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), &pool.namespace().unwrap_or_default());
-    for (row, vm) in confirmed(rows, &seen) {
-        let wanted = request(pool, row);
-        match api_of.create(&PostParams::default(), &wanted).await {
-            Ok(_) => {
-                let note = format!("VM {} ({}) is taken over with its Agent", vm.name, vm.uuid);
-                pool_event(cx, pool, Kind::Normal, "VMAdopted", note).await;
-            }
-            // It is there and the cache is late, or another's: then its row says so.
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(error) => return Err(api("create VsphereAgent", &row.name)(error)),
-        }
-    }
-    Ok(())
+    // The VsphereAgents that wait for vCenter report why it cannot be reached.
+    let Ok(provider) = cx.vcenters.provider(&cx.client, pool).await else { return Vec::new() };
+    let machines = provider.vcenter.api.machines(&provider.site).borrow().clone();
+    let adoption = |(row, vm): (&OwnedVm, &Arc<Vm>)| Adoption {
+        request: request(pool, row),
+        note: format!("VM {} ({}) is adopted with its Agent", vm.name, vm.uuid),
+    };
+    confirmed(rows, &machines).map(adoption).collect()
 }
 
 fn request(pool: &VsphereAgentPool, row: &OwnedVm) -> VsphereAgent {
@@ -108,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_vm_whose_name_uuid_and_mac_vsphere_shows_and_nobody_owns_is_taken_over() {
+    fn only_confirmed_vms_without_owner_are_adopted() {
         let (mac, note) = ("00-50-56-00-00-01", "agent-forge.containeroo.ch/vsphere-agent-uid=x");
         let row = |source: &str, mac: &str| OwnedVm {
             name: "old".into(),
@@ -120,7 +108,13 @@ mod tests {
         let ours = || row(names::source::DISCOVERED_AGENT, mac);
         for (why, row, vms, current, want) in [
             ("all agree", ours(), vec![vm("1", "old", UUID, mac, "")], true, 1),
-            ("a person's notes are no owner", ours(), vec![vm("1", "old", UUID, mac, "rack 7")], true, 1),
+            (
+                "notes of a person are not an owner",
+                ours(),
+                vec![vm("1", "old", UUID, mac, "rack 7")],
+                true,
+                1,
+            ),
             ("another UUID", ours(), vec![vm("1", "old", OTHER, mac, "")], true, 0),
             ("another MAC", ours(), vec![vm("1", "old", UUID, "00-50-56-00-00-02", "")], true, 0),
             ("another name", ours(), vec![vm("1", "new", UUID, mac, "")], true, 0),

@@ -1,37 +1,49 @@
-//! A vCenter in memory, for simulations: it counts calls, fails them, takes its time over tasks, and can stop the world
-//! right before or after any call, so that a test can kill whoever called and start it anew.
+//! A vCenter in memory, for simulations: it counts calls, fails them, delays tasks, and can halt all calls right before or
+//! after any one, so that a test can kill the caller and start it again.
 
 mod effects;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    fmt,
+    sync::Arc,
     time::Duration,
 };
 
 use async_trait::async_trait;
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, future::BoxFuture};
+use parking_lot::{Mutex, MutexGuard};
 use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
 
-use crate::{
-    Body, Change, Connect, Credentials, Fault, File, Machines, Network, Object, Site, SiteSpec, Storage,
-    Store, TaskId, Vm, VmSpec, Vsphere, VsphereError, Wanted,
+use coracle_vsphere::{
+    Body, Change, Connect, Credentials, Fault, File, Machines, Network, Object, Site, SiteSpec, Store,
+    TaskId, Vm, VmConfigSpec, VmDatastores, Vsphere, VsphereError, Wanted,
 };
 use effects::Effect;
 
-/// How a call fails.
+/// Failure of a call.
 #[derive(Clone, Debug)]
 pub enum FakeFault {
     /// The call itself answers with a fault of that type; nothing was done.
     Call(&'static str),
     /// The task that it starts ends in a fault of that type.
     Task(&'static str),
-    /// It was done, and the answer is lost.
+    /// The call took effect, and its reply is lost.
     AnswerLost,
+}
+
+/// Runs when the work of a call is done and before it is answered.
+#[derive(Clone)]
+struct AfterCall(Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>);
+
+impl fmt::Debug for AfterCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AfterCall")
+    }
 }
 
 #[derive(Debug)]
@@ -70,6 +82,10 @@ struct State {
     missing: BTreeSet<String>,
     logins: usize,
     refuse_login: bool,
+    hides_new_vms: bool,
+    /// VMs that were powered on once.
+    ran: BTreeSet<String>,
+    after_call: Option<AfterCall>,
 }
 
 /// Clones are the same vCenter.
@@ -93,7 +109,7 @@ impl Default for FakeVsphere {
 
 impl FakeVsphere {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Calls that changed something or looked for something, in order.
@@ -128,6 +144,19 @@ impl FakeVsphere {
         self.lock().refuse_login = yes;
     }
 
+    /// Find does not return a VM that never ran: a mutation of the contract, for tests of tests.
+    pub fn hide_new_vms(&self) {
+        self.lock().hides_new_vms = true;
+    }
+
+    /// Runs `hook` when the work of a call is done and before it is answered. Simulations stop the caller there.
+    pub fn after_each_call(
+        &self,
+        hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) {
+        self.lock().after_call = Some(AfterCall(Arc::new(hook)));
+    }
+
     /// Names that the inventory does not have, by field as `vsphere.network`.
     pub fn without(&self, field: &str) {
         self.lock().missing.insert(field.to_owned());
@@ -139,19 +168,19 @@ impl FakeVsphere {
     }
 
     /// Stops the world at call number `call` (the first is 0): right before it does anything, or right after. Every
-    /// call hangs from then on, until [`Self::go_on`].
+    /// call hangs from then on, until [`Self::resume`].
     pub fn halt_at(&self, call: usize, before: bool) {
         self.lock().halt = Some((call, before));
     }
 
-    /// Waits until the world stands still. Cancel-safe.
+    /// Waits until all calls are halted. Cancel-safe.
     pub async fn until_halted(&self) {
         // The sender is ours, so it cannot have gone.
         let _ = self.halted.subscribe().wait_for(|halted| *halted).await;
     }
 
-    /// Lets calls through again.
-    pub fn go_on(&self) {
+    /// Resumes halted calls.
+    pub fn resume(&self) {
         let mut state = self.lock();
         (state.halt, state.halted) = (None, false);
         state.calls.clear();
@@ -206,8 +235,8 @@ impl FakeVsphere {
         };
     }
 
-    /// vCenter asks about a machine before it goes on.
-    pub fn ask(&self, id: &str, question: crate::Question) {
+    /// Sets a question of vCenter that blocks a VM.
+    pub fn ask(&self, id: &str, question: coracle_vsphere::Question) {
         self.meddle(id, |vm| {
             if let Some(vm) = vm {
                 vm.question = Some(question);
@@ -225,7 +254,7 @@ impl FakeVsphere {
         self.machines.send_replace(Arc::new(Machines { is_current: true, vms }));
     }
 
-    /// Does what is due.
+    /// Applies tasks that are due.
     fn settle(&self) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -285,6 +314,10 @@ impl FakeVsphere {
         if hangs {
             self.halted.send_replace(true);
             return std::future::pending().await;
+        }
+        let hook = self.lock().after_call.clone();
+        if let Some(AfterCall(hook)) = hook {
+            hook(call.method).await;
         }
         match call.fault {
             Some(FakeFault::AnswerLost) => {
@@ -379,7 +412,7 @@ fn site_of(state: &mut State, spec: &SiteSpec) -> Result<Arc<Site>, VsphereError
             folder: Object::new("Folder", &spec.folder),
             folder_path: format!("{}/vm/{}", spec.datacenter, spec.folder),
             pool: Object::new("ResourcePool", &spec.resource_pool),
-            storage: Storage::Pod(store("StoragePod", &spec.datastore_cluster)),
+            storage: VmDatastores::Pod(store("StoragePod", &spec.datastore_cluster)),
             iso: store("Datastore", &spec.iso_datastore),
             network: Network::Standard {
                 object: Object::new("Network", &spec.network),
@@ -420,17 +453,21 @@ impl Vsphere for FakeVsphere {
                     && vm.name == wanted.name
                     && vm.folder.as_ref() == Some(&site.folder))
         };
-        let found = self.lock().vms.values().filter(fits).cloned().collect();
+        let found = {
+            let state = self.lock();
+            let is_shown = |vm: &&Vm| state.ran.contains(&vm.object.id) || !state.hides_new_vms;
+            state.vms.values().filter(fits).filter(is_shown).cloned().collect()
+        };
         self.finish(&call, found).await
     }
 
-    async fn place(&self, _site: &Site, _spec: &VmSpec) -> Result<Store, VsphereError> {
+    async fn place(&self, _site: &Site, _spec: &VmConfigSpec) -> Result<Store, VsphereError> {
         let call = self.begin("RecommendDatastores").await?;
         let store = Store { object: Object::new("Datastore", "ds-1"), name: "ds-1".into() };
         self.finish(&call, store).await
     }
 
-    async fn create(&self, site: &Site, _store: &Store, spec: &VmSpec) -> Result<TaskId, VsphereError> {
+    async fn create(&self, site: &Site, _store: &Store, spec: &VmConfigSpec) -> Result<TaskId, VsphereError> {
         self.start("CreateVM_Task", Effect::Create(Box::new(spec.clone()), site.folder.clone())).await
     }
 

@@ -1,0 +1,237 @@
+//! Execution of a pool's steps. Preparations and removals fail separately; any other failure ends the execution.
+
+use coracle_api::agentpool::{
+    OwnedVm, VsphereAgent, VsphereAgentPool,
+    foreign::Agent,
+    names::{self, phase, why},
+};
+use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
+use futures_util::{StreamExt as _, stream};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::json;
+
+use super::plan::{Adoption, Preparation, Removal, RequestView, Step};
+use crate::{
+    Context, Error, POOL_MANAGER,
+    error::{api, chain},
+    iso,
+    machine::pin_selector,
+    request::{FenceTarget, Fenced, fence},
+    status::pool_event,
+};
+
+/// Agents that are prepared concurrently.
+const PATCHES: usize = 8;
+
+/// Result of the steps.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    /// Preparations and removals that failed.
+    pub(super) failed: Vec<String>,
+    /// Removals that wait for something else.
+    pub(super) blocked: Vec<String>,
+    /// Names of rows whose Agent was prepared.
+    prepared: Vec<String>,
+    /// Names of rows whose VsphereAgent was deleted.
+    removed: Vec<String>,
+    /// The pool is gone, or its finalizer is removed: there is no status to write.
+    pub(super) gone: bool,
+    /// A step could not be completed; the next reconcile repeats it.
+    stopped: bool,
+    /// Failure that ended the execution.
+    pub(super) error: Option<Error>,
+}
+
+impl Applied {
+    /// Rows after the steps.
+    pub(super) fn rows(&self, mut rows: Vec<OwnedVm>) -> Vec<OwnedVm> {
+        rows.retain(|row| !self.removed.contains(&row.name));
+        for row in rows.iter_mut().filter(|row| row.phase == phase::AVAILABLE) {
+            if self.prepared.contains(&row.name) {
+                row.reason = why::AGENT_PREPARED.into();
+            }
+        }
+        rows
+    }
+}
+
+/// Executes the steps in order.
+pub(super) async fn execute(cx: &Context, pool: &VsphereAgentPool, steps: &[Step]) -> Applied {
+    let mut applied = Applied::default();
+    for step in steps {
+        match execute_one(cx, pool, step, &mut applied).await {
+            Ok(()) if applied.gone || applied.stopped => return applied,
+            Ok(()) => {}
+            Err(error) => {
+                applied.error = Some(error);
+                break;
+            }
+        }
+    }
+    report(cx, pool, steps, &applied).await;
+    applied
+}
+
+async fn execute_one(
+    cx: &Context,
+    pool: &VsphereAgentPool,
+    step: &Step,
+    applied: &mut Applied,
+) -> Result<(), Error> {
+    let ns = pool.namespace().unwrap_or_default();
+    let pools: Api<VsphereAgentPool> = Api::namespaced(cx.client.clone(), &ns);
+    match step {
+        Step::AddFinalizer => {
+            let added = add_finalizer(&pools, pool, names::POOL_FINALIZER, POOL_MANAGER).await?;
+            applied.gone = added.is_none();
+        }
+        Step::PinSelector(pin) => pin_selector(cx, pin).await?,
+        Step::PrepareAgents(preparations) => prepare_all(cx, &ns, preparations, applied).await,
+        Step::RemoveVm(removal) => remove(cx, pool, &ns, removal, applied).await,
+        Step::AdoptVm(adoption) => adopt(cx, pool, adoption).await?,
+        Step::WarnSelectors(note) => {
+            pool_event(cx, pool, Kind::Warning, "SelectorMismatch", note.clone()).await;
+        }
+        Step::DeleteRequest(request) => delete_request(cx, &ns, request).await?,
+        Step::DeleteImages => {
+            if let Err(why) = delete_images(cx, pool).await {
+                pool_event(cx, pool, Kind::Warning, "ISOPruneFailed", why.clone()).await;
+                applied.stopped = true;
+            }
+        }
+        Step::RemoveFinalizer => {
+            remove_finalizer(&pools, pool, names::POOL_FINALIZER, POOL_MANAGER).await?;
+            applied.gone = true;
+        }
+    }
+    Ok(())
+}
+
+async fn prepare_all(cx: &Context, ns: &str, preparations: &[Preparation], applied: &mut Applied) {
+    let prepared: Vec<_> = stream::iter(preparations.to_vec())
+        .map(|p| async move {
+            let result = prepare(cx, ns, &p).await;
+            (p, result)
+        })
+        .buffer_unordered(PATCHES)
+        .collect()
+        .await;
+    for (preparation, result) in prepared {
+        match result {
+            Ok(()) => applied.prepared.push(preparation.hostname.clone()),
+            Err(error) => applied.failed.push(format!("Agent {}: {}", preparation.agent.name, chain(&error))),
+        }
+    }
+}
+
+/// Prepares an Agent. A concurrent change of it triggers the next reconcile.
+async fn prepare(cx: &Context, ns: &str, p: &Preparation) -> Result<(), Error> {
+    let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
+    let mut spec = json!({"role": p.role, "hostname": p.hostname});
+    if p.approve == Some(true) {
+        spec["approved"] = true.into();
+    }
+    let patch = json!({
+        "metadata": {"resourceVersion": p.agent.resource_version, "labels": p.labels},
+        "spec": spec,
+    });
+    match agents.patch(&p.agent.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) => Err(api("prepare Agent", &p.agent.name)(error)),
+    }
+}
+
+async fn remove(cx: &Context, pool: &VsphereAgentPool, ns: &str, removal: &Removal, applied: &mut Applied) {
+    match delete_fenced(cx, ns, removal).await {
+        Ok(None) => applied.removed.push(removal.row.name.clone()),
+        Ok(Some(why)) => {
+            pool_event(cx, pool, Kind::Normal, "AgentDeleteDeferred", why.clone()).await;
+            applied.blocked.push(why);
+        }
+        Err(error) => applied.failed.push(format!("VM {}: {}", removal.row.name, chain(&error))),
+    }
+}
+
+/// Deletes the VsphereAgent of a VM after its fence is closed. Returns the reason when the VM is still in use.
+async fn delete_fenced(cx: &Context, ns: &str, removal: &Removal) -> Result<Option<String>, Error> {
+    let Some(request) = &removal.request else {
+        return Ok(Some(format!("VM {} has no VsphereAgent", removal.row.name)));
+    };
+    // Rows contain what Agents report about themselves; the fence needs what vSphere reported.
+    let mut row = removal.row.clone();
+    if let Some((uuid, mac)) = &request.hardware {
+        (row.bios_uuid, row.mac_address) = (uuid.clone(), mac.clone());
+    }
+    let name = row.name.clone();
+    let target =
+        FenceTarget { namespace: ns.to_owned(), machines_namespace: removal.machines_namespace.clone(), row };
+    match fence(cx, &target).await? {
+        Fenced::Blocked(why) => Ok(Some(format!("VM {name}: {why}"))),
+        Fenced::Closed(_) => delete_request(cx, ns, request).await.map(|()| None),
+    }
+}
+
+async fn delete_request(cx: &Context, ns: &str, request: &RequestView) -> Result<(), Error> {
+    let requests: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), ns);
+    let preconditions = Preconditions { uid: Some(request.uid.clone()), resource_version: None };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    match requests.delete(&request.name, &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) => Err(api("delete VsphereAgent", &request.name)(error)),
+    }
+}
+
+async fn adopt(cx: &Context, pool: &VsphereAgentPool, adoption: &Adoption) -> Result<(), Error> {
+    let ns = pool.namespace().unwrap_or_default();
+    let requests: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), &ns);
+    match requests.create(&PostParams::default(), &adoption.request).await {
+        Ok(_) => pool_event(cx, pool, Kind::Normal, "VMAdopted", adoption.note.clone()).await,
+        // It exists: the cache is late, or the object belongs to another pool, which its row then shows.
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        Err(error) => return Err(api("create VsphereAgent", adoption.request.name_any())(error)),
+    }
+    Ok(())
+}
+
+/// Deletes the images of a pool. Returns the reason of a failure.
+async fn delete_images(cx: &Context, pool: &VsphereAgentPool) -> Result<(), String> {
+    let provider = cx.vcenters.provider(&cx.client, pool).await.map_err(|e| chain(&e))?;
+    let count = iso::delete_all(pool, &provider).await.map_err(|e| chain(&e))?;
+    cx.config.pool_metrics.iso("delete", "success");
+    tracing::info!(pool = pool.name_any(), count, "ISO images deleted with their pool");
+    Ok(())
+}
+
+/// Emits one event about preparations and removals.
+async fn report(cx: &Context, pool: &VsphereAgentPool, steps: &[Step], applied: &Applied) {
+    let (mut prepared, mut removed) = (0, 0);
+    for step in steps {
+        match step {
+            Step::PrepareAgents(preparations) => prepared += preparations.len(),
+            Step::RemoveVm(_) => removed += 1,
+            _ => {}
+        }
+    }
+    if !applied.failed.is_empty() {
+        pool_event(cx, pool, Kind::Warning, "ApplyPlanFailed", applied.failed.join("; ")).await;
+    } else if prepared + removed > 0 {
+        let note = format!("prepared {prepared} Agents, removed {removed} VMs");
+        pool_event(cx, pool, Kind::Normal, "PlanApplied", note).await;
+    }
+}
+
+/// Checks the image of a pool; `iso::ensure` reports failures.
+pub(super) async fn check_iso(cx: &Context, pool: &VsphereAgentPool, url: &str) {
+    match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) => {
+            let machines = provider.vcenter.api.machines(&provider.site).borrow().clone();
+            let _ = iso::ensure(cx, pool, &provider, url, &machines).await;
+        }
+        Err(error) => tracing::debug!(error = chain(&error), "check ISO failed"),
+    }
+}

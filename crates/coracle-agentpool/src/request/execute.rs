@@ -1,0 +1,243 @@
+//! Execution of a VsphereAgent's steps. A step that waits or fails ends the execution.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use coracle_api::agentpool::{OwnedVm, VsphereAgent, VsphereAgentPool, names};
+use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
+use coracle_vsphere::{FaultClass, Machines};
+use kube::ResourceExt as _;
+
+use super::{
+    Done, EJECTING, bring_up, ejection,
+    observe::{Observed, infra_env_url},
+    plan::{CreateVm, EjectSpec, Step},
+    requests, take_down,
+};
+use crate::{
+    Context, Error, REQUEST_MANAGER,
+    error::Trouble,
+    identity::owner_note,
+    iso,
+    status::{report_request, request_event, say},
+    vcenters::Provider,
+    vm::{Identity, undo},
+};
+
+/// Executes the steps in order, until one of them ends the execution.
+pub(super) async fn execute(cx: &Arc<Context>, observed: &Observed, steps: &[Step]) -> Result<Done, Error> {
+    let mut done = Done::Settled(cx.config.times.steady);
+    for step in steps {
+        match execute_one(cx, observed, step).await? {
+            Done::Settled(again) => done = Done::Settled(again),
+            ended => return Ok(ended),
+        }
+    }
+    Ok(done)
+}
+
+async fn execute_one(cx: &Arc<Context>, observed: &Observed, step: &Step) -> Result<Done, Error> {
+    let request = &observed.request;
+    let settled = Done::Settled(cx.config.times.steady);
+    let api = requests(cx, &request.namespace().unwrap_or_default());
+    // Every step below needs vCenter, whose address and credentials the pool has.
+    let pool = match (step, &observed.pool) {
+        (Step::AddFinalizer, _) => {
+            let added = add_finalizer(&api, request, names::AGENT_FINALIZER, REQUEST_MANAGER).await?;
+            return Ok(if added.is_some() { settled } else { Done::Gone });
+        }
+        (Step::RemoveFinalizer, _) => {
+            remove_finalizer(&api, request, names::AGENT_FINALIZER, REQUEST_MANAGER).await?;
+            return Ok(if observed.pool.is_some() { settled } else { Done::Gone });
+        }
+        (Step::ReportPoolMissing { note, is_deleted }, _) => {
+            return report_pool_missing(cx, request, note, *is_deleted).await;
+        }
+        (_, Some(pool)) => pool,
+        (_, None) => return Ok(settled),
+    };
+    match step {
+        Step::FinishEjection(spec) => finish_ejection(cx, request, pool, spec).await,
+        Step::DestroyVm(target) => take_down::destroy_vm(cx, request, pool, target).await,
+        Step::AdoptVm => match cx.vcenters.provider(&cx.client, pool).await {
+            Ok(provider) => bring_up::adopt(cx, request, &provider).await,
+            Err(error) => Ok(Done::Failed(Trouble::provider(&error))),
+        },
+        Step::CreateVm(vm) => create(cx, request, pool, vm).await,
+        Step::CheckVm { vm, adopted } => check(cx, request, pool, vm, *adopted).await,
+        Step::EjectIso(spec) => eject(cx, request, pool, spec).await,
+        Step::AddFinalizer | Step::RemoveFinalizer | Step::ReportPoolMissing { .. } => Ok(settled),
+    }
+}
+
+async fn report_pool_missing(
+    cx: &Context,
+    request: &VsphereAgent,
+    note: &str,
+    is_deleted: bool,
+) -> Result<Done, Error> {
+    if is_deleted {
+        let note = format!("{note}; its VM stays");
+        request_event(cx, request, Kind::Warning, "PoolNotFound", note).await;
+        return Ok(Done::Settled(cx.config.times.pool));
+    }
+    let vm = request.status.as_ref().and_then(|s| s.vm.clone());
+    report_request(cx, request, vm, say("Ready", false, "PoolNotFound", note)).await?;
+    Ok(Done::Waits(cx.config.times.pool))
+}
+
+/// Settles also when vCenter cannot be reached: the next step needs it, too, and reports why.
+async fn finish_ejection(
+    cx: &Context,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+    spec: &EjectSpec,
+) -> Result<Done, Error> {
+    let done = Done::Settled(cx.config.times.steady);
+    match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) if !ejection::eject(cx, request, spec, &provider).await? => Ok(Done::Waits(EJECTING)),
+        Ok(_) | Err(_) => Ok(done),
+    }
+}
+
+async fn eject(
+    cx: &Context,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+    spec: &EjectSpec,
+) -> Result<Done, Error> {
+    let provider = match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) => provider,
+        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+    };
+    if !ejection::eject(cx, request, spec, &provider).await? {
+        return Ok(Done::Waits(EJECTING));
+    }
+    let is_current = provider.vcenter.api.machines(&provider.site).borrow().is_current;
+    Ok(Done::Settled(if is_current { cx.config.times.steady } else { cx.config.times.machine }))
+}
+
+/// Uploads the image if necessary, and creates the VM.
+async fn create(
+    cx: &Arc<Context>,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+    vm: &CreateVm,
+) -> Result<Done, Error> {
+    let url = match infra_env_url(cx, pool).await? {
+        Ok(url) => url,
+        Err(why) => {
+            let vm = request.status.as_ref().and_then(|s| s.vm.clone());
+            report_request(cx, request, vm, say("Ready", false, "InfraEnvUnavailable", why)).await?;
+            return Ok(Done::Waits(cx.config.times.blocked));
+        }
+    };
+    let provider = match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) => provider,
+        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+    };
+    let seen = provider.vcenter.api.machines(&provider.site).borrow().clone();
+    let iso = match iso::ensure(cx, pool, &provider, &url, &seen).await {
+        Ok(path) => format!("[{}] {path}", provider.site.iso.name),
+        Err(error) => {
+            let class = match &error {
+                iso::IsoError::Vsphere(error) => error.class(),
+                iso::IsoError::Download { .. } | iso::IsoError::Refused { .. } => FaultClass::Other,
+            };
+            return Ok(Done::Failed(Trouble::new("ISORefreshFailed", crate::error::chain(&error), class)));
+        }
+    };
+    match bring_up::bring_up(cx, request, vm, &provider, &iso).await? {
+        Ok(vm) => {
+            cx.config.pool_metrics.vm("create", true);
+            bring_up::record(cx, request, &vm).await
+        }
+        Err(trouble) => {
+            cx.config.pool_metrics.vm("create", false);
+            Ok(Done::Failed(trouble))
+        }
+    }
+}
+
+/// Checks that the recorded VM still exists, and reports it.
+async fn check(
+    cx: &Arc<Context>,
+    request: &VsphereAgent,
+    pool: &VsphereAgentPool,
+    vm: &OwnedVm,
+    adopted: bool,
+) -> Result<Done, Error> {
+    let provider = match cx.vcenters.provider(&cx.client, pool).await {
+        Ok(provider) => provider,
+        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+    };
+    let machines = provider.vcenter.api.machines(&provider.site);
+    let seen = machines.borrow().clone();
+    cx.follow(&provider, machines);
+    if seen.is_current {
+        let notes: HashSet<_> =
+            cx.caches.requests.state().iter().filter_map(|r| r.uid()).map(|uid| owner_note(&uid)).collect();
+        let count = unowned(&seen, &notes);
+        cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
+    }
+    if seen.is_current
+        && let Some(done) = compare(cx, request, vm, adopted, &provider, &seen).await?
+    {
+        return Ok(done);
+    }
+    let reason = if adopted { "VMAdopted" } else { "VMCreated" };
+    report_request(cx, request, Some(vm.clone()), say("Ready", true, reason, "")).await?;
+    Ok(Done::Settled(cx.config.times.steady))
+}
+
+/// Number of VMs with an owner in their notes that does not exist.
+fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
+    let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
+    ours.filter(|vm| !owners.contains(&vm.annotation)).count()
+}
+
+/// Compares the record with vSphere; `None`: they agree.
+async fn compare(
+    cx: &Context,
+    request: &VsphereAgent,
+    vm: &OwnedVm,
+    adopted: bool,
+    provider: &Provider,
+    seen: &Machines,
+) -> Result<Option<Done>, Error> {
+    use names::phase::{BOUND, PROVISIONING, RELEASED};
+    let id = Identity::of(request);
+    let shown = seen
+        .by_uuid(&id.recorded)
+        .filter(|shown| !matches!(undo(&id, &[shown.as_ref().clone()]), crate::vm::Undo::Gone));
+    if let Some(shown) = shown {
+        if let crate::vm::Undo::Mismatch(why) = undo(&id, &[shown.as_ref().clone()]) {
+            return Ok(Some(Done::Failed(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other))));
+        }
+        if !shown.powered_on && vm.phase == PROVISIONING {
+            let started = bring_up::power_on(provider, &shown.object).await;
+            return Ok(started.err().map(Done::Failed));
+        }
+        return Ok(None);
+    }
+    // The watch may be late: a second VM is only created after a query.
+    let found = match provider.vcenter.api.find(&provider.site, &id.wanted()).await {
+        Ok(found) => found,
+        Err(error) => return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error)))),
+    };
+    match undo(&id, &found) {
+        crate::vm::Undo::Gone => {}
+        crate::vm::Undo::Mismatch(why) => {
+            return Ok(Some(Done::Failed(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other))));
+        }
+        crate::vm::Undo::PowerOff(_) | crate::vm::Undo::Destroy(_) => return Ok(None),
+    }
+    let note = format!("VM {} ({}) is gone from vSphere", vm.name, vm.bios_uuid);
+    let ready = say("Ready", false, "VMNotFound", note);
+    // A new VM would register a new Agent, which the Machine of the former VM cannot use.
+    if adopted || matches!(vm.phase.as_str(), BOUND | RELEASED) {
+        report_request(cx, request, Some(vm.clone()), ready).await?;
+        return Ok(Some(Done::Waits(cx.config.times.pool)));
+    }
+    report_request(cx, request, None, ready).await?;
+    Ok(Some(Done::Waits(Duration::ZERO)))
+}

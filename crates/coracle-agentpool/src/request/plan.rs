@@ -1,0 +1,167 @@
+//! Plan for a VsphereAgent. Pure. Steps that talk to vCenter repeat their own small plans: `vm::next`, `vm::undo` and
+//! [`super::eject::next`].
+
+use std::time::Duration;
+
+use coracle_api::agentpool::{CleanupPolicy, OwnedVm, VsphereAgent, VsphereAgentPool, names};
+use coracle_vsphere::VmConfigSpec;
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+
+use super::FenceTarget;
+use crate::{identity::vm_name, status::seconds, vm::vm_spec, watches::pool_of};
+
+/// Everything that the plan of a VsphereAgent depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Snapshot<'a> {
+    /// The object.
+    pub request: &'a VsphereAgent,
+    /// Its pool.
+    pub pool: Option<&'a VsphereAgentPool>,
+    /// Whether another live VsphereAgent manages the same VM.
+    pub is_shared: bool,
+    /// Now.
+    pub now: Timestamp,
+    /// Time after which a reason alone is copied from the pool's row.
+    pub steady: Duration,
+}
+
+/// One effect with all its data: the executor reads no specification.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Adds the finalizer.
+    AddFinalizer,
+    /// Reports that the pool does not exist; the VM of a deleted object stays.
+    ReportPoolMissing { note: String, is_deleted: bool },
+    /// Removes the finalizer.
+    RemoveFinalizer,
+    /// Completes an ejection that was started, before the VM is destroyed: an open question of vCenter would block that.
+    FinishEjection(EjectSpec),
+    /// Fences the VM and destroys it with its Agents.
+    DestroyVm(Box<FenceTarget>),
+    /// Records a VM that was there before.
+    AdoptVm,
+    /// Creates the VM.
+    CreateVm(Box<CreateVm>),
+    /// Compares the recorded VM with vSphere and reports it.
+    CheckVm { vm: Box<OwnedVm>, adopted: bool },
+    /// Empties the drive of an installed VM.
+    EjectIso(EjectSpec),
+}
+
+/// A VM to be created. The path of its image is known once the image is in the datastore.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CreateVm {
+    pub(crate) spec: VmConfigSpec,
+    pub(crate) tags: Vec<String>,
+}
+
+/// Ejection as the pool specifies it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EjectSpec {
+    pub(crate) is_wanted: bool,
+    pub(crate) datacenter: String,
+}
+
+/// Plans one reconcile.
+#[must_use]
+pub(crate) fn plan(s: &Snapshot<'_>) -> Vec<Step> {
+    let request = s.request;
+    let is_deleted = request.metadata.deletion_timestamp.is_some();
+    let Some(pool) = s.pool else {
+        let note = format!("no VsphereAgentPool {}", pool_of(request));
+        let report = Step::ReportPoolMissing { note, is_deleted };
+        return if is_deleted { vec![report, Step::RemoveFinalizer] } else { vec![report] };
+    };
+    if is_deleted {
+        return deletion(s, pool);
+    }
+    let has_finalizer = request.finalizers().iter().any(|f| f == names::AGENT_FINALIZER);
+    let mut steps: Vec<_> = (!has_finalizer).then_some(Step::AddFinalizer).into_iter().collect();
+    let adopted = request.labels().get(names::CREATED_FOR).is_some_and(|v| v == names::FOR_ADOPTED);
+    match request.vm() {
+        Some(vm) => {
+            let vm = Box::new(refreshed(s, pool, vm));
+            steps.extend([Step::CheckVm { vm, adopted }, Step::EjectIso(eject_spec(pool))]);
+        }
+        None if adopted => steps.push(Step::AdoptVm),
+        None => {
+            let (spec, tags) = (vm_spec(pool, request, ""), pool.spec.vsphere.vm_tags.clone());
+            steps.push(Step::CreateVm(Box::new(CreateVm { spec, tags })));
+        }
+    }
+    steps
+}
+
+fn deletion(s: &Snapshot<'_>, pool: &VsphereAgentPool) -> Vec<Step> {
+    let request = s.request;
+    let mut steps = Vec::new();
+    if request.status.as_ref().is_some_and(|status| status.iso_ejection.is_some()) {
+        steps.push(Step::FinishEjection(eject_spec(pool)));
+    }
+    if !request.finalizers().iter().any(|f| f == names::AGENT_FINALIZER) {
+        return steps;
+    }
+    if pool.spec.cleanup_policy != CleanupPolicy::Retain && !s.is_shared {
+        steps.push(Step::DestroyVm(Box::new(FenceTarget {
+            namespace: pool.namespace().unwrap_or_default(),
+            machines_namespace: pool.spec.control_plane_namespace.clone(),
+            row: fenced_row(request, pool),
+        })));
+    }
+    steps.push(Step::RemoveFinalizer);
+    steps
+}
+
+fn eject_spec(pool: &VsphereAgentPool) -> EjectSpec {
+    EjectSpec {
+        is_wanted: pool.spec.iso.as_ref().is_some_and(|iso| iso.eject_after_install),
+        datacenter: pool.spec.vsphere.datacenter.clone(),
+    }
+}
+
+/// References of the pool's row with the identity that vSphere reported.
+fn fenced_row(request: &VsphereAgent, pool: &VsphereAgentPool) -> OwnedVm {
+    let mut row =
+        request.vm().cloned().unwrap_or_else(|| OwnedVm { name: vm_name(request), ..OwnedVm::default() });
+    let uid = request.uid().unwrap_or_default();
+    if let Some(known) = row_of(pool, &row, &uid) {
+        row.machine_ref = known.machine_ref.clone().or(row.machine_ref);
+        row.agent_ref = known.agent_ref.clone().or(row.agent_ref);
+    }
+    row
+}
+
+/// The recorded VM with the phase that the pool determined.
+fn refreshed(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: &OwnedVm) -> OwnedVm {
+    let mut vm = vm.clone();
+    let Some(row) = row_of(pool, &vm, &s.request.uid().unwrap_or_default()).cloned() else { return vm };
+    (vm.agent_ref, vm.machine_ref) = (row.agent_ref.clone(), row.machine_ref.clone());
+    // A row from before the creation is older than the record, and would be copied back from it for ever.
+    if row.reason != names::why::VM_CREATE_PENDING && is_worth_a_write(s, &row, &vm) {
+        (vm.phase, vm.reason, vm.last_transition_time) = (row.phase, row.reason, row.last_transition_time);
+    } else if vm.reason == names::why::VM_CREATE_PENDING {
+        vm.reason = names::why::CREATE_REQUESTED.into();
+        vm.last_transition_time = Some(seconds(s.now));
+    }
+    vm
+}
+
+/// The row of the pool's status for this VM.
+fn row_of<'a>(pool: &'a VsphereAgentPool, vm: &OwnedVm, uid: &str) -> Option<&'a OwnedVm> {
+    let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
+    let fits = |r: &&OwnedVm| r.name == vm.name && (r.owner_uid.is_empty() || r.owner_uid == uid);
+    rows.iter().find(fits)
+}
+
+/// The reason changes several times before a VM is a node. A new reason alone is copied once it has lasted; a new phase is
+/// copied at once.
+fn is_worth_a_write(s: &Snapshot<'_>, row: &OwnedVm, vm: &OwnedVm) -> bool {
+    let under_way = matches!(row.phase.as_str(), names::phase::PROVISIONING | names::phase::AVAILABLE);
+    let since = row.last_transition_time.as_ref().map(|t| s.now.duration_since(t.0));
+    let lasts = since.is_none_or(|since| since.try_into().is_ok_and(|since: Duration| since >= s.steady));
+    !under_way || row.phase != vm.phase || lasts
+}
+
+#[cfg(test)]
+mod tests;
