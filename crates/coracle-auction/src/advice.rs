@@ -1,15 +1,15 @@
-//! Advice from the past: which limit would have lasted.
+//! Advice from past prices: the limit that would not have been preempted.
 
 use std::collections::VecDeque;
 
 use crate::{Price, Time};
 
-/// A limit, and how much past it stands on.
+/// A limit, and the number of windows that it is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// The lowest limit under which the wanted share of windows would have been survived.
     pub limit: Price,
-    /// Windows looked at.
+    /// Windows examined.
     pub samples: usize,
 }
 

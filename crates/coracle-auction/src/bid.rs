@@ -1,25 +1,25 @@
 //! A bid and where its units are.
 
+use crate::codec::{codec_enum, codec_struct};
 use crate::slab::Link;
-use crate::wire::{wire_enum, wire_struct};
 use crate::{OwnerKey, Price, Time};
 
-/// How many units of a bid are in each state. Their sum is the bid's quantity.
+/// Units of a bid by state. Their sum is the bid's quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Units {
     /// Waiting in the book.
     pub open: u16,
-    /// Given a seat that is not free yet.
+    /// Assigned to a slot whose occupant is under notice.
     pub matched: u16,
     /// Being launched.
     pub provisioning: u16,
     /// Running.
     pub active: u16,
-    /// Running out its notice.
+    /// Preempted; runs until its notice ends.
     pub preempting: u16,
     /// Over.
     pub ended: u16,
-    /// Taken back by the owner before a match.
+    /// Cancelled by the owner before a match.
     pub cancelled: u16,
     /// Its lease ran out before a match.
     pub expired: u16,
@@ -32,13 +32,13 @@ impl Units {
         u32::from(self.matched) + u32::from(self.provisioning) + u32::from(self.active)
     }
 
-    /// All units that something can still happen to.
+    /// Units that have not ended.
     #[must_use]
     pub fn unfinished(&self) -> u32 {
         u32::from(self.open) + self.live() + u32::from(self.preempting)
     }
 
-    /// Every unit that was ever asked for.
+    /// Every unit that was ever requested.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.unfinished() + u32::from(self.ended) + u32::from(self.cancelled) + u32::from(self.expired)
@@ -50,17 +50,17 @@ impl Units {
 pub enum BidState {
     /// Waits in the book.
     Pending,
-    /// Has a seat that is not free yet.
+    /// Assigned to a slot whose occupant is under notice.
     Matched,
     /// Being launched.
     Provisioning,
     /// Running.
     Active,
-    /// Running out its notice.
+    /// Preempted; runs until its notice ends.
     Preempting,
-    /// All over; at least one unit ran or was matched.
+    /// Over; at least one unit was matched.
     Ended,
-    /// All taken back.
+    /// All units were cancelled.
     Cancelled,
     /// The lease ran out.
     Expired,
@@ -73,13 +73,13 @@ pub(crate) struct Extra {
     pub(crate) segments: Vec<(u64, u16)>,
     /// Failed launches of units that are open again, one entry a unit.
     pub(crate) failures: Vec<u8>,
-    /// Ends whatever the lease says.
+    /// Time at which open units end, regardless of the lease.
     pub(crate) expires_at: Option<Time>,
-    /// Words of the owner.
+    /// Labels that the owner chose.
     pub(crate) labels: Vec<(Box<str>, Box<str>)>,
 }
 
-/// One bid: quantity, limit, and what became of each unit.
+/// One bid: quantity, limit, and the number of units in each state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bid {
     pub(crate) key: [u8; 16],
@@ -92,9 +92,9 @@ pub struct Bid {
     pub(crate) more: Option<Box<Extra>>,
     pub(crate) tenant: u32,
     pub(crate) owner: u32,
-    /// Where it stands in its owner's file; made again when a snapshot is read.
+    /// Index in its owner's list; derived again when a snapshot is read.
     pub(crate) filed: u32,
-    /// The unit of it that was matched last; made again when a snapshot is read.
+    /// Newest allocation of the bid; derived again when a snapshot is read.
     pub(crate) newest: Link,
     pub(crate) lease_ms: u32,
     pub(crate) min_fill: u16,
@@ -135,19 +135,19 @@ impl Bid {
         &self.units
     }
 
-    /// Does it rest because of the tenant's hourly cap?
+    /// Whether the tenant's hourly cap holds it back.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// Words of the owner.
+    /// Labels that the owner chose.
     #[must_use]
     pub fn labels(&self) -> &[(Box<str>, Box<str>)] {
         self.more.as_ref().map_or(&[], |extra| &extra.labels)
     }
 
-    /// Can nothing happen to it any more?
+    /// Whether it is over.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         self.units.unfinished() == 0
@@ -181,12 +181,12 @@ impl Bid {
         (own > 0).then_some((self.seq, own)).into_iter().chain(rest.iter().copied())
     }
 
-    /// How many units at least an entry of `units` must win at once.
+    /// Fewest units that an entry of `units` units must win together.
     pub(crate) fn block(&self, units: u32) -> u32 {
         self.min_fill().saturating_sub(self.units.live()).clamp(1, units.max(1))
     }
 
-    /// When the lease is over if nobody renews.
+    /// Time at which the lease ends unless it is renewed.
     pub(crate) fn lapses_at(&self, renewed: Time) -> Time {
         let lease = self.placed_at.max(self.renewed_at).max(renewed).plus_ms(u64::from(self.lease_ms));
         self.more.as_ref().and_then(|extra| extra.expires_at).map_or(lease, |at| lease.min(at))
@@ -202,9 +202,9 @@ pub(crate) struct Owner {
     pub(crate) renewed_at: Time,
 }
 
-wire_struct!(Units { open, matched, provisioning, active, preempting, ended, cancelled, expired });
-wire_struct!(Extra { segments, failures, expires_at, labels });
-wire_struct!(Bid {
+codec_struct!(Units { open, matched, provisioning, active, preempting, ended, cancelled, expired });
+codec_struct!(Extra { segments, failures, expires_at, labels });
+codec_struct!(Bid {
     key,
     body,
     limit,
@@ -223,7 +223,7 @@ wire_struct!(Bid {
     held,
     closed,
 });
-wire_struct!(Owner { key, tenant, version, renewed_at });
-wire_enum!(BidState {
+codec_struct!(Owner { key, tenant, version, renewed_at });
+codec_enum!(BidState {
     0 Pending, 1 Matched, 2 Provisioning, 3 Active, 4 Preempting, 5 Ended, 6 Cancelled, 7 Expired,
 });

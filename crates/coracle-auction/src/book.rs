@@ -77,7 +77,7 @@ impl Book {
     pub(crate) fn remove(&mut self, tenant: u32, rank: Rank, cap: Price) -> Option<Entry> {
         let own = self.tenants.get_mut(tenant as usize)?;
         let is_best = own.best == Some(rank);
-        // What wins a call is mostly the best of all: then nothing need be searched for.
+        // The winner of a call is mostly the best entry: then no search is needed.
         let entry = if is_best { own.open.pop_last()?.1 } else { own.open.remove(&rank)? };
         if is_best {
             if self.best.last() == Some(&(rank, tenant)) {
@@ -128,7 +128,7 @@ impl Book {
 pub(crate) struct Walk<'a> {
     book: &'a Book,
     fresh: Peekable<Rev<btree_set::Iter<'a, (Rank, u32)>>>,
-    /// The next entry of each tenant that was looked into, and which of `rests` goes on behind it.
+    /// Next entry of each tenant that was opened, and the index of its iterator in `rests`.
     opened: BinaryHeap<Opened>,
     rests: Vec<Rev<btree_map::Iter<'a, Rank, Entry>>>,
 }
@@ -166,7 +166,7 @@ impl Ord for Opened {
 }
 
 impl Walk<'_> {
-    /// What `next` will give.
+    /// The item that `next` will return.
     pub(crate) fn peek(&mut self) -> Option<Open> {
         let opened = self.opened.peek();
         match self.fresh.peek().map(|next| **next) {

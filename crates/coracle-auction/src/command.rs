@@ -1,14 +1,14 @@
-//! What can be asked of a market.
+//! Commands to a market.
 
-use crate::wire::{wire_enum, wire_struct};
-use crate::{AllocId, BidId, LotNo, OwnerKey, Params, Price, SupplierNo, TenantNo, Time};
+use crate::codec::{codec_enum, codec_struct};
+use crate::{AllocationId, BidId, LotNo, OwnerKey, Params, Price, SupplierNo, TenantNo, Time};
 
 /// A new bid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// Who pays.
+pub struct BidRequest {
+    /// Tenant that pays.
     pub tenant: TenantNo,
-    /// Who decides, inside the tenant.
+    /// Owner inside the tenant, whose version fences changes.
     pub owner: OwnerKey,
     /// Refused unless the owner's version is this.
     pub if_owner_version: Option<u64>,
@@ -18,24 +18,24 @@ pub struct Placement {
     pub body: u64,
     /// Highest price per node-hour, a multiple of the tick.
     pub limit: Price,
-    /// Number of units.
+    /// Number of nodes wanted.
     pub quantity: u32,
     /// Units that must be matched together; 0 and 1 mean none.
     pub min_fill: u32,
-    /// Open units die this long after the owner's last sign of life.
+    /// Lease of open units: they expire this long after the owner's last heartbeat.
     pub lease_ms: u32,
-    /// Open units die at this time in any case.
+    /// Time at which open units expire, regardless of heartbeats.
     pub expires_at: Option<Time>,
-    /// Words of the owner.
+    /// Labels that the owner chose; the market only stores them.
     pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
 /// A change of a bid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Amendment {
-    /// Whose bid it is.
+    /// Tenant of the bid.
     pub tenant: TenantNo,
-    /// Which one.
+    /// The bid.
     pub bid: BidId,
     /// Refused unless the owner's version is this.
     pub if_owner_version: Option<u64>,
@@ -45,9 +45,9 @@ pub struct Amendment {
     pub units: Option<u32>,
 }
 
-/// What a supplier or the operator says of one unit.
+/// Report about one allocation, from its supplier or from the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum SupplierReport {
     /// The machine runs.
     Launched,
     /// The node registered under this name.
@@ -59,7 +59,7 @@ pub enum Report {
     Ready,
     /// The launch failed.
     Failed,
-    /// The guest is drained and can go before its deadline.
+    /// The node is drained and can be ended before its deadline.
     Drained,
     /// The machine or the node died.
     Died,
@@ -68,99 +68,100 @@ pub enum Report {
 /// A command to one market.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Time passed.
+    /// Advances the time; nothing else happens.
     Tick,
-    /// The service was away: nobody could renew or report, so leases and silences start again.
+    /// The service restarted: owners could not renew and suppliers could not report meanwhile, so leases and
+    /// heartbeat deadlines start again.
     Restarted,
-    /// Parameters, at once or from a later time. In place of what was to come.
+    /// Parameters, effective at once or later. Replaces a change that was announced before.
     Configure {
         /// All parameters.
         params: Params,
         /// When they take effect.
         effective_at: Time,
     },
-    /// Take no more bids and hold no calls.
+    /// Takes no more bids and holds no calls.
     Halt,
-    /// Go on.
+    /// Takes bids and holds calls again.
     Resume,
     /// A tenant's share of its hourly cap for this market; `None`: no cap.
     Budget {
-        /// Whose.
+        /// Tenant.
         tenant: TenantNo,
-        /// Σ limits of unfinished units never passes this.
+        /// The sum of the limits of unfinished units never exceeds this.
         cap: Option<Price>,
     },
     /// A new bid.
     Place {
         /// The bid.
-        placement: Box<Placement>,
+        request: Box<BidRequest>,
     },
     /// A changed bid.
     Amend {
         /// The change.
         amendment: Amendment,
     },
-    /// Take back what is open.
+    /// Cancels the open units of a bid.
     Cancel {
-        /// Whose bid.
+        /// Tenant of the bid.
         tenant: TenantNo,
         /// Which.
         bid: BidId,
         /// Refused unless the owner's version is this.
         if_owner_version: Option<u64>,
     },
-    /// Give back a unit.
+    /// Releases an allocation.
     Release {
-        /// Whose unit.
+        /// Tenant of the allocation.
         tenant: TenantNo,
         /// Which.
-        alloc: AllocId,
+        allocation: AllocationId,
         /// Refused unless the owner's version is this.
         if_owner_version: Option<u64>,
     },
-    /// Give up another unit in place of one under notice.
+    /// Releases another allocation in place of one under notice.
     Substitute {
-        /// Whose units.
+        /// Tenant of both.
         tenant: TenantNo,
-        /// The one under notice.
-        victim: AllocId,
-        /// The one to go instead.
-        other: AllocId,
+        /// Allocation under notice.
+        victim: AllocationId,
+        /// Allocation to end instead.
+        other: AllocationId,
     },
-    /// An owner is alive.
+    /// Heartbeat of an owner; renews its leases.
     Renew {
         /// Its tenant.
         tenant: TenantNo,
         /// The owner.
         owner: OwnerKey,
     },
-    /// A lot is there with so many units. Also its first sign of life.
+    /// Adds a lot, or sets its number of slots. Counts as a heartbeat.
     PutLot {
         /// The lot.
         lot: LotNo,
-        /// Whose.
+        /// Supplier.
         supplier: SupplierNo,
-        /// How many units.
-        units: u32,
+        /// Number of slots.
+        slots: u32,
         /// The notice that the supplier can give.
         notice_ms: u64,
     },
-    /// Take a lot away with notice.
+    /// Removes a lot, with notice to its allocations.
     DrainLot {
         /// The lot.
         lot: LotNo,
     },
-    /// A supplier is alive.
+    /// Heartbeat of a supplier.
     Heartbeat {
         /// The supplier.
         supplier: SupplierNo,
     },
-    /// News of one unit.
+    /// Report about one allocation.
     Report {
-        /// The unit.
-        alloc: AllocId,
-        /// The news.
-        report: Report,
+        /// The allocation.
+        allocation: AllocationId,
+        /// The report.
+        report: SupplierReport,
     },
 }
 
@@ -173,7 +174,7 @@ pub struct Journaled {
     pub command: Command,
 }
 
-wire_struct!(Placement {
+codec_struct!(BidRequest {
     tenant,
     owner,
     if_owner_version,
@@ -186,24 +187,24 @@ wire_struct!(Placement {
     expires_at,
     labels,
 });
-wire_struct!(Amendment { tenant, bid, if_owner_version, limit, units });
-wire_struct!(Journaled { at, command });
-wire_enum!(Report { 0 Launched, 1 Registered { node }, 2 Ready, 3 Failed, 4 Drained, 5 Died });
-wire_enum!(Command {
+codec_struct!(Amendment { tenant, bid, if_owner_version, limit, units });
+codec_struct!(Journaled { at, command });
+codec_enum!(SupplierReport { 0 Launched, 1 Registered { node }, 2 Ready, 3 Failed, 4 Drained, 5 Died });
+codec_enum!(Command {
     0 Tick,
     1 Restarted,
     2 Configure { params, effective_at },
     3 Halt,
     4 Resume,
     5 Budget { tenant, cap },
-    6 Place { placement },
+    6 Place { request },
     7 Amend { amendment },
     8 Cancel { tenant, bid, if_owner_version },
-    9 Release { tenant, alloc, if_owner_version },
+    9 Release { tenant, allocation, if_owner_version },
     10 Substitute { tenant, victim, other },
     11 Renew { tenant, owner },
-    12 PutLot { lot, supplier, units, notice_ms },
+    12 PutLot { lot, supplier, slots, notice_ms },
     13 DrainLot { lot },
     14 Heartbeat { supplier },
-    15 Report { alloc, report },
+    15 Report { allocation, report },
 });

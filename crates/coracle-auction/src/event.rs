@@ -1,8 +1,8 @@
-//! What a market answers and what it tells.
+//! Replies and events of a market.
 
-use crate::alloc::EndReason;
-use crate::wire::{wire_enum, wire_struct};
-use crate::{AllocId, BidId, LotNo, OwnerKey, Price, TenantNo, Time};
+use crate::allocation::EndReason;
+use crate::codec::{codec_enum, codec_struct};
+use crate::{AllocationId, BidId, LotNo, OwnerKey, Price, TenantNo, Time};
 
 /// Why a command changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,10 +11,10 @@ pub enum Refusal {
     /// No such thing, or another tenant's.
     #[error("not found")]
     NotFound,
-    /// The bid or unit is over.
+    /// The bid or allocation is over.
     #[error("already over")]
     Terminal,
-    /// Somebody else acted for this owner.
+    /// The owner's version is not the expected one: another change came first.
     #[error("the owner's version is {current}")]
     OwnerVersion {
         /// The version now.
@@ -23,12 +23,12 @@ pub enum Refusal {
     /// The key was used for another request.
     #[error("the idempotency key was used for another request")]
     IdempotencyConflict,
-    /// A field that cannot be.
+    /// A field is out of range.
     #[error("{field} must be {range}")]
     Invalid {
         /// Which.
         field: &'static str,
-        /// What it may be.
+        /// Allowed values.
         range: &'static str,
     },
     /// The market takes no bids now.
@@ -40,7 +40,7 @@ pub enum Refusal {
     /// The tenant's hourly cap does not cover it.
     #[error("the hourly cap does not cover it")]
     Budget,
-    /// It came after its time.
+    /// The deadline has passed.
     #[error("too late")]
     TooLate,
 }
@@ -65,14 +65,14 @@ pub enum Reply {
     Refused(Refusal),
 }
 
-/// Why a row of a charge stands.
+/// Reason of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChargeReason {
     /// The node ran.
     Usage,
     /// The rest of the first minute.
     Minimum,
-    /// Given back: it was lost through our fault.
+    /// Refund: the allocation was lost through no fault of the tenant.
     Refund,
 }
 
@@ -81,18 +81,18 @@ pub enum ChargeReason {
 pub struct CallRecord {
     /// Number of the call in this market, from 1.
     pub number: u64,
-    /// When.
+    /// Time of the call.
     pub at: Time,
     /// Clearing price.
     pub price: Price,
-    /// Seats left over.
+    /// Free slots that no bid took.
     pub free: u64,
-    /// Units that were in the contest: unprotected running ones and eligible open ones looked at.
+    /// Units that took part: unprotected running allocations and the eligible open units examined.
     pub demand: u64,
     /// Units newly matched.
     pub won: u64,
-    /// Units that lost their place.
-    pub displaced: u64,
+    /// Allocations that lost their slot.
+    pub preempted: u64,
     /// Bids passed over because their block did not fit.
     pub skipped: u64,
     /// The best losing bid, which sets the price.
@@ -101,7 +101,7 @@ pub struct CallRecord {
     pub chain: [u8; 32],
 }
 
-/// Something happened. In the order of happening.
+/// State change, in order of occurrence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A bid was placed, changed, held, or some of its units are over.
@@ -109,17 +109,17 @@ pub enum Event {
         /// The bid.
         bid: BidId,
     },
-    /// A unit was matched, moved on, came back, or ended.
-    Unit {
-        /// The unit.
-        alloc: AllocId,
+    /// An allocation was made, changed state, or ended.
+    Allocation {
+        /// The allocation.
+        allocation: AllocationId,
         /// Its bid.
         bid: BidId,
     },
-    /// A launch came to nothing and the unit waits in the book again.
+    /// A launch failed; the unit of the bid is open again.
     Returned {
-        /// The unit that is no more.
-        alloc: AllocId,
+        /// The former allocation.
+        allocation: AllocationId,
         /// Its bid.
         bid: BidId,
         /// When it was matched: part of the name that it was known by.
@@ -127,35 +127,35 @@ pub enum Event {
     },
     /// Order to the supplier: start a machine.
     Launch {
-        /// For this unit.
-        alloc: AllocId,
+        /// For this allocation.
+        allocation: AllocationId,
         /// In this lot.
         lot: LotNo,
-        /// The machine must run by then.
+        /// Deadline for the machine to run.
         deadline: Time,
     },
     /// Order to the supplier: end a machine by the deadline.
     Reclaim {
-        /// Of this unit.
-        alloc: AllocId,
+        /// Of this allocation.
+        allocation: AllocationId,
         /// In this lot.
         lot: LotNo,
-        /// By then.
+        /// The deadline.
         deadline: Time,
-        /// Why.
+        /// Reason.
         reason: EndReason,
     },
-    /// Order to the supplier: the machine stays after all.
+    /// Order to the supplier: do not end the machine; revokes the order to end it.
     Spare {
-        /// Of this unit.
-        alloc: AllocId,
+        /// Of this allocation.
+        allocation: AllocationId,
         /// In this lot.
         lot: LotNo,
     },
-    /// The next call would displace this unit.
+    /// The next call would preempt this allocation.
     AtRisk {
-        /// The unit.
-        alloc: AllocId,
+        /// The allocation.
+        allocation: AllocationId,
         /// The lowest limit that keeps it.
         price_to_keep: Price,
         /// When the call is.
@@ -166,24 +166,24 @@ pub enum Event {
         /// Its record. Boxed: it is three times as large as any other event, and rarer than all.
         record: Box<CallRecord>,
     },
-    /// What the next call would clear at.
+    /// Clearing price of the next call, if it were held now.
     Indicative {
         /// The price.
         price: Price,
     },
-    /// Money.
+    /// A charge or a refund.
     Charge {
-        /// The unit.
-        alloc: AllocId,
-        /// Who pays.
+        /// The allocation.
+        allocation: AllocationId,
+        /// Tenant that pays.
         tenant: TenantNo,
-        /// From when.
+        /// Start of the period.
         from: Time,
-        /// Until when.
+        /// End of the period.
         to: Time,
         /// Per node-hour.
         price: Price,
-        /// Why.
+        /// Reason.
         reason: ChargeReason,
     },
     /// A lot changed: more, fewer, silent, back, or gone.
@@ -191,12 +191,12 @@ pub enum Event {
         /// The lot.
         lot: LotNo,
     },
-    /// The market stopped or goes on.
+    /// The market was halted or resumed.
     Halted {
-        /// Is it stopped?
+        /// Whether it is halted.
         halted: bool,
     },
-    /// An owner changed something or showed life.
+    /// An owner changed something or sent a heartbeat.
     Owner {
         /// Its tenant.
         tenant: TenantNo,
@@ -207,5 +207,5 @@ pub enum Event {
     },
 }
 
-wire_struct!(CallRecord { number, at, price, free, demand, won, displaced, skipped, marginal, chain });
-wire_enum!(ChargeReason { 0 Usage, 1 Minimum, 2 Refund });
+codec_struct!(CallRecord { number, at, price, free, demand, won, preempted, skipped, marginal, chain });
+codec_enum!(ChargeReason { 0 Usage, 1 Minimum, 2 Refund });

@@ -1,22 +1,22 @@
-//! What a unit cost when. Units are settled lazily against this, so that a call does not
-//! touch every running unit.
+//! Prices over time. Charges are computed from them when they are needed, so that a call does not
+//! write to every running allocation.
 
-use crate::wire::wire_struct;
+use crate::codec::codec_struct;
 use crate::{Price, Time};
 
 /// Prices from one time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PricePoint {
-    /// From when.
+    /// First time of these prices.
     pub at: Time,
-    /// What everybody pays.
+    /// Clearing price.
     pub price: Price,
     /// A tenant that pays less, because its own bids do not raise its price, and what it pays.
     pub(crate) apart: Option<(u32, Price)>,
 }
 
 impl PricePoint {
-    /// What this tenant pays at this point, before its limit.
+    /// Price of a tenant at this point, before its limit.
     pub(crate) fn for_tenant(&self, tenant: u32) -> Price {
         match self.apart {
             Some((apart, price)) if apart == tenant => price,
@@ -25,13 +25,13 @@ impl PricePoint {
     }
 }
 
-/// Price points by time, one at least.
+/// Price points by time; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct History {
     points: Vec<PricePoint>,
 }
 
-/// Units settle every hour, so nobody asks for anything older than this.
+/// Allocations settle every hour, so older prices are never read.
 const KEEP_MS: u64 = 2 * 3600 * 1000;
 /// Old points are dropped this many at a time.
 const SLACK: usize = 1024;
@@ -90,5 +90,5 @@ impl History {
     }
 }
 
-wire_struct!(PricePoint { at, price, apart });
-wire_struct!(History { points });
+codec_struct!(PricePoint { at, price, apart });
+codec_struct!(History { points });

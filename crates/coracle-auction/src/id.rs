@@ -54,10 +54,10 @@ number!(
     BidId(u64)
 );
 number!(
-    /// One unit of capacity given to one bid.
-    AllocId(u64)
+    /// An allocation: one slot sold to one bid.
+    AllocationId(u64)
 );
 
-/// Who owns bids inside a tenant: a UUID's 16 bytes, or a digest of another name.
+/// Owner of bids inside a tenant: the bytes of a UUID, or the digest of another name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerKey(pub [u8; 16]);

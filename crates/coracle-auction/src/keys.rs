@@ -1,4 +1,4 @@
-//! Which bid an idempotency key named. Four bytes an entry: the key itself is in the bid.
+//! Index of idempotency keys. Four bytes per entry: the key itself is in the bid.
 
 use crate::bid::Bid;
 use crate::slab::Slab;
@@ -7,18 +7,18 @@ use crate::slab::Slab;
 /// a search touches the bid it looks for and no other. Never iterated, so it needs no order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeyTable {
-    slots: Vec<Slot>,
+    slots: Vec<Bucket>,
     used: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Slot {
+struct Bucket {
     place: u32,
-    /// The half of the key's hash that finds the slot; the other half would be equal for neighbours.
+    /// First bytes of the key. They choose the bucket, and compare keys without reading their bids.
     hash: u32,
 }
 
-const VACANT: Slot = Slot { place: u32::MAX, hash: 0 };
+const VACANT: Bucket = Bucket { place: u32::MAX, hash: 0 };
 
 /// Keys are digests: any four bytes of them are as good as a hash.
 fn hash(key: &[u8; 16]) -> u32 {
@@ -64,11 +64,11 @@ impl KeyTable {
             self.slots = vec![VACANT; (old.len() * 2).max(64)];
             old.into_iter().filter(|slot| *slot != VACANT).for_each(|slot| self.put(slot));
         }
-        self.put(Slot { place, hash: hash(key) });
+        self.put(Bucket { place, hash: hash(key) });
         self.used += 1;
     }
 
-    fn put(&mut self, slot: Slot) {
+    fn put(&mut self, slot: Bucket) {
         let mut at = self.home(slot.hash);
         while self.slots[at] != VACANT {
             at = (at + 1) & self.mask();

@@ -1,8 +1,8 @@
 //! The auction of one market of nodes: a deterministic state machine.
 //!
 //! [`Market::apply`] takes a journaled time and a command and returns a reply and
-//! events. The same commands at the same times give the same bytes, always.
-//! Never here: I/O, a clock, a float, a thread, a map without an order.
+//! events. The same commands at the same times always give the same bytes: there is
+//! no I/O, no clock, no floating point, no thread, and no map without an order.
 //!
 //! ```text
 //!   bid unit:  pending ─▶ matched ─▶ provisioning ─▶ active ─▶ preempting ─▶ ended
@@ -10,16 +10,17 @@
 //!                 │  └── launch failed ───┘             └── release, death ────┘
 //!                 └─▶ cancelled · expired
 //!
-//!   call:  look (book, running units, seats) ─▶ decide (pure) ─▶ act ─▶ record
+//!   call:  observe (book, running, slots) ─▶ plan (pure) ─▶ execute ─▶ record
 //! ```
 //!
-//! Every 30 s a *call* decides who holds a seat and what all pay: the highest
-//! losing bid, not below the reserve. Between calls a free unit is matched at once.
+//! Every 30 s a *call* decides which bids hold a slot and what all pay: the highest
+//! losing bid, not below the reserve. Between calls a free slot is matched at once.
 
 mod advice;
-mod alloc;
+mod allocation;
 mod bid;
 mod book;
+pub mod codec;
 mod command;
 mod event;
 mod history;
@@ -28,22 +29,22 @@ mod keys;
 mod lots;
 mod market;
 mod money;
+mod names;
 mod params;
 mod slab;
 mod tenants;
 #[cfg(test)]
 mod tests;
 mod timers;
-pub mod wire;
 
 pub use advice::{Advice, advise};
-pub use alloc::{Alloc, AllocState, EndReason, Stage};
+pub use allocation::{Allocation, AllocationState, EndReason, Stage};
 pub use bid::{Bid, BidState, Units};
 pub use book::BANDS;
-pub use command::{Amendment, Command, Journaled, Placement, Report};
+pub use command::{Amendment, BidRequest, Command, Journaled, SupplierReport};
 pub use event::{CallRecord, ChargeReason, Event, Refusal, Reply};
 pub use history::PricePoint;
-pub use id::{AllocId, BidId, LotNo, OwnerKey, SupplierNo, TenantNo, Time};
+pub use id::{AllocationId, BidId, LotNo, OwnerKey, SupplierNo, TenantNo, Time};
 pub use lots::{Lot, LotState};
 pub use market::Market;
 pub use market::explain::{Explanation, Standing};
@@ -56,5 +57,5 @@ pub use params::{InvalidParams, Params};
 pub const QUANTITY_MAX: u32 = 10_000;
 /// Most units that one tenant may hold or ask for in one market.
 pub const TENANT_UNITS_MAX: u64 = 100_000;
-/// How long an ended bid and its idempotency key stay known, in milliseconds.
+/// Retention of an ended bid and its idempotency key, in milliseconds.
 pub const RETENTION_MS: u64 = 24 * 3600 * 1000;

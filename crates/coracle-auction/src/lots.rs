@@ -1,37 +1,37 @@
-//! Capacity: lots, their units, and which of them can be given away.
+//! Capacity: lots, their slots, and the slots that can be allocated.
 
 use std::collections::BTreeSet;
 
-use crate::wire::{wire_enum, wire_struct};
+use crate::codec::{codec_enum, codec_struct};
 use crate::{LotNo, SupplierNo, Time};
 
-/// May new units be put here?
+/// Whether a lot takes new allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LotState {
-    /// Yes.
+    /// Takes new allocations.
     Open,
-    /// Its supplier is silent; what runs, runs.
+    /// Its supplier sends no heartbeats: no new allocations; the running ones stay.
     Silent,
-    /// No; what runs is under notice.
+    /// Takes none; the running ones are under notice.
     Draining,
 }
 
-/// One unit of a lot.
+/// One place of a lot's supply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Unit {
-    /// The allocation that is on it.
+pub(crate) struct Slot {
+    /// Allocation that uses it.
     pub(crate) occupant: Option<u32>,
-    /// The allocation that gets it when the occupant is gone.
+    /// Allocation that gets it when the occupant ends.
     pub(crate) promised: Option<u32>,
-    /// Gone when the occupant is.
+    /// Removed when the occupant ends.
     pub(crate) retired: bool,
 }
 
-/// Equal units of one supplier.
+/// Equal slots of one supplier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lot {
     pub(crate) supplier: SupplierNo,
-    pub(crate) units: Vec<Unit>,
+    pub(crate) slots: Vec<Slot>,
     pub(crate) notice_ms: u64,
     pub(crate) state: LotState,
     pub(crate) last_seen: Time,
@@ -40,7 +40,7 @@ pub struct Lot {
 }
 
 impl Lot {
-    /// Whose it is.
+    /// Its supplier.
     #[must_use]
     pub fn supplier(&self) -> SupplierNo {
         self.supplier
@@ -52,41 +52,41 @@ impl Lot {
         self.state
     }
 
-    /// Units that count as capacity.
+    /// Slots that count as capacity.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.units.iter().filter(|unit| !unit.retired).count()
+        self.slots.iter().filter(|slot| !slot.retired).count()
     }
 
-    /// Units that something is on.
+    /// Slots with an occupant.
     #[must_use]
     pub fn taken(&self) -> usize {
-        self.units.iter().filter(|unit| unit.occupant.is_some()).count()
+        self.slots.iter().filter(|slot| slot.occupant.is_some()).count()
     }
 
-    /// Launches in a row that failed here.
+    /// Consecutive failed launches in this lot.
     #[must_use]
     pub fn strikes(&self) -> u8 {
         self.strikes
     }
 }
 
-/// Seats that a match can take.
+/// Slots that a match can take.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seats {
-    /// Empty units of open lots; lots with failed launches last.
+pub(crate) struct FreeSlots {
+    /// Empty slots of open lots; lots with failed launches last.
     pub(crate) free: BTreeSet<(u8, LotNo, u32)>,
-    /// Units of open lots whose occupant runs out its notice and that are promised to nobody.
+    /// Slots of open lots whose occupant is under notice and that are not promised yet.
     pub(crate) yielding: BTreeSet<(Time, LotNo, u32)>,
 }
 
-impl Seats {
-    /// How many matches can be made.
+impl FreeSlots {
+    /// Number of possible matches.
     pub(crate) fn len(&self) -> usize {
         self.free.len() + self.yielding.len()
     }
 }
 
-wire_enum!(LotState { 0 Open, 1 Silent, 2 Draining });
-wire_struct!(Unit { occupant, promised, retired });
-wire_struct!(Lot { supplier, units, notice_ms, state, last_seen, silent_due, strikes });
+codec_enum!(LotState { 0 Open, 1 Silent, 2 Draining });
+codec_struct!(Slot { occupant, promised, retired });
+codec_struct!(Lot { supplier, slots, notice_ms, state, last_seen, silent_due, strikes });

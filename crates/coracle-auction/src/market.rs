@@ -18,30 +18,30 @@ pub(crate) mod view;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::alloc::Alloc;
+use crate::allocation::Allocation;
 use crate::bid::{Bid, Owner};
 use crate::book::{Book, Rank};
 use crate::history::History;
 use crate::keys::KeyTable;
-use crate::lots::{Lot, Seats};
+use crate::lots::{FreeSlots, Lot};
 use crate::slab::Slab;
 use crate::tenants::Tenants;
 use crate::timers::Timers;
 use crate::{
-    AllocId, BidId, CallRecord, Command, Event, LotNo, OwnerKey, Params, Price, Refusal, Reply, SupplierNo,
-    Time,
+    AllocationId, BidId, CallRecord, Command, Event, LotNo, OwnerKey, Params, Price, Refusal, Reply,
+    SupplierNo, Time,
 };
 
-/// Running units by who leaves first: the lowest limit, then the newest match.
+/// Running allocations in the order of preemption: the lowest limit, then the newest match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Running {
     pub(crate) price: Price,
     pub(crate) match_no: Reverse<u64>,
 }
 
-/// One market: parameters, book, units, lots and prices.
+/// One market: parameters, book, allocations, lots and prices.
 ///
-/// Everything changes through [`Market::apply`]; everything else only reads.
+/// Only [`Market::apply`] changes it.
 #[derive(Clone, Debug)]
 pub struct Market {
     pub(crate) params: Params,
@@ -61,24 +61,24 @@ pub struct Market {
     pub(crate) tenants: Tenants,
     pub(crate) owners: Vec<Owner>,
     pub(crate) bids: Slab<Bid>,
-    pub(crate) allocs: Slab<Alloc>,
+    pub(crate) allocations: Slab<Allocation>,
     pub(crate) lots: BTreeMap<LotNo, Lot>,
 
-    // Made from the above; not in snapshots.
+    // Derived from the fields above; not in snapshots.
     pub(crate) owner_index: BTreeMap<(u32, OwnerKey), u32>,
     /// The owner of the last placement.
     pub(crate) last_owner: u32,
     pub(crate) book: Book,
     pub(crate) running: BTreeMap<Running, u32>,
-    pub(crate) seats: Seats,
+    pub(crate) free_slots: FreeSlots,
     pub(crate) timers: Timers,
-    /// Places of an owner's bids, by owner. In no order: readers sort.
+    /// Places of an owner's bids, by owner; not sorted.
     pub(crate) by_owner: Vec<Vec<u32>>,
-    /// Units that hold a place.
+    /// Number of allocations that hold a slot.
     pub(crate) live: u64,
     pub(crate) by_supplier: BTreeSet<(SupplierNo, LotNo)>,
     pub(crate) keys: KeyTable,
-    /// Tenants whose commitment fell, so that held bids may go on.
+    /// Tenants whose commitment fell, so that held bids may enter the book.
     pub(crate) relieved: Vec<u32>,
     pub(crate) out: Vec<Event>,
 }
@@ -105,13 +105,13 @@ impl Market {
             tenants: Tenants::default(),
             owners: Vec::new(),
             bids: Slab::new(),
-            allocs: Slab::new(),
+            allocations: Slab::new(),
             lots: BTreeMap::new(),
             owner_index: BTreeMap::new(),
             last_owner: 0,
             book: Book::default(),
             running: BTreeMap::new(),
-            seats: Seats::default(),
+            free_slots: FreeSlots::default(),
             timers: Timers::default(),
             by_owner: Vec::new(),
             live: 0,
@@ -122,7 +122,7 @@ impl Market {
         }
     }
 
-    /// Lets time pass until `at`, then does what the command says. Events are appended to `out`.
+    /// Advances the time to `at`, then applies the command. Appends events to `out`.
     ///
     /// Deterministic: the same commands at the same times give the same replies, events and
     /// bytes of [`Market::snapshot`]. A refused command changes nothing but the time.
@@ -130,7 +130,7 @@ impl Market {
         std::mem::swap(&mut self.out, out);
         let at = at.max(self.now);
         if *command == Command::Restarted {
-            // Before time passes: what fell due while nobody could be heard is not held against anyone.
+            // Before time passes: deadlines that passed while the service was down do not count.
             self.restarted_at = at;
         }
         self.advance(at);
@@ -145,13 +145,13 @@ impl Market {
 
     fn perform(&mut self, command: &Command) -> Result<Reply, Refusal> {
         match command {
-            Command::Place { placement } => return self.place(placement),
+            Command::Place { request } => return self.place(request),
             Command::Amend { amendment } => return self.amend(amendment),
             Command::Cancel { tenant, bid, if_owner_version } => {
                 return self.cancel(*tenant, *bid, *if_owner_version);
             }
-            Command::Release { tenant, alloc, if_owner_version } => {
-                return self.release(*tenant, *alloc, *if_owner_version);
+            Command::Release { tenant, allocation, if_owner_version } => {
+                return self.release(*tenant, *allocation, *if_owner_version);
             }
             Command::Tick => self.indicate(),
             Command::Restarted => {}
@@ -161,12 +161,12 @@ impl Market {
             Command::Budget { tenant, cap } => self.set_cap(*tenant, *cap),
             Command::Substitute { tenant, victim, other } => self.substitute(*tenant, *victim, *other)?,
             Command::Renew { tenant, owner } => self.renew(*tenant, *owner)?,
-            Command::PutLot { lot, supplier, units, notice_ms } => {
-                self.put_lot(*lot, *supplier, *units, *notice_ms)?;
+            Command::PutLot { lot, supplier, slots, notice_ms } => {
+                self.put_lot(*lot, *supplier, *slots, *notice_ms)?;
             }
             Command::DrainLot { lot } => self.drain_lot(*lot)?,
             Command::Heartbeat { supplier } => self.heartbeat(*supplier),
-            Command::Report { alloc, report } => self.report(*alloc, report)?,
+            Command::Report { allocation, report } => self.report(*allocation, report)?,
         }
         Ok(Reply::Done)
     }
@@ -183,32 +183,34 @@ impl Market {
         BidId(self.bids.id(place))
     }
 
-    fn alloc_id(&self, place: u32) -> AllocId {
-        AllocId(self.allocs.id(place))
+    fn allocation_id(&self, place: u32) -> AllocationId {
+        AllocationId(self.allocations.id(place))
     }
 
-    /// A bid that the code holds the place of.
+    /// The bid in row `place`, which the caller took from an index.
     fn row(&mut self, place: u32) -> &mut Bid {
-        self.bids.at_mut(place).expect("places come from indexes of bids that are there")
+        self.bids.at_mut(place).expect("rows of bids come from indexes that hold existing rows only")
     }
 
-    /// A unit that the code holds the place of.
-    fn unit(&mut self, place: u32) -> &mut Alloc {
-        self.allocs.at_mut(place).expect("places come from indexes of units that are there")
+    /// The allocation in row `place`, which the caller took from an index.
+    fn allocation_at(&mut self, place: u32) -> &mut Allocation {
+        self.allocations
+            .at_mut(place)
+            .expect("rows of allocations come from indexes that hold existing rows only")
     }
 
     fn rank(&self, limit: Price, seq: u64) -> Rank {
         Rank { price: self.params.effective(limit), seq: Reverse(seq) }
     }
 
-    fn tell_bid(&mut self, place: u32) {
+    fn emit_bid(&mut self, place: u32) {
         let bid = self.bid_id(place);
         self.out.push(Event::Bid { bid });
     }
 
-    fn tell_unit(&mut self, place: u32) {
-        let bid = self.unit(place).bid;
-        let event = Event::Unit { alloc: self.alloc_id(place), bid: self.bid_id(bid) };
+    fn emit_allocation(&mut self, place: u32) {
+        let bid = self.allocation_at(place).bid;
+        let event = Event::Allocation { allocation: self.allocation_id(place), bid: self.bid_id(bid) };
         self.out.push(event);
     }
 }

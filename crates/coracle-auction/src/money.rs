@@ -7,17 +7,17 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Price(i64);
 
-/// Text that is no price.
+/// Text that is not a price.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no price: write dollars with at most 6 decimals, up to 1000000")]
+#[error("invalid price \"{0}\": write dollars with at most 6 decimals, up to 1000000")]
 pub struct InvalidPrice(String);
 
 const MICROS: i64 = 1_000_000;
 
 impl Price {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self(0);
-    /// One million dollars per node-hour, the highest limit that is taken.
+    /// One million dollars per node-hour, the highest accepted limit.
     pub const MAX: Self = Self(1_000_000 * MICROS);
 
     /// A price of so many micro-dollars.
@@ -45,7 +45,7 @@ impl Price {
         if over == 0 { self } else { Self(self.0 - over + tick.0.max(1)) }
     }
 
-    /// Is this a multiple of `tick`?
+    /// Whether this is a multiple of `tick`.
     #[must_use]
     pub fn on_tick(self, tick: Self) -> bool {
         self.0 % tick.0.max(1) == 0
@@ -104,13 +104,13 @@ impl Charge {
         Self(i128::from(price.0) * i128::from(ms))
     }
 
-    /// The sum, or `None` when it does not fit: an error, never a wrap.
+    /// The sum; `None` on overflow.
     #[must_use]
     pub fn checked_add(self, other: Self) -> Option<Self> {
         self.0.checked_add(other.0).map(Self)
     }
 
-    /// Whole micro-dollars, halves to even. Once per allocation and invoice, never on the way.
+    /// Whole micro-dollars, halves to even. Rounded once per allocation and invoice, never in between.
     #[must_use]
     pub fn to_micros(self) -> i128 {
         let (quotient, rest) = (self.0.div_euclid(Self::MS_PER_HOUR), self.0.rem_euclid(Self::MS_PER_HOUR));

@@ -1,4 +1,4 @@
-//! What a market can be told about itself.
+//! Parameters of a market.
 
 use crate::Price;
 
@@ -7,15 +7,15 @@ use crate::Price;
 pub struct Params {
     /// Lowest price at which a node is sold.
     pub reserve: Price,
-    /// Highest price, the list price. A limit that reaches it is never displaced.
+    /// Highest price, the list price. A limit that reaches it is never preempted.
     pub cap: Price,
     /// Limits are multiples of this.
     pub tick: Price,
     /// Time between two calls.
     pub call_interval_ms: u64,
-    /// How long an active unit is safe from calls.
+    /// How long an active allocation is protected from calls.
     pub min_runtime_ms: u64,
-    /// How long a unit that lost its place goes on.
+    /// How long a preempted allocation keeps running.
     pub notice_ms: u64,
 }
 
@@ -23,9 +23,9 @@ pub struct Params {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} must be {range}")]
 pub struct InvalidParams {
-    /// Which one.
+    /// Name of the field.
     pub field: &'static str,
-    /// What it may be.
+    /// Allowed values.
     pub range: &'static str,
 }
 
@@ -70,7 +70,7 @@ impl Params {
         }
     }
 
-    /// What an idle market is quoted at: 1.6 × reserve, rounded up to the tick.
+    /// Quote of an idle market: 1.6 × reserve, rounded up to the tick.
     #[must_use]
     pub fn idle_quote(&self) -> Price {
         let exact = self.reserve.as_micros().saturating_mul(QUOTE_PERCENT);
@@ -83,7 +83,7 @@ impl Params {
         clearing.max(self.idle_quote()).min(self.cap)
     }
 
-    /// What a limit counts for: nothing above the cap.
+    /// Effective limit: not above the cap.
     #[must_use]
     pub fn effective(&self, limit: Price) -> Price {
         limit.min(self.cap)

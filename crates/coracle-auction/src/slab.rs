@@ -1,13 +1,13 @@
-//! A table whose places are used again. An id tells the uses of a place apart.
+//! A table that reuses the places of removed rows. An id counts the uses of its place, so that it never names a later row.
 
-/// Rows by place; `(place, use)` packed in a `u64` names a row for ever.
+/// Rows by place. The id of a row is `(place, use)`, packed in a `u64`.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab<T> {
     pub(crate) rows: Vec<(u32, Option<T>)>,
     pub(crate) vacant: Vec<u32>,
 }
 
-/// A row that another one names, or none.
+/// Optional reference from one row to another, by place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link(u32);
 
@@ -60,13 +60,13 @@ impl<T> Slab<T> {
         self.rows.get_mut(place as usize)?.1.as_mut()
     }
 
-    /// The id of what is at this place now.
+    /// Id of the row at this place.
     pub(crate) fn id(&self, place: u32) -> u64 {
         let uses = self.rows.get(place as usize).map_or(0, |(uses, _)| *uses);
         u64::from(uses) << 32 | u64::from(place)
     }
 
-    /// The place of an id, if it still means the same row.
+    /// Place of the row with this id; `None` when the row was removed.
     pub(crate) fn place(&self, id: u64) -> Option<u32> {
         let place = u32::try_from(id & u64::from(u32::MAX)).ok()?;
         let (uses, row) = self.rows.get(place as usize)?;

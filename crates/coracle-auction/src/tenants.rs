@@ -1,8 +1,8 @@
-//! What a tenant holds, asks for and may spend in one market.
+//! Allocations, bids and cap of a tenant in one market.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::wire::wire_struct;
+use crate::codec::codec_struct;
 use crate::{Price, TenantNo};
 
 /// One tenant of a market.
@@ -10,16 +10,16 @@ use crate::{Price, TenantNo};
 pub(crate) struct Tenant {
     pub(crate) no: TenantNo,
     pub(crate) cap: Option<Price>,
-    /// Σ limits of all unfinished units that are not held, in micro-dollars per hour.
+    /// Sum of the limits of all unfinished units that are not held, in micro-dollars per hour.
     pub(crate) committed: i128,
     /// All unfinished units.
     pub(crate) units: u64,
-    /// Bids that rest because of the cap, oldest first: `(seq, place)`.
+    /// Bids held back by the cap, oldest first: `(seq, place)`.
     pub(crate) held: BTreeSet<(u64, u32)>,
 }
 
 impl Tenant {
-    /// Does the cap cover so much more?
+    /// Whether the cap covers an additional amount.
     pub(crate) fn covers(&self, more: i128) -> bool {
         self.cap.is_none_or(|cap| self.committed + more <= i128::from(cap.as_micros()))
     }
@@ -37,7 +37,7 @@ impl Tenants {
         self.index.get(&no).copied()
     }
 
-    /// The index of a tenant, known or new.
+    /// Index of a tenant; adds an unknown one.
     pub(crate) fn ensure(&mut self, no: TenantNo) -> u32 {
         if let Some(index) = self.index(no) {
             return index;
@@ -62,4 +62,4 @@ impl Tenants {
     }
 }
 
-wire_struct!(Tenant { no, cap, committed, units, held });
+codec_struct!(Tenant { no, cap, committed, units, held });

@@ -1,4 +1,4 @@
-//! What happens by itself at a time.
+//! Timers of the engine.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +9,19 @@ use crate::Time;
 pub(crate) enum Timer {
     /// A bid's lease or expiry.
     Lease(u32),
-    /// A unit's launch deadline, end of protection, or end of notice.
-    Unit(u32),
-    /// A unit's hourly account.
+    /// An allocation's launch deadline, end of protection, or end of notice.
+    Allocation(u32),
+    /// Hourly settlement of an allocation.
     Settle(u32),
-    /// A lot was silent for long.
+    /// A lot had no heartbeat for too long.
     Silent(u32),
     /// An ended bid is forgotten.
     ForgetBid(u32),
-    /// An ended unit is forgotten.
-    ForgetUnit(u32),
+    /// An ended allocation is removed.
+    ForgetAllocation(u32),
 }
 
-/// All timers of a market, each as one number: a million of them are compared all day.
+/// All timers of a market. Each is one number, so that comparisons are cheap: there may be a million.
 #[derive(Clone, Debug)]
 pub(crate) struct Timers {
     all: BTreeSet<u128>,
@@ -38,11 +38,11 @@ impl Default for Timers {
 fn packed(at: Time, timer: Timer) -> u128 {
     let (kind, row) = match timer {
         Timer::Lease(row) => (0u128, row),
-        Timer::Unit(row) => (1, row),
+        Timer::Allocation(row) => (1, row),
         Timer::Settle(row) => (2, row),
         Timer::Silent(row) => (3, row),
         Timer::ForgetBid(row) => (4, row),
-        Timer::ForgetUnit(row) => (5, row),
+        Timer::ForgetAllocation(row) => (5, row),
     };
     u128::from(at.0) << 64 | kind << 32 | u128::from(row)
 }
@@ -55,11 +55,11 @@ fn unpacked(packed: u128) -> (Time, Timer) {
     let row = u32::try_from(packed & u128::from(u32::MAX)).unwrap_or(u32::MAX);
     let timer = match packed >> 32 & u128::from(u32::MAX) {
         0 => Timer::Lease(row),
-        1 => Timer::Unit(row),
+        1 => Timer::Allocation(row),
         2 => Timer::Settle(row),
         3 => Timer::Silent(row),
         4 => Timer::ForgetBid(row),
-        _ => Timer::ForgetUnit(row),
+        _ => Timer::ForgetAllocation(row),
     };
     (time_of(packed), timer)
 }
@@ -104,25 +104,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_one_is_known_whatever_is_set_and_unset() {
+    fn next_timer_is_known_after_set_and_unset() {
         let mut timers = Timers::default();
         assert_eq!((timers.next(), timers.pop(Time(u64::MAX - 1))), (Time::NEVER, None));
         for at in [5, 3, 4] {
-            timers.set(Time(at), Timer::Unit(1));
+            timers.set(Time(at), Timer::Allocation(1));
         }
         assert_eq!(timers.next(), Time(3));
-        timers.unset(Time(4), Timer::Unit(1));
-        timers.unset(Time(3), Timer::Unit(1));
-        timers.unset(Time(1), Timer::Unit(1));
+        timers.unset(Time(4), Timer::Allocation(1));
+        timers.unset(Time(3), Timer::Allocation(1));
+        timers.unset(Time(1), Timer::Allocation(1));
         assert_eq!((timers.next(), timers.pop(Time(4))), (Time(5), None));
-        assert_eq!(timers.pop(Time(5)), Some((Time(5), Timer::Unit(1))));
+        assert_eq!(timers.pop(Time(5)), Some((Time(5), Timer::Allocation(1))));
         assert_eq!(timers.next(), Time::NEVER);
     }
 
     #[test]
     fn numbers_are_in_the_order_of_their_timers() {
-        let kinds: [fn(u32) -> Timer; 6] =
-            [Timer::Lease, Timer::Unit, Timer::Settle, Timer::Silent, Timer::ForgetBid, Timer::ForgetUnit];
+        let kinds: [fn(u32) -> Timer; 6] = [
+            Timer::Lease,
+            Timer::Allocation,
+            Timer::Settle,
+            Timer::Silent,
+            Timer::ForgetBid,
+            Timer::ForgetAllocation,
+        ];
         let mut all = Vec::new();
         for at in [Time(0), Time(1), Time::NEVER] {
             all.extend(kinds.iter().flat_map(|kind| [0, 7, u32::MAX].map(|row| (at, kind(row)))));

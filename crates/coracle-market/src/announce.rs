@@ -1,13 +1,13 @@
-//! From when changed parameters of a market hold: nobody's price is changed behind his back.
+//! Announcement of changed parameters: they take effect later, so that no price changes unexpectedly.
 
 use coracle_auction::{Command, Params, Time};
 
 use crate::error::Problem;
 
-/// A changed reserve is announced so long before it holds, in milliseconds.
+/// Time between announcement and effect of a changed reserve, in milliseconds.
 const ANNOUNCE_MS: u64 = 600_000;
 
-/// What a market has, and what it was told to have later.
+/// Present parameters of a market, and announced ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) params: Params,
@@ -18,11 +18,11 @@ fn prices(params: &Params) -> [coracle_auction::Price; 3] {
     [params.reserve, params.cap, params.tick]
 }
 
-/// The commands that bring a market to `wanted`. With a time, all of it from then; without one, changed prices with
-/// their notice and the rest at once. Prices of today take an announcement back. Pure.
+/// Commands that change a market to `wanted`. With a time, all parameters take effect then; without one, changed prices
+/// take effect after their notice and the rest at once. Wanting the present prices withdraws an announcement. Pure.
 ///
 /// # Errors
-/// A reserve that changes sooner than its notice.
+/// A reserve that would change before its notice is over.
 pub(crate) fn changes(
     known: &Known,
     wanted: Params,

@@ -1,16 +1,15 @@
-//! Who changed what. The journal knows each command and whose it was; a replay shows what it changed.
+//! Audit: the journal has each command and its tenant; a replay shows its effect.
 
 use std::ops::Range;
 
-use coracle_auction::{AllocId, BidId, Command, Journaled, Market, Params, Price, Refusal, Reply, Time};
+use coracle_auction::{AllocationId, BidId, Command, Journaled, Market, Params, Price, Refusal, Reply, Time};
 
-use crate::convert;
 use crate::error::StoreError;
 use crate::names;
 use crate::recover::replay;
 use crate::store::Store;
 
-/// One command, told.
+/// One command and its effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) seq: i64,
@@ -26,7 +25,7 @@ pub(crate) struct Told {
 
 enum Subject {
     Bid(BidId),
-    Unit(AllocId),
+    Allocation(AllocationId),
     /// Not there before.
     New,
     Market,
@@ -52,7 +51,7 @@ pub(crate) async fn audit(
     Ok(told)
 }
 
-/// Applies one command and tells it.
+/// Applies one command and describes its effect.
 fn tell(
     no: u32,
     market: &mut Market,
@@ -84,21 +83,21 @@ fn named(command: &Command) -> (&'static str, Subject) {
         Command::Place { .. } => ("place", Subject::New),
         Command::Amend { amendment } => ("amend", Subject::Bid(amendment.bid)),
         Command::Cancel { bid, .. } => ("cancel", Subject::Bid(*bid)),
-        Command::Release { alloc, .. } => ("release", Subject::Unit(*alloc)),
-        Command::Substitute { victim, .. } => ("substitute", Subject::Unit(*victim)),
+        Command::Release { allocation, .. } => ("release", Subject::Allocation(*allocation)),
+        Command::Substitute { victim, .. } => ("substitute", Subject::Allocation(*victim)),
         Command::Renew { .. } => ("renew", Subject::Market),
         Command::PutLot { .. } => ("put-lot", Subject::Market),
         Command::DrainLot { .. } => ("drain-lot", Subject::Market),
         Command::Heartbeat { .. } => ("heartbeat", Subject::Market),
-        Command::Report { alloc, .. } => ("report", Subject::Unit(*alloc)),
+        Command::Report { allocation, .. } => ("report", Subject::Allocation(*allocation)),
     }
 }
 
 fn name(no: u32, market: &Market, subject: &Subject) -> String {
     match subject {
         Subject::Bid(id) => market.bid(*id).map_or_else(String::new, |b| names::bid(no, b.placed_at(), *id)),
-        Subject::Unit(id) => {
-            market.alloc(*id).map_or_else(String::new, |a| names::alloc(no, a.matched_at(), *id))
+        Subject::Allocation(id) => {
+            market.allocation(*id).map_or_else(String::new, |a| names::allocation(no, a.matched_at(), *id))
         }
         Subject::New | Subject::Market => String::new(),
     }
@@ -112,14 +111,14 @@ fn shown(market: &Market, subject: &Subject) -> String {
                 "{} units at {}, {}: {} open, {} live",
                 u.total(),
                 bid.limit(),
-                convert::bid_state(bid.state()),
+                bid.state().as_str(),
                 u.open,
                 u.live()
             )
         }),
-        Subject::Unit(id) => market.alloc(*id).map_or_else(String::new, |unit| {
+        Subject::Allocation(id) => market.allocation(*id).map_or_else(String::new, |row| {
             let price = market.price(*id).unwrap_or(Price::ZERO);
-            format!("{} at {price}, limit {}", convert::alloc_state(unit.state()), unit.limit())
+            format!("{} at {price}, limit {}", row.state().as_str(), row.limit())
         }),
         Subject::New => String::new(),
         Subject::Market => {

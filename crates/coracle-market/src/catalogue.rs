@@ -1,4 +1,4 @@
-//! The node types that a market knows from the start: list price and reserve, US$ per node-hour.
+//! Built-in instance types: list price and reserve, in US$ per node-hour.
 
 use coracle_auction::{Params, Price};
 use coracle_proto::market as pb;
@@ -23,7 +23,7 @@ const SHAPES: [(&str, u32, u64, u32, &str); 5] = [
     ("l40s-4x", 64, 512, 4, "l40s"),
 ];
 
-/// What nodes of the catalogue are.
+/// Hardware of the built-in instance types.
 pub(crate) fn types() -> impl Iterator<Item = pb::InstanceType> {
     DEFAULT.into_iter().zip(SHAPES).map(|((name, cap, _), (_, vcpus, memory_gib, gpus, model))| {
         pb::InstanceType {
@@ -39,7 +39,7 @@ pub(crate) fn types() -> impl Iterator<Item = pb::InstanceType> {
     })
 }
 
-/// Parameters of a type of the catalogue.
+/// Parameters of a built-in instance type.
 pub(crate) fn params(cap: i64, reserve: i64) -> Params {
     Params::new(Price::micros(reserve), Price::micros(cap))
 }

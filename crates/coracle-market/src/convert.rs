@@ -1,89 +1,17 @@
-//! Between the engine's words and the wire's, in one place.
+//! Conversion between types of the engine and messages of the API.
 
 use coracle_auction::{
-    Alloc, AllocId, AllocState, Bid, BidId, BidState, ChargeReason, EndReason, OwnerKey, Price, Report,
-    Stage, Standing,
+    Allocation, AllocationId, AllocationState, Bid, BidId, EndReason, OwnerKey, Price, Standing,
 };
 use coracle_proto::market as pb;
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use crate::history::Bar;
 use crate::names;
 use crate::registry::{Kind, Registry};
-use crate::writer::{Slot, ms};
-
-pub(crate) fn charge_reason(reason: ChargeReason) -> &'static str {
-    match reason {
-        ChargeReason::Usage => "usage",
-        ChargeReason::Minimum => "minimum",
-        ChargeReason::Refund => "refund",
-    }
-}
-
-pub(crate) fn end_reason(reason: EndReason) -> &'static str {
-    match reason {
-        EndReason::Released => "Released",
-        EndReason::Preempted => "Preempted",
-        EndReason::CapacityLost => "CapacityLost",
-        EndReason::ProvisionFailed => "ProvisionFailed",
-        EndReason::NodeFailed => "NodeFailed",
-        EndReason::BudgetExhausted => "BudgetExhausted",
-    }
-}
-
-pub(crate) fn report_name(report: &Report) -> &'static str {
-    match report {
-        Report::Launched => "launched",
-        Report::Registered { .. } => "registered",
-        Report::Ready => "ready",
-        Report::Failed => "failed",
-        Report::Drained => "drained",
-        Report::Died => "died",
-    }
-}
-
-pub(crate) fn report_of(name: &str, node: &str) -> Option<Report> {
-    Some(match name {
-        "launched" => Report::Launched,
-        "registered" if !node.is_empty() && node.len() <= 253 => Report::Registered { node: node.into() },
-        "ready" => Report::Ready,
-        "failed" => Report::Failed,
-        "drained" => Report::Drained,
-        "died" => Report::Died,
-        _ => return None,
-    })
-}
-
-pub(crate) fn bid_state(state: BidState) -> &'static str {
-    match state {
-        BidState::Pending => "pending",
-        BidState::Matched => "matched",
-        BidState::Provisioning => "provisioning",
-        BidState::Active => "active",
-        BidState::Preempting => "preempting",
-        BidState::Ended => "ended",
-        BidState::Cancelled => "cancelled",
-        BidState::Expired => "expired",
-    }
-}
-
-pub(crate) fn alloc_state(state: AllocState) -> &'static str {
-    match state {
-        AllocState::Matched => "matched",
-        AllocState::Provisioning => "provisioning",
-        AllocState::Active => "active",
-        AllocState::Preempting => "preempting",
-        AllocState::Ended => "ended",
-    }
-}
-
-fn stage(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Ordered => "ordered",
-        Stage::Launched => "launched",
-        Stage::Registered => "registered",
-    }
-}
+use crate::signed::ms;
+use crate::state::MarketState;
 
 pub(crate) fn standing(standing: Standing) -> &'static str {
     match standing {
@@ -102,25 +30,13 @@ fn sixteen(digest: &[u8]) -> [u8; 16] {
     digest.first_chunk().copied().unwrap_or([0; 16])
 }
 
-/// The bytes of a UUID in its usual form, in small letters.
+/// The bytes of a UUID in its usual form, in lower case: only then the text can be made from the bytes again.
 fn uuid(text: &str) -> Option<[u8; 16]> {
-    let bytes = text.as_bytes();
-    if bytes.len() != 36 || [8, 13, 18, 23].iter().any(|at| bytes[*at] != b'-') {
-        return None;
-    }
-    let mut digits = bytes.iter().filter(|b| **b != b'-').map(|b| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
-        _ => None,
-    });
-    let mut key = [0; 16];
-    for byte in &mut key {
-        *byte = digits.next()?? << 4 | digits.next()??;
-    }
-    digits.next().is_none().then_some(key)
+    let uuid = Uuid::try_parse(text).ok()?;
+    (uuid.hyphenated().encode_lower(&mut Uuid::encode_buffer()) == text).then(|| uuid.into_bytes())
 }
 
-/// A UUID is its own key; any other name is known by its digest. The flag says which.
+/// Key of an owner: the bytes of a UUID, or the digest of any other name. The flag is true for a UUID.
 pub(crate) fn owner_key(uid: &str) -> (OwnerKey, bool) {
     match uuid(uid) {
         Some(key) => (OwnerKey(key), true),
@@ -146,8 +62,8 @@ pub(crate) fn key_digest(tenant: u32, key: &str) -> [u8; 16] {
     digest
 }
 
-/// Digest of what was asked, without how often: retries of one request are equal. Nobody is kept from making two
-/// requests of one digest (FNV-1a, 64 bits): who does has the first one replayed to him, and harms nobody else.
+/// Digest of a request without its key: retries of one request are equal. A tenant can construct two requests with one
+/// digest (FNV-1a, 64 bits); then the reply to the first is replayed, which affects no other tenant.
 pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
     let mut digest = 0xcbf2_9ce4_8422_2325u64;
     let mut put = |bytes: &[u8]| {
@@ -182,12 +98,12 @@ pub(crate) fn bar(bar: Bar) -> pb::PriceBar {
     }
 }
 
-pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
-    let (q, params) = (slot.market.quotes(), slot.market.params());
-    let [p20_micros, p50_micros, p80_micros] = slot.percentiles.get().map_or([None; 3], |all| all.map(Some));
-    let next = slot.market.announced();
+pub(crate) fn price(state: &MarketState) -> pb::MarketPrice {
+    let (q, params) = (state.market.quotes(), state.market.params());
+    let [p20_micros, p50_micros, p80_micros] = state.percentiles.get().map_or([None; 3], |all| all.map(Some));
+    let next = state.market.announced();
     pb::MarketPrice {
-        market: slot.name.clone(),
+        market: state.name.clone(),
         quote_micros: q.quote.as_micros(),
         clearing_micros: q.clearing.as_micros(),
         indicative_micros: q.indicative.as_micros(),
@@ -195,10 +111,10 @@ pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
         cap_micros: q.cap.as_micros(),
         free: q.free as u64,
         as_of_ms: ms(q.as_of),
-        seq: u64::try_from(slot.seq).unwrap_or(0),
+        seq: u64::try_from(state.seq).unwrap_or(0),
         halted: q.halted,
         tick_micros: params.tick.as_micros(),
-        next_call_ms: ms(slot.market.next_call()),
+        next_call_ms: ms(state.market.next_call()),
         p20_micros,
         p50_micros,
         p80_micros,
@@ -208,18 +124,18 @@ pub(crate) fn price(slot: &Slot) -> pb::MarketPrice {
     }
 }
 
-pub(crate) fn bid(no: u32, slot: &Slot, registry: &Registry, id: BidId, row: &Bid) -> pb::Bid {
-    let (tenant, owner) = slot.market.owner_of(row);
+pub(crate) fn bid(no: u32, state: &MarketState, registry: &Registry, id: BidId, row: &Bid) -> pb::Bid {
+    let (tenant, owner) = state.market.owner_of(row);
     let u = row.units();
     pb::Bid {
         bid: names::bid(no, row.placed_at(), id),
-        market: slot.name.clone(),
+        market: state.name.clone(),
         tenant: registry.name(Kind::Tenant, tenant.0),
         owner_uid: owner_uid(registry, owner),
         limit_micros: row.limit().as_micros(),
         quantity: u.total(),
         min_fill: row.min_fill(),
-        state: bid_state(row.state()).into(),
+        state: row.state().as_str().into(),
         open: u.open.into(),
         matched: u.matched.into(),
         provisioning: u.provisioning.into(),
@@ -235,32 +151,38 @@ pub(crate) fn bid(no: u32, slot: &Slot, registry: &Registry, id: BidId, row: &Bi
     }
 }
 
-pub(crate) fn alloc(no: u32, slot: &Slot, registry: &Registry, id: AllocId, row: &Alloc) -> pb::Allocation {
-    let bid = slot.market.bid_of(row);
-    let placed = slot.market.bid(bid);
-    let (tenant, owner) = placed.map_or_else(Default::default, |placed| slot.market.owner_of(placed));
+pub(crate) fn allocation(
+    no: u32,
+    state: &MarketState,
+    registry: &Registry,
+    id: AllocationId,
+    row: &Allocation,
+) -> pb::Allocation {
+    let bid = state.market.bid_of(row);
+    let placed = state.market.bid(bid);
+    let (tenant, owner) = placed.map_or_else(Default::default, |placed| state.market.owner_of(placed));
     let at = |time: Option<coracle_auction::Time>| time.map_or(0, ms);
     pb::Allocation {
-        allocation: names::alloc(no, row.matched_at(), id),
+        allocation: names::allocation(no, row.matched_at(), id),
         bid: placed.map_or_else(String::new, |placed| names::bid(no, placed.placed_at(), bid)),
-        market: slot.name.clone(),
+        market: state.name.clone(),
         tenant: registry.name(Kind::Tenant, tenant.0),
         owner_uid: owner_uid(registry, owner),
-        lot: lot_name(registry, row.seat().0.0),
-        unit: row.seat().1,
-        state: alloc_state(row.state()).into(),
+        lot: lot_name(registry, row.slot().0.0),
+        unit: row.slot().1,
+        state: row.state().as_str().into(),
         limit_micros: row.limit().as_micros(),
-        price_micros: slot.market.price(id).unwrap_or(Price::ZERO).as_micros(),
+        price_micros: state.market.price(id).unwrap_or(Price::ZERO).as_micros(),
         matched_at_ms: ms(row.matched_at()),
         active_at_ms: at(row.active_at()),
         protected_until_ms: at(row.protected_until()),
         preempt_at_ms: at(row.preempt_at()),
         ended_at_ms: at(row.ended_at()),
         node: row.node().unwrap_or_default().into(),
-        reason: row.reason().map_or("", end_reason).into(),
-        price_to_keep_micros: slot.at_risk.get(&id).map_or(0, |price| price.as_micros()),
-        stage: if row.state() == AllocState::Provisioning {
-            stage(row.stage()).into()
+        reason: row.reason().map_or("", EndReason::as_str).into(),
+        price_to_keep_micros: state.at_risk.get(&id).map_or(0, |price| price.as_micros()),
+        stage: if row.state() == AllocationState::Provisioning {
+            row.stage().as_str().into()
         } else {
             String::new()
         },
@@ -313,7 +235,7 @@ mod tests {
             ..pb::PlaceBidRequest::default()
         };
         let again = pb::PlaceBidRequest { idempotency_key: "x".into(), ..one.clone() };
-        assert_eq!(body_digest(&one), body_digest(&again), "the key is no part of what is asked");
+        assert_eq!(body_digest(&one), body_digest(&again), "the key is not part of the digest");
         let others: [fn(&mut pb::PlaceBidRequest); 9] = [
             |r| r.market.push('c'),
             |r| r.owner_uid.push('d'),

@@ -1,8 +1,8 @@
-//! What a caller is told, and what the store says.
+//! Errors of calls and of the store.
 
 use coracle_auction::Refusal;
 
-/// Why a request changed nothing. The same for gRPC and HTTP.
+/// Why a request was refused, for gRPC and HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {detail}")]
 pub struct Problem {
@@ -10,7 +10,7 @@ pub struct Problem {
     pub code: &'static str,
     /// The HTTP status.
     pub status: u16,
-    /// What is wrong, for people.
+    /// Message.
     pub detail: String,
     /// The owner's version, when that is what is wrong.
     pub owner_version: Option<u64>,
@@ -32,7 +32,7 @@ impl Problem {
         Self { field: Some(field), ..Self::invalid(detail) }
     }
 
-    /// Also for what belongs to others: nobody learns that it exists.
+    /// Also for objects of other tenants, so that their existence is not disclosed.
     pub(crate) fn not_found() -> Self {
         Self::new(404, "NOT_FOUND", "not found")
     }
@@ -73,20 +73,20 @@ pub enum StoreError {
     /// The database said no.
     #[error("{operation} in the market's store")]
     Sql {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// Why not.
         source: sqlx::Error,
     },
-    /// Bytes that are no journal or no snapshot.
+    /// Bytes that do not decode as a journal entry or snapshot.
     #[error("read {what} of market {market}")]
     Malformed {
         /// Journal or snapshot.
         what: &'static str,
         /// The market.
         market: u32,
-        /// What is wrong with it.
-        source: coracle_auction::wire::Malformed,
+        /// Reason.
+        source: coracle_auction::codec::Malformed,
     },
     /// A group of the journal is not what was written.
     #[error("journal of market {market}: the chain breaks at command {seq}")]
@@ -102,7 +102,7 @@ pub enum StoreError {
         /// Engine time.
         until_ms: i64,
     },
-    /// An address that is no store.
-    #[error("`{0}` is no store: write sqlite:FILE or postgres://…")]
+    /// Invalid address of a store.
+    #[error("invalid store \"{0}\": write sqlite:FILE or postgres://…")]
     Address(String),
 }

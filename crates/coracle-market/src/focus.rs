@@ -6,7 +6,7 @@ use std::ops::Range;
 use coracle_auction::{Charge, Price};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 
-/// One charge, with what the table says around it.
+/// One charge with the other fields of its row.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) allocation: String,
@@ -20,7 +20,7 @@ pub(crate) struct Item {
     pub(crate) reason: String,
 }
 
-/// The columns of version 1.0, by their names. Ours are none.
+/// Columns of version 1.0; there are no custom ones.
 const COLUMNS: [&str; 43] = [
     "AvailabilityZone",
     "BilledCost",
@@ -70,7 +70,7 @@ const COLUMNS: [&str; 43] = [
 const PROVIDER: &str = "Coracle";
 
 /// The table of a tenant's charges in a span, as comma-separated values. A charge is cut where the span or a calendar
-/// month (UTC) ends. Costs of a unit are rounded together, so that they add up to its exact charge rounded once.
+/// month (UTC) ends. Costs of an allocation are rounded together, so that they add up to its exact charge rounded once.
 pub(crate) fn csv(tenant: &str, items: &[Item], span: &Range<i64>) -> String {
     let mut table = COLUMNS.join(",") + "\n";
     let mut sums: BTreeMap<&str, [Running; 2]> = BTreeMap::new();
@@ -94,7 +94,7 @@ impl Item {
     }
 }
 
-/// An exact sum, and how much of it was told in whole micro-dollars.
+/// An exact sum, and the part of it that was output in whole micro-dollars.
 #[derive(Clone, Copy, Debug, Default)]
 struct Running {
     sum: Charge,
@@ -102,7 +102,7 @@ struct Running {
 }
 
 impl Running {
-    /// What to tell of so many milliseconds more.
+    /// Amount to output for further milliseconds.
     fn add(&mut self, price: Price, ms: i64, is_credit: bool) -> Price {
         let more = Charge::of(price, u64::try_from(ms).unwrap_or(0)).0;
         self.sum.0 = self.sum.0.saturating_add(if is_credit { -more } else { more });
@@ -127,7 +127,7 @@ fn month(ms: i64) -> Option<Range<i64>> {
     Some(begin(first)?..begin(next)?)
 }
 
-/// A span cut where months end.
+/// Parts of a span, cut at the ends of months.
 fn months(span: Range<i64>) -> Vec<(i64, i64)> {
     let (mut parts, mut from) = (Vec::new(), span.start);
     while from < span.end {
@@ -194,7 +194,7 @@ fn row(tenant: &str, item: &Item, costs: Costs) -> String {
     cells.join(",") + "\n"
 }
 
-/// A cell; names come from tenants, and may hold anything.
+/// A quoted cell: names of tenants may contain any character.
 fn quoted(text: &str) -> String {
     if text.contains(['"', ',', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))

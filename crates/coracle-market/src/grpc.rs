@@ -1,4 +1,4 @@
-//! `coracle.market.v1` over gRPC: who calls, then one call of the service.
+//! `coracle.market.v1` over gRPC: each method authenticates its caller and calls the service.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::auth::{Caller, Scope};
+use crate::caller::{Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
-use crate::prices;
+use crate::price_stream;
 use crate::registry::Kind;
 use crate::service::Service;
 use crate::writer::Batch;
 
-/// Frames that may wait for a slow reader.
+/// Frames that are buffered for a slow reader.
 const FRAMES: usize = 256;
-/// A watching owner is alive: its leases are renewed so often.
+/// Interval at which the leases of a watching owner are renewed.
 const RENEW_EVERY: Duration = Duration::from_secs(60);
 
 /// All four services.
 #[derive(Clone, Debug)]
-pub(crate) struct Door {
+pub(crate) struct GrpcServices {
     pub(crate) service: Arc<Service>,
 }
 
@@ -64,7 +64,7 @@ impl From<Problem> for Status {
 
 type Frames<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-impl Door {
+impl GrpcServices {
     fn caller<T>(&self, request: &Request<T>, scope: Scope) -> Result<Caller, Status> {
         let token = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
         Ok(self.service.gate.caller(token, &self.service.reviewed, scope)?)
@@ -114,7 +114,7 @@ impl Door {
 }
 
 #[tonic::async_trait]
-impl market_server::Market for Door {
+impl market_server::Market for GrpcServices {
     async fn list_markets(
         &self,
         r: Request<pb::ListMarketsRequest>,
@@ -155,7 +155,7 @@ impl market_server::Market for Door {
         let r = r.into_inner();
         let only = r.markets.iter().map(|name| self.service.market(name)).collect::<Result<Vec<_>, _>>()?;
         let (from_seq, stop) = (r.from_seq, self.service.stop.clone());
-        let frames = prices::stream(self.service.clone(), only, from_seq).map(Ok);
+        let frames = price_stream::stream(self.service.clone(), only, from_seq).map(Ok);
         Ok(Response::new(Box::pin(frames.take_until(stop.cancelled_owned()))))
     }
 
@@ -187,7 +187,7 @@ impl market_server::Market for Door {
 }
 
 #[tonic::async_trait]
-impl trading_server::Trading for Door {
+impl trading_server::Trading for GrpcServices {
     async fn place_bid(&self, r: Request<pb::PlaceBidRequest>) -> Result<Response<pb::BidReply>, Status> {
         let caller = self.caller(&r, Scope::Trade)?;
         Ok(Response::new(self.service.place(caller, r.into_inner()).await?))
@@ -321,7 +321,7 @@ impl trading_server::Trading for Door {
     }
 }
 
-/// Whose bids and units are watched.
+/// Owners whose bids and allocations are watched.
 #[derive(Clone, Debug)]
 struct Watched {
     tenant: u32,
@@ -355,7 +355,7 @@ fn is_below(name: &str, tenant: &str) -> bool {
     name.strip_prefix(tenant).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// All bids and units of the owners, their versions, between the words that it begins and that this was all.
+/// All bids and allocations of the owners and their versions, between two frames `synced`.
 fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFrame>, Problem> {
     use pb::owner_frame::Frame;
     let mark = |yes| pb::OwnerFrame { seq: 0, market: String::new(), frame: Some(Frame::Synced(yes)) };
@@ -363,18 +363,24 @@ fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFram
     let tenants = watched.tenants(service);
     let key = (!watched.uid.is_empty()).then(|| convert::owner_key(&watched.uid).0);
     for market in service.markets() {
-        service.writer.read(market, |slot| {
-            let seq = u64::try_from(slot.seq).unwrap_or(0);
+        service.writer.read(market, |state| {
+            let seq = u64::try_from(state.seq).unwrap_or(0);
             let mut put =
-                |frame| frames.push(pb::OwnerFrame { seq, market: slot.name.clone(), frame: Some(frame) });
-            for (id, row) in tenants.iter().flat_map(|tenant| service.rows(slot, *tenant, &watched.uid)) {
-                put(Frame::Bid(convert::bid(market, slot, &service.registry, id, row)));
-                for (alloc, row) in slot.market.allocs_of(id) {
-                    put(Frame::Allocation(convert::alloc(market, slot, &service.registry, alloc, row)));
+                |frame| frames.push(pb::OwnerFrame { seq, market: state.name.clone(), frame: Some(frame) });
+            for (id, row) in tenants.iter().flat_map(|tenant| service.rows(state, *tenant, &watched.uid)) {
+                put(Frame::Bid(convert::bid(market, state, &service.registry, id, row)));
+                for (allocation, row) in state.market.allocations_of(id) {
+                    put(Frame::Allocation(convert::allocation(
+                        market,
+                        state,
+                        &service.registry,
+                        allocation,
+                        row,
+                    )));
                 }
             }
             // Also of owners without bids: who does not know its version cannot change anything.
-            let owners = tenants.iter().flat_map(|tenant| slot.market.owners_of_tenant(TenantNo(*tenant)));
+            let owners = tenants.iter().flat_map(|tenant| state.market.owners_of_tenant(TenantNo(*tenant)));
             for (owner, version) in owners.filter(|(owner, _)| key.is_none_or(|key| key == *owner)) {
                 let owner_uid = convert::owner_uid(&service.registry, owner);
                 put(Frame::Owner(pb::OwnerVersion { owner_uid, version }));
@@ -385,43 +391,44 @@ fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFram
     Ok(frames)
 }
 
-/// What a batch changed for the owners.
+/// Frames for the changes of a batch.
 fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb::OwnerFrame> {
     use pb::owner_frame::Frame;
     let key = (!watched.uid.is_empty()).then(|| convert::owner_key(&watched.uid).0);
     let is_mine = |tenant: u32, owner| key.is_none_or(|key| key == owner) && watched.has(service, tenant);
-    let found = service.writer.read(batch.market, |slot| -> Vec<pb::OwnerFrame> {
+    let found = service.writer.read(batch.market, |state| -> Vec<pb::OwnerFrame> {
         let mine = |bid| {
-            slot.market.bid(bid).filter(|row| {
-                let (tenant, owner) = slot.market.owner_of(row);
+            state.market.bid(bid).filter(|row| {
+                let (tenant, owner) = state.market.owner_of(row);
                 is_mine(tenant.0, owner)
             })
         };
-        let bid = |id, row| Frame::Bid(convert::bid(batch.market, slot, &service.registry, id, row));
-        let unit =
-            |alloc, row| Frame::Allocation(convert::alloc(batch.market, slot, &service.registry, alloc, row));
+        let bid = |id, row| Frame::Bid(convert::bid(batch.market, state, &service.registry, id, row));
+        let unit = |allocation, row| {
+            Frame::Allocation(convert::allocation(batch.market, state, &service.registry, allocation, row))
+        };
         let mut frames = Vec::new();
         for event in &batch.events {
             match event {
                 Event::Bid { bid: id } => frames.extend(mine(*id).map(|row| bid(*id, row))),
-                // A bid counts its units: without it a reader would see the unit in two states, or in none.
-                Event::Unit { alloc, bid: id } => {
-                    if let Some((row, of)) = slot.market.alloc(*alloc).zip(mine(*id)) {
-                        frames.extend([bid(*id, of), unit(*alloc, row)]);
+                // A bid counts its units: without it a reader would see the allocation in two states, or in none.
+                Event::Allocation { allocation, bid: id } => {
+                    if let Some((row, of)) = state.market.allocation(*allocation).zip(mine(*id)) {
+                        frames.extend([bid(*id, of), unit(*allocation, row)]);
                     }
                 }
-                Event::Returned { alloc, bid: id, matched_at } => {
+                Event::Returned { allocation, bid: id, matched_at } => {
                     if let Some(of) = mine(*id) {
-                        let allocation = crate::names::alloc(batch.market, *matched_at, *alloc);
+                        let allocation = crate::names::allocation(batch.market, *matched_at, *allocation);
                         let gone =
                             pb::Allocation { allocation, state: "returned".into(), ..Default::default() };
                         frames.extend([bid(*id, of), Frame::Allocation(gone)]);
                     }
                 }
-                Event::AtRisk { alloc, .. } => {
-                    let row = slot.market.alloc(*alloc);
-                    let row = row.filter(|row| mine(slot.market.bid_of(row)).is_some());
-                    frames.extend(row.map(|row| unit(*alloc, row)));
+                Event::AtRisk { allocation, .. } => {
+                    let row = state.market.allocation(*allocation);
+                    let row = row.filter(|row| mine(state.market.bid_of(row)).is_some());
+                    frames.extend(row.map(|row| unit(*allocation, row)));
                 }
                 Event::Owner { tenant, owner, version } if is_mine(tenant.0, *owner) => {
                     let owner_uid = convert::owner_uid(&service.registry, *owner);
@@ -430,7 +437,7 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
                 _ => {}
             }
         }
-        let market = &slot.name;
+        let market = &state.name;
         let all = frames.into_iter().map(|frame| pb::OwnerFrame {
             seq: batch.seq,
             market: market.clone(),
@@ -442,7 +449,7 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
 }
 
 #[tonic::async_trait]
-impl supply_server::Supply for Door {
+impl supply_server::Supply for GrpcServices {
     async fn put_lot(&self, r: Request<pb::PutLotRequest>) -> Result<Response<pb::Lot>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
         Ok(Response::new(self.service.put_lot(caller, r.into_inner()).await?))
@@ -489,7 +496,7 @@ impl supply_server::Supply for Door {
 }
 
 #[tonic::async_trait]
-impl admin_server::Admin for Door {
+impl admin_server::Admin for GrpcServices {
     async fn put_market(
         &self,
         r: Request<pb::PutMarketRequest>,

@@ -2,9 +2,10 @@
 //! years, then nothing. Each call is in one of them, so that reading a span is reading all three.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use coracle_auction::Time;
+use parking_lot::Mutex;
 
 use crate::error::StoreError;
 use crate::store::Store;
@@ -12,15 +13,15 @@ use crate::store::Store;
 pub(crate) const MINUTE_MS: i64 = 60_000;
 pub(crate) const HOUR_MS: i64 = 60 * MINUTE_MS;
 const DAY_MS: i64 = 24 * HOUR_MS;
-/// Every call is kept for so long.
+/// Time that every call is kept.
 const CALLS_MS: i64 = 7 * DAY_MS;
-/// A bar a minute is.
+/// Time that a bar per minute is kept.
 const MINUTES_MS: i64 = 90 * DAY_MS;
-/// A bar an hour is. Nothing is older.
+/// Time that a bar per hour is kept. Nothing is older.
 pub(crate) const KEPT_MS: i64 = 2 * 366 * DAY_MS;
-/// Between two looks at what grew old, and at the percentiles.
+/// Interval of roll-ups and of percentiles.
 pub(crate) const LOOK_MS: u64 = 3_600_000;
-/// Percentiles are those of so long.
+/// Period of the percentiles.
 const PERCENTILES_MS: i64 = 30 * DAY_MS;
 
 /// Open, high, low and close of some calls, in micro-dollars.
@@ -49,8 +50,7 @@ impl Bar {
     }
 }
 
-/// Bars of `step` milliseconds out of finer ones, which come in order. What is coarser already stays as it is; so does
-/// everything with a step of 0. Pure.
+/// Bars of `step` milliseconds from finer ones in order. Coarser bars stay unchanged, as do all with a step of 0. Pure.
 pub(crate) fn merged(finer: impl IntoIterator<Item = Bar>, step: i64) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
     for bar in finer {
@@ -73,7 +73,7 @@ pub(crate) fn step_that_fits(span: i64, most: i64) -> i64 {
 /// Shares of the calls that published percentiles stand for, in percent.
 const SHARES: [i64; 3] = [20, 50, 80];
 
-/// Closing prices that so many percent of the calls did not pass. None: no calls. Pure.
+/// Percentiles of closing prices; `None` without calls. Pure.
 pub(crate) fn percentiles(mut bars: Vec<Bar>) -> Option<[i64; 3]> {
     bars.sort_unstable_by_key(|bar| bar.close);
     let all: i64 = bars.iter().map(|bar| bar.calls).sum();
@@ -95,31 +95,31 @@ pub(crate) struct Percentiles(Arc<Mutex<Option<[i64; 3]>>>);
 
 impl Percentiles {
     pub(crate) fn get(&self) -> Option<[i64; 3]> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
-    /// Reads the last 30 days, beside the writer: nobody waits for it.
+    /// Reads the last 30 days, without the writer, so that no command waits for it.
     pub(crate) async fn refresh(&self, store: &Store, market: u32, now: i64) -> Result<(), StoreError> {
         let found = percentiles(store.bars(market, (now - PERCENTILES_MS, i64::MAX)).await?);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        *self.0.lock() = found;
         Ok(())
     }
 }
 
-/// What is too old for where it is kept.
+/// Bars that are too old for their resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Age {
     /// Length of the bars that grew old; 0: calls.
     pub(crate) fine: i64,
     /// Length of the bars that they become; `None`: they are forgotten.
     pub(crate) coarse: Option<i64>,
-    /// Those from before this time, which is a whole hour.
+    /// Bars before this time, a whole hour.
     pub(crate) before: i64,
-    /// So much of it at once.
+    /// Rows per transaction.
     span: i64,
 }
 
-/// The three ages. Pure.
+/// The three resolutions. Pure.
 pub(crate) fn ages(now: i64) -> [Age; 3] {
     let hour_before = |kept: i64| (now - kept).div_euclid(HOUR_MS) * HOUR_MS;
     [
@@ -129,7 +129,7 @@ pub(crate) fn ages(now: i64) -> [Age; 3] {
     ]
 }
 
-/// Rolls up one piece of a market's history. True: there may be more. Idempotent, also when it was cut off.
+/// Rolls up one part of a market's history. Returns true when there may be more. Idempotent, also after an interruption.
 pub(crate) async fn roll_up(store: &Store, market: u32, now: i64) -> Result<bool, StoreError> {
     for age in ages(now) {
         let Some(oldest) = store.oldest(market, age.fine).await?.filter(|at| *at < age.before) else {
@@ -147,7 +147,7 @@ pub(crate) async fn roll_up(store: &Store, market: u32, now: i64) -> Result<bool
     Ok(false)
 }
 
-/// Whose history is looked at next.
+/// Market whose history is rolled up next.
 #[derive(Debug, Default)]
 pub(crate) struct Ages {
     due: VecDeque<u32>,
@@ -164,7 +164,7 @@ impl Ages {
         self.due.front().copied()
     }
 
-    /// Is there more to look at?
+    /// Whether there is more.
     pub(crate) fn is_busy(&self) -> bool {
         !self.due.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The same over HTTP and JSON, with server-sent events. Errors are problem documents.
+//! HTTP API: JSON and server-sent events. Errors are problem documents (RFC 9457).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{FromRequestParts, Path, Query, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as Frame, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -18,18 +19,19 @@ use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::auth::{Caller, Scope};
+use crate::caller::{Caller, Scope};
 use crate::error::Problem;
 use crate::json;
-use crate::prices;
-use crate::review::Learning;
+use crate::learning::Learning;
+use crate::price_stream;
 use crate::service::Service;
 use crate::websocket::Upgrade;
 
 type Shared = State<Arc<Service>>;
+type Params = Query<BTreeMap<String, String>>;
 type Answer = Result<Json<Value>, Problem>;
 
-/// A sign of life on a quiet stream.
+/// Interval of keep-alive messages on a stream.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(15);
 
 impl IntoResponse for Problem {
@@ -44,7 +46,7 @@ impl IntoResponse for Problem {
             body["ownerVersion"] = version.into();
         }
         if let Some(field) = self.field {
-            // Fields have the names of this door.
+            // Names of fields as in this API.
             body["field"] = if field == "min_fill" { "minFill" } else { field }.into();
         }
         let mut response =
@@ -81,6 +83,41 @@ fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller
     service.gate.caller(token, &service.reviewed, scope)
 }
 
+/// Caller with permission to read.
+struct Read(Caller);
+
+impl FromRequestParts<Arc<Service>> for Read {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self, Problem> {
+        caller(service, &parts.headers, Scope::Read).map(Self)
+    }
+}
+
+/// Caller with permission to trade.
+struct Trade(Caller);
+
+impl FromRequestParts<Arc<Service>> for Trade {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self, Problem> {
+        caller(service, &parts.headers, Scope::Trade).map(Self)
+    }
+}
+
+/// Path of a market.
+#[derive(Deserialize)]
+struct MarketPath {
+    kind: String,
+    region: String,
+}
+
+impl MarketPath {
+    fn name(&self) -> String {
+        format!("{}/{}", self.kind, self.region)
+    }
+}
+
 fn number<T: std::str::FromStr + Default>(
     query: &BTreeMap<String, String>,
     name: &str,
@@ -98,25 +135,17 @@ fn micros(what: &'static str, text: &str) -> Result<i64, Problem> {
     parsed.map_err(|e| Problem::invalid_field(what, format!("{what}: {e}")))
 }
 
-async fn markets(State(s): Shared, headers: HeaderMap) -> Answer {
-    caller(&s, &headers, Scope::Read)?;
+async fn markets(State(s): Shared, _: Read) -> Answer {
     Ok(Json(json!({ "markets": s.prices()?.iter().map(json::price).collect::<Vec<_>>() })))
 }
 
-async fn price(State(s): Shared, headers: HeaderMap, Path((kind, region)): Path<(String, String)>) -> Answer {
-    caller(&s, &headers, Scope::Read)?;
-    Ok(Json(json::price(&s.price(&kind, &region)?)))
+async fn price(State(s): Shared, _: Read, Path(market): Path<MarketPath>) -> Answer {
+    Ok(Json(json::price(&s.price(&market.kind, &market.region)?)))
 }
 
-async fn history(
-    State(s): Shared,
-    headers: HeaderMap,
-    Path((kind, region)): Path<(String, String)>,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    caller(&s, &headers, Scope::Read)?;
+async fn history(State(s): Shared, _: Read, Path(market): Path<MarketPath>, Query(q): Params) -> Answer {
     let request = pb::GetPriceHistoryRequest {
-        market: format!("{kind}/{region}"),
+        market: market.name(),
         from_ms: number(&q, "from")?,
         to_ms: number(&q, "to")?,
         step_ms: number(&q, "step")?,
@@ -125,21 +154,14 @@ async fn history(
     Ok(Json(json!({ "bars": history.bars.iter().map(json::bar).collect::<Vec<_>>() })))
 }
 
-async fn book(State(s): Shared, headers: HeaderMap, Path((kind, region)): Path<(String, String)>) -> Answer {
-    caller(&s, &headers, Scope::Read)?;
-    let book = s.book(&format!("{kind}/{region}"))?;
+async fn book(State(s): Shared, _: Read, Path(market): Path<MarketPath>) -> Answer {
+    let book = s.book(&market.name())?;
     Ok(Json(json!({ "bands": book.bands, "units": book.units })))
 }
 
-async fn advice(
-    State(s): Shared,
-    headers: HeaderMap,
-    Path((kind, region)): Path<(String, String)>,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    caller(&s, &headers, Scope::Read)?;
+async fn advice(State(s): Shared, _: Read, Path(market): Path<MarketPath>, Query(q): Params) -> Answer {
     let request = pb::AdviseRequest {
-        market: format!("{kind}/{region}"),
+        market: market.name(),
         units: number(&q, "units")?,
         window_ms: number(&q, "window")?,
         survive_permille: number(&q, "survive")?,
@@ -150,13 +172,12 @@ async fn advice(
 
 async fn simulation(
     State(s): Shared,
-    headers: HeaderMap,
-    Path((kind, region)): Path<(String, String)>,
-    Query(q): Query<BTreeMap<String, String>>,
+    Read(caller): Read,
+    Path(market): Path<MarketPath>,
+    Query(q): Params,
 ) -> Answer {
-    let caller = caller(&s, &headers, Scope::Read)?;
     let request = pb::SimulateRequest {
-        market: format!("{kind}/{region}"),
+        market: market.name(),
         limit_micros: micros("limit", &text(&q, "limit"))?,
         quantity: number(&q, "quantity")?,
         min_fill: number(&q, "minFill")?,
@@ -171,7 +192,7 @@ async fn simulation(
     })))
 }
 
-/// A bid as it is written. Unknown fields are errors: a misspelt limit is no limit.
+/// Body of a new bid. Unknown fields are errors, so that a misspelt limit is not ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NewBid {
@@ -208,10 +229,10 @@ fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, Problem> {
 
 async fn place(
     State(s): Shared,
+    Trade(caller): Trade,
     headers: HeaderMap,
     new: Result<Json<NewBid>, JsonRejection>,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
-    let caller = caller(&s, &headers, Scope::Trade)?;
     let new = body(new)?;
     let key = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let request = pb::PlaceBidRequest {
@@ -232,8 +253,7 @@ async fn place(
     Ok((status, Json(json::reply(&reply))))
 }
 
-async fn bids(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<String, String>>) -> Answer {
-    let caller = caller(&s, &headers, Scope::Read)?;
+async fn bids(State(s): Shared, Read(caller): Read, Query(q): Params) -> Answer {
     let request = pb::GetPendingBidsRequest {
         owner_uid: text(&q, "ownerUid"),
         tenant: text(&q, "tenant"),
@@ -244,24 +264,17 @@ async fn bids(State(s): Shared, headers: HeaderMap, Query(q): Query<BTreeMap<Str
     Ok(Json(json!({ "units": found.units, "bids": found.bids.iter().map(json::bid).collect::<Vec<_>>() })))
 }
 
-async fn bid(
-    State(s): Shared,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    let caller = caller(&s, &headers, Scope::Read)?;
+async fn bid(State(s): Shared, Read(caller): Read, Path(id): Path<String>, Query(q): Params) -> Answer {
     let tenant = text(&q, "tenant");
     Ok(Json(json::bid(&s.get_bid(caller, pb::GetBidRequest { bid: id, tenant }).await?)))
 }
 
 async fn amend(
     State(s): Shared,
-    headers: HeaderMap,
+    Trade(caller): Trade,
     Path(id): Path<String>,
     change: Result<Json<Change>, JsonRejection>,
 ) -> Answer {
-    let caller = caller(&s, &headers, Scope::Trade)?;
     let change = body(change)?;
     let request = pb::AmendBidRequest {
         bid: id,
@@ -277,35 +290,18 @@ fn version(query: &BTreeMap<String, String>) -> Result<Option<u64>, Problem> {
     query.contains_key("ifOwnerVersion").then(|| number(query, "ifOwnerVersion")).transpose()
 }
 
-async fn cancel(
-    State(s): Shared,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    let caller = caller(&s, &headers, Scope::Trade)?;
+async fn cancel(State(s): Shared, Trade(caller): Trade, Path(id): Path<String>, Query(q): Params) -> Answer {
     let request =
         pb::CancelBidRequest { bid: id, if_owner_version: version(&q)?, tenant: text(&q, "tenant") };
     Ok(Json(json::reply(&s.cancel(caller, request).await?)))
 }
 
-async fn explain(
-    State(s): Shared,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    let caller = caller(&s, &headers, Scope::Read)?;
+async fn explain(State(s): Shared, Read(caller): Read, Path(id): Path<String>, Query(q): Params) -> Answer {
     let tenant = text(&q, "tenant");
     Ok(Json(json::explanation(&s.explain(caller, pb::ExplainRequest { id, tenant }).await?)))
 }
 
-async fn allocations(
-    State(s): Shared,
-    headers: HeaderMap,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    let caller = caller(&s, &headers, Scope::Read)?;
+async fn allocations(State(s): Shared, Read(caller): Read, Query(q): Params) -> Answer {
     let request = pb::ListAllocationsRequest {
         owner_uid: text(&q, "ownerUid"),
         tenant: text(&q, "tenant"),
@@ -315,13 +311,7 @@ async fn allocations(
     Ok(Json(json!({ "allocations": found.allocations.iter().map(json::allocation).collect::<Vec<_>>() })))
 }
 
-async fn release(
-    State(s): Shared,
-    headers: HeaderMap,
-    Path(id): Path<String>,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Answer {
-    let caller = caller(&s, &headers, Scope::Trade)?;
+async fn release(State(s): Shared, Trade(caller): Trade, Path(id): Path<String>, Query(q): Params) -> Answer {
     let request = pb::ReleaseAllocationRequest {
         allocation: id,
         if_owner_version: version(&q)?,
@@ -330,12 +320,7 @@ async fn release(
     Ok(Json(json::reply(&s.release(caller, request).await?)))
 }
 
-async fn charges(
-    State(s): Shared,
-    headers: HeaderMap,
-    Query(q): Query<BTreeMap<String, String>>,
-) -> Result<Response, Problem> {
-    let caller = caller(&s, &headers, Scope::Read)?;
+async fn charges(State(s): Shared, Read(caller): Read, Query(q): Params) -> Result<Response, Problem> {
     let request = pb::ListChargesRequest {
         tenant: text(&q, "tenant"),
         from_ms: number(&q, "from")?,
@@ -362,23 +347,23 @@ async fn charges(
     }
 }
 
-/// Prices as they change, as server-sent events or, when that is asked for, over a WebSocket.
+/// Prices as they change, as server-sent events or over a WebSocket when the request asks for an upgrade.
 async fn stream(
     State(s): Shared,
+    _: Read,
     headers: HeaderMap,
-    Query(q): Query<BTreeMap<String, String>>,
+    Query(q): Params,
     upgrade: Option<Upgrade>,
 ) -> Result<Response, Problem> {
-    caller(&s, &headers, Scope::Read)?;
     let only = match q.get("market") {
         Some(name) => vec![s.market(name)?],
         None => Vec::new(),
     };
-    // A browser that connects again says what it had.
+    // A browser that connects again sends the last id that it received.
     let had = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let from_seq = if q.contains_key("from_seq") { Some(number(&q, "from_seq")?) } else { had };
     let (stop, tasks) = (s.stop.clone(), s.streams.clone());
-    let frames = prices::stream(s, only, from_seq);
+    let frames = price_stream::stream(s, only, from_seq);
     if let Some(upgrade) = upgrade {
         return Ok(upgrade.serve(frames, &tasks, stop));
     }

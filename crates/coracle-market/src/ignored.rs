@@ -1,14 +1,14 @@
-//! Who reported what nobody knows, and how many lines of the audit that may take.
+//! Ignored reports about unknown allocations, and the limit of their lines in the audit.
 
 use std::collections::BTreeMap;
 
-/// Lines of one tenant in a minute; what is more is counted and told with its next line.
+/// Lines of one tenant per minute; further reports are counted and added to its next line.
 const A_MINUTE: u32 = 60;
 const MINUTE_MS: u64 = 60_000;
-/// Letters of a name that are kept.
+/// Longest stored name.
 const SUBJECT_MAX: usize = 64;
 
-/// Numbers the lines and deals them out.
+/// Assigns numbers to lines, and limits them.
 #[derive(Debug, Default)]
 pub(crate) struct Ignored {
     last: i64,
@@ -32,7 +32,7 @@ pub(crate) struct Line {
 }
 
 impl Ignored {
-    /// Goes on behind the last line that is stored.
+    /// Continues after the last stored line.
     pub(crate) fn after(last: i64) -> Self {
         Self { last, turns: BTreeMap::new() }
     }
@@ -53,7 +53,7 @@ impl Ignored {
     }
 }
 
-/// What a caller called a unit, short and in letters that a line can show.
+/// Name that a caller gave for an allocation, shortened, in printable letters.
 pub(crate) fn shown(subject: &str) -> String {
     let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c.to_ascii_uppercase() };
     subject.chars().take(SUBJECT_MAX).map(shown).collect()
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_fills_the_audit() {
+    fn audit_lines_per_supplier_are_limited() {
         let mut ignored = Ignored::after(7);
         let mut at = |who, ms: u64| ignored.line(who, 1_000_000 + ms);
         for no in 8..68 {

@@ -1,9 +1,9 @@
-//! What the market shows of itself to Prometheus.
+//! Prometheus metrics of the market.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use coracle_auction::{ChargeReason, Command, EndReason, Event, Market, Reply, Report};
+use coracle_auction::{ChargeReason, Command, EndReason, Event, Market, Reply, SupplierReport};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,7 +17,7 @@ pub(crate) struct Class {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct Outcome {
+pub(crate) struct PreemptionOutcome {
     outcome: &'static str,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Reason {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct Outcomes {
+pub(crate) struct BidResult {
     result: &'static str,
 }
 
@@ -42,17 +42,17 @@ struct ScopeLabel {
     scope: &'static str,
 }
 
-/// Calls that came through a door with a good token.
+/// Calls with a valid token.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Calls(Family<ScopeLabel, Counter>);
 
 impl Calls {
-    pub(crate) fn count(&self, scope: crate::auth::Scope) {
+    pub(crate) fn count(&self, scope: crate::caller::Scope) {
         self.0.get_or_create(&ScopeLabel { scope: scope.as_str() }).inc();
     }
 }
 
-/// Placements, by what came of them.
+/// Placed bids, by result.
 #[derive(Clone, Debug)]
 struct Placed {
     accepted: Counter,
@@ -61,8 +61,8 @@ struct Placed {
 }
 
 impl Placed {
-    fn of(bids: &Family<Outcomes, Counter>) -> Self {
-        let of = |result| bids.get_or_create_owned(&Outcomes { result });
+    fn of(bids: &Family<BidResult, Counter>) -> Self {
+        let of = |result| bids.get_or_create_owned(&BidResult { result });
         Self { accepted: of("accepted"), replayed: of("replayed"), refused: of("refused") }
     }
 }
@@ -79,7 +79,7 @@ pub(crate) struct Metrics {
     allocations: Family<Class, Gauge>,
     free_units: Family<Class, Gauge>,
     open_units: Family<Class, Gauge>,
-    preemptions: Family<Outcome, Counter>,
+    preemptions: Family<PreemptionOutcome, Counter>,
     displaced: Family<Reason, Counter>,
     /// Placements by result, found without a search: there are many.
     placed: Placed,
@@ -94,7 +94,7 @@ pub(crate) struct Metrics {
     pub(crate) replay_mismatch: Counter,
 }
 
-/// Puts the market's metrics into `registry`, each written once: for references, not for a market that runs.
+/// Registers the market's metrics, each written once: for the reference page, not for a running market.
 pub fn register_metrics(registry: &mut Registry) {
     Metrics::register(registry).touch();
 }
@@ -182,13 +182,13 @@ impl Metrics {
         for family in [&self.allocations, &self.free_units, &self.open_units] {
             family.get_or_create(&class()).set(0);
         }
-        self.preemptions.get_or_create(&Outcome { outcome: "drained" }).inc();
+        self.preemptions.get_or_create(&PreemptionOutcome { outcome: "drained" }).inc();
         self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
         self.called(Duration::ZERO);
         self.setter_cancelled();
         self.placed.accepted.inc();
         self.order("launch");
-        self.calls.count(crate::auth::Scope::Read);
+        self.calls.count(crate::caller::Scope::Read);
         self.charged.get_or_create(&class()).inc_by(0.0);
     }
 
@@ -206,13 +206,13 @@ impl Metrics {
         };
     }
 
-    /// What a supplier says of a unit that is none of its own.
-    pub(crate) fn unknown_report(&self, report: &Report) {
+    /// Report about an allocation that the supplier does not have.
+    pub(crate) fn unknown_report(&self, report: &SupplierReport) {
         self.reported(report, "unknown");
     }
 
-    fn reported(&self, report: &Report, result: &'static str) -> u64 {
-        self.orders.get_or_create(&Orders { kind: crate::convert::report_name(report), result }).inc()
+    fn reported(&self, report: &SupplierReport, result: &'static str) -> u64 {
+        self.orders.get_or_create(&Orders { kind: report.as_str(), result }).inc()
     }
 
     /// The bid that set the price of the last call was taken back.
@@ -225,7 +225,7 @@ impl Metrics {
         self.call_seconds.observe(took.as_secs_f64());
     }
 
-    /// What a group did to a market.
+    /// Effect of a group on a market.
     pub(crate) fn observe(&self, class: &str, market: &Market, events: &[Event]) {
         let class = || Class { class: class.to_owned() };
         for event in events {
@@ -246,11 +246,11 @@ impl Metrics {
                 Event::Reclaim { reason, .. } => {
                     self.order("reclaim");
                     if !matches!(reason, EndReason::Released | EndReason::ProvisionFailed) {
-                        let reason = crate::convert::end_reason(*reason);
+                        let reason = reason.as_str();
                         self.displaced.get_or_create(&Reason { reason }).inc();
                     }
                 }
-                Event::Unit { alloc, .. } => self.ended(market, *alloc),
+                Event::Allocation { allocation, .. } => self.ended(market, *allocation),
                 Event::Charge { from, to, price, reason, .. } if *reason != ChargeReason::Refund => {
                     let micros = coracle_auction::Charge::of(*price, to.since_ms(*from)).to_micros();
                     let micros = i64::try_from(micros).unwrap_or(i64::MAX);
@@ -265,16 +265,16 @@ impl Metrics {
         self.orders.get_or_create(&Orders { kind, result: "sent" }).inc();
     }
 
-    fn ended(&self, market: &Market, alloc: coracle_auction::AllocId) {
-        let Some(unit) = market.alloc(alloc) else { return };
-        let (Some(ended), Some(deadline)) = (unit.ended_at(), unit.preempt_at()) else { return };
-        let outcome = if unit.reason() == Some(EndReason::CapacityLost) {
+    fn ended(&self, market: &Market, allocation: coracle_auction::AllocationId) {
+        let Some(row) = market.allocation(allocation) else { return };
+        let (Some(ended), Some(deadline)) = (row.ended_at(), row.preempt_at()) else { return };
+        let outcome = if row.reason() == Some(EndReason::CapacityLost) {
             "lost"
         } else if ended < deadline {
             "drained"
         } else {
             "forced"
         };
-        self.preemptions.get_or_create(&Outcome { outcome }).inc();
+        self.preemptions.get_or_create(&PreemptionOutcome { outcome }).inc();
     }
 }

@@ -1,17 +1,17 @@
 //! Ids that people and clients see: 26 letters, unique, ordered by time.
 
-use coracle_auction::{AllocId, BidId, Time};
+use coracle_auction::{AllocationId, BidId, Time};
 
 const LETTERS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 const KIND: u16 = 0x8000;
 
-/// What an id names.
+/// Object of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
     /// A bid of a market.
     Bid(u32, BidId),
-    /// A unit of a market.
-    Alloc(u32, AllocId),
+    /// An allocation of a market.
+    Allocation(u32, AllocationId),
 }
 
 fn encode(ms: u64, market: u16, local: u64) -> String {
@@ -29,8 +29,8 @@ pub(crate) fn bid(market: u32, at: Time, id: BidId) -> String {
     encode(at.0, small(market), id.0)
 }
 
-/// The id of a unit matched at a time.
-pub(crate) fn alloc(market: u32, at: Time, id: AllocId) -> String {
+/// The id of an allocation matched at a time.
+pub(crate) fn allocation(market: u32, at: Time, id: AllocationId) -> String {
     encode(at.0, small(market) | KIND, id.0)
 }
 
@@ -38,7 +38,7 @@ fn small(market: u32) -> u16 {
     u16::try_from(market).unwrap_or(u16::MAX) & !KIND
 }
 
-/// What an id names, if it has the form of one, and the time in it.
+/// Object and time of an id; `None` for an invalid one.
 pub(crate) fn parse(text: &str) -> Option<(Named, Time)> {
     if text.len() != 26 {
         return None;
@@ -52,8 +52,11 @@ pub(crate) fn parse(text: &str) -> Option<(Named, Time)> {
     let market = u16::try_from(bits >> 64 & 0xffff).ok()?;
     let at = Time(u64::try_from(bits >> 80).ok()?);
     let no = u32::from(market & !KIND);
-    let named =
-        if market & KIND == 0 { Named::Bid(no, BidId(local)) } else { Named::Alloc(no, AllocId(local)) };
+    let named = if market & KIND == 0 {
+        Named::Bid(no, BidId(local))
+    } else {
+        Named::Allocation(no, AllocationId(local))
+    };
     Some((named, at))
 }
 
@@ -65,10 +68,13 @@ mod tests {
     fn ids_go_both_ways_and_sort_by_time() {
         let (a, b) = (
             bid(3, Time(1_700_000_000_000), BidId(7 << 32 | 9)),
-            alloc(3, Time(1_700_000_000_001), AllocId(1)),
+            allocation(3, Time(1_700_000_000_001), AllocationId(1)),
         );
         assert_eq!(parse(&a), Some((Named::Bid(3, BidId(7 << 32 | 9)), Time(1_700_000_000_000))));
-        assert_eq!(parse(&b.to_lowercase()), Some((Named::Alloc(3, AllocId(1)), Time(1_700_000_000_001))));
+        assert_eq!(
+            parse(&b.to_lowercase()),
+            Some((Named::Allocation(3, AllocationId(1)), Time(1_700_000_000_001)))
+        );
         assert!(a < b && a.starts_with("01"));
         for bad in ["", "01", "U1HQ3Y0000000000000000000U", "ZZZZZZZZZZZZZZZZZZZZZZZZZZ"] {
             assert_eq!(parse(bad), None, "{bad}");

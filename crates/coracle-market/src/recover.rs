@@ -1,16 +1,17 @@
-//! A market from its snapshot and journal, and the proof that the journal is sound.
+//! Recovery of a market from snapshot and journal, and verification of the journal.
 
-use coracle_auction::wire::Wire;
+use coracle_auction::codec::Codec;
 use coracle_auction::{Event, Journaled, Market, Params, Time};
 
 use crate::error::StoreError;
 use crate::names;
-use crate::store::{CallRow, ChargeRow, Projections, Store, Verdict, chained};
+use crate::signed::signed;
+use crate::store::{CallRow, ChargeRow, JournalVerification, Projections, Store, chained};
 
 /// Groups read at once.
 const PAGE: i64 = 16;
 
-/// A market and how far its journal is in it.
+/// A market, and the position in its journal that it was replayed to.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub(crate) market: Market,
@@ -62,8 +63,8 @@ pub(crate) async fn recover(
     Ok(r)
 }
 
-/// Gives each command of a market from its first on, with its number and who asked for it, to `each`, which applies it;
-/// until that says no.
+/// Passes each command of a market from its first on, with its number and its tenant, to `each`, which applies it, until
+/// `each` returns false.
 pub(crate) async fn replay(
     store: &Store,
     no: u32,
@@ -78,7 +79,7 @@ pub(crate) async fn replay(
     all.await.map(drop)
 }
 
-/// Reads the journal behind a command, and proves its chain. Where it ended.
+/// Reads the journal after a command and verifies its chain. Returns its end.
 async fn walk(
     store: &Store,
     no: u32,
@@ -114,7 +115,7 @@ async fn walk(
     }
 }
 
-/// Rows of the history and of charges, from what happened.
+/// Rows of the history and of charges from events.
 pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Projections) {
     for event in events {
         match event {
@@ -125,15 +126,16 @@ pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Pro
                 price: record.price.as_micros(),
                 chain: record.chain,
             }),
-            Event::Charge { alloc, tenant, from, to, price, reason } => {
-                let at = market.alloc(*alloc).map_or(Time(0), coracle_auction::Alloc::matched_at);
+            Event::Charge { allocation, tenant, from, to, price, reason } => {
+                let at =
+                    market.allocation(*allocation).map_or(Time(0), coracle_auction::Allocation::matched_at);
                 made.charges.push(ChargeRow {
-                    alloc: names::alloc(no, at, *alloc),
+                    allocation: names::allocation(no, at, *allocation),
                     tenant: tenant.0,
                     starts: signed(from.0),
                     ends: signed(to.0),
                     price: price.as_micros(),
-                    reason: crate::convert::charge_reason(*reason),
+                    reason: reason.as_str(),
                 });
             }
             _ => {}
@@ -141,14 +143,13 @@ pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Pro
     }
 }
 
-/// Milliseconds and counts as the database has them.
-pub(crate) fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
 /// Replays a whole journal and compares every call with what was published.
-pub(crate) async fn verify(store: &Store, no: u32, start: (Params, Time)) -> Result<Verdict, StoreError> {
-    let told = |sound, commands, detail: String| Verdict { commands, sound, detail };
+pub(crate) async fn verify(
+    store: &Store,
+    no: u32,
+    start: (Params, Time),
+) -> Result<JournalVerification, StoreError> {
+    let told = |sound, commands, detail: String| JournalVerification { commands, sound, detail };
     // Before the replay: what is published meanwhile is in the journal before.
     let published = store.calls(no, (0, i64::MAX)).await?;
     match recover(store, no, start, true).await {
@@ -163,8 +164,8 @@ pub(crate) async fn verify(store: &Store, no: u32, start: (Params, Time)) -> Res
     }
 }
 
-/// The first call that was published otherwise than it is replayed. Published calls that grew old are no longer kept one
-/// by one; replayed ones have no gaps. Pure.
+/// The first published call that differs from its replay. Old published calls are rolled up, so some are missing; replayed
+/// ones have no gaps. Pure.
 pub(crate) fn mismatch(published: &[CallRow], replayed: &[CallRow]) -> Option<String> {
     let first = replayed.first().map_or(1, |call| call.number);
     let same = |call: &CallRow| {

@@ -1,19 +1,19 @@
-//! Names and their numbers. The engine knows numbers; the store keeps both.
+//! Names and their numbers. The engine uses numbers; the store keeps both.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError, RwLock};
 
 use crate::error::StoreError;
 use crate::store::{NameRow, Store};
+use parking_lot::{Mutex, RwLock};
 
-/// What a name names.
+/// Kind of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Market = 0,
     Tenant = 1,
     Supplier = 2,
     Lot = 3,
-    /// Owners whose name is no UUID: the number means nothing, the body is the key.
+    /// Owners whose name is not a UUID: the number is unused, the body is the key.
     Owner = 4,
     /// Instance types; the body is what a node of it is.
     Type = 5,
@@ -25,7 +25,7 @@ struct Known {
     by_no: BTreeMap<(i64, u32), (String, Vec<u8>)>,
 }
 
-/// All names. Numbers start at 1 and are never used again.
+/// All names. Numbers start at 1 and are not reused.
 #[derive(Debug)]
 pub(crate) struct Registry {
     store: Store,
@@ -57,23 +57,23 @@ impl Registry {
     }
 
     pub(crate) fn number(&self, kind: Kind, name: &str) -> Option<u32> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.by_name.get(&(kind as i64))?.get(name).copied()
     }
 
     pub(crate) fn name(&self, kind: Kind, no: u32) -> String {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.by_no.get(&(kind as i64, no)).map_or_else(String::new, |(name, _)| name.clone())
     }
 
     pub(crate) fn body(&self, kind: Kind, no: u32) -> Vec<u8> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.by_no.get(&(kind as i64, no)).map_or_else(Vec::new, |(_, body)| body.clone())
     }
 
     /// Other facts under the same name. The caller stored them.
     pub(crate) fn set_body(&self, kind: Kind, no: u32, body: Vec<u8>) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         if let Some(entry) = known.by_no.get_mut(&(kind as i64, no)) {
             entry.1 = body;
         }
@@ -81,7 +81,7 @@ impl Registry {
 
     /// All names of a kind, with numbers.
     pub(crate) fn all(&self, kind: Kind) -> Vec<(u32, String)> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         let range = (kind as i64, 0)..=(kind as i64, u32::MAX);
         known.by_no.range(range).map(|((_, no), (name, _))| (*no, name.clone())).collect()
     }
@@ -103,7 +103,7 @@ impl Registry {
         let no = self.all(kind).last().map_or(1, |(no, _)| no + 1);
         let row = NameRow { kind: kind as i64, no, name: name.to_owned(), body: body.to_vec() };
         self.store.put_name(&row).await?;
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         known.by_name.entry(row.kind).or_default().insert(row.name.clone(), no);
         known.by_no.insert((row.kind, no), (row.name, row.body));
         Ok(no)
@@ -111,15 +111,15 @@ impl Registry {
 
     /// Remembers how an owner calls itself when its key does not tell.
     pub(crate) async fn ensure_owner(&self, key: [u8; 16], name: &str) -> Result<(), StoreError> {
-        if self.owners.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key) {
+        if self.owners.lock().contains_key(&key) {
             return Ok(());
         }
         self.ensure(Kind::Owner, name, &key).await?;
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).insert(key, name.to_owned());
+        self.owners.lock().insert(key, name.to_owned());
         Ok(())
     }
 
     pub(crate) fn owner(&self, key: &[u8; 16]) -> Option<String> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+        self.owners.lock().get(key).cloned()
     }
 }

@@ -1,31 +1,31 @@
-//! Callers with a token of a Kubernetes service account. The API server says whose it is; the answer is kept for a
-//! moment, so that the gate itself asks nobody.
+//! Callers with a token of a Kubernetes service account. The API server reviews each token; the answer is cached for a
+//! moment, so that the gate itself makes no request.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, Request, header};
+use axum::http::{HeaderMap, header};
 use coracle_types::{Clock, UnixMillis};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::auth::{Caller, Scope, hash};
-use crate::registry::Kind;
-use crate::service::Service;
+use crate::caller::{Caller, Scope, hash};
+use crate::error::StoreError;
+use crate::registry::{Kind, Registry};
 
-/// Audience that a token must be made for: one that is good elsewhere is not good here.
+/// Required audience of a token: tokens for other services are refused.
 pub const AUDIENCE: &str = "coracle-market";
-/// How long a good token is not asked about again.
+/// Cache time of a valid token.
 const KEEP: Duration = Duration::from_secs(60);
-/// How long a bad one is not.
+/// Cache time of an invalid token.
 const KEEP_BAD: Duration = Duration::from_secs(10);
-/// Answers that are kept at once.
+/// Most cached answers.
 const KEPT_MAX: usize = 4096;
-/// Questions that are asked at once.
+/// Concurrent reviews.
 const AT_ONCE: usize = 8;
 
 /// A service account.
@@ -47,24 +47,24 @@ impl Account {
     }
 }
 
-/// Why nobody can say whose a token is.
+/// Why the owner of a token cannot be determined.
 #[derive(Debug, thiserror::Error)]
 #[error("review a token")]
 pub struct Unreviewed(#[source] pub Box<dyn std::error::Error + Send + Sync>);
 
-/// The future of one question.
+/// Future of one review.
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Option<Account>, Unreviewed>> + Send + 'a>>;
 
-/// Who knows whose a token is.
+/// Reviewer of tokens.
 pub trait Review: Debug + Send + Sync {
     /// The service account of a token that was made for [`AUDIENCE`]; `None`: it is none, or over.
     fn review<'a>(&'a self, token: &'a str) -> Answer<'a>;
 }
 
-/// Which accounts trade, and as whom.
+/// Accounts that may trade, and their tenants.
 #[derive(Clone, Debug)]
 pub struct Accounts {
-    /// Who is asked.
+    /// Reviewer.
     pub review: Arc<dyn Review>,
     /// Name of the cluster here: an account trades as `<cluster>/<its namespace>`.
     pub cluster: String,
@@ -72,10 +72,10 @@ pub struct Accounts {
     pub operator: String,
 }
 
-/// Whose a token is, if anybody's, and until when that is believed; by its hash.
+/// Account of a token, if it is valid, and the end of its cache time; by the hash of the token.
 type Kept = BTreeMap<[u8; 32], (Option<Caller>, UnixMillis)>;
 
-/// What is known of tokens, for a while.
+/// Cache of reviewed tokens.
 #[derive(Debug)]
 pub(crate) struct Reviewed {
     accounts: Option<Accounts>,
@@ -84,12 +84,17 @@ pub(crate) struct Reviewed {
     asking: Semaphore,
 }
 
-/// A token that could be a service account's: three parts, as a JSON Web Token has.
+/// Whether a token has the three parts of a JSON Web Token.
 fn is_jwt(token: &str) -> bool {
     token.bytes().filter(|b| *b == b'.').count() == 2
 }
 
-pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// The token of a request, if an API server can review it.
+pub(crate) fn reviewable(headers: &HeaderMap) -> Option<&str> {
+    bearer(headers).filter(|token| is_jwt(token))
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ").map(str::trim)
 }
 
@@ -100,7 +105,7 @@ impl Reviewed {
 
     fn find(&self, hash: &[u8; 32]) -> Option<Option<Caller>> {
         let now = self.clock.now();
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         kept.get(hash).filter(|(_, until)| *until > now).map(|(caller, _)| *caller)
     }
 
@@ -113,7 +118,7 @@ impl Reviewed {
         let now = self.clock.now();
         let time = if caller.is_some() { KEEP } else { KEEP_BAD };
         let until = UnixMillis(now.0.saturating_add(i64::try_from(time.as_millis()).unwrap_or(i64::MAX)));
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         if kept.len() >= KEPT_MAX {
             kept.retain(|_, (_, until)| *until > now);
         }
@@ -122,87 +127,46 @@ impl Reviewed {
             kept.insert(hash, (caller, until));
         }
     }
-}
 
-impl Service {
-    /// Finds out whose the token of a request is, if that takes asking.
-    pub(crate) async fn learn(&self, headers: &HeaderMap) {
-        let reviewed = &self.reviewed;
-        let Some((accounts, token)) = reviewed.accounts.as_ref().zip(bearer(headers)) else { return };
-        if !is_jwt(token) {
-            return;
-        }
+    /// Has the token of a request reviewed, unless its answer is cached, and stores the tenant of its account.
+    pub(crate) async fn learn(&self, headers: &HeaderMap, registry: &Registry) {
+        let Some((accounts, token)) = self.accounts.as_ref().zip(reviewable(headers)) else { return };
         let hash = hash(token);
-        if reviewed.find(&hash).is_some() {
+        if self.find(&hash).is_some() {
             return;
         }
-        let Ok(_turn) = reviewed.asking.acquire().await else { return };
-        if reviewed.find(&hash).is_some() {
+        let Ok(_turn) = self.asking.acquire().await else { return };
+        if self.find(&hash).is_some() {
             return;
         }
         let caller = match accounts.review.review(token).await {
             Ok(None) => None,
-            Ok(Some(account)) => match self.caller_of(accounts, &account).await {
+            Ok(Some(account)) => match caller_of(accounts, &account, registry).await {
                 Ok(caller) => Some(caller),
-                Err(error) => return tracing::warn!(%error, "tenant of a service account not stored"),
+                Err(error) => return tracing::warn!(%error, "store tenant of service account failed"),
             },
             // Not known: not kept, and asked again with the next request.
             Err(error) => {
-                return tracing::warn!(error = &error as &dyn std::error::Error, "token not reviewed");
+                return tracing::warn!(error = &error as &dyn std::error::Error, "review token failed");
             }
         };
-        reviewed.keep(hash, caller);
-    }
-
-    async fn caller_of(
-        &self,
-        accounts: &Accounts,
-        account: &Account,
-    ) -> Result<Caller, crate::error::StoreError> {
-        let tenant = if accounts.operator == format!("{}/{}", account.namespace, account.name) {
-            accounts.cluster.clone()
-        } else {
-            format!("{}/{}", accounts.cluster, account.namespace)
-        };
-        let tenant = self.registry.ensure(Kind::Tenant, &tenant, &[]).await?;
-        Ok(Caller::new(tenant, Scope::Read as u8 | Scope::Trade as u8))
+        self.keep(hash, caller);
     }
 }
 
-/// Puts [`Service::learn`] in front of a door.
-#[derive(Clone, Debug)]
-pub(crate) struct Learning<S> {
-    pub(crate) inner: S,
-    pub(crate) service: Arc<Service>,
-}
-
-impl<S, B> tower::Service<Request<B>> for Learning<S>
-where
-    S: tower::Service<Request<B>> + Clone + Send + 'static,
-    S::Future: Send,
-    B: Send + 'static,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that said it is ready is the one to call.
-        let next = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, next);
-        if bearer(request.headers()).is_none_or(|token| !is_jwt(token)) {
-            return Box::pin(inner.call(request));
-        }
-        let service = self.service.clone();
-        Box::pin(async move {
-            service.learn(request.headers()).await;
-            inner.call(request).await
-        })
-    }
+/// The caller that an account trades as.
+async fn caller_of(
+    accounts: &Accounts,
+    account: &Account,
+    registry: &Registry,
+) -> Result<Caller, StoreError> {
+    let tenant = if accounts.operator == format!("{}/{}", account.namespace, account.name) {
+        accounts.cluster.clone()
+    } else {
+        format!("{}/{}", accounts.cluster, account.namespace)
+    };
+    let tenant = registry.ensure(Kind::Tenant, &tenant, &[]).await?;
+    Ok(Caller::new(tenant, Scope::Read as u8 | Scope::Trade as u8))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A running market: store, writer, doors. Everything it starts it also ends.
+//! A running market: store, writer, listeners. It ends every task that it starts.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,26 +21,29 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::auth::{self, Gate};
+use crate::auth::Gate;
+use crate::caller;
 use crate::catalogue;
 use crate::error::{Problem, StoreError};
-use crate::grpc::Door;
+use crate::grpc::GrpcServices;
 use crate::history::{LOOK_MS, Percentiles};
 use crate::http;
 use crate::ignored::Ignored;
+use crate::learning::Learning;
 use crate::metrics::Metrics;
 use crate::recover::{Recovered, mismatch, recover};
 use crate::registry::{Kind, Registry};
-use crate::review::{Accounts, Learning, Reviewed};
+use crate::review::{Accounts, Reviewed};
 use crate::service::Service;
 use crate::service::start_of;
+use crate::state::MarketState;
 use crate::store::{Store, StoreAt};
-use crate::writer::{Health, NOBODY, Slot, Writer};
+use crate::writer::{Health, MARKET_ITSELF, Writer};
 
-/// How long clients have to let go of a connection when the market ends.
+/// Time that clients have to close a connection when the market ends.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How a market is served.
+/// Configuration of a market.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Journal, names, history.
@@ -57,15 +60,15 @@ pub struct Config {
     pub default_region: Option<String>,
     /// An administrator's token to accept besides those in the store.
     pub admin_token: Option<String>,
-    /// How long the writer of a shared store may be silent before another one takes over.
+    /// Lease of the writer of a shared store: after it another process writes.
     pub lease: Duration,
     /// Service accounts of a cluster that trade here; `None`: only tokens of the market's own.
     pub accounts: Option<Accounts>,
-    /// Where the time comes from.
+    /// Clock.
     pub clock: Clock,
 }
 
-/// Where a running market listens.
+/// Addresses of a running market.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
     /// gRPC.
@@ -76,7 +79,7 @@ pub struct Server {
     pub admin: Option<SocketAddr>,
 }
 
-/// Why a market does not run.
+/// Why a market failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -86,17 +89,17 @@ pub enum ServeError {
     /// An address.
     #[error("listen on {at}")]
     Listen {
-        /// Where.
+        /// Place.
         at: SocketAddr,
         /// Why not.
         source: io::Error,
     },
-    /// A door ended.
-    #[error("serve {door}")]
-    Door {
+    /// A listener failed.
+    #[error("serve {listener}")]
+    Listener {
         /// Which.
-        door: &'static str,
-        /// Why.
+        listener: &'static str,
+        /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The catalogue could not be put in.
@@ -118,7 +121,7 @@ async fn take_over(
         match store.take_over(config.clock.now().0, lease_ms(config)).await {
             Ok(epoch) => return Ok(Some(epoch)),
             Err(StoreError::Held { until_ms }) => {
-                tracing::info!(until_ms, "standing by: another process writes");
+                tracing::info!(until_ms, "waiting for the lease of another process");
                 let pause = tokio::time::sleep(config.lease / 10);
                 if stop.run_until_cancelled(pause).await.is_none() {
                     return Ok(None);
@@ -129,10 +132,10 @@ async fn take_over(
     }
 }
 
-/// Serves until `stop`. Calls `ready` once all doors are open.
+/// Serves until `stop`. Calls `ready` once it listens.
 ///
 /// # Errors
-/// A store or an address that cannot be had; a door or the journal that fails later, also when
+/// A store or an address that is unavailable; a listener or the journal that fails later, also when
 /// another process took the store over.
 pub async fn serve(
     config: Config,
@@ -142,7 +145,7 @@ pub async fn serve(
     let mut meters = Meters::default();
     let metrics = Metrics::register(&mut meters);
     let readiness = Readiness::default();
-    for part in ["doors", "journal"] {
+    for part in ["listeners", "journal"] {
         readiness.set(part, false);
     }
     let store = Store::open(&config.store).await?;
@@ -153,32 +156,32 @@ pub async fn serve(
     };
     let at =
         Server { grpc: local(&grpc)?, http: local(&web)?, admin: admin.as_ref().map(local).transpose()? };
-    let mut doors: JoinSet<Result<(), ServeError>> = JoinSet::new();
+    let mut listeners: JoinSet<Result<(), ServeError>> = JoinSet::new();
     if let Some(listener) = admin {
         let (page, closing) = (Admin::new(meters, readiness.clone()), stop.clone());
-        doors.spawn(async move {
+        listeners.spawn(async move {
             let serving = page.serve(listener, closing.child_token());
-            within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| door("admin", source))
+            within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| failed("admin", source))
         });
     }
     let Some(epoch) = take_over(&store, &config, &stop).await? else { return Ok(()) };
     let (writer, task) = open_markets(&store, epoch, &config, &metrics, &readiness).await?;
     let (done, stopped) = (stop.child_token(), stop.clone());
-    doors.spawn(async move { Ok(task.run(done).await?) });
+    listeners.spawn(async move { Ok(task.run(done).await?) });
     if matches!(config.store, StoreAt::Postgres(_)) {
         let (store, config, stop) = (store.clone(), config.clone(), stop.child_token());
-        doors.spawn(async move { keep_lease(&store, epoch, &config, stop).await });
+        listeners.spawn(async move { keep_lease(&store, epoch, &config, stop).await });
     }
     let service = service(store, writer, &config, metrics, stop.child_token()).await?;
     prepare(&service, &config.regions).await.map_err(ServeError::Prepare)?;
     let streams = service.streams.clone();
     let (percentiles, over) = (keep_percentiles(service.clone()), stop.child_token());
     streams.spawn(async move { over.run_until_cancelled(percentiles).await });
-    let gate = Door { service: service.clone() };
+    let gate = GrpcServices { service: service.clone() };
     let (closing, learning) = (stop.clone(), service.clone());
     // The builder's own setting is for listeners that it makes itself.
     let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(at_once));
-    doors.spawn(async move {
+    listeners.spawn(async move {
         let serving = tonic::transport::Server::builder()
             .layer(tower::layer::layer_fn(move |inner| Learning { inner, service: learning.clone() }))
             .add_service(MarketServer::new(gate.clone()))
@@ -186,39 +189,39 @@ pub async fn serve(
             .add_service(SupplyServer::new(gate.clone()))
             .add_service(AdminServer::new(gate))
             .serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
-        within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| door("gRPC", source))
+        within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| failed("gRPC", source))
     });
     let (routes, quiet) = (http::routes(service), stop.child_token());
-    doors.spawn(async move {
-        // Streams have no end of their own, so the door is closed around them.
+    listeners.spawn(async move {
+        // Streams do not end by themselves, so the listener closes them.
         let serving = axum::serve(web.tap_io(|socket| at_once(socket)), routes).into_future();
         match quiet.run_until_cancelled(serving).await {
-            Some(served) => served.map_err(|source| door("HTTP", source)),
+            Some(served) => served.map_err(|source| failed("HTTP", source)),
             None => Ok(()),
         }
     });
-    readiness.set("doors", true);
+    readiness.set("listeners", true);
     ready(at);
-    let ended = doors.join_next().await;
+    let ended = listeners.join_next().await;
     stopped.cancel();
     streams.close();
     streams.wait().await;
-    while doors.join_next().await.is_some() {}
+    while listeners.join_next().await.is_some() {}
     match ended {
         Some(Ok(result)) => result,
-        Some(Err(source)) => Err(door("task", source)),
+        Some(Err(source)) => Err(failed("task", source)),
         None => Ok(()),
     }
 }
 
-/// A short frame does not wait until the one before is acknowledged: that takes a reader up to 40 ms.
+/// Disables the algorithm of Nagle: otherwise a short frame waits up to 40 ms for an acknowledgement.
 fn at_once(socket: &TcpStream) {
     if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%error, "short frames may be late");
+        tracing::debug!(%error, "set TCP_NODELAY failed");
     }
 }
 
-/// What a door says, unless its clients do not let go of it in time after `stop`.
+/// Result of a listener, unless its clients stay connected for too long after `stop`.
 async fn within_grace<T>(stop: &CancellationToken, serving: impl Future<Output = T>) -> Option<T> {
     let over = async {
         stop.cancelled().await;
@@ -230,8 +233,8 @@ async fn within_grace<T>(stop: &CancellationToken, serving: impl Future<Output =
     }
 }
 
-fn door(door: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> ServeError {
-    ServeError::Door { door, source: Box::new(source) }
+fn failed(listener: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> ServeError {
+    ServeError::Listener { listener, source: Box::new(source) }
 }
 
 fn local(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
@@ -256,7 +259,7 @@ async fn open_markets(
         tracing::info!(market = name, seq, replayed, "market opened");
         let since = rows.calls.first().map_or(i64::MAX, |call| call.at);
         if let Some(wrong) = mismatch(&store.calls(no, (since, i64::MAX)).await?, &rows.calls) {
-            tracing::error!(market = name, wrong, "the journal does not lead to what was published");
+            tracing::error!(market = name, wrong, "journal does not lead to the published calls");
             metrics.replay_mismatch.inc();
         }
         // What grew old is in bars, and would count twice.
@@ -266,7 +269,7 @@ async fn open_markets(
         let (indicated, at_risk) = (market.now(), std::collections::BTreeMap::new());
         slots.insert(
             no,
-            Slot {
+            MarketState {
                 name,
                 market,
                 seq,
@@ -282,7 +285,7 @@ async fn open_markets(
     let health = Health { metrics: metrics.clone(), readiness: readiness.clone() };
     health.journal_is(true);
     let (writer, task) = Writer::new(store.clone(), epoch, config.clock.clone(), health, made);
-    *writer.markets.write().unwrap_or_else(std::sync::PoisonError::into_inner) = slots;
+    *writer.markets.write() = slots;
     Ok((writer, task))
 }
 
@@ -297,7 +300,7 @@ async fn service(
     let gate = Gate::new(config.clock.clone(), store.tokens().await?, metrics.calls.clone());
     let root = registry.ensure(Kind::Tenant, "admin", &[]).await?;
     if let Some(token) = &config.admin_token {
-        gate.admit(auth::hash(token), root, auth::ALL);
+        gate.admit(caller::hash(token), root, caller::ALL);
     }
     let ignored = Ignored::after(store.last_ignored().await?);
     let service = Service {
@@ -309,9 +312,9 @@ async fn service(
         clock: config.clock.clone(),
         default_region: config.default_region.clone(),
         caps: tokio::sync::Mutex::default(),
-        capped: std::sync::RwLock::default(),
-        cancelled_setters: std::sync::Mutex::default(),
-        ignored: std::sync::Mutex::new(ignored),
+        capped: parking_lot::RwLock::default(),
+        cancelled_setters: parking_lot::Mutex::default(),
+        ignored: parking_lot::Mutex::new(ignored),
         reviewed: Reviewed::new(config.accounts.clone(), config.clock.clone()),
         streams: TaskTracker::new(),
         stop,
@@ -322,24 +325,24 @@ async fn service(
     Ok(Arc::new(service))
 }
 
-/// Publishes what each market cost in the last 30 days, now and every hour. Never ends by itself.
+/// Publishes percentiles of the last 30 days for each market, now and every hour. Never returns.
 async fn keep_percentiles(service: Arc<Service>) {
     loop {
         let now = service.clock.now().0;
         for no in service.markets() {
-            let Ok(of) = service.writer.read(no, |slot| slot.percentiles.clone()) else { continue };
+            let Ok(of) = service.writer.read(no, |state| state.percentiles.clone()) else { continue };
             if let Err(error) = of.refresh(&service.store, no, now).await {
-                tracing::warn!(%error, market = no, "percentiles are those of before");
+                tracing::warn!(%error, market = no, "read percentiles failed, keeping the old ones");
             }
         }
         tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
     }
 }
 
-/// Tells every market that it was away, and makes those of the catalogue that are new.
+/// Informs every market of the restart, and creates new built-in markets.
 async fn prepare(service: &Service, regions: &[String]) -> Result<(), Problem> {
     for no in service.markets() {
-        service.writer.apply_one(no, NOBODY, Command::Restarted).await?;
+        service.writer.apply_one(no, MARKET_ITSELF, Command::Restarted).await?;
     }
     for t in catalogue::types() {
         if !regions.is_empty() && service.registry.number(Kind::Type, &t.name).is_none() {
@@ -376,7 +379,7 @@ async fn keep_lease(
         match store.renew(epoch, config.clock.now().0, lease_ms(config)).await {
             Ok(true) => {}
             Ok(false) => return Err(StoreError::Held { until_ms: 0 }.into()),
-            Err(error) => tracing::warn!(%error, "lease not renewed"),
+            Err(error) => tracing::warn!(%error, "renew lease failed"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What callers can ask, whatever door they come through.
+//! Operations of the market, shared by all its APIs.
 
 mod admin;
 mod read;
@@ -9,12 +9,13 @@ mod types;
 pub(crate) use admin::start_of;
 use std::collections::BTreeMap;
 
-use coracle_auction::{Time, wire};
+use coracle_auction::{Time, codec};
 use coracle_types::Clock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::auth::{Caller, Gate, Scope};
+use crate::auth::Gate;
+use crate::caller::{Caller, Scope};
 use crate::error::{Problem, StoreError};
 use crate::ignored::Ignored;
 use crate::metrics::Metrics;
@@ -23,7 +24,7 @@ use crate::review::Reviewed;
 use crate::store::Store;
 use crate::writer::Writer;
 
-/// Everything behind the doors.
+/// State behind the APIs.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) writer: Writer,
@@ -37,11 +38,11 @@ pub(crate) struct Service {
     /// Hourly caps by tenant. Locked while a capped tenant places, so that slices add up.
     pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,
     /// Tenants that have a cap, to ask without the lock.
-    pub(crate) capped: std::sync::RwLock<std::collections::BTreeSet<u32>>,
-    /// How often each tenant took back a bid that had set the price.
-    pub(crate) cancelled_setters: std::sync::Mutex<BTreeMap<u32, u64>>,
+    pub(crate) capped: parking_lot::RwLock<std::collections::BTreeSet<u32>>,
+    /// Number of cancelled bids of each tenant that had set the price.
+    pub(crate) cancelled_setters: parking_lot::Mutex<BTreeMap<u32, u64>>,
     /// Reports of what is unknown.
-    pub(crate) ignored: std::sync::Mutex<Ignored>,
+    pub(crate) ignored: parking_lot::Mutex<Ignored>,
     /// Streams belong to the service and end with it.
     pub(crate) streams: TaskTracker,
     /// Says that it ends.
@@ -98,9 +99,9 @@ impl Service {
     }
 }
 
-/// What is kept of a tenant: `(cap + 1 or 0, rate)`.
+/// Stored facts of a tenant: `(cap + 1 or 0, rate)`.
 pub(crate) fn tenant_body(cap: Option<i64>, rate: u32) -> Vec<u8> {
-    use wire::Wire;
+    use codec::Codec;
     let mut body = Vec::new();
     cap.put(&mut body);
     rate.put(&mut body);
@@ -108,7 +109,7 @@ pub(crate) fn tenant_body(cap: Option<i64>, rate: u32) -> Vec<u8> {
 }
 
 pub(crate) fn tenant_facts(body: &[u8]) -> (Option<i64>, u32) {
-    use wire::Wire;
+    use codec::Codec;
     let mut from = body;
     let cap = Option::get(&mut from).unwrap_or(None);
     (cap, u32::get(&mut from).unwrap_or(0))

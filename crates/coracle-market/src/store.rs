@@ -1,4 +1,4 @@
-//! Where the journal, the names and what is made from them are kept: SQLite or PostgreSQL.
+//! Store of journal, names and derived rows: SQLite or PostgreSQL.
 //! The statements are the same for both; only the types of columns differ.
 
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use sqlx::sqlite::{
 use crate::error::StoreError;
 use crate::history::{Age, Bar};
 
-/// Where a store is.
+/// Address of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreAt {
     /// One file, in WAL mode, every commit on disk.
     Sqlite(PathBuf),
-    /// A database; several processes may stand by, one writes.
+    /// A database; one process writes, others wait for its lease.
     Postgres(String),
 }
 
@@ -48,18 +48,18 @@ pub(crate) struct Group {
     pub(crate) chain: [u8; 32],
 }
 
-/// Number, count, body, chain, and who asked.
+/// Number, count, body, chain, and tenants.
 type GroupRow = (i64, i64, Vec<u8>, Vec<u8>, Option<Vec<u8>>);
 
-/// SHA-256 over the chain before and the body.
+/// SHA-256 over the previous chain value and the body.
 pub(crate) fn chained(before: &[u8; 32], body: &[u8]) -> [u8; 32] {
     Sha256::new_with_prefix(before).chain_update(body).finalize().into()
 }
 
-/// A row of what was charged.
+/// A row of charges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChargeRow {
-    pub(crate) alloc: String,
+    pub(crate) allocation: String,
     pub(crate) tenant: u32,
     pub(crate) starts: i64,
     pub(crate) ends: i64,
@@ -77,7 +77,7 @@ pub(crate) struct CallRow {
     pub(crate) chain: [u8; 32],
 }
 
-/// Rows that are made from the journal: writing them twice changes nothing.
+/// Rows that are derived from the journal: writing them twice changes nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Projections {
     pub(crate) calls: Vec<CallRow>,
@@ -104,14 +104,14 @@ pub(crate) struct NameRow {
     pub(crate) body: Vec<u8>,
 }
 
-/// Does a journal hold what was written, and lead to what was published?
+/// Whether a journal is complete and leads to the published calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct JournalVerification {
     /// Commands replayed.
     pub commands: u64,
     /// Nothing is wrong.
     pub sound: bool,
-    /// What is wrong.
+    /// Reason.
     pub detail: String,
 }
 
@@ -122,7 +122,7 @@ const SCHEMA: [&str; 9] = [
     "CREATE TABLE IF NOT EXISTS tokens (hash {BYTES} NOT NULL PRIMARY KEY, tenant INT8 NOT NULL, scopes INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
     "CREATE TABLE IF NOT EXISTS bars (market INT8 NOT NULL, step INT8 NOT NULL, at INT8 NOT NULL, opening INT8 NOT NULL, high INT8 NOT NULL, low INT8 NOT NULL, closing INT8 NOT NULL, calls INT8 NOT NULL, PRIMARY KEY (market, step, at))",
-    "CREATE TABLE IF NOT EXISTS charges (alloc TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (alloc, reason, starts))",
+    "CREATE TABLE IF NOT EXISTS charges (allocation TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (allocation, reason, starts))",
     "CREATE TABLE IF NOT EXISTS ignored (place INT8 NOT NULL PRIMARY KEY, no INT8 NOT NULL, at INT8 NOT NULL, who INT8 NOT NULL, market INT8 NOT NULL, report TEXT NOT NULL, subject TEXT NOT NULL, unwritten INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
 ];
@@ -232,7 +232,7 @@ impl Store {
         }
     }
 
-    /// Still the writer? Renews the lease. A stale writer is told no.
+    /// Renews the lease of the writer. False for a stale writer.
     pub(crate) async fn renew(&self, epoch: i64, now_ms: i64, lease_ms: i64) -> Result<bool, StoreError> {
         const RENEW: &str = "UPDATE writer SET until = $1 WHERE one = 1 AND epoch = $2 RETURNING epoch";
         let kept: Option<i64> = on!(self, pool, write => sqlx::query_scalar(RENEW)
@@ -241,7 +241,7 @@ impl Store {
         Ok(kept.is_some())
     }
 
-    /// Gives the lease back, so that the next writer need not wait.
+    /// Releases the lease, so that the next writer does not wait.
     pub(crate) async fn give_back(&self, epoch: i64) -> Result<(), StoreError> {
         on!(self, pool, write => sqlx::query("UPDATE writer SET until = 0 WHERE epoch = $1")
             .bind(epoch).execute(pool).await.map(drop))
@@ -259,7 +259,7 @@ impl Store {
         const OP: &str = "append";
         const JOURNAL: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
         const CALL: &str = "INSERT INTO calls (market, number, at, price, chain) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
-        const CHARGE: &str = "INSERT INTO charges (alloc, reason, starts, ends, tenant, price) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING";
+        const CHARGE: &str = "INSERT INTO charges (allocation, reason, starts, ends, tenant, price) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING";
         macro_rules! journal {
             ($group:expr, $on:expr) => {{
                 let g: &Group = $group;
@@ -293,7 +293,7 @@ impl Store {
             }
             for c in &made.charges {
                 sqlx::query(CHARGE)
-                    .bind(&c.alloc[..]).bind(c.reason).bind(c.starts).bind(c.ends).bind(i64::from(c.tenant)).bind(c.price)
+                    .bind(&c.allocation[..]).bind(c.reason).bind(c.starts).bind(c.ends).bind(i64::from(c.tenant)).bind(c.price)
                     .execute(&mut *tx).await.map_err(sql(OP))?;
             }
             tx.commit().await.map_err(sql(OP))
@@ -493,7 +493,7 @@ impl Store {
         to: i64,
         most: i64,
     ) -> Result<Vec<(String, i64, i64, i64, String)>, StoreError> {
-        const READ: &str = "SELECT alloc, starts, ends, price, reason FROM charges WHERE tenant = $1 AND ends > $2 AND starts < $3 ORDER BY starts, alloc LIMIT $4";
+        const READ: &str = "SELECT allocation, starts, ends, price, reason FROM charges WHERE tenant = $1 AND ends > $2 AND starts < $3 ORDER BY starts, allocation LIMIT $4";
         on!(self, pool, read => sqlx::query_as(READ).bind(i64::from(tenant)).bind(from).bind(to).bind(most).fetch_all(pool).await)
             .map_err(sql("read charges"))
     }

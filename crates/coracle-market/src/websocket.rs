@@ -1,4 +1,4 @@
-//! Prices over a WebSocket (RFC 6455): one text message a frame. What a reader says is read and not heard.
+//! Prices over a WebSocket (RFC 6455): one text message per frame. Messages of a reader are read and ignored.
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -20,7 +20,7 @@ use crate::json;
 
 /// Longest message that a reader may send.
 const SAID_MAX: usize = 4096;
-/// Bytes that may wait for a reader that does not take them; then it is let go.
+/// Bytes that are buffered for a slow reader; then its connection is closed.
 const UNSENT_MAX: usize = 1 << 20;
 
 /// A request that asks for a WebSocket.
@@ -54,7 +54,7 @@ impl<S: Sync> axum::extract::OptionalFromRequestParts<S> for Upgrade {
 }
 
 impl Upgrade {
-    /// Answers the handshake; `tasks` owns what goes on behind it, until `stop`.
+    /// Answers the handshake; `tasks` owns the connection until `stop`.
     pub(crate) fn serve(
         self,
         frames: impl Stream<Item = pb::PriceFrame> + Send + 'static,
@@ -75,7 +75,7 @@ impl Upgrade {
             let io = TokioIo::new(upgraded);
             let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
             if let Err(error) = pump(socket, frames, &stop).await {
-                tracing::debug!(%error, "reader of prices left");
+                tracing::debug!(%error, "reader of prices disconnected");
             }
         });
         let headers = [
@@ -87,7 +87,7 @@ impl Upgrade {
     }
 }
 
-/// Sends frames and signs of life until the reader closes or `stop`.
+/// Sends frames and keep-alive messages until the reader closes or `stop`.
 async fn pump<S>(
     mut socket: WebSocketStream<S>,
     frames: impl Stream<Item = pb::PriceFrame>,

@@ -1,65 +1,47 @@
-//! The one writer: collects commands, journals them as a group, applies them, answers.
+//! The single writer: collects commands, journals them as a group, applies them, answers.
 //!
-//! A group is what waited while the group before was written, so the disk sets the pace and
-//! nobody waits for a timer. While one group is on its way to the disk, the one before, which is
+//! A group contains the commands that arrived while the previous group was written, so the disk sets the pace and
+//! no command waits for a timer. While one group is on its way to the disk, the one before, which is
 //! there, is applied and answered: disk and processor work at the same time.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_auction::wire::Wire;
-use coracle_auction::{AllocId, Command, Event, Journaled, Market, Params, Price, Reply, Time};
+use coracle_auction::codec::Codec;
+use coracle_auction::{AllocationId, Command, Event, Journaled, Price, Reply, Time};
 use coracle_telemetry::Readiness;
 use coracle_types::Clock;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Problem, StoreError};
-use crate::history::{self, Ages, Percentiles};
+use crate::history::{self, Ages};
 use crate::metrics::Metrics;
 use crate::prices::{Moved, moved};
-use crate::recover::{project, signed};
+use crate::recover::project;
+use crate::signed::signed;
+use crate::state::{MarketState, Markets};
 use crate::store::{Group, Projections, Store, chained};
 
-/// Commands of one group at most; what waits longer goes with the next.
+/// Most commands of one group; further ones wait for the next group.
 const GROUP_MAX: usize = 8192;
 /// The market itself, among tenants. Their numbers begin at 1.
-pub(crate) const NOBODY: u32 = 0;
-/// Requests that may wait.
+pub(crate) const MARKET_ITSELF: u32 = 0;
+/// Requests that are queued.
 const QUEUE: usize = 16_384;
-/// Frames that a reader may be behind before it starts over.
+/// Frames that a reader may lag behind before it starts again.
 pub(crate) const BEHIND_MAX: usize = 1_000;
 /// A snapshot is made after so many commands, or after as many as there are bids.
 const SNAPSHOT_AFTER: u64 = 100_000;
 /// Time between two indicative calls of a market with capacity.
 const INDICATIVE: Duration = Duration::from_secs(5);
-/// What was made from the journal waits so long for a group to go with.
+/// Time that derived rows wait for a group to be written with.
 const FLUSH: Duration = Duration::from_millis(50);
 /// Longest sleep of the writer.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// One market in memory.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) name: String,
-    pub(crate) market: Market,
-    /// Number of the last command applied.
-    pub(crate) seq: i64,
-    pub(crate) chain: [u8; 32],
-    /// Units that the next call would displace, and what keeps them.
-    pub(crate) at_risk: BTreeMap<AllocId, Price>,
-    pub(crate) start: (Params, Time),
-    pub(crate) since_snapshot: u64,
-    pub(crate) indicated: Time,
-    /// What it cost of late.
-    pub(crate) percentiles: Percentiles,
-}
-
-/// All markets. Written by the writer alone.
-pub(crate) type Markets = Arc<RwLock<BTreeMap<u32, Slot>>>;
-
-/// What one group did to one market.
+/// Effect of one group on one market.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) market: u32,
@@ -67,7 +49,7 @@ pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
 }
 
-/// What came of commands.
+/// Results of commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Applied {
     pub(crate) replies: Vec<Reply>,
@@ -78,7 +60,7 @@ type Answer = oneshot::Sender<Result<Applied, Problem>>;
 
 enum Request {
     Apply { market: u32, who: u32, commands: Vec<Command>, answer: Answer },
-    Add { no: u32, slot: Box<Slot>, answer: oneshot::Sender<()> },
+    Add { no: u32, state: Box<MarketState>, answer: oneshot::Sender<()> },
     Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), Problem>> },
 }
 
@@ -92,7 +74,7 @@ pub(crate) struct Writer {
     pub(crate) prices: broadcast::Sender<Arc<Moved>>,
 }
 
-/// Where the writer tells how it is.
+/// Health of the writer.
 #[derive(Clone, Debug)]
 pub(crate) struct Health {
     pub(crate) metrics: Metrics,
@@ -100,7 +82,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Does the journal take commands?
+    /// Whether the journal accepts commands.
     pub(crate) fn journal_is(&self, up: bool) {
         self.metrics.journal_up.set(i64::from(up));
         self.readiness.set("journal", up);
@@ -172,7 +154,7 @@ impl Writer {
 
     /// Applies commands to one market, together and in order. On disk when it returns.
     /// When the caller is gone meanwhile they are applied all the same.
-    /// `who`: the number of the tenant that asks, [`NOBODY`] for the market itself.
+    /// `who`: the number of the tenant that asks, [`MARKET_ITSELF`] for the market itself.
     pub(crate) async fn apply(
         &self,
         market: u32,
@@ -198,9 +180,9 @@ impl Writer {
         }
     }
 
-    pub(crate) async fn add(&self, no: u32, slot: Slot) -> Result<(), Problem> {
+    pub(crate) async fn add(&self, no: u32, state: MarketState) -> Result<(), Problem> {
         let (answer, wait) = oneshot::channel();
-        self.requests.send(Request::Add { no, slot: Box::new(slot), answer }).await.map_err(|_| gone())?;
+        self.requests.send(Request::Add { no, state: Box::new(state), answer }).await.map_err(|_| gone())?;
         wait.await.map_err(|_| gone())
     }
 
@@ -211,8 +193,8 @@ impl Writer {
     }
 
     /// Reads one market.
-    pub(crate) fn read<T>(&self, market: u32, look: impl FnOnce(&Slot) -> T) -> Result<T, Problem> {
-        let markets = self.markets.read().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn read<T>(&self, market: u32, look: impl FnOnce(&MarketState) -> T) -> Result<T, Problem> {
+        let markets = self.markets.read();
         markets.get(&market).map(look).ok_or_else(Problem::not_found)
     }
 }
@@ -221,7 +203,7 @@ impl Writer {
 #[derive(Debug, Default)]
 struct Waiting {
     commands: Vec<Command>,
-    /// Who asked for each, as the journal has it.
+    /// Tenant of each command, as journaled.
     who: Vec<u8>,
     answers: Vec<(Answer, usize)>,
 }
@@ -286,7 +268,7 @@ impl WriterTask {
     async fn grow_older(&mut self) {
         let now = self.time();
         let due = self.ages.next(now, || {
-            let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
+            let markets = self.writer.markets.read();
             markets.keys().copied().collect()
         });
         let Some(market) = due else { return };
@@ -294,7 +276,7 @@ impl WriterTask {
             Ok(more) => self.ages.done(market, more),
             Err(error) => {
                 // It grows no younger: it is found again with the next look.
-                tracing::warn!(%error, market, "history not rolled up");
+                tracing::warn!(%error, market, "roll up history failed");
                 self.ages.done(market, false);
             }
         }
@@ -303,8 +285,8 @@ impl WriterTask {
     /// Snapshots of markets whose journal behind the last one is long.
     async fn make_due_snapshots(&mut self) {
         let due: Vec<_> = {
-            let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
-            markets.iter().filter(|(_, slot)| snapshot_due(slot)).map(|(no, _)| *no).collect()
+            let markets = self.writer.markets.read();
+            markets.iter().filter(|(_, state)| snapshot_due(state)).map(|(no, _)| *no).collect()
         };
         for no in due {
             // What fails is tried again after the next group; the journal has it all.
@@ -326,9 +308,9 @@ impl WriterTask {
                 group.answers.push((answer, count));
                 return count.max(1);
             }
-            Request::Add { no, slot, answer } => {
-                self.wake = self.wake.min(slot.market.next_due());
-                self.writer.markets.write().unwrap_or_else(PoisonError::into_inner).insert(no, *slot);
+            Request::Add { no, state, answer } => {
+                self.wake = self.wake.min(state.market.next_due());
+                self.writer.markets.write().insert(no, *state);
                 answer.send(()).unwrap_or_default();
             }
             Request::Snapshot { market, answer } => {
@@ -347,17 +329,20 @@ impl WriterTask {
         }
         let step = u64::try_from(INDICATIVE.as_millis()).unwrap_or(u64::MAX);
         let mut wake = Time::NEVER;
-        let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
-        for (no, slot) in &mut *markets {
-            let indicative =
-                if slot.market.lots().next().is_some() { slot.indicated.plus_ms(step) } else { Time::NEVER };
-            if slot.market.next_due().min(indicative) <= now {
-                slot.indicated = now;
+        let mut markets = self.writer.markets.write();
+        for (no, state) in &mut *markets {
+            let indicative = if state.market.lots().next().is_some() {
+                state.indicated.plus_ms(step)
+            } else {
+                Time::NEVER
+            };
+            if state.market.next_due().min(indicative) <= now {
+                state.indicated = now;
                 let group = waiting.entry(*no).or_default();
                 group.commands.push(Command::Tick);
-                NOBODY.put(&mut group.who);
+                MARKET_ITSELF.put(&mut group.who);
             }
-            wake = wake.min(slot.market.next_due().max(now.plus_ms(1))).min(now.plus_ms(step));
+            wake = wake.min(state.market.next_due().max(now.plus_ms(1))).min(now.plus_ms(step));
         }
         self.wake = wake;
     }
@@ -383,7 +368,7 @@ impl WriterTask {
         let (outcome, ()) = tokio::join!(biased; append, async { self.perform_journaled() });
         self.health.metrics.journal_commit.observe(started.elapsed().as_secs_f64());
         if let Err(error) = outcome {
-            tracing::error!(%error, "journal not written");
+            tracing::error!(%error, "write journal failed");
             self.health.journal_is(false);
             // In front of what the group before made meanwhile.
             let since = std::mem::replace(&mut self.made, made);
@@ -402,17 +387,17 @@ impl WriterTask {
     }
 
     fn encode(&self, at: Time, waiting: BTreeMap<u32, Waiting>) -> (Vec<Group>, Vec<Entry>) {
-        let markets = self.writer.markets.read().unwrap_or_else(PoisonError::into_inner);
+        let markets = self.writer.markets.read();
         let (mut groups, mut entries) = (Vec::new(), Vec::new());
         for (market, mut waiting) in waiting {
-            let Some(slot) = markets.get(&market) else {
+            let Some(state) = markets.get(&market) else {
                 for (answer, _) in waiting.answers {
                     answer.send(Err(Problem::not_found())).unwrap_or_default();
                 }
                 continue;
             };
             let before = self.journaled.iter().find(|entry| entry.market == market);
-            let (seq, chain) = before.map_or((slot.seq, &slot.chain), |entry| (entry.seq, &entry.chain));
+            let (seq, chain) = before.map_or((state.seq, &state.chain), |entry| (entry.seq, &entry.chain));
             let mut body = Vec::with_capacity(waiting.commands.len() * 64);
             for command in &waiting.commands {
                 at.put(&mut body);
@@ -440,12 +425,12 @@ impl WriterTask {
         let mut replies = Vec::with_capacity(waiting.commands.len());
         let mut events = Vec::new();
         let metrics = &self.health.metrics;
-        let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(slot) = markets.get_mut(&no) else { return };
+        let mut markets = self.writer.markets.write();
+        let Some(state) = markets.get_mut(&no) else { return };
         for command in &waiting.commands {
             let before = events.len();
-            let called = (slot.market.next_call() <= at).then(Instant::now);
-            let reply = slot.market.apply(at, command, &mut events);
+            let called = (state.market.next_call() <= at).then(Instant::now);
+            let reply = state.market.apply(at, command, &mut events);
             if let Some(started) = called
                 && events[before..].iter().any(|event| matches!(event, Event::Call { .. }))
             {
@@ -453,17 +438,17 @@ impl WriterTask {
             }
             metrics.count(command, &reply);
             replies.push(reply);
-            project(no, &slot.market, &events[before..], &mut self.made);
-            note_risk(&mut slot.at_risk, &events[before..]);
+            project(no, &state.market, &events[before..], &mut self.made);
+            note_risk(&mut state.at_risk, &events[before..]);
         }
-        metrics.observe(&slot.name, &slot.market, &events);
-        (slot.seq, slot.chain) = (seq, chain);
-        slot.since_snapshot += waiting.commands.len() as u64;
-        self.wake = self.wake.min(slot.market.next_due());
-        let moved = if self.writer.prices.receiver_count() > 0 { moved(no, slot, &events) } else { None };
+        metrics.observe(&state.name, &state.market, &events);
+        (state.seq, state.chain) = (seq, chain);
+        state.since_snapshot += waiting.commands.len() as u64;
+        self.wake = self.wake.min(state.market.next_due());
+        let moved = if self.writer.prices.receiver_count() > 0 { moved(no, state, &events) } else { None };
         drop(markets);
         let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
-        // Without readers there is nobody to tell.
+        // Without readers there is nothing to send.
         self.writer.events.send(Arc::new(batch)).map(drop).unwrap_or_default();
         if let Some(moved) = moved {
             self.writer.prices.send(Arc::new(moved)).map(drop).unwrap_or_default();
@@ -485,12 +470,12 @@ impl WriterTask {
             return;
         }
         if let Err(error) = self.store.append(self.epoch, &[], &made).await {
-            tracing::error!(%error, "history not written");
+            tracing::error!(%error, "write history failed");
             self.made = made;
         }
     }
 
-    /// Are the groups of a failed append in the journal? Until the store says, nothing is taken.
+    /// Checks whether the groups of a failed append are in the journal. Until then no command is accepted.
     async fn settle_doubt(&mut self) {
         let groups = std::mem::take(&mut self.doubtful);
         for (done, group) in groups.iter().enumerate() {
@@ -505,7 +490,7 @@ impl WriterTask {
         }
     }
 
-    /// It arrived after all, although its callers were told that it may not have.
+    /// The group was stored, although its callers received an error.
     fn perform_late(&mut self, group: &Group) {
         let (mut from, mut commands, mut at) = (group.body.as_slice(), Vec::new(), self.last);
         while let Ok(entry) = Journaled::get(&mut from) {
@@ -520,43 +505,38 @@ impl WriterTask {
     /// Stores a snapshot and, before it, the rows that its tail would not make again.
     async fn make_snapshot(&mut self, no: u32) -> Result<(usize, i64), Problem> {
         let made = std::mem::take(&mut self.made);
-        let image = self.writer.read(no, |slot| (slot.market.snapshot(), slot.seq, slot.chain));
+        let image = self.writer.read(no, |state| (state.market.snapshot(), state.seq, state.chain));
         let (body, seq, chain) = image?;
         let stored = match self.store.append(self.epoch, &[], &made).await {
             Ok(()) => self.store.put_snapshot(no, seq, &body, &chain).await,
             Err(e) => Err(e),
         };
         if let Err(error) = stored {
-            tracing::error!(%error, market = no, "snapshot not stored");
+            tracing::error!(%error, market = no, "store snapshot failed");
             self.made = made;
             return Err(Problem::unavailable("the snapshot cannot be stored"));
         }
-        let mut markets = self.writer.markets.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = markets.get_mut(&no) {
-            slot.since_snapshot = 0;
+        let mut markets = self.writer.markets.write();
+        if let Some(state) = markets.get_mut(&no) {
+            state.since_snapshot = 0;
         }
         Ok((body.len(), seq))
     }
 }
 
 /// A market that a snapshot is due for.
-fn snapshot_due(slot: &Slot) -> bool {
-    slot.since_snapshot > SNAPSHOT_AFTER.max(2 * slot.market.bids_known())
+fn snapshot_due(state: &MarketState) -> bool {
+    state.since_snapshot > SNAPSHOT_AFTER.max(2 * state.market.bids_known())
 }
 
-fn note_risk(at_risk: &mut BTreeMap<AllocId, Price>, events: &[Event]) {
+fn note_risk(at_risk: &mut BTreeMap<AllocationId, Price>, events: &[Event]) {
     for event in events {
         match event {
-            Event::AtRisk { alloc, price_to_keep, .. } => {
-                at_risk.insert(*alloc, *price_to_keep);
+            Event::AtRisk { allocation, price_to_keep, .. } => {
+                at_risk.insert(*allocation, *price_to_keep);
             }
             Event::Call { .. } => at_risk.clear(),
             _ => {}
         }
     }
-}
-
-/// Rows of the database count with a sign.
-pub(crate) fn ms(time: Time) -> i64 {
-    if time == Time::NEVER { 0 } else { signed(time.0) }
 }

@@ -1,4 +1,4 @@
-//! Bids coming in, and leases.
+//! Placing bids, and leases.
 
 use super::Market;
 use crate::bid::{Bid, Extra, Owner, Units};
@@ -6,11 +6,11 @@ use crate::book::Entry;
 use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{
-    Event, OwnerKey, Placement, Price, QUANTITY_MAX, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
+    BidRequest, Event, OwnerKey, Price, QUANTITY_MAX, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
 };
 
 impl Market {
-    pub(super) fn place(&mut self, p: &Placement) -> Result<Reply, Refusal> {
+    pub(super) fn place(&mut self, p: &BidRequest) -> Result<Reply, Refusal> {
         let (tenant, owner) = self.ensure_owner(p.tenant, p.owner);
         if p.key != [0; 16]
             && let Some(place) = self.keys.find(&p.key, &self.bids)
@@ -49,13 +49,13 @@ impl Market {
         self.tenants.at_mut(tenant).units += u64::from(quantity);
         self.arm_lease(place);
         self.open_or_hold(place);
-        self.tell_bid(place);
+        self.emit_bid(place);
         let owner_version = self.raise_version(owner);
         let below_reserve = p.limit < self.params.reserve;
         Ok(Reply::Bid { bid: self.bid_id(place), owner_version, replayed: false, below_reserve })
     }
 
-    /// The same key again: the same bid if it is the same request.
+    /// Reply to a request whose key was used before: the same bid if the request is the same.
     fn replay(&self, place: u32, owner: u32, body: u64) -> Result<Reply, Refusal> {
         let bid = self.bids.at(place).ok_or(Refusal::NotFound)?;
         if bid.body != body || bid.owner != owner {
@@ -69,7 +69,7 @@ impl Market {
         })
     }
 
-    fn check_placement(&self, tenant: u32, p: &Placement) -> Result<(u16, u16), Refusal> {
+    fn check_placement(&self, tenant: u32, p: &BidRequest) -> Result<(u16, u16), Refusal> {
         self.check_limit(p.limit)?;
         if p.quantity == 0 || p.quantity > QUANTITY_MAX {
             return Err(Refusal::Invalid { field: "quantity", range: "from 1 to 10000" });
@@ -97,9 +97,9 @@ impl Market {
         Ok(())
     }
 
-    /// The places of a tenant and of an owner of it, known or new.
+    /// Places of a tenant and of one of its owners; creates missing ones.
     fn ensure_owner(&mut self, no: TenantNo, key: OwnerKey) -> (u32, u32) {
-        // Bids come in bursts: mostly it is the one of the bid before.
+        // Bids of one owner often follow each other.
         if let Some(row) = self.owners.get(self.last_owner as usize)
             && row.key == key
             && self.tenants.at(row.tenant).no == no
@@ -116,7 +116,7 @@ impl Market {
         (tenant, owner)
     }
 
-    /// Files a bid under its owner.
+    /// Adds a bid to the list of its owner.
     pub(super) fn file(&mut self, owner: u32, place: u32) {
         let own = &mut self.by_owner[owner as usize];
         let filed = u32::try_from(own.len()).unwrap_or(u32::MAX);
@@ -124,7 +124,7 @@ impl Market {
         self.row(place).filed = filed;
     }
 
-    /// Takes a bid out of its owner's file. The last one moves into its place.
+    /// Removes a bid from the list of its owner. The last one moves into its place.
     pub(super) fn unfile(&mut self, place: u32) {
         let bid = self.row(place);
         let (owner, filed) = (bid.owner, bid.filed);
@@ -205,7 +205,7 @@ impl Market {
         }
     }
 
-    /// An owner showed life: the leases of all its bids start again.
+    /// Heartbeat of an owner: the leases of all its bids start again.
     pub(super) fn renew(&mut self, tenant: TenantNo, owner: OwnerKey) -> Result<(), Refusal> {
         let now = self.now;
         let tenant = self.tenants.index(tenant).ok_or(Refusal::NotFound)?;
@@ -227,7 +227,7 @@ impl Market {
         self.timers.set(due, Timer::Lease(place));
     }
 
-    /// A lease timer fired: renewed meanwhile, or over.
+    /// A lease timer fired: sets it again if the lease was renewed, else ends the open units.
     pub(super) fn lapse(&mut self, place: u32) {
         let now = self.now;
         let owner = self.row(place).owner;
@@ -243,7 +243,7 @@ impl Market {
         if open > 0 {
             self.close_open(place);
             self.row(place).units.expired += open;
-            self.tell_bid(place);
+            self.emit_bid(place);
         }
         let lease = u64::from(self.row(place).lease_ms);
         if !self.finish_bid(place) {
@@ -255,7 +255,7 @@ impl Market {
     }
 }
 
-fn extra_of(p: &Placement) -> Option<Box<Extra>> {
+fn extra_of(p: &BidRequest) -> Option<Box<Extra>> {
     if p.labels.is_empty() && p.expires_at.is_none() {
         return None;
     }

@@ -1,14 +1,14 @@
-//! Bids changing and being taken back.
+//! Amending and cancelling bids.
 
 use super::Market;
-use crate::alloc::AllocState;
+use crate::allocation::AllocationState;
 use crate::timers::Timer;
 use crate::{
     Amendment, BidId, Price, QUANTITY_MAX, RETENTION_MS, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
 };
 
 impl Market {
-    /// The place of a bid of this tenant. Another tenant's bid is as unknown as one that never was.
+    /// Place of a bid of this tenant. A bid of another tenant is not found.
     pub(super) fn own_bid(&self, tenant: TenantNo, bid: BidId) -> Result<u32, Refusal> {
         let place = self.bids.place(bid.0).ok_or(Refusal::NotFound)?;
         let row = self.bids.at(place).ok_or(Refusal::NotFound)?;
@@ -40,13 +40,13 @@ impl Market {
         self.row(place).renewed_at = now;
         self.open_or_hold(place);
         self.finish_bid(place);
-        self.tell_bid(place);
+        self.emit_bid(place);
         let owner_version = self.raise_version(owner);
         let below_reserve = limit < self.params.reserve;
         Ok(Reply::Bid { bid: a.bid, owner_version, replayed: false, below_reserve })
     }
 
-    /// How many open units come or go.
+    /// Change of the number of open units.
     fn unit_change(&mut self, place: u32, units: Option<u32>) -> Result<i32, Refusal> {
         let bid = self.row(place);
         let Some(wanted) = units else { return Ok(0) };
@@ -65,7 +65,7 @@ impl Market {
         i32::try_from(i64::from(wanted) - i64::from(have)).map_err(|_| Refusal::Quota)
     }
 
-    /// Running units cannot be held back, so the cap must cover a raise of them.
+    /// Running allocations cannot be held back, so the cap must cover a raise of them.
     fn check_raise(&mut self, place: u32, limit: Price) -> Result<(), Refusal> {
         let bid = self.row(place);
         let more = i128::from(limit.as_micros()) - i128::from(bid.limit.as_micros());
@@ -100,7 +100,7 @@ impl Market {
             let bid = self.row(place);
             bid.units.open -= count;
             bid.units.cancelled += count;
-            // The youngest go first; what stays keeps its place in time.
+            // The newest units go first; the others keep their time priority.
             let mut left = count;
             if let Some(extra) = &mut bid.more {
                 while let Some((_, units)) = extra.segments.last_mut() {
@@ -122,7 +122,7 @@ impl Market {
             bid.units.open += count;
             bid.closed = false;
             if alone {
-                // A block waits as one, at the time of its youngest unit.
+                // A block is one entry, with the time priority of its newest unit.
                 bid.seq = seq;
                 if let Some(extra) = &mut bid.more {
                     extra.segments.clear();
@@ -144,26 +144,26 @@ impl Market {
         if let Some(extra) = &mut bid.more {
             extra.segments.clear();
         }
-        for alloc in self.units_of(place) {
-            if !self.unit(alloc).is_live() {
+        for allocation in self.units_of(place) {
+            if !self.allocation_at(allocation).is_live() {
                 continue; // Under notice: its place is promised, and its price stays below its old limit.
             }
-            self.settle(alloc);
-            self.leave_contest(alloc);
-            let price = self.price_of(alloc);
+            self.settle(allocation);
+            self.leave_contest(allocation);
+            let price = self.price_of(allocation);
             let now = self.now;
-            let unit = self.unit(alloc);
-            unit.past_limits.push((now, unit.limit));
-            unit.limit = limit;
-            if unit.state == AllocState::Active && limit < price && unit.protected_until > now {
-                // Protection is for those who pay the price of the day.
-                unit.protected_until = now;
+            let row = self.allocation_at(allocation);
+            row.past_limits.push((now, row.limit));
+            row.limit = limit;
+            if row.state == AllocationState::Active && limit < price && row.protected_until > now {
+                // A limit below the present price ends the protection.
+                row.protected_until = now;
             }
-            self.contest(alloc);
+            self.contest(allocation);
             let more = i128::from(limit.as_micros()) - i128::from(old.as_micros());
             self.tenants.at_mut(tenant).committed += more;
             self.relieved.push(tenant);
-            self.tell_unit(alloc);
+            self.emit_allocation(allocation);
         }
     }
 
@@ -187,12 +187,12 @@ impl Market {
         row.closed = true;
         let below_reserve = row.limit < reserve;
         self.finish_bid(place);
-        self.tell_bid(place);
+        self.emit_bid(place);
         let owner_version = self.raise_version(owner);
         Ok(Reply::Bid { bid, owner_version, replayed: false, below_reserve })
     }
 
-    /// Takes the open units away. The caller says what became of them.
+    /// Removes the open units. The caller counts them in another state.
     pub(super) fn close_open(&mut self, place: u32) {
         self.withdraw(place);
         let bid = self.row(place);
@@ -205,7 +205,7 @@ impl Market {
         self.tenants.at_mut(tenant).units -= u64::from(open);
     }
 
-    /// When nothing is left to happen, the bid is kept for a day and then forgotten.
+    /// True for a bid that is over: it is removed after a day.
     pub(super) fn finish_bid(&mut self, place: u32) -> bool {
         let now = self.now;
         let bid = self.row(place);
@@ -227,17 +227,17 @@ impl Market {
         if key != [0; 16] {
             self.keys.remove(&key, &self.bids);
         }
-        for alloc in self.units_of(place) {
-            self.forget_unit(alloc);
+        for allocation in self.units_of(place) {
+            self.forget_allocation(allocation);
         }
         self.unfile(place);
         self.bids.remove(place);
     }
 
-    /// The units of a bid, ended ones of the last day included.
+    /// Rows of a bid's allocations, ended ones of the last day included.
     pub(crate) fn units_of(&self, bid: u32) -> Vec<u32> {
         let newest = self.bids.at(bid).and_then(|bid| bid.newest.place());
-        let older = |place: &u32| self.allocs.at(*place).and_then(|alloc| alloc.older.place());
+        let older = |place: &u32| self.allocations.at(*place).and_then(|allocation| allocation.older.place());
         let mut places: Vec<_> = std::iter::successors(newest, older).collect();
         // In the order of their places: that of the list is not kept in snapshots.
         places.sort_unstable();

@@ -1,7 +1,7 @@
-//! A tenant's hourly cap: the sum of all limits never passes it.
+//! A tenant's hourly cap: the sum of all limits never exceeds it.
 
 use super::Market;
-use crate::alloc::AllocState;
+use crate::allocation::AllocationState;
 use crate::{EndReason, Price, TenantNo};
 
 impl Market {
@@ -15,7 +15,7 @@ impl Market {
         }
     }
 
-    /// Rests open bids, the newest first, until the cap covers the rest.
+    /// Holds open bids back, the newest first, until the cap covers the others.
     fn hold_newest(&mut self, tenant: u32) {
         let mut open: Vec<_> = self
             .bids
@@ -29,25 +29,27 @@ impl Market {
             self.withdraw(place);
             self.row(place).held = true;
             self.tenants.at_mut(tenant).held.insert((seq, place));
-            self.tell_bid(place);
+            self.emit_bid(place);
         }
     }
 
-    /// Ends units, the newest first, until those that stay are covered.
+    /// Ends allocations, the newest first, until those that stay are covered.
     fn end_newest(&mut self, tenant: u32) {
         let mut over = -i128::from(self.tenants.at(tenant).cap.unwrap_or(Price::MAX).as_micros());
         let mut live = Vec::new();
-        for (place, alloc) in self.allocs.iter().filter(|(_, alloc)| alloc.tenant == tenant) {
-            if alloc.is_live() {
-                live.push((alloc.match_no, place));
-                over += i128::from(alloc.limit.as_micros());
+        for (place, allocation) in
+            self.allocations.iter().filter(|(_, allocation)| allocation.tenant == tenant)
+        {
+            if allocation.is_live() {
+                live.push((allocation.match_no, place));
+                over += i128::from(allocation.limit.as_micros());
             }
         }
         live.sort_unstable();
         while over > 0 {
             let Some((_, place)) = live.pop() else { return };
-            over -= i128::from(self.unit(place).limit.as_micros());
-            if self.unit(place).state == AllocState::Active {
+            over -= i128::from(self.allocation_at(place).limit.as_micros());
+            if self.allocation_at(place).state == AllocationState::Active {
                 self.preempt(place, EndReason::BudgetExhausted);
             } else {
                 self.end(place, EndReason::BudgetExhausted);
@@ -55,7 +57,7 @@ impl Market {
         }
     }
 
-    /// Lets held bids of relieved tenants into the book, the oldest first.
+    /// Enters held bids of relieved tenants into the book, the oldest first.
     pub(super) fn release_held(&mut self) {
         while let Some(tenant) = self.relieved.pop() {
             while let Some((seq, place)) = self.tenants.at(tenant).held.first().copied() {
@@ -66,7 +68,7 @@ impl Market {
                 }
                 self.tenants.at_mut(tenant).held.remove(&(seq, place));
                 self.open_or_hold(place);
-                self.tell_bid(place);
+                self.emit_bid(place);
             }
         }
     }

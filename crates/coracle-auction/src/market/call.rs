@@ -1,15 +1,15 @@
-//! The call: who holds a seat until the next one, and what all pay.
+//! The call: which bids hold a slot until the next one, and what all pay.
 
 use sha2::{Digest, Sha256};
 
 use super::simulate::Hypothetical;
 use super::{Market, Running};
 use crate::book::Open;
+use crate::codec::Codec;
 use crate::history::PricePoint;
-use crate::wire::Wire;
 use crate::{CallRecord, EndReason, Event, Price};
 
-/// What a call would do. Nothing is done yet.
+/// Decision of a call, before it is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     /// Clearing price.
@@ -18,31 +18,31 @@ pub(crate) struct Decision {
     pub(crate) apart: Option<(u32, Price)>,
     /// Open entries that win, best first, with the units won.
     pub(crate) winners: Vec<(Open, u32)>,
-    /// Units won by the bid that was only supposed.
+    /// Units won by the hypothetical bid.
     pub(crate) supposed: u32,
-    /// Running units below the reserve.
+    /// Running allocations below the reserve.
     pub(crate) below: Vec<u32>,
-    /// Running units that lose to a winner, worst first.
-    pub(crate) displaced: Vec<u32>,
+    /// Running allocations that lose to a winner, worst first.
+    pub(crate) preempted: Vec<u32>,
     /// Bids whose block did not fit.
     pub(crate) skipped: Vec<u32>,
     /// The best losing bid.
     pub(crate) marginal: Option<u32>,
     /// Price of the worst winner that was open.
     pub(crate) worst_new: Option<Price>,
-    /// Seats nobody takes.
+    /// Free slots that remain.
     pub(crate) free: usize,
-    /// Open units looked at.
+    /// Open units examined.
     pub(crate) demand: u64,
 }
 
 impl Decision {
-    /// All running units that would go.
+    /// All running allocations that would be preempted.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = u32> + '_ {
-        self.below.iter().chain(&self.displaced).copied()
+        self.below.iter().chain(&self.preempted).copied()
     }
 
-    /// The lowest limit that keeps a running unit: equal to the worst new winner, incumbents stay.
+    /// The lowest limit that keeps a running allocation: equal to the worst new winner, incumbents stay.
     pub(crate) fn price_to_keep(&self, reserve: Price) -> Price {
         self.worst_new.unwrap_or(reserve).max(reserve)
     }
@@ -72,7 +72,7 @@ impl Losers {
     }
 }
 
-/// The worst running units, looked at one by one.
+/// The worst running allocations, examined one by one.
 struct Worst<'a, I: Iterator<Item = (&'a Running, &'a u32)>> {
     rest: I,
     seen: Vec<(Price, u32)>,
@@ -88,7 +88,7 @@ impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
         self.seen.get(index).copied()
     }
 
-    /// How many, up to `most`, are not taken yet and worse than a price.
+    /// Number, up to `most`, of entries that are not taken yet and worse than a price.
     fn worse_than(&mut self, price: Price, most: usize) -> usize {
         let from = self.taken;
         (0..most).take_while(|n| self.see(from + n).is_some_and(|(worse, _)| worse < price)).count()
@@ -96,7 +96,7 @@ impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
 }
 
 impl Market {
-    /// Decides without doing. Walks the best open bids against the worst running units until
+    /// Decides a call; changes nothing. Walks the best open bids against the worst running allocations until
     /// they no longer cross: O((changes + 1) log n).
     pub(crate) fn decide(&self, supposed: Option<&Hypothetical>) -> Decision {
         let reserve = self.params.reserve;
@@ -104,9 +104,11 @@ impl Market {
             .running
             .values()
             .copied()
-            .take_while(|place| self.allocs.at(*place).is_some_and(|alloc| alloc.limit < reserve))
+            .take_while(|place| {
+                self.allocations.at(*place).is_some_and(|allocation| allocation.limit < reserve)
+            })
             .collect();
-        let mut seats = self.seats.len() + self.offered_by(&below);
+        let mut slots = self.free_slots.len() + self.offered_by(&below);
         let mut worst = Worst { rest: self.running.iter().skip(below.len()), seen: Vec::new(), taken: 0 };
         let mut walk = Contest { walk: self.book.walk(), supposed, market: self };
         let mut losers = Losers::default();
@@ -116,7 +118,7 @@ impl Market {
             winners: Vec::new(),
             supposed: 0,
             below,
-            displaced: Vec::new(),
+            preempted: Vec::new(),
             skipped: Vec::new(),
             marginal: None,
             worst_new: None,
@@ -126,16 +128,16 @@ impl Market {
         while let Some(entrant) = walk.next() {
             let units = entrant.units as usize;
             d.demand += units as u64;
-            let crossing = worst.worse_than(entrant.price, units.saturating_sub(seats));
-            let room = seats.min(units) + crossing;
+            let crossing = worst.worse_than(entrant.price, units.saturating_sub(slots));
+            let room = slots.min(units) + crossing;
             if room > 0 && room < (entrant.block as usize).min(units) {
                 d.skipped.extend(entrant.open.map(|open| open.entry.bid));
                 continue;
             }
             if room > 0 {
-                let from_seats = room.min(seats);
-                seats -= from_seats;
-                worst.taken += room - from_seats;
+                let from_free = room.min(slots);
+                slots -= from_free;
+                worst.taken += room - from_free;
                 d.worst_new = Some(entrant.price);
                 let won = u32::try_from(room).unwrap_or(u32::MAX);
                 match entrant.open {
@@ -144,7 +146,7 @@ impl Market {
                 }
             }
             if room < units {
-                // No seat is left, so this entrant and all behind it lose.
+                // No slot is left, so this entrant and all behind it lose.
                 losers.offer(entrant.price, entrant.tenant);
                 d.marginal = entrant.open.map(|open| open.entry.bid);
                 walk.offer_rest(entrant.tenant, &mut losers);
@@ -153,12 +155,12 @@ impl Market {
         }
         for index in 0..worst.taken {
             if let Some((price, place)) = worst.see(index) {
-                d.displaced.push(place);
-                if let Some(alloc) = self.allocs.at(place) {
+                d.preempted.push(place);
+                if let Some(allocation) = self.allocations.at(place) {
                     if losers.first.is_none_or(|(best, _)| price > best) {
-                        d.marginal = Some(alloc.bid);
+                        d.marginal = Some(allocation.bid);
                     }
-                    losers.offer(price, alloc.tenant);
+                    losers.offer(price, allocation.tenant);
                 }
             }
         }
@@ -172,23 +174,23 @@ impl Market {
             .first
             .map(|(_, tenant)| (tenant, price_of(losers.second)))
             .filter(|(_, price)| *price < d.price);
-        d.free = seats;
+        d.free = slots;
         d
     }
 
-    /// How many units of an open entry at least must win at once.
+    /// Least units of an open entry that must win at once.
     pub(super) fn block_of(&self, open: &Open) -> u32 {
         let bid = if open.entry.is_block { self.bids.at(open.entry.bid) } else { None };
         bid.map_or(1, |bid| bid.block(u32::from(open.entry.units)))
     }
 
-    /// Seats that these running units would leave behind in lots that stay.
+    /// Slots that these running allocations would leave in lots that stay.
     fn offered_by(&self, leaving: &[u32]) -> usize {
         leaving
             .iter()
-            .filter_map(|place| self.allocs.at(*place))
-            .filter_map(|alloc| self.lots.get(&alloc.lot)?.units.get(alloc.unit as usize))
-            .filter(|seat| !seat.retired)
+            .filter_map(|place| self.allocations.at(*place))
+            .filter_map(|allocation| self.lots.get(&allocation.lot)?.slots.get(allocation.slot as usize))
+            .filter(|slot| !slot.retired)
             .count()
     }
 
@@ -198,8 +200,8 @@ impl Market {
         let bid = |place: u32| {
             self.bids.at(place).map_or(0, |bid| bid.limit.as_micros() ^ i64::from(bid.units.open))
         };
-        let unit = |place| self.allocs.at(place).map_or(0, |unit| bid(unit.bid) ^ i64::from(unit.unit));
-        let losers = decision.leaving().map(unit);
+        let row = |place| self.allocations.at(place).map_or(0, |row| bid(row.bid) ^ i64::from(row.slot));
+        let losers = decision.leaving().map(row);
         let winners = decision.winners.iter().map(|(open, _)| bid(open.entry.bid));
         std::hint::black_box(losers.chain(winners).fold(0, |all, one| all ^ one));
     }
@@ -209,12 +211,12 @@ impl Market {
         let decision = self.decide(None);
         self.foresee(&decision);
         for place in decision.leaving() {
-            // They are the worst running units, worst first.
+            // The worst running allocations, worst first.
             let worst = self.running.pop_first().map(|(_, worst)| worst);
             debug_assert_eq!(worst, Some(place));
             self.give_notice(place, EndReason::Preempted);
         }
-        let (mut won, displaced) = (0, decision.below.len() + decision.displaced.len());
+        let (mut won, preempted) = (0, decision.below.len() + decision.preempted.len());
         for (open, units) in &decision.winners {
             self.take(*open, *units);
             won += u64::from(*units);
@@ -230,7 +232,7 @@ impl Market {
             free: decision.free as u64,
             demand: decision.demand + self.running.len() as u64,
             won,
-            displaced: displaced as u64,
+            preempted: preempted as u64,
             skipped: decision.skipped.len() as u64,
             marginal: decision.marginal.map(|bid| self.bid_id(bid)),
             chain: self.chain,
@@ -249,7 +251,7 @@ fn chained(record: &CallRecord) -> [u8; 32] {
     Sha256::digest(&bytes).into()
 }
 
-/// One entry of the contest: an open one, or the one that is only supposed.
+/// Entry of the contest: an open one, or the hypothetical one.
 struct Entrant {
     price: Price,
     tenant: u32,
@@ -258,7 +260,7 @@ struct Entrant {
     open: Option<Open>,
 }
 
-/// The walk through the book, with a supposed bid at the end of its price.
+/// Iterator over the book, with a hypothetical bid behind the others of its price.
 struct Contest<'a> {
     walk: crate::book::Walk<'a>,
     supposed: Option<&'a Hypothetical>,

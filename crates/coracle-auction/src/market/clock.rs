@@ -1,20 +1,20 @@
-//! What time does by itself, in the order of its being due.
+//! Effects of time, in the order of their deadlines.
 
 use super::Market;
-use crate::alloc::AllocState;
+use crate::allocation::AllocationState;
 use crate::lots::LotState;
 use crate::timers::Timer;
 use crate::{EndReason, Event, LotNo, Params, Refusal, Time};
 
 /// Time between two indicative calls, in milliseconds.
 const INDICATIVE_MS: u64 = 5_000;
-/// Silence after which nothing new is put on a lot, in milliseconds.
+/// Time without a heartbeat after which a lot takes no new allocations, in milliseconds.
 pub(super) const SILENT_MS: u64 = 30_000;
-/// Silence after which what ran there is lost, in milliseconds.
+/// Time without a heartbeat after which the allocations of a lot are lost, in milliseconds.
 pub(super) const LOST_MS: u64 = 120_000;
 
 impl Market {
-    /// Fires all that is due, each at its own time, so that late ticks change no deadline.
+    /// Fires all due timers, each at its own time, so that a late tick changes no deadline.
     pub(super) fn advance(&mut self, at: Time) {
         loop {
             let timer = self.timers.next();
@@ -34,7 +34,7 @@ impl Market {
                     self.take_params(params);
                 }
             } else if at.since_ms(call) >= self.params.call_interval_ms {
-                // Nobody was there for the calls between. One now, instead of many at once.
+                // The service was down at the calls between. One call now, instead of many at once.
                 self.next_call = at;
                 continue;
             } else {
@@ -48,19 +48,19 @@ impl Market {
     fn fire(&mut self, timer: Timer) {
         match timer {
             Timer::Lease(bid) => self.lapse(bid),
-            Timer::Unit(alloc) => self.unit_due(alloc),
-            Timer::Settle(alloc) => self.settle_hourly(alloc),
+            Timer::Allocation(allocation) => self.allocation_due(allocation),
+            Timer::Settle(allocation) => self.settle_hourly(allocation),
             Timer::Silent(lot) => self.lot_silent(LotNo(lot)),
             Timer::ForgetBid(bid) => self.forget_bid(bid),
-            Timer::ForgetUnit(alloc) => self.forget_unit(alloc),
+            Timer::ForgetAllocation(allocation) => self.forget_allocation(allocation),
         }
     }
 
-    fn unit_due(&mut self, place: u32) {
-        let alloc = self.unit(place);
-        alloc.due = Time::NEVER;
-        match alloc.state {
-            AllocState::Provisioning => {
+    fn allocation_due(&mut self, place: u32) {
+        let allocation = self.allocation_at(place);
+        allocation.due = Time::NEVER;
+        match allocation.state {
+            AllocationState::Provisioning => {
                 let deadline = self.launch_deadline(place);
                 if deadline > self.now {
                     self.wake(place, deadline);
@@ -68,12 +68,12 @@ impl Market {
                     self.launch_failed(place);
                 }
             }
-            AllocState::Active => self.contest(place),
-            AllocState::Preempting => {
-                let reason = alloc.reason.unwrap_or(EndReason::Preempted);
+            AllocationState::Active => self.contest(place),
+            AllocationState::Preempting => {
+                let reason = allocation.reason.unwrap_or(EndReason::Preempted);
                 self.end(place, reason);
             }
-            AllocState::Matched | AllocState::Ended => {}
+            AllocationState::Matched | AllocationState::Ended => {}
         }
     }
 
@@ -106,12 +106,12 @@ impl Market {
         }
         let keep = decision.price_to_keep(self.params.reserve);
         for place in decision.leaving() {
-            let alloc = self.alloc_id(place);
-            self.out.push(Event::AtRisk { alloc, price_to_keep: keep, call_at: self.next_call });
+            let allocation = self.allocation_id(place);
+            self.out.push(Event::AtRisk { allocation, price_to_keep: keep, call_at: self.next_call });
         }
     }
 
-    /// New parameters from `effective_at`, in place of those that were to come.
+    /// Announces parameters from `effective_at` on; replaces an earlier announcement.
     pub(super) fn configure(&mut self, params: Params, effective_at: Time) -> Result<(), Refusal> {
         params.check().map_err(|e| Refusal::Invalid { field: e.field, range: e.range })?;
         if effective_at > self.now {

@@ -4,45 +4,45 @@ use std::fmt;
 
 use super::Market;
 use super::simulate::Hypothetical;
-use crate::{AllocState, Bid, BidId, EndReason, Price, Time};
+use crate::{AllocationState, Bid, BidId, EndReason, Price, Time};
 
-/// Where a bid stands, the most telling reason first.
+/// Standing of a bid, by the most specific reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It is over.
     Over(Option<EndReason>),
-    /// It rests: the tenant's hourly cap does not cover it.
+    /// Held back: the tenant's hourly cap does not cover it.
     Held,
     /// Its limit is below the reserve.
     BelowReserve,
-    /// Its price would do, its block did not fit.
+    /// Its price suffices; its block did not fit.
     SkippedGang,
     /// Others pay more.
     Outbid,
-    /// It will win as things are.
+    /// It would win the next call.
     Winning,
-    /// All its units have a seat.
+    /// All its units have a slot.
     Placed,
-    /// Units must go at this time.
+    /// Its allocations are under notice until this time.
     Preempting(Time),
 }
 
-/// All that there is to say about a bid.
+/// Standing of a bid, and the figures behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The bid.
     pub bid: BidId,
-    /// Where it stands.
+    /// Its standing.
     pub standing: Standing,
     /// Place of its first open unit among all units in demand, from 1; 0 when none is open.
     pub rank: u64,
     /// Units in demand: live and open ones.
     pub of: u64,
-    /// Units that have a seat.
+    /// Units that have a slot.
     pub sold: u64,
     /// Clearing price.
     pub clearing: Price,
-    /// Did a bid of another tenant set it? `None`: the reserve did.
+    /// Whether a bid of another tenant set it. `None`: the reserve did.
     pub set_by_other: Option<bool>,
     /// Its limit.
     pub limit: Price,
@@ -90,14 +90,14 @@ impl Market {
 
     fn standing(&self, place: u32, bid: &Bid) -> Standing {
         let units = self.units_of(place);
-        let states = || units.iter().filter_map(|unit| self.allocs.at(*unit));
+        let states = || units.iter().filter_map(|place| self.allocations.at(*place));
         if bid.is_terminal() {
-            return Standing::Over(states().filter_map(|alloc| alloc.reason).next_back());
+            return Standing::Over(states().filter_map(|allocation| allocation.reason).next_back());
         }
         if bid.units.open == 0 {
-            let leaving = states().filter(|alloc| alloc.state == AllocState::Preempting);
+            let leaving = states().filter(|allocation| allocation.state == AllocationState::Preempting);
             return leaving
-                .map(|alloc| alloc.preempt_at)
+                .map(|allocation| allocation.preempt_at)
                 .min()
                 .map_or(Standing::Placed, Standing::Preempting);
         }

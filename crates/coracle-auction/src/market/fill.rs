@@ -1,26 +1,26 @@
-//! Between calls: free units never wait. Nothing is displaced, no price changes.
+//! Matching between calls: free slots are given to open bids at once. Nothing is preempted, and no price changes.
 
 use super::Market;
 use crate::book::Open;
 
-/// Blocks that do not fit and are passed over in one step. The next call looks at all.
+/// Blocks that do not fit and are passed over in one step. The next call examines all.
 const PASSED_OVER_MAX: usize = 64;
 
 impl Market {
-    /// Matches open bids with free units at the price of the last call.
+    /// Matches open bids with free slots at the price of the last call.
     pub(super) fn fill(&mut self) {
         if !self.relieved.is_empty() {
             self.release_held();
         }
-        while !self.halted && !self.seats.free.is_empty() {
+        while !self.halted && !self.free_slots.free.is_empty() {
             let Some((open, units)) = self.fitting() else { return };
             self.take(open, units);
         }
     }
 
-    /// The best open entry that pays its price and whose block fits into the free units.
+    /// The best open entry that pays its price and whose block fits into the free slots.
     fn fitting(&self) -> Option<(Open, u32)> {
-        let free = u32::try_from(self.seats.free.len()).unwrap_or(u32::MAX);
+        let free = u32::try_from(self.free_slots.free.len()).unwrap_or(u32::MAX);
         let fits = |open: &Open| {
             let price = self.history.current().for_tenant(open.tenant).max(self.params.reserve);
             let units = u32::from(open.entry.units);

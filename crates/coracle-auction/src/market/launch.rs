@@ -1,24 +1,24 @@
-//! A match becomes a running node, or comes back to the book.
+//! Launches: a matched unit becomes a running node, or returns to the book.
 
 use super::Market;
-use crate::alloc::{Alloc, AllocState, Stage};
+use crate::allocation::{Allocation, AllocationState, Stage};
 use crate::book::{Entry, Open};
 use crate::slab::Link;
 use crate::timers::Timer;
-use crate::{AllocId, Charge, EndReason, Event, LotNo, Refusal, Report, Time};
+use crate::{AllocationId, Charge, EndReason, Event, LotNo, Refusal, SupplierReport, Time};
 
-/// The machine must run so long after the order, in milliseconds.
+/// Deadline for the machine to run, in milliseconds after the order.
 const LAUNCH_MS: u64 = 60_000;
-/// The node must register so long after the order, in milliseconds.
+/// Deadline for the node to register, in milliseconds after the order.
 const REGISTER_MS: u64 = 300_000;
-/// The node must be ready so long after the order, in milliseconds.
+/// Deadline for the node to be ready, in milliseconds after the order.
 const READY_MS: u64 = 600_000;
-/// A unit whose launch failed so often is given up.
+/// Failed launches after which a unit is given up.
 const FAILURES_MAX: u8 = 3;
 const HOUR_MS: u64 = 3600 * 1000;
 
 impl Market {
-    /// Matches `units` of an entry of the book. There are seats for them.
+    /// Matches `units` of an entry of the book. There are slots for them.
     pub(super) fn take(&mut self, open: Open, units: u32) {
         self.book.remove(open.tenant, open.rank, self.params.cap);
         let count = u16::try_from(units).unwrap_or(u16::MAX).min(open.entry.units);
@@ -46,28 +46,28 @@ impl Market {
             failures = extra.failures.split_off(keep);
         }
         for n in 0..usize::from(count) {
-            self.seat_unit(place, seq, failures.get(n).copied().unwrap_or(0));
+            self.allocate(place, seq, failures.get(n).copied().unwrap_or(0));
         }
-        self.tell_bid(place);
+        self.emit_bid(place);
     }
 
-    /// Makes an allocation for one unit and gives it the best seat.
-    fn seat_unit(&mut self, bid: u32, seq: u64, failures: u8) {
+    /// Makes an allocation for one unit in the best slot.
+    fn allocate(&mut self, bid: u32, seq: u64, failures: u8) {
         let row = self.row(bid);
         let (tenant, limit) = (row.tenant, row.limit);
         let match_no = self.next_match;
         self.next_match += 1;
-        let free = self.seats.free.pop_first().map(|(_, lot, unit)| (lot, unit));
-        let (seat, now) = match free {
-            Some(seat) => (Some(seat), true),
-            None => (self.seats.yielding.pop_first().map(|(_, lot, unit)| (lot, unit)), false),
+        let free = self.free_slots.free.pop_first().map(|(_, lot, slot_no)| (lot, slot_no));
+        let (slot, now) = match free {
+            Some(slot) => (Some(slot), true),
+            None => (self.free_slots.yielding.pop_first().map(|(_, lot, slot_no)| (lot, slot_no)), false),
         };
-        let (lot, unit) = seat.expect("a match is decided only when there is a seat");
-        let place = self.allocs.insert(Alloc {
+        let (lot, slot_no) = slot.expect("a match is decided only when there is a slot");
+        let place = self.allocations.insert(Allocation {
             bid,
             tenant,
             lot,
-            unit,
+            slot: slot_no,
             seq,
             match_no,
             limit,
@@ -83,7 +83,7 @@ impl Market {
             due: Time::NEVER,
             settle_due: Time::NEVER,
             charged: Charge::default(),
-            state: AllocState::Matched,
+            state: AllocationState::Matched,
             stage: Stage::Ordered,
             reason: None,
             failures,
@@ -93,84 +93,92 @@ impl Market {
         });
         self.live += 1;
         self.join(place);
-        let target = self.seat_at(lot, unit);
+        let target = self.slot_at(lot, slot_no);
         if now {
             target.occupant = Some(place);
             self.launch(place);
         } else {
             target.promised = Some(place);
-            self.tell_unit(place);
+            self.emit_allocation(place);
         }
     }
 
-    /// The seat is free: order the machine.
+    /// The slot is free: order the machine.
     pub(super) fn launch(&mut self, place: u32) {
         let now = self.now;
-        let alloc = self.unit(place);
-        alloc.state = AllocState::Provisioning;
-        alloc.stage = Stage::Ordered;
-        alloc.ordered_at = now;
-        let (bid, lot) = (alloc.bid, alloc.lot);
+        let allocation = self.allocation_at(place);
+        allocation.state = AllocationState::Provisioning;
+        allocation.stage = Stage::Ordered;
+        allocation.ordered_at = now;
+        let (bid, lot) = (allocation.bid, allocation.lot);
         let deadline = self.launch_deadline(place);
         self.wake(place, deadline);
         let units = &mut self.row(bid).units;
         units.matched -= 1;
         units.provisioning += 1;
-        let alloc = self.alloc_id(place);
-        self.out.push(Event::Launch { alloc, lot, deadline });
-        self.tell_unit(place);
+        let allocation = self.allocation_id(place);
+        self.out.push(Event::Launch { allocation, lot, deadline });
+        self.emit_allocation(place);
     }
 
-    /// By when the stage of a launch must be over. Time in which nobody could report does not count.
+    /// Deadline of the stage of a launch. Time in which the service was down does not count.
     pub(super) fn launch_deadline(&mut self, place: u32) -> Time {
         let restarted = self.restarted_at;
-        let alloc = self.unit(place);
-        let wait = match alloc.stage {
+        let allocation = self.allocation_at(place);
+        let wait = match allocation.stage {
             Stage::Ordered => LAUNCH_MS,
             Stage::Launched => REGISTER_MS,
             Stage::Registered => READY_MS,
         };
-        alloc.ordered_at.max(restarted).plus_ms(wait)
+        allocation.ordered_at.max(restarted).plus_ms(wait)
     }
 
-    /// Sets the one timer of a unit.
+    /// Sets the one timer of an allocation.
     pub(super) fn wake(&mut self, place: u32, due: Time) {
-        let old = std::mem::replace(&mut self.unit(place).due, due);
+        let old = std::mem::replace(&mut self.allocation_at(place).due, due);
         if old != Time::NEVER {
-            self.timers.unset(old, Timer::Unit(place));
+            self.timers.unset(old, Timer::Allocation(place));
         }
         if due != Time::NEVER {
-            self.timers.set(due, Timer::Unit(place));
+            self.timers.set(due, Timer::Allocation(place));
         }
     }
 
-    pub(super) fn report(&mut self, alloc: AllocId, report: &Report) -> Result<(), Refusal> {
-        let place = self.allocs.place(alloc.0).ok_or(Refusal::NotFound)?;
-        let unit = self.unit(place);
-        let (state, stage) = (unit.state, unit.stage);
+    pub(super) fn report(
+        &mut self,
+        allocation: AllocationId,
+        report: &SupplierReport,
+    ) -> Result<(), Refusal> {
+        let place = self.allocations.place(allocation.0).ok_or(Refusal::NotFound)?;
+        let row = self.allocation_at(place);
+        let (state, stage) = (row.state, row.stage);
         match (report, state) {
-            (_, AllocState::Ended) => return Err(Refusal::Terminal),
-            (Report::Launched, AllocState::Provisioning) if stage < Stage::Launched => {
-                unit.stage = Stage::Launched;
+            (_, AllocationState::Ended) => return Err(Refusal::Terminal),
+            (SupplierReport::Launched, AllocationState::Provisioning) if stage < Stage::Launched => {
+                row.stage = Stage::Launched;
                 let deadline = self.launch_deadline(place);
                 self.wake(place, deadline);
-                self.tell_unit(place);
+                self.emit_allocation(place);
             }
-            (Report::Registered { node }, AllocState::Provisioning) if stage < Stage::Registered => {
-                unit.stage = Stage::Registered;
-                unit.node = Some(node.clone());
+            (SupplierReport::Registered { node }, AllocationState::Provisioning)
+                if stage < Stage::Registered =>
+            {
+                row.stage = Stage::Registered;
+                row.node = Some(node.clone());
                 let deadline = self.launch_deadline(place);
                 self.wake(place, deadline);
-                self.tell_unit(place);
+                self.emit_allocation(place);
             }
-            (Report::Ready, AllocState::Provisioning) => self.activate(place),
-            (Report::Failed | Report::Died, AllocState::Provisioning) => self.launch_failed(place),
-            (Report::Died, AllocState::Active) => self.end(place, EndReason::NodeFailed),
-            (Report::Drained | Report::Died, AllocState::Preempting) => {
-                let reason = self.unit(place).reason.unwrap_or(EndReason::Preempted);
+            (SupplierReport::Ready, AllocationState::Provisioning) => self.activate(place),
+            (SupplierReport::Failed | SupplierReport::Died, AllocationState::Provisioning) => {
+                self.launch_failed(place)
+            }
+            (SupplierReport::Died, AllocationState::Active) => self.end(place, EndReason::NodeFailed),
+            (SupplierReport::Drained | SupplierReport::Died, AllocationState::Preempting) => {
+                let reason = self.allocation_at(place).reason.unwrap_or(EndReason::Preempted);
                 self.end(place, reason);
             }
-            // Said before, or not of this state: nothing to do.
+            // A repeated report, or one that does not apply to this state.
             _ => {}
         }
         Ok(())
@@ -180,13 +188,13 @@ impl Market {
     fn activate(&mut self, place: u32) {
         let now = self.now;
         let protected_until = now.plus_ms(self.params.min_runtime_ms);
-        let alloc = self.unit(place);
-        alloc.state = AllocState::Active;
-        alloc.active_at = now;
-        alloc.settled_to = now;
-        alloc.protected_until = protected_until;
-        alloc.settle_due = now.plus_ms(HOUR_MS);
-        let (bid, lot) = (alloc.bid, alloc.lot);
+        let allocation = self.allocation_at(place);
+        allocation.state = AllocationState::Active;
+        allocation.active_at = now;
+        allocation.settled_to = now;
+        allocation.protected_until = protected_until;
+        allocation.settle_due = now.plus_ms(HOUR_MS);
+        let (bid, lot) = (allocation.bid, allocation.lot);
         self.timers.set(now.plus_ms(HOUR_MS), Timer::Settle(place));
         self.wake(place, if protected_until > now { protected_until } else { Time::NEVER });
         let units = &mut self.row(bid).units;
@@ -194,14 +202,14 @@ impl Market {
         units.active += 1;
         self.set_strikes(lot, 0);
         self.contest(place);
-        self.tell_unit(place);
+        self.emit_allocation(place);
     }
 
-    /// A strike for the lot; the unit tries again elsewhere, three times in all.
+    /// Counts a failed launch of the lot. The unit is launched again elsewhere, three times in all.
     pub(super) fn launch_failed(&mut self, place: u32) {
-        let alloc = self.unit(place);
-        let (lot, failures) = (alloc.lot, alloc.failures.saturating_add(1));
-        alloc.failures = failures;
+        let allocation = self.allocation_at(place);
+        let (lot, failures) = (allocation.lot, allocation.failures.saturating_add(1));
+        allocation.failures = failures;
         let strikes = self.lots.get(&lot).map_or(0, |lot| lot.strikes.saturating_add(1));
         self.set_strikes(lot, strikes);
         if failures >= FAILURES_MAX {
@@ -210,26 +218,26 @@ impl Market {
         self.come_back(place);
     }
 
-    /// A matched or provisioning unit loses its seat and waits again, with its original priority.
+    /// A matched or provisioning allocation loses its slot; its unit waits again, with its original priority.
     pub(super) fn come_back(&mut self, place: u32) {
-        let id = self.alloc_id(place);
+        let id = self.allocation_id(place);
         self.wake(place, Time::NEVER);
-        let alloc = self.unit(place);
-        let (bid, lot, state, tenant) = (alloc.bid, alloc.lot, alloc.state, alloc.tenant);
-        let (own_seq, failures, matched_at) = (alloc.seq, alloc.failures, alloc.matched_at);
+        let allocation = self.allocation_at(place);
+        let (bid, lot, state, tenant) = (allocation.bid, allocation.lot, allocation.state, allocation.tenant);
+        let (own_seq, failures, matched_at) = (allocation.seq, allocation.failures, allocation.matched_at);
         self.leave_seat(place);
         self.live -= 1;
         self.part(place);
-        self.allocs.remove(place);
+        self.allocations.remove(place);
         let bid_id = self.bid_id(bid);
-        if state == AllocState::Provisioning {
+        if state == AllocationState::Provisioning {
             let reason = EndReason::ProvisionFailed;
-            self.out.push(Event::Reclaim { alloc: id, lot, deadline: self.now, reason });
+            self.out.push(Event::Reclaim { allocation: id, lot, deadline: self.now, reason });
         }
-        self.out.push(Event::Returned { alloc: id, bid: bid_id, matched_at });
+        self.out.push(Event::Returned { allocation: id, bid: bid_id, matched_at });
         let row = self.row(bid);
         match state {
-            AllocState::Matched => row.units.matched -= 1,
+            AllocationState::Matched => row.units.matched -= 1,
             _ => row.units.provisioning -= 1,
         }
         let cost = i128::from(row.limit.as_micros());
@@ -242,7 +250,7 @@ impl Market {
         } else {
             self.reopen(bid, own_seq, failures);
         }
-        self.tell_bid(bid);
+        self.emit_bid(bid);
     }
 
     /// One unit is open again, at `seq` unless the bid got a later one by a new limit.
@@ -273,10 +281,10 @@ impl Market {
         }
     }
 
-    pub(super) fn seat_at(&mut self, lot: LotNo, unit: u32) -> &mut crate::lots::Unit {
+    pub(super) fn slot_at(&mut self, lot: LotNo, slot_no: u32) -> &mut crate::lots::Slot {
         self.lots
             .get_mut(&lot)
-            .and_then(|lot| lot.units.get_mut(unit as usize))
-            .expect("a lot stays while a unit of it is in use")
+            .and_then(|lot| lot.slots.get_mut(slot_no as usize))
+            .expect("a lot stays while a slot of it is in use")
     }
 }

@@ -1,12 +1,12 @@
-//! What a bid would get, without placing it.
+//! Simulation of a bid without placing it.
 
 use super::Market;
 use crate::{Price, TenantNo};
 
-/// A bid that is only supposed.
+/// A hypothetical bid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hypothetical {
-    /// Who would place it.
+    /// Tenant that would place it.
     pub tenant: TenantNo,
     /// Highest price per node-hour.
     pub limit: Price,
@@ -16,25 +16,25 @@ pub struct Hypothetical {
     pub min_fill: u32,
 }
 
-/// Its fate.
+/// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Simulation {
     /// Units that would be matched at once, without waiting for a call.
     pub at_once: u32,
     /// Units that the next call would give.
     pub at_call: u32,
-    /// What each would pay per node-hour after that call.
+    /// Price per node-hour after that call.
     pub pays: Price,
-    /// What the call would clear at with the bid in it.
+    /// Clearing price of the call with the bid.
     pub clearing: Price,
-    /// Running units of others that it would displace.
-    pub displaced: u32,
+    /// Running allocations of others that it would preempt.
+    pub preempted: u32,
     /// The lowest limit that wins its smallest block; `None` when no limit does.
     pub wins_at: Option<Price>,
 }
 
 impl Market {
-    /// Plays the next call with one more bid in it. Changes nothing.
+    /// Plans the next call with one more bid. Changes nothing.
     #[must_use]
     pub fn simulate(&self, bid: &Hypothetical) -> Simulation {
         let with = self.decide(Some(bid));
@@ -44,25 +44,25 @@ impl Market {
             Some((tenant, price)) if tenant == index => price,
             _ => with.price,
         };
-        let displaced = with.displaced.len().saturating_sub(without.displaced.len());
+        let preempted = with.preempted.len().saturating_sub(without.preempted.len());
         Simulation {
             at_once: self.at_once(bid),
             at_call: with.supposed,
             pays: price.min(bid.limit),
             clearing: with.price,
-            displaced: u32::try_from(displaced).unwrap_or(u32::MAX),
+            preempted: u32::try_from(preempted).unwrap_or(u32::MAX),
             wins_at: self.wins_at(bid),
         }
     }
 
     fn at_once(&self, bid: &Hypothetical) -> u32 {
-        let free = u32::try_from(self.seats.free.len()).unwrap_or(u32::MAX);
+        let free = u32::try_from(self.free_slots.free.len()).unwrap_or(u32::MAX);
         let fits = free >= bid.min_fill.clamp(1, bid.units.max(1));
         let pays = self.params.effective(bid.limit) >= self.price_for(bid.tenant);
         if fits && pays && !self.halted { free.min(bid.units) } else { 0 }
     }
 
-    /// The lowest limit on the tick with which the smallest block wins: at once if units are free,
+    /// The lowest limit on the tick with which the smallest block wins: at once if slots are free,
     /// else in the next call. A search over ticks; each step is one indicative call.
     pub(crate) fn wins_at(&self, bid: &Hypothetical) -> Option<Price> {
         let block = bid.min_fill.clamp(1, bid.units.max(1));

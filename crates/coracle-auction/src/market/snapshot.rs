@@ -1,18 +1,18 @@
-//! The whole market as bytes. Indexes are made again when it is read.
+//! The whole market as bytes. Indexes are rebuilt when a snapshot is read.
 
 use super::Market;
-use crate::alloc::AllocState;
+use crate::allocation::AllocationState;
 use crate::bid::{Bid, Owner};
+use crate::codec::{Codec, Malformed};
 use crate::slab::Slab;
 use crate::tenants::Tenants;
 use crate::timers::Timer;
-use crate::wire::{Malformed, Wire};
-use crate::{Alloc, LotState, RETENTION_MS, Time};
+use crate::{Allocation, LotState, RETENTION_MS, Time};
 
-/// Layout of a snapshot. Another one is refused, never guessed.
+/// Layout of a snapshot. Snapshots of another layout are refused.
 const SCHEMA: u8 = 1;
 
-fn put_slab<T: Wire>(slab: &Slab<T>, out: &mut Vec<u8>) {
+fn put_slab<T: Codec>(slab: &Slab<T>, out: &mut Vec<u8>) {
     (slab.rows.len() as u64).put(out);
     for (uses, row) in &slab.rows {
         uses.put(out);
@@ -21,7 +21,7 @@ fn put_slab<T: Wire>(slab: &Slab<T>, out: &mut Vec<u8>) {
     slab.vacant.put(out);
 }
 
-fn get_slab<T: Wire>(from: &mut &[u8]) -> Result<Slab<T>, Malformed> {
+fn get_slab<T: Codec>(from: &mut &[u8]) -> Result<Slab<T>, Malformed> {
     let mut slab = Slab::new();
     slab.rows = Vec::get(from)?;
     slab.vacant = Vec::get(from)?;
@@ -53,7 +53,7 @@ macro_rules! fields {
 }
 
 impl Market {
-    /// All of the market's truth. Two markets with equal snapshots behave alike for ever.
+    /// Complete state of the market. Two markets with equal snapshots behave alike from then on.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = vec![SCHEMA];
@@ -63,7 +63,7 @@ impl Market {
         fields!(put);
         self.tenants.rows.put(&mut out);
         put_slab::<Bid>(&self.bids, &mut out);
-        put_slab::<Alloc>(&self.allocs, &mut out);
+        put_slab::<Allocation>(&self.allocations, &mut out);
         out
     }
 
@@ -78,12 +78,12 @@ impl Market {
         }
         let mut market = Self::new(crate::Params::new(crate::Price::ZERO, crate::Price::ZERO), Time(0));
         macro_rules! get {
-            ($($field:ident),*) => { $(market.$field = Wire::get(from)?;)* };
+            ($($field:ident),*) => { $(market.$field = Codec::get(from)?;)* };
         }
         fields!(get);
-        market.tenants = Tenants::from_rows(Wire::get(from)?);
+        market.tenants = Tenants::from_rows(Codec::get(from)?);
         market.bids = get_slab(from)?;
-        market.allocs = get_slab(from)?;
+        market.allocations = get_slab(from)?;
         if !from.is_empty() {
             return Err(Malformed("end of the snapshot"));
         }
@@ -92,22 +92,22 @@ impl Market {
         Ok(market)
     }
 
-    /// Every number that points somewhere points at something.
+    /// Checks that every reference between rows names an existing row.
     fn check_references(&self) -> Result<(), Malformed> {
         let tenants = self.tenants.rows.len();
         let owner = |owner: &Owner| (owner.tenant as usize) < tenants;
         let bid = |bid: &Bid| (bid.owner as usize) < self.owners.len() && (bid.tenant as usize) < tenants;
-        let alloc = |alloc: &Alloc| {
-            let gone = alloc.state == AllocState::Ended;
-            let seat = self.lots.get(&alloc.lot).and_then(|lot| lot.units.get(alloc.unit as usize));
-            self.bids.at(alloc.bid).is_some() && (gone || seat.is_some())
+        let allocation = |allocation: &Allocation| {
+            let gone = allocation.state == AllocationState::Ended;
+            let slot = self.lots.get(&allocation.lot).and_then(|lot| lot.slots.get(allocation.slot as usize));
+            self.bids.at(allocation.bid).is_some() && (gone || slot.is_some())
         };
-        let seats = self.lots.values().flat_map(|lot| &lot.units);
-        let seat = |place: Option<u32>| place.is_none_or(|place| self.allocs.at(place).is_some());
+        let slots = self.lots.values().flat_map(|lot| &lot.slots);
+        let known = |place: Option<u32>| place.is_none_or(|place| self.allocations.at(place).is_some());
         let good = self.owners.iter().all(owner)
             && self.bids.iter().all(|(_, row)| bid(row))
-            && self.allocs.iter().all(|(_, row)| alloc(row))
-            && seats.into_iter().all(|unit| seat(unit.occupant) && seat(unit.promised));
+            && self.allocations.iter().all(|(_, row)| allocation(row))
+            && slots.into_iter().all(|slot| known(slot.occupant) && known(slot.promised));
         if good { Ok(()) } else { Err(Malformed("reference in the snapshot")) }
     }
 
@@ -125,38 +125,38 @@ impl Market {
                 self.keys.insert(place, &bid.key);
             }
         }
-        self.live = self.allocs.iter().filter(|(_, alloc)| alloc.is_live()).count() as u64;
-        let units: Vec<_> = self.allocs.iter().map(|(place, _)| place).collect();
+        self.live = self.allocations.iter().filter(|(_, allocation)| allocation.is_live()).count() as u64;
+        let units: Vec<_> = self.allocations.iter().map(|(place, _)| place).collect();
         for place in units {
             self.join(place);
         }
-        for (place, alloc) in self.allocs.iter() {
-            if alloc.due != Time::NEVER {
-                self.timers.set(alloc.due, Timer::Unit(place));
+        for (place, allocation) in self.allocations.iter() {
+            if allocation.due != Time::NEVER {
+                self.timers.set(allocation.due, Timer::Allocation(place));
             }
-            if alloc.is_charged() {
-                self.timers.set(alloc.settle_due, Timer::Settle(place));
+            if allocation.is_charged() {
+                self.timers.set(allocation.settle_due, Timer::Settle(place));
             }
-            if alloc.state == AllocState::Ended {
-                self.timers.set(alloc.ended_at.plus_ms(RETENTION_MS), Timer::ForgetUnit(place));
+            if allocation.state == AllocationState::Ended {
+                self.timers.set(allocation.ended_at.plus_ms(RETENTION_MS), Timer::ForgetAllocation(place));
             }
         }
         let mut offered = Vec::new();
         for (no, lot) in &self.lots {
             self.by_supplier.insert((lot.supplier, *no));
             self.timers.set(lot.silent_due, Timer::Silent(no.0));
-            for (unit, seat) in (0u32..).zip(&lot.units).filter(|(_, seat)| !seat.retired) {
-                match seat.occupant {
+            for (slot_no, slot) in (0u32..).zip(&lot.slots).filter(|(_, slot)| !slot.retired) {
+                match slot.occupant {
                     None if lot.state == LotState::Open => {
-                        self.seats.free.insert((lot.strikes, *no, unit));
+                        self.free_slots.free.insert((lot.strikes, *no, slot_no));
                     }
                     None => {}
-                    Some(_) => offered.push((*no, unit)),
+                    Some(_) => offered.push((*no, slot_no)),
                 }
             }
         }
-        for (no, unit) in offered {
-            self.offer_seat(no, unit);
+        for (no, slot_no) in offered {
+            self.offer_slot(no, slot_no);
         }
         self.rebuild_order();
     }

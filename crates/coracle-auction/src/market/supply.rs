@@ -1,27 +1,27 @@
-//! Capacity coming, going, falling silent. What goes takes its own units along: a machine
-//! elsewhere cannot be freed by ending one here.
+//! Changes of capacity, and missing heartbeats. A lot that shrinks ends its own allocations: ending one of
+//! another lot would free no machine here.
 
 use std::cmp::Reverse;
 
 use super::Market;
 use super::clock::SILENT_MS;
-use crate::alloc::AllocState;
-use crate::lots::{Lot, LotState, Unit};
+use crate::allocation::AllocationState;
+use crate::lots::{Lot, LotState, Slot};
 use crate::timers::Timer;
 use crate::{EndReason, Event, LotNo, Refusal, SupplierNo};
 
-/// Most units of one lot.
-const LOT_UNITS_MAX: u32 = 100_000;
+/// Most slots of one lot.
+const LOT_SLOTS_MAX: u32 = 100_000;
 
 impl Market {
     pub(super) fn put_lot(
         &mut self,
         no: LotNo,
         supplier: SupplierNo,
-        units: u32,
+        slots: u32,
         notice_ms: u64,
     ) -> Result<(), Refusal> {
-        if units > LOT_UNITS_MAX {
+        if slots > LOT_SLOTS_MAX {
             return Err(Refusal::Invalid { field: "units", range: "at most 100000" });
         }
         if notice_ms == 0 {
@@ -34,7 +34,7 @@ impl Market {
             None => {
                 let lot = Lot {
                     supplier,
-                    units: Vec::new(),
+                    slots: Vec::new(),
                     notice_ms,
                     state: LotState::Open,
                     last_seen: now,
@@ -47,7 +47,7 @@ impl Market {
             }
         }
         self.wake_lot(no);
-        self.resize(no, units as usize);
+        self.resize(no, slots as usize);
         self.out.push(Event::Lot { lot: no });
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Market {
         }
     }
 
-    /// A sign of life: a silent or draining lot is open again.
+    /// Heartbeat: a silent or draining lot is open again.
     fn wake_lot(&mut self, no: LotNo) {
         let now = self.now;
         let Some(lot) = self.lots.get_mut(&no) else { return };
@@ -79,50 +79,50 @@ impl Market {
         if before == LotState::Open {
             return;
         }
-        for (unit, seat) in self.seats_of(no) {
-            match seat.occupant {
-                None if !seat.retired => {
+        for (slot_no, slot) in self.slots_of(no) {
+            match slot.occupant {
+                None if !slot.retired => {
                     let strikes = self.lots.get(&no).map_or(0, |lot| lot.strikes);
-                    self.seats.free.insert((strikes, no, unit));
+                    self.free_slots.free.insert((strikes, no, slot_no));
                 }
                 None => {}
                 Some(occupant) => {
                     self.contest(occupant);
-                    self.offer_seat(no, unit);
+                    self.offer_slot(no, slot_no);
                 }
             }
         }
         self.out.push(Event::Lot { lot: no });
     }
 
-    fn seats_of(&self, no: LotNo) -> Vec<(u32, Unit)> {
-        self.lots.get(&no).map_or_else(Vec::new, |lot| (0u32..).zip(lot.units.iter().copied()).collect())
+    fn slots_of(&self, no: LotNo) -> Vec<(u32, Slot)> {
+        self.lots.get(&no).map_or_else(Vec::new, |lot| (0u32..).zip(lot.slots.iter().copied()).collect())
     }
 
-    /// Grows by new or revived units; shrinks by empty ones, then by those that leave anyway,
+    /// Grows by new or revived slots; shrinks by empty ones, then by those that leave anyway,
     /// then by the worst.
     fn resize(&mut self, no: LotNo, wanted: usize) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         let strikes = lot.strikes;
         let mut size = lot.size();
         let mut revived = Vec::new();
-        for (unit, seat) in (0u32..).zip(&mut lot.units) {
-            if size < wanted && seat.retired {
-                seat.retired = false;
+        for (slot_no, slot) in (0u32..).zip(&mut lot.slots) {
+            if size < wanted && slot.retired {
+                slot.retired = false;
                 size += 1;
-                revived.push((unit, seat.occupant.is_none()));
+                revived.push((slot_no, slot.occupant.is_none()));
             }
         }
         while size < wanted {
-            revived.push((u32::try_from(lot.units.len()).unwrap_or(u32::MAX), true));
-            lot.units.push(Unit::default());
+            revived.push((u32::try_from(lot.slots.len()).unwrap_or(u32::MAX), true));
+            lot.slots.push(Slot::default());
             size += 1;
         }
-        for (unit, empty) in revived {
+        for (slot_no, empty) in revived {
             if empty {
-                self.seats.free.insert((strikes, no, unit));
+                self.free_slots.free.insert((strikes, no, slot_no));
             } else {
-                self.offer_seat(no, unit);
+                self.offer_slot(no, slot_no);
             }
         }
         if size > wanted {
@@ -131,42 +131,42 @@ impl Market {
     }
 
     fn retire(&mut self, no: LotNo, count: usize) {
-        let mut seats: Vec<_> = self
-            .seats_of(no)
+        let mut slots: Vec<_> = self
+            .slots_of(no)
             .into_iter()
-            .filter(|(_, seat)| !seat.retired)
-            .map(|(unit, seat)| {
-                let occupant = seat.occupant.and_then(|occupant| self.allocs.at(occupant));
-                let worth = occupant.map(|alloc| match alloc.state {
-                    AllocState::Preempting => (0, alloc.limit, Reverse(alloc.match_no)),
-                    AllocState::Active => (2, alloc.limit, Reverse(alloc.match_no)),
-                    _ => (1, alloc.limit, Reverse(alloc.match_no)),
+            .filter(|(_, slot)| !slot.retired)
+            .map(|(slot_no, slot)| {
+                let occupant = slot.occupant.and_then(|occupant| self.allocations.at(occupant));
+                let worth = occupant.map(|allocation| match allocation.state {
+                    AllocationState::Preempting => (0, allocation.limit, Reverse(allocation.match_no)),
+                    AllocationState::Active => (2, allocation.limit, Reverse(allocation.match_no)),
+                    _ => (1, allocation.limit, Reverse(allocation.match_no)),
                 });
-                (worth, Reverse(unit), unit, seat)
+                (worth, Reverse(slot_no), slot_no, slot)
             })
             .collect();
-        seats.sort_unstable_by_key(|(worth, last, ..)| (*worth, *last));
-        for (_, _, unit, seat) in seats.into_iter().take(count) {
-            self.seat_at(no, unit).retired = true;
+        slots.sort_unstable_by_key(|(worth, last, ..)| (*worth, *last));
+        for (_, _, slot_no, slot) in slots.into_iter().take(count) {
+            self.slot_at(no, slot_no).retired = true;
             let strikes = self.lots.get(&no).map_or(0, |lot| lot.strikes);
-            self.seats.free.remove(&(strikes, no, unit));
-            self.evict(no, unit, seat);
+            self.free_slots.free.remove(&(strikes, no, slot_no));
+            self.evict(no, slot_no, slot);
         }
     }
 
-    /// Whoever is on this seat, or waits for it, must go.
-    fn evict(&mut self, no: LotNo, unit: u32, seat: Unit) {
-        if let Some(promised) = seat.promised {
+    /// Ends the allocation in this slot and returns the one that it is promised to.
+    fn evict(&mut self, no: LotNo, slot_no: u32, slot: Slot) {
+        if let Some(promised) = slot.promised {
             self.come_back(promised);
         }
-        let Some(occupant) = seat.occupant else { return };
-        let alloc = self.unit(occupant);
-        let (state, preempt_at) = (alloc.state, alloc.preempt_at);
+        let Some(occupant) = slot.occupant else { return };
+        let allocation = self.allocation_at(occupant);
+        let (state, preempt_at) = (allocation.state, allocation.preempt_at);
         match state {
-            AllocState::Preempting => {
-                self.seats.yielding.remove(&(preempt_at, no, unit));
+            AllocationState::Preempting => {
+                self.free_slots.yielding.remove(&(preempt_at, no, slot_no));
             }
-            AllocState::Active => self.preempt(occupant, EndReason::CapacityLost),
+            AllocationState::Active => self.preempt(occupant, EndReason::CapacityLost),
             _ => self.come_back(occupant),
         }
     }
@@ -178,58 +178,58 @@ impl Market {
         }
         lot.state = LotState::Draining;
         let strikes = lot.strikes;
-        for (unit, seat) in self.seats_of(no) {
-            self.seats.free.remove(&(strikes, no, unit));
-            self.evict(no, unit, seat);
+        for (slot_no, slot) in self.slots_of(no) {
+            self.free_slots.free.remove(&(strikes, no, slot_no));
+            self.evict(no, slot_no, slot);
         }
         self.out.push(Event::Lot { lot: no });
         self.drop_if_empty(no);
         Ok(())
     }
 
-    /// Nothing new is put on a silent lot, and calls leave alone what runs there.
+    /// A silent lot gets no new allocations, and calls do not preempt those that run there.
     pub(super) fn silence_lot(&mut self, no: LotNo) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         lot.state = LotState::Silent;
         let strikes = lot.strikes;
-        for (unit, seat) in self.seats_of(no) {
-            self.seats.free.remove(&(strikes, no, unit));
-            if let Some(promised) = seat.promised {
+        for (slot_no, slot) in self.slots_of(no) {
+            self.free_slots.free.remove(&(strikes, no, slot_no));
+            if let Some(promised) = slot.promised {
                 self.come_back(promised);
             }
-            if let Some(occupant) = seat.occupant {
+            if let Some(occupant) = slot.occupant {
                 self.leave_contest(occupant);
-                let preempt_at = self.unit(occupant).preempt_at;
-                self.seats.yielding.remove(&(preempt_at, no, unit));
+                let preempt_at = self.allocation_at(occupant).preempt_at;
+                self.free_slots.yielding.remove(&(preempt_at, no, slot_no));
             }
         }
         self.out.push(Event::Lot { lot: no });
     }
 
-    /// A lot that was silent too long is gone, and what ran there with it.
+    /// Removes a lot that was silent for too long, and ends its allocations.
     pub(super) fn lose_lot(&mut self, no: LotNo) {
-        for (_, seat) in self.seats_of(no) {
-            if let Some(promised) = seat.promised {
+        for (_, slot) in self.slots_of(no) {
+            if let Some(promised) = slot.promised {
                 self.come_back(promised);
             }
-            let Some(occupant) = seat.occupant else { continue };
-            let alloc = self.unit(occupant);
-            match alloc.state {
-                AllocState::Provisioning | AllocState::Matched => self.come_back(occupant),
-                AllocState::Active | AllocState::Preempting => {
+            let Some(occupant) = slot.occupant else { continue };
+            let allocation = self.allocation_at(occupant);
+            match allocation.state {
+                AllocationState::Provisioning | AllocationState::Matched => self.come_back(occupant),
+                AllocationState::Active | AllocationState::Preempting => {
                     self.end(occupant, EndReason::CapacityLost);
                 }
-                AllocState::Ended => {}
+                AllocationState::Ended => {}
             }
         }
         self.remove_lot(no);
         self.out.push(Event::Lot { lot: no });
     }
 
-    /// A draining lot goes when its last unit is gone.
+    /// Removes a draining lot when its last slot is empty.
     pub(super) fn drop_if_empty(&mut self, no: LotNo) {
         let empty = self.lots.get(&no).is_some_and(|lot| {
-            lot.state == LotState::Draining && lot.units.iter().all(|unit| unit.occupant.is_none())
+            lot.state == LotState::Draining && lot.slots.iter().all(|slot| slot.occupant.is_none())
         });
         if empty {
             self.remove_lot(no);
@@ -244,21 +244,22 @@ impl Market {
         }
     }
 
-    /// Free units of lots with failed launches are taken last.
+    /// Free slots of lots with failed launches are taken last.
     pub(super) fn set_strikes(&mut self, no: LotNo, strikes: u8) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         let before = std::mem::replace(&mut lot.strikes, strikes);
         if before == strikes {
             return;
         }
-        let own: Vec<_> = self.seats.free.range((before, no, 0)..=(before, no, u32::MAX)).copied().collect();
-        for seat in own {
-            self.seats.free.remove(&seat);
-            self.seats.free.insert((strikes, seat.1, seat.2));
+        let own: Vec<_> =
+            self.free_slots.free.range((before, no, 0)..=(before, no, u32::MAX)).copied().collect();
+        for slot in own {
+            self.free_slots.free.remove(&slot);
+            self.free_slots.free.insert((strikes, slot.1, slot.2));
         }
     }
 
-    /// Prices of the book and of running units again from limits, after the cap changed.
+    /// Computes the prices of the book and of running allocations from their limits again, after the cap changed.
     pub(super) fn rebuild_order(&mut self) {
         self.book = crate::book::Book::default();
         self.running.clear();
@@ -266,7 +267,7 @@ impl Market {
         for place in listed {
             self.list(place);
         }
-        let active: Vec<_> = self.allocs.iter().map(|(place, _)| place).collect();
+        let active: Vec<_> = self.allocations.iter().map(|(place, _)| place).collect();
         for place in active {
             self.contest(place);
         }

@@ -1,25 +1,26 @@
-//! What can be read of a market.
+//! Read access to a market.
 
 use super::Market;
 use crate::book::BANDS;
 use crate::{
-    Alloc, AllocId, AllocState, Bid, BidId, CallRecord, Lot, LotNo, OwnerKey, Params, Price, TenantNo, Time,
+    Allocation, AllocationId, AllocationState, Bid, BidId, CallRecord, Lot, LotNo, OwnerKey, Params, Price,
+    TenantNo, Time,
 };
 
 /// Published prices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotes {
-    /// What bid strategies take a share of: the clearing price, or 1.6 × reserve when that is more.
+    /// Base of bid strategies: the clearing price, or 1.6 × reserve when that is more.
     pub quote: Price,
-    /// What the last call cleared at.
+    /// Clearing price of the last call.
     pub clearing: Price,
-    /// What the next call would clear at.
+    /// Clearing price of the next call, if it were held now.
     pub indicative: Price,
     /// Lowest price.
     pub reserve: Price,
     /// Highest price.
     pub cap: Price,
-    /// Empty units.
+    /// Empty slots.
     pub free: usize,
     /// Engine time.
     pub as_of: Time,
@@ -29,7 +30,7 @@ pub struct Quotes {
     pub halted: bool,
 }
 
-/// Depth of the book, in tenths of the cap: nobody's limit can be read from it.
+/// Depth of the book, in tenths of the cap: no single limit can be read from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
     /// Open units by tenth of the cap, lowest first.
@@ -38,19 +39,19 @@ pub struct Depth {
     pub units: u64,
 }
 
-/// What a tenant holds and may spend.
+/// Commitment and cap of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantAccount {
     /// Its share of the hourly cap here.
     pub cap: Option<Price>,
-    /// Σ limits of unfinished units that are not held, in micro-dollars per hour.
+    /// Sum of the limits of unfinished units that are not held, in micro-dollars per hour.
     pub committed: i128,
     /// Unfinished units.
     pub units: u64,
 }
 
 impl Market {
-    /// Prices for everybody.
+    /// Published prices.
     #[must_use]
     pub fn quotes(&self) -> Quotes {
         let clearing = self.history.current().price;
@@ -60,7 +61,7 @@ impl Market {
             indicative: self.indicative,
             reserve: self.params.reserve,
             cap: self.params.cap,
-            free: self.seats.free.len(),
+            free: self.free_slots.free.len(),
             as_of: self.now,
             calls: self.calls,
             halted: self.halted,
@@ -79,7 +80,7 @@ impl Market {
         &self.params
     }
 
-    /// Parameters that are to come, and from when.
+    /// Announced parameters, and the time from which they apply.
     #[must_use]
     pub fn announced(&self) -> Option<(Time, &Params)> {
         self.scheduled.as_ref().map(|(at, params)| (*at, params))
@@ -91,7 +92,7 @@ impl Market {
         self.now
     }
 
-    /// When something happens by itself next: a command is due by then.
+    /// Time of the next timer or call: a command is due by then.
     #[must_use]
     pub fn next_due(&self) -> Time {
         let scheduled = self.scheduled.map_or(Time::NEVER, |(at, _)| at);
@@ -123,14 +124,14 @@ impl Market {
         self.bids.at(self.bids.place(id.0)?)
     }
 
-    /// Whose bid it is.
+    /// Tenant of the bid.
     #[must_use]
     pub fn owner_of(&self, bid: &Bid) -> (TenantNo, OwnerKey) {
         let owner = &self.owners[bid.owner as usize];
         (self.tenants.at(bid.tenant).no, owner.key)
     }
 
-    /// How often an owner changed something; 0 for an owner never seen.
+    /// Version of an owner: number of its changes; 0 for an unknown owner.
     #[must_use]
     pub fn owner_version(&self, tenant: TenantNo, owner: OwnerKey) -> u64 {
         self.owner_place(tenant, owner).map_or(0, |owner| self.owners[owner as usize].version)
@@ -165,40 +166,40 @@ impl Market {
         owners.map(|((_, key), owner)| (*key, self.owners[*owner as usize].version))
     }
 
-    /// A unit, up to a day after its end.
+    /// An allocation, up to a day after its end.
     #[must_use]
-    pub fn alloc(&self, id: AllocId) -> Option<&Alloc> {
-        self.allocs.at(self.allocs.place(id.0)?)
+    pub fn allocation(&self, id: AllocationId) -> Option<&Allocation> {
+        self.allocations.at(self.allocations.place(id.0)?)
     }
 
-    /// The bid of a unit.
+    /// The bid of an allocation.
     #[must_use]
-    pub fn bid_of(&self, alloc: &Alloc) -> BidId {
-        self.bid_id(alloc.bid)
+    pub fn bid_of(&self, allocation: &Allocation) -> BidId {
+        self.bid_id(allocation.bid)
     }
 
-    /// What a unit pays now per node-hour.
+    /// Price that an allocation pays now per node-hour.
     #[must_use]
-    pub fn price(&self, id: AllocId) -> Option<Price> {
-        self.allocs.place(id.0).map(|place| self.price_of(place))
+    pub fn price(&self, id: AllocationId) -> Option<Price> {
+        self.allocations.place(id.0).map(|place| self.price_of(place))
     }
 
-    /// What a tenant would pay now per node-hour, before its limit.
+    /// Price that a tenant would pay now per node-hour, before its limit.
     #[must_use]
     pub fn price_for(&self, tenant: TenantNo) -> Price {
         let index = self.tenants.index(tenant).unwrap_or(u32::MAX);
         self.history.current().for_tenant(index).max(self.params.reserve)
     }
 
-    /// Units of a bid, ended ones of the last day included.
-    pub fn allocs_of(&self, bid: BidId) -> impl Iterator<Item = (AllocId, &Alloc)> {
+    /// Allocations of a bid, ended ones of the last day included.
+    pub fn allocations_of(&self, bid: BidId) -> impl Iterator<Item = (AllocationId, &Allocation)> {
         let places = self.bids.place(bid.0).map_or_else(Vec::new, |place| self.units_of(place));
-        places.into_iter().filter_map(|place| Some((self.alloc_id(place), self.allocs.at(place)?)))
+        places.into_iter().filter_map(|place| Some((self.allocation_id(place), self.allocations.at(place)?)))
     }
 
-    /// All units, ended ones of the last day included.
-    pub fn allocs(&self) -> impl Iterator<Item = (AllocId, &Alloc)> {
-        self.allocs.iter().map(|(place, alloc)| (self.alloc_id(place), alloc))
+    /// All allocations, ended ones of the last day included.
+    pub fn allocations(&self) -> impl Iterator<Item = (AllocationId, &Allocation)> {
+        self.allocations.iter().map(|(place, allocation)| (self.allocation_id(place), allocation))
     }
 
     /// All bids, ended ones of the last day included.
@@ -206,7 +207,7 @@ impl Market {
         self.bids.iter().map(|(place, bid)| (self.bid_id(place), bid))
     }
 
-    /// How many bids there are, ended ones of the last day included.
+    /// Number of bids, ended ones of the last day included.
     #[must_use]
     pub fn bids_known(&self) -> u64 {
         (self.bids.rows.len() - self.bids.vacant.len()) as u64
@@ -217,30 +218,30 @@ impl Market {
         self.lots.iter().map(|(no, lot)| (*no, lot))
     }
 
-    /// Who is on a unit of a lot, and who waits for it.
+    /// Occupant of a slot, and the allocation that it is promised to.
     #[must_use]
-    pub fn seat(&self, lot: LotNo, unit: u32) -> (Option<AllocId>, Option<AllocId>) {
-        let seat = self.lots.get(&lot).and_then(|lot| lot.units.get(unit as usize));
-        let id = |place: u32| self.alloc_id(place);
-        seat.map_or((None, None), |seat| (seat.occupant.map(id), seat.promised.map(id)))
+    pub fn slot(&self, lot: LotNo, slot_no: u32) -> (Option<AllocationId>, Option<AllocationId>) {
+        let slot = self.lots.get(&lot).and_then(|lot| lot.slots.get(slot_no as usize));
+        let id = |place: u32| self.allocation_id(place);
+        slot.map_or((None, None), |slot| (slot.occupant.map(id), slot.promised.map(id)))
     }
 
-    /// What a tenant holds and may spend.
+    /// Commitment and cap of a tenant.
     #[must_use]
     pub fn account(&self, tenant: TenantNo) -> Option<TenantAccount> {
         let row = self.tenants.at(self.tenants.index(tenant)?);
         Some(TenantAccount { cap: row.cap, committed: row.committed, units: row.units })
     }
 
-    /// Units that hold a place: matched, provisioning or active.
+    /// Number of allocations that hold a slot: matched, provisioning or active.
     #[must_use]
     pub fn live(&self) -> u64 {
         self.live
     }
 
-    /// Units in a state, by state. Reads all units.
+    /// Number of allocations in a state. Reads all of them.
     #[must_use]
-    pub fn allocs_in(&self, state: AllocState) -> u64 {
-        self.allocs.iter().filter(|(_, alloc)| alloc.state == state).count() as u64
+    pub fn allocations_in(&self, state: AllocationState) -> u64 {
+        self.allocations.iter().filter(|(_, allocation)| allocation.state == state).count() as u64
     }
 }

@@ -12,16 +12,17 @@ fn tape() -> impl Strategy<Value = Vec<u64>> {
     proptest::collection::vec(any::<u64>(), 1..32)
 }
 
-fn limits(m: &Market) -> BTreeMap<AllocId, Price> {
-    m.allocs().map(|(id, alloc)| (id, alloc.limit())).collect()
+fn limits(m: &Market) -> BTreeMap<AllocationId, Price> {
+    m.allocations().map(|(id, allocation)| (id, allocation.limit())).collect()
 }
 
-/// Units that a call took the place of, not those that their tenant offered.
-fn taken<'a>(w: &'a World) -> impl Iterator<Item = (AllocId, Time)> + 'a {
+/// Allocations that a call preempted, without those that their tenant gave up.
+fn taken<'a>(w: &'a World) -> impl Iterator<Item = (AllocationId, Time)> + 'a {
     let offered = w.events.iter().any(|event| matches!(event, Event::Spare { .. }));
     w.events.iter().filter_map(move |event| match event {
-        Event::Reclaim { alloc, deadline, reason: EndReason::Preempted, .. } if !offered => {
-            (w.market.alloc(*alloc)?.noticed_at == w.market.now()).then_some((*alloc, *deadline))
+        Event::Reclaim { allocation, deadline, reason: EndReason::Preempted, .. } if !offered => {
+            (w.market.allocation(*allocation)?.noticed_at == w.market.now())
+                .then_some((*allocation, *deadline))
         }
         _ => None,
     })
@@ -37,17 +38,17 @@ proptest! {
             let (before, reserve) = (limits(&w.market), w.market.params().reserve);
             w.step(number);
             for event in &w.events {
-                let Event::Charge { alloc, price, reason, .. } = event else { continue };
-                // A refund has the price that was paid, whatever the limit is since.
+                let Event::Charge { allocation, price, reason, .. } = event else { continue };
+                // A refund has the price that was paid, even when the limit changed since.
                 if *reason != ChargeReason::Refund {
-                    let now = w.market.alloc(*alloc).map(Alloc::limit);
-                    let highest = before.get(alloc).copied().max(now).unwrap();
+                    let now = w.market.allocation(*allocation).map(Allocation::limit);
+                    let highest = before.get(allocation).copied().max(now).unwrap();
                     prop_assert!(*price <= highest, "{price} above the limit {highest}");
                 }
             }
             let lowest = reserve.min(w.market.params().reserve);
-            for (id, alloc) in w.market.allocs().filter(|(id, _)| !before.contains_key(id)) {
-                prop_assert!(alloc.limit() >= lowest, "{id} matched below the reserve");
+            for (id, allocation) in w.market.allocations().filter(|(id, _)| !before.contains_key(id)) {
+                prop_assert!(allocation.limit() >= lowest, "{id} matched below the reserve");
             }
         }
     }
@@ -59,7 +60,7 @@ proptest! {
             let (before, cap) = (limits(&w.market), w.market.params().cap);
             w.step(number);
             for (id, _) in taken(&w) {
-                let limit = before.get(&id).copied().min(w.market.alloc(id).map(Alloc::limit)).unwrap();
+                let limit = before.get(&id).copied().min(w.market.allocation(id).map(Allocation::limit)).unwrap();
                 prop_assert!(limit < cap.max(w.market.params().cap), "{id} was firm");
             }
         }
@@ -71,11 +72,11 @@ proptest! {
         for number in tape {
             w.step(number);
             for (id, deadline) in taken(&w) {
-                let alloc = w.market.alloc(id).unwrap();
-                prop_assert!(alloc.protected_until <= alloc.noticed_at, "{id} was protected");
-                let own = w.market.lots().find(|(no, _)| *no == alloc.lot).map_or(0, |(_, lot)| lot.notice_ms);
+                let allocation = w.market.allocation(id).unwrap();
+                prop_assert!(allocation.protected_until <= allocation.noticed_at, "{id} was protected");
+                let own = w.market.lots().find(|(no, _)| *no == allocation.lot).map_or(0, |(_, lot)| lot.notice_ms);
                 let notice = w.market.params().notice_ms.min(own);
-                prop_assert!(deadline >= alloc.noticed_at.plus_ms(notice), "{id} has a short notice");
+                prop_assert!(deadline >= allocation.noticed_at.plus_ms(notice), "{id} has a short notice");
             }
         }
     }
@@ -83,9 +84,9 @@ proptest! {
     #[test]
     fn invariant_13_billing(tape in tape()) {
         let mut w = World::new(true);
-        let mut rows: BTreeMap<AllocId, Vec<(Time, Time, Price, ChargeReason)>> = BTreeMap::new();
-        let mut integral: BTreeMap<AllocId, i128> = BTreeMap::new();
-        let mut prices: BTreeMap<AllocId, Price> = BTreeMap::new();
+        let mut rows: BTreeMap<AllocationId, Vec<(Time, Time, Price, ChargeReason)>> = BTreeMap::new();
+        let mut integral: BTreeMap<AllocationId, i128> = BTreeMap::new();
+        let mut prices: BTreeMap<AllocationId, Price> = BTreeMap::new();
         let mut last = w.now;
         for number in tape {
             w.step(number);
@@ -94,23 +95,23 @@ proptest! {
                 *integral.entry(*id).or_default() += i128::from(price.as_micros()) * spent;
             }
             last = w.now;
-            prices = w.market.allocs().filter(|(_, a)| a.is_charged()).map(|(id, _)| (id, w.market.price(id).unwrap())).collect();
+            prices = w.market.allocations().filter(|(_, a)| a.is_charged()).map(|(id, _)| (id, w.market.price(id).unwrap())).collect();
             for event in &w.events {
-                if let Event::Charge { alloc, from, to, price, reason, .. } = event {
-                    rows.entry(*alloc).or_default().push((*from, *to, *price, *reason));
+                if let Event::Charge { allocation, from, to, price, reason, .. } = event {
+                    rows.entry(*allocation).or_default().push((*from, *to, *price, *reason));
                 }
             }
             for tenant in (0..4).map(TenantNo) {
                 check_cap(&w, tenant)?;
             }
         }
-        for (id, alloc) in w.market.allocs().filter(|(_, a)| a.ended_at().is_some()) {
-            check_rows(alloc, rows.get(&id).map_or(&[][..], Vec::as_slice), integral.get(&id).copied().unwrap_or(0))?;
+        for (id, allocation) in w.market.allocations().filter(|(_, a)| a.ended_at().is_some()) {
+            check_rows(allocation, rows.get(&id).map_or(&[][..], Vec::as_slice), integral.get(&id).copied().unwrap_or(0))?;
         }
     }
 }
 
-/// What a tenant is committed to is the sum of its limits, and the cap covers it.
+/// The commitment of a tenant is the sum of its limits, and the cap covers it.
 fn check_cap(w: &World, tenant: TenantNo) -> Result<(), TestCaseError> {
     let Some(account) = w.market.account(tenant) else { return Ok(()) };
     let (mut going, mut leaving, mut units) = (0i128, 0i128, 0u64);
@@ -119,10 +120,10 @@ fn check_cap(w: &World, tenant: TenantNo) -> Result<(), TestCaseError> {
         going += i128::from(bid.limit().as_micros()) * (i128::from(open) + i128::from(bid.units().live()));
         units += u64::from(bid.units().unfinished());
     }
-    for (_, alloc) in w.market.allocs().filter(|(_, a)| a.state() == AllocState::Preempting) {
-        let bid = w.market.bid(w.market.bid_of(alloc)).unwrap();
+    for (_, allocation) in w.market.allocations().filter(|(_, a)| a.state() == AllocationState::Preempting) {
+        let bid = w.market.bid(w.market.bid_of(allocation)).unwrap();
         if w.market.owner_of(bid).0 == tenant {
-            leaving += i128::from(alloc.limit().as_micros());
+            leaving += i128::from(allocation.limit().as_micros());
         }
     }
     prop_assert_eq!(account.committed, going + leaving);
@@ -137,13 +138,13 @@ fn check_cap(w: &World, tenant: TenantNo) -> Result<(), TestCaseError> {
 
 /// Rows cover exactly the active time, without gap or overlap, and sum to the integral of the price.
 fn check_rows(
-    alloc: &Alloc,
+    allocation: &Allocation,
     rows: &[(Time, Time, Price, ChargeReason)],
     integral: i128,
 ) -> Result<(), TestCaseError> {
     let usage: Vec<_> = rows.iter().filter(|row| row.3 == ChargeReason::Usage).collect();
-    let Some(active) = alloc.active_at() else {
-        prop_assert!(rows.is_empty() && alloc.charged().0 == 0, "charged before it was active");
+    let Some(active) = allocation.active_at() else {
+        prop_assert!(rows.is_empty() && allocation.charged().0 == 0, "charged before it was active");
         return Ok(());
     };
     let mut at = active;
@@ -152,12 +153,12 @@ fn check_rows(
         prop_assert!(to > from);
         at = *to;
     }
-    prop_assert_eq!(Some(at), alloc.ended_at());
+    prop_assert_eq!(Some(at), allocation.ended_at());
     let worth = |row: &(Time, Time, Price, ChargeReason)| Charge::of(row.2, row.1.since_ms(row.0)).0;
     prop_assert_eq!(usage.iter().map(|row| worth(row)).sum::<i128>(), integral);
     let total: i128 =
         rows.iter().map(|row| if row.3 == ChargeReason::Refund { -worth(row) } else { worth(row) }).sum();
-    prop_assert_eq!(alloc.charged().0, total);
+    prop_assert_eq!(allocation.charged().0, total);
     prop_assert!(total >= 0, "more was given back than paid");
     Ok(())
 }

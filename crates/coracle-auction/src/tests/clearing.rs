@@ -36,7 +36,7 @@ proptest! {
             let o = m.outcome();
             prop_assert!(m.params.reserve <= o.price && o.price <= m.params.cap);
             for e in m.contestants() {
-                let wins = if e.running { !o.displaced.contains(&e.place) } else { o.won.iter().any(|(b, ..)| *b == e.place) };
+                let wins = if e.running { !o.preempted.contains(&e.place) } else { o.won.iter().any(|(b, ..)| *b == e.place) };
                 prop_assert!(!wins || e.price >= o.price, "{e:?} wins below {}", o.price);
             }
             Ok(())
@@ -51,7 +51,7 @@ proptest! {
             for e in m.contestants() {
                 let won: u32 = o.won.iter().filter(|(b, ..)| *b == e.place).map(|(.., n)| n).sum();
                 let open: u32 = if e.running { 1 } else { u32::from(m.bids.at(e.place).unwrap().units.open) };
-                let loses = if e.running { o.displaced.contains(&e.place) } else { won < open };
+                let loses = if e.running { o.preempted.contains(&e.place) } else { won < open };
                 let skipped = !e.running && o.skipped.contains(&e.place);
                 prop_assert!(!loses || skipped || won > 0 || e.price <= o.price, "{e:?} envies {o:?}");
             }
@@ -70,13 +70,13 @@ proptest! {
             // What is charged follows it: after a call everybody running pays it, up to the limit.
             for event in &w.events {
                 let Event::Call { record } = event else { continue };
-                for (id, alloc) in w.market.allocs() {
+                for (id, allocation) in w.market.allocations() {
                     let apart = w.market.history.current().apart;
                     let due = match apart {
-                        Some((tenant, price)) if tenant == alloc.tenant => price,
+                        Some((tenant, price)) if tenant == allocation.tenant => price,
                         _ => record.price,
                     };
-                    prop_assert_eq!(w.market.price(id), Some(due.min(alloc.limit)));
+                    prop_assert_eq!(w.market.price(id), Some(due.min(allocation.limit)));
                 }
             }
             Ok(())
@@ -91,7 +91,7 @@ proptest! {
                 prop_assert_eq!(o.price, w.market.params.reserve);
                 let won: u32 = o.won.iter().map(|(.., n)| n).sum();
                 let open: u32 = w.market.contestants().iter().filter(|e| !e.running).map(|e| e.units).sum();
-                prop_assert_eq!(won, open, "a free unit and a loser");
+                prop_assert_eq!(won, open, "a free slot and a loser");
             }
             Ok(())
         })?;
@@ -105,10 +105,10 @@ proptest! {
         let before = m.outcome();
 
         let mut more = m.clone();
-        more.seats.free.insert((0, LotNo(999), 0));
+        more.free_slots.free.insert((0, LotNo(999), 0));
         let supplied = more.outcome();
         prop_assert!(supplied.price <= before.price, "more supply raised the price");
-        prop_assert!(supplied.displaced.is_subset(&before.displaced));
+        prop_assert!(supplied.preempted.is_subset(&before.preempted));
         for (bid, seq, units) in &before.won {
             prop_assert!(supplied.won.iter().any(|(b, s, n)| (b, s) == (bid, seq) && n >= units));
         }
@@ -159,19 +159,19 @@ proptest! {
     }
 
     #[test]
-    fn invariant_16_truthfulness(values in proptest::collection::vec(5i64..40, 1..9), seats in 1u32..6, who in any::<usize>(), lie in 1i64..45) {
+    fn invariant_16_truthfulness(values in proptest::collection::vec(5i64..40, 1..9), slots in 1u32..6, who in any::<usize>(), lie in 1i64..45) {
         let utility = |limits: &[i64], who: usize, value: i64| {
             let mut m = Market::new(super::world::params(), Time(1));
             for (tenant, limit) in (0u32..).zip(limits) {
                 m.apply(Time(2), &one(tenant, *limit), &mut Vec::new());
             }
-            for unit in 0..seats {
-                m.seats.yielding.insert((Time(9), LotNo(9), unit));
+            for slot_no in 0..slots {
+                m.free_slots.yielding.insert((Time(9), LotNo(9), slot_no));
             }
             let d = m.decide(None);
             let wins = d.winners.iter().any(|(open, _)| open.tenant as usize == who);
             let price = d.apart.filter(|(t, _)| *t as usize == who).map_or(d.price, |(_, own)| own);
-            // A limit above the cap buys certainty at the list price; nobody ever pays above the cap.
+            // A limit above the cap buys certainty at the list price; no bid ever pays above the cap.
             if wins { value - price.as_micros() } else { 0 }
         };
         let who = who % values.len();
@@ -179,7 +179,7 @@ proptest! {
         let mut limits = values.clone();
         limits[who] = lie;
         let lying = utility(&limits, who, values[who]);
-        // At the cap units are rationed by time, not by price: there a lie can change nothing either,
+        // At the cap slots are rationed by time, not by price: there a lie can change nothing either,
         // unless it reaches the cap while the truth does not.
         prop_assert!(lying <= honest, "value {} gets {honest}, the lie {lie} gets {lying}", values[who]);
     }
@@ -188,7 +188,7 @@ proptest! {
 /// One unit for one tenant.
 pub(super) fn one(tenant: u32, limit: i64) -> Command {
     Command::Place {
-        placement: Box::new(Placement {
+        request: Box::new(BidRequest {
             tenant: TenantNo(tenant),
             owner: OwnerKey([0; 16]),
             if_owner_version: None,

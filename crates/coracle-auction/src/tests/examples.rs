@@ -19,7 +19,12 @@ impl Desk {
     fn new(units: u32) -> Self {
         let market = Market::new(Params::new(dollars("2.00"), dollars("8.00")), T0);
         let mut desk = Self { market, now: T0, events: Vec::new() };
-        desk.apply(Command::PutLot { lot: LotNo(1), supplier: SupplierNo(1), units, notice_ms: 120_000 });
+        desk.apply(Command::PutLot {
+            lot: LotNo(1),
+            supplier: SupplierNo(1),
+            slots: units,
+            notice_ms: 120_000,
+        });
         desk
     }
 
@@ -28,7 +33,7 @@ impl Desk {
     }
 
     fn bid_block(&mut self, tenant: u32, limit: &str, quantity: u32, min_fill: u32) -> BidId {
-        let placement = Placement {
+        let request = BidRequest {
             tenant: TenantNo(tenant),
             owner: OwnerKey([1; 16]),
             if_owner_version: None,
@@ -41,7 +46,7 @@ impl Desk {
             expires_at: None,
             labels: Vec::new(),
         };
-        match self.apply(Command::Place { placement: Box::new(placement) }) {
+        match self.apply(Command::Place { request: Box::new(request) }) {
             Reply::Bid { bid, .. } => bid,
             other => panic!("{other:?}"),
         }
@@ -53,13 +58,13 @@ impl Desk {
 
     /// Everything that is being launched becomes a ready node.
     fn boot(&mut self) {
-        for (alloc, _) in self.units(AllocState::Provisioning) {
-            self.apply(Command::Report { alloc, report: Report::Ready });
+        for (allocation, _) in self.units(AllocationState::Provisioning) {
+            self.apply(Command::Report { allocation, report: SupplierReport::Ready });
         }
     }
 
-    fn units(&self, state: AllocState) -> Vec<(AllocId, Price)> {
-        let units = self.market.allocs().filter(|(_, alloc)| alloc.state() == state);
+    fn units(&self, state: AllocationState) -> Vec<(AllocationId, Price)> {
+        let units = self.market.allocations().filter(|(_, allocation)| allocation.state() == state);
         units.map(|(id, _)| (id, self.market.price(id).unwrap())).collect()
     }
 
@@ -73,7 +78,7 @@ impl Desk {
     }
 
     fn pays(&self, bid: BidId) -> Vec<String> {
-        let units = self.market.allocs_of(bid).filter(|(_, alloc)| alloc.ended_at().is_none());
+        let units = self.market.allocations_of(bid).filter(|(_, allocation)| allocation.ended_at().is_none());
         units.map(|(id, _)| self.market.price(id).unwrap().to_string()).collect()
     }
 }
@@ -131,13 +136,13 @@ fn strategies_at_a_clearing_price_of_four() {
     desk.wait(30_000);
     let state = |bid| desk.market.bid(bid).unwrap().state();
     assert_eq!([cost, balanced, other].map(state), [BidState::Pending; 3]);
-    assert_eq!(state(available), BidState::Matched, "its seat is promised behind the one that must go");
+    assert_eq!(state(available), BidState::Matched, "its slot is promised behind the one that must go");
     assert_eq!(state(weak), BidState::Preempting);
     assert_eq!(desk.pays(available), ["4.0000"]);
     assert_eq!(desk.pays(strong), ["4.0000"]);
 }
 
-/// Alone with 5 bids for 3 units: one's own losing bids do not raise one's own price.
+/// Alone with 5 bids for 3 slots: one's own losing bids do not raise one's own price.
 #[test]
 fn own_bids_never_raise_the_own_price() {
     let mut desk = Desk::new(3);
@@ -151,7 +156,7 @@ fn own_bids_never_raise_the_own_price() {
     assert_eq!(desk.market.bid(rival).unwrap().state(), BidState::Pending);
 }
 
-/// A limit at the list price is never displaced, whatever comes.
+/// A limit at the list price is never preempted.
 #[test]
 fn firm_at_the_cap() {
     let mut desk = Desk::new(1);
@@ -180,7 +185,7 @@ fn which_node_leaves_first() {
     );
     desk.bid(5, "4.00", 1);
     desk.wait(30_000);
-    assert_eq!(state(&desk, new), BidState::Active, "an equal bid displaces nobody");
+    assert_eq!(state(&desk, new), BidState::Active, "an equal bid preempts no allocation");
     desk.bid(6, "4.0001", 1);
     desk.wait(30_000);
     assert_eq!([old, new].map(|bid| state(&desk, bid)), [BidState::Active, BidState::Preempting]);
@@ -203,7 +208,7 @@ fn a_skipped_gang_does_not_set_the_price() {
     assert_eq!(
         desk.market.last_call().unwrap().price.to_string(),
         "6.0000",
-        "with no unit left it lost like all"
+        "with no slot left it lost like all"
     );
 }
 
@@ -220,15 +225,15 @@ fn explain_says_why() {
     }
     desk.wait(30_000);
     desk.apply(Command::Cancel { tenant: TenantNo(50), bid: setter, if_owner_version: None });
-    let (alloc, _) = desk.market.allocs_of(holders[0]).next().unwrap();
-    desk.apply(Command::Release { tenant: TenantNo(100), alloc, if_owner_version: None });
+    let (allocation, _) = desk.market.allocations_of(holders[0]).next().unwrap();
+    desk.apply(Command::Release { tenant: TenantNo(100), allocation, if_owner_version: None });
     let why = desk.market.explain(mine).unwrap();
     assert_eq!(
         why.to_string(),
         "rank 14 of 22, 12 units sold; clearing 2.4100 set by another tenant; your limit 2.0800; \
          would win now at ≥ 2.4100"
     );
-    assert_eq!(why.standing, Standing::Outbid, "one unit is free, and 2.30 comes first");
+    assert_eq!(why.standing, Standing::Outbid, "one slot is free, and 2.30 comes first");
 }
 
 /// Three running at 5, 4 and 3 dollars; a fourth comes.
@@ -245,7 +250,7 @@ fn simulate_plays_the_next_call() {
         let h = Hypothetical { tenant: TenantNo(9), limit: dollars(limit), units, min_fill };
         let s = desk.market.simulate(&h);
         let text = |price: Price| price.to_string();
-        (s.at_once, s.at_call, text(s.pays), text(s.clearing), s.displaced, s.wins_at.map(text))
+        (s.at_once, s.at_call, text(s.pays), text(s.clearing), s.preempted, s.wins_at.map(text))
     };
     let at = |price: &str| Some(price.to_owned());
     assert_eq!(play("3.50", 1, 0), (0, 1, "3.0000".into(), "3.0000".into(), 1, at("3.0001")));
@@ -266,12 +271,12 @@ fn charges_follow_the_price() {
     desk.wait(30_000);
     let at_two = desk.market.last_call().unwrap().at;
     desk.wait(1_800_000);
-    let (alloc, _) = desk.market.allocs_of(bid).next().unwrap();
-    desk.apply(Command::Release { tenant: TenantNo(1), alloc, if_owner_version: None });
-    let unit = desk.market.alloc(alloc).unwrap();
-    let (start, end) = (unit.active_at().unwrap(), unit.ended_at().unwrap());
+    let (allocation, _) = desk.market.allocations_of(bid).next().unwrap();
+    desk.apply(Command::Release { tenant: TenantNo(1), allocation, if_owner_version: None });
+    let row = desk.market.allocation(allocation).unwrap();
+    let (start, end) = (row.active_at().unwrap(), row.ended_at().unwrap());
     let exact = 2 * i128::from(at_two.since_ms(start)) + 3 * i128::from(end.since_ms(at_two));
-    assert_eq!(unit.charged().0, exact * 1_000_000);
+    assert_eq!(row.charged().0, exact * 1_000_000);
 }
 
 #[test]
@@ -280,33 +285,33 @@ fn a_minute_is_the_least_and_our_faults_are_free() {
     let (short, lost) = (desk.bid(1, "8.00", 1), desk.bid(2, "8.00", 1));
     desk.boot();
     desk.wait(20_000);
-    let unit = |desk: &Desk, bid| desk.market.allocs_of(bid).next().unwrap().0;
-    let (a, b) = (unit(&desk, short), unit(&desk, lost));
-    desk.apply(Command::Release { tenant: TenantNo(1), alloc: a, if_owner_version: None });
+    let first = |desk: &Desk, bid| desk.market.allocations_of(bid).next().unwrap().0;
+    let (a, b) = (first(&desk, short), first(&desk, lost));
+    desk.apply(Command::Release { tenant: TenantNo(1), allocation: a, if_owner_version: None });
     desk.wait(280_000);
-    desk.apply(Command::Report { alloc: b, report: Report::Died });
-    let charged = |alloc| desk.market.alloc(alloc).unwrap().charged();
+    desk.apply(Command::Report { allocation: b, report: SupplierReport::Died });
+    let charged = |allocation| desk.market.allocation(allocation).unwrap().charged();
     assert_eq!(charged(a), Charge::of(dollars("2.00"), 60_000), "the rest of the first minute");
     assert_eq!(charged(b), Charge(0), "lost within its minimum runtime");
 }
 
-/// Three launches fail, then the unit is given up; it never lost its place in time.
+/// Three launches fail, then the unit fails; it kept its time priority until then.
 #[test]
 fn a_unit_that_never_boots_is_given_up() {
     let mut desk = Desk::new(1);
     let bid = desk.bid(1, "3.00", 1);
     let seq = desk.market.bid(bid).unwrap().seq();
     for failures in 1..=3 {
-        let (alloc, _) = desk.units(AllocState::Provisioning)[0];
-        desk.apply(Command::Report { alloc, report: Report::Failed });
+        let (allocation, _) = desk.units(AllocationState::Provisioning)[0];
+        desk.apply(Command::Report { allocation, report: SupplierReport::Failed });
         assert_eq!(desk.market.bid(bid).unwrap().seq(), seq, "after {failures}");
     }
     assert_eq!(desk.market.bid(bid).unwrap().state(), BidState::Ended);
-    let (_, alloc) = desk.market.allocs_of(bid).next().unwrap();
-    assert_eq!(alloc.reason(), Some(EndReason::ProvisionFailed));
+    let (_, allocation) = desk.market.allocations_of(bid).next().unwrap();
+    assert_eq!(allocation.reason(), Some(EndReason::ProvisionFailed));
 }
 
-/// A notice can be passed on to another unit of the same lot for 15 s.
+/// A notice can be passed on to another allocation of the same lot for 15 s.
 #[test]
 fn a_tenant_chooses_its_victim() {
     let mut desk = Desk::new(2);
@@ -315,17 +320,17 @@ fn a_tenant_chooses_its_victim() {
     desk.wait(600_000);
     desk.bid(2, "5.00", 1);
     desk.wait(30_000);
-    let (victim, _) = desk.units(AllocState::Preempting)[0];
-    let (other, _) = desk.units(AllocState::Active)[0];
-    let deadline = desk.market.alloc(victim).unwrap().preempt_at();
+    let (victim, _) = desk.units(AllocationState::Preempting)[0];
+    let (other, _) = desk.units(AllocationState::Active)[0];
+    let deadline = desk.market.allocation(victim).unwrap().preempt_at();
     let swap = Command::Substitute { tenant: TenantNo(1), victim, other };
     assert_eq!(desk.apply(swap.clone()), Reply::Done);
-    assert_eq!(desk.market.alloc(victim).unwrap().state(), AllocState::Active);
-    assert_eq!(desk.market.alloc(other).unwrap().preempt_at(), deadline);
+    assert_eq!(desk.market.allocation(victim).unwrap().state(), AllocationState::Active);
+    assert_eq!(desk.market.allocation(other).unwrap().preempt_at(), deadline);
     assert_eq!(desk.apply(swap), Reply::Refused(Refusal::Terminal));
     desk.wait(120_000);
     assert_eq!(desk.market.bid(bid).unwrap().units().active, 1);
-    assert_eq!(desk.units(AllocState::Provisioning).len(), 1, "the promise moved with the notice");
+    assert_eq!(desk.units(AllocationState::Provisioning).len(), 1, "the promise moved with the notice");
 }
 
 /// A reserve that is announced holds from its time: then what pays less loses the next call, with its notice.
@@ -343,21 +348,21 @@ fn a_reserve_holds_from_its_time() {
     desk.wait(1);
     assert_eq!((desk.market.quotes().reserve, desk.market.announced()), (dollars("3.00"), None));
     assert_eq!(desk.market.quotes().quote, dollars("4.80"));
-    assert_eq!(desk.units(AllocState::Active).len(), 1, "until the next call");
+    assert_eq!(desk.units(AllocationState::Active).len(), 1, "until the next call");
     desk.wait(30_000);
-    let under_notice = desk.units(AllocState::Preempting);
+    let under_notice = desk.units(AllocationState::Preempting);
     assert_eq!(under_notice.len(), 1);
     assert!(under_notice[0].1 <= dollars("2.50"), "never above its limit");
     let rests = desk.bid(2, "2.90", 1);
-    assert_eq!(desk.market.bid(rests).unwrap().state(), BidState::Pending, "although a unit is free");
+    assert_eq!(desk.market.bid(rests).unwrap().state(), BidState::Pending, "although a slot is free");
 }
 
 /// What the table of bad input says of a bid.
 #[test]
 fn bad_input() {
     let mut desk = Desk::new(1);
-    let mut refused = |change: fn(&mut Placement)| {
-        let mut placement = Placement {
+    let mut refused = |change: fn(&mut BidRequest)| {
+        let mut request = BidRequest {
             tenant: TenantNo(1),
             owner: OwnerKey([1; 16]),
             if_owner_version: Some(0),
@@ -370,8 +375,8 @@ fn bad_input() {
             expires_at: None,
             labels: Vec::new(),
         };
-        change(&mut placement);
-        match desk.apply(Command::Place { placement: Box::new(placement) }) {
+        change(&mut request);
+        match desk.apply(Command::Place { request: Box::new(request) }) {
             Reply::Refused(refusal) => refusal.to_string(),
             Reply::Bid { below_reserve, replayed, .. } => format!("below={below_reserve} again={replayed}"),
             Reply::Done => "done".into(),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::cases;
 use super::world::{World, params};
-use crate::wire::Wire;
+use crate::codec::Codec;
 use crate::*;
 
 proptest! {
@@ -73,8 +73,8 @@ proptest! {
                 _ => {
                     let version = read[who];
                     let command = pending[who].take().unwrap_or_else(|| place_at(version, owner, number / 30 % 3));
-                    let Command::Place { placement } = &command else { panic!("a placement") };
-                    let key = placement.if_owner_version.unwrap();
+                    let Command::Place { request } = &command else { panic!("a request") };
+                    let key = request.if_owner_version.unwrap();
                     let reply = m.apply(Time(now), &command, &mut Vec::new());
                     if let Reply::Bid { bid, owner_version, .. } = reply {
                         let first = *placed.entry(key).or_insert(bid);
@@ -97,7 +97,7 @@ fn place_at(version: u64, owner: OwnerKey, variant: u64) -> Command {
     key[0] = 1;
     key[8..].copy_from_slice(&version.to_le_bytes());
     Command::Place {
-        placement: Box::new(Placement {
+        request: Box::new(BidRequest {
             tenant: TenantNo(1),
             owner,
             if_owner_version: Some(version),

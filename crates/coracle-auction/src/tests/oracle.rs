@@ -1,4 +1,4 @@
-//! The call as its definition says it: everything sorted, from the truth and no index.
+//! Reference implementation of a call: sorts all bids and allocations, and uses no index.
 
 use std::collections::BTreeSet;
 
@@ -16,35 +16,35 @@ pub(super) struct Entrant {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct CallOutcome {
     pub(super) price: Price,
     pub(super) apart: Option<(u32, Price)>,
     /// `(bid, seq, units)`.
     pub(super) won: BTreeSet<(u32, u64, u32)>,
-    pub(super) displaced: BTreeSet<u32>,
+    pub(super) preempted: BTreeSet<u32>,
     pub(super) skipped: BTreeSet<u32>,
     pub(super) free: usize,
 }
 
 impl Market {
-    /// Seats that count: of open lots, not retired.
-    fn oracle_seat(&self, alloc: &Alloc) -> bool {
-        self.lots.get(&alloc.lot).is_some_and(|lot| {
+    /// Free slots that count: of open lots, not retired.
+    fn holds_slot(&self, allocation: &Allocation) -> bool {
+        self.lots.get(&allocation.lot).is_some_and(|lot| {
             lot.state == LotState::Open
-                && lot.units.get(alloc.unit as usize).is_some_and(|unit| !unit.retired)
+                && lot.slots.get(allocation.slot as usize).is_some_and(|slot| !slot.retired)
         })
     }
 
     pub(super) fn contestants(&self) -> Vec<Entrant> {
         let mut all = Vec::new();
-        for (place, alloc) in self.allocs.iter() {
-            let free = alloc.state == AllocState::Active && alloc.protected_until <= self.now;
-            if free && self.oracle_seat(alloc) && alloc.limit >= self.params.reserve {
+        for (place, allocation) in self.allocations.iter() {
+            let free = allocation.state == AllocationState::Active && allocation.protected_until <= self.now;
+            if free && self.holds_slot(allocation) && allocation.limit >= self.params.reserve {
                 all.push(Entrant {
-                    price: alloc.limit.min(self.params.cap),
+                    price: allocation.limit.min(self.params.cap),
                     running: true,
-                    order: alloc.match_no,
-                    tenant: alloc.tenant,
+                    order: allocation.match_no,
+                    tenant: allocation.tenant,
                     units: 1,
                     block: 1,
                     place,
@@ -71,17 +71,20 @@ impl Market {
         all
     }
 
-    pub(super) fn oracle(&self) -> Outcome {
+    pub(super) fn oracle(&self) -> CallOutcome {
         let reserve = self.params.reserve;
         let open = self.lots.values().filter(|lot| lot.state == LotState::Open);
-        let seats: usize = open.map(Lot::size).sum();
-        let seated = || self.allocs.iter().filter(|(_, alloc)| self.oracle_seat(alloc));
-        let in_run = |alloc: &Alloc| alloc.state == AllocState::Active && alloc.protected_until <= self.now;
-        let protected = seated().filter(|(_, alloc)| alloc.is_live() && !in_run(alloc)).count();
-        let below = seated().filter(|(_, alloc)| in_run(alloc) && alloc.limit < reserve);
-        let mut displaced: BTreeSet<u32> = below.map(|(place, _)| place).collect();
-        // Capacity that goes takes its own units along, so protected units always have their seats.
-        let mut k = seats.checked_sub(protected).expect("no more protected units than seats");
+        let slots: usize = open.map(Lot::size).sum();
+        let holding = || self.allocations.iter().filter(|(_, allocation)| self.holds_slot(allocation));
+        let in_run = |allocation: &Allocation| {
+            allocation.state == AllocationState::Active && allocation.protected_until <= self.now
+        };
+        let protected =
+            holding().filter(|(_, allocation)| allocation.is_live() && !in_run(allocation)).count();
+        let below = holding().filter(|(_, allocation)| in_run(allocation) && allocation.limit < reserve);
+        let mut preempted: BTreeSet<u32> = below.map(|(place, _)| place).collect();
+        // Capacity that goes ends its own allocations, so protected ones always have their slots.
+        let mut k = slots.checked_sub(protected).expect("no more protected allocations than slots");
         let (mut won, mut skipped) = (BTreeSet::new(), BTreeSet::new());
         let (mut losers, mut worst): (Vec<(Price, u32)>, _) = (Vec::new(), None);
         for e in self.contestants() {
@@ -92,7 +95,7 @@ impl Market {
                 } else {
                     losers.push((e.price, e.tenant));
                     if e.running {
-                        displaced.insert(e.place);
+                        preempted.insert(e.place);
                     }
                 }
                 continue;
@@ -114,16 +117,16 @@ impl Market {
         let price = price_for(None);
         let tenants: BTreeSet<u32> = losers.iter().map(|(_, t)| *t).collect();
         let apart = tenants.into_iter().map(|t| (t, price_for(Some(t)))).find(|(_, own)| *own < price);
-        Outcome { price, apart, won, displaced, skipped, free: k }
+        CallOutcome { price, apart, won, preempted, skipped, free: k }
     }
 
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> CallOutcome {
         let d = self.decide(None);
-        Outcome {
+        CallOutcome {
             price: d.price,
             apart: d.apart,
             won: d.winners.iter().map(|(o, n)| (o.entry.bid, o.rank.seq.0, *n)).collect(),
-            displaced: d.leaving().collect(),
+            preempted: d.leaving().collect(),
             skipped: d.skipped.iter().copied().collect(),
             free: d.free,
         }

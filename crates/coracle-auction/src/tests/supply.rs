@@ -1,4 +1,4 @@
-//! Invariants of seats: nothing is given twice, nothing waits beside a free unit.
+//! Invariants of slots: no slot is sold twice, no bid waits beside a free slot.
 
 use std::collections::BTreeMap;
 
@@ -54,47 +54,49 @@ proptest! {
     }
 }
 
-/// Every unit has one seat, every seat one occupant and one promise at most, every count is right.
+/// Every allocation has one slot, every slot at most one occupant and one promise, every count is right.
 fn check(m: &Market) -> Result<(), TestCaseError> {
-    let mut seats = BTreeMap::new();
+    let mut slots = BTreeMap::new();
     for (no, lot) in m.lots() {
-        for (unit, seat) in (0u32..).zip(&lot.units) {
-            for (place, promised) in [(seat.occupant, false), (seat.promised, true)] {
+        for (slot_no, slot) in (0u32..).zip(&lot.slots) {
+            for (place, promised) in [(slot.occupant, false), (slot.promised, true)] {
                 let Some(place) = place else { continue };
-                prop_assert_eq!(seats.insert(place, (no, unit, promised)), None, "two seats");
-                let alloc = m.allocs.at(place);
-                prop_assert!(alloc.is_some_and(|alloc| alloc.seat() == (no, unit)));
-                prop_assert_eq!(promised, alloc.unwrap().state() == AllocState::Matched);
+                prop_assert_eq!(slots.insert(place, (no, slot_no, promised)), None, "two slots");
+                let allocation = m.allocations.at(place);
+                prop_assert!(allocation.is_some_and(|allocation| allocation.slot() == (no, slot_no)));
+                prop_assert_eq!(promised, allocation.unwrap().state() == AllocationState::Matched);
             }
-            prop_assert!(seat.promised.is_none() || seat.occupant.is_some(), "promised and empty");
+            prop_assert!(slot.promised.is_none() || slot.occupant.is_some(), "promised and empty");
         }
     }
     let mut by_bid: BTreeMap<u32, [u32; 5]> = BTreeMap::new();
-    for (place, alloc) in m.allocs.iter() {
-        by_bid.entry(alloc.bid).or_default()[alloc.state as usize] += 1;
-        prop_assert_eq!(seats.contains_key(&place), alloc.state() != AllocState::Ended);
+    for (place, allocation) in m.allocations.iter() {
+        by_bid.entry(allocation.bid).or_default()[allocation.state as usize] += 1;
+        prop_assert_eq!(slots.contains_key(&place), allocation.state() != AllocationState::Ended);
     }
-    for (place, bid) in m.bids.iter() {
+    for (bid_row, bid) in m.bids.iter() {
         let u = bid.units();
         let counted = [u.matched, u.provisioning, u.active, u.preempting, u.ended].map(u32::from);
-        prop_assert_eq!(by_bid.get(&place).copied().unwrap_or_default(), counted);
+        prop_assert_eq!(by_bid.get(&bid_row).copied().unwrap_or_default(), counted);
         let own: u32 = counted.iter().sum();
-        let listed = m.units_of(place);
-        prop_assert!(listed.iter().all(|unit| m.allocs.at(*unit).is_some_and(|unit| unit.bid == place)));
-        prop_assert_eq!(listed.len(), own as usize, "each unit once in the list of its bid");
+        let listed = m.units_of(bid_row);
+        prop_assert!(
+            listed.iter().all(|place| m.allocations.at(*place).is_some_and(|row| row.bid == bid_row))
+        );
+        prop_assert_eq!(listed.len(), own as usize, "each allocation once in the list of its bid");
         let apart: u32 = bid.segments().map(|(_, units)| u32::from(units)).sum();
         prop_assert_eq!(apart, u32::from(u.open));
     }
-    let live_units = m.allocs().filter(|(_, alloc)| alloc.is_live()).count();
+    let live_units = m.allocations().filter(|(_, allocation)| allocation.is_live()).count();
     prop_assert_eq!(m.live(), live_units as u64);
     let usable: usize =
         m.lots().filter(|(_, lot)| lot.state() == LotState::Open).map(|(_, lot)| lot.size()).sum();
-    let live = m.allocs().filter(|(_, alloc)| {
-        let lot = m.lots.get(&alloc.lot);
-        let counts = |lot: &Lot| lot.state == LotState::Open && !lot.units[alloc.unit as usize].retired;
-        alloc.is_live() && lot.is_some_and(counts)
+    let live = m.allocations().filter(|(_, allocation)| {
+        let lot = m.lots.get(&allocation.lot);
+        let counts = |lot: &Lot| lot.state == LotState::Open && !lot.slots[allocation.slot as usize].retired;
+        allocation.is_live() && lot.is_some_and(counts)
     });
-    prop_assert!(live.count() <= usable, "more live units than seats");
+    prop_assert!(live.count() <= usable, "more live units than slots");
     let listed: u64 =
         m.bids().filter(|(_, bid)| !bid.is_held()).map(|(_, bid)| u64::from(bid.units().open)).sum();
     prop_assert_eq!(m.depth().units, listed);

@@ -54,7 +54,7 @@ impl World {
             gangs,
             lowered: false,
         };
-        world.apply(Command::PutLot { lot: LotNo(1), supplier: SupplierNo(1), units: 3, notice_ms: 60_000 });
+        world.apply(Command::PutLot { lot: LotNo(1), supplier: SupplierNo(1), slots: 3, notice_ms: 60_000 });
         world
     }
 
@@ -87,7 +87,7 @@ impl World {
             60 => Command::PutLot {
                 lot: LotNo(1 + d.small(2)),
                 supplier: SupplierNo(1),
-                units: d.small(5),
+                slots: d.small(5),
                 notice_ms: 20_000 + d.below(2) * 60_000,
             },
             61 => {
@@ -107,7 +107,7 @@ impl World {
         let quantity = 1 + d.small(4);
         let min_fill = if self.gangs && d.below(3) == 0 { 1 + d.small(quantity) } else { 0 };
         let key = d.below(40);
-        let placement = Placement {
+        let request = BidRequest {
             tenant,
             owner: OwnerKey([u8::try_from(d.below(2)).unwrap(); 16]),
             if_owner_version: None,
@@ -124,7 +124,7 @@ impl World {
             expires_at: (d.below(8) == 0).then(|| self.now.plus_ms(70_000)),
             labels: Vec::new(),
         };
-        Command::Place { placement: Box::new(placement) }
+        Command::Place { request: Box::new(request) }
     }
 
     fn some_bid(&self, d: &mut Digits) -> (TenantNo, BidId) {
@@ -133,12 +133,15 @@ impl World {
         bids.get(pick).map_or((TenantNo(0), BidId(77)), |(id, bid)| (self.market.owner_of(bid).0, *id))
     }
 
-    fn some_unit(&self, d: &mut Digits, wanted: &[AllocState]) -> (TenantNo, AllocId) {
-        let units: Vec<_> =
-            self.market.allocs().filter(|(_, alloc)| wanted.contains(&alloc.state())).collect();
+    fn some_allocation(&self, d: &mut Digits, wanted: &[AllocationState]) -> (TenantNo, AllocationId) {
+        let units: Vec<_> = self
+            .market
+            .allocations()
+            .filter(|(_, allocation)| wanted.contains(&allocation.state()))
+            .collect();
         let pick = usize::try_from(d.below(units.len().max(1) as u64)).unwrap();
-        units.get(pick).map_or((TenantNo(0), AllocId(77)), |(id, alloc)| {
-            let bid = self.market.bid(self.market.bid_of(alloc)).unwrap();
+        units.get(pick).map_or((TenantNo(0), AllocationId(77)), |(id, allocation)| {
+            let bid = self.market.bid(self.market.bid_of(allocation)).unwrap();
             (self.market.owner_of(bid).0, *id)
         })
     }
@@ -157,22 +160,22 @@ impl World {
     }
 
     fn release(&self, d: &mut Digits) -> Command {
-        use AllocState::*;
-        let (tenant, alloc) = self.some_unit(d, &[Matched, Provisioning, Active, Preempting]);
-        Command::Release { tenant, alloc, if_owner_version: None }
+        use AllocationState::*;
+        let (tenant, allocation) = self.some_allocation(d, &[Matched, Provisioning, Active, Preempting]);
+        Command::Release { tenant, allocation, if_owner_version: None }
     }
 
     fn report(&self, d: &mut Digits) -> Command {
-        use AllocState::*;
+        use AllocationState::*;
         let (report, state) = match d.below(16) {
-            0 => (Report::Launched, Provisioning),
-            1 => (Report::Registered { node: "n".into() }, Provisioning),
-            2 => (Report::Failed, Provisioning),
-            3 => (Report::Drained, Preempting),
-            4 => (Report::Died, Active),
-            _ => (Report::Ready, Provisioning),
+            0 => (SupplierReport::Launched, Provisioning),
+            1 => (SupplierReport::Registered { node: "n".into() }, Provisioning),
+            2 => (SupplierReport::Failed, Provisioning),
+            3 => (SupplierReport::Drained, Preempting),
+            4 => (SupplierReport::Died, Active),
+            _ => (SupplierReport::Ready, Provisioning),
         };
-        Command::Report { alloc: self.some_unit(d, &[state]).1, report }
+        Command::Report { allocation: self.some_allocation(d, &[state]).1, report }
     }
 
     fn supply(&self, d: &mut Digits) -> Command {
@@ -181,15 +184,15 @@ impl World {
             _ => Command::PutLot {
                 lot: LotNo(1 + d.small(2)),
                 supplier: SupplierNo(1),
-                units: 2 + d.small(4),
+                slots: 2 + d.small(4),
                 notice_ms: 60_000,
             },
         }
     }
 
     fn substitute(&self, d: &mut Digits) -> Command {
-        let (tenant, victim) = self.some_unit(d, &[AllocState::Preempting]);
-        let (_, other) = self.some_unit(d, &[AllocState::Active]);
+        let (tenant, victim) = self.some_allocation(d, &[AllocationState::Preempting]);
+        let (_, other) = self.some_allocation(d, &[AllocationState::Active]);
         Command::Substitute { tenant, victim, other }
     }
 

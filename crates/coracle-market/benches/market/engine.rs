@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use coracle_auction::wire::Wire;
+use coracle_auction::codec::Codec;
 use coracle_auction::{
-    AllocId, AllocState, Amendment, BidId, Command, Event, Journaled, LotNo, Market, OwnerKey, Params,
-    Placement, Price, Reply, Report, SupplierNo, TenantNo, Time,
+    AllocationId, AllocationState, Amendment, BidId, BidRequest, Command, Event, Journaled, LotNo, Market,
+    OwnerKey, Params, Price, Reply, SupplierNo, SupplierReport, TenantNo, Time,
 };
 
 const START: Time = Time(1_700_000_000_000);
@@ -14,7 +14,7 @@ const OWNERS: u64 = 10;
 const BURST: u64 = 64;
 const LOTS: u32 = 40;
 const LOT_UNITS: u32 = 500;
-/// Running units that each round gives up their limit, so that a call displaces as many.
+/// Running units that each round gives up their limit, so that a call preempts as many.
 const CHURN: usize = 500;
 
 /// A market under load: a full book, all units running, and the journal of how it came so.
@@ -62,7 +62,7 @@ impl Load {
         };
         for lot in 0..lots {
             let (lot, supplier) = (LotNo(lot), SupplierNo(lot % 8));
-            load.apply(Command::PutLot { lot, supplier, units, notice_ms: 10_000 });
+            load.apply(Command::PutLot { lot, supplier, slots: units, notice_ms: 10_000 });
         }
         for _ in 0..u64::from(lots * units) {
             load.place(7_000_000);
@@ -104,7 +104,7 @@ impl Load {
         // Keys are digests: spread them as digests are.
         key[..8].copy_from_slice(&self.bids.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         key[8..].copy_from_slice(&self.bids.to_le_bytes());
-        let placement = Placement {
+        let request = BidRequest {
             tenant: TenantNo(u32::try_from(tenant).unwrap_or(0)),
             owner: OwnerKey([u8::try_from(owner).unwrap_or(0); 16]),
             if_owner_version: None,
@@ -117,18 +117,21 @@ impl Load {
             expires_at: None,
             labels: Vec::new(),
         };
-        self.apply(Command::Place { placement: Box::new(placement) });
+        self.apply(Command::Place { request: Box::new(request) });
     }
 
     /// What was ordered becomes ready nodes; what ended is forgotten here.
     fn boot(&mut self) {
-        let launched: Vec<AllocId> = std::mem::take(&mut self.events)
+        let launched: Vec<AllocationId> = std::mem::take(&mut self.events)
             .into_iter()
-            .filter_map(|event| if let Event::Launch { alloc, .. } = event { Some(alloc) } else { None })
+            .filter_map(
+                |event| if let Event::Launch { allocation, .. } = event { Some(allocation) } else { None },
+            )
             .collect();
-        for alloc in launched {
-            self.apply(Command::Report { alloc, report: Report::Ready });
-            let Some(unit) = self.market.alloc(alloc).filter(|unit| unit.state() == AllocState::Active)
+        for allocation in launched {
+            self.apply(Command::Report { allocation, report: SupplierReport::Ready });
+            let Some(unit) =
+                self.market.allocation(allocation).filter(|unit| unit.state() == AllocationState::Active)
             else {
                 continue;
             };
@@ -176,11 +179,11 @@ impl Load {
             Journaled { at: self.now, command: Command::Resume }.put(journal);
         }
         self.commands += 2;
-        let displaced = self.market.last_call().map_or(0, |call| call.displaced);
+        let preempted = self.market.last_call().map_or(0, |call| call.preempted);
         self.now = self.now.plus_ms(10_000);
         self.heartbeat();
         self.boot();
-        Took { wall, cpu, displaced }
+        Took { wall, cpu, preempted }
     }
 
     fn heartbeat(&mut self) {
@@ -196,7 +199,7 @@ pub(crate) struct Took {
     pub(crate) wall: Duration,
     /// Time on a core: what the wall shows of a machine that has nothing else to do.
     pub(crate) cpu: Duration,
-    pub(crate) displaced: u64,
+    pub(crate) preempted: u64,
 }
 
 /// Time that this thread was on a core so far. The kernel brings it up to date when the thread yields.
@@ -220,15 +223,15 @@ pub(crate) struct Calls {
     pub(crate) wall_ms: f64,
     /// p99 in milliseconds, on a core.
     pub(crate) cpu_ms: f64,
-    /// The most that one displaced.
-    pub(crate) displaced: u64,
+    /// The most that one preempted.
+    pub(crate) preempted: u64,
 }
 
 /// Holds `calls` calls at `open` open bids.
 pub(crate) fn calls(open: u64, calls: usize) -> Calls {
     let mut load = Load::new(open, false);
     let took: Vec<Took> = (0..calls).map(|_| load.round()).collect();
-    let displaced = took.iter().map(|one| one.displaced).max().unwrap_or(0);
+    let preempted = took.iter().map(|one| one.preempted).max().unwrap_or(0);
     let p99_ms = |what: &str, of: fn(&Took) -> Duration| {
         let mut took: Vec<_> = took.iter().map(of).collect();
         took.sort_unstable();
@@ -237,8 +240,8 @@ pub(crate) fn calls(open: u64, calls: usize) -> Calls {
         p99.as_secs_f64() * 1000.0
     };
     let units = load.market.depth().units;
-    eprintln!("  {calls} calls at {units} open bids, at most {displaced} displaced");
-    Calls { wall_ms: p99_ms("wall", |one| one.wall), cpu_ms: p99_ms("core", |one| one.cpu), displaced }
+    eprintln!("  {calls} calls at {units} open bids, at most {preempted} preempted");
+    Calls { wall_ms: p99_ms("wall", |one| one.wall), cpu_ms: p99_ms("core", |one| one.cpu), preempted }
 }
 
 /// Commands a second when a journal is replayed.

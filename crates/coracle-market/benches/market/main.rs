@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
 
 mod engine;
+#[path = "../../tests/server/mod.rs"]
+mod process;
 mod server;
 mod service;
 mod streams;
@@ -19,6 +21,10 @@ fn figure(name: &str, value: Option<f64>, unit: &str, why: &str) {
 }
 
 fn main() {
+    // The process of `server::Served`.
+    if process::serve_if_asked() {
+        return;
+    }
     // `cargo test` and `cargo bench` pass flags of their own.
     let short = std::env::args().any(|arg| arg == "--test");
     // `--part=engine`, `service` or `streams` measures that alone.
@@ -46,11 +52,11 @@ fn alone(short: bool) {
     // `--calls=N` for a short look; the goal is over 10 000.
     let asked = std::env::args().find_map(|arg| arg.strip_prefix("--calls=").and_then(|n| n.parse().ok()));
     let calls = asked.unwrap_or(calls);
-    eprintln!("calls in the engine, goal: p99 at most 2 ms with at most 1000 displaced");
+    eprintln!("calls in the engine, goal: p99 at most 2 ms with at most 1000 preempted");
     let held = engine::calls(open, calls);
-    let fair = held.displaced <= 1000;
-    figure("market.call_p99_ms", fair.then_some(held.wall_ms), "ms", "a call displaced more than 1000");
-    figure("market.call_p99_core_ms", fair.then_some(held.cpu_ms), "ms", "a call displaced more than 1000");
+    let fair = held.preempted <= 1000;
+    figure("market.call_p99_ms", fair.then_some(held.wall_ms), "ms", "a call preempted more than 1000");
+    figure("market.call_p99_core_ms", fair.then_some(held.cpu_ms), "ms", "a call preempted more than 1000");
     let (markets, bids) = if short { (10, 100) } else { (1_000, 1_000) };
     eprintln!("a round of calls over {markets} markets of {bids} bids, goal: at most 250 ms");
     figure("market.round_ms", Some(engine::round_of_markets(markets, bids)), "ms", "");

@@ -1,7 +1,7 @@
 //! A market in a process of its own, its tenants, and bids for them.
 
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin};
 use std::time::Duration;
 
 use coracle_proto::market::admin_client::AdminClient;
@@ -22,17 +22,9 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(store: &Path) -> Self {
-        use std::io::BufRead;
-        let mut child = Command::new(env!("CARGO_BIN_EXE_coracle-market-server"))
-            .arg(format!("sqlite:{}", store.display()))
-            .arg(ADMIN)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
-        let grpc = format!("http://{}", lines.next().unwrap().unwrap());
-        let alive = child.stdin.take().unwrap();
+        let store = format!("sqlite:{}", store.display());
+        let (mut child, alive) = crate::process::spawn(&[], &store, ADMIN, 10_000);
+        let grpc = crate::process::wait_ready(&mut child).grpc;
         Self { child, _alive: alive, grpc }
     }
 

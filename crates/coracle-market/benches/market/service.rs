@@ -24,7 +24,7 @@ const BATCHERS: usize = 16;
 const BATCH: usize = 512;
 
 /// What was measured; nothing where the store did not hold what was acknowledged.
-pub(crate) struct Outcome {
+pub(crate) struct Measurement {
     pub(crate) single: Option<f64>,
     pub(crate) batched: Option<f64>,
     pub(crate) half_p99_ms: Option<f64>,
@@ -33,7 +33,7 @@ pub(crate) struct Outcome {
 }
 
 /// Runs both intakes, fills up to `open` open bids, and counts them in a new process.
-pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Outcome {
+pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Measurement {
     let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
     let store = dir.path().join("market.db");
     let served = Served::start(&store);
@@ -54,7 +54,7 @@ pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Outcome {
     };
     drop(dir);
     let full = full(open, calls).await;
-    Outcome { single, batched, half_p99_ms, full, why }
+    Measurement { single, batched, half_p99_ms, full, why }
 }
 
 /// One bid a call, many callers.
@@ -94,7 +94,7 @@ async fn singles(
     rate
 }
 
-/// One bid a call at a fixed pace, whatever the answers do: p99 in milliseconds from when a call was due.
+/// One bid a call at a fixed pace, independent of the answers: p99 in milliseconds from when a call was due.
 async fn half_load(
     channels: &[Channel],
     tokens: &Arc<Vec<String>>,

@@ -2,27 +2,29 @@
 
 use std::collections::BTreeMap;
 
-use coracle_auction::wire::Wire;
+use coracle_auction::codec::Codec;
 use coracle_auction::{Command, Market, Params, Price, Reply, TenantNo, Time};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name, tenant_body, tenant_facts};
 use crate::announce::{Known, changes};
 use crate::audit;
-use crate::auth::{self, Caller, Scope};
+use crate::caller::{self, Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
 use crate::history::Percentiles;
 use crate::recover;
 use crate::registry::Kind;
-use crate::store::{IgnoredRow, NameRow, Verdict};
-use crate::writer::{NOBODY, Slot, ms};
+use crate::signed::ms;
+use crate::state::MarketState;
+use crate::store::{IgnoredRow, JournalVerification, NameRow};
+use crate::writer::MARKET_ITSELF;
 
-/// Commands that one audit tells, at most and when it names no number.
+/// Most commands of one audit, and the default.
 const AUDIT_MAX: u32 = 1000;
 const AUDIT: u32 = 100;
 
-/// Where a market began: its first parameters and its first time.
+/// First parameters and first time of a market.
 pub(crate) fn start_of(body: &[u8]) -> Option<(Params, Time)> {
     let mut from = body;
     Some((Params::get(&mut from).ok()?, Time::get(&mut from).ok()?))
@@ -75,9 +77,9 @@ impl Service {
         params: Params,
         asked: Option<Time>,
     ) -> Result<(), Problem> {
-        let (now, known) = self.writer.read(no, |slot| {
-            let announced = slot.market.announced().map(|(at, params)| (at, *params));
-            (self.now().max(slot.market.now()), Known { params: *slot.market.params(), announced })
+        let (now, known) = self.writer.read(no, |state| {
+            let announced = state.market.announced().map(|(at, params)| (at, *params));
+            (self.now().max(state.market.now()), Known { params: *state.market.params(), announced })
         })?;
         let commands = changes(&known, params, asked, now)?;
         let applied = self.writer.apply(no, caller.tenant, commands).await?;
@@ -95,7 +97,7 @@ impl Service {
         params.put(&mut body);
         at.put(&mut body);
         let no = self.registry.ensure(Kind::Market, name, &body).await?;
-        let slot = Slot {
+        let state = MarketState {
             name: name.to_owned(),
             market: Market::new(params, at),
             seq: 0,
@@ -106,7 +108,7 @@ impl Service {
             indicated: at,
             percentiles: Percentiles::default(),
         };
-        self.writer.add(no, slot).await?;
+        self.writer.add(no, state).await?;
         Ok(no)
     }
 
@@ -132,8 +134,8 @@ impl Service {
         if scopes == 0 {
             return Ok(String::new());
         }
-        let token = auth::new_token();
-        let hash = auth::hash(&token);
+        let token = caller::new_token();
+        let hash = caller::hash(&token);
         self.store.put_token(&hash, no, scopes).await?;
         self.gate.admit(hash, no, scopes);
         Ok(token)
@@ -146,7 +148,7 @@ impl Service {
             self.gate.set_rate(tenant, rate);
         }
         let mut caps = self.caps.lock().await;
-        let mut capped = self.capped.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut capped = self.capped.write();
         match cap {
             Some(cap) => {
                 caps.insert(tenant, cap);
@@ -159,19 +161,19 @@ impl Service {
         }
     }
 
-    /// Gives every market the slice that it uses, cut in order when the cap is below the whole.
+    /// Assigns every market the part of the cap that it uses, in order, cut where the cap ends.
     async fn spread_cap(&self, tenant: u32) -> Result<(), Problem> {
         let caps = self.caps.lock().await;
         let mut left = caps.get(&tenant).copied();
         let no = TenantNo(tenant);
         for market in self.markets() {
-            let Some(account) = self.writer.read(market, |slot| slot.market.account(no))? else { continue };
+            let Some(account) = self.writer.read(market, |state| state.market.account(no))? else { continue };
             let used = i64::try_from(account.committed).unwrap_or(i64::MAX);
             let slice = left.map(|left| used.min(left).max(0));
             left = left.zip(slice).map(|(left, slice)| left - slice);
             let cap = slice.map(Price::micros);
             if account.cap != cap {
-                self.writer.apply_one(market, NOBODY, Command::Budget { tenant: no, cap }).await?;
+                self.writer.apply_one(market, MARKET_ITSELF, Command::Budget { tenant: no, cap }).await?;
             }
         }
         Ok(())
@@ -188,9 +190,9 @@ impl Service {
     }
 
     /// Replays the whole journal of a market beside the running one.
-    pub(crate) async fn verify(&self, market: &str) -> Result<Verdict, Problem> {
+    pub(crate) async fn verify(&self, market: &str) -> Result<JournalVerification, Problem> {
         let no = self.market(market)?;
-        let start = self.writer.read(no, |slot| slot.start)?;
+        let start = self.writer.read(no, |state| state.start)?;
         let verdict = recover::verify(&self.store, no, start).await?;
         if !verdict.sound {
             self.metrics.replay_mismatch.inc();
@@ -217,12 +219,12 @@ impl Service {
             return Ok(rows.into_iter().map(|row| self.ignored_entry(row)).collect());
         }
         let no = self.market(&r.market)?;
-        let start = self.writer.read(no, |slot| slot.start)?;
+        let start = self.writer.read(no, |state| state.start)?;
         let told = audit::audit(&self.store, no, start, from..from.saturating_add(count)).await?;
         let entry = |t: audit::Told| pb::AuditEntry {
             seq: u64::try_from(t.seq).unwrap_or(0),
             at_ms: ms(t.at),
-            who: if t.who == NOBODY { String::new() } else { self.registry.name(Kind::Tenant, t.who) },
+            who: if t.who == MARKET_ITSELF { String::new() } else { self.registry.name(Kind::Tenant, t.who) },
             what: t.what.into(),
             subject: t.subject,
             before: t.before,
@@ -243,7 +245,7 @@ impl Service {
             who: self.registry.name(Kind::Tenant, row.who),
             what: "report".into(),
             subject: row.subject,
-            refused: format!("{} of a unit that is unknown or another supplier's{more}", row.report),
+            refused: format!("{} of an allocation that is unknown or another supplier's{more}", row.report),
             ..pb::AuditEntry::default()
         }
     }

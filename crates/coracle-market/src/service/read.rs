@@ -1,18 +1,18 @@
-//! Prices, history, advice: what everybody may know.
+//! Prices, history, advice: public data.
 
 use coracle_auction::{Hypothetical, Price, TenantNo, Time, advise};
 use coracle_proto::market as pb;
 
 use super::Service;
-use crate::auth::Caller;
+use crate::caller::Caller;
 use crate::convert;
 use crate::error::Problem;
 use crate::history::{KEPT_MS, merged, step_that_fits};
-use crate::recover::signed;
+use crate::signed::signed;
 
 /// Most points of one history.
 const POINTS_MAX: i64 = 10_000;
-/// How far advice looks back, in milliseconds.
+/// Period that advice is based on, in milliseconds.
 const ADVICE_MS: u64 = 30 * 24 * 3600 * 1000;
 
 impl Service {
@@ -40,7 +40,7 @@ impl Service {
     }
 
     pub(crate) fn book(&self, market: &str) -> Result<pb::Book, Problem> {
-        let depth = self.writer.read(self.market(market)?, |slot| slot.market.depth())?;
+        let depth = self.writer.read(self.market(market)?, |state| state.market.depth())?;
         Ok(pb::Book { bands: depth.bands.to_vec(), units: depth.units })
     }
 
@@ -88,13 +88,13 @@ impl Service {
         let tenant = TenantNo(self.tenant(caller, &r.tenant).await?);
         let (units, min_fill) = (r.quantity.max(1), r.min_fill);
         let bid = Hypothetical { tenant, limit: Price::micros(r.limit_micros), units, min_fill };
-        let s = self.writer.read(no, |slot| slot.market.simulate(&bid))?;
+        let s = self.writer.read(no, |state| state.market.simulate(&bid))?;
         Ok(pb::Simulation {
             at_once: s.at_once,
             at_call: s.at_call,
             pays_micros: s.pays.as_micros(),
             clearing_micros: s.clearing.as_micros(),
-            displaced: s.displaced,
+            displaced: s.preempted,
             wins_at_micros: s.wins_at.map(Price::as_micros),
         })
     }

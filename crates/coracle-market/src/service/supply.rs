@@ -1,16 +1,20 @@
-//! Capacity: what suppliers say and what they are told.
+//! Capacity: lots and reports of suppliers, and orders to them.
 
-use coracle_auction::{Alloc, AllocId, AllocState, Command, Event, LotNo, LotState, SupplierNo};
+use coracle_auction::{
+    Allocation, AllocationId, AllocationState, Command, Event, LotNo, LotState, SupplierNo, SupplierReport,
+};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name};
-use crate::auth::Caller;
-use crate::convert::{self, lot_key, report_name};
+use crate::caller::Caller;
+use crate::convert::{self, lot_key};
 use crate::error::Problem;
 use crate::ignored;
 use crate::registry::Kind;
+use crate::signed::ms;
+use crate::state::MarketState;
 use crate::store::IgnoredRow;
-use crate::writer::{Batch, Slot, ms};
+use crate::writer::Batch;
 
 impl Service {
     /// A supplier has the name of its token's tenant.
@@ -27,11 +31,11 @@ impl Service {
         let notice_ms = u64::try_from(if r.notice_ms == 0 { 120_000 } else { r.notice_ms })
             .map_err(|_| Problem::invalid("notice must be above 0"))?;
         let command =
-            Command::PutLot { lot: LotNo(lot), supplier: SupplierNo(supplier), units: r.units, notice_ms };
+            Command::PutLot { lot: LotNo(lot), supplier: SupplierNo(supplier), slots: r.units, notice_ms };
         self.writer.apply_one(market, caller.tenant, command).await?;
         let state = self
             .writer
-            .read(market, |slot| slot.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
+            .read(market, |state| state.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
         let state = state.map_or("closed", state_of);
         Ok(pb::Lot { lot: r.lot, market: r.market, units: r.units, state: state.into() })
     }
@@ -41,12 +45,12 @@ impl Service {
         let only = if market.is_empty() { None } else { Some(self.market(market)?) };
         let mut lots = Vec::new();
         for no in self.markets().into_iter().filter(|no| only.is_none_or(|only| only == *no)) {
-            self.writer.read(no, |slot| {
-                for (lot, row) in slot.market.lots() {
+            self.writer.read(no, |state| {
+                for (lot, row) in state.market.lots() {
                     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                     lots.push(pb::LotUse {
                         lot: convert::lot_name(&self.registry, lot.0),
-                        market: slot.name.clone(),
+                        market: state.name.clone(),
                         supplier: self.registry.name(Kind::Supplier, row.supplier().0),
                         units: count(row.size()),
                         taken: count(row.taken()),
@@ -98,31 +102,32 @@ impl Service {
         Ok(())
     }
 
-    /// News of a unit. Of one that is unknown, or another supplier's, it is ignored, told in log and audit, and counted:
+    /// Report about an allocation. For an unknown one, or one of another supplier, it is ignored, logged, audited and counted:
     /// a supplier that came back from the dead has nothing to mend.
     pub(crate) async fn report(&self, caller: Caller, r: pb::ReportOrderRequest) -> Result<(), Problem> {
         let supplier = self.supplier(caller).await?;
-        let report = convert::report_of(&r.report, &r.node).ok_or_else(|| {
+        let report = SupplierReport::from_name(&r.report, &r.node).ok_or_else(|| {
             Problem::invalid(
                 "report must be launched, registered (with node), ready, failed, drained or died",
             )
         })?;
-        let own = |(market, alloc)| {
-            let is_own =
-                |slot: &Slot| slot.market.alloc(alloc).is_some_and(|row| of_supplier(slot, row, supplier));
-            self.writer.read(market, is_own).is_ok_and(|own| own).then_some((market, alloc))
+        let own = |(market, allocation)| {
+            let is_own = |state: &MarketState| {
+                state.market.allocation(allocation).is_some_and(|row| of_supplier(state, row, supplier))
+            };
+            self.writer.read(market, is_own).is_ok_and(|own| own).then_some((market, allocation))
         };
-        let Some((market, alloc)) = Self::named_alloc(&r.allocation).ok().and_then(own) else {
+        let Some((market, allocation)) = Self::named_allocation(&r.allocation).ok().and_then(own) else {
             self.metrics.unknown_report(&report);
-            return self.ignore(caller, &r.allocation, report_name(&report)).await;
+            return self.ignore(caller, &r.allocation, report.as_str()).await;
         };
-        self.writer.apply_one(market, caller.tenant, Command::Report { alloc, report }).await.map(drop)
+        self.writer.apply_one(market, caller.tenant, Command::Report { allocation, report }).await.map(drop)
     }
 
     /// Writes down that a report was of no use, when the tenant has not had its lines of this minute.
     async fn ignore(&self, caller: Caller, unit: &str, report: &str) -> Result<(), Problem> {
         let (now, who, subject) = (self.now(), caller.tenant, ignored::shown(unit));
-        let line = self.ignored.lock().unwrap_or_else(std::sync::PoisonError::into_inner).line(who, now.0);
+        let line = self.ignored.lock().line(who, now.0);
         let Some(ignored::Line { no, unwritten }) = line else { return Ok(()) };
         let supplier = self.registry.name(Kind::Tenant, who);
         tracing::warn!(
@@ -130,9 +135,9 @@ impl Service {
             allocation = subject,
             report,
             unwritten,
-            "report of an unknown unit ignored"
+            "report of an unknown allocation ignored"
         );
-        let named = Self::named_alloc(&subject).map_or(0, |(market, _)| market);
+        let named = Self::named_allocation(&subject).map_or(0, |(market, _)| market);
         let market = if self.markets().contains(&named) { named } else { 0 };
         let (at, report) = (ms(now), report.to_owned());
         Ok(self.store.put_ignored(&IgnoredRow { no, at, who, market, report, subject, unwritten }).await?)
@@ -142,11 +147,17 @@ impl Service {
     pub(crate) fn outstanding(&self, supplier: u32) -> Result<Vec<pb::Order>, Problem> {
         let mut orders = Vec::new();
         for market in self.markets() {
-            self.writer.read(market, |slot| {
-                for (id, row) in slot.market.allocs().filter(|(_, row)| of_supplier(slot, row, supplier)) {
+            self.writer.read(market, |state| {
+                for (id, row) in
+                    state.market.allocations().filter(|(_, row)| of_supplier(state, row, supplier))
+                {
                     match row.state() {
-                        AllocState::Provisioning => orders.push(self.order(market, slot, "launch", id, row)),
-                        AllocState::Preempting => orders.push(self.order(market, slot, "reclaim", id, row)),
+                        AllocationState::Provisioning => {
+                            orders.push(self.order(market, state, "launch", id, row))
+                        }
+                        AllocationState::Preempting => {
+                            orders.push(self.order(market, state, "reclaim", id, row))
+                        }
                         _ => {}
                     }
                 }
@@ -159,18 +170,20 @@ impl Service {
     pub(crate) fn orders_in(&self, batch: &Batch, supplier: u32) -> Vec<pb::Order> {
         let mut orders = Vec::new();
         for event in &batch.events {
-            let (kind, alloc, lot, deadline) = match event {
-                Event::Launch { alloc, lot, deadline } => ("launch", *alloc, *lot, ms(*deadline)),
-                Event::Reclaim { alloc, lot, deadline, .. } => ("reclaim", *alloc, *lot, ms(*deadline)),
-                Event::Spare { alloc, lot } => ("spare", *alloc, *lot, 0),
+            let (kind, allocation, lot, deadline) = match event {
+                Event::Launch { allocation, lot, deadline } => ("launch", *allocation, *lot, ms(*deadline)),
+                Event::Reclaim { allocation, lot, deadline, .. } => {
+                    ("reclaim", *allocation, *lot, ms(*deadline))
+                }
+                Event::Spare { allocation, lot } => ("spare", *allocation, *lot, 0),
                 _ => continue,
             };
-            let found = self.writer.read(batch.market, |slot| {
-                let own = slot.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier);
-                let row = slot.market.alloc(alloc)?;
+            let found = self.writer.read(batch.market, |state| {
+                let own = state.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier);
+                let row = state.market.allocation(allocation)?;
                 own.then(|| pb::Order {
                     deadline_ms: deadline,
-                    ..self.order(batch.market, slot, kind, alloc, row)
+                    ..self.order(batch.market, state, kind, allocation, row)
                 })
             });
             orders.extend(found.ok().flatten());
@@ -178,10 +191,17 @@ impl Service {
         orders
     }
 
-    fn order(&self, market: u32, slot: &Slot, kind: &str, id: AllocId, row: &Alloc) -> pb::Order {
-        let a = convert::alloc(market, slot, &self.registry, id, row);
+    fn order(
+        &self,
+        market: u32,
+        state: &MarketState,
+        kind: &str,
+        id: AllocationId,
+        row: &Allocation,
+    ) -> pb::Order {
+        let a = convert::allocation(market, state, &self.registry, id, row);
         let labels =
-            slot.market.bid(slot.market.bid_of(row)).map(coracle_auction::Bid::labels).unwrap_or_default();
+            state.market.bid(state.market.bid_of(row)).map(coracle_auction::Bid::labels).unwrap_or_default();
         pb::Order {
             kind: kind.into(),
             allocation: a.allocation,
@@ -205,7 +225,7 @@ fn state_of(state: LotState) -> &'static str {
     }
 }
 
-fn of_supplier(slot: &Slot, row: &Alloc, supplier: u32) -> bool {
-    let lot = row.seat().0;
-    slot.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier)
+fn of_supplier(state: &MarketState, row: &Allocation, supplier: u32) -> bool {
+    let lot = row.slot().0;
+    state.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier)
 }

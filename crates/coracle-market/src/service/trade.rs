@@ -1,19 +1,21 @@
 //! Placing, changing, watching bids.
 
 use coracle_auction::{
-    AllocId, AllocState, Amendment, BidId, BidState, Command, OwnerKey, Placement, Price, Reply, TenantNo,
-    Time,
+    AllocationId, AllocationState, Amendment, BidId, BidRequest, BidState, Command, OwnerKey, Price, Reply,
+    TenantNo, Time,
 };
 use coracle_proto::market as pb;
 
 use super::{Service, check_name};
-use crate::auth::Caller;
+use crate::caller::Caller;
 use crate::convert;
 use crate::error::Problem;
 use crate::focus;
 use crate::names::{self, Named};
 use crate::registry::Kind;
-use crate::writer::{NOBODY, ms};
+use crate::signed::ms;
+use crate::state::MarketState;
+use crate::writer::MARKET_ITSELF;
 
 /// Lease of a bid that names none, in milliseconds.
 const LEASE_MS: i64 = 15 * 60 * 1000;
@@ -32,9 +34,9 @@ impl Service {
         caller: Caller,
         request: pb::PlaceBidRequest,
     ) -> Result<pb::BidReply, Problem> {
-        let (market, placement) = self.placement(caller, request).await?;
-        let tenant = placement.tenant.0;
-        let command = Command::Place { placement: Box::new(placement) };
+        let (market, request) = self.request(caller, request).await?;
+        let tenant = request.tenant.0;
+        let command = Command::Place { request: Box::new(request) };
         let (reply, at) = if self.is_capped(tenant) {
             Box::pin(self.under_cap(caller, tenant, market, command)).await?
         } else {
@@ -56,19 +58,19 @@ impl Service {
         let mut run: Vec<Command> = Vec::new();
         let mut run_market = 0;
         for request in requests {
-            match self.placement(caller, request).await {
+            match self.request(caller, request).await {
                 Err(problem) => {
                     self.flush(caller, run_market, &mut run, &mut results).await?;
                     results.push(Err(problem));
                 }
-                Ok((market, placement)) => {
+                Ok((market, request)) => {
                     if market != run_market {
                         self.flush(caller, run_market, &mut run, &mut results).await?;
                         run_market = market;
                     }
-                    let capped = self.is_capped(placement.tenant.0);
-                    let tenant = placement.tenant.0;
-                    let command = Command::Place { placement: Box::new(placement) };
+                    let capped = self.is_capped(request.tenant.0);
+                    let tenant = request.tenant.0;
+                    let command = Command::Place { request: Box::new(request) };
                     if capped {
                         self.flush(caller, run_market, &mut run, &mut results).await?;
                         let reply = Box::pin(self.under_cap(caller, tenant, market, command)).await;
@@ -109,7 +111,7 @@ impl Service {
             return Err(Problem::not_found());
         };
         let placed = if replayed {
-            self.writer.read(market, |slot| slot.market.bid(bid).map(coracle_auction::Bid::placed_at))?
+            self.writer.read(market, |state| state.market.bid(bid).map(coracle_auction::Bid::placed_at))?
         } else {
             None
         };
@@ -123,11 +125,11 @@ impl Service {
         })
     }
 
-    async fn placement(
+    async fn request(
         &self,
         caller: Caller,
         request: pb::PlaceBidRequest,
-    ) -> Result<(u32, Placement), Problem> {
+    ) -> Result<(u32, BidRequest), Problem> {
         let market = self.market(&request.market)?;
         let tenant = self.tenant(caller, &request.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -148,7 +150,7 @@ impl Service {
         let body = convert::body_digest(&request);
         Ok((
             market,
-            Placement {
+            BidRequest {
                 tenant: TenantNo(tenant),
                 owner,
                 if_owner_version: request.if_owner_version,
@@ -174,7 +176,7 @@ impl Service {
     }
 
     fn is_capped(&self, tenant: u32) -> bool {
-        self.capped.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&tenant)
+        self.capped.read().contains(&tenant)
     }
 
     /// Moves the unused part of the tenant's cap to this market, then does what was asked. The
@@ -193,20 +195,22 @@ impl Service {
         let no = TenantNo(tenant);
         let mut left = cap;
         for other in self.markets().into_iter().filter(|other| *other != market) {
-            let account = self.writer.read(other, |slot| slot.market.account(no))?;
+            let account = self.writer.read(other, |state| state.market.account(no))?;
             let used = account.map_or(0, |account| i64::try_from(account.committed).unwrap_or(i64::MAX));
             left = left.saturating_sub(used);
             let slice = account.and_then(|account| account.cap).map(Price::as_micros);
             if slice != Some(used) {
                 let cap = Some(Price::micros(used));
-                self.writer.apply_one(other, NOBODY, Command::Budget { tenant: no, cap }).await?;
+                self.writer.apply_one(other, MARKET_ITSELF, Command::Budget { tenant: no, cap }).await?;
             }
         }
         let slice =
-            self.writer.read(market, |slot| slot.market.account(no).and_then(|account| account.cap))?;
+            self.writer.read(market, |state| state.market.account(no).and_then(|account| account.cap))?;
         let wanted = Price::micros(left.max(0));
         if slice != Some(wanted) {
-            self.writer.apply_one(market, NOBODY, Command::Budget { tenant: no, cap: Some(wanted) }).await?;
+            self.writer
+                .apply_one(market, MARKET_ITSELF, Command::Budget { tenant: no, cap: Some(wanted) })
+                .await?;
         }
         self.writer.apply_one(market, caller.tenant, command).await
     }
@@ -218,9 +222,9 @@ impl Service {
         }
     }
 
-    pub(crate) fn named_alloc(id: &str) -> Result<(u32, AllocId), Problem> {
+    pub(crate) fn named_allocation(id: &str) -> Result<(u32, AllocationId), Problem> {
         match names::parse(id) {
-            Some((Named::Alloc(market, alloc), _)) => Ok((market, alloc)),
+            Some((Named::Allocation(market, allocation), _)) => Ok((market, allocation)),
             _ => Err(Problem::not_found()),
         }
     }
@@ -259,7 +263,7 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let command = Command::Cancel { tenant: TenantNo(tenant), bid, if_owner_version: r.if_owner_version };
-        let set_price = self.writer.read(market, |slot| sets_price(&slot.market, bid))?;
+        let set_price = self.writer.read(market, |state| sets_price(&state.market, bid))?;
         let (reply, at) = self.writer.apply_one(market, caller.tenant, command).await?;
         if set_price {
             self.note_cancelled_setter(tenant, &r.bid);
@@ -271,11 +275,11 @@ impl Service {
     /// each tenant, since the start of the process.
     fn note_cancelled_setter(&self, tenant: u32, bid: &str) {
         self.metrics.setter_cancelled();
-        let mut counts = self.cancelled_setters.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut counts = self.cancelled_setters.lock();
         let count = counts.entry(tenant).or_insert(0u64);
         *count += 1;
         let name = self.registry.name(Kind::Tenant, tenant);
-        tracing::warn!(tenant = name, bid, count = *count, "the bid that set the price was taken back");
+        tracing::warn!(tenant = name, bid, count = *count, "bid that set the price was cancelled");
     }
 
     pub(crate) async fn release(
@@ -283,15 +287,15 @@ impl Service {
         caller: Caller,
         r: pb::ReleaseAllocationRequest,
     ) -> Result<pb::BidReply, Problem> {
-        let (market, alloc) = Self::named_alloc(&r.allocation)?;
+        let (market, allocation) = Self::named_allocation(&r.allocation)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         let command =
-            Command::Release { tenant: TenantNo(tenant), alloc, if_owner_version: r.if_owner_version };
+            Command::Release { tenant: TenantNo(tenant), allocation, if_owner_version: r.if_owner_version };
         let (reply, at) = self.writer.apply_one(market, caller.tenant, command).await?;
-        let name = self.writer.read(market, |slot| {
+        let name = self.writer.read(market, |state| {
             let Reply::Bid { bid, .. } = reply else { return String::new() };
-            slot.market.bid(bid).map_or_else(String::new, |row| names::bid(market, row.placed_at(), bid))
+            state.market.bid(bid).map_or_else(String::new, |row| names::bid(market, row.placed_at(), bid))
         })?;
         self.same_bid(market, reply, at, name)
     }
@@ -305,8 +309,8 @@ impl Service {
         caller: Caller,
         r: pb::SubstituteVictimRequest,
     ) -> Result<(), Problem> {
-        let (market, victim) = Self::named_alloc(&r.preempting)?;
-        let (other_market, other) = Self::named_alloc(&r.other)?;
+        let (market, victim) = Self::named_allocation(&r.preempting)?;
+        let (other_market, other) = Self::named_allocation(&r.other)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         if market != other_market {
@@ -319,12 +323,12 @@ impl Service {
     pub(crate) async fn get_bid(&self, caller: Caller, r: pb::GetBidRequest) -> Result<pb::Bid, Problem> {
         let (market, id) = Self::named_bid(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
-        self.writer.read(market, |slot| {
-            let row = slot.market.bid(id).ok_or_else(Problem::not_found)?;
-            if slot.market.owner_of(row).0.0 != tenant {
+        self.writer.read(market, |state| {
+            let row = state.market.bid(id).ok_or_else(Problem::not_found)?;
+            if state.market.owner_of(row).0.0 != tenant {
                 return Err(Problem::not_found());
             }
-            Ok(convert::bid(market, slot, &self.registry, id, row))
+            Ok(convert::bid(market, state, &self.registry, id, row))
         })?
     }
 
@@ -337,14 +341,14 @@ impl Service {
         let only = if r.market.is_empty() { None } else { Some(self.market(&r.market)?) };
         let mut found = pb::GetPendingBidsResponse::default();
         for market in self.markets().into_iter().filter(|no| only.is_none_or(|only| only == *no)) {
-            self.writer.read(market, |slot| {
-                for (id, row) in self.rows(slot, tenant, &r.owner_uid) {
+            self.writer.read(market, |state| {
+                for (id, row) in self.rows(state, tenant, &r.owner_uid) {
                     let u = row.units();
                     found.units += u32::from(u.open) + u32::from(u.matched) + u32::from(u.provisioning);
                     let waits =
                         matches!(row.state(), BidState::Pending | BidState::Matched | BidState::Provisioning);
                     if waits || r.include_ended {
-                        found.bids.push(convert::bid(market, slot, &self.registry, id, row));
+                        found.bids.push(convert::bid(market, state, &self.registry, id, row));
                     }
                 }
             })?;
@@ -356,14 +360,14 @@ impl Service {
     /// Bids of one owner, or of all owners of a tenant.
     pub(crate) fn rows<'a>(
         &self,
-        slot: &'a crate::writer::Slot,
+        state: &'a MarketState,
         tenant: u32,
         owner_uid: &str,
     ) -> Vec<(BidId, &'a coracle_auction::Bid)> {
         if owner_uid.is_empty() {
-            slot.market.bids_of_tenant(TenantNo(tenant)).collect()
+            state.market.bids_of_tenant(TenantNo(tenant)).collect()
         } else {
-            slot.market.bids_of(TenantNo(tenant), convert::owner_key(owner_uid).0).collect()
+            state.market.bids_of(TenantNo(tenant), convert::owner_key(owner_uid).0).collect()
         }
     }
 
@@ -375,11 +379,11 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let mut allocations = Vec::new();
         for market in self.markets() {
-            self.writer.read(market, |slot| {
-                for (bid, _) in self.rows(slot, tenant, &r.owner_uid) {
-                    for (id, row) in slot.market.allocs_of(bid) {
-                        if r.include_ended || row.state() != AllocState::Ended {
-                            allocations.push(convert::alloc(market, slot, &self.registry, id, row));
+            self.writer.read(market, |state| {
+                for (bid, _) in self.rows(state, tenant, &r.owner_uid) {
+                    for (id, row) in state.market.allocations_of(bid) {
+                        if r.include_ended || row.state() != AllocationState::Ended {
+                            allocations.push(convert::allocation(market, state, &self.registry, id, row));
                         }
                     }
                 }
@@ -397,17 +401,17 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let (market, id) = match names::parse(&r.id) {
             Some((Named::Bid(market, bid), _)) => (market, bid),
-            Some((Named::Alloc(market, alloc), _)) => {
-                let bid = self
-                    .writer
-                    .read(market, |slot| slot.market.alloc(alloc).map(|row| slot.market.bid_of(row)))?;
+            Some((Named::Allocation(market, allocation), _)) => {
+                let bid = self.writer.read(market, |state| {
+                    state.market.allocation(allocation).map(|row| state.market.bid_of(row))
+                })?;
                 (market, bid.ok_or_else(Problem::not_found)?)
             }
             None => return Err(Problem::not_found()),
         };
-        let why = self.writer.read(market, |slot| {
-            let own = slot.market.bid(id).is_some_and(|row| slot.market.owner_of(row).0.0 == tenant);
-            if own { slot.market.explain(id) } else { None }
+        let why = self.writer.read(market, |state| {
+            let own = state.market.bid(id).is_some_and(|row| state.market.owner_of(row).0.0 == tenant);
+            if own { state.market.explain(id) } else { None }
         })?;
         let why = why.ok_or_else(Problem::not_found)?;
         let (text, ignored_reports) = match self.store.ignored_of(&r.id.to_ascii_uppercase()).await? {
@@ -461,9 +465,9 @@ impl Service {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let span = r.from_ms..if r.to_ms == 0 { i64::MAX } else { r.to_ms };
         let item = |charge: pb::Charge| {
-            let no = Self::named_alloc(&charge.allocation).map_or(0, |(market, _)| market);
+            let no = Self::named_allocation(&charge.allocation).map_or(0, |(market, _)| market);
             let market = self.registry.name(Kind::Market, no);
-            let cap = || self.writer.read(no, |slot| slot.market.params().cap.as_micros()).unwrap_or(0);
+            let cap = || self.writer.read(no, |state| state.market.params().cap.as_micros()).unwrap_or(0);
             focus::Item {
                 allocation: charge.allocation,
                 list: Price::micros(self.list_price(&market).unwrap_or_else(cap)),
@@ -487,7 +491,7 @@ impl Service {
         let (hourly_cap_micros, _) = super::tenant_facts(&self.registry.body(Kind::Tenant, tenant));
         let mut budget = pb::Budget { hourly_cap_micros, ..pb::Budget::default() };
         for market in self.markets() {
-            if let Some(account) = self.writer.read(market, |slot| slot.market.account(TenantNo(tenant)))? {
+            if let Some(account) = self.writer.read(market, |state| state.market.account(TenantNo(tenant)))? {
                 budget.committed_micros += i64::try_from(account.committed).unwrap_or(i64::MAX);
                 budget.units += account.units;
             }
@@ -499,23 +503,23 @@ impl Service {
     pub(crate) async fn renew(&self, tenant: u32, owner_uid: &str) -> Result<(), Problem> {
         let tenant = TenantNo(tenant);
         for market in self.markets() {
-            let owners: Vec<OwnerKey> = self.writer.read(market, |slot| {
-                let rows = self.rows(slot, tenant.0, owner_uid);
+            let owners: Vec<OwnerKey> = self.writer.read(market, |state| {
+                let rows = self.rows(state, tenant.0, owner_uid);
                 let open = rows.into_iter().filter(|(_, row)| row.units().open > 0);
                 let owners: std::collections::BTreeSet<_> =
-                    open.map(|(_, row)| slot.market.owner_of(row).1).collect();
+                    open.map(|(_, row)| state.market.owner_of(row).1).collect();
                 owners.into_iter().collect()
             })?;
             let commands: Vec<_> = owners.into_iter().map(|owner| Command::Renew { tenant, owner }).collect();
             if !commands.is_empty() {
-                self.writer.apply(market, NOBODY, commands).await?;
+                self.writer.apply(market, MARKET_ITSELF, commands).await?;
             }
         }
         Ok(())
     }
 }
 
-/// Did this bid set the price of the last call, above the reserve?
+/// Whether this bid set the price of the last call, above the reserve.
 fn sets_price(market: &coracle_auction::Market, bid: BidId) -> bool {
     let waits = market.bid(bid).is_some_and(|row| row.units().open > 0);
     let call = market.last_call().filter(|_| waits);

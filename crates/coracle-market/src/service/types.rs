@@ -1,8 +1,8 @@
-//! What a node of a type is.
+//! Instance types: hardware of their nodes.
 
 use std::collections::BTreeMap;
 
-use coracle_auction::wire::{Malformed, Wire};
+use coracle_auction::codec::{Codec, Malformed};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name};
@@ -39,13 +39,13 @@ fn type_of(name: String, body: &[u8]) -> Result<pb::InstanceType, Malformed> {
     let from = &mut &*body;
     Ok(pb::InstanceType {
         name,
-        vcpus: Wire::get(from)?,
-        memory_mib: Wire::get(from)?,
+        vcpus: Codec::get(from)?,
+        memory_mib: Codec::get(from)?,
         gpu_model: Box::<str>::get(from)?.into(),
-        gpus: Wire::get(from)?,
-        extended_resources: texts(Wire::get(from)?),
-        labels: texts(Wire::get(from)?),
-        list_price_micros: Wire::get(from)?,
+        gpus: Codec::get(from)?,
+        extended_resources: texts(Codec::get(from)?),
+        labels: texts(Codec::get(from)?),
+        list_price_micros: Codec::get(from)?,
     })
 }
 

@@ -1,9 +1,9 @@
-//! Lines about reports that were of no use, as many as there is room for.
+//! Rows of ignored reports, limited in number.
 
 use super::{Store, number, sql};
 use crate::error::StoreError;
 
-/// Lines that are kept; older ones make room.
+/// Most rows; older ones are deleted.
 const KEPT: i64 = 10_000;
 
 /// A report that changed nothing.
@@ -17,7 +17,7 @@ pub(crate) struct IgnoredRow {
     /// The market that the name says; 0: none that is there.
     pub(crate) market: u32,
     pub(crate) report: String,
-    /// What it called the unit.
+    /// Name that it gave for the allocation.
     pub(crate) subject: String,
     /// Reports of the same tenant since its line before that have none.
     pub(crate) unwritten: i64,
@@ -52,7 +52,7 @@ impl Store {
         Ok(rows.into_iter().map(line).collect())
     }
 
-    /// How many lines there are of a unit, and the last one.
+    /// Number of rows of an allocation, and the last one.
     pub(crate) async fn ignored_of(&self, subject: &str) -> Result<Option<(i64, IgnoredRow)>, StoreError> {
         const COUNT: &str = "SELECT count(*) FROM ignored WHERE subject = $1";
         const LAST: &str = "SELECT no, at, who, market, report, subject, unwritten FROM ignored WHERE subject = $1 ORDER BY no DESC LIMIT 1";
@@ -67,7 +67,7 @@ impl Store {
         Ok(Some((count, line(last))))
     }
 
-    /// How many lines there are of units of a market.
+    /// Number of rows of allocations of a market.
     pub(crate) async fn ignored_in(&self, market: u32) -> Result<i64, StoreError> {
         on!(self, pool, read => sqlx::query_scalar("SELECT count(*) FROM ignored WHERE market = $1")
             .bind(i64::from(market)).fetch_one(pool).await)

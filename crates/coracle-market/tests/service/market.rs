@@ -1,12 +1,6 @@
 //! A real process over its network API: what it acknowledged survives SIGKILL, what is wrong is
 //! said in the words of the contract, and who may not see a thing cannot tell that it exists.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
-
-mod support;
-
-use std::time::{Duration, Instant};
-
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::market_client::MarketClient;
 use coracle_proto::market::owner_frame::Frame;
@@ -15,7 +9,8 @@ use coracle_proto::market::trading_client::TradingClient;
 use coracle_proto::market::*;
 use tonic::Code;
 
-use support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
+use crate::support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
+use coracle_testkit::eventually;
 
 /// SIGKILL while bids come in, ten times. Every acknowledged bid is there again, none twice.
 #[tokio::test]
@@ -131,16 +126,14 @@ async fn from_bid_to_charge() {
     let reclaim = tokio::time::timeout(DEADLINE, orders.message()).await.unwrap().unwrap().unwrap();
     assert_eq!((reclaim.kind.as_str(), reclaim.reason.as_str()), ("reclaim", "Released"));
 
-    let started = Instant::now();
-    let total: i64 = loop {
+    let rows = eventually("the minimum is charged", async || {
         let all = ListChargesRequest::default();
         let rows = trading.list_charges(with(&token, all)).await.unwrap().into_inner().charges;
-        if rows.iter().any(|row| row.reason == "minimum") {
-            break rows.iter().map(|row| row.to_ms - row.from_ms).sum();
-        }
-        assert!(started.elapsed() < DEADLINE, "no charge: {rows:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    };
+        rows.iter().any(|row| row.reason == "minimum").then_some(rows)
+    })
+    .await
+    .unwrap();
+    let total: i64 = rows.iter().map(|row| row.to_ms - row.from_ms).sum();
     assert_eq!(total, 60_000, "a minute is the least");
     served.stop();
 }
@@ -252,7 +245,7 @@ async fn a_cap_holds_over_all_markets() {
     assert!(budget.committed_micros <= 10_000_000, "{budget:?}");
     let book = GetBookRequest { market: "l40s-4x/local".into() };
     let book = MarketClient::new(channel).get_book(with(ADMIN, book)).await.unwrap().into_inner();
-    assert_eq!(book.units, 3, "the held one went on");
+    assert_eq!(book.units, 3, "the held bid entered the book");
 }
 
 /// One byte of the journal flipped: the proof fails, and a restart refuses.

@@ -1,25 +1,25 @@
-//! One unit of capacity in the hands of one bid.
+//! Allocation: one slot of a lot, sold to one bid.
 
+use crate::codec::{codec_enum, codec_struct};
 use crate::slab::Link;
-use crate::wire::{wire_enum, wire_struct};
 use crate::{Charge, LotNo, Price, Time};
 
-/// Where a matched unit is.
+/// State of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AllocState {
-    /// Its seat is promised behind a unit that runs out its notice.
+pub enum AllocationState {
+    /// Its slot is promised; the occupant is under notice.
     Matched,
     /// The supplier launches it.
     Provisioning,
     /// Its node was ready.
     Active,
-    /// It lost its place and ends at the deadline.
+    /// It lost its slot and ends at the deadline.
     Preempting,
-    /// Over.
+    /// Ended.
     Ended,
 }
 
-/// How far a launch came. Each stage has its deadline.
+/// Stage of a launch. Each stage has its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Ordered; the machine must start within 60 s.
@@ -30,14 +30,14 @@ pub enum Stage {
     Registered,
 }
 
-/// Why a unit ended or must end.
+/// Why an allocation ended or must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReason {
-    /// Its owner gave it back.
+    /// Its owner released it.
     Released,
-    /// It lost a call.
+    /// Preempted by a call.
     Preempted,
-    /// The capacity under it went away.
+    /// Its capacity was removed or lost.
     CapacityLost,
     /// Three launches failed.
     ProvisionFailed,
@@ -47,17 +47,17 @@ pub enum EndReason {
     BudgetExhausted,
 }
 
-/// One unit of a lot, given to one bid.
+/// One slot of a lot, sold to one bid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Alloc {
+pub struct Allocation {
     pub(crate) bid: u32,
     pub(crate) tenant: u32,
     pub(crate) lot: LotNo,
-    pub(crate) unit: u32,
+    pub(crate) slot: u32,
     pub(crate) seq: u64,
     pub(crate) match_no: u64,
     pub(crate) limit: Price,
-    /// Limits before, and until when: what was paid then can be found again.
+    /// Earlier limits, and the time until which each applied: refunds need them.
     pub(crate) past_limits: Vec<(Time, Price)>,
     pub(crate) matched_at: Time,
     pub(crate) ordered_at: Time,
@@ -70,36 +70,36 @@ pub struct Alloc {
     pub(crate) due: Time,
     pub(crate) settle_due: Time,
     pub(crate) charged: Charge,
-    pub(crate) state: AllocState,
+    pub(crate) state: AllocationState,
     pub(crate) stage: Stage,
     pub(crate) reason: Option<EndReason>,
     pub(crate) failures: u8,
     pub(crate) node: Option<Box<str>>,
-    /// The units of the same bid before and behind it; made again when a snapshot is read.
+    /// Neighbours in the list of the bid's allocations; derived again when a snapshot is read.
     pub(crate) newer: Link,
     pub(crate) older: Link,
 }
 
-impl Alloc {
-    /// Where it is.
+impl Allocation {
+    /// Its state.
     #[must_use]
-    pub fn state(&self) -> AllocState {
+    pub fn state(&self) -> AllocationState {
         self.state
     }
 
-    /// How far its launch is, or was.
+    /// Stage of its launch.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The lot and the unit in it.
+    /// The lot, and the index of the slot in it.
     #[must_use]
-    pub fn seat(&self) -> (LotNo, u32) {
-        (self.lot, self.unit)
+    pub fn slot(&self) -> (LotNo, u32) {
+        (self.lot, self.slot)
     }
 
-    /// Highest price it ever pays.
+    /// Highest price that it ever pays.
     #[must_use]
     pub fn limit(&self) -> Price {
         self.limit
@@ -117,13 +117,13 @@ impl Alloc {
         (self.active_at != Time::NEVER).then_some(self.active_at)
     }
 
-    /// No call displaces it before this.
+    /// No call preempts it before this.
     #[must_use]
     pub fn protected_until(&self) -> Option<Time> {
         (self.protected_until != Time::NEVER).then_some(self.protected_until)
     }
 
-    /// When it ends, once it lost its place.
+    /// When it ends, once it is under notice.
     #[must_use]
     pub fn preempt_at(&self) -> Option<Time> {
         (self.preempt_at != Time::NEVER).then_some(self.preempt_at)
@@ -147,32 +147,35 @@ impl Alloc {
         self.node.as_deref()
     }
 
-    /// What it was charged so far, exact.
+    /// Exact charge so far.
     #[must_use]
     pub fn charged(&self) -> Charge {
         self.charged
     }
 
     pub(crate) fn is_live(&self) -> bool {
-        matches!(self.state, AllocState::Matched | AllocState::Provisioning | AllocState::Active)
+        matches!(
+            self.state,
+            AllocationState::Matched | AllocationState::Provisioning | AllocationState::Active
+        )
     }
 
-    /// Is it charged now?
+    /// Whether it is charged now.
     pub(crate) fn is_charged(&self) -> bool {
         self.active_at != Time::NEVER && self.ended_at == Time::NEVER
     }
 }
 
-wire_enum!(AllocState { 0 Matched, 1 Provisioning, 2 Active, 3 Preempting, 4 Ended });
-wire_enum!(Stage { 0 Ordered, 1 Launched, 2 Registered });
-wire_enum!(EndReason {
+codec_enum!(AllocationState { 0 Matched, 1 Provisioning, 2 Active, 3 Preempting, 4 Ended });
+codec_enum!(Stage { 0 Ordered, 1 Launched, 2 Registered });
+codec_enum!(EndReason {
     0 Released, 1 Preempted, 2 CapacityLost, 3 ProvisionFailed, 4 NodeFailed, 5 BudgetExhausted,
 });
-wire_struct!(Alloc {
+codec_struct!(Allocation {
     bid,
     tenant,
     lot,
-    unit,
+    slot,
     seq,
     match_no,
     limit,

@@ -1,8 +1,4 @@
-//! Prices over every door, who changed what, and what a node of a type is: a real process over its network API.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
-
-mod support;
+//! Streams of prices over every API, the audit, and instance types: a real process over its network API.
 
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::market_client::MarketClient;
@@ -18,7 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 use tonic::Code;
 
-use support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
+use crate::support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
 
 async fn websocket(served: &Served, token: &str) -> Result<WebSocketStream<TcpStream>, Error> {
     let host = served.http.strip_prefix("http://").unwrap();
@@ -45,7 +41,7 @@ async fn told(socket: &mut WebSocketStream<TcpStream>, kind: &str) -> serde_json
 
 /// The same frames over a WebSocket, as server-sent events and over gRPC; a reader that names what it has gets no more.
 #[tokio::test]
-async fn prices_come_over_every_door() {
+async fn prices_come_over_every_api() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::sqlite(&dir.path().join("market.db"));
     let mut admin = AdminClient::new(served.connect().await);
@@ -130,7 +126,7 @@ async fn the_audit_tells_who_changed_what() {
     served.stop();
 }
 
-/// A changed reserve holds ten minutes after it was told at the earliest; till then everybody sees it coming.
+/// A changed reserve takes effect ten minutes after its announcement at the earliest; until then it is visible.
 #[tokio::test]
 async fn a_reserve_is_announced_before_it_holds() {
     const NOTICE_MS: i64 = 600_000;

@@ -1,26 +1,26 @@
 //! Bytes of commands and snapshots: small, exact, the same on every machine.
 //!
 //! Integers are LEB128 (signed ones zigzag), lists carry their length. Layouts only
-//! grow at the end, under a new schema number of whoever stores them.
+//! grow at the end, under a new schema number of the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{AllocId, BidId, Charge, LotNo, OwnerKey, Params, Price, SupplierNo, TenantNo, Time};
+use crate::{AllocationId, BidId, Charge, LotNo, OwnerKey, Params, Price, SupplierNo, TenantNo, Time};
 
-/// Bytes that are no value of the wanted type.
+/// Bytes that do not encode a value of the wanted type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {0}")]
 pub struct Malformed(pub &'static str);
 
 /// A value with a place in the journal or a snapshot.
-pub trait Wire: Sized {
+pub trait Codec: Sized {
     /// Appends the value.
     fn put(&self, out: &mut Vec<u8>);
 
     /// Takes the value from the front.
     ///
     /// # Errors
-    /// Bytes that end early or mean nothing.
+    /// [`Malformed`]: the bytes end early or encode no value.
     fn get(from: &mut &[u8]) -> Result<Self, Malformed>;
 }
 
@@ -48,8 +48,8 @@ fn get_unsigned(from: &mut &[u8]) -> Result<u128, Malformed> {
     Err(Malformed("integer"))
 }
 
-/// An integer of at most eight bytes with as many bytes behind its beginning, without a step for each: a journal is full
-/// of them. `None`: it is longer, or too near the end.
+/// Reads an integer of at most eight bytes from one word instead of byte by byte: a journal consists mostly of them.
+/// `None`: the integer is longer, or fewer than eight bytes are left.
 fn get_short(from: &mut &[u8]) -> Option<u64> {
     let word = u64::from_le_bytes(*from.first_chunk()?);
     let ends = !word & 0x8080_8080_8080_8080;
@@ -68,7 +68,7 @@ fn get_short(from: &mut &[u8]) -> Option<u64> {
 
 macro_rules! unsigned {
     ($($int:ty),*) => {$(
-        impl Wire for $int {
+        impl Codec for $int {
             fn put(&self, out: &mut Vec<u8>) {
                 let mut value = u64::from(*self);
                 while value >= 0x80 {
@@ -103,11 +103,11 @@ macro_rules! unsigned {
 
 #[expect(clippy::cast_possible_truncation, reason = "seven bits at a time")]
 mod integers {
-    use super::{Malformed, Wire, get_short};
+    use super::{Codec, Malformed, get_short};
     unsigned!(u8, u16, u32, u64);
 }
 
-impl Wire for i128 {
+impl Codec for i128 {
     fn put(&self, out: &mut Vec<u8>) {
         put_unsigned(((self << 1) ^ (self >> 127)).cast_unsigned(), out);
     }
@@ -118,7 +118,7 @@ impl Wire for i128 {
     }
 }
 
-impl Wire for i64 {
+impl Codec for i64 {
     fn put(&self, out: &mut Vec<u8>) {
         ((self << 1) ^ (self >> 63)).cast_unsigned().put(out);
     }
@@ -129,7 +129,7 @@ impl Wire for i64 {
     }
 }
 
-impl Wire for bool {
+impl Codec for bool {
     fn put(&self, out: &mut Vec<u8>) {
         out.push(u8::from(*self));
     }
@@ -143,7 +143,7 @@ impl Wire for bool {
     }
 }
 
-impl<const N: usize> Wire for [u8; N] {
+impl<const N: usize> Codec for [u8; N] {
     fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self);
     }
@@ -161,7 +161,7 @@ fn length(from: &mut &[u8]) -> Result<usize, Malformed> {
     if length > from.len() { Err(Malformed("length")) } else { Ok(length) }
 }
 
-impl Wire for Box<str> {
+impl Codec for Box<str> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u64).put(out);
         out.extend_from_slice(self.as_bytes());
@@ -175,7 +175,7 @@ impl Wire for Box<str> {
     }
 }
 
-impl<T: Wire> Wire for Box<T> {
+impl<T: Codec> Codec for Box<T> {
     fn put(&self, out: &mut Vec<u8>) {
         (**self).put(out);
     }
@@ -185,7 +185,7 @@ impl<T: Wire> Wire for Box<T> {
     }
 }
 
-impl<T: Wire> Wire for Option<T> {
+impl<T: Codec> Codec for Option<T> {
     fn put(&self, out: &mut Vec<u8>) {
         self.is_some().put(out);
         if let Some(value) = self {
@@ -198,7 +198,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-impl<T: Wire> Wire for Vec<T> {
+impl<T: Codec> Codec for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u64).put(out);
         self.iter().for_each(|value| value.put(out));
@@ -209,7 +209,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
+impl<K: Codec + Ord, V: Codec> Codec for BTreeMap<K, V> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u64).put(out);
         for (key, value) in self {
@@ -223,7 +223,7 @@ impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
     }
 }
 
-impl<K: Wire + Ord> Wire for BTreeSet<K> {
+impl<K: Codec + Ord> Codec for BTreeSet<K> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.len() as u64).put(out);
         self.iter().for_each(|key| key.put(out));
@@ -234,7 +234,7 @@ impl<K: Wire + Ord> Wire for BTreeSet<K> {
     }
 }
 
-impl<A: Wire, B: Wire> Wire for (A, B) {
+impl<A: Codec, B: Codec> Codec for (A, B) {
     fn put(&self, out: &mut Vec<u8>) {
         self.0.put(out);
         self.1.put(out);
@@ -245,7 +245,7 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     }
 }
 
-impl Wire for Price {
+impl Codec for Price {
     fn put(&self, out: &mut Vec<u8>) {
         self.as_micros().put(out);
     }
@@ -257,66 +257,66 @@ impl Wire for Price {
 
 macro_rules! newtype {
     ($($name:ident),*) => {$(
-        impl Wire for $name {
+        impl Codec for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 self.0.put(out);
             }
 
             fn get(from: &mut &[u8]) -> Result<Self, Malformed> {
-                Wire::get(from).map(Self)
+                Codec::get(from).map(Self)
             }
         }
     )*};
 }
-newtype!(Time, TenantNo, LotNo, SupplierNo, BidId, AllocId, OwnerKey, Charge);
+newtype!(Time, TenantNo, LotNo, SupplierNo, BidId, AllocationId, OwnerKey, Charge);
 
-/// Writes the fields of a struct in the order named. A `derived` one is left out and read as nothing.
-macro_rules! wire_struct {
+/// Writes the fields of a struct in the order named. A `derived` one is not written, and is its default after reading.
+macro_rules! codec_struct {
     ($name:ident { $($field:ident $(: $derived:ident)?),* $(,)? }) => {
-        impl $crate::wire::Wire for $name {
+        impl $crate::codec::Codec for $name {
             fn put(&self, out: &mut Vec<u8>) {
-                $($crate::wire::wire_struct!(@put self $field out $($derived)?);)*
+                $($crate::codec::codec_struct!(@put self $field out $($derived)?);)*
             }
 
-            fn get(from: &mut &[u8]) -> Result<Self, $crate::wire::Malformed> {
-                Ok(Self { $($field: $crate::wire::wire_struct!(@get from $($derived)?)),* })
+            fn get(from: &mut &[u8]) -> Result<Self, $crate::codec::Malformed> {
+                Ok(Self { $($field: $crate::codec::codec_struct!(@get from $($derived)?)),* })
             }
         }
     };
-    (@put $self:ident $field:ident $out:ident) => { $crate::wire::Wire::put(&$self.$field, $out) };
+    (@put $self:ident $field:ident $out:ident) => { $crate::codec::Codec::put(&$self.$field, $out) };
     (@put $self:ident $field:ident $out:ident derived) => {};
-    (@get $from:ident) => { $crate::wire::Wire::get($from)? };
+    (@get $from:ident) => { $crate::codec::Codec::get($from)? };
     (@get $from:ident derived) => { Default::default() };
 }
 
 /// Writes one byte for the variant, then its fields in the order named.
-macro_rules! wire_enum {
+macro_rules! codec_enum {
     ($name:ident { $($tag:literal $variant:ident $({ $($field:ident),* $(,)? })?),* $(,)? }) => {
-        impl $crate::wire::Wire for $name {
+        impl $crate::codec::Codec for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Self::$variant $({ $($field),* })? => {
                         out.push($tag);
-                        $($($crate::wire::Wire::put($field, out);)*)?
+                        $($($crate::codec::Codec::put($field, out);)*)?
                     })*
                 }
             }
 
-            fn get(from: &mut &[u8]) -> Result<Self, $crate::wire::Malformed> {
+            fn get(from: &mut &[u8]) -> Result<Self, $crate::codec::Malformed> {
                 let (tag, rest) =
-                    from.split_first().ok_or($crate::wire::Malformed(stringify!($name)))?;
+                    from.split_first().ok_or($crate::codec::Malformed(stringify!($name)))?;
                 *from = rest;
                 match *tag {
-                    $($tag => Ok(Self::$variant $({ $($field: $crate::wire::Wire::get(from)?),* })?),)*
-                    _ => Err($crate::wire::Malformed(stringify!($name))),
+                    $($tag => Ok(Self::$variant $({ $($field: $crate::codec::Codec::get(from)?),* })?),)*
+                    _ => Err($crate::codec::Malformed(stringify!($name))),
                 }
             }
         }
     };
 }
-pub(crate) use {wire_enum, wire_struct};
+pub(crate) use {codec_enum, codec_struct};
 
-wire_struct!(Params { reserve, cap, tick, call_interval_ms, min_runtime_ms, notice_ms });
+codec_struct!(Params { reserve, cap, tick, call_interval_ms, min_runtime_ms, notice_ms });
 
 #[cfg(test)]
 mod tests {
@@ -329,7 +329,7 @@ mod tests {
                 let mut bytes = Vec::new();
                 value.put(&mut bytes);
                 let length = bytes.len();
-                // At the very end there is no room for a word, and the loop reads it.
+                // Fewer than eight bytes are left: the loop reads them one by one.
                 assert_eq!(u64::get(&mut bytes.as_slice()), Ok(value));
                 bytes.extend([0xff; 8]);
                 let mut rest = bytes.as_slice();
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn edges_go_both_ways() {
-        fn both<T: Wire + PartialEq + std::fmt::Debug>(value: T) {
+        fn both<T: Codec + PartialEq + std::fmt::Debug>(value: T) {
             let mut bytes = Vec::new();
             value.put(&mut bytes);
             let mut rest = bytes.as_slice();
@@ -363,7 +363,7 @@ mod tests {
         both(i128::MAX);
         both(Box::<str>::from("schön"));
         both(vec![Some(Time(3)), None]);
-        assert_eq!(u8::get(&mut [0x80, 0x02].as_slice()), Err(Malformed("integer")), "256 is no u8");
+        assert_eq!(u8::get(&mut [0x80, 0x02].as_slice()), Err(Malformed("integer")), "256 does not fit u8");
         assert!(Vec::<u8>::get(&mut [200, 1].as_slice()).is_err(), "a length beyond the input");
     }
 }

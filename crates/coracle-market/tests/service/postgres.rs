@@ -1,20 +1,16 @@
 //! Two processes on one PostgreSQL: one writes, the other takes over, a stale writer is refused.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
-
-mod support;
-
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use coracle_proto::market::GetPendingBidsRequest;
 use coracle_proto::market::trading_client::TradingClient;
+use coracle_testkit::eventually_blocking;
 use coracle_testkit::postgres::Postgres;
 use tonic::Code;
 
-use support::{DEADLINE, Served, bid, tenant, with};
+use crate::support::{DEADLINE, Served, bid, tenant, with};
 
-const LEASE_MS: &str = "1500";
+const LEASE_MS: u32 = 1500;
 
 fn signal(served: &Served, signal: &str) {
     let pid = served.child.id().to_string();
@@ -31,7 +27,7 @@ async fn a_stale_writer_cannot_write() {
     let mut old = TradingClient::new(channel);
     let placed = old.place_bid(with(&token, bid(2_000_000, 1, "u", 0))).await.unwrap().into_inner();
 
-    // The first one stands still, as a process does whose machine is frozen.
+    // The first process is stopped, like one on a frozen machine.
     signal(&first, "-STOP");
     let mut second = Served::spawn(&postgres.dsn(), LEASE_MS);
     second.wait_ready();
@@ -45,11 +41,7 @@ async fn a_stale_writer_cannot_write() {
     signal(&first, "-CONT");
     let refused = old.place_bid(with(&token, bid(3_000_000, 1, "w", 0))).await.unwrap_err();
     assert!(matches!(refused.code(), Code::Unavailable | Code::Unknown), "{refused:?}");
-    let started = Instant::now();
-    while first.child.try_wait().unwrap().is_none() {
-        assert!(started.elapsed() < DEADLINE, "the stale writer goes on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually_blocking(DEADLINE, "the stale writer ends", || first.child.try_wait().unwrap()).unwrap();
     let found = new.get_pending_bids(list()).await.unwrap().into_inner();
     let mut known: Vec<_> = found.bids.into_iter().map(|b| b.bid).collect();
     known.sort();

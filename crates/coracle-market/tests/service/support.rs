@@ -2,15 +2,17 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::io::BufRead;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, ChildStdin};
+use std::time::Duration;
 
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::*;
+use coracle_testkit::eventually_blocking;
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::server;
 
 pub(crate) const ADMIN: &str = "test-admin";
 pub(crate) const MARKET: &str = "a100-4x/local";
@@ -26,28 +28,22 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(store: &str) -> Self {
-        let mut served = Self::spawn(store, "10000");
+        let mut served = Self::spawn(store, 10_000);
         served.wait_ready();
         served
     }
 
-    /// Starts a process that may have to stand by.
-    pub(crate) fn spawn(store: &str, lease_ms: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_coracle-market-server"))
-            .args([store, ADMIN, lease_ms])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let alive = child.stdin.take();
-        Self { child, alive, grpc: String::new(), http: String::new(), admin: String::new() }
+    /// Starts a process; it waits while another one holds the lease.
+    pub(crate) fn spawn(store: &str, lease_ms: u32) -> Self {
+        let args = ["--exact", "server_process", "--nocapture"];
+        let (child, alive) = server::spawn(&args, store, ADMIN, lease_ms);
+        Self { child, alive: Some(alive), grpc: String::new(), http: String::new(), admin: String::new() }
     }
 
     /// Waits until it serves.
     pub(crate) fn wait_ready(&mut self) {
-        let mut lines = std::io::BufReader::new(self.child.stdout.take().unwrap()).lines();
-        let mut next = || format!("http://{}", lines.next().unwrap().unwrap());
-        (self.grpc, self.http, self.admin) = (next(), next(), next());
+        let at = server::wait_ready(&mut self.child);
+        (self.grpc, self.http, self.admin) = (at.grpc, at.http, at.admin);
     }
 
     pub(crate) fn sqlite(file: &Path) -> Self {
@@ -63,18 +59,12 @@ impl Served {
         self.child.wait().unwrap();
     }
 
-    /// Ends as its owner's end of the pipe does, and says how.
+    /// Closes the pipe and waits for the process to end well.
     pub(crate) fn stop(mut self) {
         drop(self.alive.take());
-        let started = Instant::now();
-        while started.elapsed() < DEADLINE {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                assert!(status.success(), "{status}");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("did not end in {DEADLINE:?}");
+        let ended = eventually_blocking(DEADLINE, "the market ends", || self.child.try_wait().unwrap());
+        let status = ended.unwrap();
+        assert!(status.success(), "{status}");
     }
 }
 

@@ -1,10 +1,4 @@
-//! Bad input, a row of the contract's table each (§12), over gRPC and HTTP of a real process.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
-
-mod support;
-
-use std::time::{Duration, Instant};
+//! Bad input, one row of the table each, over gRPC and HTTP of a real process.
 
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::supply_client::SupplyClient;
@@ -14,7 +8,8 @@ use serde_json::{Value, json};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
+use crate::support::{ADMIN, MARKET, Served, bid, tenant, with};
+use coracle_testkit::eventually;
 
 /// The market's HTTP in the hands of one token.
 struct Web {
@@ -113,7 +108,7 @@ async fn a_field_that_cannot_be_is_named() {
     served.stop();
 }
 
-/// An unknown bid or unit, and another tenant's: the same answer to every verb, so that nobody learns that it is there.
+/// An unknown bid or allocation and one of another tenant get the same answer, so that existence is not disclosed.
 #[tokio::test]
 async fn what_is_anothers_is_as_unknown_as_what_never_was() {
     let (_dir, served, channel) = start().await;
@@ -219,7 +214,7 @@ async fn what_came_too_late_is_a_conflict() {
     let refused = trading.place_bid(with(&token, bid(2_000_000, 1, "o", 7))).await.unwrap_err();
     assert_eq!((refused.code(), &*word(&refused, "coracle-owner-version")), (Code::Aborted, "2"));
     stale["ifOwnerVersion"] = 2.into();
-    assert_eq!(web.place(&stale).await.0, 201, "with the one it was told");
+    assert_eq!(web.place(&stale).await.0, 201, "with the version of the reply");
     served.stop();
 }
 
@@ -269,12 +264,12 @@ async fn who_may_not_is_told_so() {
     let web = Web::new(&served, &trader);
     let (status, problem, _) = web.place(&good()).await;
     assert_eq!((status, &problem["code"]), (503, &"HALTED".into()));
-    assert_eq!(web.get("/v1/markets/a100-4x/local/price").await.1["halted"], true, "reads go on");
+    assert_eq!(web.get("/v1/markets/a100-4x/local/price").await.1["halted"], true, "reads still work");
     served.stop();
 }
 
-/// The journal cannot be written: 503 for every change, reads go on, `/readyz` fails, nothing is accepted. When it can
-/// again, all goes on.
+/// The journal cannot be written: 503 for every change, reads still work, `/readyz` fails, nothing is accepted. When it can
+/// be written again, everything works again.
 #[tokio::test]
 async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
@@ -308,11 +303,9 @@ async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
     assert!(metrics.contains("coracle_market_journal_up 0"), "{metrics}");
 
     sqlx::query("ALTER TABLE elsewhere RENAME TO journal").execute(&pool).await.unwrap();
-    let began = Instant::now();
-    while web.place(&good()).await.0 != 201 {
-        assert!(began.elapsed() < DEADLINE, "the journal is there again and nothing is taken");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually("bids are accepted again", async || (web.place(&good()).await.0 == 201).then_some(()))
+        .await
+        .unwrap();
     assert_eq!(ready().await, 200);
     let (_, all, _) = web.get("/v1/bids").await;
     assert_eq!(all["units"], 2, "what was refused is not there: {all}");
@@ -350,7 +343,7 @@ async fn a_report_of_an_unknown_unit_is_ignored_counted_and_audited() {
     for unknown in [&*unit, "01J0000000000000000000000Z", "x", ""] {
         supply.report_order(with(&liar, report(unknown, "ready"))).await.unwrap();
     }
-    assert_eq!(state().await.1, "provisioning", "nobody else makes it ready");
+    assert_eq!(state().await.1, "provisioning", "no other supplier makes it ready");
     let metrics = reqwest::get(format!("{}/metrics", served.admin)).await.unwrap().text().await.unwrap();
     let line = r#"coracle_market_orders_total{kind="ready",result="unknown"} 4"#;
     assert!(metrics.contains(line), "{metrics}");
@@ -363,7 +356,7 @@ async fn a_report_of_an_unknown_unit_is_ignored_counted_and_audited() {
     let lines = admin.audit(audit(0)).await.unwrap().into_inner().entries;
     let named: Vec<_> = lines.iter().map(|l| (l.who.as_str(), l.subject.as_str())).collect();
     assert_eq!(named, [&*unit, "01J0000000000000000000000Z", "X", ""].map(|name| ("liar", name)));
-    assert_eq!(lines[0].refused, "ready of a unit that is unknown or another supplier's");
+    assert_eq!(lines[0].refused, "ready of an allocation that is unknown or another supplier's");
     let verify = with(ADMIN, VerifyRequest { market: MARKET.into() });
     let verdict = admin.verify(verify).await.unwrap().into_inner();
     assert_eq!((verdict.sound, verdict.ignored_reports), (true, 1), "one names a unit of this market");
@@ -391,13 +384,13 @@ async fn a_report_of_an_unknown_unit_is_ignored_counted_and_audited() {
     let mut supply = SupplyClient::new(served.connect().await);
     supply.report_order(with(&liar, report("later", "died"))).await.unwrap();
     let all = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
-    assert_eq!(all.last().map(|line| line.seq), Some(lines.len() as u64 + 1), "it goes on counting");
+    assert_eq!(all.last().map(|line| line.seq), Some(lines.len() as u64 + 1), "the numbers continue");
     served.stop();
 }
 
 /// A history of more than 10 000 points: 400 with a step, and with that step it is given.
 #[tokio::test]
-async fn a_history_of_too_many_points_is_refused_with_a_step_that_fits() {
+async fn history_of_too_many_points_is_refused_with_fitting_step() {
     let (_dir, served, channel) = start().await;
     let token = tenant(&channel, "c/ns", None, &["read"]).await;
     let web = Web::new(&served, &token);

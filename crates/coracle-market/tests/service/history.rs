@@ -1,11 +1,6 @@
-//! What old prices become, charges as a table for accountants, and price-setters that are taken back: a real process.
-
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
-
-mod support;
+//! Roll-up of old prices, charges as a table for accountants, and cancelled price-setters: a real process.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::supply_client::SupplyClient;
@@ -15,7 +10,8 @@ use coracle_types::Clock;
 use serde_json::{Value, json};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
-use support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
+use crate::support::{ADMIN, MARKET, Served, bid, tenant, with};
+use coracle_testkit::eventually;
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
@@ -78,11 +74,10 @@ async fn old_prices_grow_coarser_and_stay_true() {
             bars(HOUR).fetch_one(&pool).await.unwrap(),
         )
     };
-    let began = Instant::now();
-    while counts().await != (2, 60, 2) {
-        assert!(began.elapsed() < DEADLINE, "calls, minutes, hours: {:?}", counts().await);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    // Calls, minutes, hours.
+    eventually("old prices are rolled up", async || (counts().await == (2, 60, 2)).then_some(()))
+        .await
+        .unwrap();
     let minutes = history(&served, week, week + HOUR, 0).await;
     assert_eq!(minutes.len(), 60);
     let first = &minutes[0];
@@ -104,12 +99,11 @@ async fn old_prices_grow_coarser_and_stay_true() {
         let url = format!("{}/v1/markets/{MARKET}/price", served.http);
         reqwest::Client::new().get(url).bearer_auth(ADMIN).send().await.unwrap().json().await.unwrap()
     };
-    let began = Instant::now();
-    while price().await["p50"].is_null() {
-        assert!(began.elapsed() < DEADLINE, "no percentiles");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let price = price().await;
+    let price = eventually("percentiles are published", async || {
+        Some(price().await).filter(|price| !price["p50"].is_null())
+    })
+    .await
+    .unwrap();
     let of = |name: &str| price[name].as_str().unwrap().parse::<f64>().unwrap();
     assert!(
         of("p20") >= 2.0 && of("p20") < of("p50") && of("p50") < of("p80") && of("p80") < 2.012,
@@ -157,16 +151,13 @@ async fn charges_come_as_a_focus_table() {
         let response = reqwest::Client::new().get(url).bearer_auth(&token).send().await.unwrap();
         (response.status().as_u16(), response.text().await.unwrap())
     };
-    let began = Instant::now();
-    let table = loop {
+    let table = eventually("the minimum is charged", async || {
         let (status, table) = get("focus").await;
         assert_eq!(status, 200, "{table}");
-        if table.contains("the rest of the first minute") {
-            break table;
-        }
-        assert!(began.elapsed() < DEADLINE, "{table}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+        table.contains("the rest of the first minute").then_some(table)
+    })
+    .await
+    .unwrap();
     let mut lines = table.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let header = lines.next().unwrap();
     let column = |name: &str| header.iter().position(|c| *c == name).unwrap();
@@ -210,11 +201,8 @@ async fn a_price_setter_that_is_taken_back_is_counted() {
         trading.place_bid(with(&rival, bid(3_900_000, 1, "high", 0))).await.unwrap().into_inner().bid;
     let text =
         async || reqwest::get(format!("{}/metrics", served.admin)).await.unwrap().text().await.unwrap();
-    let began = Instant::now();
-    while !text().await.contains("coracle_market_clearing_price{class=\"a100-4x/local\"} 3.9") {
-        assert!(began.elapsed() < DEADLINE, "{}", text().await);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let line = "coracle_market_clearing_price{class=\"a100-4x/local\"} 3.9";
+    eventually("the call is held", async || text().await.contains(line).then_some(())).await.unwrap();
     for bid in [low, setter] {
         let cancel = CancelBidRequest { bid, if_owner_version: None, tenant: String::new() };
         trading.cancel_bid(with(&rival, cancel)).await.unwrap();

@@ -1,0 +1,17 @@
+//! The market over its network API.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod bad_input;
+mod history;
+mod market;
+mod postgres;
+#[path = "../server/mod.rs"]
+mod server;
+mod streams;
+mod support;
+
+/// Not a test: the process of [`support::Served`].
+#[test]
+fn server_process() {
+    server::serve_if_asked();
+}
