@@ -1,73 +1,116 @@
-//! Who may do what. Reads are anonymous and writes need a token, unless it was said otherwise.
+//! Authorization. By default reads are anonymous and writes need a token.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use axum::http::{HeaderMap, header};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::Mutex;
 
-use crate::error::{Code, Problem, StoreError};
+use crate::error::{Code, ErrorResponse, StoreError};
 use crate::meta::{Meta, TokenRow};
+use crate::rights::{Rights, Role, Target};
 
-/// How long a token is believed without asking the database, in milliseconds.
+/// Time for which a valid token is cached, in milliseconds.
 const BELIEVED_MS: i64 = 30_000;
-/// Tokens that are remembered.
+/// Cached tokens.
 const REMEMBERED: usize = 1024;
-/// What an anonymous client gets as a token.
+/// Token for anonymous clients.
 pub(crate) const ANONYMOUS: &str = "anonymous";
 
-/// What a request needs.
+/// Access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Anybody, unless reads are private.
+    /// Read: anonymous, unless reads are private.
     Read,
-    /// Anybody, unless reads are private, or the pages and the routes for tools are.
+    /// Read of pages and `/api/`: anonymous, unless these or all reads are private.
     Browse,
-    /// A token that may write, unless writes are open.
-    Write,
-    /// A token that may write, always.
-    Tokens,
+    /// Push: a token with this right, unless writes are open.
+    Push,
+    /// Deletion: a token with this right, unless writes are open.
+    Delete,
+    /// Administration: always a token of an administrator.
+    Admin,
 }
 
-/// Who is asking.
+impl Access {
+    fn role(self) -> Role {
+        match self {
+            Self::Read | Self::Browse => Role::Read,
+            Self::Push => Role::Push,
+            Self::Delete => Role::Delete,
+            Self::Admin => Role::Admin,
+        }
+    }
+}
+
+/// Access, and the repositories that it concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need<'a> {
+    pub(crate) access: Access,
+    pub(crate) target: Target<'a>,
+}
+
+/// Valid token without its secret.
 #[derive(Clone, Debug)]
-pub(crate) enum Caller {
-    Anonymous,
-    Token { name: String, writes: bool },
+pub(crate) struct Holder {
+    pub(crate) name: String,
+    pub(crate) rights: Rights,
+    pub(crate) expires: Option<i64>,
+}
+
+/// Sender of an admitted request.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// `None`: anonymous.
+    pub(crate) holder: Option<Holder>,
+    /// Reads of this kind need no token.
+    open_reads: bool,
+}
+
+impl Caller {
+    /// True when the caller may read this repository. Lists and mounts check each one.
+    pub(crate) fn sees(&self, repo: &str) -> bool {
+        self.open_reads || self.holder.as_ref().is_some_and(|holder| holder.rights.covers(repo))
+    }
+
+    /// True when the caller sees all repositories.
+    pub(crate) fn sees_all(&self) -> bool {
+        self.open_reads || self.holder.as_ref().is_some_and(|holder| holder.rights.is_everywhere())
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Believed {
-    token: TokenRow,
+    holder: Holder,
     at: i64,
 }
 
-/// The gate.
+/// Authorization of requests.
 #[derive(Debug)]
 pub(crate) struct Gate {
     private_reads: bool,
     private_pages: bool,
     open_writes: bool,
-    /// Hash of a token that is given from outside, not stored.
+    /// Hash of a configured token, which is not stored.
     given: Option<[u8; 32]>,
     believed: Mutex<HashMap<[u8; 32], Believed>>,
 }
 
-/// What is stored of a token.
+/// Stored properties of a token.
 pub(crate) fn hash(token: &str) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
     hash
 }
 
-/// A new secret.
+/// Creates a secret.
 pub(crate) fn secret() -> String {
     format!("cor_{}", hex::encode(rand::random::<[u8; 24]>()))
 }
 
-/// The token of a request: as a bearer, or as the password of whoever.
+/// Token of a request: bearer, or password of any user.
 pub(crate) fn presented(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, rest) = value.split_once(' ').unwrap_or((value, ""));
@@ -82,6 +125,29 @@ pub(crate) fn presented(headers: &HeaderMap) -> Option<String> {
     (!token.is_empty() && token != ANONYMOUS).then_some(token)
 }
 
+/// Token of a row. `None` when its rights are invalid.
+fn holder(row: &TokenRow) -> Option<Holder> {
+    match row.rights() {
+        Ok(rights) => Some(Holder { name: row.name.clone(), rights, expires: row.expires }),
+        Err(error) => {
+            tracing::warn!(token = row.id, %error, "read rights of token failed, token ignored");
+            None
+        }
+    }
+}
+
+fn denied(need: Need<'_>) -> ErrorResponse {
+    let role = need.access.role();
+    ErrorResponse::new(
+        Code::Denied,
+        match need.target {
+            Target::Repository(repo) => format!("the token does not have the role {role} for {repo}"),
+            Target::Registry => format!("the token does not have the role {role} for all repositories"),
+            Target::Listed => format!("the token does not have the role {role}"),
+        },
+    )
+}
+
 impl Gate {
     pub(crate) fn new(
         private_reads: bool,
@@ -93,7 +159,7 @@ impl Gate {
         Self { private_reads, private_pages, open_writes, given, believed: Mutex::default() }
     }
 
-    /// Must a client show who it is before it can do everything?
+    /// True when a client needs a login for some requests.
     pub(crate) fn wants_login(&self) -> bool {
         self.private_reads || !self.open_writes
     }
@@ -102,83 +168,119 @@ impl Gate {
         self.private_reads
     }
 
-    /// Lets a request in, or says what it needs.
+    /// Admits a request, or returns the error with the challenge.
     pub(crate) async fn admit(
         &self,
         meta: &Meta,
         headers: &HeaderMap,
-        access: Access,
+        need: Need<'_>,
         now: i64,
-    ) -> Result<Caller, Problem> {
-        let needed = match access {
-            Access::Read => self.private_reads,
-            Access::Browse => self.private_reads || self.private_pages,
-            Access::Write => !self.open_writes,
-            Access::Tokens => true,
+    ) -> Result<Caller, ErrorResponse> {
+        let closed_reads = self.private_reads || (need.access == Access::Browse && self.private_pages);
+        let needed = match need.access {
+            Access::Read | Access::Browse => closed_reads,
+            Access::Push | Access::Delete => !self.open_writes,
+            Access::Admin => true,
         };
-        let caller = match presented(headers) {
-            Some(token) => self.caller(meta, &token, now).await?,
+        let holder = match presented(headers) {
+            Some(token) => self.holder(meta, &token, now).await?,
             None => None,
         };
-        match caller {
-            _ if !needed => Ok(caller.unwrap_or(Caller::Anonymous)),
-            Some(Caller::Token { writes: false, .. }) if matches!(access, Access::Write | Access::Tokens) => {
-                Err(Problem::new(Code::Denied, "the token may only read"))
+        if needed {
+            let Some(holder) = &holder else {
+                return Err(ErrorResponse::new(Code::Unauthorized, "a token is needed"));
+            };
+            if !holder.rights.allow(need.access.role(), &need.target) {
+                return Err(denied(need));
             }
-            Some(caller) => Ok(caller),
-            None => Err(Problem::new(Code::Unauthorized, "a token is needed")),
         }
+        Ok(Caller { holder, open_reads: !closed_reads })
     }
 
-    /// Who has this token. `None`: nobody, or it has run out.
-    pub(crate) async fn caller(
+    /// Holder of a token. `None`: unknown or expired.
+    pub(crate) async fn holder(
         &self,
         meta: &Meta,
         token: &str,
         now: i64,
-    ) -> Result<Option<Caller>, StoreError> {
+    ) -> Result<Option<Holder>, StoreError> {
         let hash = hash(token);
         if self.given == Some(hash) {
-            return Ok(Some(Caller::Token { name: "environment".to_owned(), writes: true }));
+            // Nodes and tools have a copy of this token: it cannot manage tokens.
+            let rights = Rights::everywhere(Role::Delete);
+            return Ok(Some(Holder { name: "environment".to_owned(), rights, expires: None }));
         }
         let known = {
-            let believed = self.believed.lock().unwrap_or_else(PoisonError::into_inner);
-            believed.get(&hash).filter(|b| now - b.at < BELIEVED_MS).map(|b| b.token.clone())
+            let believed = self.believed.lock();
+            believed.get(&hash).filter(|b| now - b.at < BELIEVED_MS).map(|b| b.holder.clone())
         };
-        let token = match known {
-            Some(token) => token,
-            None => match meta.token(&hash).await? {
-                Some(token) => {
-                    meta.use_token(&token.id, now).await?;
-                    self.believe(hash, &token, now);
-                    token
+        let holder = match known {
+            Some(holder) => holder,
+            None => {
+                let Some(row) = meta.token(&hash).await? else { return Ok(None) };
+                let Some(holder) = holder(&row) else { return Ok(None) };
+                // Without free space a token is still valid for reads and deletions.
+                if let Err(error) = meta.use_token(&row.id, now).await {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        token = row.id,
+                        "note use of token failed"
+                    );
                 }
-                None => return Ok(None),
-            },
+                self.believe(hash, &holder, now);
+                holder
+            }
         };
-        let live = token.expires.is_none_or(|at| now < at);
-        Ok(live.then_some(Caller::Token { name: token.name, writes: token.writes != 0 }))
+        let live = holder.expires.is_none_or(|at| now < at);
+        Ok(live.then_some(holder))
     }
 
-    fn believe(&self, hash: [u8; 32], token: &TokenRow, at: i64) {
-        let mut believed = self.believed.lock().unwrap_or_else(PoisonError::into_inner);
+    fn believe(&self, hash: [u8; 32], holder: &Holder, at: i64) {
+        let mut believed = self.believed.lock();
         if believed.len() >= REMEMBERED {
             believed.retain(|_, b| at - b.at < BELIEVED_MS);
         }
         if believed.len() < REMEMBERED {
-            believed.insert(hash, Believed { token: token.clone(), at });
+            believed.insert(hash, Believed { holder: holder.clone(), at });
         }
     }
 
-    /// A token was removed: nobody is believed any longer. Other replicas find out within 30 s.
+    /// Drops the cache after a token was removed. Other replicas notice within 30 s.
     pub(crate) fn forget_all(&self) {
-        self.believed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.believed.lock().clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meta::MetaAt;
+
+    #[tokio::test]
+    async fn token_is_valid_if_its_use_cannot_be_recorded() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = Meta::open(&MetaAt::Sqlite(dir.path().join("registry.db"))).await.unwrap();
+        let rights = Rights::everywhere(Role::Read);
+        let row = TokenRow {
+            id: "1".to_owned(),
+            name: "reader".to_owned(),
+            writes: 0,
+            role: Some(rights.role().to_string()),
+            repositories: Some(rights.globs().join(" ")),
+            created_by: "test".to_owned(),
+            created: 0,
+            expires: None,
+            last_used: None,
+        };
+        meta.put_token(&hash("secret"), &row).await.unwrap();
+        // As without free space: the table accepts no change.
+        let Meta::Sqlite { write, .. } = &meta else { panic!("it is SQLite") };
+        let full = "CREATE TRIGGER full BEFORE UPDATE ON tokens BEGIN SELECT RAISE(ABORT, 'full'); END";
+        sqlx::query(full).execute(write).await.unwrap();
+        let gate = Gate::new(true, true, false, None);
+        let holder = gate.holder(&meta, "secret", 1).await.unwrap();
+        assert_eq!(holder.map(|holder| holder.name).as_deref(), Some("reader"));
+    }
 
     #[test]
     fn presented_table() {

@@ -1,19 +1,19 @@
-//! `catalog.json`: what the original reads of a bucket, so that it can be put back where it was. Ours never reads it.
+//! `catalog.json`: the catalog of a bucket as epoch reads it, so that a bucket can be served by epoch again.
+//! Coracle never reads it.
 
 use serde_json::{Map, Value, json};
 
 use crate::error::StoreError;
 use crate::http::time;
 use crate::meta::{RepositoryRow, TagRow};
-use crate::names::RepositoryName;
 use crate::registry::Registry;
+use coracle_oci::RepositoryName;
 
 /// Key of the catalog.
 const CATALOG: &str = "catalog.json";
 
 impl Registry {
-    /// Writes the catalog of a bucket, unless it is as it should be. Safe to repeat; of two replicas the last one wins,
-    /// and both write the same.
+    /// Writes the catalog of a bucket if it changed. Idempotent; replicas write equal bytes.
     pub(crate) async fn write_catalog(&self) -> Result<(), StoreError> {
         if !self.storage.is_shared() {
             return Ok(());
@@ -31,7 +31,7 @@ impl Registry {
     }
 }
 
-/// Pure: the same names, the same bytes.
+/// Equal names give equal bytes. Pure.
 fn catalog(rows: &[(RepositoryRow, Vec<TagRow>)]) -> String {
     let entry = |(row, tags): &(RepositoryRow, Vec<TagRow>)| {
         let tags: Map<String, Value> =
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_catalog_is_the_originals() {
+    fn catalog_has_the_form_of_epoch() {
         let repository = |name: &str, updated| RepositoryRow {
             name: name.to_owned(),
             created: 0,

@@ -1,4 +1,4 @@
-//! What goes wrong inside, and what a client is told of it.
+//! Internal errors, and their form in responses.
 
 use std::io;
 
@@ -7,81 +7,91 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// The store of blobs or of names does not do what it should.
+/// Failure of the storage or of the database.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// A file.
-    #[error("{operation} {path}")]
+    /// File operation.
+    #[error("cannot {operation} {path}")]
     File {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// On which file.
+        /// File.
         path: String,
-        /// Why it did not work.
+        /// Cause.
         source: io::Error,
     },
-    /// The database.
-    #[error("{operation} in the registry's database")]
+    /// Database.
+    #[error("cannot {operation} in the database of the registry")]
     Sql {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// Why it did not work.
+        /// Cause.
         source: sqlx::Error,
     },
-    /// A worker thread.
-    #[error("{operation}: the worker ended")]
+    /// Worker thread.
+    #[error("cannot {operation}: the worker thread ended")]
     Worker {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
     },
-    /// An address of a store that is none.
-    #[error("{text:?} is no address of a database: sqlite:FILE or postgres://…")]
+    /// Invalid address of a database.
+    #[error("invalid database address {text:?}: give sqlite:FILE or postgres://…")]
     Address {
-        /// As it was given.
+        /// Given text.
         text: String,
     },
-    /// The original's database, which is not one of ours.
+    /// MySQL address, which epoch accepts.
     #[error("MySQL is not supported: give a postgres:// address, or none for SQLite")]
     MySql,
-    /// Another process has the folder.
-    #[error("{path} belongs to another registry that runs")]
+    /// Another process uses the directory.
+    #[error("{path} belongs to another registry, which is running")]
     Busy {
-        /// The folder.
+        /// Directory.
         path: String,
     },
-    /// A request to the object store.
-    #[error("{operation} {key} in the object store")]
+    /// Request to the object store.
+    #[error("cannot {operation} {key} in the object store")]
     S3 {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// On which object.
+        /// Key of the object.
         key: String,
-        /// Why it did not work.
-        source: reqwest::Error,
+        /// Cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// An answer of the object store.
-    #[error("{operation} {key} in the object store: it answered with status {status}")]
-    S3Status {
-        /// What was tried.
-        operation: &'static str,
-        /// On which object.
+    /// Size of an object.
+    #[error("{key} in the object store has {size} bytes instead of {want}")]
+    S3Size {
+        /// Key of the object.
         key: String,
-        /// What it said.
+        /// Size of the object.
+        size: u64,
+        /// Expected size, or the limit.
+        want: u64,
+    },
+    /// Error status of the object store.
+    #[error("cannot {operation} {key} in the object store: HTTP status {status}")]
+    S3Status {
+        /// Operation.
+        operation: &'static str,
+        /// Key of the object.
+        key: String,
+        /// HTTP status.
         status: u16,
     },
-    /// An address of an object store that is none.
-    #[error("{text:?} is no object store: {why}")]
+    /// Invalid address of an object store.
+    #[error("invalid object store address {text:?}: {why}")]
     S3Address {
-        /// As it was given.
+        /// Given text.
         text: String,
-        /// What is wrong.
+        /// Reason.
         why: String,
     },
-    /// A blob that is being removed at this moment stays in the way.
+    /// The blob is being removed.
     #[error("blob {digest} is being removed")]
     Dying {
-        /// Which.
+        /// Digest.
         digest: String,
     },
 }
@@ -91,18 +101,13 @@ impl StoreError {
         Self::File { operation, path: path.display().to_string(), source }
     }
 
-    pub(crate) fn s3(operation: &'static str, key: &str, source: reqwest::Error) -> Self {
-        // The address may hold what nobody should read.
-        Self::S3 { operation, key: key.to_owned(), source: source.without_url() }
-    }
-
-    /// Nothing is free on the disk.
+    /// True when no space is left.
     pub(crate) fn is_full(&self) -> bool {
         match self {
             Self::File { source, .. } => {
                 matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
             }
-            // SQLITE_FULL, and PostgreSQL's disk_full.
+            // SQLITE_FULL, and disk_full of PostgreSQL.
             Self::Sql { source, .. } => source
                 .as_database_error()
                 .and_then(|e| e.code())
@@ -112,12 +117,12 @@ impl StoreError {
     }
 }
 
-/// Makes a [`StoreError::Sql`].
+/// Creates a [`StoreError::Sql`].
 pub(crate) fn sql(operation: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
     move |source| StoreError::Sql { operation, source }
 }
 
-/// Codes of the distribution specification, and ours where it has none.
+/// Codes of the distribution specification, and own codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
     BlobUnknown,
@@ -164,7 +169,7 @@ impl Code {
         }
     }
 
-    /// The status that goes with a code, unless the request says more.
+    /// Default status of a code.
     fn status(self) -> StatusCode {
         match self {
             Self::BlobUnknown | Self::BlobUploadUnknown | Self::ManifestUnknown | Self::NameUnknown => {
@@ -188,9 +193,9 @@ impl Code {
     }
 }
 
-/// A request that did not happen, in the form that the specification gives to errors.
+/// Failed request, with a body in the form of the specification.
 #[derive(Debug)]
-pub(crate) struct Problem {
+pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
     code: Code,
     message: String,
@@ -198,7 +203,7 @@ pub(crate) struct Problem {
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-impl Problem {
+impl ErrorResponse {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { status: code.status(), code, message, details: Vec::new(), headers: Vec::new() }
@@ -209,7 +214,7 @@ impl Problem {
         self
     }
 
-    /// One error more in the answer, about this.
+    /// Adds an error with this detail to the body.
     pub(crate) fn detail(mut self, detail: Value) -> Self {
         self.details.push(detail);
         self
@@ -223,21 +228,21 @@ impl Problem {
     }
 }
 
-impl From<StoreError> for Problem {
+impl From<StoreError> for ErrorResponse {
     fn from(error: StoreError) -> Self {
-        tracing::error!(error = &error as &dyn std::error::Error, "request not served");
+        tracing::error!(error = &error as &dyn std::error::Error, "serve request failed");
         if error.is_full() {
-            return Self::new(Code::StorageFull, "no space is left in the registry");
+            return Self::new(Code::StorageFull, "no space left in the registry");
         }
         if matches!(error, StoreError::Dying { .. }) {
             return Self::new(Code::Unavailable, "the blob is being removed; try again")
                 .header(header::RETRY_AFTER, "1");
         }
-        Self::new(Code::Unknown, "the registry could not do it; its log says why")
+        Self::new(Code::Unknown, "internal error of the registry; see its log")
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let one = |detail: Option<&Value>| {
             let mut error = json!({"code": self.code.word(), "message": self.message});

@@ -1,5 +1,5 @@
-//! What requests meet first, for the fuzz targets: no promise, and nothing for anybody else. Each takes any bytes, keeps
-//! nothing, and panics where a rule is broken.
+//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps nothing, and panics
+//! when a rule is broken.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
@@ -8,7 +8,7 @@ use crate::http::ranges::{self, Wanted};
 use crate::manifest;
 use crate::route::{self, Route};
 
-/// A request: method and path, a line for each header, an empty line, a manifest.
+/// Request: method and path, headers line by line, an empty line, a manifest.
 pub fn request(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\n\n").unwrap_or((&text, ""));
@@ -16,7 +16,7 @@ pub fn request(bytes: &[u8]) {
     let (method, path) = lines.next().unwrap_or_default().split_once(' ').unwrap_or_default();
     let headers: HeaderMap = lines.filter_map(header).collect();
     let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::GET);
-    // A server sees no other paths than these.
+    // The server gets no other paths than these.
     if let Ok(uri) = path.parse::<Uri>()
         && let Ok(route) = route::parse(&method, uri.path())
     {
@@ -34,9 +34,11 @@ pub fn request(bytes: &[u8]) {
     manifest(body.as_bytes());
 }
 
-/// A manifest as it is pushed.
+/// Manifest of a push.
 pub fn manifest(bytes: &[u8]) {
-    for said in [None, Some(manifest::OCI_MANIFEST), Some(manifest::OCI_INDEX)] {
+    for said in
+        [None, Some(coracle_oci::media_types::OCI_MANIFEST), Some(coracle_oci::media_types::OCI_INDEX)]
+    {
         if let Ok(parsed) = manifest::parse(bytes, said) {
             assert!(parsed.blobs.iter().chain(&parsed.manifests).all(|child| child.size >= 0));
         }
@@ -48,7 +50,7 @@ fn header(line: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((name.parse().ok()?, HeaderValue::from_str(value).ok()?))
 }
 
-/// No name is a way to anywhere else, and who may what does not hang on how it is written.
+/// Names are not paths, and rights do not depend on the spelling of a path.
 fn check(route: &Route, method: &Method) {
     let name = match route {
         Route::Manifest(name, _)
@@ -68,5 +70,8 @@ fn check(route: &Route, method: &Method) {
     let writes = !matches!(*method, Method::GET | Method::HEAD);
     let open =
         matches!(route, Route::Health | Route::Base | Route::Token | Route::SingleSignOn | Route::Page(_));
-    assert!(open || !writes || route.access(method).is_some_and(|a| a != auth::Access::Read), "{route:?}");
+    assert!(
+        open || !writes || route.need(method).is_some_and(|n| n.access != auth::Access::Read),
+        "{route:?}"
+    );
 }

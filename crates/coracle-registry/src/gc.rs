@@ -1,16 +1,18 @@
-//! Garbage: blobs that nobody names, uploads that nobody goes on with, and, where that is wanted, manifests without
-//! a tag. Mark, grace, sweep; `meta` says why no push has to wait for it.
+//! Garbage collection: blobs without references, abandoned uploads and, if configured, manifests without a
+//! tag. Mark, grace, sweep; `meta` explains why no push waits for it.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::meta::Doomed;
-use crate::names::{RepositoryName, UploadId};
 use crate::registry::Registry;
-use crate::storage::manifest_key;
+use crate::upload_id::UploadId;
+use coracle_oci::{Digest, RepositoryName};
 
-/// What a sweep removed.
+/// Result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Swept {
     pub(crate) blobs: u64,
@@ -20,7 +22,7 @@ pub(crate) struct Swept {
 }
 
 impl Registry {
-    /// Sweeps now and then, until `stop`. A sweep that fails is tried again at the next time.
+    /// Sweeps at intervals until `stop`. A failed sweep is retried at the next interval.
     pub(crate) async fn keep_sweeping(&self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(self.sweeping.every)).await.is_some() {
             match self.sweep().await {
@@ -34,18 +36,25 @@ impl Registry {
                     );
                 }
                 Ok(_) => {}
-                Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "garbage not removed"),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "sweep garbage failed")
+                }
             }
         }
     }
 
-    /// What a sweep would free now.
+    /// Result of a sweep now, without removing anything.
     pub(crate) async fn would_free(&self) -> Result<Vec<Doomed>, StoreError> {
         self.meta.would_free(self.before(self.sweeping.grace)).await
     }
 
-    /// One sweep. Safe to repeat, and to be cut anywhere.
+    /// One sweep. Idempotent, and safe to interrupt.
     pub(crate) async fn sweep(&self) -> Result<Swept, StoreError> {
+        self.manifests.finish_changes().await?;
+        if !self.orphans_entered.load(Ordering::Acquire) {
+            self.enter_orphans().await?;
+            self.orphans_entered.store(true, Ordering::Release);
+        }
         let mut swept = Swept { uploads: self.expire_uploads().await?, ..Swept::default() };
         if let Some(age) = self.sweeping.untagged {
             swept.manifests = self.remove_untagged(age).await?;
@@ -56,6 +65,7 @@ impl Registry {
                 self.storage.remove(&digest).await?;
             }
             self.meta.bury(&doomed.digest).await?;
+            self.used.forget();
             swept.blobs += 1;
             swept.bytes += u64::try_from(doomed.size).unwrap_or(0);
         }
@@ -66,19 +76,23 @@ impl Registry {
     }
 
     async fn expire_uploads(&self) -> Result<u64, StoreError> {
-        // Files first: what has no row afterwards had none when it was listed.
+        // Files first: a file without a row afterwards had none when it was listed.
         let files = self.storage.uploads().await?;
         let rows = self.meta.uploads().await?;
         let cutoff = self.before(self.limits.upload_age);
         let mut gone = 0;
         for row in rows.iter().filter(|row| row.updated < cutoff) {
             let Ok(id) = row.id.parse::<UploadId>() else { continue };
-            self.storage.discard(&id).await?;
-            self.meta.end_upload(&id).await?;
-            self.sessions.forget(&id);
-            gone += 1;
+            // A request of this process uses it, or one of another replica moved its time.
+            let Some(_turn) = self.sessions.idle(&id) else { continue };
+            if self.meta.expire_upload(&id, cutoff).await? {
+                self.storage.discard(&id).await?;
+                self.sessions.forget(&id);
+                gone += 1;
+            }
         }
-        for id in files.iter().filter(|id| rows.iter().all(|row| row.id != id.as_str())) {
+        let known: HashSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+        for id in files.iter().filter(|id| !known.contains(id.as_str())) {
             self.storage.discard(id).await?;
             gone += 1;
         }
@@ -87,26 +101,13 @@ impl Registry {
 
     async fn remove_untagged(&self, age: std::time::Duration) -> Result<u64, StoreError> {
         let mut gone = 0;
-        for (repo, digest) in self.meta.untagged(self.before(age)).await? {
+        let cutoff = self.before(age);
+        for (repo, digest) in self.meta.untagged(cutoff).await? {
             let (Ok(repo), Ok(digest)) = (repo.parse::<RepositoryName>(), digest.parse::<Digest>()) else {
                 continue;
             };
-            gone += u64::from(self.remove_manifest(&repo, &digest).await?);
+            gone += u64::from(self.manifests.remove_untagged(&repo, &digest, cutoff).await?);
         }
         Ok(gone)
-    }
-
-    /// Removes a manifest with its tags. `false` when there was none.
-    pub(crate) async fn remove_manifest(
-        &self,
-        repo: &RepositoryName,
-        digest: &Digest,
-    ) -> Result<bool, StoreError> {
-        let _turn = self.turns.of(repo).await;
-        for tag in self.meta.tags_of(repo, digest).await? {
-            self.storage.delete(&self.storage.tag_key(repo.as_str(), &tag)).await?;
-        }
-        self.storage.delete(&manifest_key(repo.as_str(), digest)).await?;
-        self.meta.remove_manifest(repo, digest, self.now()).await
     }
 }

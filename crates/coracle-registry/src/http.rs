@@ -1,7 +1,8 @@
-//! Requests in, answers out. Each handler reads top to bottom; the rules are in `route`, `manifest`, `auth`.
+//! HTTP: requests and responses. The rules are in `route`, `manifest`, `auth`.
 
 mod api;
 mod blobs;
+mod body;
 mod download;
 mod lists;
 mod manifests;
@@ -13,27 +14,28 @@ mod uploads;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use tokio::time::timeout;
 
-use crate::error::{Code, Problem};
+use crate::auth::Caller;
+use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
-use crate::route::{self, Route};
+use crate::route::{self, PagePath, Route};
 
 pub(crate) use self::api::time;
+use self::body::bounded;
 
 const DIGEST_HEADER: HeaderName = HeaderName::from_static("docker-content-digest");
 const VERSION_HEADER: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 
-/// Answers one request. Never fails: what goes wrong is an answer too.
+/// Answers one request. Never fails: an error is a response.
 pub(crate) async fn answer(registry: Arc<Registry>, request: Request) -> Response {
     let began = Instant::now();
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    name_host(&mut parts);
     let head = parts.method == Method::HEAD;
     let parsed = route::parse(&parts.method, parts.uri.path());
     let word = parsed.as_ref().map_or("unknown", Route::word);
@@ -43,7 +45,7 @@ pub(crate) async fn answer(registry: Arc<Registry>, request: Request) -> Respons
         Ok(route) => Box::pin(admit(registry, route, parts, body)).await,
         Err(problem) => Err(problem),
     };
-    let mut response = outcome.unwrap_or_else(Problem::into_response);
+    let mut response = outcome.unwrap_or_else(ErrorResponse::into_response);
     if v2 {
         response.headers_mut().insert(VERSION_HEADER, HeaderValue::from_static("registry/2.0"));
     }
@@ -55,25 +57,38 @@ pub(crate) async fn answer(registry: Arc<Registry>, request: Request) -> Respons
     response
 }
 
-async fn admit(registry: Arc<Registry>, route: Route, parts: Parts, body: Body) -> Result<Response, Problem> {
-    if let Some(access) = route.access(&parts.method) {
-        if is_forged(&parts) {
-            return Err(Problem::new(Code::Denied, "a page of another site may not write here"));
-        }
-        let now = registry.now();
-        let admitted = registry.gate.admit(&registry.meta, &parts.headers, access, now).await;
-        if let Err(problem) = admitted {
-            return Err(match &route {
-                Route::Page(_) => ask_a_person(problem),
-                _ => challenge(&registry, &parts.headers, problem),
-            });
-        }
+/// Sets `Host` from `:authority`, which HTTP/2 has instead (RFC 9113, section 8.3.1).
+fn name_host(parts: &mut Parts) {
+    if !parts.headers.contains_key(header::HOST)
+        && let Some(authority) = parts.uri.authority()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        parts.headers.insert(header::HOST, host);
     }
-    dispatch(registry, route, parts, body).await
 }
 
-/// Says where a token is to be had.
-fn challenge(registry: &Registry, headers: &HeaderMap, problem: Problem) -> Problem {
+async fn admit(
+    registry: Arc<Registry>,
+    route: Route,
+    parts: Parts,
+    body: Body,
+) -> Result<Response, ErrorResponse> {
+    let Some(need) = route.need(&parts.method) else {
+        return open(registry, route, parts, body).await;
+    };
+    if is_forged(&parts) {
+        return Err(ErrorResponse::new(Code::Denied, "a page of another site may not write here"));
+    }
+    let admitted = registry.gate.admit(&registry.meta, &parts.headers, need, registry.now()).await;
+    let caller = admitted.map_err(|problem| match &route {
+        Route::Page(_) => ask_a_person(problem),
+        _ => challenge(&registry, &parts.headers, problem),
+    })?;
+    dispatch(registry, caller, route, parts, body).await
+}
+
+/// Challenge with the address of the token route.
+fn challenge(registry: &Registry, headers: &HeaderMap, problem: ErrorResponse) -> ErrorResponse {
     if problem.status != StatusCode::UNAUTHORIZED {
         return problem;
     }
@@ -81,8 +96,8 @@ fn challenge(registry: &Registry, headers: &HeaderMap, problem: Problem) -> Prob
     problem.header(header::WWW_AUTHENTICATE, &format!("Bearer realm=\"{realm}\",service=\"epoch\""))
 }
 
-/// Browsers know no bearer; what people type as a password is the token.
-fn ask_a_person(problem: Problem) -> Problem {
+/// Browsers send no bearer token: the password is the token.
+fn ask_a_person(problem: ErrorResponse) -> ErrorResponse {
     match problem.status {
         StatusCode::UNAUTHORIZED => problem.header(
             header::WWW_AUTHENTICATE,
@@ -92,15 +107,15 @@ fn ask_a_person(problem: Problem) -> Problem {
     }
 }
 
-/// A browser sends a password that it knows along with what any page makes it ask. It says whose page that was (Fetch
-/// Metadata, "Sec-Fetch-Site"); other clients say nothing.
+/// Browsers add stored passwords to requests of any page. They report the origin of the page (Fetch Metadata,
+/// "Sec-Fetch-Site"); other clients do not.
 fn is_forged(parts: &Parts) -> bool {
     let writes = !matches!(parts.method, Method::GET | Method::HEAD);
     let site = parts.headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
     writes && site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// How this client reaches the registry.
+/// Base URL of the registry for this client.
 fn base_url(registry: &Registry, headers: &HeaderMap) -> String {
     if let Some(url) = &registry.public_url {
         return url.trim_end_matches('/').to_owned();
@@ -113,18 +128,37 @@ fn base_url(registry: &Registry, headers: &HeaderMap) -> String {
     format!("{scheme}://{}", if plain { host } else { "localhost" })
 }
 
-async fn dispatch(
+/// Routes without authorization.
+async fn open(
     registry: Arc<Registry>,
     route: Route,
     parts: Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let get = matches!(parts.method, Method::GET | Method::HEAD);
     match (route, &parts.method) {
         (Route::Health, _) if get => Ok("ok\n".into_response()),
         (Route::Base, _) if get => base(&registry, &parts.headers).await,
         (Route::Token, &Method::GET | &Method::POST) => token::token(&registry, &parts, body).await,
-        (Route::Catalog, _) if get => lists::catalog(&registry, &parts.uri).await,
+        (Route::SingleSignOn, _) => {
+            Err(ErrorResponse::new(Code::Unsupported, "single sign-on is not set up")
+                .status(StatusCode::NOT_IMPLEMENTED))
+        }
+        (Route::Page(PagePath::Style), _) if get => Ok(pages::style()),
+        _ => Err(method()),
+    }
+}
+
+async fn dispatch(
+    registry: Arc<Registry>,
+    caller: Caller,
+    route: Route,
+    parts: Parts,
+    body: Body,
+) -> Result<Response, ErrorResponse> {
+    let get = matches!(parts.method, Method::GET | Method::HEAD);
+    match (route, &parts.method) {
+        (Route::Catalog, _) if get => lists::catalog(&registry, &caller, &parts.uri).await,
         (Route::TagNames(repo), _) if get => lists::tags(&registry, &repo, &parts.uri).await,
         (Route::Referrers(repo, digest), _) if get => {
             lists::referrers(&registry, &repo, &digest, &parts.uri).await
@@ -136,76 +170,60 @@ async fn dispatch(
             manifests::put(registry, repo, reference, parts, body).await
         }
         (Route::Manifest(repo, reference), &Method::DELETE) => {
-            manifests::delete(&registry, &repo, &reference).await
+            manifests::delete(registry, repo, reference).await
         }
         (Route::Blob(repo, digest), _) if get => blobs::get(&registry, &repo, &digest, &parts).await,
         (Route::Blob(repo, digest), &Method::DELETE) => blobs::delete(&registry, &repo, &digest).await,
         (Route::Blob(repo, digest), &Method::PUT) => {
             uploads::whole(registry, repo, digest, parts, body).await
         }
-        (Route::Uploads(repo), &Method::POST) => uploads::begin(registry, repo, parts, body).await,
+        (Route::Uploads(repo), &Method::POST) => uploads::begin(registry, caller, repo, parts, body).await,
         (Route::Upload(repo, id), _) if get => uploads::look(&registry, &repo, &id).await,
         (Route::Upload(repo, id), &Method::PATCH) => uploads::append(registry, repo, id, parts, body).await,
         (Route::Upload(repo, id), &Method::PUT) => uploads::finish(registry, repo, id, parts, body).await,
         (Route::Upload(repo, id), &Method::DELETE) => uploads::cancel(&registry, &repo, &id).await,
         (Route::Download(repo), _) if get => download::download(&registry, &repo, &parts.method).await,
-        (Route::SingleSignOn, _) => Err(Problem::new(Code::Unsupported, "single sign-on is not set up")
-            .status(StatusCode::NOT_IMPLEMENTED)),
-        (Route::Page(page), _) if get => pages::page(&registry, page).await,
-        (route, _) => api::api(&registry, route, &parts, body).await,
+        (Route::Page(page), _) if get => pages::page(&registry, &caller, page).await,
+        (route, _) => api::api(registry, &caller, route, &parts, body).await,
     }
 }
 
-/// Runs work to its end even when the client hangs up, so that nothing is left in the middle of a step.
+/// Runs work to completion even if the client disconnects, so that no step is interrupted.
 async fn to_its_end<T: Send + 'static>(
     registry: &Registry,
-    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
-) -> Result<T, Problem> {
+    work: impl Future<Output = Result<T, ErrorResponse>> + Send + 'static,
+) -> Result<T, ErrorResponse> {
     let ended = registry.writes.spawn(work).await;
     ended.unwrap_or_else(|error| {
-        tracing::error!(%error, "a request's task broke");
-        Err(Problem::new(Code::Unknown, "the registry could not do it; its log says why"))
+        tracing::error!(%error, "task of a request panicked");
+        Err(ErrorResponse::new(Code::Unknown, "internal error of the registry; see its log"))
     })
 }
 
-/// A body that is kept in memory: bounded, and here within the idle time, or the connection is no longer waited for.
-async fn bounded(registry: &Registry, body: Body, bytes_max: u64) -> Result<Bytes, Problem> {
-    let slow =
-        || Problem::new(Code::SizeInvalid, "the body came too slowly").status(StatusCode::REQUEST_TIMEOUT);
-    let read = to_bytes(body, usize::try_from(bytes_max).unwrap_or(usize::MAX));
-    let read = timeout(registry.limits.body_idle, read).await.map_err(|_| slow())?;
-    read.map_err(|error| {
-        match std::error::Error::source(&error).is_some_and(|s| s.is::<http_body_util::LengthLimitError>()) {
-            true => too_large(bytes_max),
-            false => Problem::new(Code::SizeInvalid, "the body ended before its length"),
-        }
-    })
-}
-
-fn too_large(bytes_max: u64) -> Problem {
-    Problem::new(Code::SizeInvalid, format!("the body is larger than {bytes_max} bytes"))
+fn too_large(bytes_max: u64) -> ErrorResponse {
+    ErrorResponse::new(Code::SizeInvalid, format!("the body is larger than {bytes_max} bytes"))
         .status(StatusCode::PAYLOAD_TOO_LARGE)
 }
 
-/// The method is not for this path.
-fn method() -> Problem {
-    Problem::new(Code::Unsupported, "the method is not for this path")
+/// The path has no such method.
+fn method() -> ErrorResponse {
+    ErrorResponse::new(Code::Unsupported, "method not allowed for this path")
 }
 
-/// `/v2/`: speaks the protocol, and asks for a login where some requests need one.
-async fn base(registry: &Registry, headers: &HeaderMap) -> Result<Response, Problem> {
+/// `/v2/`: version check, with a challenge if some requests need a login.
+async fn base(registry: &Registry, headers: &HeaderMap) -> Result<Response, ErrorResponse> {
     if registry.gate.wants_login() {
         let token = crate::auth::presented(headers);
         let known = match token {
-            Some(token) => registry.gate.caller(&registry.meta, &token, registry.now()).await?.is_some(),
-            // A client that was told that it is anonymous may go on as such.
+            Some(token) => registry.gate.holder(&registry.meta, &token, registry.now()).await?.is_some(),
+            // A client that got the anonymous token continues as anonymous.
             None => headers.contains_key(header::AUTHORIZATION) && !registry.gate.private_reads(),
         };
         if !known {
             return Err(challenge(
                 registry,
                 headers,
-                Problem::new(Code::Unauthorized, "a token is needed for some requests"),
+                ErrorResponse::new(Code::Unauthorized, "a token is needed for some requests"),
             ));
         }
     }
@@ -216,7 +234,7 @@ fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// A parameter of the query. A repeated one counts once.
+/// Parameter of the query; the first of repeated ones.
 fn parameter(uri: &axum::http::Uri, name: &str) -> Option<String> {
     let query = uri.query().unwrap_or_default();
     form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())

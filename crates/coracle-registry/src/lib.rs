@@ -1,33 +1,39 @@
-//! An OCI distribution server (specification 1.1) that any client can use and that carries VM disks and memory well,
-//! with the routes of the original registry of VM snapshots.
+//! OCI distribution server (specification 1.1) for any client, optimised for VM disks and memory, with the
+//! routes of epoch, the registry of cocoon.
 //!
 //! ```text
-//! request ─▶ route (pure) ─▶ auth ─▶ http/… ─▶ uploads · manifest (pure) ─▶ storage  bytes, on disk when acknowledged
+//! request ─▶ route (pure) ─▶ auth ─▶ http/… ─▶ uploads · manifest (pure) ─▶ storage  bytes, synced
 //!                                                                      └▶ meta     names: SQLite or PostgreSQL
-//!                              gc: mark, grace, sweep            rebuild: names made again from the bytes
+//!                        manifest_store: bytes and rows of manifests, changed and repaired together
+//!                        gc: mark, grace, sweep             rebuild: tables from the storage
 //! ```
 //!
-//! What this crate never does: acknowledge what is not on disk, hold a blob in memory, let a name become a path that
-//! was not parsed, keep a token (only its hash), or make a push wait for the sweep.
+//! Of the image crates it uses `coracle-oci` only: digests, names, manifests. What this crate never does:
+//! acknowledge bytes that are not on disk, hold a blob in memory, use an unparsed name as a path, store a
+//! token (only its hash), or make a push wait for the sweep.
 
 mod auth;
 mod catalog;
-mod digest;
+mod connection;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod gc;
 mod http;
 mod manifest;
+mod manifest_memory;
+mod manifest_store;
 mod meta;
 mod metrics;
-mod names;
 mod rebuild;
 mod registry;
+mod rights;
 mod route;
 mod serve;
 mod storage;
 mod sys;
+mod tls;
+mod upload_id;
 mod uploads;
 
 pub use error::StoreError;

@@ -1,22 +1,23 @@
-//! Manifests and indexes as they are pushed: what they are, and what they need. Pure.
+//! Pushed manifests and indexes: kind and dependencies. Pure.
 
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use serde::Deserialize;
+use coracle_oci::{
+    Descriptor, Digest, InvalidDescriptor, Manifest, RawDescriptor,
+    media_types::{DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST},
+};
 use serde_json::json;
 
-use crate::digest::Digest;
-use crate::error::{Code, Problem};
+use crate::error::{Code, ErrorResponse};
 
-pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
-/// Most things that one manifest may name.
+/// Most descriptors of one manifest.
 const CHILDREN_MAX: usize = 65_536;
 
-/// What a manifest is for, by its artifact type or that of its configuration.
+/// Longest artifact type, in bytes, because lists of referrers repeat it. RFC 6838 allows 255 bytes.
+const TYPE_MAX: usize = 1024;
+
+/// Kind of content, by artifact type or media type of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ContainerImage,
@@ -55,21 +56,21 @@ impl Kind {
     }
 }
 
-/// One thing that a manifest names.
+/// Content that a manifest refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Child {
     pub(crate) digest: Digest,
     pub(crate) size: i64,
-    /// It must be in the repository before the manifest is.
+    /// Must be in the repository before the manifest is stored.
     pub(crate) required: bool,
 }
 
-/// A manifest that was checked.
+/// Checked manifest.
 #[derive(Clone, Debug)]
-pub(crate) struct Manifest {
+pub(crate) struct PushedManifest {
     pub(crate) media_type: String,
     pub(crate) kind: Kind,
-    /// As the referrers API shows it: the artifact type, else the type of the configuration.
+    /// Artifact type in the referrers API: that of the manifest, else the media type of the configuration.
     pub(crate) artifact_type: String,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) blobs: Vec<Child>,
@@ -78,50 +79,27 @@ pub(crate) struct Manifest {
     pub(crate) subject: Option<Digest>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Wire {
-    schema_version: u32,
-    media_type: Option<String>,
-    artifact_type: Option<String>,
-    config: Option<Descriptor>,
-    layers: Option<Vec<Descriptor>>,
-    manifests: Option<Vec<Descriptor>>,
-    subject: Option<Descriptor>,
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor {
-    #[serde(default)]
-    media_type: String,
-    digest: String,
-    size: i64,
-}
-
-impl Descriptor {
-    fn child(&self) -> Result<Child, Problem> {
-        let digest = self.digest.parse().map_err(|_| {
-            Problem::new(Code::DigestInvalid, "the manifest names something by a digest that is none")
-                .detail(json!({"digest": self.digest.chars().take(200).collect::<String>()}))
-        })?;
-        if self.size < 0 {
-            return Err(invalid("a size in the manifest is negative"));
+/// Content that a descriptor refers to.
+fn child(raw: &RawDescriptor) -> Result<Child, ErrorResponse> {
+    let descriptor = Descriptor::try_from(raw).map_err(|reason| match reason {
+        InvalidDescriptor::Digest { text, .. } => {
+            ErrorResponse::new(Code::DigestInvalid, "invalid digest in the manifest")
+                .detail(json!({"digest": text}))
         }
-        // What may not be redistributed is fetched from elsewhere.
-        let foreign = self.media_type.contains(".foreign.") || self.media_type.contains("nondistributable");
-        Ok(Child { digest, size: self.size, required: !foreign })
-    }
+        InvalidDescriptor::Size(_) => invalid("a size in the manifest is negative"),
+    })?;
+    // Content that may not be redistributed is fetched from elsewhere.
+    let media_type = &descriptor.media_type;
+    let is_foreign = media_type.contains(".foreign.") || media_type.contains("nondistributable");
+    Ok(Child { digest: descriptor.digest, size: raw.size, required: !is_foreign })
 }
 
-fn invalid(message: impl Into<String>) -> Problem {
-    Problem::new(Code::ManifestInvalid, message)
+fn invalid(message: impl Into<String>) -> ErrorResponse {
+    ErrorResponse::new(Code::ManifestInvalid, message)
 }
 
-/// Reads what a client sends under `content_type`.
-pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Manifest, Problem> {
+/// Parses a manifest that a client sends as `content_type`.
+pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<PushedManifest, ErrorResponse> {
     let said = content_type.map(|t| t.split(';').next().unwrap_or_default().trim()).filter(|t| !t.is_empty());
     if let Some(said) = said.filter(|t| ![OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].contains(t))
     {
@@ -131,10 +109,10 @@ pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Manifest
             .status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
             .detail(json!({"mediaType": said})));
     }
-    let wire: Wire = serde_json::from_slice(bytes).map_err(|e| {
-        invalid(format!("the manifest does not parse at line {} column {}", e.line(), e.column()))
+    let document = Manifest::parse(bytes).map_err(|e| {
+        invalid(format!("cannot parse the manifest at line {} column {}", e.line(), e.column()))
     })?;
-    let media_type = match (said, wire.media_type.as_deref()) {
+    let media_type = match (said, document.media_type.as_deref()) {
         (Some(said), Some(own)) if said != own => {
             return Err(invalid("Content-Type and the manifest's mediaType differ").detail(
                 json!({"contentType": said, "mediaType": own.chars().take(200).collect::<String>()}),
@@ -142,57 +120,61 @@ pub(crate) fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Manifest
         }
         (Some(known), _) => known.to_owned(),
         (None, Some(own)) => return parse(bytes, Some(own)),
-        (None, None) => return Err(invalid("neither Content-Type nor mediaType says what the manifest is")),
+        (None, None) => return Err(invalid("Content-Type and mediaType are missing")),
     };
-    if wire.schema_version != 2 {
+    if document.schema_version != 2 {
         return Err(invalid("schemaVersion is not 2"));
     }
     let index = matches!(media_type.as_str(), OCI_INDEX | DOCKER_LIST);
-    check_shape(&wire, index)?;
-    let children = |list: &Option<Vec<Descriptor>>| -> Result<Vec<Child>, Problem> {
-        list.iter().flatten().map(Descriptor::child).collect()
+    check_shape(&document, index)?;
+    let children = |list: &Option<Vec<RawDescriptor>>| -> Result<Vec<Child>, ErrorResponse> {
+        list.iter().flatten().map(child).collect()
     };
-    let layers = children(&wire.layers)?;
+    let layers = children(&document.layers)?;
     let count = i64::try_from(layers.len()).unwrap_or(i64::MAX);
-    let config = wire.config.as_ref();
+    let config = document.config.as_ref();
     let config_type = config.map(|c| c.media_type.clone()).unwrap_or_default();
-    let artifact = wire.artifact_type.clone().filter(|t| !t.is_empty());
+    let artifact = document.artifact_type.clone().filter(|t| !t.is_empty());
     let kind = match index {
         true => Kind::ImageIndex,
         false => Kind::of(artifact.as_deref().unwrap_or_default(), &config_type),
     };
-    Ok(Manifest {
+    if artifact.as_ref().is_some_and(|t| t.len() > TYPE_MAX) || config_type.len() > TYPE_MAX {
+        return Err(invalid(format!("a media type in the manifest has more than {TYPE_MAX} bytes")));
+    }
+    Ok(PushedManifest {
         kind,
         artifact_type: artifact.unwrap_or(config_type),
-        annotations: wire.annotations.unwrap_or_default(),
-        blobs: distinct(config.map(Descriptor::child).transpose()?.into_iter().chain(layers)),
-        manifests: distinct(children(&wire.manifests)?.into_iter()),
+        annotations: document.annotations.unwrap_or_default(),
+        blobs: distinct(config.map(child).transpose()?.into_iter().chain(layers)),
+        manifests: distinct(children(&document.manifests)?.into_iter()),
         layers: count,
-        subject: wire.subject.as_ref().map(Descriptor::child).transpose()?.map(|c| c.digest),
+        subject: document.subject.as_ref().map(child).transpose()?.map(|c| c.digest),
         media_type,
     })
 }
 
-fn check_shape(wire: &Wire, index: bool) -> Result<(), Problem> {
-    let length = |list: &Option<Vec<Descriptor>>| list.as_ref().map_or(0, Vec::len);
-    if length(&wire.layers) + length(&wire.manifests) > CHILDREN_MAX {
-        return Err(invalid(format!("the manifest names more than {CHILDREN_MAX} things")));
+fn check_shape(document: &Manifest, index: bool) -> Result<(), ErrorResponse> {
+    let length = |list: &Option<Vec<RawDescriptor>>| list.as_ref().map_or(0, Vec::len);
+    if length(&document.layers) + length(&document.manifests) > CHILDREN_MAX {
+        return Err(invalid(format!("the manifest has more than {CHILDREN_MAX} descriptors")));
     }
     match index {
-        true if wire.config.is_some() || wire.layers.is_some() => {
+        true if document.config.is_some() || document.layers.is_some() => {
             Err(invalid("an index has no config and no layers"))
         }
-        true if wire.manifests.is_none() => Err(invalid("the index has no manifests")),
-        false if wire.manifests.is_some() => Err(invalid("an image manifest has no manifests")),
-        false if wire.config.is_none() => Err(invalid("the manifest has no config")),
+        true if document.manifests.is_none() => Err(invalid("the index has no manifests")),
+        false if document.manifests.is_some() => Err(invalid("an image manifest has no manifests")),
+        false if document.config.is_none() => Err(invalid("the manifest has no config")),
         _ => Ok(()),
     }
 }
 
+/// Each digest once; twice if it has two sizes, of which the tables refuse the wrong one.
 fn distinct(children: impl Iterator<Item = Child>) -> Vec<Child> {
-    let mut seen: BTreeMap<Digest, Child> = BTreeMap::new();
+    let mut seen: BTreeMap<(Digest, i64), Child> = BTreeMap::new();
     for child in children {
-        let known = seen.entry(child.digest.clone()).or_insert_with(|| child.clone());
+        let known = seen.entry((child.digest, child.size)).or_insert_with(|| child.clone());
         known.required |= child.required;
     }
     seen.into_values().collect()

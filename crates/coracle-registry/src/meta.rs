@@ -1,16 +1,17 @@
-//! Names: repositories, tags, manifests, which blob is where, uploads, tokens. SQLite, or PostgreSQL for several
-//! replicas. The statements are the same for both; only the type of bytes differs. All but uploads and tokens can be
-//! made again from the storage.
+//! Tables: repositories, tags, manifests, locations of blobs, uploads, tokens. SQLite, or PostgreSQL for
+//! several replicas. The statements are equal except for the type of bytes. All but uploads and tokens can be
+//! rebuilt from the storage.
 //!
 //! A blob has a row before it has bytes, and loses its bytes before it loses its row:
 //!
 //! ```text
-//! (no row) ─arrive─▶ ARRIVING ─bytes are there─▶ LIVE ─swept: nobody names it, untouched for the grace─▶ DYING ─▶ (no row)
+//! (no row) ─arrive─▶ ARRIVING ─bytes stored─▶ LIVE ─swept: unreferenced for the grace─▶ DYING ─▶ (no row)
 //! ```
-//! Whoever needs a blob touches its row in the same transaction; the sweep asks for the age again under the row's
-//! lock. So no push waits for a sweep, and no sweep takes what a push relies on.
+//! A request that needs a blob touches its row in the same transaction; the sweep checks the age again under
+//! the row's lock. So no push waits for a sweep, and no sweep removes a blob that a push relies on.
 
 mod blobs;
+mod changes;
 mod gc;
 mod manifests;
 mod rows;
@@ -26,19 +27,26 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
-pub(crate) use blobs::Arrival;
+pub(crate) use blobs::{Arrival, Linked};
+pub(crate) use changes::{Change, Lock};
 pub(crate) use gc::Doomed;
-pub(crate) use manifests::{NewManifest, Put};
-pub(crate) use rows::{ManifestRow, RepositoryRow, StatsRow, TagRow, TokenRow, UploadRow};
+pub(crate) use manifests::{Entry, NewManifest, Put};
+pub(crate) use rows::{
+    FIRST_CREATED_BY, FIRST_ID, ManifestRow, RepositoryRow, StatsRow, TagRow, TokenRow, UploadRow,
+};
 
 use crate::error::{StoreError, sql};
 
-/// Where the names are kept.
+/// Concurrent changes of manifests, each with a connection to PostgreSQL, and the longest wait for one.
+const LOCKS: u32 = 4;
+const LOCK_WAIT: Duration = Duration::from_secs(30);
+
+/// Address of the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetaAt {
-    /// One file, in WAL mode, every commit on disk.
+    /// SQLite file in WAL mode; every commit is synced.
     Sqlite(PathBuf),
-    /// A database that several replicas share.
+    /// PostgreSQL database of several replicas.
     Postgres(String),
 }
 
@@ -50,14 +58,14 @@ impl FromStr for MetaAt {
             Some(("sqlite", file)) if !file.is_empty() => Ok(Self::Sqlite(file.into())),
             Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.into())),
             Some(("mysql" | "mariadb", _)) => Err(StoreError::MySql),
-            // The original's own form: user:password@tcp(host:port)/database.
+            // Form of epoch: user:password@tcp(host:port)/database.
             _ if text.contains("@tcp(") => Err(StoreError::MySql),
             _ => Err(StoreError::Address { text: text.chars().take(20).collect() }),
         }
     }
 }
 
-const SCHEMA: [&str; 12] = [
+const SCHEMA: [&str; 13] = [
     "CREATE TABLE IF NOT EXISTS repositories (name {NAME} NOT NULL PRIMARY KEY, created INT8 NOT NULL, updated INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS manifests (repo {NAME} NOT NULL, digest {NAME} NOT NULL, media_type TEXT NOT NULL, artifact_type TEXT NOT NULL, kind TEXT NOT NULL, annotations TEXT NOT NULL, size INT8 NOT NULL, total INT8 NOT NULL, layers INT8 NOT NULL, subject {NAME}, pushed INT8 NOT NULL, PRIMARY KEY (repo, digest))",
     "CREATE INDEX IF NOT EXISTS manifests_subject ON manifests (repo, subject)",
@@ -69,20 +77,21 @@ const SCHEMA: [&str; 12] = [
     "CREATE INDEX IF NOT EXISTS links_digest ON links (digest)",
     "CREATE TABLE IF NOT EXISTS uploads (id {NAME} NOT NULL PRIMARY KEY, repo {NAME} NOT NULL, started INT8 NOT NULL, updated INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS tokens (id {NAME} NOT NULL PRIMARY KEY, name TEXT NOT NULL, hash {BYTES} NOT NULL UNIQUE, writes INT8 NOT NULL, created_by TEXT NOT NULL, created INT8 NOT NULL, expires INT8, last_used INT8)",
+    "CREATE TABLE IF NOT EXISTS file_changes (repo {NAME} NOT NULL, reference {NAME} NOT NULL, PRIMARY KEY (repo, reference))",
     "CREATE TABLE IF NOT EXISTS facts (name {NAME} NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
 ];
 
-/// The database.
+/// Columns missing in an earlier release: table, column, type.
+const ADDED: [(&str, &str, &str); 2] = [("tokens", "role", "TEXT"), ("tokens", "repositories", "TEXT")];
+
+/// Database.
 #[derive(Clone, Debug)]
 pub(crate) enum Meta {
-    /// `loose` writes what may be lost when the power fails: unfinished uploads. Its commits wait for no disk; the next
-    /// one of `write` takes them along.
-    Sqlite {
-        write: SqlitePool,
-        loose: SqlitePool,
-        read: SqlitePool,
-    },
-    Postgres(PgPool),
+    /// `loose` writes rows that may be lost in a power failure: unfinished uploads. Its commits do not wait
+    /// for the disk; the next commit of `write` syncs them.
+    Sqlite { write: SqlitePool, loose: SqlitePool, read: SqlitePool },
+    /// The second pool holds locks only: a change that waits for a lock takes no connection from other work.
+    Postgres(PgPool, PgPool),
 }
 
 /// Runs the same code on the pool of either database.
@@ -90,26 +99,26 @@ macro_rules! on {
     ($self:ident, $pool:ident, write => $code:expr) => {
         match $self {
             $crate::meta::Meta::Sqlite { write: $pool, .. } => $code,
-            $crate::meta::Meta::Postgres($pool) => $code,
+            $crate::meta::Meta::Postgres($pool, _) => $code,
         }
     };
     ($self:ident, $pool:ident, loose => $code:expr) => {
         match $self {
             $crate::meta::Meta::Sqlite { loose: $pool, .. } => $code,
-            $crate::meta::Meta::Postgres($pool) => $code,
+            $crate::meta::Meta::Postgres($pool, _) => $code,
         }
     };
     ($self:ident, $pool:ident, read => $code:expr) => {
         match $self {
             $crate::meta::Meta::Sqlite { read: $pool, .. } => $code,
-            $crate::meta::Meta::Postgres($pool) => $code,
+            $crate::meta::Meta::Postgres($pool, _) => $code,
         }
     };
 }
 use on;
 
 impl Meta {
-    /// Opens the database and makes its tables.
+    /// Opens the database and creates its tables.
     pub(crate) async fn open(at: &MetaAt) -> Result<Self, StoreError> {
         let meta = match at {
             MetaAt::Sqlite(file) => {
@@ -128,20 +137,28 @@ impl Meta {
             }
             MetaAt::Postgres(dsn) => {
                 let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(5));
-                Self::Postgres(pool.connect(dsn).await.map_err(sql("open"))?)
+                let locks = PgPoolOptions::new().max_connections(LOCKS).acquire_timeout(LOCK_WAIT);
+                let locks = locks.connect_lazy(dsn).map_err(sql("open"))?;
+                Self::Postgres(pool.connect(dsn).await.map_err(sql("open"))?, locks)
             }
         };
         meta.make_tables().await?;
         Ok(meta)
     }
 
-    /// Replicas may start at once, so the making is one transaction under a lock of the database.
+    /// Replicas may start at the same time: one transaction under a lock of the database.
     async fn make_tables(&self) -> Result<(), StoreError> {
         const OP: &str = "make tables";
-        // Names sort by their bytes, whatever the language of the database is.
+        // Names sort by their bytes in any locale of the database.
         let (bytes, name, lock) = match self {
             Self::Sqlite { .. } => ("BLOB", "TEXT", "SELECT 1"),
-            Self::Postgres(_) => ("BYTEA", "TEXT COLLATE \"C\"", "SELECT pg_advisory_xact_lock(2019)"),
+            Self::Postgres(..) => ("BYTEA", "TEXT COLLATE \"C\"", "SELECT pg_advisory_xact_lock(2019)"),
+        };
+        let has_column = match self {
+            Self::Sqlite { .. } => "SELECT COUNT(*) FROM pragma_table_info($1) WHERE name = $2",
+            Self::Postgres(..) => {
+                "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = $1 AND column_name = $2"
+            }
         };
         on!(self, pool, write => {
             let mut tx = pool.begin().await.map_err(sql(OP))?;
@@ -150,11 +167,18 @@ impl Meta {
                 let statement = sqlx::AssertSqlSafe(statement.replace("{BYTES}", bytes).replace("{NAME}", name));
                 sqlx::query(statement).execute(&mut *tx).await.map_err(sql(OP))?;
             }
+            for (table, column, kind) in ADDED {
+                let known: i64 = sqlx::query_scalar(has_column).bind(table).bind(column).fetch_one(&mut *tx).await.map_err(sql(OP))?;
+                if known == 0 {
+                    let add = sqlx::AssertSqlSafe(format!("ALTER TABLE {table} ADD COLUMN {column} {kind}"));
+                    sqlx::query(add).execute(&mut *tx).await.map_err(sql(OP))?;
+                }
+            }
             tx.commit().await.map_err(sql(OP))
         })
     }
 
-    /// A fact about the whole registry.
+    /// Property of the whole registry.
     pub(crate) async fn fact(&self, name: &str) -> Result<Option<String>, StoreError> {
         on!(self, pool, read => sqlx::query_scalar("SELECT value FROM facts WHERE name = $1").bind(name).fetch_optional(pool).await)
             .map_err(sql("read a fact"))
@@ -179,7 +203,7 @@ mod tests {
             ("postgres://u:p@h/db", "ok"),
             ("epoch:epoch@tcp(127.0.0.1:3306)/epoch?parseTime=true", "MySQL"),
             ("mysql://h/db", "MySQL"),
-            ("what", "no address"),
+            ("what", "invalid database address"),
         ] {
             let got = text.parse::<MetaAt>().map_or_else(|e| e.to_string(), |_| "ok".to_owned());
             assert!(got.contains(want), "{text}: {got}");

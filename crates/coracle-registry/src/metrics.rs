@@ -1,4 +1,4 @@
-//! What the registry shows of itself to Prometheus.
+//! Metrics of the registry.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ struct Route {
     route: &'static str,
 }
 
-/// The registry's metrics.
+/// Metrics of the registry.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<Request, Counter>,
@@ -32,7 +32,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Makes them known.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self {
             requests: Family::default(),
@@ -63,7 +63,7 @@ impl Metrics {
         m
     }
 
-    /// A request was answered.
+    /// Counts a response.
     pub fn answered(&self, route: &'static str, status: u16, took: Duration) {
         self.requests.get_or_create(&Request { route, status }).inc();
         self.duration.get_or_create(&Route { route }).observe(took.as_secs_f64());
@@ -87,7 +87,7 @@ impl Metrics {
     }
 }
 
-/// An open connection; counted until it is dropped.
+/// Open connection; counted until dropped.
 #[derive(Debug)]
 pub(crate) struct Connected(Gauge);
 

@@ -1,16 +1,15 @@
-//! The tables, made again from the storage. Tokens and unfinished uploads are not in it.
+//! Rebuilds the tables from the storage, except for tokens and unfinished uploads.
 
-use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::manifest::{self, Manifest};
-use crate::meta::{NewManifest, Put};
-use crate::names::{RepositoryName, Tag};
+use crate::manifest_store::Entered;
+use crate::meta::Arrival;
 use crate::registry::Registry;
+use coracle_oci::Digest;
 
-/// The fact that the tables were filled once.
+/// Property: the tables were filled once.
 const FILLED: &str = "filled";
 
-/// What was found.
+/// Entered objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) manifests: u64,
@@ -18,30 +17,8 @@ pub(crate) struct Found {
     pub(crate) blobs: u64,
 }
 
-/// A key of the storage. Pure.
-#[derive(Debug, PartialEq, Eq)]
-enum Key {
-    Manifest(RepositoryName, Digest),
-    Tag(RepositoryName, Tag),
-}
-
-fn parse(key: &str) -> Option<Key> {
-    let rest = key.strip_prefix("manifests/")?.strip_suffix(".json")?;
-    let (front, last) = rest.rsplit_once('/')?;
-    if let Some(repo) = front.strip_suffix("/_digests") {
-        return Some(Key::Manifest(repo.parse().ok()?, last.replacen('-', ":", 1).parse().ok()?));
-    }
-    let repo = front.strip_suffix("/_tags").unwrap_or(front);
-    Some(Key::Tag(repo.parse().ok()?, last.parse().ok()?))
-}
-
-/// A manifest that was taken once. One without a word on its type came as an OCI manifest.
-fn stored(bytes: &[u8]) -> Option<Manifest> {
-    manifest::parse(bytes, None).or_else(|_| manifest::parse(bytes, Some(manifest::OCI_MANIFEST))).ok()
-}
-
 impl Registry {
-    /// Fills the tables of a new database from what the storage has.
+    /// Fills the tables of a new database from the storage.
     pub(crate) async fn fill(&self) -> Result<(), StoreError> {
         if self.meta.fact(FILLED).await?.is_some() {
             return Ok(());
@@ -58,93 +35,52 @@ impl Registry {
         self.meta.set_fact(FILLED, "yes").await
     }
 
-    /// Ends what a crash cut off between the file of a manifest and its row: the manifest is entered when all that it
-    /// needs is there, else its file goes. Nobody was told of it either way. Safe while the registry works.
-    pub(crate) async fn settle(&self) -> Result<(), StoreError> {
-        for key in self.storage.manifests().await? {
-            let Some(Key::Manifest(repo, digest)) = parse(&key) else { continue };
-            if self.meta.manifest(&repo, &digest.to_string()).await?.is_some() {
-                continue;
+    /// Enters all objects of the storage that the tables lack. Existing rows are not changed. Idempotent; the
+    /// registry may serve meanwhile.
+    pub(crate) async fn rebuild(&self) -> Result<Found, StoreError> {
+        let mut found = Found::default();
+        for (digest, size) in self.storage.blobs().await? {
+            found.blobs += u64::from(self.enter_blob(&digest, size).await?);
+        }
+        for key in self.manifests.keys().await? {
+            match self.manifests.enter(&key).await? {
+                Entered::Manifest => found.manifests += 1,
+                Entered::Tag => found.tags += 1,
+                Entered::Nothing => {}
             }
-            let _turn = self.turns.of(&repo).await;
-            let Some(bytes) = self.storage.get(&key).await? else { continue };
-            let whole = Digest::made(&bytes, digest.algorithm()) == digest;
-            let entered = match stored(&bytes).filter(|_| whole) {
-                Some(manifest) => {
-                    let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
-                    let new =
-                        NewManifest { repo: &repo, digest: &digest, tags: &[], size, manifest: &manifest };
-                    self.meta.put_manifest(&new, self.now(), false).await? == Put::Done
-                }
-                None => false,
-            };
-            tracing::info!(key, entered, "manifest of a push that was cut off");
-            if !entered {
-                self.storage.delete(&key).await?;
+        }
+        Ok(found)
+    }
+
+    /// Enters blobs whose bytes outlived their rows in a power failure, so that the sweep removes them after
+    /// its grace. Needed at the start only.
+    pub(crate) async fn enter_orphans(&self) -> Result<(), StoreError> {
+        let mut entered = 0_u64;
+        for (digest, size) in self.storage.blobs().await? {
+            if !self.meta.has_blob(&digest).await? && self.enter_blob(&digest, size).await? {
+                entered += 1;
             }
+        }
+        if entered > 0 {
+            tracing::info!(blobs = entered, "entered blobs without rows");
         }
         Ok(())
     }
 
-    /// Enters everything that the storage has. Takes nothing away. Safe to repeat, and while the registry works.
-    pub(crate) async fn rebuild(&self) -> Result<Found, StoreError> {
-        let now = self.now();
-        let mut found = Found::default();
-        for (digest, size) in self.storage.blobs().await? {
-            self.meta.found_blob(&digest, i64::try_from(size).unwrap_or(i64::MAX), now).await?;
-            found.blobs += 1;
-        }
-        for key in self.storage.manifests().await? {
-            let (repo, digest, tag) = match parse(&key) {
-                Some(Key::Manifest(repo, digest)) => (repo, Some(digest), None),
-                Some(Key::Tag(repo, tag)) => (repo, None, Some(tag)),
-                None => continue,
-            };
-            let Some(bytes) = self.storage.get(&key).await? else { continue };
-            let actual = match &digest {
-                Some(digest) => Digest::made(&bytes, digest.algorithm()),
-                None => Digest::of(&bytes),
-            };
-            let Some(parsed) = stored(&bytes) else { continue };
-            if digest.is_some_and(|named| named != actual) {
-                tracing::warn!(key, "a stored manifest does not have its digest");
-                continue;
+    /// Announces a blob as an upload does, then checks its bytes: a sweep may have removed them since they
+    /// were listed. False when they are gone.
+    async fn enter_blob(&self, digest: &Digest, size: u64) -> Result<bool, StoreError> {
+        let row_size = i64::try_from(size).unwrap_or(i64::MAX);
+        match self.meta.arrive(digest, row_size, self.now(), None).await? {
+            Arrival::Here => Ok(true),
+            Arrival::Wait | Arrival::Full => Ok(false),
+            Arrival::Bring => {
+                let there = self.storage.size(digest).await? == Some(size);
+                if there {
+                    self.meta.found_blob(digest, self.now()).await?;
+                }
+                Ok(there)
             }
-            for child in &parsed.blobs {
-                self.meta.link(&repo, &child.digest.to_string(), now).await?;
-            }
-            let tags: Vec<Tag> = tag.into_iter().collect();
-            let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
-            let new = NewManifest { repo: &repo, digest: &actual, tags: &tags, size, manifest: &parsed };
-            self.meta.put_manifest(&new, now, true).await?;
-            found.tags += tags.len() as u64;
-            found.manifests += u64::from(tags.is_empty());
         }
-        Ok(found)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn key_table() {
-        let digest = Digest::of(b"x");
-        let named = format!("manifests/a/b/_digests/sha256-{}.json", digest.hex());
-        let repo = || "a/b".parse().unwrap();
-        assert_eq!(parse(&named), Some(Key::Manifest(repo(), digest)));
-        assert_eq!(
-            parse("manifests/a/b/_tags/v1.json"),
-            Some(Key::Tag(repo(), "v1".parse().unwrap())),
-            "ours"
-        );
-        assert_eq!(
-            parse("manifests/a/b/v1.json"),
-            Some(Key::Tag(repo(), "v1".parse().unwrap())),
-            "the original's"
-        );
-        assert_eq!(parse("manifests/../x.json"), None);
-        assert_eq!(parse("catalog.json"), None);
     }
 }

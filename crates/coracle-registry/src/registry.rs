@@ -1,32 +1,35 @@
-//! What every request works with.
+//! State shared by all requests.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use coracle_types::Clock;
+use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Gate;
-use crate::meta::Meta;
+use crate::manifest_memory::ManifestMemory;
+use crate::manifest_store::ManifestStore;
+use crate::meta::{Entry, Meta};
 use crate::metrics::Metrics;
-use crate::names::RepositoryName;
 use crate::storage::Storage;
 use crate::uploads::Sessions;
 
-/// Bounds on what clients may do.
+/// Limits of clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one manifest. Default 50 MiB, the original's.
+    /// Bytes of one manifest. Default 50 MiB, as in epoch.
     pub manifest_bytes: u64,
-    /// Bytes of one upload. Default 40 GiB, the original's.
+    /// Bytes of one upload. Default 40 GiB, as in epoch.
     pub upload_bytes: u64,
-    /// Bytes of all blobs together. Default none.
+    /// Bytes of all blobs together. Default unlimited.
     pub quota: Option<u64>,
-    /// Bytes of the blobs of one repository. Default none.
+    /// Bytes of the blobs of one repository. Default unlimited.
     pub repository_quota: Option<u64>,
-    /// An upload that was not touched for so long is forgotten. Default 24 h.
+    /// Age at which an untouched upload is removed. Default 24 h.
     pub upload_age: Duration,
-    /// Longest wait for the next byte of a body. Default 30 s.
+    /// Longest wait for the next byte of a body, and for a client to read a response. Default 30 s.
     pub body_idle: Duration,
     /// Longest wait for a request's head. Default 30 s.
     pub head_idle: Duration,
@@ -49,14 +52,14 @@ impl Default for Limits {
     }
 }
 
-/// When garbage goes.
+/// Settings of garbage collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sweeping {
-    /// How often to look. Default 10 min.
+    /// Interval of sweeps. Default 10 min.
     pub every: Duration,
-    /// A blob that nobody names stays so long after it was last asked for. Default 24 h.
+    /// Age at which an unreferenced blob is removed, counted from the last request for it. Default 24 h.
     pub grace: Duration,
-    /// A manifest without a tag goes when it is so old. Default never.
+    /// Age at which a manifest without a tag is removed. Default never.
     pub untagged: Option<Duration>,
 }
 
@@ -66,18 +69,7 @@ impl Default for Sweeping {
     }
 }
 
-/// Locks by repository; some repositories share one.
-#[derive(Debug, Default)]
-pub(crate) struct Turns([tokio::sync::Mutex<()>; 32]);
-
-impl Turns {
-    pub(crate) async fn of(&self, repo: &RepositoryName) -> tokio::sync::MutexGuard<'_, ()> {
-        let sum = repo.as_str().bytes().fold(7usize, |sum, b| sum.wrapping_mul(31).wrapping_add(b.into()));
-        self.0[sum % self.0.len()].lock().await
-    }
-}
-
-/// Storage, names, gate and limits of one registry.
+/// Storage, tables, authorization and limits of one registry.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) storage: Arc<dyn Storage>,
@@ -88,17 +80,46 @@ pub(crate) struct Registry {
     pub(crate) sessions: Sessions,
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
-    /// Requests that write go on when their client hangs up, so that what they hold is let go of in order.
+    /// Tasks of requests that write: they complete even if their client disconnects.
     pub(crate) writes: TaskTracker,
-    /// How clients reach the registry, where that is not what they say themselves.
+    /// Base URL of the registry, if it differs from the request's.
     pub(crate) public_url: Option<String>,
     pub(crate) tls: bool,
-    /// The original's empty token for anonymous clients; ours has a word, since clients refuse an empty one.
+    /// Return the empty token of epoch to anonymous clients. Default is a word, since clients refuse an empty
+    /// token.
     pub(crate) empty_token: bool,
-    /// One change of the manifests of a repository at a time: file and row go together.
-    pub(crate) turns: Turns,
-    /// Memory for manifests that are being read, in units of 64 KiB.
-    pub(crate) manifest_memory: Arc<tokio::sync::Semaphore>,
+    pub(crate) manifests: ManifestStore,
+    /// Dependencies that the repository must have.
+    pub(crate) pushed: Entry,
+    pub(crate) manifest_memory: ManifestMemory,
+    /// Blobs without rows were entered since the start.
+    pub(crate) orphans_entered: AtomicBool,
+    /// Bytes of all blobs, for early checks of the quota.
+    pub(crate) used: RecentSum,
+}
+
+/// Recent sum of all blobs, checked with each chunk of an upload. The exact check happens when a blob is
+/// finished.
+#[derive(Debug, Default)]
+pub(crate) struct RecentSum(Mutex<Option<(i64, i64)>>);
+
+impl RecentSum {
+    /// Longest age of a sum, in milliseconds.
+    const AGE_MAX: i64 = 5000;
+
+    pub(crate) fn get(&self, now: i64) -> Option<i64> {
+        let sum = *self.0.lock();
+        sum.filter(|(_, at)| (0..Self::AGE_MAX).contains(&(now - at))).map(|(bytes, _)| bytes)
+    }
+
+    pub(crate) fn set(&self, bytes: i64, now: i64) {
+        *self.0.lock() = Some((bytes, now));
+    }
+
+    /// Drops the sum after a blob was added or removed.
+    pub(crate) fn forget(&self) {
+        *self.0.lock() = None;
+    }
 }
 
 impl Registry {
@@ -107,7 +128,7 @@ impl Registry {
         self.clock.now().0
     }
 
-    /// The moment before which things are older than `age`.
+    /// Time before which objects are older than `age`.
     pub(crate) fn before(&self, age: Duration) -> i64 {
         self.now().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX))
     }

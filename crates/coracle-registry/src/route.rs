@@ -3,19 +3,20 @@
 use axum::http::Method;
 use percent_encoding::percent_decode_str;
 
-use crate::auth::Access;
-use crate::digest::Digest;
-use crate::error::{Code, Problem};
-use crate::names::{Reference, RepositoryName, Tag, UploadId};
+use crate::auth::{Access, Need};
+use crate::error::{Code, ErrorResponse};
+use crate::rights::Target;
+use crate::upload_id::UploadId;
+use coracle_oci::{Digest, RepositoryName, Tag, TagOrDigest};
 
-/// What a path names.
+/// Route of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Health,
     Base,
     Catalog,
     Token,
-    Manifest(RepositoryName, Reference),
+    Manifest(RepositoryName, TagOrDigest),
     TagNames(RepositoryName),
     Referrers(RepositoryName, Digest),
     Blob(RepositoryName, Digest),
@@ -35,18 +36,18 @@ pub(crate) enum Route {
     Page(PagePath),
 }
 
-/// Pages for people.
+/// Web page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PagePath {
     Home,
     Repository(RepositoryName),
-    Manifest(RepositoryName, Reference),
+    Manifest(RepositoryName, TagOrDigest),
     Tokens,
     Style,
 }
 
 impl Route {
-    /// The word for metrics.
+    /// Label for metrics.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Health => "health",
@@ -64,30 +65,52 @@ impl Route {
         }
     }
 
-    /// What a request needs. `None`: nothing.
-    pub(crate) fn access(&self, method: &Method) -> Option<Access> {
+    /// Required access. `None`: public.
+    pub(crate) fn need(&self, method: &Method) -> Option<Need<'_>> {
         let reads = matches!(*method, Method::GET | Method::HEAD);
-        match self {
+        let writes = if *method == Method::DELETE { Access::Delete } else { Access::Push };
+        let (access, target) = match self {
             Self::Health | Self::Token | Self::Base | Self::SingleSignOn | Self::Page(PagePath::Style) => {
-                None
+                return None;
             }
-            Self::Tokens | Self::StoredToken(_) | Self::Page(PagePath::Tokens) => Some(Access::Tokens),
-            // Where an upload is belongs to who writes.
-            Self::Uploads(_) | Self::Upload(..) => Some(Access::Write),
-            Self::Stats | Self::Repositories | Self::Repository(_) | Self::Tags(_) | Self::Tag(..)
+            Self::Tokens | Self::StoredToken(_) | Self::Page(PagePath::Tokens) => {
+                (Access::Admin, Target::Registry)
+            }
+            Self::Sync => (Access::Admin, Target::Registry),
+            Self::Garbage | Self::Stats if !reads => (Access::Admin, Target::Registry),
+            Self::Garbage | Self::Stats => (Access::Browse, Target::Registry),
+            // The location of an upload is known to its writer, who may also cancel the upload.
+            Self::Uploads(repo) | Self::Upload(repo, _) => (Access::Push, Target::Repository(repo)),
+            Self::Repositories | Self::Page(PagePath::Home) if reads => (Access::Browse, Target::Listed),
+            Self::Repository(repo)
+            | Self::Tags(repo)
+            | Self::Tag(repo, _)
+            | Self::Page(PagePath::Repository(repo) | PagePath::Manifest(repo, _))
                 if reads =>
             {
-                Some(Access::Browse)
+                (Access::Browse, Target::Repository(repo))
             }
-            Self::Garbage | Self::Page(_) if reads => Some(Access::Browse),
-            _ if reads => Some(Access::Read),
-            _ => Some(Access::Write),
-        }
+            Self::Catalog | Self::Repositories | Self::Page(PagePath::Home) => {
+                (if reads { Access::Read } else { writes }, Target::Listed)
+            }
+            Self::Manifest(repo, _)
+            | Self::TagNames(repo)
+            | Self::Referrers(repo, _)
+            | Self::Blob(repo, _)
+            | Self::Download(repo)
+            | Self::Repository(repo)
+            | Self::Tags(repo)
+            | Self::Tag(repo, _)
+            | Self::Page(PagePath::Repository(repo) | PagePath::Manifest(repo, _)) => {
+                (if reads { Access::Read } else { writes }, Target::Repository(repo))
+            }
+        };
+        Some(Need { access, target })
     }
 }
 
-/// Reads a path. The error is what the client gets.
-pub(crate) fn parse(method: &Method, path: &str) -> Result<Route, Problem> {
+/// Parses a path. The error is the response.
+pub(crate) fn parse(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
     let decoded = percent_decode_str(path).decode_utf8().map_err(|_| nothing())?;
     let path = decoded.as_ref();
     if let Some(rest) = path.strip_prefix("/v2/") {
@@ -111,31 +134,33 @@ pub(crate) fn parse(method: &Method, path: &str) -> Result<Route, Problem> {
     }
 }
 
-fn nothing() -> Problem {
-    Problem::new(Code::NameUnknown, "nothing is served here")
+fn nothing() -> ErrorResponse {
+    ErrorResponse::new(Code::NameUnknown, "path not found")
 }
 
-fn repository(text: &str) -> Result<RepositoryName, Problem> {
-    text.parse().map_err(|e| Problem::new(Code::NameInvalid, format!("{e}")))
+fn repository(text: &str) -> Result<RepositoryName, ErrorResponse> {
+    text.parse().map_err(|e| ErrorResponse::new(Code::NameInvalid, format!("{e}")))
 }
 
-fn digest(text: &str) -> Result<Digest, Problem> {
-    text.parse().map_err(|e| Problem::new(Code::DigestInvalid, format!("{e}")))
+fn digest(text: &str) -> Result<Digest, ErrorResponse> {
+    text.parse().map_err(|e| ErrorResponse::new(Code::DigestInvalid, format!("{e}")))
 }
 
-fn reference(method: &Method, text: &str) -> Result<Reference, Problem> {
+fn reference(method: &Method, text: &str) -> Result<TagOrDigest, ErrorResponse> {
     text.parse().map_err(|e| match *method {
-        // What cannot exist is not there.
-        Method::GET | Method::HEAD | Method::DELETE => Problem::new(Code::ManifestUnknown, format!("{e}")),
-        _ => Problem::new(
+        // A reference that cannot exist is not found.
+        Method::GET | Method::HEAD | Method::DELETE => {
+            ErrorResponse::new(Code::ManifestUnknown, format!("{e}"))
+        }
+        _ => ErrorResponse::new(
             if text.contains(':') { Code::DigestInvalid } else { Code::TagInvalid },
             format!("{e}"),
         ),
     })
 }
 
-/// Below `/v2/`. The name has slashes, so the path is read from its end.
-fn distribution(method: &Method, rest: &str) -> Result<Route, Problem> {
+/// Parses a path below `/v2/` from its end: the name has slashes.
+fn distribution(method: &Method, rest: &str) -> Result<Route, ErrorResponse> {
     match rest {
         "" => return Ok(Route::Base),
         "_catalog" => return Ok(Route::Catalog),
@@ -150,7 +175,7 @@ fn distribution(method: &Method, rest: &str) -> Result<Route, Problem> {
     }
     let (front, last) = rest.rsplit_once('/').ok_or_else(nothing)?;
     if let Some(name) = front.strip_suffix("/blobs/uploads") {
-        let unknown = |_| Problem::new(Code::BlobUploadUnknown, "there is no such upload in this repository");
+        let unknown = |_| ErrorResponse::new(Code::BlobUploadUnknown, "upload not found in this repository");
         return Ok(Route::Upload(repository(name)?, last.parse().map_err(unknown)?));
     }
     if let Some(name) = front.strip_suffix("/manifests") {
@@ -162,7 +187,7 @@ fn distribution(method: &Method, rest: &str) -> Result<Route, Problem> {
     if let Some(name) = front.strip_suffix("/referrers") {
         return Ok(Route::Referrers(repository(name)?, digest(last)?));
     }
-    // A name that breaks the rules may hide where it ends.
+    // An invalid name hides its end.
     for end in ["/manifests/", "/blobs/", "/referrers/", "/tags/"] {
         if let Some((name, _)) = rest.split_once(end) {
             repository(name)?;
@@ -171,7 +196,7 @@ fn distribution(method: &Method, rest: &str) -> Result<Route, Problem> {
     Err(nothing())
 }
 
-fn api(rest: &str) -> Result<Route, Problem> {
+fn api(rest: &str) -> Result<Route, ErrorResponse> {
     match rest {
         "stats" => return Ok(Route::Stats),
         "repositories" => return Ok(Route::Repositories),
@@ -189,7 +214,7 @@ fn api(rest: &str) -> Result<Route, Problem> {
     }
     match name.rsplit_once("/tags/") {
         Some((name, tag)) => {
-            let invalid = |e| Problem::new(Code::ManifestUnknown, format!("{e}"));
+            let invalid = |e| ErrorResponse::new(Code::ManifestUnknown, format!("{e}"));
             Ok(Route::Tag(repository(name)?, tag.parse().map_err(invalid)?))
         }
         None => Ok(Route::Repository(repository(name)?)),
@@ -197,7 +222,7 @@ fn api(rest: &str) -> Result<Route, Problem> {
 }
 
 /// `<name>` or `<name>@<tag or digest>`.
-fn page(rest: &str) -> Result<Route, Problem> {
+fn page(rest: &str) -> Result<Route, ErrorResponse> {
     match rest.split_once('@') {
         Some((name, text)) => {
             Ok(Route::Page(PagePath::Manifest(repository(name)?, reference(&Method::GET, text)?)))

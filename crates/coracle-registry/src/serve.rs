@@ -1,4 +1,4 @@
-//! A running registry: storage, names, door, sweep. Everything it starts it also ends.
+//! Running registry: storage, tables, listener, sweep. Joins every task that it starts.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -10,14 +10,7 @@ use std::time::Duration;
 
 use axum::Router;
 use coracle_types::Clock;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use hyper_util::service::TowerToHyperService;
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -26,57 +19,62 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::{Gate, hash, secret};
+use crate::connection::{self, Drained, Flow, drive};
 use crate::error::StoreError;
 use crate::http;
-use crate::meta::{Meta, MetaAt, TokenRow};
+use crate::manifest_memory::ManifestMemory;
+use crate::manifest_store::ManifestStore;
+use crate::meta::{Entry, FIRST_CREATED_BY, FIRST_ID, Meta, MetaAt, TokenRow};
 use crate::metrics::Metrics;
 use crate::registry::{Limits, Registry, Sweeping};
+use crate::rights::{Rights, Role};
 use crate::storage::Storage;
 use crate::storage::files::Files;
 use crate::storage::s3::{S3, S3Config};
+use crate::tls;
 
-/// A TLS handshake takes no longer.
+/// Longest TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long clients have to let go of a connection when the registry ends.
+/// Time for clients to end their requests at shutdown.
 const GRACE: Duration = Duration::from_secs(5);
-/// Most that hyper reads ahead of one connection, in bytes.
-const READ_AHEAD: usize = 256 << 10;
 
-/// How a registry is served.
+/// Settings of a registry.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder of the registry, which exists: blobs, manifests, uploads, the first token.
+    /// Existing directory of the registry: blobs, manifests, uploads, the first token.
     pub dir: PathBuf,
-    /// Names and tokens. `None`: SQLite in the folder.
+    /// Database. `None`: SQLite in the directory.
     pub meta: Option<MetaAt>,
-    /// Blobs and manifests in an object store. `None`: files in the folder.
+    /// Object store for blobs and manifests. `None`: files in the directory.
     pub s3: Option<S3Config>,
-    /// Address to serve on; port 0 takes any.
+    /// Listen address; port 0 selects a free one.
     pub listen: SocketAddr,
     /// Certificate and key, as PEM files. `None`: plain HTTP.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Only tokens may read.
+    /// Reads need a token.
     pub private_reads: bool,
-    /// Only tokens may see the pages and the routes for tools (`/api/`).
+    /// Pages and `/api/` need a token.
     pub private_pages: bool,
-    /// Everybody may write.
+    /// Pushes and deletes need no token.
     pub open_writes: bool,
-    /// A token to accept besides those in the database.
+    /// Additional token: pushes and deletes in all repositories.
     pub token: Option<String>,
-    /// How clients reach the registry, where that is not what they say themselves.
+    /// Base URL of the registry, if it differs from the request's.
     pub public_url: Option<String>,
-    /// Give anonymous clients the empty token of the original.
+    /// Return the empty token of epoch to anonymous clients.
     pub empty_token: bool,
-    /// Bounds on clients.
+    /// Accept an index whose manifests are missing in the repository.
+    pub allow_sparse_indexes: bool,
+    /// Limits of clients.
     pub limits: Limits,
-    /// Garbage.
+    /// Garbage collection.
     pub sweeping: Sweeping,
-    /// Where the time comes from.
+    /// Clock.
     pub clock: Clock,
 }
 
 impl Config {
-    /// A registry in a folder, with the defaults.
+    /// Registry in a directory, with the defaults.
     pub fn new(dir: PathBuf, listen: SocketAddr) -> Self {
         Self {
             dir,
@@ -90,6 +88,7 @@ impl Config {
             token: None,
             public_url: None,
             empty_token: false,
+            allow_sparse_indexes: false,
             limits: Limits::default(),
             sweeping: Sweeping::default(),
             clock: Clock::system(),
@@ -97,54 +96,54 @@ impl Config {
     }
 }
 
-/// What a registry says when it is ready.
+/// State of a started registry.
 #[derive(Clone, Debug)]
 pub struct Ready {
-    /// Where it listens.
+    /// Listen address.
     pub address: SocketAddr,
-    /// The first token, when this start made it. It is shown once, and in the file.
+    /// First token, if this start created it.
     pub new_token: Option<String>,
-    /// The file of the first token.
+    /// File of the first token.
     pub token_file: PathBuf,
 }
 
-/// Why a registry does not run.
+/// Reason why a registry does not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Storage or names.
+    /// Storage or database.
     #[error("open the registry")]
     Store(#[from] StoreError),
-    /// The address.
+    /// Listen address.
     #[error("listen on {at}")]
     Listen {
-        /// Where.
+        /// Address.
         at: SocketAddr,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// The certificate.
+    /// Certificate.
     #[error("use the certificate {}", .path.display())]
     Certificate {
-        /// Which.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The first token.
+    /// First token.
     #[error("keep the first token in {}", .path.display())]
     Token {
-        /// Where.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Serves until `stop`. Calls `ready` once the door is open.
+/// Serves until `stop`. Calls `ready` when the listener is open.
 ///
 /// # Errors
-/// A folder, a database, a certificate or an address that cannot be had.
+/// [`ServeError`] when directory, database, certificate or listen address cannot be used.
 pub async fn serve(
     config: Config,
     metrics: Metrics,
@@ -153,14 +152,16 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let storage: Arc<dyn Storage> = match &config.s3 {
         None => Arc::new(Files::open(&config.dir)?),
-        Some(s3) => Arc::new(S3::open(s3, config.clock.clone()).await?),
+        Some(s3) => Arc::new(S3::open(s3, config.limits.upload_bytes).await?),
     };
     let at = config.meta.clone().unwrap_or_else(|| MetaAt::Sqlite(config.dir.join("registry.db")));
     let meta = Meta::open(&at).await?;
     let token_file = config.dir.join("token");
     let new_token = first_token(&meta, &token_file, config.clock.now().0).await?;
-    let acceptor = config.tls.as_ref().map(|(cert, key)| acceptor(cert, key)).transpose()?;
-    let units = config.limits.manifest_bytes.div_ceil(64 << 10).max(1);
+    let acceptor = config.tls.as_ref().map(|(cert, key)| tls::acceptor(cert, key)).transpose();
+    let acceptor = acceptor.map_err(|(path, source)| ServeError::Certificate { path, source })?;
+    let manifest_memory = ManifestMemory::new(config.limits.manifest_bytes);
+    let manifests = ManifestStore::new(Arc::clone(&storage), meta.clone(), config.clock.clone());
     let registry = Arc::new(Registry {
         storage,
         meta,
@@ -179,8 +180,11 @@ pub async fn serve(
         public_url: config.public_url,
         tls: acceptor.is_some(),
         empty_token: config.empty_token,
-        turns: Default::default(),
-        manifest_memory: Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(usize::MAX))),
+        pushed: if config.allow_sparse_indexes { Entry::PushedSparse } else { Entry::Pushed },
+        manifests,
+        manifest_memory,
+        orphans_entered: Default::default(),
+        used: Default::default(),
     });
     registry.fill().await?;
     let fail = |source| ServeError::Listen { at: config.listen, source };
@@ -188,8 +192,8 @@ pub async fn serve(
     let address = listener.local_addr().map_err(fail)?;
     ready(&Ready { address, new_token, token_file });
     let upkeep = async {
-        if let Some(Err(error)) = stop.run_until_cancelled(registry.settle()).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "pushes that were cut off not settled");
+        if let Some(Err(error)) = stop.run_until_cancelled(registry.manifests.repair()).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "repair manifests failed");
         }
         registry.keep_sweeping(stop.clone()).await;
     };
@@ -199,54 +203,56 @@ pub async fn serve(
     Ok(())
 }
 
-/// Makes the first token when there is none, in the file and, as a hash, in the database.
+/// Creates the first token if it does not exist: in the file and, as a hash, in the database. A revoked token
+/// stays revoked although the file has it.
 async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String>, ServeError> {
-    let fail = |source| ServeError::Token { path: path.to_owned(), source };
-    let (token, new) = match fs::read_to_string(path) {
-        Ok(text) => (text.trim().to_owned(), false),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let token = secret();
-            let mut file =
-                OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
-            file.write_all(format!("{token}\n").as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
-            (token, true)
-        }
-        Err(e) => return Err(fail(e)),
-    };
+    let (token, new) =
+        token_file(path).map_err(|source| ServeError::Token { path: path.to_owned(), source })?;
     let hash = hash(&token);
+    let rights = Rights::everywhere(Role::Admin);
     let row = TokenRow {
-        // Replicas have one each; a start with the same one changes nothing.
-        id: format!("first-{}", hex::encode(&hash[..4])),
+        // Each replica has one; a start with the same one changes nothing.
+        id: format!("{FIRST_ID}{}", hex::encode(&hash[..4])),
         name: "first".to_owned(),
         writes: 1,
-        created_by: "start".to_owned(),
+        role: Some(rights.role().to_string()),
+        repositories: Some(rights.globs().join(" ")),
+        created_by: FIRST_CREATED_BY.to_owned(),
         created: now,
         expires: None,
         last_used: None,
     };
-    meta.put_token(&hash, &row).await?;
+    if !meta.put_token_once(&hash, &row).await? && meta.token(&hash).await?.is_none() {
+        tracing::warn!(file = %path.display(), "first token is revoked; remove its file to get another one");
+    }
     Ok(new.then_some(token))
 }
 
-fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, ServeError> {
-    let fail = |path: &Path, source: Box<dyn std::error::Error + Send + Sync>| ServeError::Certificate {
-        path: path.to_owned(),
-        source,
-    };
-    let chain =
-        CertificateDer::pem_file_iter(cert).and_then(Iterator::collect).map_err(|e| fail(cert, e.into()))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|e| fail(key, e.into()))?;
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map(|builder| builder.with_no_client_auth())
-        .and_then(|builder| builder.with_single_cert(chain, secret));
-    let mut config = config.map_err(|e| fail(cert, e.into()))?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
+/// Token of the file, and whether it is new.
+fn token_file(path: &Path) -> io::Result<(String, bool)> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok((text.trim().to_owned(), false)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let token = secret();
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            file.write_all(format!("{token}\n").as_bytes())?;
+            file.sync_all()?;
+            Ok((token, true))
+        }
+        Err(e) => Err(e),
+    }
 }
 
-/// Takes connections until `stop`, then waits for those that are open.
+/// Responses of one connection.
+fn router(registry: &Arc<Registry>, flow: &Arc<Flow>) -> Router {
+    let (registry, flow) = (Arc::clone(registry), Arc::clone(flow));
+    Router::new().fallback(move |request| {
+        let (registry, flow) = (Arc::clone(&registry), Arc::clone(&flow));
+        async move { http::answer(registry, request).await.map(|body| flow.count(body)) }
+    })
+}
+
+/// Accepts connections until `stop`, then waits for open ones.
 async fn accept(
     registry: &Arc<Registry>,
     listener: &TcpListener,
@@ -254,12 +260,10 @@ async fn accept(
     stop: &CancellationToken,
 ) {
     let slots = Arc::new(Semaphore::new(registry.limits.connections));
-    let own = Arc::clone(registry);
-    let router = Router::new().fallback(move |request| http::answer(Arc::clone(&own), request));
     let (open, graceful) = (TaskTracker::new(), GracefulShutdown::new());
-    let builder = connection(registry.limits.head_idle);
+    let (builder, idle) = (connection::builder(registry.limits.head_idle), registry.limits.body_idle);
     loop {
-        // A full house waits in the kernel's queue instead of being turned away.
+        // Connections above the limit wait in the kernel's queue.
         let Some(Ok(slot)) = stop.run_until_cancelled(Arc::clone(&slots).acquire_owned()).await else {
             break;
         };
@@ -267,24 +271,25 @@ async fn accept(
             None => break,
             Some(Ok((stream, _))) => stream,
             Some(Err(error)) => {
-                // Out of descriptors: without a pause this would spin.
-                tracing::warn!(%error, "connection not accepted");
+                // Out of file descriptors: without a pause this loop would spin.
+                tracing::warn!(%error, "accept connection failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         let _latency_only = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
+        let flow = Arc::new(Flow::default());
+        let (router, stream) = (router(registry, &flow), Drained::new(stream, idle));
         let (builder, watcher, tls) = (builder.clone(), graceful.watcher(), tls.clone());
         let connected = registry.metrics.connected();
         open.spawn(async move {
             let (_slot, _connected) = (slot, connected);
             match tls {
-                None => drive(builder, stream, service, watcher).await,
+                None => drive(builder, stream, router, watcher, flow, idle).await,
                 Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => drive(builder, stream, service, watcher).await,
-                    Ok(Err(error)) => tracing::debug!(%error, "handshake not made"),
-                    Err(_) => tracing::debug!("handshake took too long"),
+                    Ok(Ok(stream)) => drive(builder, stream, router, watcher, flow, idle).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                    Err(_) => tracing::debug!("TLS handshake timed out"),
                 },
             }
         });
@@ -295,26 +300,4 @@ async fn accept(
         open.wait().await;
     };
     let _late = timeout(GRACE, ended).await;
-}
-
-fn connection(head_idle: Duration) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(head_idle).max_buf_size(READ_AHEAD);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(head_idle).max_concurrent_streams(64);
-    builder
-}
-
-/// Serves one connection until its client or `watcher` ends it.
-async fn drive<S>(
-    builder: auto::Builder<TokioExecutor>,
-    stream: S,
-    service: TowerToHyperService<Router>,
-    watcher: Watcher,
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = watcher.watch(connection.into_owned()).await {
-        tracing::debug!(error, "connection ended");
-    }
 }

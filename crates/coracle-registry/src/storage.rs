@@ -1,4 +1,4 @@
-//! Where bytes are kept: a narrow trait, files or an object store below it.
+//! Storage of bytes: a narrow trait with two implementations, files and object store.
 
 pub(crate) mod files;
 pub(crate) mod s3;
@@ -14,38 +14,38 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
-use crate::names::UploadId;
+use crate::upload_id::UploadId;
+use coracle_oci::{Digest, Hasher};
 
-/// A body on its way into an upload.
+/// Body on its way into an upload.
 pub(crate) struct Incoming {
     pub(crate) body: Body,
-    /// Offset in the upload at which it begins.
+    /// Offset in the upload.
     pub(crate) offset: u64,
-    /// Bytes that it must have, where it says so.
+    /// Announced length.
     pub(crate) length: Option<u64>,
-    /// Bytes that it may have.
+    /// Longest allowed length.
     pub(crate) room: u64,
     /// Longest wait for the next byte.
     pub(crate) idle: Duration,
-    /// Of everything before `offset`.
+    /// Hash of the bytes before `offset`.
     pub(crate) hasher: Hasher,
 }
 
-/// How a body ended.
+/// End of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Whole,
-    /// The client hung up or sent less than it said.
+    /// The client disconnected or sent less than announced.
     Cut,
-    /// It was silent or slow for too long.
+    /// The client was idle or slow for too long.
     Slow,
-    /// It had more bytes than it may or than it said.
+    /// The body was longer than allowed or announced.
     TooLong,
 }
 
-/// What is in the upload after a body, on disk.
+/// Synced state of an upload after a body.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) offset: u64,
@@ -53,23 +53,23 @@ pub(crate) struct Taken {
     pub(crate) ended: Ended,
 }
 
-/// Bytes by name. Every write is on disk when it returns; every operation is safe to repeat.
+/// Bytes by name. Every write is synced when it returns; every operation is idempotent.
 #[async_trait]
 pub(crate) trait Storage: Send + Sync + Debug {
-    /// Makes an empty upload.
+    /// Creates an empty upload.
     async fn begin(&self, id: &UploadId) -> Result<(), StoreError>;
-    /// Streams a body to the end of an upload. What arrived stays, also when the client went away.
+    /// Streams a body to the end of an upload. Received bytes stay, also when the client disconnects.
     async fn append(&self, id: &UploadId, incoming: Incoming) -> Result<Taken, StoreError>;
-    /// Bytes of an upload, and their hash by `algorithm`. `None` when there is no such upload.
+    /// Bytes of an upload, and their hash. `None` when the upload does not exist.
     async fn rehash(&self, id: &UploadId, hasher: Hasher) -> Result<Option<(u64, Hasher)>, StoreError>;
-    /// Makes an upload the blob `digest`, whose content was verified. `Ok` when the blob is there already.
+    /// Turns a verified upload into the blob `digest`. `Ok` when the blob exists.
     async fn seal(&self, id: &UploadId, digest: &Digest) -> Result<(), StoreError>;
-    /// Forgets an upload.
+    /// Removes an upload.
     async fn discard(&self, id: &UploadId) -> Result<(), StoreError>;
     /// All uploads.
     async fn uploads(&self) -> Result<Vec<UploadId>, StoreError>;
 
-    /// A part of a blob. `None` when it is not there.
+    /// Part of a blob. `None` when the blob does not exist.
     async fn read(&self, digest: &Digest, part: Range<u64>) -> Result<Option<Body>, StoreError>;
     /// Bytes of a blob.
     async fn size(&self, digest: &Digest) -> Result<Option<u64>, StoreError>;
@@ -80,7 +80,7 @@ pub(crate) trait Storage: Send + Sync + Debug {
 
     /// Key of the manifest behind a tag.
     fn tag_key(&self, repository: &str, tag: &str) -> String;
-    /// Writes a small object, whole or not at all.
+    /// Writes a small object atomically.
     async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError>;
     /// Reads a small object.
     async fn get(&self, key: &str) -> Result<Option<Bytes>, StoreError>;
@@ -88,7 +88,7 @@ pub(crate) trait Storage: Send + Sync + Debug {
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
     /// Keys of all manifests and tags.
     async fn manifests(&self) -> Result<Vec<String>, StoreError>;
-    /// Other processes may be at work on it.
+    /// True when other processes may use the same storage.
     fn is_shared(&self) -> bool {
         false
     }
@@ -96,13 +96,13 @@ pub(crate) trait Storage: Send + Sync + Debug {
 
 /// Key of a manifest.
 pub(crate) fn manifest_key(repository: &str, digest: &Digest) -> String {
-    format!("manifests/{repository}/_digests/{}-{}.json", digest.algorithm_name(), digest.hex())
+    format!("manifests/{repository}/_digests/{}-{}.json", digest.algorithm().name(), digest.hex())
 }
 
-/// Slowest client that is waited for, in bytes a second over the idle time.
+/// Least rate of a client over the idle time, bytes per second.
 const RATE_MIN: f64 = 128.0;
 
-/// Moves a body into the queue until it ends, is cut, is slow, or is too long.
+/// Moves a body into the queue until it ends, is interrupted, is slow, or is too long.
 pub(crate) async fn pump(
     mut body: Body,
     length: Option<u64>,

@@ -1,9 +1,9 @@
-//! The one system call that no library wraps.
+//! System call without a wrapper in a library.
 
 use std::io;
 use std::os::fd::RawFd;
 
-/// Begins writing a range of a file to disk, without waiting (sync_file_range(2)).
+/// Starts writing a range of a file to disk, without waiting (sync_file_range(2)).
 pub(crate) fn write_out(fd: RawFd, from: u64, bytes: u64) -> io::Result<()> {
     let (from, bytes) = (i64::try_from(from), i64::try_from(bytes));
     let (Ok(from), Ok(bytes)) = (from, bytes) else { return Err(io::ErrorKind::InvalidInput.into()) };

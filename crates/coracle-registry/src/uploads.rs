@@ -1,99 +1,111 @@
-//! Uploads: begun, appended to in order, finished once with a digest.
+//! Uploads: started, appended to in order, finished once with a digest.
 //!
-//! What a client was told to be there is on disk. The hash so far is kept in memory; after a restart, or on another
-//! replica, it is made again from the bytes.
+//! Acknowledged bytes are on disk. The hash so far is kept in memory; after a restart, or on another replica,
+//! it is computed from the bytes.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::http::{StatusCode, header};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{sleep, timeout};
 
-use crate::digest::{Algorithm, Digest, Hasher};
-use crate::error::{Code, Problem, StoreError};
-use crate::meta::Arrival;
-use crate::names::{RepositoryName, UploadId};
+use crate::error::{Code, ErrorResponse, StoreError};
+use crate::meta::{Arrival, Linked};
 use crate::registry::Registry;
-use crate::storage::{Ended, Incoming};
+use crate::storage::{Ended, Incoming, Taken};
+use crate::upload_id::UploadId;
+use coracle_oci::{Algorithm, Digest, Hasher, RepositoryName};
 
-/// Uploads whose hash is kept in memory; more only cost reading the bytes again.
+/// Uploads whose hash is kept in memory; others cost reading the bytes again.
 const REMEMBERED: usize = 4096;
-/// How long a request waits for another one of the same upload.
+/// Longest wait for another request of the same upload.
 const TURN: Duration = Duration::from_secs(5);
-/// How long a finished upload waits for the sweep to let go of the same blob, and how often it looks.
+/// Longest interval in which an upload that is being written updates its time.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
+/// Longest wait of a finished upload for a sweep of the same blob, and the interval of attempts.
 const SWEEP: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(20));
 
-/// How far an upload is. `None`: not known here yet.
-type Progress = Option<Reached>;
+/// Progress of an upload. `None`: not known in this process.
+pub(crate) type UploadProgress = Option<Reached>;
 
-/// The bytes of an upload, their hash, and the time of its row then: another replica's work moves that.
+/// Bytes of an upload, their hash, and the time of its row then: work of another replica moves that time.
 #[derive(Clone, Debug)]
-struct Reached {
+pub(crate) struct Reached {
     bytes: u64,
     hasher: Hasher,
     updated: i64,
 }
 
-/// Uploads that this process knows. One request at a time has one.
+/// Uploads known to this process. One request at a time uses one.
 #[derive(Debug, Default)]
-pub(crate) struct Sessions(Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<Progress>>>>);
+pub(crate) struct Sessions(Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<UploadProgress>>>>);
 
 impl Sessions {
-    async fn turn(&self, id: &UploadId) -> Result<OwnedMutexGuard<Progress>, Problem> {
+    async fn turn(&self, id: &UploadId) -> Result<OwnedMutexGuard<UploadProgress>, ErrorResponse> {
         let session = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.0.lock();
             if all.len() >= REMEMBERED {
                 all.retain(|_, session| Arc::strong_count(session) > 1);
             }
             Arc::clone(all.entry(id.clone()).or_default())
         };
         timeout(TURN, session.lock_owned()).await.map_err(|_| {
-            Problem::new(Code::Unavailable, "another request is at work on this upload")
+            ErrorResponse::new(Code::Unavailable, "another request uses this upload")
                 .header(header::RETRY_AFTER, "1")
         })
     }
 
+    /// Takes the session of an upload. `None` when another request uses it.
+    pub(crate) fn idle(&self, id: &UploadId) -> Option<OwnedMutexGuard<UploadProgress>> {
+        let session = {
+            let mut all = self.0.lock();
+            Arc::clone(all.entry(id.clone()).or_default())
+        };
+        session.try_lock_owned().ok()
+    }
+
     pub(crate) fn forget(&self, id: &UploadId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.0.lock().remove(id);
     }
 }
 
-/// A body with what its headers say of it.
+/// Body with the values of its headers.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) body: Body,
     pub(crate) length: Option<u64>,
-    /// First and last byte, of `Content-Range`.
+    /// First and last byte of `Content-Range`.
     pub(crate) range: Option<(u64, u64)>,
 }
 
 impl Chunk {
     fn is_empty(&self) -> bool {
-        self.length == Some(0)
+        self.length == Some(0) || self.body.is_end_stream()
     }
 }
 
-fn unknown() -> Problem {
-    Problem::new(Code::BlobUploadUnknown, "there is no such upload in this repository")
+fn unknown() -> ErrorResponse {
+    ErrorResponse::new(Code::BlobUploadUnknown, "upload not found in this repository")
 }
 
-/// Where an upload is.
+/// Location of an upload.
 pub(crate) fn location(repo: &RepositoryName, id: &UploadId) -> String {
     format!("/v2/{repo}/blobs/uploads/{id}")
 }
 
-/// The `Range` header of an upload with so many bytes. An empty one has no last byte; 0-0 is what everybody says.
+/// `Range` header of an upload. An empty upload has no last byte; 0-0 is customary.
 pub(crate) fn range(bytes: u64) -> String {
     format!("0-{}", bytes.saturating_sub(1))
 }
 
 impl Registry {
-    /// Begins an upload.
-    pub(crate) async fn begin_upload(&self, repo: &RepositoryName) -> Result<UploadId, Problem> {
+    /// Starts an upload.
+    pub(crate) async fn begin_upload(&self, repo: &RepositoryName) -> Result<UploadId, ErrorResponse> {
         let id = UploadId::random();
         // The row first: a file without one is garbage.
         let updated = self.now();
@@ -105,36 +117,43 @@ impl Registry {
     }
 
     /// Bytes of an upload.
-    pub(crate) async fn upload_size(&self, repo: &RepositoryName, id: &UploadId) -> Result<u64, Problem> {
+    pub(crate) async fn upload_size(
+        &self,
+        repo: &RepositoryName,
+        id: &UploadId,
+    ) -> Result<u64, ErrorResponse> {
         let mut turn = self.turn(repo, id).await?;
         let (size, _) = self.progress(id, &mut turn).await?;
         Ok(size)
     }
 
-    /// Appends a chunk. Returns the bytes that are there now.
+    /// Appends a chunk. Returns the bytes of the upload.
     pub(crate) async fn append(
         &self,
         repo: &RepositoryName,
         id: &UploadId,
         chunk: Chunk,
-    ) -> Result<u64, Problem> {
+    ) -> Result<u64, ErrorResponse> {
         let mut turn = self.turn(repo, id).await?;
         self.take(repo, id, &mut turn, chunk).await
     }
 
-    /// Appends the last chunk, verifies, and makes the upload a blob of the repository.
+    /// Appends the last chunk, verifies, and turns the upload into a blob of the repository.
     pub(crate) async fn finish(
         &self,
         repo: &RepositoryName,
         id: &UploadId,
         chunk: Chunk,
         digest: &Digest,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ErrorResponse> {
         let mut turn = self.turn(repo, id).await?;
         if !chunk.is_empty() {
             self.take(repo, id, &mut turn, chunk).await?;
         }
         let (size, hasher) = self.progress(id, &mut turn).await?;
+        if let Some(reached) = turn.as_mut() {
+            reached.updated = self.touch(id, reached.updated).await?;
+        }
         let actual = match digest.algorithm() {
             Algorithm::Sha256 => hasher.finish(),
             other => {
@@ -144,7 +163,7 @@ impl Registry {
         };
         if actual != *digest {
             self.end(id).await?;
-            return Err(Problem::new(Code::DigestInvalid, "the content does not have the digest")
+            return Err(ErrorResponse::new(Code::DigestInvalid, "the content does not have the digest")
                 .detail(json!({"digest": digest.to_string(), "actual": actual.to_string()})));
         }
         self.place(repo, id, digest, size).await?;
@@ -153,20 +172,24 @@ impl Registry {
         Ok(self.meta.end_upload(id).await?)
     }
 
-    /// Forgets an upload.
-    pub(crate) async fn cancel(&self, repo: &RepositoryName, id: &UploadId) -> Result<(), Problem> {
+    /// Removes an upload.
+    pub(crate) async fn cancel(&self, repo: &RepositoryName, id: &UploadId) -> Result<(), ErrorResponse> {
         let _turn = self.turn(repo, id).await?;
         self.end(id).await
     }
 
-    async fn end(&self, id: &UploadId) -> Result<(), Problem> {
+    async fn end(&self, id: &UploadId) -> Result<(), ErrorResponse> {
         self.storage.discard(id).await?;
         self.meta.end_upload(id).await?;
         self.sessions.forget(id);
         Ok(())
     }
 
-    async fn turn(&self, repo: &RepositoryName, id: &UploadId) -> Result<OwnedMutexGuard<Progress>, Problem> {
+    async fn turn(
+        &self,
+        repo: &RepositoryName,
+        id: &UploadId,
+    ) -> Result<OwnedMutexGuard<UploadProgress>, ErrorResponse> {
         let mut turn = self.sessions.turn(id).await?;
         let known = self.meta.upload(id).await?;
         let row = known.filter(|row| row.repo == repo.as_str()).ok_or_else(unknown)?;
@@ -176,7 +199,11 @@ impl Registry {
         Ok(turn)
     }
 
-    async fn progress(&self, id: &UploadId, turn: &mut Progress) -> Result<(u64, Hasher), Problem> {
+    async fn progress(
+        &self,
+        id: &UploadId,
+        turn: &mut UploadProgress,
+    ) -> Result<(u64, Hasher), ErrorResponse> {
         if let Some(reached) = turn {
             return Ok((reached.bytes, reached.hasher.clone()));
         }
@@ -191,9 +218,9 @@ impl Registry {
         &self,
         repo: &RepositoryName,
         id: &UploadId,
-        turn: &mut Progress,
+        turn: &mut UploadProgress,
         chunk: Chunk,
-    ) -> Result<u64, Problem> {
+    ) -> Result<u64, ErrorResponse> {
         let (offset, hasher) = self.progress(id, turn).await?;
         check_range(repo, id, offset, &chunk)?;
         let room = self.room(repo, offset).await?;
@@ -203,94 +230,165 @@ impl Registry {
         let idle = self.limits.body_idle;
         let incoming = Incoming { body: chunk.body, offset, length: chunk.length, room, idle, hasher };
         let before = turn.as_ref().map_or(0, |reached| reached.updated);
-        // What goes wrong in there leaves the length of the file unknown.
+        // After an error the length of the file is unknown.
         *turn = None;
-        let taken = match self.storage.append(id, incoming).await {
+        let mut updated = self.touch(id, before).await?;
+        let taken = match self.write(id, incoming, &mut updated).await {
             Ok(taken) => taken,
             Err(error) => {
-                // What is written of it would keep everybody else from writing.
+                // Free the space for others.
                 if error.is_full() {
                     self.end(id).await?;
                 }
                 return Err(error.into());
             }
         };
-        // Each step moves the time, also within one millisecond: others must see that there was one.
-        let updated = self.now().max(before.saturating_add(1));
-        self.meta.touch_upload(id, updated).await?;
+        let updated = self.touch(id, updated).await?;
         *turn = Some(Reached { bytes: taken.offset, hasher: taken.hasher, updated });
         match taken.ended {
             Ended::Whole => Ok(taken.offset),
-            Ended::Cut => Err(Problem::new(Code::SizeInvalid, "the body ended before its length")
+            Ended::Cut => Err(ErrorResponse::new(Code::SizeInvalid, "the body ended before its length")
                 .header(header::RANGE, &range(taken.offset))),
-            Ended::Slow => Err(Problem::new(Code::BlobUploadInvalid, "the body came too slowly")
+            Ended::Slow => Err(ErrorResponse::new(Code::BlobUploadInvalid, "the body came too slowly")
                 .status(StatusCode::REQUEST_TIMEOUT)),
             Ended::TooLong => Err(too_large()),
         }
     }
 
-    /// Bytes that an upload may still take.
-    async fn room(&self, repo: &RepositoryName, offset: u64) -> Result<u64, Problem> {
-        let mut room = self.limits.upload_bytes.saturating_sub(offset);
-        if self.limits.quota.is_some() || self.limits.repository_quota.is_some() {
-            let (all, own) = self.meta.used(repo).await?;
-            for (quota, used) in [(self.limits.quota, all), (self.limits.repository_quota, own)] {
-                let used = u64::try_from(used).unwrap_or(0).saturating_add(offset);
-                let left = quota.map_or(u64::MAX, |quota| quota.saturating_sub(used));
-                if left == 0 {
-                    return Err(Problem::new(Code::Denied, "the quota is used up"));
-                }
-                room = room.min(left);
+    /// Writes a body. Updates the time of the upload meanwhile, so that no replica's sweep removes it.
+    async fn write(&self, id: &UploadId, incoming: Incoming, updated: &mut i64) -> Result<Taken, StoreError> {
+        let every = (self.limits.upload_age / 4).clamp(Duration::from_millis(1), SIGN_OF_LIFE);
+        let mut writing = self.storage.append(id, incoming);
+        loop {
+            match timeout(every, &mut writing).await {
+                Ok(taken) => return taken,
+                // Errors appear again at the end.
+                Err(_) => *updated = self.touch(id, *updated).await.unwrap_or(*updated),
             }
+        }
+    }
+
+    /// Notes that a request works on an upload. Each step moves the time, also within one millisecond, so
+    /// that other replicas notice.
+    async fn touch(&self, id: &UploadId, before: i64) -> Result<i64, ErrorResponse> {
+        let updated = self.now().max(before.saturating_add(1));
+        match self.meta.touch_upload(id, updated).await? {
+            true => Ok(updated),
+            false => Err(unknown()),
+        }
+    }
+
+    /// Bytes that an upload may still take.
+    async fn room(&self, repo: &RepositoryName, offset: u64) -> Result<u64, ErrorResponse> {
+        let mut room = self.limits.upload_bytes.saturating_sub(offset);
+        let all = match self.limits.quota {
+            Some(quota) => Some((quota, self.used().await?)),
+            None => None,
+        };
+        let own = match self.limits.repository_quota {
+            Some(quota) => Some((quota, self.meta.used_by(repo).await?)),
+            None => None,
+        };
+        for (quota, used) in all.into_iter().chain(own) {
+            let used = u64::try_from(used).unwrap_or(0).saturating_add(offset);
+            let left = quota.saturating_sub(used);
+            if left == 0 {
+                return Err(over_quota());
+            }
+            room = room.min(left);
         }
         Ok(room)
     }
 
-    /// Gives verified bytes their name, and the repository the blob.
+    /// Bytes of all blobs, at most some seconds old.
+    async fn used(&self) -> Result<i64, StoreError> {
+        if let Some(used) = self.used.get(self.now()) {
+            return Ok(used);
+        }
+        let used = self.meta.used().await?;
+        self.used.set(used, self.now());
+        Ok(used)
+    }
+
+    /// Names verified bytes, and enters the blob into the repository. Above a quota the upload ends.
     async fn place(
         &self,
         repo: &RepositoryName,
         id: &UploadId,
         digest: &Digest,
         size: u64,
-    ) -> Result<(), Problem> {
-        let row_size = i64::try_from(size).unwrap_or(i64::MAX);
-        let placed = timeout(SWEEP.0, async {
+    ) -> Result<(), ErrorResponse> {
+        let fits = self.fits(repo, digest, size).await?;
+        let arrival = if fits { self.arrive(digest, size).await? } else { Arrival::Full };
+        self.used.forget();
+        if arrival == Arrival::Full {
+            self.end(id).await?;
+            return Err(over_quota());
+        }
+        let same = arrival == Arrival::Here && self.storage.size(digest).await? == Some(size);
+        match same {
+            true => self.storage.discard(id).await?,
+            false => self.storage.seal(id, digest).await?,
+        }
+        match self.meta.arrived(repo, digest, self.now(), self.limits.repository_quota).await? {
+            Linked::Done => Ok(()),
+            Linked::Absent => Err(StoreError::Dying { digest: digest.to_string() }.into()),
+            Linked::Full => {
+                self.end(id).await?;
+                Err(over_quota())
+            }
+        }
+    }
+
+    /// Announces a blob, and waits while the sweep removes the same one.
+    async fn arrive(&self, digest: &Digest, size: u64) -> Result<Arrival, StoreError> {
+        let size = i64::try_from(size).unwrap_or(i64::MAX);
+        let announced = timeout(SWEEP.0, async {
             loop {
-                let arrival = self.meta.arrive(digest, row_size, self.now()).await?;
-                if arrival == Arrival::Wait {
-                    sleep(SWEEP.1).await;
-                    continue;
+                match self.meta.arrive(digest, size, self.now(), self.limits.quota).await? {
+                    Arrival::Wait => sleep(SWEEP.1).await,
+                    arrival => return Ok(arrival),
                 }
-                let same = arrival == Arrival::Here && self.storage.size(digest).await? == Some(size);
-                match same {
-                    true => self.storage.discard(id).await?,
-                    false => self.storage.seal(id, digest).await?,
-                }
-                return self.meta.arrived(repo, digest, self.now()).await;
             }
         });
-        match placed.await {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) | Err(_) => Err(StoreError::Dying { digest: digest.to_string() }.into()),
-            Ok(Err(error)) => Err(error.into()),
+        announced.await.unwrap_or_else(|_| Err(StoreError::Dying { digest: digest.to_string() }))
+    }
+
+    /// Early check of the repository's quota, which avoids unreachable blobs. The exact check happens when
+    /// the blob is entered.
+    async fn fits(&self, repo: &RepositoryName, digest: &Digest, size: u64) -> Result<bool, StoreError> {
+        let Some(quota) = self.limits.repository_quota else { return Ok(true) };
+        if self.meta.has_link(repo, digest).await? {
+            return Ok(true);
         }
+        let own = self.meta.used_by(repo).await?;
+        Ok(u64::try_from(own).unwrap_or(0).saturating_add(size) <= quota)
     }
 }
 
-fn too_large() -> Problem {
-    Problem::new(Code::SizeInvalid, "the upload is larger than the registry takes")
+/// Response when a quota is exceeded.
+pub(crate) fn over_quota() -> ErrorResponse {
+    ErrorResponse::new(Code::Denied, "quota exceeded")
+}
+
+fn too_large() -> ErrorResponse {
+    ErrorResponse::new(Code::SizeInvalid, "the upload is larger than the registry allows")
         .status(StatusCode::PAYLOAD_TOO_LARGE)
 }
 
-/// A chunk begins where the last one ended, and is as long as it says.
-fn check_range(repo: &RepositoryName, id: &UploadId, offset: u64, chunk: &Chunk) -> Result<(), Problem> {
+/// A chunk starts at the end of the last one, and has the announced length.
+fn check_range(
+    repo: &RepositoryName,
+    id: &UploadId,
+    offset: u64,
+    chunk: &Chunk,
+) -> Result<(), ErrorResponse> {
     let Some((first, last)) = chunk.range else { return Ok(()) };
     let length = last.checked_sub(first).map(|n| n + 1);
     if first == offset && length.is_some() && chunk.length.is_none_or(|said| Some(said) == length) {
         return Ok(());
     }
-    Err(Problem::new(Code::BlobUploadInvalid, "the chunk does not begin where the upload ends")
+    Err(ErrorResponse::new(Code::BlobUploadInvalid, "the chunk does not begin where the upload ends")
         .status(StatusCode::RANGE_NOT_SATISFIABLE)
         .header(header::RANGE, &range(offset))
         .header(header::LOCATION, &location(repo, id)))

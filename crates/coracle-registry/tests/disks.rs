@@ -1,4 +1,4 @@
-//! VM disks in windows, against our registry and against Debian's: what comes back is byte for byte what went in,
+//! VM disks in chunks, against our registry and against Debian's: what comes back is byte for byte what went in,
 //! little moves twice, and wrong bytes are refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
@@ -8,11 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use coracle_image::{
-    CocoonVersion, Credentials, Descriptor, Digest, DiskFormat, DiskOptions, DiskProgress, ImageError,
-    Reference, Secret, SnapshotBase, SnapshotFile, pull_cocoon, pull_disk, push_cocoon, push_disk,
-    push_snapshot,
+use coracle_disk::{
+    CocoonVersion, DiskFormat, DiskOptions, DiskProgress, SnapshotBase, SnapshotFile, pull_cocoon, pull_disk,
+    push_cocoon, push_disk, push_snapshot,
 };
+use coracle_image::ImageError;
+use coracle_oci::{Credentials, Descriptor, Digest, OciError, Reference, Secret};
 use coracle_registry::{Config, Metrics, serve};
 use coracle_testkit::registry::DebianRegistry;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,7 +56,7 @@ fn options(token: Option<&str>) -> DiskOptions {
         Some(token) => Credentials::Basic { user: "token".into(), password: Secret::new(token) },
         None => Credentials::Anonymous,
     };
-    DiskOptions { window_bytes: Some(MIB), credentials, ..DiskOptions::default() }
+    DiskOptions { chunk_bytes: Some(MIB), credentials, ..DiskOptions::default() }
 }
 
 fn quiet() -> DiskProgress {
@@ -92,7 +93,7 @@ async fn round_trip(address: std::net::SocketAddr, options: &DiskOptions) {
     disk(&source);
     let name = reference(address, "vms/disk:1");
     let first = push_disk(&source, &name, options, quiet()).await.unwrap();
-    assert_eq!((first.disk_bytes, first.windows, first.moved), (20 * MIB + MIB / 2, 4, 4));
+    assert_eq!((first.disk_bytes, first.chunks, first.moved), (20 * MIB + MIB / 2, 4, 4));
     let again = push_disk(&source, &name, options, quiet()).await.unwrap();
     assert_eq!((again.moved, again.digest), (0, first.digest), "the same disk moves nothing");
     let pulled = pull_disk(&name, &target, options, quiet()).await.unwrap();
@@ -103,9 +104,9 @@ async fn round_trip(address: std::net::SocketAddr, options: &DiskOptions) {
     file.write_all_at(b"changed", 4 * MIB + 5).unwrap();
     file.write_all_at(&vec![0; 1 << 20], 0).unwrap();
     let change = push_disk(&source, &name, options, quiet()).await.unwrap();
-    assert_eq!((change.windows, change.moved), (3, 1), "one window changed, one became zero");
+    assert_eq!((change.chunks, change.moved), (3, 1), "one chunk changed, one became zero");
     let again = pull_disk(&name, &target, options, quiet()).await.unwrap();
-    assert_eq!((again.windows, again.moved), (3, 1), "the others were in the file that it replaces");
+    assert_eq!((again.chunks, again.moved), (3, 1), "the others were in the file that it replaces");
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
     assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what became zero is a hole");
 }
@@ -124,7 +125,7 @@ async fn round_trip_through_debians() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pull_that_was_cut_goes_on_with_what_is_right() {
+async fn interrupted_pull_keeps_valid_chunks() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
@@ -134,16 +135,16 @@ async fn pull_that_was_cut_goes_on_with_what_is_right() {
     let partial = File::create(dir.path().join("back.raw.partial")).unwrap();
     partial.set_len(20 * MIB + MIB / 2).unwrap();
     partial.write_all_at(&noise(0, MIB), 0).unwrap();
-    partial.write_all_at(b"half a window", 3 * MIB).unwrap();
+    partial.write_all_at(b"half a chunk", 3 * MIB).unwrap();
     partial.write_all_at(b"of another disk", 10 * MIB).unwrap();
     let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
-    assert_eq!((pulled.windows, pulled.moved), (4, 3), "the first window was there");
+    assert_eq!((pulled.chunks, pulled.moved), (4, 3), "the first chunk was present");
     assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
     assert!(!dir.path().join("back.raw.partial").exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn empty_and_zero_disks_come_back() {
+async fn empty_and_zero_disks_round_trip() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     for (n, bytes) in [(0, 0), (1, 1), (2, 3 * MIB)] {
@@ -151,14 +152,14 @@ async fn empty_and_zero_disks_come_back() {
         File::create(&source).unwrap().set_len(bytes).unwrap();
         let (name, options) = (reference(ours.address, &format!("vms/zero:{n}")), options(Some(&ours.token)));
         let pushed = push_disk(&source, &name, &options, quiet()).await.unwrap();
-        assert_eq!((pushed.windows, pushed.disk_bytes), (0, bytes));
+        assert_eq!((pushed.chunks, pushed.disk_bytes), (0, bytes));
         pull_disk(&name, &target, &options, quiet()).await.unwrap();
         assert_eq!(fs::metadata(&target).unwrap().len(), bytes);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damaged_window_and_what_is_no_disk_are_refused() {
+async fn damaged_chunk_and_other_artifact_are_refused() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
@@ -167,22 +168,22 @@ async fn damaged_window_and_what_is_no_disk_are_refused() {
     options.retries = 0;
     push_disk(&source, &name, &options, quiet()).await.unwrap();
     let blobs = fs::read_dir(ours.dir.path().join("blobs/sha256")).unwrap().map(|e| e.unwrap().path());
-    let window = blobs.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
-    File::options().write(true).open(&window).unwrap().write_all_at(b"damage", 100).unwrap();
+    let chunk = blobs.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
+    File::options().write(true).open(&chunk).unwrap().write_all_at(b"damage", 100).unwrap();
     let refused = pull_disk(&name, &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(refused, ImageError::DigestMismatch { .. }), "{refused}");
+    assert!(matches!(refused, ImageError::Oci(OciError::DigestMismatch { .. })), "{refused}");
     assert!(!target.exists());
     let absent =
         pull_disk(&reference(ours.address, "vms/none:1"), &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(absent, ImageError::NotFound { .. }), "{absent}");
+    assert!(matches!(absent, ImageError::Oci(OciError::NotFound { .. })), "{absent}");
     let anonymous = DiskOptions { credentials: Credentials::Anonymous, ..options };
     let denied = push_disk(&source, &name, &anonymous, quiet()).await.unwrap_err();
-    assert!(matches!(denied, ImageError::Unauthorized { .. }), "{denied}");
+    assert!(matches!(denied, ImageError::Oci(OciError::Unauthorized { .. })), "{denied}");
 }
 
 /// Everything that others write is read back, from ours and from Debian's registry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn container_disk_and_cloud_image_come_back() {
+async fn container_disk_and_cloud_image_round_trip() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
@@ -225,7 +226,7 @@ async fn by_hand(ours: &Ours, name: &str, blobs: &[&[u8]], manifest: &serde_json
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tart_and_chunked_disks_of_others_are_read_and_their_lies_refused() {
+async fn tart_and_chunked_disks_are_pulled_and_verified() {
     use serde_json::json;
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
@@ -255,10 +256,10 @@ async fn tart_and_chunked_disks_of_others_are_read_and_their_lies_refused() {
     fs::remove_file(&target).unwrap();
     by_hand(&ours, "tart:2", &blobs, &manifest(vec![tart(&a, &b, &packed_a)])).await;
     let lie = pull_disk(&reference(ours.address, "tart:2"), &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(lie, ImageError::DigestMismatch { .. }), "{lie}");
+    assert!(matches!(lie, ImageError::Oci(OciError::DigestMismatch { .. })), "{lie}");
     by_hand(&ours, "tart:3", &blobs, &manifest(vec![tart(&b, &a, &packed_a)])).await;
     let lie = pull_disk(&reference(ours.address, "tart:3"), &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(lie, ImageError::Hostile { .. }), "{lie}");
+    assert!(matches!(lie, ImageError::Oci(OciError::Hostile { .. })), "{lie}");
 
     let chunks: Vec<Vec<u8>> =
         [&a, &b].into_iter().map(|raw| zstd::encode_all(raw.as_slice(), 1).unwrap()).collect();
@@ -284,7 +285,7 @@ async fn tart_and_chunked_disks_of_others_are_read_and_their_lies_refused() {
     fs::remove_file(&target).unwrap();
     by_hand(&ours, "cloud:2", &blobs, &cloud(vec![chunk(1)])).await;
     let gap = pull_disk(&reference(ours.address, "cloud:2"), &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(gap, ImageError::Hostile { .. }), "{gap}");
+    assert!(matches!(gap, ImageError::Oci(OciError::Hostile { .. })), "{gap}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
 }
 
@@ -328,16 +329,16 @@ async fn cutting_proxy(to: std::net::SocketAddr, after: u64) -> (std::net::Socke
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn push_that_was_cut_goes_on_where_it_was() {
+async fn interrupted_push_resumes() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     let bytes = noise(5, 16 * MIB);
     fs::write(&source, &bytes).unwrap();
     let (proxy, sent) = cutting_proxy(ours.address, 8 * MIB).await;
-    let options = DiskOptions { window_bytes: Some(16 * MIB), ..options(Some(&ours.token)) };
+    let options = DiskOptions { chunk_bytes: Some(16 * MIB), ..options(Some(&ours.token)) };
     let pushed = push_disk(&source, &reference(proxy, "vms/cut:1"), &options, quiet()).await.unwrap();
-    assert_eq!((pushed.windows, pushed.moved), (1, 1));
+    assert_eq!((pushed.chunks, pushed.moved), (1, 1));
     let sent = sent.load(Relaxed);
     assert!(sent > 16 * MIB && sent < 20 * MIB, "{sent} bytes were sent, not all of them twice");
     pull_disk(&reference(ours.address, "vms/cut:1"), &target, &options, quiet()).await.unwrap();
@@ -389,7 +390,7 @@ impl Ours {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lume_and_macos_vz_disks_are_read() {
+async fn lume_and_macos_vz_disks_are_pulled() {
     use serde_json::json;
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
@@ -436,15 +437,15 @@ async fn lume_and_macos_vz_disks_are_read() {
     }
     by_hand(&ours, "vz:lie", &[b"{}", &packed_a], &image_of(vec![vz(&b, &packed_a)])).await;
     let lie = pull_disk(&reference(ours.address, "vz:lie"), &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(lie, ImageError::Hostile { .. }), "{lie}");
+    assert!(matches!(lie, ImageError::Oci(OciError::Hostile { .. })), "{lie}");
     by_hand(&ours, "vz:torn", &[b"{}", b"no gzip"], &image_of(vec![vz(&b, b"no gzip")])).await;
     let torn = pull_disk(&reference(ours.address, "vz:torn"), &target, &options, quiet()).await.unwrap_err();
-    assert!(matches!(torn, ImageError::Hostile { .. }), "{torn}");
+    assert!(matches!(torn, ImageError::Oci(OciError::Hostile { .. })), "{torn}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pull_of_anothers_disk_that_was_cut_goes_on_where_it_was() {
+async fn interrupted_pull_of_a_foreign_disk_resumes() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (target, partial, parts) =
@@ -465,21 +466,21 @@ async fn pull_of_anothers_disk_that_was_cut_goes_on_where_it_was() {
     ours.damage(&blobs[2]);
     let name = reference(ours.address, "tart:1");
     let pulled = pull_disk(&name, &target, &options, quiet()).await.unwrap();
-    assert_eq!((pulled.windows, pulled.moved), (3, 2), "the first piece was there");
+    assert_eq!((pulled.chunks, pulled.moved), (3, 2), "the first piece was there");
     assert!(fs::read(&target).unwrap() == [a, b, c].concat(), "no byte of the earlier try shows through");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["d.raw"]);
     fs::remove_file(&target).unwrap();
     let damaged = pull_disk(&name, &target, &options, quiet()).await.unwrap_err();
     assert!(
-        matches!(damaged, ImageError::DigestMismatch { .. }),
+        matches!(damaged, ImageError::Oci(OciError::DigestMismatch { .. })),
         "from the beginning it is wrong: {damaged}"
     );
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn disk_of_another_machines_image_is_found_in_an_index() {
+async fn disk_of_another_platform_is_found_in_an_index() {
     use serde_json::json;
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
@@ -517,7 +518,7 @@ impl std::io::Write for Broken {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshot_of_the_original_that_was_cut_goes_on_where_it_was() {
+async fn interrupted_pull_of_a_cocoon_snapshot_resumes() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (spool, out) = (dir.path().join("pulls/web"), dir.path().join("web.tar"));
@@ -536,7 +537,7 @@ async fn snapshot_of_the_original_that_was_cut_goes_on_where_it_was() {
         let name = reference(ours.address, &format!("vms/web{n}:1"));
         push_cocoon(std::io::Cursor::new(archive.clone()), version, &name, &options).await.unwrap();
         let refused = pull_cocoon(&name, "web", &options, &spool, Broken).await.unwrap_err();
-        assert!(matches!(refused, ImageError::Io { .. }), "{refused}");
+        assert!(matches!(refused, ImageError::Oci(OciError::Io { .. })), "{refused}");
         let mut kept: Vec<_> = fs::read_dir(&spool).unwrap().map(|e| e.unwrap().path()).collect();
         kept.sort_by_key(|path| fs::metadata(path).unwrap().len());
         assert_eq!(kept.len(), 2, "all of it");
@@ -554,7 +555,7 @@ async fn snapshot_of_the_original_that_was_cut_goes_on_where_it_was() {
         assert!(bytes == memory, "{version:?}");
         let to = File::create(&out).unwrap();
         let wrong = pull_cocoon(&name, "web", &options, &spool, to).await.unwrap_err();
-        assert!(matches!(wrong, ImageError::DigestMismatch { .. }), "{wrong}");
+        assert!(matches!(wrong, ImageError::Oci(OciError::DigestMismatch { .. })), "{wrong}");
         assert!(!spool.exists(), "what can come to nothing is not kept");
     }
 }
@@ -574,7 +575,7 @@ async fn snapshot(name: &Reference, base: &SnapshotBase, memory: &[u8], options:
 async fn listed_with_its_image(address: std::net::SocketAddr, options: &DiskOptions, list: &str) {
     let digest = Digest::of(b"the image that they were made from");
     let media_type = "application/vnd.oci.image.manifest.v1+json".to_owned();
-    let manifest = Some(Descriptor { media_type, digest, size: 34 });
+    let manifest = Some(Descriptor { media_type, digest, size_bytes: 34 });
     let base = SnapshotBase { name: "web:1".to_owned(), digest: digest.to_string(), manifest };
     let (one, two) = (reference(address, "vms/web:before"), reference(address, "vms/web:after"));
     let before = snapshot(&one, &base, b"before", options).await;
@@ -595,7 +596,7 @@ async fn listed_with_its_image(address: std::net::SocketAddr, options: &DiskOpti
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshots_are_listed_with_their_image_by_ours() {
+async fn snapshot_is_a_referrer_by_api() {
     let ours = ours().await;
     listed_with_its_image(ours.address, &options(Some(&ours.token)), "referrers/DIGEST").await;
     let tag = format!("http://{}/v2/vms/web/tags/list", ours.address);
@@ -608,7 +609,7 @@ async fn snapshots_are_listed_with_their_image_by_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshots_are_listed_with_their_image_where_no_registry_lists() {
+async fn snapshot_is_a_referrer_by_tag_schema() {
     let Some(_) = coracle_testkit::tools::require(["docker-registry"]) else { return };
     let debian = DebianRegistry::start().unwrap();
     let tag = format!(

@@ -157,7 +157,7 @@ async fn push(base: &str, token: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_are_walked_by_keyboard_under_their_policy() {
+async fn pages_are_usable_by_keyboard_under_their_policy() {
     let Some([chromium]) = tools::require(["chromium"]) else { return };
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
@@ -186,7 +186,7 @@ async fn pages_are_walked_by_keyboard_under_their_policy() {
         browser.follow("team/app");
         assert!(browser.ask("document.title").starts_with("team/app"));
         browser.follow("v1");
-        assert!(browser.ask("document.title").contains("v1"), "text from elsewhere is no script");
+        assert!(browser.ask("document.title").contains("v1"), "untrusted text is not a script");
         assert!(browser.ask("document.body.innerText").contains("taken over"), "it is shown as text");
         browser.picture(&pictures.join("registry-manifest.png"));
         browser.follow("Repositories");

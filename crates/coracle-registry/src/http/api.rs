@@ -1,31 +1,37 @@
-//! `/api/*`: the original's routes for people and tools.
+//! `/api/*`: routes of epoch for people and tools.
+
+use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{bounded, manifests, method};
 use crate::auth::{Caller, hash, secret};
-use crate::error::{Code, Problem};
+use crate::error::{Code, ErrorResponse};
 use crate::meta::{RepositoryRow, TagRow, TokenRow};
-use crate::names::{Reference, RepositoryName, Tag};
 use crate::registry::Registry;
+use crate::rights::{InvalidRights, Rights, Role};
 use crate::route::Route;
+use coracle_oci::{RepositoryName, Tag, TagOrDigest};
 
-/// Largest question, in bytes.
+/// Largest request body, in bytes.
 const BODY_MAX: u64 = 64 << 10;
 /// Longest name of a token.
 const NAME_MAX: usize = 100;
 
 pub(super) async fn api(
-    registry: &Registry,
+    own: Arc<Registry>,
+    caller: &Caller,
     route: Route,
     parts: &Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
+    let registry = own.as_ref();
     let json = |value: Value| Ok(Json(value).into_response());
     let get = matches!(parts.method, Method::GET | Method::HEAD);
     match (route, &parts.method) {
@@ -37,7 +43,7 @@ pub(super) async fn api(
         }
         (Route::Repositories, _) if get => {
             let rows = registry.meta.repositories(None).await?;
-            json(rows.iter().map(repository).collect())
+            json(rows.iter().filter(|row| caller.sees(&row.name)).map(repository).collect())
         }
         (Route::Repository(repo), _) if get => {
             let rows = registry.meta.repositories(Some(repo.as_str())).await?;
@@ -51,10 +57,13 @@ pub(super) async fn api(
             json(tags.into())
         }
         (Route::Tag(repo, name), _) if get => json(one_tag(registry, &repo, &name).await?),
-        (Route::Tag(repo, name), &Method::DELETE) => match manifests::untag(registry, &repo, &name).await? {
-            true => Ok(StatusCode::NO_CONTENT.into_response()),
-            false => Err(manifests::unknown(&Reference::Tag(name))),
-        },
+        (Route::Tag(repo, name), &Method::DELETE) => {
+            let tag = TagOrDigest::Tag(name);
+            match manifests::remove(Arc::clone(&own), repo, tag.clone()).await? {
+                true => Ok(StatusCode::NO_CONTENT.into_response()),
+                false => Err(manifests::unknown(&tag)),
+            }
+        }
         (Route::Sync, &Method::POST) => {
             let found = registry.rebuild().await?;
             registry.write_catalog().await?;
@@ -73,23 +82,23 @@ pub(super) async fn api(
             )
         }
         (Route::Tokens, _) if get => json(registry.meta.tokens().await?.iter().map(token).collect()),
-        (Route::Tokens, &Method::POST) => make_token(registry, parts, body).await,
+        (Route::Tokens, &Method::POST) => make_token(registry, caller, body).await,
         (Route::StoredToken(id), &Method::DELETE) => match registry.meta.remove_token(&id).await? {
             true => {
                 registry.gate.forget_all();
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
-            false => Err(Problem::new(Code::NameUnknown, "there is no such token")),
+            false => Err(ErrorResponse::new(Code::NameUnknown, "token not found")),
         },
         _ => Err(method()),
     }
 }
 
-fn no_repository(repo: &RepositoryName) -> Problem {
-    Problem::new(Code::NameUnknown, "there is no such repository").detail(json!({"name": repo.as_str()}))
+fn no_repository(repo: &RepositoryName) -> ErrorResponse {
+    ErrorResponse::new(Code::NameUnknown, "repository not found").detail(json!({"name": repo.as_str()}))
 }
 
-/// A moment as text.
+/// Time as text.
 pub(crate) fn time(millis: i64) -> String {
     jiff::Timestamp::from_millisecond(millis).unwrap_or_default().to_string()
 }
@@ -107,8 +116,12 @@ fn repository(row: &RepositoryRow) -> Value {
     })
 }
 
-/// A tag's entry, and the bytes of its manifest.
-async fn tag(registry: &Registry, repo: &RepositoryName, row: &TagRow) -> Result<(Value, Value), Problem> {
+/// Row of a tag, and the bytes of its manifest.
+async fn tag(
+    registry: &Registry,
+    repo: &RepositoryName,
+    row: &TagRow,
+) -> Result<(Value, Value), ErrorResponse> {
     let bytes = manifests::bytes(registry, repo, &row.digest).await?.unwrap_or_default();
     let manifest: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let mut platforms = Vec::new();
@@ -134,9 +147,9 @@ async fn tag(registry: &Registry, repo: &RepositoryName, row: &TagRow) -> Result
     Ok((entry, manifest))
 }
 
-async fn one_tag(registry: &Registry, repo: &RepositoryName, name: &Tag) -> Result<Value, Problem> {
+async fn one_tag(registry: &Registry, repo: &RepositoryName, name: &Tag) -> Result<Value, ErrorResponse> {
     let rows = registry.meta.tags(repo, Some(name)).await?;
-    let row = rows.first().ok_or_else(|| manifests::unknown(&Reference::Tag(name.clone())))?;
+    let row = rows.first().ok_or_else(|| manifests::unknown(&TagOrDigest::Tag(name.clone())))?;
     let (mut entry, manifest) = tag(registry, repo, row).await?;
     if row.kind == "snapshot"
         && let Some(config) = super::download::shown_config(registry, repo, &manifest).await?
@@ -156,6 +169,7 @@ async fn one_tag(registry: &Registry, repo: &RepositoryName, name: &Tag) -> Resu
 }
 
 fn token(row: &TokenRow) -> Value {
+    let rights = row.rights().ok();
     json!({
         "id": row.id,
         "name": row.name,
@@ -164,39 +178,100 @@ fn token(row: &TokenRow) -> Value {
         "lastUsed": row.last_used.map(time),
         "expiresAt": row.expires.map(time),
         "readOnly": row.writes == 0,
+        "role": rights.as_ref().map(|rights| rights.role().as_str()),
+        "repositories": rights.as_ref().map(Rights::globs),
     })
 }
 
-/// `{name, ttlSeconds?, readOnly?}`. The answer is the only time that the token is shown.
-async fn make_token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, Problem> {
-    let invalid = |why: &str| Problem::new(Code::Unsupported, why).status(StatusCode::BAD_REQUEST);
+/// Body of `POST /api/tokens`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TokenRequest {
+    name: String,
+    ttl_seconds: Option<i64>,
+    #[serde(default)]
+    read_only: bool,
+    role: Option<String>,
+    repositories: Option<Vec<String>>,
+}
+
+impl TokenRequest {
+    /// Without a role a token pushes and deletes, as in epoch, unless it is `readOnly`.
+    fn rights(&self) -> Result<Rights, InvalidRights> {
+        let role = match &self.role {
+            Some(role) => role.parse()?,
+            None if self.read_only => Role::Read,
+            None => Role::Delete,
+        };
+        match &self.repositories {
+            Some(globs) => Rights::new(role, globs.iter().map(|g| g.parse()).collect::<Result<_, _>>()?),
+            None => Ok(Rights::everywhere(role)),
+        }
+    }
+}
+
+/// Expiry of a new token: as requested, but not after the creating token.
+fn expiry(ttl_seconds: Option<i64>, maker: Option<i64>, now: i64) -> Result<Option<i64>, ErrorResponse> {
+    let asked = ttl_seconds.map(|ttl| now.saturating_add(ttl.saturating_mul(1000)));
+    match (asked, maker) {
+        (Some(asked), Some(maker)) if asked > maker => {
+            Err(ErrorResponse::new(Code::Denied, "a new token cannot outlive the token that creates it"))
+        }
+        _ => Ok(asked.or(maker)),
+    }
+}
+
+/// `{name, ttlSeconds?, readOnly?, role?, repositories?}`. Only this response has the token.
+async fn make_token(registry: &Registry, caller: &Caller, body: Body) -> Result<Response, ErrorResponse> {
+    let invalid = |why: &str| ErrorResponse::new(Code::Unsupported, why).status(StatusCode::BAD_REQUEST);
     let bytes = bounded(registry, body, BODY_MAX).await?;
-    let asked: Value = serde_json::from_slice(&bytes).map_err(|_| invalid("the question is no JSON"))?;
-    let name = asked["name"].as_str().map(str::trim).unwrap_or_default();
+    let asked: TokenRequest =
+        serde_json::from_slice(&bytes).map_err(|e| invalid(&format!("invalid token request: {e}")))?;
+    let name = asked.name.trim();
     if name.is_empty() || name.chars().count() > NAME_MAX || name.chars().any(char::is_control) {
         return Err(invalid("a token has a name of 1 to 100 characters"));
     }
-    let ttl = asked.get("ttlSeconds").filter(|t| !t.is_null());
-    let ttl = ttl
-        .map(|t| t.as_i64().filter(|t| *t > 0).ok_or_else(|| invalid("ttlSeconds is no count")))
-        .transpose()?;
-    let now = registry.now();
-    let admitted =
-        registry.gate.admit(&registry.meta, &parts.headers, crate::auth::Access::Tokens, now).await?;
-    let created_by = match admitted {
-        Caller::Token { name, .. } => name,
-        Caller::Anonymous => "anonymous".to_owned(),
-    };
-    let secret = secret();
+    if asked.ttl_seconds.is_some_and(|ttl| ttl <= 0) {
+        return Err(invalid("ttlSeconds is not a positive number"));
+    }
+    let rights = asked.rights().map_err(|e| invalid(&e.to_string()))?;
+    if asked.read_only && rights.role() != Role::Read {
+        return Err(invalid("readOnly and role differ"));
+    }
+    let maker =
+        caller.holder.as_ref().ok_or_else(|| ErrorResponse::new(Code::Unauthorized, "a token is needed"))?;
+    let (secret, now) = (secret(), registry.now());
     let row = TokenRow {
         id: hex::encode(rand::random::<[u8; 8]>()),
         name: name.to_owned(),
-        writes: i64::from(asked["readOnly"] != json!(true)),
-        created_by,
+        writes: i64::from(rights.role() != Role::Read),
+        role: Some(rights.role().to_string()),
+        repositories: Some(rights.globs().join(" ")),
+        created_by: maker.name.clone(),
         created: now,
-        expires: ttl.map(|ttl| now.saturating_add(ttl.saturating_mul(1000))),
+        expires: expiry(asked.ttl_seconds, maker.expires, now)?,
         last_used: None,
     };
     registry.meta.put_token(&hash(&secret), &row).await?;
-    Ok((StatusCode::CREATED, Json(json!({"token": secret, "name": row.name, "id": row.id}))).into_response())
+    let mut shown = token(&row);
+    shown["token"] = json!(secret);
+    Ok((StatusCode::CREATED, Json(shown)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_expiry_table() {
+        for (why, ttl, maker, want) in [
+            ("neither ends", None, None, Some(None)),
+            ("as asked", Some(5), None, Some(Some(6_000))),
+            ("as its maker", None, Some(3_000), Some(Some(3_000))),
+            ("before its maker", Some(1), Some(3_000), Some(Some(2_000))),
+            ("after its maker", Some(5), Some(3_000), None),
+        ] {
+            assert_eq!(expiry(ttl, maker, 1_000).ok(), want, "{why}");
+        }
+    }
 }

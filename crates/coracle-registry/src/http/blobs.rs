@@ -1,4 +1,4 @@
-//! Blobs: reading and removing.
+//! Reading and deleting blobs.
 
 use axum::body::Body;
 use axum::http::request::Parts;
@@ -8,25 +8,24 @@ use serde_json::json;
 
 use super::ranges::{Wanted, is_known, wanted};
 use super::{DIGEST_HEADER, value};
-use crate::digest::Digest;
-use crate::error::{Code, Problem};
-use crate::names::RepositoryName;
+use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
+use coracle_oci::{Digest, RepositoryName};
 
-/// What a digest names never changes.
+/// The content of a digest never changes.
 const FOR_EVER: &str = "max-age=31536000, immutable";
 
-pub(super) fn unknown(digest: &Digest) -> Problem {
-    Problem::new(Code::BlobUnknown, "the blob is not in this repository")
+pub(super) fn unknown(digest: &Digest) -> ErrorResponse {
+    ErrorResponse::new(Code::BlobUnknown, "the blob is not in this repository")
         .detail(json!({"digest": digest.to_string()}))
 }
 
-/// Size of a blob of a repository; asking keeps it from the sweep.
+/// Size of a blob of a repository; the request keeps it from the sweep.
 pub(super) async fn find(
     registry: &Registry,
     repo: &RepositoryName,
     digest: &Digest,
-) -> Result<u64, Problem> {
+) -> Result<u64, ErrorResponse> {
     let stale = registry.before(registry.sweeping.grace / 4);
     let size = registry.meta.blob(repo, digest, registry.now(), stale).await?;
     size.and_then(|size| u64::try_from(size).ok()).ok_or_else(|| unknown(digest))
@@ -37,7 +36,7 @@ pub(super) async fn get(
     repo: &RepositoryName,
     digest: &Digest,
     parts: &Parts,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let size = find(registry, repo, digest).await?;
     let etag = format!("\"{digest}\"");
     let mut response = Response::new(Body::empty());
@@ -62,7 +61,7 @@ pub(super) async fn get(
             part
         }
         Wanted::Impossible => {
-            return Err(Problem::new(Code::SizeInvalid, "none of the range is in the blob")
+            return Err(ErrorResponse::new(Code::SizeInvalid, "the range is outside of the blob")
                 .status(StatusCode::RANGE_NOT_SATISFIABLE)
                 .header(header::CONTENT_RANGE, &format!("bytes */{size}")));
         }
@@ -80,7 +79,7 @@ pub(super) async fn delete(
     registry: &Registry,
     repo: &RepositoryName,
     digest: &Digest,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     match registry.meta.unlink(repo, digest).await? {
         true => Ok(StatusCode::ACCEPTED.into_response()),
         false => Err(unknown(digest)),

@@ -1,4 +1,5 @@
-//! `/dl/{name}`: what `latest` is, as one file: the raw disk of a cloud image, the import archive of a snapshot.
+//! `/dl/{name}`: content of the tag `latest` as one file: the raw disk of a cloud image, or the import
+//! archive of a snapshot.
 
 use axum::body::Body;
 use axum::http::{Method, StatusCode, header};
@@ -9,29 +10,27 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use super::{DIGEST_HEADER, manifests, value};
-use crate::digest::Digest;
-use crate::error::{Code, Problem};
-use crate::names::{Reference, RepositoryName};
+use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
+use coracle_oci::{Digest, RepositoryName, TagOrDigest};
 
 const TITLE: &str = "org.opencontainers.image.title";
 const CHUNK: &str = "cocoonstack.chunk.index";
-/// Largest configuration of a snapshot that is shown, and that an archive is made of, in bytes: the map of a fragmented
-/// disk is long.
+/// Largest configuration of a snapshot that is read, in bytes: the map of a fragmented disk is long.
 const SHOWN_MAX: i64 = 1 << 20;
 const CONFIG_MAX: i64 = 8 << 20;
 const TAR_BLOCK: u64 = 512;
-/// Longest name of a file in a snapshot: what a plain tar header holds.
+/// Longest file name in a plain tar header.
 const NAME_MAX: usize = 100;
 
-/// A layer that is one file.
+/// Layer that is one file.
 struct File {
     title: String,
     digest: Digest,
     size: u64,
 }
 
-/// A piece of what is sent.
+/// Part of a response.
 enum Piece {
     Bytes(Bytes),
     Blob(Digest, u64),
@@ -50,9 +49,9 @@ pub(super) async fn download(
     registry: &std::sync::Arc<Registry>,
     repo: &RepositoryName,
     method: &Method,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let latest =
-        "latest".parse().map(Reference::Tag).map_err(|_| Problem::new(Code::TagInvalid, "no tag"))?;
+        "latest".parse().map(TagOrDigest::Tag).map_err(|_| ErrorResponse::new(Code::TagInvalid, "no tag"))?;
     let row = manifests::find(registry, repo, &latest).await?.ok_or_else(|| manifests::unknown(&latest))?;
     let bytes =
         manifests::bytes(registry, repo, &row.digest).await?.ok_or_else(|| manifests::unknown(&latest))?;
@@ -61,7 +60,7 @@ pub(super) async fn download(
         "cloud-image" => (disk(&manifest)?, "application/octet-stream"),
         "snapshot" => (archive(registry, repo, &manifest).await?, "application/x-tar"),
         _ => {
-            return Err(Problem::new(
+            return Err(ErrorResponse::new(
                 Code::Unsupported,
                 "only VM images and snapshots can be downloaded as a file",
             ));
@@ -80,7 +79,7 @@ pub(super) async fn download(
     Ok(response)
 }
 
-/// One piece after the other. A blob that is not there any more cuts the answer off, which the length tells.
+/// Sends the parts in order. A missing blob ends the response early, which its length reveals.
 fn send(registry: std::sync::Arc<Registry>, pieces: Vec<Piece>) -> Body {
     let each = stream::iter(pieces).then(move |piece| {
         let registry = std::sync::Arc::clone(&registry);
@@ -98,12 +97,12 @@ fn send(registry: std::sync::Arc<Registry>, pieces: Vec<Piece>) -> Body {
     Body::from_stream(each.try_flatten())
 }
 
-fn refuse(why: &str) -> Problem {
-    Problem::new(Code::Unsupported, why).status(StatusCode::NOT_IMPLEMENTED)
+fn refuse(why: &str) -> ErrorResponse {
+    ErrorResponse::new(Code::Unsupported, why).status(StatusCode::NOT_IMPLEMENTED)
 }
 
-/// The layers of a kind, each of which is a file with a title.
-fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, Problem> {
+/// Layers of a kind, each a file with a title.
+fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, ErrorResponse> {
     let mut found = Vec::new();
     for layer in manifest["layers"].as_array().into_iter().flatten() {
         let kind = layer["mediaType"].as_str().unwrap_or_default();
@@ -111,12 +110,14 @@ fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, Problem> {
             continue;
         }
         if kind.ends_with("+zstd") || kind.ends_with("+gzip") || !layer["annotations"][CHUNK].is_null() {
-            return Err(refuse("what is compressed or in chunks is fetched by a client, not as a file"));
+            return Err(refuse(
+                "compressed or chunked content cannot be downloaded as a file; pull it with a client",
+            ));
         }
         let title = layer["annotations"][TITLE].as_str().unwrap_or_default();
         let plain = !title.is_empty() && title.len() <= NAME_MAX && title != "." && title != "..";
         if !plain || title.contains(['/', '\\']) || title.chars().any(char::is_control) {
-            return Err(refuse("a layer has no title that is a file's name"));
+            return Err(refuse("a layer has no title that is a file name"));
         }
         let digest = layer["digest"].as_str().unwrap_or_default().parse();
         let digest = digest.map_err(|_| refuse("a layer has no digest"))?;
@@ -126,8 +127,8 @@ fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, Problem> {
     Ok(found)
 }
 
-/// The disk layers of a cloud image, by title.
-fn disk(manifest: &Value) -> Result<Vec<Piece>, Problem> {
+/// Disk layers of a cloud image, by title.
+fn disk(manifest: &Value) -> Result<Vec<Piece>, ErrorResponse> {
     let mut files = files(manifest, "disk.")?;
     files.sort_by(|a, b| a.title.cmp(&b.title));
     match files.is_empty() {
@@ -136,23 +137,23 @@ fn disk(manifest: &Value) -> Result<Vec<Piece>, Problem> {
     }
 }
 
-/// The configuration of a snapshot, as it is shown. `None`: there is none that can be.
+/// Configuration of a snapshot for a page. `None`: missing or too large.
 pub(super) async fn shown_config(
     registry: &Registry,
     repo: &RepositoryName,
     manifest: &Value,
-) -> Result<Option<Value>, Problem> {
+) -> Result<Option<Value>, ErrorResponse> {
     let bytes = small_blob(registry, repo, &manifest["config"], SHOWN_MAX).await?;
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
-/// A blob of a repository that a descriptor names and that is no larger than `bytes_max`, whatever it is said to be.
+/// Small blob of a repository: at most `bytes_max` long by the storage, not by the descriptor.
 async fn small_blob(
     registry: &Registry,
     repo: &RepositoryName,
     descriptor: &Value,
     bytes_max: i64,
-) -> Result<Option<Bytes>, Problem> {
+) -> Result<Option<Bytes>, ErrorResponse> {
     let Ok(digest) = descriptor["digest"].as_str().unwrap_or_default().parse::<Digest>() else {
         return Ok(None);
     };
@@ -167,20 +168,20 @@ async fn small_blob(
     Ok(body.collect().await.ok().map(http_body_util::Collected::to_bytes))
 }
 
-/// The import archive: `snapshot.json`, then each file, sparse ones with what their map says.
+/// Import archive: `snapshot.json`, then each file, sparse files with their maps.
 async fn archive(
     registry: &Registry,
     repo: &RepositoryName,
     manifest: &Value,
-) -> Result<Vec<Piece>, Problem> {
-    // Without it the archive would say nothing of the machine, and sparse files would come out wrong.
+) -> Result<Vec<Piece>, ErrorResponse> {
+    // Without it the VM's properties and the maps of sparse files are missing.
     let config = small_blob(registry, repo, &manifest["config"], CONFIG_MAX).await?;
     let config = config.and_then(|config| serde_json::from_slice::<Value>(&config).ok());
     let config = config.filter(Value::is_object);
-    let config =
-        config.ok_or_else(|| refuse("the snapshot's configuration is too large for a file, or none"))?;
+    let config = config
+        .ok_or_else(|| refuse("the configuration of the snapshot is missing or too large for a file"))?;
     let name = repo.as_str().rsplit('/').next().unwrap_or_default();
-    let head = coracle_image::cocoon_head(&config, name).to_string().into_bytes();
+    let head = coracle_oci::cocoon::snapshot_json(&config, name).to_string().into_bytes();
     let mut pieces = Vec::new();
     entry(&mut pieces, "snapshot.json", 0o640, None, Piece::Bytes(head.into()));
     for file in files(manifest, "")? {
@@ -194,7 +195,7 @@ async fn archive(
     Ok(pieces)
 }
 
-/// One file of a tar: header, body, padding; before it the records of a sparse one.
+/// File of a tar: PAX records of a sparse file, header, body, padding.
 fn entry(pieces: &mut Vec<Piece>, name: &str, mode: u32, sparse: Option<(String, u64)>, body: Piece) {
     if let Some((map, size)) = sparse {
         let records = format!(
@@ -224,7 +225,7 @@ fn member(pieces: &mut Vec<Piece>, name: &str, mode: u32, kind: tar::EntryType, 
     pieces.push(Piece::Bytes(vec![0; usize::try_from(padding).unwrap_or(0)].into()));
 }
 
-/// A PAX record. Its length counts its own digits.
+/// PAX record. Its length includes the digits of the length.
 fn record(key: &str, text: &str) -> String {
     let rest = key.len() + text.len() + 3;
     let mut length = rest + 1;
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_counts_itself() {
+    fn pax_record_length_includes_itself() {
         for text in ["", "x", &"y".repeat(80), &"z".repeat(989)] {
             let record = record("K", text);
             let said: usize = record.split(' ').next().unwrap().parse().unwrap();
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn titles_that_are_no_names_are_refused() {
+    fn invalid_title_is_refused() {
         for (title, good) in [("disk.raw", true), ("../x", false), ("a/b", false), ("..", false), ("", false)]
         {
             let layer =

@@ -1,4 +1,4 @@
-//! Manifests: reading, writing, removing.
+//! Reading, writing and deleting manifests.
 
 use std::sync::Arc;
 
@@ -10,36 +10,33 @@ use bytes::Bytes;
 use serde_json::json;
 
 use super::ranges::is_known;
-use super::{DIGEST_HEADER, bounded, parameters, to_its_end, too_large, value};
-use crate::digest::Digest;
-use crate::error::{Code, Problem};
-use crate::manifest::{self, Manifest};
+use super::{DIGEST_HEADER, body, parameters, to_its_end, too_large, value};
+use crate::error::{Code, ErrorResponse};
+use crate::manifest::{self, PushedManifest};
 use crate::meta::{ManifestRow, NewManifest, Put};
-use crate::names::{Reference, RepositoryName, Tag};
 use crate::registry::Registry;
 use crate::storage::manifest_key;
+use coracle_oci::{Digest, RepositoryName, Tag, TagOrDigest};
 
 const SUBJECT_HEADER: HeaderName = HeaderName::from_static("oci-subject");
 const TAG_HEADER: HeaderName = HeaderName::from_static("oci-tag");
-/// Tags that one request may set beside the one of its path.
+/// Tags that one request may set in addition to that of its path.
 const TAGS_MAX: usize = 64;
-/// Unit in which memory for manifests is counted.
-pub(crate) const MEMORY_UNIT: u64 = 64 << 10;
 
-pub(super) fn unknown(reference: &Reference) -> Problem {
-    Problem::new(Code::ManifestUnknown, "the manifest is not in this repository")
+pub(super) fn unknown(reference: &TagOrDigest) -> ErrorResponse {
+    ErrorResponse::new(Code::ManifestUnknown, "the manifest is not in this repository")
         .detail(json!({"reference": reference.to_string()}))
 }
 
-/// The row of a manifest, by tag or digest.
+/// Row of a manifest, by tag or digest.
 pub(super) async fn find(
     registry: &Registry,
     repo: &RepositoryName,
-    reference: &Reference,
-) -> Result<Option<ManifestRow>, Problem> {
+    reference: &TagOrDigest,
+) -> Result<Option<ManifestRow>, ErrorResponse> {
     let digest = match reference {
-        Reference::Digest(digest) => digest.to_string(),
-        Reference::Tag(tag) => match registry.meta.tagged(repo, tag).await? {
+        TagOrDigest::Digest(digest) => digest.to_string(),
+        TagOrDigest::Tag(tag) => match registry.meta.tagged(repo, tag).await? {
             Some(digest) => digest,
             None => return Ok(None),
         },
@@ -47,12 +44,12 @@ pub(super) async fn find(
     Ok(registry.meta.manifest(repo, &digest).await?)
 }
 
-/// The bytes of a manifest.
+/// Bytes of a manifest.
 pub(super) async fn bytes(
     registry: &Registry,
     repo: &RepositoryName,
     digest: &str,
-) -> Result<Option<Bytes>, Problem> {
+) -> Result<Option<Bytes>, ErrorResponse> {
     let Ok(digest) = digest.parse() else { return Ok(None) };
     Ok(registry.storage.get(&manifest_key(repo.as_str(), &digest)).await?)
 }
@@ -60,16 +57,16 @@ pub(super) async fn bytes(
 pub(super) async fn get(
     registry: &Registry,
     repo: &RepositoryName,
-    reference: &Reference,
+    reference: &TagOrDigest,
     parts: &Parts,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let row = find(registry, repo, reference).await?.ok_or_else(|| unknown(reference))?;
     let etag = format!("\"{}\"", row.digest);
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     headers.insert(header::ETAG, value(&etag));
     headers.insert(DIGEST_HEADER, value(&row.digest));
-    let fixed = matches!(reference, Reference::Digest(_));
+    let fixed = matches!(reference, TagOrDigest::Digest(_));
     headers
         .insert(header::CACHE_CONTROL, value(if fixed { "max-age=31536000, immutable" } else { "no-cache" }));
     if is_known(&parts.headers, &etag) {
@@ -85,41 +82,39 @@ pub(super) async fn get(
     Ok(response)
 }
 
-/// Reads a manifest, while there is memory for it.
-async fn read(registry: &Registry, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
+/// Receives a manifest while there is memory for it.
+async fn read(registry: &Registry, parts: &Parts, content: Body) -> Result<Bytes, ErrorResponse> {
     let most = registry.limits.manifest_bytes;
     let said = parts.headers.get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|said| said > most) {
         return Err(too_large(most));
     }
-    let units = u32::try_from(said.unwrap_or(most).div_ceil(MEMORY_UNIT).max(1)).unwrap_or(u32::MAX);
-    let _memory = registry.manifest_memory.acquire_many(units).await;
-    bounded(registry, body, most).await
+    body::manifest(registry, content, most).await
 }
 
 pub(super) async fn put(
     registry: Arc<Registry>,
     repo: RepositoryName,
-    reference: Reference,
+    reference: TagOrDigest,
     parts: Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let bytes = read(&registry, &parts, body).await?;
     let said = parts.headers.get(header::CONTENT_TYPE).and_then(|t| t.to_str().ok());
     let parsed = manifest::parse(&bytes, said)?;
     let digest = match &reference {
-        Reference::Digest(digest) => {
-            let actual = Digest::made(&bytes, digest.algorithm());
+        TagOrDigest::Digest(digest) => {
+            let actual = Digest::with(digest.algorithm(), &bytes);
             if actual != *digest {
-                return Err(Problem::new(Code::DigestInvalid, "the manifest does not have the digest")
+                return Err(ErrorResponse::new(Code::DigestInvalid, "the manifest does not have the digest")
                     .detail(json!({"digest": digest.to_string(), "actual": actual.to_string()})));
             }
-            digest.clone()
+            *digest
         }
-        Reference::Tag(_) => Digest::of(&bytes),
+        TagOrDigest::Tag(_) => Digest::of(&bytes),
     };
     let (tags, extra) = tags(&reference, &parts)?;
-    let (own, name, of, what) = (Arc::clone(&registry), repo.clone(), digest.clone(), parsed.clone());
+    let (own, name, of, what) = (Arc::clone(&registry), repo.clone(), digest, parsed.clone());
     to_its_end(&registry, async move { store(&own, &name, &of, &what, &tags, bytes).await }).await?;
     let mut response = StatusCode::CREATED.into_response();
     let headers = response.headers_mut();
@@ -134,73 +129,73 @@ pub(super) async fn put(
     Ok(response)
 }
 
-/// The tags to set: that of the path, or those of the query beside a digest.
-fn tags(reference: &Reference, parts: &Parts) -> Result<(Vec<Tag>, Vec<Tag>), Problem> {
-    if let Reference::Tag(tag) = reference {
+/// Tags to set: that of the path, or with a digest those of the query.
+fn tags(reference: &TagOrDigest, parts: &Parts) -> Result<(Vec<Tag>, Vec<Tag>), ErrorResponse> {
+    if let TagOrDigest::Tag(tag) = reference {
         return Ok((vec![tag.clone()], Vec::new()));
     }
     let named = parameters(&parts.uri, "tag");
     if named.len() > TAGS_MAX {
-        return Err(Problem::new(Code::TagInvalid, format!("a request sets at most {TAGS_MAX} tags"))
+        return Err(ErrorResponse::new(Code::TagInvalid, format!("a request sets at most {TAGS_MAX} tags"))
             .status(StatusCode::URI_TOO_LONG));
     }
-    let invalid = |e| Problem::new(Code::TagInvalid, format!("{e}"));
+    let invalid = |e| ErrorResponse::new(Code::TagInvalid, format!("{e}"));
     let named: Vec<Tag> = named.iter().map(|t| t.parse()).collect::<Result<_, _>>().map_err(invalid)?;
     Ok((named.clone(), named))
 }
 
-/// Bytes first, then the tables; the tables decide what is there, and a rebuild finds no more than was asked for.
 async fn store(
     registry: &Registry,
     repo: &RepositoryName,
     digest: &Digest,
-    manifest: &Manifest,
+    manifest: &PushedManifest,
     tags: &[Tag],
     bytes: Bytes,
-) -> Result<(), Problem> {
-    let _turn = registry.turns.of(repo).await;
+) -> Result<(), ErrorResponse> {
     let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
-    let key = manifest_key(repo.as_str(), digest);
-    let known = registry.meta.manifest(repo, &digest.to_string()).await?.is_some();
-    registry.storage.put(&key, bytes.clone()).await?;
     let new = NewManifest { repo, digest, tags, size, manifest };
-    let put = registry.meta.put_manifest(&new, registry.now(), false).await?;
-    if let Put::Missing(missing) = put {
-        if !known {
-            registry.storage.delete(&key).await?;
+    match registry.manifests.put(&new, bytes, registry.pushed).await? {
+        Put::Done => Ok(()),
+        Put::Missing(missing) => {
+            let problem = ErrorResponse::new(
+                Code::ManifestBlobUnknown,
+                "content of the manifest not found in this repository",
+            );
+            Err(missing.iter().fold(problem, |all, one| all.detail(json!({"digest": one.to_string()}))))
         }
-        let mut problem =
-            Problem::new(Code::ManifestBlobUnknown, "the manifest names what is not in this repository");
-        for digest in missing {
-            problem = problem.detail(json!({"digest": digest.to_string()}));
+        Put::Sizes(wrong) => {
+            let problem = ErrorResponse::new(
+                Code::ManifestInvalid,
+                "the manifest gives a size that its content does not have",
+            );
+            Err(wrong.iter().fold(problem, |all, one| {
+                all.detail(json!({"digest": one.digest.to_string(), "size": one.said, "actual": one.actual}))
+            }))
         }
-        return Err(problem);
     }
-    for tag in tags {
-        registry.storage.put(&registry.storage.tag_key(repo.as_str(), tag.as_str()), bytes.clone()).await?;
-    }
-    // Another replica may have removed the same manifest meanwhile, its bytes before its row: then ours is left alone.
-    if registry.storage.is_shared() && registry.storage.get(&key).await?.is_none() {
-        registry.storage.put(&key, bytes).await?;
-    }
-    Ok(())
 }
 
 pub(super) async fn delete(
-    registry: &Registry,
-    repo: &RepositoryName,
-    reference: &Reference,
-) -> Result<Response, Problem> {
-    let gone = match reference {
-        Reference::Tag(tag) => untag(registry, repo, tag).await?,
-        Reference::Digest(digest) => registry.remove_manifest(repo, digest).await?,
-    };
-    if gone { Ok(StatusCode::ACCEPTED.into_response()) } else { Err(unknown(reference)) }
+    registry: Arc<Registry>,
+    repo: RepositoryName,
+    reference: TagOrDigest,
+) -> Result<Response, ErrorResponse> {
+    let gone = remove(registry, repo, reference.clone()).await?;
+    if gone { Ok(StatusCode::ACCEPTED.into_response()) } else { Err(unknown(&reference)) }
 }
 
-/// Takes a tag away. `false` when there was none.
-pub(super) async fn untag(registry: &Registry, repo: &RepositoryName, tag: &Tag) -> Result<bool, Problem> {
-    let _turn = registry.turns.of(repo).await;
-    registry.storage.delete(&registry.storage.tag_key(repo.as_str(), tag.as_str())).await?;
-    Ok(registry.meta.remove_tag(repo, tag).await?)
+/// Deletes a tag, or a manifest with its tags. False when it did not exist.
+pub(super) async fn remove(
+    registry: Arc<Registry>,
+    repo: RepositoryName,
+    reference: TagOrDigest,
+) -> Result<bool, ErrorResponse> {
+    let own = Arc::clone(&registry);
+    to_its_end(&registry, async move {
+        Ok(match &reference {
+            TagOrDigest::Tag(tag) => own.manifests.untag(&repo, tag).await?,
+            TagOrDigest::Digest(digest) => own.manifests.remove(&repo, digest).await?,
+        })
+    })
+    .await
 }

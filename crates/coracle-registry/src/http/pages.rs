@@ -1,4 +1,5 @@
-//! Pages for people: repositories, tags, what a manifest is made of and made from, tokens. Server-rendered, no script.
+//! Web pages: repositories, tags, content and source of a manifest, tokens. Rendered on the server, without
+//! scripts.
 
 use std::fmt::Write;
 
@@ -7,23 +8,31 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::{manifests, time};
-use crate::error::{Code, Problem};
-use crate::names::{Reference, RepositoryName};
+use crate::auth::Caller;
+use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
 use crate::route::PagePath;
+use coracle_oci::{RepositoryName, TagOrDigest};
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
-/// Most facts that a page shows of one thing.
+/// Most facts of one object on a page.
 const FACTS_MAX: usize = 100;
 const STYLE: &str = include_str!("style.css");
 
-pub(super) async fn page(registry: &Registry, page: PagePath) -> Result<Response, Problem> {
+/// Style sheet of all pages.
+pub(super) fn style() -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/css"), (header::CACHE_CONTROL, "max-age=3600")];
+    guarded((headers, STYLE).into_response())
+}
+
+pub(super) async fn page(
+    registry: &Registry,
+    caller: &Caller,
+    page: PagePath,
+) -> Result<Response, ErrorResponse> {
     let (title, body) = match page {
-        PagePath::Style => {
-            let headers = [(header::CONTENT_TYPE, "text/css"), (header::CACHE_CONTROL, "max-age=3600")];
-            return Ok(guarded((headers, STYLE).into_response()));
-        }
-        PagePath::Home => ("Repositories".to_owned(), home(registry).await?),
+        PagePath::Style => return Ok(style()),
+        PagePath::Home => ("Repositories".to_owned(), home(registry, caller).await?),
         PagePath::Tokens => ("Tokens".to_owned(), tokens(registry).await?),
         PagePath::Repository(repo) => (repo.to_string(), repository(registry, &repo).await?),
         PagePath::Manifest(repo, reference) => {
@@ -56,7 +65,7 @@ fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// Text from elsewhere is text, never markup.
+/// Escapes untrusted text.
 fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -86,7 +95,7 @@ fn bytes(n: i64) -> String {
     if unit == "B" { format!("{scaled} B") } else { format!("{scaled}.{tenths} {unit}") }
 }
 
-/// A table. Cells of the first column are headers of their rows; cells come escaped.
+/// Table. Cells of the first column are row headers; cells are escaped by the caller.
 fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
     if rows.is_empty() {
         return format!("<p>{}: none.</p>", escape(caption));
@@ -116,18 +125,23 @@ fn link(repo: &str, reference: Option<&str>, text: &str) -> String {
     format!("<a href=\"/r/{}{at}\">{}</a>", escape(repo), escape(text))
 }
 
-async fn home(registry: &Registry) -> Result<String, Problem> {
-    let stats = registry.meta.stats().await?;
+async fn home(registry: &Registry, caller: &Caller) -> Result<String, ErrorResponse> {
     let rows: Vec<_> = registry
         .meta
         .repositories(None)
         .await?
         .iter()
+        .filter(|r| caller.sees(&r.name))
         .map(|r| {
             let kind = escape(r.kind.as_deref().unwrap_or_default());
             vec![link(&r.name, None, &r.name), kind, r.tag_count.to_string(), bytes(r.total), time(r.updated)]
         })
         .collect();
+    let list = table("Repositories", &["Name", "Kind", "Tags", "Size", "Updated"], &rows);
+    if !caller.sees_all() {
+        return Ok(list);
+    }
+    let stats = registry.meta.stats().await?;
     let sums = format!(
         "<p>{} repositories, {} tags, {} in {} blobs.</p>",
         stats.repositories,
@@ -135,12 +149,12 @@ async fn home(registry: &Registry) -> Result<String, Problem> {
         bytes(stats.bytes),
         stats.blobs
     );
-    Ok(sums + &table("Repositories", &["Name", "Kind", "Tags", "Size", "Updated"], &rows))
+    Ok(sums + &list)
 }
 
-async fn repository(registry: &Registry, repo: &RepositoryName) -> Result<String, Problem> {
+async fn repository(registry: &Registry, repo: &RepositoryName) -> Result<String, ErrorResponse> {
     if !registry.meta.knows(repo).await? {
-        return Err(Problem::new(Code::NameUnknown, "there is no such repository"));
+        return Err(ErrorResponse::new(Code::NameUnknown, "repository not found"));
     }
     let rows: Vec<_> = registry
         .meta
@@ -165,8 +179,8 @@ async fn repository(registry: &Registry, repo: &RepositoryName) -> Result<String
 async fn manifest(
     registry: &Registry,
     repo: &RepositoryName,
-    reference: &Reference,
-) -> Result<String, Problem> {
+    reference: &TagOrDigest,
+) -> Result<String, ErrorResponse> {
     let unknown = || manifests::unknown(reference);
     let row = manifests::find(registry, repo, reference).await?.ok_or_else(unknown)?;
     let body = manifests::bytes(registry, repo, &row.digest).await?.ok_or_else(unknown)?;
@@ -200,7 +214,7 @@ async fn manifest(
         .collect();
     html += &table("Contents", &["Name", "Type", "Size", "Digest"], &parts);
     if let Ok(digest) = row.digest.parse() {
-        let children = registry.meta.referrers(repo, &digest).await?;
+        let (children, _) = super::lists::referrers_page(registry, repo, &digest, None, "").await?;
         let rows: Vec<_> = children
             .iter()
             .map(|c| {
@@ -216,8 +230,12 @@ async fn manifest(
     Ok(html)
 }
 
-/// What the configuration of a snapshot says of its machine.
-async fn snapshot(registry: &Registry, repo: &RepositoryName, manifest: &Value) -> Result<String, Problem> {
+/// VM properties in the configuration of a snapshot.
+async fn snapshot(
+    registry: &Registry,
+    repo: &RepositoryName,
+    manifest: &Value,
+) -> Result<String, ErrorResponse> {
     let config = super::download::shown_config(registry, repo, manifest).await?.unwrap_or_default();
     let said = |value: &Value| match value {
         Value::String(text) if !text.is_empty() => Some(text.clone()),
@@ -250,20 +268,31 @@ fn part(repo: &RepositoryName, d: &Value) -> Vec<String> {
     ]
 }
 
-async fn tokens(registry: &Registry) -> Result<String, Problem> {
+async fn tokens(registry: &Registry) -> Result<String, ErrorResponse> {
     let rows: Vec<_> = registry
         .meta
         .tokens()
         .await?
         .iter()
         .map(|t| {
-            let may = if t.writes == 0 { "read" } else { "read, write" };
+            let (role, repositories) = match t.rights() {
+                Ok(rights) => (rights.role().as_str(), escape(&rights.globs().join(" "))),
+                Err(_) => ("none", String::new()),
+            };
             let used = t.last_used.map_or("never".to_owned(), time);
             let ends = t.expires.map_or("never".to_owned(), time);
-            vec![escape(&t.name), may.to_owned(), escape(&t.created_by), time(t.created), used, ends]
+            vec![
+                escape(&t.name),
+                role.to_owned(),
+                repositories,
+                escape(&t.created_by),
+                time(t.created),
+                used,
+                ends,
+            ]
         })
         .collect();
-    Ok(table("Tokens", &["Name", "May", "Made by", "Made", "Last used", "Runs out"], &rows))
+    Ok(table("Tokens", &["Name", "Role", "Repositories", "Made by", "Made", "Last used", "Expires"], &rows))
 }
 
 #[cfg(test)]
@@ -271,13 +300,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_never_becomes_markup() {
+    fn text_is_escaped() {
         assert_eq!(escape("<a href='x'>&\u{1b}"), "&lt;a href=&#39;x&#39;&gt;&amp; ");
         assert_eq!(link("a", Some("\"><script>"), "t"), "<a href=\"/r/a@&quot;&gt;&lt;script&gt;\">t</a>");
     }
 
     #[test]
-    fn sizes_for_people() {
+    fn size_text_table() {
         for (n, want) in [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (-1, "0 B")]
         {
             assert_eq!(bytes(n), want);

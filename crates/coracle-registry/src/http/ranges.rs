@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use axum::http::{HeaderMap, header};
 
-/// What part of a thing a client wants.
+/// Requested part of a representation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Whole,
     Part(Range<u64>),
-    /// Nothing of it: none of the range is there.
+    /// Unsatisfiable: no byte of the range exists.
     Impossible,
 }
 
@@ -17,14 +17,13 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Does the client have what `etag` names?
+/// True when the client has the representation of `etag`.
 pub(crate) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     let Some(list) = text(headers, header::IF_NONE_MATCH) else { return false };
     list.split(',').map(|t| t.trim().trim_start_matches("W/")).any(|t| t == "*" || t == etag)
 }
 
-/// The range of a request for a thing of `size` bytes. One range is understood; for several the whole is sent, which
-/// the RFC allows.
+/// Range of a request for `size` bytes. Several ranges are answered with the whole, which the RFC allows.
 pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     if text(headers, header::IF_RANGE).is_some_and(|said| said.trim() != etag) {
         return Wanted::Whole;
@@ -41,16 +40,16 @@ pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
         (Ok(first), Ok(last)) if first <= last => Wanted::Part(first..last.saturating_add(1).min(size)),
         (Ok(first), Err(_)) if last.is_empty() => Wanted::Part(first..size),
         (Err(_), Ok(0)) if first.is_empty() => Wanted::Impossible,
-        // All of nothing: there is no first and no last byte to name.
+        // Empty representation: no first and no last byte exists.
         (Err(_), Ok(_)) if first.is_empty() && size == 0 => Wanted::Whole,
         (Err(_), Ok(tail)) if first.is_empty() => Wanted::Part(size.saturating_sub(tail)..size),
-        // The RFC leaves it open whether such a one is refused or ignored; clients that err want to be told.
+        // The RFC allows to refuse or to ignore an invalid range; refusing reveals bugs of clients.
         (Ok(_), Ok(_)) => Wanted::Impossible,
         _ => Wanted::Whole,
     }
 }
 
-/// `start-end`, with or without `bytes` in front, as chunks say where they belong.
+/// `start-end`, with or without `bytes` in front.
 pub(crate) fn content_range(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ()> {
     let Some(said) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
     let said = said.to_str().map_err(drop)?.trim();

@@ -1,5 +1,5 @@
-//! `/v2/token`: where clients exchange what they have for a bearer token. Ours are bearer tokens already, so what is
-//! right comes back as it is.
+//! `/v2/token`: exchanges credentials for a bearer token. Tokens of the registry are bearer tokens already: a
+//! valid one is returned unchanged.
 
 use axum::Json;
 use axum::body::Body;
@@ -10,13 +10,13 @@ use serde_json::json;
 
 use super::bounded;
 use crate::auth::{ANONYMOUS, presented};
-use crate::error::{Code, Problem};
+use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
 
 /// Largest form, in bytes.
 const FORM_MAX: u64 = 64 << 10;
 
-pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, Problem> {
+pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, ErrorResponse> {
     let mut shown = presented(&parts.headers);
     if parts.method == Method::POST {
         let form = bounded(registry, body, FORM_MAX).await?;
@@ -30,8 +30,8 @@ pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Res
     }
     let token = match shown {
         Some(shown) => {
-            let known = registry.gate.caller(&registry.meta, &shown, registry.now()).await?;
-            known.ok_or_else(|| Problem::new(Code::Unauthorized, "the token is wrong or has run out"))?;
+            let known = registry.gate.holder(&registry.meta, &shown, registry.now()).await?;
+            known.ok_or_else(|| ErrorResponse::new(Code::Unauthorized, "the token is invalid or expired"))?;
             shown
         }
         None if registry.empty_token => String::new(),

@@ -1,4 +1,4 @@
-//! Uploads: the requests around `crate::uploads`.
+//! HTTP of uploads; `crate::uploads` has the rules.
 
 use std::sync::Arc;
 
@@ -9,35 +9,36 @@ use axum::response::{IntoResponse, Response};
 
 use super::ranges::content_range;
 use super::{DIGEST_HEADER, parameter, to_its_end, value};
-use crate::digest::Digest;
-use crate::error::{Code, Problem};
-use crate::names::{RepositoryName, UploadId};
+use crate::auth::Caller;
+use crate::error::{Code, ErrorResponse};
+use crate::meta::Linked;
 use crate::registry::Registry;
-use crate::uploads::{Chunk, location, range};
+use crate::upload_id::UploadId;
+use crate::uploads::{Chunk, location, over_quota, range};
+use coracle_oci::{Digest, RepositoryName};
 
 const UUID_HEADER: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
-fn chunk(parts: &Parts, body: Body) -> Result<Chunk, Problem> {
+fn chunk(parts: &Parts, body: Body) -> Result<Chunk, ErrorResponse> {
     let length = match parts.headers.get(header::CONTENT_LENGTH) {
         Some(said) => Some(
             said.to_str()
                 .ok()
                 .and_then(|s| s.parse().ok())
-                .ok_or_else(|| Problem::new(Code::SizeInvalid, "Content-Length is no number"))?,
+                .ok_or_else(|| ErrorResponse::new(Code::SizeInvalid, "Content-Length is not a number"))?,
         ),
         None => None,
     };
-    let range = content_range(&parts.headers).map_err(|()| {
-        Problem::new(Code::BlobUploadInvalid, "Content-Range is not FIRST-LAST")
-            .status(StatusCode::RANGE_NOT_SATISFIABLE)
-    })?;
+    let range = content_range(&parts.headers)
+        .map_err(|()| ErrorResponse::new(Code::BlobUploadInvalid, "Content-Range is not FIRST-LAST"))?;
     Ok(Chunk { body, length, range })
 }
 
-fn wanted_digest(parts: &Parts) -> Result<Digest, Problem> {
+fn wanted_digest(parts: &Parts) -> Result<Digest, ErrorResponse> {
     let said = parameter(&parts.uri, "digest");
-    let said = said.ok_or_else(|| Problem::new(Code::DigestInvalid, "the digest parameter is missing"))?;
-    said.parse().map_err(|e| Problem::new(Code::DigestInvalid, format!("{e}")))
+    let said =
+        said.ok_or_else(|| ErrorResponse::new(Code::DigestInvalid, "the digest parameter is missing"))?;
+    said.parse().map_err(|e| ErrorResponse::new(Code::DigestInvalid, format!("{e}")))
 }
 
 fn accepted(status: StatusCode, repo: &RepositoryName, id: &UploadId, bytes: u64) -> Response {
@@ -61,15 +62,18 @@ fn created(repo: &RepositoryName, digest: &Digest) -> Response {
     (StatusCode::CREATED, headers).into_response()
 }
 
-/// POST: a mount where that can be, a whole blob where a digest is given, else a session.
+/// POST: a mount if possible, a whole blob if a digest is given, else a new upload.
 pub(super) async fn begin(
     registry: Arc<Registry>,
+    caller: Caller,
     repo: RepositoryName,
     parts: Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     if let Some(digest) = parameter(&parts.uri, "mount") {
-        if let Some(mounted) = mount(&registry, &repo, &digest, parameter(&parts.uri, "from")).await? {
+        if let Some(mounted) =
+            mount(&registry, &caller, &repo, &digest, parameter(&parts.uri, "from")).await?
+        {
             return Ok(mounted);
         }
     } else if parameter(&parts.uri, "digest").is_some() {
@@ -80,32 +84,40 @@ pub(super) async fn begin(
     Ok(accepted(StatusCode::ACCEPTED, &repo, &id, 0))
 }
 
-/// A blob of another repository. Without `from` it may be in any: whoever may write here may read everything.
+/// Finds a blob in another repository that the caller may read. Without `from`: in any of these.
 async fn mount(
     registry: &Registry,
+    caller: &Caller,
     repo: &RepositoryName,
     digest: &str,
     from: Option<String>,
-) -> Result<Option<Response>, Problem> {
+) -> Result<Option<Response>, ErrorResponse> {
     let Ok(digest) = digest.parse::<Digest>() else { return Ok(None) };
-    if let Some(from) = from {
-        let Ok(from) = from.parse() else { return Ok(None) };
-        if !registry.meta.has_link(&from, &digest).await? {
-            return Ok(None);
-        }
+    let readable = match from.map(|from| from.parse::<RepositoryName>()) {
+        Some(Err(_)) => false,
+        Some(Ok(from)) => caller.sees(from.as_str()) && registry.meta.has_link(&from, &digest).await?,
+        None if caller.sees_all() => true,
+        None => registry.meta.links_of(&digest).await?.iter().any(|name| caller.sees(name)),
+    };
+    if !readable {
+        return Ok(None);
     }
-    let linked = registry.meta.link(repo, &digest.to_string(), registry.now()).await?;
-    Ok(linked.then(|| created(repo, &digest)))
+    let quota = registry.limits.repository_quota;
+    match registry.meta.mount(repo, &digest, registry.now(), quota).await? {
+        Linked::Done => Ok(Some(created(repo, &digest))),
+        Linked::Absent => Ok(None),
+        Linked::Full => Err(over_quota()),
+    }
 }
 
-/// A blob in one request: POST with a digest, and the original's PUT.
+/// Blob in one request: POST with a digest, and the PUT of epoch.
 pub(super) async fn whole(
     registry: Arc<Registry>,
     repo: RepositoryName,
     digest: Digest,
     parts: Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let chunk = Chunk { range: None, ..chunk(&parts, body)? };
     let own = Arc::clone(&registry);
     to_its_end(&registry, async move {
@@ -123,7 +135,7 @@ pub(super) async fn look(
     registry: &Registry,
     repo: &RepositoryName,
     id: &UploadId,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let bytes = registry.upload_size(repo, id).await?;
     Ok(accepted(StatusCode::NO_CONTENT, repo, id, bytes))
 }
@@ -134,7 +146,7 @@ pub(super) async fn append(
     id: UploadId,
     parts: Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let chunk = chunk(&parts, body)?;
     let own = Arc::clone(&registry);
     to_its_end(&registry, async move {
@@ -150,7 +162,7 @@ pub(super) async fn finish(
     id: UploadId,
     parts: Parts,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     let (digest, chunk) = (wanted_digest(&parts)?, chunk(&parts, body)?);
     let own = Arc::clone(&registry);
     to_its_end(&registry, async move {
@@ -164,7 +176,7 @@ pub(super) async fn cancel(
     registry: &Registry,
     repo: &RepositoryName,
     id: &UploadId,
-) -> Result<Response, Problem> {
+) -> Result<Response, ErrorResponse> {
     registry.cancel(repo, id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -1,28 +1,40 @@
-//! Which blob is where.
+//! Locations of blobs.
 
 use super::{Meta, on};
-use crate::digest::Digest;
 use crate::error::{StoreError, sql};
-use crate::names::RepositoryName;
+use coracle_oci::{Digest, RepositoryName};
 
 /// States of a blob's row.
 pub(super) const ARRIVING: i64 = 0;
 pub(super) const LIVE: i64 = 1;
 pub(super) const DYING: i64 = 2;
 
-/// What a blob that was verified finds.
+/// Result of announcing a verified blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Nothing: bring the bytes, then say so.
+    /// New: store the bytes, then confirm.
     Bring,
-    /// The same bytes.
+    /// The blob exists.
     Here,
-    /// The sweep is about to remove the same bytes: wait.
+    /// The sweep is removing the blob: wait.
     Wait,
+    /// Above the quota of all blobs.
+    Full,
+}
+
+/// Result of entering a blob into a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linked {
+    Done,
+    /// The blob does not exist.
+    Absent,
+    /// Above the quota of the repository.
+    Full,
 }
 
 impl Meta {
-    /// Size of a blob of a repository. A touch older than `stale` is renewed: who asks is about to rely on it.
+    /// Size of a blob of a repository. Renews a touch older than `stale`: the client is about to rely on the
+    /// blob.
     pub(crate) async fn blob(
         &self,
         repo: &RepositoryName,
@@ -36,30 +48,51 @@ impl Meta {
             .bind(repo.as_str()).bind(&digest).bind(LIVE).fetch_optional(pool).await)
         .map_err(sql("look for a blob"))?;
         let Some((size, touched)) = row else { return Ok(None) };
-        if touched < stale && !self.link(repo, &digest, now).await? {
-            return Ok(None);
+        if touched < stale {
+            match self.link(repo, &digest, now).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                // Reads continue. A push that relies on the blob asks again.
+                Err(error) if error.is_full() => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "touch blob failed");
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(Some(size))
     }
 
-    /// Puts a blob that is in some repository into this one, and touches it. `false` when it is nowhere.
+    /// Links a blob of any repository into this one, and touches it. False when it does not exist.
     pub(crate) async fn link(
         &self,
         repo: &RepositoryName,
         digest: &str,
         now: i64,
     ) -> Result<bool, StoreError> {
-        self.enter(repo, digest, now, LIVE).await
+        Ok(self.enter(repo, digest, now, LIVE, None).await? == Linked::Done)
     }
 
-    /// The bytes of a blob are in their place: it lives, in this repository. `false` when it was swept meanwhile.
+    /// As `link`, for a client: within the quota of the repository.
+    pub(crate) async fn mount(
+        &self,
+        repo: &RepositoryName,
+        digest: &Digest,
+        now: i64,
+        quota: Option<u64>,
+    ) -> Result<Linked, StoreError> {
+        self.enter(repo, &digest.to_string(), now, LIVE, quota).await
+    }
+
+    /// Marks the bytes of a blob as stored: the blob is live, in this repository. `Absent` when it was swept
+    /// meanwhile.
     pub(crate) async fn arrived(
         &self,
         repo: &RepositoryName,
         digest: &Digest,
         now: i64,
-    ) -> Result<bool, StoreError> {
-        self.enter(repo, &digest.to_string(), now, ARRIVING).await
+        quota: Option<u64>,
+    ) -> Result<Linked, StoreError> {
+        self.enter(repo, &digest.to_string(), now, ARRIVING, quota).await
     }
 
     async fn enter(
@@ -68,25 +101,41 @@ impl Meta {
         digest: &str,
         now: i64,
         from: i64,
-    ) -> Result<bool, StoreError> {
+        quota: Option<u64>,
+    ) -> Result<Linked, StoreError> {
         const OP: &str = "link a blob";
         const TOUCH: &str =
             "UPDATE blobs SET touched = $1, state = $3 WHERE digest = $2 AND (state = $3 OR state = $4)";
         const LINK: &str = "INSERT INTO links (repo, digest, touched) VALUES ($1, $2, $3) ON CONFLICT (repo, digest) DO UPDATE SET touched = $3";
+        // Bytes of the repository including the blob.
+        const AFTER: &str = "SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM blobs b WHERE (b.digest = $2 OR b.digest IN (SELECT l.digest FROM links l WHERE l.repo = $1)) \
+            AND NOT EXISTS (SELECT 1 FROM links k WHERE k.repo = $1 AND k.digest = $2)";
+        let lock = match (self, quota) {
+            (Self::Postgres(..), Some(_)) => "SELECT pg_advisory_xact_lock(2020, hashtext($1))",
+            _ => "SELECT $1",
+        };
+        let quota = quota.map_or(i64::MAX, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
         on!(self, pool, write => {
             let mut tx = pool.begin().await.map_err(sql(OP))?;
             let found = sqlx::query(TOUCH).bind(now).bind(digest).bind(LIVE).bind(from).execute(&mut *tx).await.map_err(sql(OP))?;
             if found.rows_affected() != 1 {
-                return Ok(false);
+                return Ok(Linked::Absent);
+            }
+            if quota != i64::MAX {
+                sqlx::query(lock).bind(repo.as_str()).execute(&mut *tx).await.map_err(sql(OP))?;
+                let after: i64 = sqlx::query_scalar(AFTER).bind(repo.as_str()).bind(digest).fetch_one(&mut *tx).await.map_err(sql(OP))?;
+                if after > quota {
+                    return Ok(Linked::Full);
+                }
             }
             sqlx::query(super::manifests::REPOSITORY).bind(repo.as_str()).bind(now).execute(&mut *tx).await.map_err(sql(OP))?;
             sqlx::query(LINK).bind(repo.as_str()).bind(digest).bind(now).execute(&mut *tx).await.map_err(sql(OP))?;
             tx.commit().await.map_err(sql(OP))?;
-            Ok(true)
+            Ok(Linked::Done)
         })
     }
 
-    /// Is the blob in this repository?
+    /// True when the repository has the blob.
     pub(crate) async fn has_link(&self, repo: &RepositoryName, digest: &Digest) -> Result<bool, StoreError> {
         let found: Option<i64> = on!(self, pool, read => sqlx::query_scalar("SELECT touched FROM links WHERE repo = $1 AND digest = $2")
             .bind(repo.as_str()).bind(digest.to_string()).fetch_optional(pool).await)
@@ -94,7 +143,14 @@ impl Meta {
         Ok(found.is_some())
     }
 
-    /// Takes a blob out of a repository. `false` when it was not there.
+    /// Repositories that have the blob.
+    pub(crate) async fn links_of(&self, digest: &Digest) -> Result<Vec<String>, StoreError> {
+        on!(self, pool, read => sqlx::query_scalar("SELECT repo FROM links WHERE digest = $1 ORDER BY repo")
+            .bind(digest.to_string()).fetch_all(pool).await)
+        .map_err(sql("look for a blob"))
+    }
+
+    /// Removes a blob from a repository. False when it was not in there.
     pub(crate) async fn unlink(&self, repo: &RepositoryName, digest: &Digest) -> Result<bool, StoreError> {
         let done = on!(self, pool, write => sqlx::query("DELETE FROM links WHERE repo = $1 AND digest = $2")
             .bind(repo.as_str()).bind(digest.to_string()).execute(pool).await.map(|d| d.rows_affected()))
@@ -102,36 +158,74 @@ impl Meta {
         Ok(done == 1)
     }
 
-    /// A verified blob is about to get its name.
-    pub(crate) async fn arrive(&self, digest: &Digest, size: i64, now: i64) -> Result<Arrival, StoreError> {
-        const PUT: &str = "INSERT INTO blobs (digest, size, state, touched) VALUES ($1, $2, $3, $4) ON CONFLICT (digest) DO UPDATE SET touched = $4 WHERE blobs.state <> $5 RETURNING state";
-        // The row becomes durable with the one that says that the bytes are there.
-        let state: Option<i64> = on!(self, pool, loose => sqlx::query_scalar(PUT)
-            .bind(digest.to_string()).bind(size).bind(ARRIVING).bind(now).bind(DYING).fetch_optional(pool).await)
-        .map_err(sql("announce a blob"))?;
-        Ok(match state {
-            Some(LIVE) => Arrival::Here,
-            Some(_) => Arrival::Bring,
-            None => Arrival::Wait,
+    /// Announces a verified blob that is about to get its name. Its row counts for the quota from now on.
+    pub(crate) async fn arrive(
+        &self,
+        digest: &Digest,
+        size: i64,
+        now: i64,
+        quota: Option<u64>,
+    ) -> Result<Arrival, StoreError> {
+        const OP: &str = "announce a blob";
+        const PUT: &str = "INSERT INTO blobs (digest, size, state, touched) SELECT $1, $2, $3, $4 \
+            WHERE $6 < 0 OR EXISTS (SELECT 1 FROM blobs b WHERE b.digest = $1) OR (SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM blobs b) + $2 <= $6 \
+            ON CONFLICT (digest) DO UPDATE SET touched = $4 WHERE blobs.state <> $5 RETURNING state";
+        let lock = match (self, quota) {
+            (Self::Postgres(..), Some(_)) => "SELECT pg_advisory_xact_lock(2020)",
+            _ => "SELECT 1",
+        };
+        let digest = digest.to_string();
+        let quota = quota.map_or(-1, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
+        // The row becomes durable with the one that marks the bytes as stored.
+        let (put, known): (Option<i64>, Option<i64>) = on!(self, pool, loose => {
+            let mut tx = pool.begin().await.map_err(sql(OP))?;
+            sqlx::query(lock).execute(&mut *tx).await.map_err(sql(OP))?;
+            let put = sqlx::query_scalar(PUT).bind(&digest).bind(size).bind(ARRIVING).bind(now).bind(DYING).bind(quota)
+                .fetch_optional(&mut *tx).await.map_err(sql(OP))?;
+            let known = match put {
+                Some(_) => None,
+                None => sqlx::query_scalar("SELECT state FROM blobs WHERE digest = $1").bind(&digest)
+                    .fetch_optional(&mut *tx).await.map_err(sql(OP))?,
+            };
+            tx.commit().await.map_err(sql(OP))?;
+            (put, known)
+        });
+        Ok(match (put, known) {
+            (Some(LIVE), _) => Arrival::Here,
+            (Some(_), _) => Arrival::Bring,
+            (None, None) if quota >= 0 => Arrival::Full,
+            // The next attempt finds it removed.
+            (None, _) => Arrival::Wait,
         })
     }
 
-    /// A blob that the storage has, found while the tables are made again.
-    pub(crate) async fn found_blob(&self, digest: &Digest, size: i64, now: i64) -> Result<(), StoreError> {
-        const PUT: &str = "INSERT INTO blobs (digest, size, state, touched) VALUES ($1, $2, $3, $4) ON CONFLICT (digest) DO UPDATE SET state = $3, touched = $4 WHERE blobs.state = $5";
-        on!(self, pool, write => sqlx::query(PUT)
-            .bind(digest.to_string()).bind(size).bind(LIVE).bind(now).bind(ARRIVING).execute(pool).await.map(drop))
+    /// Marks the bytes of an announced blob as stored: the blob is live, in no repository yet.
+    pub(crate) async fn found_blob(&self, digest: &Digest, now: i64) -> Result<(), StoreError> {
+        const LIVES: &str = "UPDATE blobs SET state = $3, touched = $2 WHERE digest = $1 AND state = $4";
+        on!(self, pool, write => sqlx::query(LIVES)
+            .bind(digest.to_string()).bind(now).bind(LIVE).bind(ARRIVING).execute(pool).await.map(drop))
         .map_err(sql("store a blob"))
     }
 
-    /// Bytes of all blobs, and of those of one repository.
-    pub(crate) async fn used(&self, repo: &RepositoryName) -> Result<(i64, i64), StoreError> {
+    /// True when the blob has a row, in any state.
+    pub(crate) async fn has_blob(&self, digest: &Digest) -> Result<bool, StoreError> {
+        let found: Option<i64> =
+            on!(self, pool, read => sqlx::query_scalar("SELECT state FROM blobs WHERE digest = $1")
+            .bind(digest.to_string()).fetch_optional(pool).await)
+            .map_err(sql("look for a blob"))?;
+        Ok(found.is_some())
+    }
+
+    /// Bytes of all blobs.
+    pub(crate) async fn used(&self) -> Result<i64, StoreError> {
         const ALL: &str = "SELECT CAST(COALESCE(SUM(size), 0) AS INT8) FROM blobs";
+        on!(self, pool, read => sqlx::query_scalar(ALL).fetch_one(pool).await).map_err(sql("sum blobs"))
+    }
+
+    /// Bytes of the blobs of a repository.
+    pub(crate) async fn used_by(&self, repo: &RepositoryName) -> Result<i64, StoreError> {
         const OF: &str = "SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM links l JOIN blobs b ON b.digest = l.digest WHERE l.repo = $1";
-        on!(self, pool, read => {
-            let all: i64 = sqlx::query_scalar(ALL).fetch_one(pool).await.map_err(sql("sum blobs"))?;
-            let own: i64 = sqlx::query_scalar(OF).bind(repo.as_str()).fetch_one(pool).await.map_err(sql("sum blobs"))?;
-            Ok((all, own))
-        })
+        on!(self, pool, read => sqlx::query_scalar(OF).bind(repo.as_str()).fetch_one(pool).await)
+            .map_err(sql("sum blobs"))
     }
 }

@@ -1,71 +1,125 @@
 //! Repositories, manifests and tags.
 
 use super::blobs::LIVE;
+use super::changes::NOTE;
 use super::{ManifestRow, Meta, RepositoryRow, StatsRow, TagRow, on};
-use crate::digest::Digest;
 use crate::error::{StoreError, sql};
-use crate::manifest::Manifest;
-use crate::names::{RepositoryName, Tag};
+use crate::manifest::{Child, PushedManifest};
+use coracle_oci::{Digest, RepositoryName, Tag};
 
-/// Makes a repository, or notes that it changed.
+/// Creates a repository, or updates its time.
 pub(super) const REPOSITORY: &str = "INSERT INTO repositories (name, created, updated) VALUES ($1, $2, $2) ON CONFLICT (name) DO UPDATE SET updated = $2";
 const MANIFEST: &str = "INSERT INTO manifests (repo, digest, media_type, artifact_type, kind, annotations, size, total, layers, subject, pushed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT (repo, digest) DO UPDATE SET media_type = $3, pushed = $11";
 const COLUMNS: &str = "SELECT digest, media_type, artifact_type, kind, annotations, size, total, layers, subject FROM manifests WHERE repo = $1";
 
-/// A manifest on its way into the tables.
+/// Most bytes of annotations of one manifest in the tables, so that it fits into a list of referrers. A
+/// manifest with more is listed without annotations.
+const ANNOTATIONS_MAX: usize = 2 << 20;
+/// The same as an SQL number.
+const ANNOTATIONS_BOUND: i64 = 2 << 20;
+
+/// Manifest to enter.
 #[derive(Debug)]
 pub(crate) struct NewManifest<'a> {
     pub(crate) repo: &'a RepositoryName,
     pub(crate) digest: &'a Digest,
     pub(crate) tags: &'a [Tag],
     pub(crate) size: i64,
-    pub(crate) manifest: &'a Manifest,
+    pub(crate) manifest: &'a PushedManifest,
 }
 
-/// How it went.
+/// Origin of a manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Client: the repository must have the dependencies.
+    Pushed,
+    /// Client: as `Pushed`, but manifests of an index may be missing.
+    PushedSparse,
+    /// Storage: dependencies may be missing.
+    Found,
+}
+
+/// Result of entering a manifest.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Put {
     Done,
-    /// These are not in the repository; nothing was written.
+    /// Missing dependencies; no row was written.
     Missing(Vec<Digest>),
+    /// Descriptors with a wrong size; no row was written.
+    Sizes(Vec<WrongSize>),
+}
+
+/// Descriptor whose size differs from its content.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WrongSize {
+    pub(crate) digest: Digest,
+    pub(crate) said: i64,
+    pub(crate) actual: i64,
+}
+
+/// Dependencies of a manifest, compared with the repository.
+#[derive(Default)]
+struct Check {
+    missing: Vec<Digest>,
+    sizes: Vec<WrongSize>,
+}
+
+impl Check {
+    fn child(&mut self, child: &Child, size: Option<i64>, needed: bool) {
+        match size {
+            None if needed && child.required => self.missing.push(child.digest),
+            Some(actual) if actual != child.size => {
+                self.sizes.push(WrongSize { digest: child.digest, said: child.size, actual });
+            }
+            _ => {}
+        }
+    }
+
+    /// Reason to refuse the manifest. Manifests in the storage were accepted before.
+    fn refused(self, entry: Entry) -> Option<Put> {
+        match self {
+            _ if entry == Entry::Found => None,
+            Self { missing, .. } if !missing.is_empty() => Some(Put::Missing(missing)),
+            Self { sizes, .. } if !sizes.is_empty() => Some(Put::Sizes(sizes)),
+            _ => None,
+        }
+    }
 }
 
 impl Meta {
-    /// Enters a manifest with its tags, if everything that it needs is in the repository. One transaction; what it
-    /// needs is touched in it.
+    /// Enters a manifest with its tags, if the repository has its dependencies. One transaction, which also
+    /// touches them.
     pub(crate) async fn put_manifest(
         &self,
         new: &NewManifest<'_>,
         now: i64,
-        lenient: bool,
+        entry: Entry,
     ) -> Result<Put, StoreError> {
         const OP: &str = "store a manifest";
-        const TOUCH: &str = "UPDATE links SET touched = $1 WHERE repo = $2 AND digest = $3 AND EXISTS (SELECT 1 FROM blobs b WHERE b.digest = $3 AND b.state = $4)";
-        const CHILD: &str = "UPDATE manifests SET pushed = $1 WHERE repo = $2 AND digest = $3";
+        const TOUCH: &str = "UPDATE links SET touched = $1 WHERE repo = $2 AND digest = $3 AND EXISTS (SELECT 1 FROM blobs b WHERE b.digest = $3 AND b.state = $4) RETURNING (SELECT b.size FROM blobs b WHERE b.digest = $3)";
+        const CHILD: &str = "UPDATE manifests SET pushed = $1 WHERE repo = $2 AND digest = $3 RETURNING size";
         const REF: &str = "INSERT INTO refs (repo, parent, child) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
         const TAG: &str = "INSERT INTO tags (repo, tag, digest, pushed) VALUES ($1, $2, $3, $4) ON CONFLICT (repo, tag) DO UPDATE SET digest = $3, pushed = $4";
         let (repo, m, digest) = (new.repo.as_str(), new.manifest, new.digest.to_string());
-        let annotations = serde_json::to_string(&m.annotations).unwrap_or_else(|_| "{}".to_owned());
+        let annotations =
+            serde_json::to_string(&m.annotations).ok().filter(|text| text.len() <= ANNOTATIONS_MAX);
+        let annotations = annotations.unwrap_or_else(|| "{}".to_owned());
         let total = m.blobs.iter().chain(&m.manifests).fold(0i64, |sum, c| sum.saturating_add(c.size));
         on!(self, pool, write => {
             let mut tx = pool.begin().await.map_err(sql(OP))?;
-            let mut missing = Vec::new();
+            let mut check = Check::default();
             for child in &m.blobs {
-                let done = sqlx::query(TOUCH).bind(now).bind(repo).bind(child.digest.to_string()).bind(LIVE)
-                    .execute(&mut *tx).await.map_err(sql(OP))?;
-                if done.rows_affected() == 0 && child.required && !lenient {
-                    missing.push(child.digest.clone());
-                }
+                let size: Option<i64> = sqlx::query_scalar(TOUCH).bind(now).bind(repo).bind(child.digest.to_string()).bind(LIVE)
+                    .fetch_optional(&mut *tx).await.map_err(sql(OP))?;
+                check.child(child, size, entry != Entry::Found);
             }
             for child in &m.manifests {
-                let done = sqlx::query(CHILD).bind(now).bind(repo).bind(child.digest.to_string())
-                    .execute(&mut *tx).await.map_err(sql(OP))?;
-                if done.rows_affected() == 0 && child.required && !lenient {
-                    missing.push(child.digest.clone());
-                }
+                let size: Option<i64> = sqlx::query_scalar(CHILD).bind(now).bind(repo).bind(child.digest.to_string())
+                    .fetch_optional(&mut *tx).await.map_err(sql(OP))?;
+                check.child(child, size, entry == Entry::Pushed);
             }
-            if !missing.is_empty() {
-                return Ok(Put::Missing(missing));
+            if let Some(refused) = check.refused(entry) {
+                return Ok(refused);
             }
             sqlx::query(REPOSITORY).bind(repo).bind(now).execute(&mut *tx).await.map_err(sql(OP))?;
             sqlx::query(MANIFEST)
@@ -80,6 +134,7 @@ impl Meta {
             for tag in new.tags {
                 sqlx::query(TAG).bind(repo).bind(tag.as_str()).bind(&digest).bind(now)
                     .execute(&mut *tx).await.map_err(sql(OP))?;
+                sqlx::query(NOTE).bind(repo).bind(tag.as_str()).execute(&mut *tx).await.map_err(sql(OP))?;
             }
             tx.commit().await.map_err(sql(OP))?;
             Ok(Put::Done)
@@ -96,7 +151,7 @@ impl Meta {
             .map_err(sql("look for a manifest"))
     }
 
-    /// Digest behind a tag.
+    /// Digest of a tag.
     pub(crate) async fn tagged(
         &self,
         repo: &RepositoryName,
@@ -107,46 +162,88 @@ impl Meta {
         .map_err(sql("look for a tag"))
     }
 
-    /// Tags of a manifest.
-    pub(crate) async fn tags_of(
+    /// Enters a tag of the storage. An existing tag is not changed.
+    pub(crate) async fn found_tag(
         &self,
         repo: &RepositoryName,
+        tag: &Tag,
         digest: &Digest,
-    ) -> Result<Vec<String>, StoreError> {
-        on!(self, pool, read => sqlx::query_scalar("SELECT tag FROM tags WHERE repo = $1 AND digest = $2")
-            .bind(repo.as_str()).bind(digest.to_string()).fetch_all(pool).await)
-        .map_err(sql("list tags"))
+        now: i64,
+    ) -> Result<(), StoreError> {
+        const PUT: &str =
+            "INSERT INTO tags (repo, tag, digest, pushed) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+        on!(self, pool, write => sqlx::query(PUT)
+            .bind(repo.as_str()).bind(tag.as_str()).bind(digest.to_string()).bind(now).execute(pool).await.map(drop))
+        .map_err(sql("store a tag"))
     }
 
-    /// Removes a manifest with its tags. `false` when there was none.
+    /// Removes a manifest and its tags, and notes their files. Returns the tags. `None` when it did not
+    /// exist.
     pub(crate) async fn remove_manifest(
         &self,
         repo: &RepositoryName,
         digest: &Digest,
         now: i64,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Vec<String>>, StoreError> {
         const OP: &str = "remove a manifest";
         let (repo, digest) = (repo.as_str(), digest.to_string());
         on!(self, pool, write => {
             let mut tx = pool.begin().await.map_err(sql(OP))?;
-            sqlx::query("DELETE FROM tags WHERE repo = $1 AND digest = $2").bind(repo).bind(&digest).execute(&mut *tx).await.map_err(sql(OP))?;
-            sqlx::query("DELETE FROM refs WHERE repo = $1 AND parent = $2").bind(repo).bind(&digest).execute(&mut *tx).await.map_err(sql(OP))?;
             let done = sqlx::query("DELETE FROM manifests WHERE repo = $1 AND digest = $2").bind(repo).bind(&digest).execute(&mut *tx).await.map_err(sql(OP))?;
+            if done.rows_affected() == 0 {
+                return Ok(None);
+            }
+            let tags: Vec<String> = sqlx::query_scalar("DELETE FROM tags WHERE repo = $1 AND digest = $2 RETURNING tag").bind(repo).bind(&digest).fetch_all(&mut *tx).await.map_err(sql(OP))?;
+            sqlx::query("DELETE FROM refs WHERE repo = $1 AND parent = $2").bind(repo).bind(&digest).execute(&mut *tx).await.map_err(sql(OP))?;
+            for reference in tags.iter().chain([&digest]) {
+                sqlx::query(NOTE).bind(repo).bind(&reference[..]).execute(&mut *tx).await.map_err(sql(OP))?;
+            }
             sqlx::query("UPDATE repositories SET updated = $1 WHERE name = $2").bind(now).bind(repo).execute(&mut *tx).await.map_err(sql(OP))?;
             tx.commit().await.map_err(sql(OP))?;
-            Ok(done.rows_affected() == 1)
+            Ok(Some(tags))
         })
     }
 
-    /// `false` when there was none.
+    /// Removes a tag, and notes its file. False when it did not exist.
     pub(crate) async fn remove_tag(&self, repo: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
-        let done = on!(self, pool, write => sqlx::query("DELETE FROM tags WHERE repo = $1 AND tag = $2")
-            .bind(repo.as_str()).bind(tag.as_str()).execute(pool).await.map(|d| d.rows_affected()))
-        .map_err(sql("remove a tag"))?;
-        Ok(done == 1)
+        const OP: &str = "remove a tag";
+        on!(self, pool, write => {
+            let mut tx = pool.begin().await.map_err(sql(OP))?;
+            let done = sqlx::query("DELETE FROM tags WHERE repo = $1 AND tag = $2").bind(repo.as_str()).bind(tag.as_str()).execute(&mut *tx).await.map_err(sql(OP))?;
+            if done.rows_affected() == 0 {
+                return Ok(false);
+            }
+            sqlx::query(NOTE).bind(repo.as_str()).bind(tag.as_str()).execute(&mut *tx).await.map_err(sql(OP))?;
+            tx.commit().await.map_err(sql(OP))?;
+            Ok(true)
+        })
     }
 
-    /// Is there anything by this name?
+    /// Repositories and digests of all manifests behind one of them.
+    pub(crate) async fn manifest_names(
+        &self,
+        repo: &str,
+        digest: &str,
+        most: i64,
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        const READ: &str = "SELECT repo, digest FROM manifests WHERE repo > $1 OR (repo = $1 AND digest > $2) ORDER BY repo, digest LIMIT $3";
+        on!(self, pool, read => sqlx::query_as(READ).bind(repo).bind(digest).bind(most).fetch_all(pool).await)
+            .map_err(sql("list manifests"))
+    }
+
+    /// Repositories and names of all tags behind one of them.
+    pub(crate) async fn tag_rows(
+        &self,
+        repo: &str,
+        tag: &str,
+        most: i64,
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        const READ: &str = "SELECT repo, tag FROM tags WHERE repo > $1 OR (repo = $1 AND tag > $2) ORDER BY repo, tag LIMIT $3";
+        on!(self, pool, read => sqlx::query_as(READ).bind(repo).bind(tag).bind(most).fetch_all(pool).await)
+            .map_err(sql("list tags"))
+    }
+
+    /// True when the repository exists.
     pub(crate) async fn knows(&self, repo: &RepositoryName) -> Result<bool, StoreError> {
         let found: Option<i64> =
             on!(self, pool, read => sqlx::query_scalar("SELECT created FROM repositories WHERE name = $1")
@@ -155,7 +252,7 @@ impl Meta {
         Ok(found.is_some())
     }
 
-    /// Names of tags behind `after`, in the order that the specification wants: without regard to case.
+    /// Names of tags behind `after`, sorted without regard to case as the specification demands.
     pub(crate) async fn tag_names(
         &self,
         repo: &RepositoryName,
@@ -180,18 +277,43 @@ impl Meta {
         .map_err(sql("list repositories"))
     }
 
-    /// Manifests that name `subject`.
+    /// Digests of the referrers of `subject` behind `after`, of one artifact type if given, with their bytes
+    /// in a list.
+    pub(crate) async fn referrer_sizes(
+        &self,
+        repo: &RepositoryName,
+        subject: &Digest,
+        artifact_type: Option<&str>,
+        after: &str,
+        most: i64,
+    ) -> Result<Vec<(String, i64)>, StoreError> {
+        const READ: &str = "SELECT digest, CAST(octet_length(media_type) + octet_length(artifact_type) + CASE WHEN octet_length(annotations) > $6 THEN 0 ELSE octet_length(annotations) END AS INT8) \
+            FROM manifests WHERE repo = $1 AND subject = $2 AND digest > $3 AND (artifact_type = $4 OR $4 IS NULL) ORDER BY digest LIMIT $5";
+        on!(self, pool, read => sqlx::query_as(READ)
+            .bind(repo.as_str()).bind(subject.to_string()).bind(after).bind(artifact_type).bind(most)
+            .bind(ANNOTATIONS_BOUND).fetch_all(pool).await)
+        .map_err(sql("list referrers"))
+    }
+
+    /// Referrers of `subject` behind `after` up to `end`, of one artifact type if given.
     pub(crate) async fn referrers(
         &self,
         repo: &RepositoryName,
         subject: &Digest,
+        artifact_type: Option<&str>,
+        after: &str,
+        end: &str,
     ) -> Result<Vec<ManifestRow>, StoreError> {
-        let read = || sqlx::AssertSqlSafe(format!("{COLUMNS} AND subject = $2 ORDER BY digest"));
-        on!(self, pool, read => sqlx::query_as(read()).bind(repo.as_str()).bind(subject.to_string()).fetch_all(pool).await)
-            .map_err(sql("list referrers"))
+        // Rows of earlier releases have annotations of any length.
+        const READ: &str = "SELECT digest, media_type, artifact_type, kind, CASE WHEN octet_length(annotations) > $6 THEN '{}' ELSE annotations END AS annotations, size, total, layers, subject \
+            FROM manifests WHERE repo = $1 AND subject = $2 AND digest > $3 AND digest <= $5 AND (artifact_type = $4 OR $4 IS NULL) ORDER BY digest";
+        on!(self, pool, read => sqlx::query_as(READ)
+            .bind(repo.as_str()).bind(subject.to_string()).bind(after).bind(artifact_type).bind(end)
+            .bind(ANNOTATIONS_BOUND).fetch_all(pool).await)
+        .map_err(sql("list referrers"))
     }
 
-    /// Repositories with their sums; one of them, or all.
+    /// Repositories with their sums: one, or all.
     pub(crate) async fn repositories(&self, only: Option<&str>) -> Result<Vec<RepositoryRow>, StoreError> {
         const READ: &str = "SELECT r.name, r.created, r.updated, (SELECT COUNT(*) FROM tags t WHERE t.repo = r.name) AS tag_count, \
             (SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM links l JOIN blobs b ON b.digest = l.digest WHERE l.repo = r.name) AS total, \
@@ -202,7 +324,7 @@ impl Meta {
             .map_err(sql("list repositories"))
     }
 
-    /// Tags with what they name; one of them, or all.
+    /// Tags with their manifests: one, or all.
     pub(crate) async fn tags(
         &self,
         repo: &RepositoryName,

@@ -1,4 +1,10 @@
-//! What the tables hold. A field has its column's name.
+//! Rows of the tables. Fields have the names of columns.
+
+use crate::rights::{InvalidRights, Rights, Role};
+
+/// Prefix of the id of a first token, and its creator.
+pub(crate) const FIRST_ID: &str = "first-";
+pub(crate) const FIRST_CREATED_BY: &str = "start";
 
 /// A repository with its sums.
 #[derive(Clone, Debug)]
@@ -26,7 +32,7 @@ pub(crate) struct ManifestRow {
     pub(crate) subject: Option<String>,
 }
 
-/// A tag with what it names.
+/// Tag with its manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct TagRow {
     pub(crate) tag: String,
@@ -38,7 +44,7 @@ pub(crate) struct TagRow {
     pub(crate) pushed: i64,
 }
 
-/// Sums over everything.
+/// Sums over all repositories.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StatsRow {
     pub(crate) repositories: i64,
@@ -52,14 +58,34 @@ pub(crate) struct StatsRow {
 pub(crate) struct TokenRow {
     pub(crate) id: String,
     pub(crate) name: String,
+    /// 0 for a token that may only read. For releases without roles.
     pub(crate) writes: i64,
+    /// `None`: created by a release without roles.
+    pub(crate) role: Option<String>,
+    /// Globs, separated by spaces.
+    pub(crate) repositories: Option<String>,
     pub(crate) created_by: String,
     pub(crate) created: i64,
     pub(crate) expires: Option<i64>,
     pub(crate) last_used: Option<i64>,
 }
 
-/// An upload that was begun.
+impl TokenRow {
+    /// Rights of the token. Of tokens without a role the first one is the administrator's; others that could
+    /// write may push and delete everywhere, as before, and manage nothing.
+    pub(crate) fn rights(&self) -> Result<Rights, InvalidRights> {
+        match (&self.role, self.writes, self.created_by.as_str()) {
+            (Some(role), _, _) => Rights::stored(role, self.repositories.as_deref().unwrap_or_default()),
+            (None, 0, _) => Ok(Rights::everywhere(Role::Read)),
+            (None, _, FIRST_CREATED_BY) if self.id.starts_with(FIRST_ID) => {
+                Ok(Rights::everywhere(Role::Admin))
+            }
+            (None, _, _) => Ok(Rights::everywhere(Role::Delete)),
+        }
+    }
+}
+
+/// Upload in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRow {
     pub(crate) id: String,
@@ -67,8 +93,8 @@ pub(crate) struct UploadRow {
     pub(crate) updated: i64,
 }
 
-/// Reads a row by the names of its columns, from either database. The library's own macro would build a second copy of
-/// all of the library for the compiler.
+/// Reads a row of either database by column names. The macro of the library would compile the whole library a
+/// second time.
 macro_rules! from_row {
     ($($name:ident { $($field:ident),* })*) => {$(
         impl<'r, R: sqlx::Row> sqlx::FromRow<'r, R> for $name
@@ -90,6 +116,38 @@ from_row! {
     ManifestRow { digest, media_type, artifact_type, kind, annotations, size, total, layers, subject }
     TagRow { tag, digest, artifact_type, kind, total, layers, pushed }
     StatsRow { repositories, tags, blobs, bytes }
-    TokenRow { id, name, writes, created_by, created, expires, last_used }
+    TokenRow { id, name, writes, role, repositories, created_by, created, expires, last_used }
     UploadRow { id, repo, updated }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_rights_table() {
+        let row = |id: &str, writes, role: Option<&str>, repositories: Option<&str>, by: &str| TokenRow {
+            id: id.to_owned(),
+            name: String::new(),
+            writes,
+            role: role.map(str::to_owned),
+            repositories: repositories.map(str::to_owned),
+            created_by: by.to_owned(),
+            created: 0,
+            expires: None,
+            last_used: None,
+        };
+        let everywhere = |role| Ok(Rights::everywhere(role));
+        for (why, row, want) in [
+            ("old, reads", row("1", 0, None, None, "first"), everywhere(Role::Read)),
+            ("old, writes", row("1", 1, None, None, "first"), everywhere(Role::Delete)),
+            ("old, the first", row("first-1", 1, None, None, "start"), everywhere(Role::Admin)),
+            ("old, by a token named start", row("1", 1, None, None, "start"), everywhere(Role::Delete)),
+            ("new", row("1", 1, Some("push"), Some("a/* b"), "x"), Rights::stored("push", "a/* b")),
+            ("a role of a later release", row("1", 1, Some("x"), Some("**"), "x"), Err(InvalidRights::Role)),
+            ("no repositories", row("1", 1, Some("push"), None, "x"), Err(InvalidRights::Glob)),
+        ] {
+            assert_eq!(row.rights(), want, "{why}");
+        }
+    }
 }

@@ -1,8 +1,10 @@
-//! Uploads that were begun. Written loosely: a crash of the process loses none, a power cut may lose the last ones.
+//! Uploads in progress. Written loosely: a crash of the process loses none, a power failure may lose the last
+//! ones.
 
 use super::{Meta, UploadRow, on};
 use crate::error::{StoreError, sql};
-use crate::names::{RepositoryName, UploadId};
+use crate::upload_id::UploadId;
+use coracle_oci::RepositoryName;
 
 impl Meta {
     pub(crate) async fn begin_upload(
@@ -16,17 +18,27 @@ impl Meta {
         .map_err(sql("begin an upload"))
     }
 
-    /// The repository of an upload.
+    /// Repository of an upload.
     pub(crate) async fn upload(&self, id: &UploadId) -> Result<Option<UploadRow>, StoreError> {
         on!(self, pool, read => sqlx::query_as("SELECT id, repo, updated FROM uploads WHERE id = $1")
             .bind(id.as_str()).fetch_optional(pool).await)
         .map_err(sql("look for an upload"))
     }
 
-    pub(crate) async fn touch_upload(&self, id: &UploadId, now: i64) -> Result<(), StoreError> {
-        on!(self, pool, loose => sqlx::query("UPDATE uploads SET updated = $1 WHERE id = $2")
-            .bind(now).bind(id.as_str()).execute(pool).await.map(drop))
-        .map_err(sql("touch an upload"))
+    /// False when the upload does not exist.
+    pub(crate) async fn touch_upload(&self, id: &UploadId, now: i64) -> Result<bool, StoreError> {
+        let done = on!(self, pool, loose => sqlx::query("UPDATE uploads SET updated = $1 WHERE id = $2")
+            .bind(now).bind(id.as_str()).execute(pool).await.map(|d| d.rows_affected()))
+        .map_err(sql("touch an upload"))?;
+        Ok(done == 1)
+    }
+
+    /// Removes an upload that was not touched since `cutoff`. False when it was touched.
+    pub(crate) async fn expire_upload(&self, id: &UploadId, cutoff: i64) -> Result<bool, StoreError> {
+        let done = on!(self, pool, loose => sqlx::query("DELETE FROM uploads WHERE id = $1 AND updated < $2")
+            .bind(id.as_str()).bind(cutoff).execute(pool).await.map(|d| d.rows_affected()))
+        .map_err(sql("expire an upload"))?;
+        Ok(done == 1)
     }
 
     pub(crate) async fn end_upload(&self, id: &UploadId) -> Result<(), StoreError> {

@@ -1,4 +1,4 @@
-//! Blobs, manifests and uploads as files of one folder.
+//! Blobs, manifests and uploads as files of one directory.
 //!
 //! ```text
 //! blobs/<algorithm>/<hex>             named by a rename, after content and digest were synced
@@ -11,38 +11,39 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{Incoming, Storage, Taken, pump};
-use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
-use crate::names::UploadId;
+use crate::upload_id::UploadId;
+use coracle_oci::{Algorithm, Digest, Hasher};
 
-/// Bytes that one read of a blob asks for. With half of it, the threads that read and send wake each other too often; a
-/// reader that does not go on holds twice as much.
+/// Bytes of one read of a blob. With half of it, the reading and sending threads wake each other too often; a
+/// stalled reader holds twice as much.
 const READ_BYTES: usize = 512 << 10;
-/// Frames of a body that wait for the disk. hyper's are at most some 400 KiB.
+/// Frames of a body that wait for the disk. Those of hyper have at most some 400 KiB.
 const QUEUE_FRAMES: usize = 4;
-/// The kernel is told to write out so much at a time, so that the sync at the end has little left to do.
+/// Bytes after which the kernel is asked to start writing, so that the final sync is short.
 const WRITE_OUT_BYTES: u64 = 8 << 20;
 
-/// The folder.
+/// Directory of blobs.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     dir: PathBuf,
-    /// Locked as long as the registry runs: two processes would not know of each other's uploads.
+    /// Lock while the registry runs: two processes would not know of each other's uploads.
     _lock: Arc<File>,
 }
 
 impl Files {
-    /// Opens the folder, which is made when it is missing.
+    /// Opens the directory, which is created if missing.
     pub(crate) fn open(dir: &Path) -> Result<Self, StoreError> {
         for part in ["blobs/sha256", "blobs/sha512", "uploads", "manifests", "tmp"] {
             let path = dir.join(part);
@@ -57,7 +58,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Removes what a crash left half written.
+    /// Removes incomplete files of a crash.
     fn clear_tmp(&self) -> Result<(), StoreError> {
         let tmp = self.dir.join("tmp");
         for entry in list(&tmp)? {
@@ -67,7 +68,7 @@ impl Files {
     }
 
     fn blob(&self, digest: &Digest) -> PathBuf {
-        self.dir.join("blobs").join(digest.algorithm_name()).join(digest.hex())
+        self.dir.join("blobs").join(digest.algorithm().name()).join(digest.hex())
     }
 
     fn upload(&self, id: &UploadId) -> PathBuf {
@@ -75,7 +76,7 @@ impl Files {
     }
 }
 
-/// Runs file work away from the runtime's threads.
+/// Runs file operations on a blocking thread.
 async fn blocking<T: Send + 'static>(
     operation: &'static str,
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
@@ -104,7 +105,7 @@ fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Writes frames as they come, on a thread of the blocking pool, and hashes them there.
+/// Writes and hashes frames on a blocking thread.
 fn write_frames(
     path: &Path,
     offset: u64,
@@ -113,7 +114,7 @@ fn write_frames(
 ) -> Result<(u64, Hasher), StoreError> {
     let fail = |operation| move |e| StoreError::file(operation, path, e);
     let mut file = OpenOptions::new().write(true).open(path).map_err(fail("open"))?;
-    // What a request left behind that was cut off before its bytes were counted.
+    // Truncate bytes of an interrupted request that were not counted.
     file.set_len(offset).map_err(fail("cut"))?;
     file.seek(SeekFrom::Start(offset)).map_err(fail("seek in"))?;
     let (mut at, mut flushed) = (offset, offset);
@@ -130,7 +131,7 @@ fn write_frames(
     Ok((at, hasher))
 }
 
-/// Asks the kernel to begin writing. A hint: what fails here fails again, and counts, at the sync.
+/// Asks the kernel to start writing. A hint: errors appear again at the sync.
 fn write_out(file: &File, from: u64, bytes: u64) {
     use std::os::fd::AsRawFd;
     let _hint = crate::sys::write_out(file.as_raw_fd(), from, bytes);
@@ -177,7 +178,7 @@ impl Storage for Files {
     async fn seal(&self, id: &UploadId, digest: &Digest) -> Result<(), StoreError> {
         let (from, to) = (self.upload(id), self.blob(digest));
         blocking("seal a blob", move || {
-            // The name is given by the rename alone, so a blob is there whole or not at all.
+            // Named by the rename only: a blob is complete or absent.
             fs::rename(&from, &to).map_err(|e| StoreError::file("rename", &from, e))?;
             to.parent().map_or(Ok(()), sync_dir)
         })
@@ -231,12 +232,14 @@ impl Storage for Files {
         let dir = self.dir.join("blobs");
         blocking("list blobs", move || {
             let mut found = Vec::new();
-            for algorithm in ["sha256", "sha512"] {
+            for algorithm in Algorithm::ALL.map(Algorithm::name) {
                 for path in list(&dir.join(algorithm))? {
                     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
                     let Ok(digest) = format!("{algorithm}:{name}").parse() else { continue };
-                    let size = fs::metadata(&path).map_err(|e| StoreError::file("look at", &path, e))?.len();
-                    found.push((digest, size));
+                    let size = absent_is_none(fs::metadata(&path).map(|m| m.len()));
+                    let size = size.map_err(|e| StoreError::file("look at", &path, e))?;
+                    // A sweep may have removed it since it was listed.
+                    found.extend(size.map(|size| (digest, size)));
                 }
             }
             Ok(found)
@@ -244,7 +247,8 @@ impl Storage for Files {
         .await
     }
 
-    /// Not the object store's key: as a file, a tag `x` of `a` would be in the way of a repository `a/x.json`.
+    /// Differs from the key in an object store: as a file, a tag `x` of `a` would block a repository
+    /// `a/x.json`.
     fn tag_key(&self, repository: &str, tag: &str) -> String {
         format!("manifests/{repository}/_tags/{tag}.json")
     }
@@ -303,14 +307,14 @@ fn put_whole(tmp: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut file = File::create_new(tmp).map_err(fail("make", tmp))?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail("write", tmp));
     if let Err(error) = written.and_then(|()| fs::rename(tmp, path).map_err(fail("rename", path))) {
-        // On a full disk it would take the room that is missing, until the next start.
+        // Without free space it would take room until the next start.
         let _swept_at_the_next_start = fs::remove_file(tmp);
         return Err(error);
     }
     sync_dir(parent)
 }
 
-/// Makes a folder and those above it, each one synced in its parent: a manifest in it is acknowledged.
+/// Creates a directory and its parents, each synced in its parent: a manifest in it is acknowledged.
 fn make_dirs(dir: &Path) -> Result<(), StoreError> {
     if dir.is_dir() {
         return Ok(());
@@ -323,8 +327,8 @@ fn make_dirs(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Buffers of one body. Those that were sent are filled again: fresh memory costs the kernel as much as what is copied
-/// into it.
+/// Buffers of one body, reused after they were sent: fresh memory costs the kernel as much as copying the
+/// bytes.
 #[derive(Clone, Default)]
 struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -336,13 +340,13 @@ impl Buffers {
         buffer
     }
 
-    /// Bytes that come back when the last reader has dropped them.
+    /// Bytes whose buffer returns when the last reader dropped them.
     fn lend(&self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Lent { buffer, home: self.clone() })
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -363,7 +367,7 @@ impl Drop for Lent {
     }
 }
 
-/// A buffer on its way: the file, where it begins, its bytes.
+/// Buffer in transit: file, offset, bytes.
 type Ahead = JoinHandle<(File, u64, io::Result<Vec<u8>>)>;
 
 /// Reads a part of a file, the next buffer while the last one is sent.

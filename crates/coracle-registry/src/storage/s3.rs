@@ -2,16 +2,15 @@
 //!
 //! ```text
 //! blobs/<algorithm>/<hex>                       whole objects
-//! uploads/<id>/begun, uploads/<id>/<offset>     an upload: pieces by their offsets, each put whole
-//! manifests/<repository>/<tag>.json             the original's keys
+//! uploads/<id>/begun, uploads/<id>/<offset>     an upload: parts by offset, each put whole
+//! uploads/<id>/join                             the multipart upload that joins them
+//! manifests/<repository>/<tag>.json             keys of epoch
 //! manifests/<repository>/_digests/<digest>.json
 //! ```
-//! Any replica goes on with an upload: its pieces are in the store alone. Sealing one makes a blob of the pieces, through
-//! this process, so that any server will do.
+//! Any replica continues an upload: its parts are in the store only. Sealing joins the parts by
+//! UploadPartCopy, without moving bytes through this process.
 
 mod client;
-mod list;
-mod sign;
 
 use std::fmt;
 use std::ops::Range;
@@ -19,39 +18,43 @@ use std::ops::Range;
 use async_trait::async_trait;
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use coracle_types::Clock;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::mpsc;
 
 use self::client::Client;
 use super::{Incoming, Storage, Taken, pump};
-use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
-use crate::names::UploadId;
+use crate::upload_id::UploadId;
+use coracle_oci::{Digest, Hasher};
 
-/// Bytes of a piece: the smallest part that an object can be made of (S3, "Multipart upload limits"). Each upload that
-/// runs holds up to two in memory.
-const PIECE: usize = 5 << 20;
-/// Most parts of one object (same page). Larger parts are made of larger blobs.
-const PARTS_MAX: u64 = 10_000;
-/// Longest manifest, in bytes: more than the registry ever stores.
-const MANIFEST_MAX: usize = 64 << 20;
+/// Least bytes of a part of an object (S3, "Multipart upload limits"). Each running upload holds up to two
+/// parts in memory.
+const PIECE_MIN: u64 = 5 << 20;
+/// Most parts of the largest upload. An object has at most 10,000 parts (same page).
+const PIECES_MAX: u64 = 8192;
+/// Longest manifest, in bytes: above the limit of the registry.
+const MANIFEST_MAX: u64 = 64 << 20;
+/// Longest note of a join, in bytes.
+const JOIN_MAX: u64 = 16 << 10;
+/// Concurrent copies of parts.
+const COPIES: usize = 8;
 /// Frames of a body that wait for the store.
 const QUEUE_FRAMES: usize = 4;
 
-/// Where the object store is, and as whom.
+/// Address of the object store, and credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct S3Config {
     /// `https://HOST[:PORT]`; buckets are addressed by path.
     pub endpoint: String,
-    /// Name of the region that requests are signed for.
+    /// Region of the signatures.
     pub region: String,
-    /// Name of the bucket, which exists.
+    /// Existing bucket.
     pub bucket: String,
-    /// What all keys begin with, like `epoch/`; may be empty.
+    /// Prefix of all keys, like `epoch/`; may be empty.
     pub prefix: String,
     /// Access key.
     pub access_key: String,
-    /// Its secret.
+    /// Secret of the access key.
     pub secret_key: String,
 }
 
@@ -62,26 +65,30 @@ impl fmt::Debug for S3Config {
 }
 
 /// A bucket.
+#[derive(Debug)]
 pub(crate) struct S3 {
     client: Client,
+    /// Bytes of a part. All but the last part of an upload have at least the minimum.
+    piece: u64,
 }
 
-impl fmt::Debug for S3 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("S3")
-    }
+/// Part of an upload.
+struct Piece {
+    key: String,
+    offset: u64,
+    size: u64,
 }
 
 impl S3 {
-    /// Looks whether the bucket can be listed with the key.
-    pub(crate) async fn open(config: &S3Config, clock: Clock) -> Result<Self, StoreError> {
-        let client = Client::new(config, clock)?;
+    /// Opens the bucket and checks that the key can read it. Uploads have at most `upload_bytes`.
+    pub(crate) async fn open(config: &S3Config, upload_bytes: u64) -> Result<Self, StoreError> {
+        let client = Client::new(config)?;
         client.size("catalog.json").await?;
-        Ok(Self { client })
+        Ok(Self { client, piece: upload_bytes.div_ceil(PIECES_MAX).max(PIECE_MIN) })
     }
 
-    /// Pieces of an upload in order: key, offset, length. `None` when there is no such upload.
-    async fn pieces(&self, id: &UploadId) -> Result<Option<Vec<(String, u64, u64)>>, StoreError> {
+    /// Parts of an upload in order. `None` when the upload does not exist.
+    async fn pieces(&self, id: &UploadId) -> Result<Option<Vec<Piece>>, StoreError> {
         let below = format!("uploads/{id}/");
         let keys = self.client.list(&below).await?;
         if keys.is_empty() {
@@ -89,62 +96,107 @@ impl S3 {
         }
         let piece = |(key, size): (String, u64)| {
             let offset = key.strip_prefix(&below)?.parse().ok()?;
-            Some((key, offset, size))
+            Some(Piece { key, offset, size })
         };
         let mut pieces: Vec<_> = keys.into_iter().filter_map(piece).collect();
-        pieces.sort_by_key(|(_, offset, _)| *offset);
-        // What is behind a gap was never counted.
+        pieces.sort_by_key(|piece| piece.offset);
+        // Bytes behind a gap were never acknowledged.
         let mut end = 0;
-        pieces.retain(|(_, offset, size)| {
-            let follows = *offset == end;
-            end += if follows { *size } else { 0 };
+        pieces.retain(|piece| {
+            let follows = piece.offset == end;
+            end += if follows { piece.size } else { 0 };
             follows
         });
         Ok(Some(pieces))
     }
 
-    async fn piece(&self, key: &str) -> Result<Bytes, StoreError> {
-        let missing = || StoreError::S3Status { operation: "get", key: key.to_owned(), status: 404 };
-        self.client.get(key, 2 * PIECE).await?.ok_or_else(missing)
+    async fn read_piece(&self, piece: &Piece) -> Result<Bytes, StoreError> {
+        let missing = || StoreError::S3Status { operation: "get", key: piece.key.clone(), status: 404 };
+        self.client.get(&piece.key, piece.size).await?.ok_or_else(missing)
     }
 
-    /// Makes one object of many, in parts of at least `part_bytes`.
-    async fn join(
-        &self,
-        pieces: &[(String, u64, u64)],
-        to: &str,
-        part_bytes: usize,
-    ) -> Result<(), StoreError> {
-        let id = self.client.begin_parts(to).await?;
-        let sent = self.send_parts(pieces, to, &id, part_bytes).await;
-        let ended = match sent {
-            Ok(tags) => self.client.end_parts(to, &id, &tags).await,
-            Err(error) => Err(error),
-        };
-        if ended.is_err() {
-            let _found_again_by_the_buckets_own_rules = self.client.abort_parts(to, &id).await;
-        }
-        ended
-    }
-
-    async fn send_parts(
-        &self,
-        pieces: &[(String, u64, u64)],
-        to: &str,
-        id: &str,
-        part_bytes: usize,
-    ) -> Result<Vec<String>, StoreError> {
-        let (mut tags, mut part) = (Vec::new(), BytesMut::new());
-        for (n, (key, _, _)) in pieces.iter().enumerate() {
-            part.extend_from_slice(&self.piece(key).await?);
-            if part.len() >= part_bytes || n + 1 == pieces.len() {
-                tags.push(self.client.part(to, id, tags.len() + 1, part.split().freeze()).await?);
+    /// Joins many objects on the server. A failed multipart upload is aborted.
+    async fn join(&self, id: &UploadId, pieces: &[Piece], to: &str) -> Result<(), StoreError> {
+        self.end_join(id).await?;
+        let parts = self.client.begin_parts(to).await?;
+        let joined = self.copy_pieces(id, pieces, to, &parts).await;
+        if joined.is_err() {
+            // If this fails too, the note stays: the next attempt and the end of the upload abort it.
+            match self.client.abort_parts(to, &parts).await {
+                Ok(()) => self.client.delete(&join_key(id)).await.unwrap_or(()),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "abort multipart upload failed");
+                }
             }
         }
-        Ok(tags)
+        joined
     }
 
-    /// Writes what comes as pieces, from `offset` on.
+    async fn copy_pieces(
+        &self,
+        id: &UploadId,
+        pieces: &[Piece],
+        to: &str,
+        parts: &str,
+    ) -> Result<(), StoreError> {
+        self.client.put(&join_key(id), format!("{to}\n{parts}").into()).await?;
+        let copies =
+            pieces.iter().enumerate().map(|(n, piece)| self.client.copy_part(&piece.key, to, parts, n + 1));
+        let copied: Vec<_> = stream::iter(copies.collect::<Vec<_>>()).buffered(COPIES).try_collect().await?;
+        let ended = self.client.end_parts(to, parts, copied).await;
+        let (want, size) = (pieces.iter().map(|piece| piece.size).sum(), self.client.size(to).await?);
+        match ended {
+            Ok(()) if size == Some(want) => Ok(()),
+            // A server without UploadPartCopy may take the copies for empty parts.
+            Ok(()) => {
+                self.client.delete(to).await?;
+                Err(StoreError::S3Size { key: to.to_owned(), size: size.unwrap_or(0), want })
+            }
+            // Large objects take minutes. After a lost response, the same request does not find the upload.
+            Err(error) if size == Some(want) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "response to end of join lost");
+                self.client.abort_parts(to, parts).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Keys of an upload.
+    async fn keys(&self, id: &UploadId) -> Result<Vec<String>, StoreError> {
+        let found = self.client.list(&format!("uploads/{id}/")).await?;
+        Ok(found.into_iter().map(|(key, _)| key).collect())
+    }
+
+    /// Aborts a multipart upload of an interrupted join.
+    async fn end_join(&self, id: &UploadId) -> Result<(), StoreError> {
+        let key = join_key(id);
+        let Some(note) = self.client.get(&key, JOIN_MAX).await? else { return Ok(()) };
+        if let Some((to, parts)) = std::str::from_utf8(&note).ok().and_then(|note| note.split_once('\n')) {
+            self.client.abort_parts(to, parts).await?;
+        }
+        self.client.delete(&key).await
+    }
+
+    /// Removes parts of an interrupted request that were not counted. Returns the offset to write at, with
+    /// the bytes of a last part that is rewritten: only the last part may be small.
+    async fn resume(&self, id: &UploadId, offset: u64) -> Result<(u64, BytesMut), StoreError> {
+        let (mut late, mut at, mut kept) = (Vec::new(), offset, BytesMut::new());
+        for piece in self.pieces(id).await?.unwrap_or_default() {
+            let end = piece.offset + piece.size;
+            if piece.offset >= offset {
+                late.push(piece.key);
+            } else if end > offset || (end == offset && piece.size < PIECE_MIN) {
+                let bytes = self.read_piece(&piece).await?;
+                let counted = usize::try_from(offset - piece.offset).unwrap_or(usize::MAX);
+                kept.extend_from_slice(&bytes[..counted.min(bytes.len())]);
+                at = piece.offset;
+            }
+        }
+        self.client.delete_all(&late).await?;
+        Ok((at, kept))
+    }
+
+    /// Writes the body as parts, from `offset` on.
     async fn write_pieces(
         &self,
         id: &UploadId,
@@ -152,20 +204,14 @@ impl S3 {
         mut hasher: Hasher,
         mut frames: mpsc::Receiver<Bytes>,
     ) -> Result<(u64, Hasher), StoreError> {
-        // What a request left behind that was cut off before its bytes were counted.
-        for (key, at, _) in self.pieces(id).await?.unwrap_or_default() {
-            if at >= offset {
-                self.client.delete(&key).await?;
-            }
-        }
-        let (mut at, mut piece) = (offset, BytesMut::new());
+        let (mut at, mut piece) = self.resume(id, offset).await?;
         loop {
             let frame = frames.recv().await;
             if let Some(frame) = &frame {
                 hasher.update(frame);
                 piece.extend_from_slice(frame);
             }
-            if piece.len() >= PIECE || (frame.is_none() && !piece.is_empty()) {
+            if piece.len() as u64 >= self.piece || (frame.is_none() && !piece.is_empty()) {
                 let length = piece.len() as u64;
                 self.client.put(&piece_key(id, at), piece.split().freeze()).await?;
                 at += length;
@@ -177,12 +223,16 @@ impl S3 {
     }
 }
 
+fn join_key(id: &UploadId) -> String {
+    format!("uploads/{id}/join")
+}
+
 fn piece_key(id: &UploadId, offset: u64) -> String {
     format!("uploads/{id}/{offset:020}")
 }
 
 fn blob_key(digest: &Digest) -> String {
-    format!("blobs/{}/{}", digest.algorithm_name(), digest.hex())
+    format!("blobs/{}/{}", digest.algorithm().name(), digest.hex())
 }
 
 #[async_trait]
@@ -203,9 +253,9 @@ impl Storage for S3 {
     async fn rehash(&self, id: &UploadId, mut hasher: Hasher) -> Result<Option<(u64, Hasher)>, StoreError> {
         let Some(pieces) = self.pieces(id).await? else { return Ok(None) };
         let mut size = 0;
-        for (key, _, length) in pieces {
-            hasher.update(&self.piece(&key).await?);
-            size += length;
+        for piece in pieces {
+            hasher.update(&self.read_piece(&piece).await?);
+            size += piece.size;
         }
         Ok(Some((size, hasher)))
     }
@@ -214,21 +264,19 @@ impl Storage for S3 {
         let (pieces, to) = (self.pieces(id).await?.unwrap_or_default(), blob_key(digest));
         match pieces.as_slice() {
             [] => self.client.put(&to, Bytes::new()).await?,
-            [(one, _, _)] => self.client.copy(one, &to).await?,
-            many => {
-                let size: u64 = many.iter().map(|(_, _, n)| n).sum();
-                let part = usize::try_from(size / PARTS_MAX).unwrap_or(usize::MAX).saturating_add(1);
-                self.join(many, &to, part.max(PIECE)).await?;
-            }
+            [one] => self.client.copy(&one.key, &to).await?,
+            many => self.join(id, many, &to).await?,
         }
-        self.discard(id).await
+        let keys = self.keys(id).await?;
+        self.client.delete_all(&keys).await
     }
 
     async fn discard(&self, id: &UploadId) -> Result<(), StoreError> {
-        for (key, _) in self.client.list(&format!("uploads/{id}/")).await? {
-            self.client.delete(&key).await?;
+        let keys = self.keys(id).await?;
+        if keys.contains(&join_key(id)) {
+            self.end_join(id).await?;
         }
-        Ok(())
+        self.client.delete_all(&keys).await
     }
 
     async fn uploads(&self) -> Result<Vec<UploadId>, StoreError> {
@@ -244,8 +292,7 @@ impl Storage for S3 {
         if part.start >= part.end {
             return Ok(self.client.size(&key).await?.map(|_| Body::empty()));
         }
-        let answer = self.client.read(&key, Some((part.start, part.end - 1))).await?;
-        Ok(answer.map(|answer| Body::from_stream(answer.bytes_stream())))
+        Ok(self.client.read(&key, part).await?.map(Body::from_stream))
     }
 
     async fn size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {

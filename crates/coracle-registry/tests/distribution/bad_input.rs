@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use coracle_testkit::elapse;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{MANIFEST, Registry, digest, start, start_in, start_with};
+use crate::common::{INDEX, MANIFEST, Registry, digest, start, start_in, start_with};
 
 fn nothing_stored(registry: &Registry) {
     for part in ["blobs", "manifests", "tmp"] {
@@ -21,7 +22,8 @@ async fn raw(registry: &Registry, pieces: &[&[u8]], close: bool) -> String {
         if stream.write_all(piece).await.is_err() {
             break;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // So that the server reads each piece alone; TCP has no event for it.
+        elapse(Duration::from_millis(50)).await;
     }
     if close {
         stream.shutdown().await.ok();
@@ -129,7 +131,7 @@ async fn upload_over_its_limit_is_413() {
 }
 
 #[tokio::test]
-async fn quota_that_is_used_up_is_403() {
+async fn exceeded_quota_is_403() {
     let registry = start_with(|c| c.limits.repository_quota = Some(1000)).await;
     registry.push("a", &[1; 900]).await;
     let at = registry.begin("a").await;
@@ -141,7 +143,7 @@ async fn quota_that_is_used_up_is_403() {
 }
 
 #[tokio::test]
-async fn method_that_a_path_does_not_have_is_405() {
+async fn unknown_method_is_405() {
     let registry = start().await;
     for (method, path) in
         [("PUT", "/v2/_catalog"), ("POST", "/v2/a/manifests/v1"), ("PATCH", "/api/stats"), ("DELETE", "/v2/")]
@@ -150,6 +152,77 @@ async fn method_that_a_path_does_not_have_is_405() {
         assert_eq!((got.status, got.code().as_str()), (405, "UNSUPPORTED"), "{method} {path}");
     }
     assert_eq!(registry.get("/nothing").await.status, 404);
+}
+
+/// Each upload is within the quota when it begins; together they are not.
+#[tokio::test]
+async fn quota_is_checked_when_a_blob_is_entered() {
+    for shared in [true, false] {
+        let registry = start_with(move |c| {
+            let quota = if shared { &mut c.limits.quota } else { &mut c.limits.repository_quota };
+            *quota = Some(1000);
+        })
+        .await;
+        let (one, other) = (vec![1; 600], vec![2; 600]);
+        let mut begun = Vec::new();
+        for bytes in [&one, &other] {
+            let at = registry.begin("a").await;
+            assert_eq!(registry.call("PATCH", &at, &[], bytes.clone()).await.status, 202);
+            begun.push(format!("{at}?digest={}", digest(bytes)));
+        }
+        assert_eq!(registry.call("PUT", &begun[0], &[], "").await.status, 201);
+        let refused = registry.call("PUT", &begun[1], &[], "").await;
+        assert_eq!((refused.status, refused.code().as_str()), (403, "DENIED"), "all blobs: {shared}");
+        assert!(registry.files("uploads").is_empty(), "nothing waits for room");
+        assert_eq!(registry.files("blobs").len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn mount_over_the_repository_quota_is_403() {
+    let registry = start_with(|c| c.limits.repository_quota = Some(1000)).await;
+    let (one, other) = (registry.push("a", &[1; 600]).await, registry.push("b", &[2; 600]).await);
+    let mount = async |blob: &str| {
+        registry.call("POST", &format!("/v2/c/blobs/uploads/?mount={blob}"), &[], "").await
+    };
+    assert_eq!(mount(&one).await.status, 201);
+    assert_eq!(mount(&one).await.status, 201, "it is there already");
+    let refused = mount(&other).await;
+    assert_eq!((refused.status, refused.code().as_str()), (403, "DENIED"));
+    assert_eq!(registry.get(&format!("/v2/c/blobs/{other}")).await.status, 404);
+}
+
+#[tokio::test]
+async fn invalid_content_range_is_400() {
+    let registry = start().await;
+    let at = registry.begin("a").await;
+    for range in ["x", "0-", "-1-5", "bytes 0-x/9"] {
+        let refused = registry.call("PATCH", &at, &[("content-range", range)], "12345").await;
+        assert_eq!((refused.status, refused.code().as_str()), (400, "BLOB_UPLOAD_INVALID"), "{range}");
+    }
+    assert_eq!(registry.call("PATCH", &at, &[("content-range", "0-4")], "12345").await.status, 202);
+}
+
+/// A client that asks for a blob and reads nothing: its connection is free for others after the idle time.
+#[tokio::test]
+async fn client_that_does_not_read_is_disconnected() {
+    let registry = start_with(|c| {
+        c.limits.body_idle = Duration::from_millis(500);
+        // Two silent clients, and the one that pushed.
+        c.limits.connections = 3;
+    })
+    .await;
+    let blob = registry.push("a", &vec![7; 32 << 20]).await;
+    let mut silent = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(registry.url.trim_start_matches("http://")).await.unwrap();
+        let ask = format!("GET /v2/a/blobs/{blob} HTTP/1.1\r\nhost: r\r\n\r\n");
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        silent.push(stream);
+    }
+    let answer =
+        raw(&registry, &[b"GET /healthz HTTP/1.1\r\nhost: r\r\nconnection: close\r\n\r\n"], false).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "a slot is free: {answer:?}");
 }
 
 /// A small file system of its own, if we may mount.
@@ -165,7 +238,7 @@ fn small() -> Option<tempfile::TempDir> {
 }
 
 #[tokio::test]
-async fn full_disk_is_507_and_the_registry_goes_on() {
+async fn full_disk_is_507_and_the_registry_survives() {
     let Some(dir) = small() else { return };
     let path = dir.path().to_owned();
     let registry = start_in(dir, |_| {}).await;
@@ -183,7 +256,7 @@ async fn full_disk_is_507_and_the_registry_goes_on() {
 }
 
 #[tokio::test]
-async fn folder_of_a_registry_that_runs_is_refused() {
+async fn directory_of_a_running_registry_is_refused() {
     let registry = start().await;
     let config =
         coracle_registry::Config::new(registry.dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
@@ -194,7 +267,7 @@ async fn folder_of_a_registry_that_runs_is_refused() {
 }
 
 #[tokio::test]
-async fn slow_question_is_408_for_whoever_asks() {
+async fn slow_request_is_408_for_any_client() {
     let registry = start_with(|c| c.limits.body_idle = Duration::from_millis(300)).await;
     let secret = format!("authorization: Bearer {}\r\n", registry.token);
     for (path, secret) in
@@ -210,7 +283,7 @@ async fn slow_question_is_408_for_whoever_asks() {
 }
 
 #[tokio::test]
-async fn wrong_digest_and_oversize_manifest_leave_nothing() {
+async fn wrong_digest_and_oversize_manifest_leave_no_file() {
     let registry = start_with(|c| c.limits.manifest_bytes = 2000).await;
     let wrong = digest(b"what was meant");
     let at = registry.begin("a").await;
@@ -238,7 +311,7 @@ async fn wrong_digest_and_oversize_manifest_leave_nothing() {
 }
 
 #[tokio::test]
-async fn manifest_that_does_not_fit_on_the_disk_is_507_and_taken_later() {
+async fn manifest_without_space_is_507_and_accepted_later() {
     let Some(dir) = small() else { return };
     let path = dir.path().to_owned();
     let registry = start_in(dir, |_| {}).await;
@@ -259,9 +332,9 @@ async fn manifest_that_does_not_fit_on_the_disk_is_507_and_taken_later() {
     assert!(unmount.arg("-l").arg(path).status().unwrap().success());
 }
 
-/// A browser that knows the token as a password must not write because a page of somebody else asks it to.
+/// A browser with the token as a stored password must not write on request of a page of another site.
 #[tokio::test]
-async fn write_of_another_sites_page_is_refused() {
+async fn cross_site_write_is_refused() {
     let registry = start().await;
     for (site, status) in [("cross-site", 403), ("same-site", 403), ("same-origin", 201), ("none", 201)] {
         let made = registry.call("POST", "/api/tokens", &[("sec-fetch-site", site)], r#"{"name":"x"}"#).await;
@@ -272,4 +345,70 @@ async fn write_of_another_sites_page_is_refused() {
         200,
         "a link"
     );
+}
+
+#[tokio::test]
+async fn unsized_manifest_that_stalls_blocks_no_other() {
+    let registry = start().await;
+    let body = registry.manifest("a", json!({})).await;
+    let mut stream = TcpStream::connect(registry.url.trim_start_matches("http://")).await.unwrap();
+    let head = format!(
+        "PUT /v2/a/manifests/slow HTTP/1.1\r\nhost: r\r\nauthorization: Bearer {}\r\ncontent-type: {MANIFEST}\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n",
+        registry.token
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The registry asks for the body when it begins to read it.
+    let mut asked = [0; 12];
+    stream.read_exact(&mut asked).await.unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100");
+    stream.write_all(b"1\r\n{\r\n").await.unwrap();
+    assert_eq!(registry.put_manifest("a", "quick", MANIFEST, &body).await.status, 201);
+}
+
+#[tokio::test]
+async fn quota_sum_is_cached_between_chunks() {
+    let clock = coracle_types::Clock::fixed(coracle_types::UnixMillis(1_800_000_000_000));
+    let own = clock.clone();
+    let registry = start_with(move |c| (c.clock, c.limits.quota) = (own, Some(1000))).await;
+    let at = registry.begin("a").await;
+    assert_eq!(registry.call("PATCH", &at, &[], vec![1; 100]).await.status, 202);
+    // Another replica fills the quota.
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(registry.dir.path().join("registry.db"));
+    let pool = sqlx::sqlite::SqlitePool::connect_with(options).await.unwrap();
+    sqlx::query("INSERT INTO blobs (digest, size, state, touched) VALUES ('sha256:x', 1000, 1, 0)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    assert_eq!(
+        registry.call("PATCH", &at, &[], vec![1; 100]).await.status,
+        202,
+        "the sum is kept for a while"
+    );
+    clock.advance(Duration::from_secs(6));
+    assert_eq!(registry.call("PATCH", &at, &[], vec![1; 100]).await.status, 403);
+    let finish = format!("{at}?digest={}", digest(&[1; 200]));
+    assert_eq!(registry.call("PUT", &finish, &[], "").await.status, 403, "what counts is the sum at the end");
+}
+
+/// Sizes are compared with the content, since totals, quotas and downloads rely on them.
+#[tokio::test]
+async fn manifest_with_a_wrong_size_is_refused() {
+    let registry = start().await;
+    let layer = registry.push("a", b"layer").await;
+    let entry = |size: usize| json!({"mediaType": "application/octet-stream", "digest": layer, "size": size});
+    for (why, layers) in [
+        ("short", json!([entry(4)])),
+        ("long", json!([entry(6)])),
+        ("two sizes", json!([entry(5), entry(6)])),
+    ] {
+        let body = registry.manifest("a", json!({"layers": layers})).await;
+        let put = registry.put_manifest("a", "v1", MANIFEST, &body).await;
+        assert_eq!((put.status, put.code().as_str()), (400, "MANIFEST_INVALID"), "{why}");
+    }
+    let (named, body) = registry.image("a", "").await;
+    let child = json!({"mediaType": MANIFEST, "digest": named, "size": body.len() + 1});
+    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [child]}).to_string();
+    let put = registry.put_manifest("a", "v1", INDEX, index.as_bytes()).await;
+    assert_eq!((put.status, put.code().as_str()), (400, "MANIFEST_INVALID"));
+    assert_eq!(registry.get("/v2/a/manifests/v1").await.status, 404);
 }

@@ -99,7 +99,7 @@ async fn catalog_lists_repositories() {
 async fn referrers_must_be_an_empty_index_when_there_are_none() {
     let registry = start().await;
     for repo in ["a", "unknown"] {
-        let got = registry.get(&format!("/v2/{repo}/referrers/{}", digest(b"nobody"))).await;
+        let got = registry.get(&format!("/v2/{repo}/referrers/{}", digest(b"unknown"))).await;
         assert_eq!((got.status, got.header("content-type")), (200, Some(INDEX)));
         assert_eq!(got.json(), json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": []}));
     }
@@ -181,4 +181,50 @@ async fn referrers_come_in_pages_that_clients_can_hold() {
         path = link.split('>').next().unwrap().trim_start_matches('<').to_owned();
     }
     assert_eq!(seen, 5);
+}
+
+#[tokio::test]
+async fn referrers_pages_keep_the_filter() {
+    let registry = start().await;
+    let subject = digest(b"base");
+    for n in 0..8 {
+        let extra = json!({
+            "subject": {"mediaType": MANIFEST, "digest": subject, "size": 4},
+            "artifactType": if n % 2 == 0 { "application/x.even" } else { "application/x.odd" },
+            "annotations": {"n": n.to_string(), "note": "x".repeat(1 << 20)},
+        });
+        registry.image_with("a", "", extra).await;
+    }
+    let (mut path, mut seen) =
+        (format!("/v2/a/referrers/{subject}?artifactType=application/x.even"), Vec::new());
+    for _ in 0..4 {
+        let got = registry.get(&path).await;
+        let body = got.json();
+        let listed = body["manifests"].as_array().unwrap();
+        seen.extend(listed.iter().map(|m| (m["artifactType"].clone(), m["digest"].clone())));
+        let Some(link) = got.header("link") else { break };
+        path = link.split('>').next().unwrap().trim_start_matches('<').to_owned();
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 4);
+    assert!(seen.iter().all(|(kind, _)| kind == "application/x.even"));
+}
+
+/// Lists that anybody may ask for hold bounded bytes of each manifest.
+#[tokio::test]
+async fn referrer_with_huge_annotations_is_listed_without() {
+    let registry = start().await;
+    let subject = digest(b"base");
+    let about = json!({"mediaType": MANIFEST, "digest": subject, "size": 4});
+    let extra = json!({"subject": about, "annotations": {"note": "x".repeat(5 << 20)}});
+    let (named, body) = registry.image_with("a", "", extra).await;
+    let got = registry.get(&format!("/v2/a/referrers/{subject}")).await.json();
+    assert_eq!(
+        (&got["manifests"][0]["digest"], &got["manifests"][0]["annotations"]),
+        (&json!(named), &json!(null))
+    );
+    assert_eq!(registry.get(&format!("/v2/a/manifests/{named}")).await.body, body, "the manifest has them");
+    let long = json!({"artifactType": format!("application/{}", "x".repeat(2000))});
+    let body = registry.manifest("a", long).await;
+    assert_eq!(registry.put_manifest("a", "v", MANIFEST, &body).await.code(), "MANIFEST_INVALID");
 }

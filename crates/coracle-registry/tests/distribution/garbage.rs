@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_testkit::{elapse, eventually};
 use coracle_types::{Clock, UnixMillis};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::common::{MANIFEST, Registry, digest, noise, start_with};
 
@@ -21,14 +22,14 @@ async fn with_clock() -> (Registry, Clock) {
     (registry.await, clock)
 }
 
-async fn sweep(registry: &Registry) -> serde_json::Value {
+async fn sweep(registry: &Registry) -> Value {
     let swept = registry.call("POST", "/api/garbage", &[], "").await;
     assert_eq!(swept.status, 200);
     swept.json()
 }
 
 #[tokio::test]
-async fn blob_that_nobody_names_goes_after_the_grace_and_not_before() {
+async fn unreferenced_blob_is_removed_after_the_grace() {
     let (registry, clock) = with_clock().await;
     registry.image("a", "v1").await;
     let loose = registry.push("a", &noise(1, 5000)).await;
@@ -44,7 +45,7 @@ async fn blob_that_nobody_names_goes_after_the_grace_and_not_before() {
 }
 
 #[tokio::test]
-async fn blobs_of_a_deleted_image_go_unless_another_names_them() {
+async fn blobs_of_a_deleted_image_are_removed_unless_shared() {
     let (registry, clock) = with_clock().await;
     let (first, _) = registry.image("a", "v1").await;
     registry.image("b", "v1").await;
@@ -72,7 +73,7 @@ async fn asking_for_a_blob_keeps_it_for_another_grace() {
     let loose = registry.push("a", b"loose").await;
     clock.advance(HOUR - Duration::from_secs(1));
     let asked = registry.send(registry.request("HEAD", &format!("/v2/a/blobs/{loose}"))).await;
-    assert_eq!(asked.status, 200, "a client that is told so will not push it");
+    assert_eq!(asked.status, 200, "a client with this answer does not push it");
     clock.advance(HOUR - Duration::from_secs(1));
     assert_eq!(sweep(&registry).await["blobs"], 0);
     clock.advance(HOUR);
@@ -80,7 +81,7 @@ async fn asking_for_a_blob_keeps_it_for_another_grace() {
 }
 
 #[tokio::test]
-async fn upload_that_nobody_goes_on_with_is_forgotten() {
+async fn abandoned_upload_is_removed() {
     let (registry, clock) = with_clock().await;
     let (old, young) = (registry.begin("a").await, registry.begin("a").await);
     registry.call("PATCH", &old, &[], "01234").await;
@@ -94,7 +95,40 @@ async fn upload_that_nobody_goes_on_with_is_forgotten() {
 }
 
 #[tokio::test]
-async fn untagged_manifests_go_only_where_that_is_wanted() {
+async fn upload_that_is_being_written_does_not_expire() {
+    let (registry, clock) = with_clock().await;
+    let registry = Arc::new(registry);
+    let at = registry.begin("a").await;
+    let (send, receive) = tokio::sync::mpsc::channel::<std::io::Result<&'static str>>(1);
+    let parts = futures_util::stream::unfold(receive, async |mut parts| {
+        let part = parts.recv().await?;
+        Some((part, parts))
+    });
+    let body = reqwest::Body::wrap_stream(parts);
+    let (own, path) = (Arc::clone(&registry), at.clone());
+    let mut writing = tokio::task::JoinSet::new();
+    writing.spawn(async move {
+        own.send(own.request("PATCH", &path).bearer_auth(&own.token).body(body)).await.status
+    });
+    send.send(Ok("first")).await.unwrap();
+    let file = registry.dir.path().join("uploads").join(at.rsplit('/').next().unwrap());
+    eventually("the first part is stored", async || {
+        (std::fs::metadata(&file).unwrap().len() >= 5).then_some(())
+    })
+    .await
+    .unwrap();
+    clock.advance(HOUR * 2);
+    assert_eq!(sweep(&registry).await["uploads"], 0);
+    send.send(Ok(" last")).await.unwrap();
+    drop(send);
+    assert_eq!(writing.join_next().await.unwrap().unwrap(), 202);
+    assert_eq!(sweep(&registry).await["uploads"], 0, "its age begins at its last byte");
+    let named = digest(b"first last");
+    assert_eq!(registry.call("PUT", &format!("{at}?digest={named}"), &[], "").await.status, 201);
+}
+
+#[tokio::test]
+async fn untagged_manifest_is_removed_only_if_configured() {
     for (untagged, gone) in [(None, 0), (Some(HOUR), 1)] {
         let clock = Clock::fixed(UnixMillis(1_800_000_000_000));
         let own = clock.clone();
@@ -121,10 +155,9 @@ async fn untagged_manifests_go_only_where_that_is_wanted() {
     }
 }
 
-/// Pushes of the same few blobs race with sweeps without any grace worth the name. Whatever was acknowledged under a
-/// manifest is there afterwards.
+/// Pushes of a few blobs race with sweeps that have almost no grace. Blobs of an acknowledged manifest must stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sweeps_race_with_pushes_and_take_nothing_that_was_acknowledged() {
+async fn concurrent_sweeps_keep_acknowledged_blobs() {
     let registry = start_with(|c| {
         c.sweeping.grace = Duration::from_millis(300);
         c.sweeping.every = Duration::from_millis(5);
@@ -136,23 +169,60 @@ async fn sweeps_race_with_pushes_and_take_nothing_that_was_acknowledged() {
         pushers.spawn(async move {
             for round in 0..25 {
                 let repo = format!("r{}", (who + round) % 3);
-                let body =
-                    registry.manifest(&repo, json!({"annotations": {"round": round.to_string()}})).await;
-                let put = registry.put_manifest(&repo, "v", MANIFEST, &body).await;
-                assert_eq!(put.status, 201, "{}", String::from_utf8_lossy(&put.body));
+                let body = push(&registry, &repo, json!({"annotations": {"round": round.to_string()}})).await;
                 let gone = registry
                     .call("DELETE", &format!("/v2/{repo}/manifests/{}", digest(&body)), &[], "")
                     .await;
                 assert!(matches!(gone.status, 202 | 404), "another pusher may have been quicker");
-                tokio::time::sleep(Duration::from_millis(20 * (who + 1))).await;
+                // The subject is the age of blobs at a sweep: each pusher has its own pace.
+                elapse(Duration::from_millis(20 * (who + 1))).await;
             }
         });
     }
     while let Some(ended) = pushers.join_next().await {
         ended.unwrap();
     }
-    registry.image("last", "v").await;
-    tokio::time::sleep(Duration::from_millis(700)).await;
-    assert_eq!(registry.files("blobs").len(), 2, "no garbage outlives the sweep, and what is named stays");
+    push(&registry, "last", json!({})).await;
+    let swept = async || (registry.files("blobs").len() <= 2).then_some(());
+    eventually("no garbage outlives the sweep", swept).await.unwrap();
+    assert_eq!(registry.files("blobs").len(), 2, "blobs of a manifest stay");
     assert_eq!(registry.get(&format!("/v2/last/blobs/{}", digest(b"layer"))).await.body, b"layer");
+}
+
+/// Pushes an image as tag `v` and returns its manifest. Begins anew when a blob was older than the grace, and swept, before
+/// a manifest named it.
+async fn push(registry: &Registry, repo: &str, about: Value) -> Vec<u8> {
+    loop {
+        let body = registry.manifest(repo, about.clone()).await;
+        let put = registry.put_manifest(repo, "v", MANIFEST, &body).await;
+        if put.status == 201 {
+            return body;
+        }
+        let said = String::from_utf8_lossy(&put.body);
+        assert!(put.status == 400 && said.contains("MANIFEST_BLOB_UNKNOWN"), "{}: {said}", put.status);
+    }
+}
+
+#[tokio::test]
+async fn blob_without_a_row_is_removed_after_the_grace() {
+    let (registry, clock) = with_clock().await;
+    // What a power cut leaves between the file and its row.
+    let bytes = b"orphan";
+    let name = digest(bytes).trim_start_matches("sha256:").to_owned();
+    std::fs::write(registry.dir.path().join("blobs/sha256").join(&name), bytes).unwrap();
+    assert_eq!(sweep(&registry).await["blobs"], 0, "an upload may be about to name it");
+    assert_eq!(registry.files("blobs"), [name]);
+    clock.advance(HOUR * 2);
+    assert_eq!(sweep(&registry).await["blobs"], 1);
+    assert!(registry.files("blobs").is_empty());
+}
+
+#[tokio::test]
+async fn sync_skips_a_blob_that_vanishes_meanwhile() {
+    let registry = start_with(|_| {}).await;
+    // Listed, and absent when it is looked at: as one that a sweep removes between the two.
+    let name = digest(b"gone").trim_start_matches("sha256:").to_owned();
+    let file = registry.dir.path().join("blobs/sha256").join(name);
+    std::os::unix::fs::symlink("/absent", file).unwrap();
+    assert_eq!(registry.call("POST", "/api/catalog/sync", &[], "").await.status, 200);
 }

@@ -11,5 +11,8 @@ mod original;
 mod postgres;
 mod pulling;
 mod pushing;
+mod renewal;
 mod replicas;
+mod slow_store;
+mod storing;
 mod tokens;

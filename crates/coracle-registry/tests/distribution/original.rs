@@ -1,11 +1,12 @@
 //! The routes of the original registry of snapshots.
 
+use coracle_testkit::eventually;
 use serde_json::json;
 
 use crate::common::{MANIFEST, digest, noise, start, start_in};
 
 #[tokio::test]
-async fn whole_blob_put_is_taken() {
+async fn whole_blob_put_is_accepted() {
     let registry = start().await;
     let named = digest(b"hello");
     let done = registry.call("PUT", &format!("/v2/a/blobs/{named}"), &[], "hello").await;
@@ -16,7 +17,7 @@ async fn whole_blob_put_is_taken() {
 }
 
 #[tokio::test]
-async fn api_tells_what_is_there() {
+async fn api_lists_repositories_and_tags() {
     let registry = start().await;
     let (named, body) = registry.image("team/app", "v1").await;
     let stats = registry.get("/api/stats").await.json();
@@ -153,7 +154,7 @@ async fn download_of_a_snapshot_is_an_import_archive() {
 
 /// An archive without what its configuration says would come out as another machine.
 #[tokio::test]
-async fn download_of_a_snapshot_whose_configuration_cannot_be_read_is_refused() {
+async fn snapshot_download_without_configuration_is_refused() {
     let registry = start().await;
     let large = json!({"schemaVersion": "v1", "description": "x".repeat(9 << 20)}).to_string();
     for (repo, config) in [("large", large.as_bytes()), ("broken", b"{".as_slice()), ("list", b"[]")] {
@@ -178,7 +179,7 @@ async fn download_of_a_container_image_is_refused() {
 }
 
 #[tokio::test]
-async fn index_is_made_again_when_the_database_is_lost() {
+async fn tables_are_rebuilt_after_loss_of_the_database() {
     let registry = start().await;
     let (named, body) = registry.image("a/b", "v1").await;
     let about = json!({"subject": {"mediaType": MANIFEST, "digest": named, "size": body.len()}});
@@ -205,7 +206,7 @@ async fn index_is_made_again_when_the_database_is_lost() {
 
 /// A crash between the file of a manifest and its row.
 #[tokio::test]
-async fn manifest_whose_push_was_cut_off_is_settled_at_the_next_start() {
+async fn interrupted_manifest_push_is_repaired_at_start() {
     let registry = start().await;
     let whole = registry.manifest("a", json!({"annotations": {"n": "whole"}})).await;
     let lacking = json!([{"mediaType": "application/octet-stream", "digest": digest(b"absent"), "size": 6}]);
@@ -221,14 +222,13 @@ async fn manifest_whose_push_was_cut_off_is_settled_at_the_next_start() {
     let gone = file(&lacking);
     let registry = start_in(dir, |_| {}).await;
     // In any order: one is entered, the other goes.
-    for _ in 0..500 {
-        let gone = gone.file_name().unwrap().to_string_lossy().into_owned();
+    let gone = gone.file_name().unwrap().to_string_lossy().into_owned();
+    eventually("both manifests are repaired", async || {
         let entered = registry.get(&format!("/v2/a/manifests/{}", digest(&whole))).await.status == 200;
-        if entered && !registry.files("manifests").contains(&gone) {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+        (entered && !registry.files("manifests").contains(&gone)).then_some(())
+    })
+    .await
+    .unwrap();
     assert_eq!(registry.get(&format!("/v2/a/manifests/{}", digest(&whole))).await.body, whole);
     assert_eq!(registry.get(&format!("/v2/a/manifests/{}", digest(&lacking))).await.status, 404);
     assert_eq!(registry.files("manifests").len(), 3, "two manifests and a tag");

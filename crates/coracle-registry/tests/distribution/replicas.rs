@@ -72,7 +72,7 @@ async fn two_replicas_behave_as_one() {
     let write = || other.request("POST", "/v2/a/blobs/uploads/").bearer_auth(made["token"].as_str().unwrap());
     assert_eq!(other.send(write()).await.status, 202);
 
-    // Garbage: what nobody names goes from both, whoever sweeps.
+    // Garbage is removed from both, at a sweep of either.
     clock.advance(Duration::from_secs(48 * 3600));
     let swept = other.call("POST", "/api/garbage", &[], "").await.json();
     assert_eq!(swept["blobs"], 2, "{swept}");
@@ -85,12 +85,12 @@ async fn two_replicas_behave_as_one() {
 }
 
 #[tokio::test]
-async fn upload_goes_on_at_any_replica() {
+async fn upload_continues_at_any_replica() {
     let Some(Pair { one, other, _postgres, _store, .. }) = pair().await else { return };
     let bytes = large();
     let named = digest(&bytes);
     let at = one.begin("team/app").await;
-    // Back and forth: neither goes on with what it remembers from before the other's turn.
+    // Alternating: neither replica uses state from before a request at the other one.
     let cuts = [0, 3_000_000, 3_000_001, 9_000_000, 11_000_000];
     for (n, cut) in cuts.windows(2).enumerate() {
         let replica = if n % 2 == 0 { &other } else { &one };
@@ -103,7 +103,7 @@ async fn upload_goes_on_at_any_replica() {
     let done = one.call("PUT", &format!("{at}?digest={named}"), &[], &bytes[11_000_000..]).await;
     assert_eq!(done.status, 201, "{}", String::from_utf8_lossy(&done.body));
     assert!(other.get(&format!("/v2/team/app/blobs/{named}")).await.body == bytes);
-    assert_eq!(other.call("GET", &at, &[], "").await.status, 404, "it is no upload any more");
+    assert_eq!(other.call("GET", &at, &[], "").await.status, 404, "the upload has ended");
 
     // A wrong digest leaves nothing, wherever it is said.
     let at = other.begin("team/app").await;
@@ -114,7 +114,7 @@ async fn upload_goes_on_at_any_replica() {
 }
 
 #[tokio::test]
-async fn index_that_was_lost_is_made_again_from_the_object_store() {
+async fn tables_are_rebuilt_from_the_object_store() {
     let Some(Pair { one, other, s3, _postgres, _store, .. }) = pair().await else { return };
     let (named, body) = one.image("team/app", "v1").await;
     let blob = other.push("team/app", &large()).await;
@@ -127,7 +127,7 @@ async fn index_that_was_lost_is_made_again_from_the_object_store() {
 }
 
 #[tokio::test]
-async fn wrong_key_or_address_is_told_at_the_start() {
+async fn wrong_key_or_address_fails_at_start() {
     let Some(store) = S3Server::start().unwrap() else { return };
     let good = S3Config {
         endpoint: store.url().to_owned(),
@@ -139,9 +139,9 @@ async fn wrong_key_or_address_is_told_at_the_start() {
     };
     for (why, want, config) in [
         ("secret", "status 403", S3Config { secret_key: "wrong".into(), ..good.clone() }),
-        ("scheme", "is no object store", S3Config { endpoint: "ftp://x".into(), ..good.clone() }),
-        ("bucket", "is no object store", S3Config { bucket: "../x".into(), ..good.clone() }),
-        ("prefix", "is no object store", S3Config { prefix: "../".into(), ..good.clone() }),
+        ("scheme", "invalid object store address", S3Config { endpoint: "ftp://x".into(), ..good.clone() }),
+        ("bucket", "invalid object store address", S3Config { bucket: "../x".into(), ..good.clone() }),
+        ("prefix", "invalid object store address", S3Config { prefix: "../".into(), ..good.clone() }),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let mut settings =

@@ -1,305 +1,283 @@
-//! Requests to an S3-compatible server: signed, bounded in time and size, repeated when that can help.
+//! Requests to an S3-compatible server, by `object_store`: signed, bounded in time and size, retried.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_types::Clock;
-use reqwest::{Method, Response, StatusCode, Url};
+use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::client::{HttpClient, HttpConnector};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::signer::{SignedUrlOptions, Signer};
+use object_store::{
+    BackoffConfig, ClientOptions, Error, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt,
+    RetryConfig,
+};
+use reqwest::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
+use reqwest::{Method, StatusCode, Url};
+use serde::Deserialize;
 use tokio::time::sleep;
 
 use super::S3Config;
-use super::list::{self, Page};
-use super::sign::{self, Key};
 use crate::error::StoreError;
 
-/// Tries of a request, and the wait after the first; it doubles.
+/// Attempts of a request, and the wait after the first; it doubles.
 const TRIES: u32 = 4;
 const WAIT: Duration = Duration::from_millis(100);
-/// A request whose answer is small takes no longer.
-const LIMIT: Duration = Duration::from_secs(60);
-/// Longest silence of a body that is read.
-const IDLE: Duration = Duration::from_secs(30);
-/// Longest answer that is XML, bytes.
-const XML_MAX: usize = 8 << 20;
+/// No retry after this time.
+const RETRY_LIMIT: Duration = Duration::from_secs(120);
+/// Time limit for opening a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Longest idle time of the server: completing a large object may take minutes (S3,
+/// "CompleteMultipartUpload").
+const IDLE: Duration = Duration::from_secs(300);
+/// Validity of the signature of a copy request.
+const SIGNED: Duration = Duration::from_secs(300);
+/// Longest response to a copy request, bytes.
+const ANSWER_MAX: usize = 64 << 10;
+const COPY_SOURCE: HeaderName = HeaderName::from_static("x-amz-copy-source");
 
-/// A bucket, below a prefix.
+/// Bucket with a prefix.
+#[derive(Debug)]
 pub(super) struct Client {
+    store: AmazonS3,
+    /// For UploadPartCopy, which the library signs but does not send.
     http: reqwest::Client,
-    endpoint: Url,
     bucket: String,
     prefix: String,
-    key: Key,
-    clock: Clock,
 }
 
-/// One request.
-struct Call<'a> {
-    operation: &'static str,
-    method: Method,
-    key: &'a str,
-    /// Sorted by name.
-    query: &'a [(&'a str, &'a str)],
-    headers: &'a [(&'static str, &'a str)],
-    body: Bytes,
+/// HTTP client of all requests.
+#[derive(Debug)]
+struct Connector(reqwest::Client);
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.0.clone()))
+    }
+}
+
+/// Response to UploadPartCopy. An error, which may come with status 200, has no such field.
+#[derive(Deserialize)]
+struct CopyPartResult {
+    #[serde(rename = "ETag")]
+    e_tag: String,
 }
 
 impl Client {
-    pub(super) fn new(config: &S3Config, clock: Clock) -> Result<Self, StoreError> {
-        let address =
-            |why: &str| StoreError::S3Address { text: config.endpoint.clone(), why: why.to_owned() };
-        let endpoint = Url::parse(&config.endpoint).map_err(|e| address(&e.to_string()))?;
-        if !matches!(endpoint.scheme(), "http" | "https") || endpoint.host_str().is_none() {
-            return Err(address("it is http://HOST[:PORT] or https://HOST[:PORT]"));
-        }
-        let name = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-');
-        if config.bucket.is_empty() || !config.bucket.bytes().all(name) {
-            return Err(address("the bucket's name is none"));
-        }
-        let path = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b'/');
-        if !config.prefix.bytes().all(path) || config.prefix.contains("..") || config.prefix.starts_with('/')
-        {
-            return Err(address("the prefix is no path of letters, digits, points and dashes"));
-        }
-        let http = reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).read_timeout(IDLE);
+    pub(super) fn new(config: &S3Config) -> Result<Self, StoreError> {
+        let endpoint = check(config)?;
+        let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(IDLE);
         // A signature is for one host.
         let http = http.redirect(reqwest::redirect::Policy::none()).build();
-        let http = http.map_err(|e| StoreError::s3("prepare requests to", &config.endpoint, e))?;
-        let key = Key {
-            access: config.access_key.clone(),
-            secret: config.secret_key.clone(),
-            region: config.region.clone(),
+        let http = http.map_err(|e| failure("prepare requests to", &config.endpoint, e))?;
+        let retry = RetryConfig {
+            backoff: BackoffConfig { init_backoff: WAIT, max_backoff: WAIT * 20, base: 2.0 },
+            max_retries: TRIES as usize - 1,
+            retry_timeout: RETRY_LIMIT,
         };
-        let (bucket, prefix) = (config.bucket.clone(), config.prefix.clone());
-        Ok(Self { http, endpoint, bucket, prefix, key, clock })
+        let store = AmazonS3Builder::new()
+            .with_endpoint(endpoint)
+            .with_allow_http(true)
+            .with_region(&config.region)
+            .with_bucket_name(&config.bucket)
+            .with_access_key_id(&config.access_key)
+            .with_secret_access_key(&config.secret_key)
+            .with_http_connector(Connector(http.clone()))
+            .with_retry(retry)
+            .build()
+            .map_err(|e| failure("prepare requests to", &config.endpoint, e))?;
+        Ok(Self { store, http, bucket: config.bucket.clone(), prefix: config.prefix.clone() })
+    }
+
+    fn path(&self, key: &str) -> Result<Path, StoreError> {
+        Path::parse(format!("{}{key}", self.prefix)).map_err(|e| failure("name", key, e))
     }
 
     pub(super) async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError> {
-        self.small(&Call { body: bytes, ..self.call("put", Method::PUT, key) }).await.map(drop)
+        self.store.put(&self.path(key)?, bytes.into()).await.map(drop).map_err(failed("put", key))
     }
 
     pub(super) async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.small(&self.call("delete", Method::DELETE, key)).await.map(drop)
+        self.delete_all(&[key.to_owned()]).await
+    }
+
+    /// Removes objects, many with one request. Missing objects count as removed.
+    pub(super) async fn delete_all(&self, keys: &[String]) -> Result<(), StoreError> {
+        let Some(first) = keys.first() else { return Ok(()) };
+        let paths: Vec<_> = keys.iter().map(|key| self.path(key)).collect::<Result<_, _>>()?;
+        let mut removed = self.store.delete_stream(stream::iter(paths.into_iter().map(Ok)).boxed());
+        while let Some(outcome) = removed.next().await {
+            present(outcome).map_err(failed("delete", first))?;
+        }
+        Ok(())
     }
 
     pub(super) async fn copy(&self, from: &str, to: &str) -> Result<(), StoreError> {
-        let source = format!("/{}/{}{from}", self.bucket, self.prefix);
-        let headers = [("x-amz-copy-source", source.as_str())];
-        let (found, answer) =
-            self.small(&Call { headers: &headers, ..self.call("copy", Method::PUT, to) }).await?;
-        match found && !list::is_error(&answer) {
-            true => Ok(()),
-            false => Err(self.refused("copy", from, StatusCode::NOT_FOUND)),
-        }
+        self.store.copy(&self.path(from)?, &self.path(to)?).await.map_err(failed("copy", from))
     }
 
-    /// Bytes of an object; `None` when there is none.
+    /// Bytes of an object; `None` when it does not exist.
     pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, StoreError> {
-        let answer = self.send(&self.call("look at", Method::HEAD, key)).await?;
-        let said =
-            answer.as_ref().and_then(|a| a.headers().get("content-length")?.to_str().ok()?.parse().ok());
-        match answer {
-            None => Ok(None),
-            Some(answer) => said.map(Some).ok_or_else(|| self.refused("look at", key, answer.status())),
-        }
+        let found = present(self.store.head(&self.path(key)?).await).map_err(failed("look at", key))?;
+        Ok(found.map(|meta| meta.size))
     }
 
-    /// A whole small object, at most `bytes_max` long.
-    pub(super) async fn get(&self, key: &str, bytes_max: usize) -> Result<Option<Bytes>, StoreError> {
-        let mut tries = 0;
-        loop {
-            let Some(answer) = self.send(&self.call("get", Method::GET, key)).await? else { return Ok(None) };
-            match self.body(answer, "get", key, bytes_max).await {
-                Err(_) if tries < TRIES => tries += 1,
-                done => return done.map(Some),
-            }
+    /// Reads a small object, at most `bytes_max` long.
+    pub(super) async fn get(&self, key: &str, bytes_max: u64) -> Result<Option<Bytes>, StoreError> {
+        let found = present(self.store.get(&self.path(key)?).await).map_err(failed("get", key))?;
+        let Some(found) = found else { return Ok(None) };
+        if found.meta.size > bytes_max {
+            return Err(StoreError::S3Size { key: key.to_owned(), size: found.meta.size, want: bytes_max });
         }
+        found.bytes().await.map(Some).map_err(failed("get", key))
     }
 
-    /// Begins to read an object, or the part `first..=last` of it.
+    /// Starts reading a part of an object.
     pub(super) async fn read(
         &self,
         key: &str,
-        part: Option<(u64, u64)>,
-    ) -> Result<Option<Response>, StoreError> {
-        let range = part.map(|(first, last)| format!("bytes={first}-{last}"));
-        let headers: Vec<_> = range.as_deref().map(|r| ("range", r)).into_iter().collect();
-        let call = self.call("read", Method::GET, key);
-        let answer = self.send(&Call { headers: &headers, ..call }).await?;
-        match answer {
-            Some(answer) if part.is_some() && answer.status() != StatusCode::PARTIAL_CONTENT => {
-                Err(self.refused("read", key, answer.status()))
-            }
-            answer => Ok(answer),
-        }
+        part: std::ops::Range<u64>,
+    ) -> Result<Option<BoxStream<'static, object_store::Result<Bytes>>>, StoreError> {
+        let options = GetOptions { range: Some(GetRange::Bounded(part)), ..GetOptions::default() };
+        let found = present(self.store.get_opts(&self.path(key)?, options).await);
+        Ok(found.map_err(failed("read", key))?.map(GetResult::into_stream))
     }
 
-    /// All keys below `below`, with their sizes, the prefix cut off.
+    /// Keys below `below`, with their sizes, without the prefix.
     pub(super) async fn list(&self, below: &str) -> Result<Vec<(String, u64)>, StoreError> {
-        let (prefix, mut found, mut next) = (format!("{}{below}", self.prefix), Vec::new(), None::<String>);
-        loop {
-            let mut query = vec![("list-type", "2"), ("prefix", prefix.as_str())];
-            query.extend(next.as_deref().map(|token| ("continuation-token", token)));
-            query.sort_unstable();
-            let mut call = self.call("list", Method::GET, "");
-            call.query = &query;
-            let (_, xml) = self.small(&call).await?;
-            let damaged = || self.refused("list", below, StatusCode::OK);
-            let Page { keys, next: more } = list::page(&xml).ok_or_else(damaged)?;
-            let own =
-                keys.into_iter().filter_map(|(k, n)| Some((k.strip_prefix(&self.prefix)?.to_owned(), n)));
-            found.extend(own);
-            if more.is_none() || more == next {
-                return Ok(found);
-            }
-            next = more;
-        }
+        let found = self.store.list(Some(&self.path(below)?));
+        let own = found.try_filter_map(async |meta| {
+            let key = meta.location.as_ref().strip_prefix(&self.prefix);
+            Ok(key.map(|key| (key.to_owned(), meta.size)))
+        });
+        own.try_collect().await.map_err(failed("list", below))
     }
 
-    /// Begins an object that is made of parts.
+    /// Starts a multipart upload.
     pub(super) async fn begin_parts(&self, key: &str) -> Result<String, StoreError> {
-        let call = Call { query: &[("uploads", "")], ..self.call("begin", Method::POST, key) };
-        let (_, answer) = self.small(&call).await?;
-        list::upload_id(&answer).ok_or_else(|| self.refused("begin", key, StatusCode::OK))
+        self.store.create_multipart(&self.path(key)?).await.map_err(failed("begin", key))
     }
 
-    /// Sends part `number`, from 1; returns its tag.
-    pub(super) async fn part(
+    /// Copies a part of an existing object as part `number`, counted from 1. The bytes stay on the server.
+    pub(super) async fn copy_part(
         &self,
-        key: &str,
+        from: &str,
+        to: &str,
         id: &str,
         number: usize,
-        body: Bytes,
-    ) -> Result<String, StoreError> {
-        let number = number.to_string();
-        let query = [("partNumber", number.as_str()), ("uploadId", id)];
-        let call = Call { query: &query, body, ..self.call("send a part of", Method::PUT, key) };
-        let answer = self.send(&call).await?;
-        let answer = answer.ok_or_else(|| self.refused("send a part of", key, StatusCode::NOT_FOUND))?;
-        let tag = answer.headers().get("etag").and_then(|t| t.to_str().ok()).map(str::to_owned);
-        tag.ok_or_else(|| self.refused("send a part of", key, answer.status()))
-    }
-
-    pub(super) async fn end_parts(&self, key: &str, id: &str, tags: &[String]) -> Result<(), StoreError> {
-        let part = |(n, tag): (usize, &String)| {
-            format!("<Part><PartNumber>{}</PartNumber><ETag>{tag}</ETag></Part>", n + 1)
-        };
-        let parts: String = tags.iter().enumerate().map(part).collect();
-        let body = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>").into();
-        let query = [("uploadId", id)];
-        let (found, answer) =
-            self.small(&Call { query: &query, body, ..self.call("end", Method::POST, key) }).await?;
-        match found && !list::is_error(&answer) {
-            true => Ok(()),
-            false => Err(self.refused("end", key, StatusCode::OK)),
-        }
-    }
-
-    /// Gives up an object that is made of parts.
-    pub(super) async fn abort_parts(&self, key: &str, id: &str) -> Result<(), StoreError> {
-        let query = [("uploadId", id)];
-        self.small(&Call { query: &query, ..self.call("give up", Method::DELETE, key) }).await.map(drop)
-    }
-
-    fn call<'a>(&self, operation: &'static str, method: Method, key: &'a str) -> Call<'a> {
-        Call { operation, method, key, query: &[], headers: &[], body: Bytes::new() }
-    }
-
-    /// A request with a small answer. `false`: there is no such object.
-    async fn small(&self, call: &Call<'_>) -> Result<(bool, Bytes), StoreError> {
-        match self.send(call).await? {
-            None => Ok((false, Bytes::new())),
-            Some(answer) => Ok((true, self.body(answer, call.operation, call.key, XML_MAX).await?)),
-        }
-    }
-
-    async fn body(
-        &self,
-        mut answer: Response,
-        operation: &'static str,
-        key: &str,
-        bytes_max: usize,
-    ) -> Result<Bytes, StoreError> {
-        let mut all = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(|e| StoreError::s3(operation, key, e))? {
-            all.extend_from_slice(&piece);
-            if all.len() > bytes_max {
-                return Err(self.refused(operation, key, answer.status()));
-            }
-        }
-        Ok(all.into())
-    }
-
-    fn refused(&self, operation: &'static str, key: &str, status: StatusCode) -> StoreError {
-        StoreError::S3Status { operation, key: key.to_owned(), status: status.as_u16() }
-    }
-
-    /// Sends a request until it is answered. `None`: there is no such object. Every request may be repeated: objects are
-    /// written whole, and parts by their numbers.
-    async fn send(&self, call: &Call<'_>) -> Result<Option<Response>, StoreError> {
-        let mut wait = WAIT;
-        for left in (0..TRIES).rev() {
-            let error = match self.attempt(call).await {
-                Ok(answer) if answer.status().is_success() => return Ok(Some(answer)),
-                Ok(answer) if answer.status() == StatusCode::NOT_FOUND => return Ok(None),
-                Ok(answer) => {
-                    let status = answer.status();
-                    let error = self.refused(call.operation, call.key, status);
-                    if !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS {
-                        return Err(error);
-                    }
-                    error
-                }
-                Err(error) => StoreError::s3(call.operation, call.key, error),
+    ) -> Result<PartId, StoreError> {
+        let (path, source) = (self.path(to)?, format!("/{}/{}", self.bucket, self.path(from)?));
+        let source = HeaderValue::from_str(&source).map_err(|e| failure("copy", from, e))?;
+        let options = SignedUrlOptions::new()
+            .with_query([("partNumber", number.to_string()), ("uploadId", id.to_owned())])
+            .with_signed_header(COPY_SOURCE, source.clone());
+        let (mut wait, mut left) = (WAIT, TRIES);
+        loop {
+            let url = self.store.signed_url_opts(Method::PUT, &path, SIGNED, &options).await;
+            let url = url.map_err(failed("copy", from))?;
+            let error = match self.attempt_copy(url, &source, from).await {
+                Ok(part) => return Ok(part),
+                Err((error, _)) if left <= 1 => return Err(error),
+                Err((error, false)) => return Err(error),
+                Err((error, true)) => error,
             };
-            if left == 0 {
-                return Err(error);
-            }
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
-                "request to the object store is repeated"
+                "retry request to object store after error"
             );
             sleep(wait).await;
-            wait *= 2;
+            (wait, left) = (wait * 2, left - 1);
         }
-        Err(self.refused(call.operation, call.key, StatusCode::SERVICE_UNAVAILABLE))
     }
 
-    async fn attempt(&self, call: &Call<'_>) -> Result<Response, reqwest::Error> {
-        let object = if call.key.is_empty() { String::new() } else { format!("{}{}", self.prefix, call.key) };
-        let path = format!("/{}/{object}", self.bucket);
-        let pair = |(name, value): &(&str, &str)| format!("{}={}", sign::encode(name), sign::encode(value));
-        let query = call.query.iter().map(pair).collect::<Vec<_>>().join("&");
-        let mut url = self.endpoint.clone();
-        url.set_path(&path);
-        url.set_query((!query.is_empty()).then_some(&query));
-        let host = url.host_str().unwrap_or_default();
-        let host = url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
-        let body = sign::sha256(&call.body);
-        let at = jiff::Timestamp::from_millisecond(self.clock.now().0).unwrap_or_default();
-        let at = at.strftime("%Y%m%dT%H%M%SZ").to_string();
-        let request = sign::Request {
-            method: call.method.as_str(),
-            host: &host,
-            path: &path,
-            query: &query,
-            headers: call.headers,
-            body: &body,
-            at: &at,
-        };
-        let authorization = sign::authorization(&request, &self.key);
-        let mut request = self.http.request(call.method.clone(), url);
-        for (name, value) in call.headers {
-            request = request.header(*name, *value);
+    /// One copy request. An error comes with whether a retry may succeed.
+    async fn attempt_copy(
+        &self,
+        url: Url,
+        source: &HeaderValue,
+        from: &str,
+    ) -> Result<PartId, (StoreError, bool)> {
+        let failed = |e: reqwest::Error| (failure("copy", from, e.without_url()), true);
+        let request = self.http.put(url).header(COPY_SOURCE, source).header(CONTENT_LENGTH, 0);
+        let mut answer = request.send().await.map_err(failed)?;
+        let status = answer.status();
+        if !status.is_success() {
+            let passes = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+            return Err((refused("copy", from, status), passes));
         }
-        let request = request.header("x-amz-content-sha256", body).header("x-amz-date", at);
-        let mut request = request.header("authorization", authorization);
-        if matches!(call.method, Method::PUT | Method::POST) {
-            // The library says nothing of a body that is empty, and servers want to know.
-            request = request.header("content-length", call.body.len());
+        let mut body = Vec::new();
+        while let Some(piece) = answer.chunk().await.map_err(failed)? {
+            body.extend_from_slice(&piece);
+            if body.len() > ANSWER_MAX {
+                return Err((refused("copy", from, status), false));
+            }
         }
-        let request = request.body(call.body.clone());
-        // What is streamed has a limit of silence instead.
-        let streamed = call.method == Method::GET && call.query.is_empty();
-        if streamed { request.send().await } else { request.timeout(LIMIT).send().await }
+        let parsed: Result<CopyPartResult, _> = quick_xml::de::from_reader(&body[..]);
+        match parsed {
+            Ok(part) => Ok(PartId { content_id: part.e_tag }),
+            Err(error) => Err((failure("copy", from, error), true)),
+        }
+    }
+
+    pub(super) async fn end_parts(&self, key: &str, id: &str, parts: Vec<PartId>) -> Result<(), StoreError> {
+        let ended = self.store.complete_multipart(&self.path(key)?, &id.to_owned(), parts).await;
+        ended.map(drop).map_err(failed("end", key))
+    }
+
+    /// Aborts a multipart upload. `Ok` when it was aborted before.
+    pub(super) async fn abort_parts(&self, key: &str, id: &str) -> Result<(), StoreError> {
+        let ended = self.store.abort_multipart(&self.path(key)?, &id.to_owned()).await;
+        present(ended).map(drop).map_err(failed("give up", key))
+    }
+}
+
+/// Endpoint without a path. Fails for invalid settings.
+fn check(config: &S3Config) -> Result<String, StoreError> {
+    let address = |why: &str| StoreError::S3Address { text: config.endpoint.clone(), why: why.to_owned() };
+    let endpoint = Url::parse(&config.endpoint).map_err(|e| address(&e.to_string()))?;
+    if !matches!(endpoint.scheme(), "http" | "https") || endpoint.host_str().is_none() {
+        return Err(address("it is http://HOST[:PORT] or https://HOST[:PORT]"));
+    }
+    let name = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-');
+    if config.bucket.is_empty() || !config.bucket.bytes().all(name) {
+        return Err(address("the bucket's name is none"));
+    }
+    let path = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b'/');
+    let folders = ["..", "//"].iter().all(|part| !config.prefix.contains(part));
+    if !config.prefix.bytes().all(path) || !folders || config.prefix.starts_with('/') {
+        return Err(address("the prefix is not a path of letters, digits, dots and dashes"));
+    }
+    Ok(endpoint.origin().ascii_serialization())
+}
+
+/// `None` when the object does not exist.
+fn present<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>> {
+    match outcome {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn refused(operation: &'static str, key: &str, status: StatusCode) -> StoreError {
+    StoreError::S3Status { operation, key: key.to_owned(), status: status.as_u16() }
+}
+
+fn failure(
+    operation: &'static str,
+    key: &str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> StoreError {
+    StoreError::S3 { operation, key: key.to_owned(), source: source.into() }
+}
+
+fn failed(operation: &'static str, key: &str) -> impl FnOnce(Error) -> StoreError {
+    let key = key.to_owned();
+    move |error| match error {
+        Error::PermissionDenied { .. } => refused(operation, &key, StatusCode::FORBIDDEN),
+        Error::Unauthenticated { .. } => refused(operation, &key, StatusCode::UNAUTHORIZED),
+        error => failure(operation, &key, error),
     }
 }
