@@ -7,6 +7,7 @@ pub(crate) mod announce;
 pub(crate) mod bidnode;
 pub(crate) mod cluster;
 pub(crate) mod down;
+mod limits;
 pub(crate) mod market;
 mod memory;
 pub(crate) mod node;
@@ -22,6 +23,11 @@ use std::path::{Path, PathBuf};
 
 use coracle_hypervisor::KvmProbe;
 use miette::{IntoDiagnostic, WrapErr};
+
+/// Identity of this process in leader elections and events.
+fn identity() -> String {
+    format!("{}-{}", hostname(), std::process::id())
+}
 
 /// Proves KVM by running ourselves in a child process.
 pub(crate) fn kvm_probe_of(kept: Option<PathBuf>) -> KvmProbe {
@@ -53,7 +59,13 @@ pub(crate) fn default_tools() -> Option<PathBuf> {
     }
 }
 
-/// Makes a folder and says which one when it cannot.
+/// From here on other users can neither read nor connect to what this process and its children make. Before any thread
+/// runs and any file is made.
+pub(crate) fn keep_files_private() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
+/// Makes a directory and says which one when it cannot.
 pub(crate) fn make_dir(dir: &Path) -> miette::Result<()> {
     std::fs::create_dir_all(dir).into_diagnostic().wrap_err_with(|| format!("make {}", dir.display()))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use coracle_registry::S3Config;
 use miette::{IntoDiagnostic, WrapErr, miette};
 
-/// Where the original keeps its S3 settings, below the home folder; `EPOCH_S3_ENV_FILE` names another.
+/// Where the original keeps its S3 settings, below the home directory; `EPOCH_S3_ENV_FILE` names another.
 const FILE: &str = ".config/epoch/s3.env";
 /// Longest such file, in bytes.
 const FILE_MAX: u64 = 64 << 10;

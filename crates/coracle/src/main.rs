@@ -1,29 +1,20 @@
 //! `coracle`: virtual machines for Kubernetes, and the command line for both.
 //!
-//! One binary for every daemon and every command. `cli.rs` is the whole
-//! grammar; `commands/` are short-lived and speak to a node over its socket;
-//! `daemon/` are long-lived and own their tasks.
+//! One binary for every daemon and every command. `coracle-cli` has the grammar and the short-lived commands; `daemon/`
+//! are long-lived and own their tasks.
 
-mod cli;
-mod client;
-mod cluster;
-mod commands;
 mod daemon;
+mod doctor;
 mod epoch_env;
-mod error;
-mod output;
-mod progress;
 mod reference;
-mod suggest;
-mod tasks;
-mod view;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command, RegistryCommand};
-use crate::commands::power::Verb;
+use coracle_cli::cli::{self, Cli, Command, MarketCommand, RegistryCommand};
+use coracle_cli::commands::power::Verb;
+use coracle_cli::{commands, error};
 
 fn main() -> ExitCode {
     // A pipe that closes ends the command, as for every Unix tool, instead of a panic.
@@ -33,12 +24,18 @@ fn main() -> ExitCode {
     let mut args: Vec<_> = std::env::args_os().collect();
     cli::drop_in(&mut args);
     let cli = Cli::parse_from(args);
-    let threads = if cli.command.is_daemon() { None } else { Some(1) };
-    let runtime = match threads {
-        Some(_) => tokio::runtime::Builder::new_current_thread().enable_all().build(),
-        None => tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build(),
+    let mut runtime = match cli.command.daemon() {
+        Some(threads) => {
+            daemon::keep_files_private();
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            if let Some(count) = threads.count {
+                runtime.worker_threads(count.get());
+            }
+            runtime
+        }
+        None => tokio::runtime::Builder::new_current_thread(),
     };
-    let outcome = match runtime {
+    let outcome = match runtime.enable_all().build() {
         Ok(runtime) => runtime.block_on(Box::pin(run(cli))),
         Err(e) => Err(miette::miette!("start the runtime: {e}")),
     };
@@ -58,8 +55,8 @@ async fn run(cli: Cli) -> miette::Result<u8> {
             RegistryCommand::Serve(args) => daemon::registry::run(&global, *args).await.map(|()| 0),
             command => commands::epoch::run(&global, command).await,
         },
-        Command::KvmProbe { device } => commands::doctor::kvm_probe(&device),
-        Command::Doctor(args) => commands::doctor::run(&global, args).await,
+        Command::KvmProbe { device } => doctor::kvm_probe(&device),
+        Command::Doctor(args) => doctor::run(&global, args).await,
         Command::Run(args) => commands::run::run(&global, *args).await,
         Command::Exec(args) => commands::exec::run(&global, args).await,
         Command::Ps(args) => commands::vm::ps(&global, args).await,
@@ -84,7 +81,10 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Commit(args) => commands::image::commit(&global, args).await,
         Command::Volume(args) => commands::volume::run(&global, args.command).await,
         Command::Template(args) => commands::template::run(&global, args.command).await,
-        Command::Market(args) => commands::market::run(&global, args.command).await,
+        Command::Market(args) => match args.command {
+            MarketCommand::Serve(args) => daemon::market::run(&global, *args).await.map(|()| 0),
+            command => commands::market::run(command).await,
+        },
         Command::Crd(args) => commands::crd(args.command),
         Command::AgentPool(args) => commands::agentpool::run(&global, args.command).await,
         Command::Image(args) => commands::image::run(&global, args.command).await,

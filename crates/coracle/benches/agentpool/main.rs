@@ -25,6 +25,7 @@ use coracle_api::agentpool::{
     VsphereAgent, VsphereAgentPool,
     foreign::{INFRA_ENV, InfraEnv},
 };
+use coracle_testkit::world;
 use coracle_testkit::{
     cluster::Cluster,
     figures::{Writes, api_writes, cpu_seconds, figure, no_figure, rss_mib},
@@ -42,7 +43,7 @@ use serde_json::json;
 use tokio::{task::JoinSet, time::sleep};
 
 use image::ImageService;
-use objects::{POOL, install, machine, pool_object, secret, site_spec};
+use objects::{POOL, definitions, machine, pool_object, secret, site_spec};
 use sims::{Style, apis, create, set};
 
 const NS: &str = "bench";
@@ -50,6 +51,8 @@ const NS: &str = "bench";
 const FIFTY: usize = 50;
 /// VMs at rest.
 const FLEET: usize = 500;
+/// Between two turns of guests and provider.
+const TICK: Duration = Duration::from_millis(40);
 /// Nothing takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
 /// Memory is read after so long without work.
@@ -69,7 +72,7 @@ const FIGURES: [(&str, &str); 5] = [
 fn main() {
     let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
     netns::run_within(Duration::from_secs(1800), || async {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let mut told = Vec::new();
         if let Err(error) = measure(dir.path(), &mut told).await {
             let log = std::fs::read_to_string(dir.path().join("operator.log")).unwrap_or_default();
@@ -152,7 +155,7 @@ fn count(n: usize) -> f64 {
 
 /// Definitions, namespaces, the Secret, an InfraEnv with an image, and the pool.
 async fn prepare(client: &Client, vcsim: &Vcsim, image: &ImageService) -> Result<()> {
-    install(client, &["v1beta2", "v1beta1"]).await?;
+    world::install(client, &definitions(&["v1beta2", "v1beta1"])).await?;
     for name in [NS, coracle_api::keys::SYSTEM_NAMESPACE] {
         let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -233,8 +236,8 @@ async fn bind(client: &Client, vcsim: &Vcsim, before: &Writes) -> Result<()> {
     anyhow::ensure!(running == FLEET, "{running} VMs run, not {FLEET}: as many as there are AgentMachines");
     let vms: Vec<_> = seen.vms.values().map(|vm| vm.as_ref().clone()).collect();
     let mut sims = JoinSet::new();
-    sims.spawn(sims::guests(client.clone(), NS.into(), "demo".into(), async move || vms.clone()));
-    sims.spawn(sims::provider(client.clone(), NS.into(), Style::Old));
+    sims.spawn(sims::guests(client.clone(), NS.into(), TICK, async move || vms.clone()));
+    sims.spawn(sims::provider(client.clone(), NS.into(), Style::Old, TICK));
     let pools: Api<VsphereAgentPool> = Api::namespaced(client.clone(), NS);
     let began = Instant::now();
     loop {

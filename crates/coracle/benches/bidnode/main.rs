@@ -82,11 +82,11 @@ fn tell(value: f64) {
 fn main() {
     figure("bidnode.pack_20k_ms", packing::packing_ms(), "ms");
     eprintln!("goal: 20000 pods within 2000 ms");
-    no_figure("bidnode.pod_to_node_s", "the supplier boots no machines: there is no provisioner yet", "s");
+    no_figure("bidnode.pod_to_node_s", "the supplier starts no VMs: the provisioner does not exist yet", "s");
     eprintln!("goal: from a pod that fits nowhere to its node within 10 s");
     let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
     netns::run_within(Duration::from_secs(2400), || async {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         if let Err(error) = measure(dir.path()).await {
             for file in ["operator.log", "market.log"] {
                 let log = std::fs::read_to_string(dir.path().join(file)).unwrap_or_default();
@@ -281,7 +281,7 @@ async fn calls(admin: &str) -> Result<f64> {
     Ok(ours.iter().filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum())
 }
 
-/// Reconciles of BidNodes so far, by how many seconds they took at most: the operator's own count, for nobody else sees
+/// Reconciles of BidNodes so far, by how many seconds they took at most: the operator's own count, because no other process sees
 /// them begin.
 async fn reconciles(admin: &str) -> Result<Vec<(f64, f64)>> {
     const SERIES: &str = "coracle_controller_reconcile_duration_seconds_bucket{";

@@ -27,7 +27,7 @@ use tonic::transport::Channel;
 use crate::{NAMESPACES, tell, with};
 
 pub(crate) const MARKET: &str = "a100-4x/local";
-/// What the supplier's lots promise, and the market's own is no shorter.
+/// Notice that the supplier's lots promise; the market's own is at least as long.
 const NOTICE_MS: i64 = 10_000;
 const SINGLES: usize = 20;
 const AT_ONCE: usize = 1_000;
@@ -100,7 +100,7 @@ async fn watch(client: Client, cordons: Cordons) {
     }
 }
 
-/// Somebody pays more for so many units than all others.
+/// Places a bid for so many slots above all others.
 async fn outbid(channel: &Channel, owner: &str, units: usize) -> Result<()> {
     let bid = PlaceBidRequest {
         market: MARKET.into(),

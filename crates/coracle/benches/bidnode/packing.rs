@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 use coracle_auction::Price;
 use coracle_bidnode::{
     demand::{Pool, assign, default_shapes},
-    facts::PodFacts,
+    observe::facts::PodFacts,
 };
 
 const PODS: u32 = 20_000;

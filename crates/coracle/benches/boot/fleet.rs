@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use coracle_agent::{AgentMetrics, AgentOptions, AgentService};
 use coracle_api::MikromVM;
+use coracle_frontends::{AgentMetrics, AgentOptions, AgentService};
 use coracle_host::{Host, HostConfig};
-use coracle_hypervisor::fake::{FakeDriver, FakeMachines};
-use coracle_image::{NoProgress, Source, Store, StoreOptions};
-use coracle_net::AddressOnly;
+use coracle_hypervisor_testing::AddressOnly;
+use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
+use coracle_image::{Source, Store, StoreOptions};
+use coracle_oci::NoProgress;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_testkit::cluster::Cluster;
 use coracle_testkit::figures::{api_writes, rss_mib};
@@ -113,11 +114,13 @@ async fn install(client: &Client) -> Result<()> {
 fn start_operator(dir: &Path, kubeconfig: &Path) -> Result<Child> {
     let log = std::fs::File::create(dir.join("operator.log"))?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
-    command.args(["operator", "--agent-plaintext", "--kubeconfig"]).arg(kubeconfig);
+    command
+        .args(["operator", "--agent-plaintext", "--agent-allow=127.0.0.1", "--kubeconfig"])
+        .arg(kubeconfig);
     Ok(command.stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()?)
 }
 
-/// The real door of the node in front of machines in memory; returns its address.
+/// The real agent service in front of VMMs in memory; returns its address.
 async fn serve_agent(dir: &Path, servers: &mut JoinSet<()>) -> Result<String> {
     let state = dir.join("state");
     std::fs::create_dir_all(&state)?;

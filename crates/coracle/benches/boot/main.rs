@@ -23,7 +23,7 @@ const AT_ONCE: usize = 8;
 fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup");
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         let mut system = System::up(dir.path(), &[]).await;
         let idle = system.node_rss_mib().await;
         figure("node.rss_idle_mib", idle, "MiB");

@@ -6,29 +6,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coracle_hypervisor::{Accelerator, VmRecipe};
+use coracle_hypervisor::{Accelerator, VmmConfig};
 use coracle_testkit::tools;
 
 /// Milliseconds from spawn to the first line that user space prints.
 pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
     let socket = dir.join("raw.sock");
     let _absent = std::fs::remove_file(&socket);
-    let recipe = VmRecipe {
-        id: coracle_types::VmId::of_name(&"raw".parse().expect("a name")),
+    let vmm_config = VmmConfig {
+        id: coracle_types::InstanceId::new("raw", 1),
         vcpus: 1.try_into().expect("one CPU"),
         memory: 128.try_into().expect("128 MiB"),
         kernel: boot.kernel.clone(),
         initrd: boot.initrd.clone(),
         disks: vec![],
         slots: Default::default(),
-        machine: Default::default(),
+        machine_type: Default::default(),
         nic: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Tcg,
         driver: String::new(),
     };
-    let args = without_our_devices(coracle_qemu::argv_for_this_host(&recipe), &socket);
+    let args = without_our_devices(coracle_qemu::argv_for_this_host(&vmm_config), &socket);
     if show {
         eprintln!("raw argv: {}", args.join(" "));
     }

@@ -1,11 +1,11 @@
-//! `cargo xtask bench clone`: what a start by clone costs beside a boot, and what holding and saving a guest costs.
+//! `cargo xtask bench clone`: cost of a start by clone beside a cold boot, and of pausing and saving a guest.
 //!
 //! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server. A start counts
-//! from the request until the guest's agent has answered and the guest is who it is, root and network included; what
+//! from the request until the guest agent has answered and the guest has its identity, root and network; what
 //! starting the workload takes beyond that is a figure of its own. A burst, and what is applied, count until it runs.
 //!
-//! A clone is what a node gives that had a moment since its last start: one stands by. `clone.alone_*` are of a node where
-//! none does, as for each VM of a burst but the first.
+//! `clone.*` is a start from the warm pool, on a node that had time to fill it. `clone.alone_*` is a start without a
+//! pooled clone, as for each VM of a burst but the first.
 
 #[path = "../support/system.rs"]
 mod system;
@@ -35,7 +35,7 @@ const AT_REST: usize = 8;
 
 fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
-        let dir = tempfile::tempdir().expect("a temporary folder");
+        let dir = tempfile::tempdir().expect("a temporary directory");
         alone(&dir.path().join("alone")).await;
         let mut system = System::up(dir.path(), &[]).await;
         let template = warm(&system).await;
@@ -65,8 +65,8 @@ fn whole_ms(ms: u64) -> f64 {
 
 /// Clones that are made when they are asked for, beside cold boots.
 async fn alone(dir: &Path) {
-    std::fs::create_dir_all(dir).expect("a folder");
-    let mut system = System::up(dir, &[("CORACLE_NODE_STANDBYS", "0")]).await;
+    std::fs::create_dir_all(dir).expect("a directory");
+    let mut system = System::up(dir, &[("CORACLE_NODE_WARM_POOL", "0")]).await;
     warm(&system).await;
     let (mut cold, mut clone) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
@@ -75,7 +75,7 @@ async fn alone(dir: &Path) {
         let image = system.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
         let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
-        assert!(!vm.standby, "none stands by");
+        assert!(!vm.pooled, "no clone was pooled");
         clone.push(whole - whole_ms(vm.workload_ms));
         system.remove(&name).await;
     }
@@ -98,13 +98,13 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
         let name = format!("clone-{n}");
         waits.push(system.stands_by().await);
         let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
-        assert!(vm.standby, "it stood by");
+        assert!(vm.pooled, "its clone was pooled");
         clone.push(whole - whole_ms(vm.workload_ms));
         workload.push(whole_ms(vm.workload_ms));
         system.remove(&name).await;
     }
     eprintln!("cold ms: {cold:.0?}\nclone ms: {clone:.0?}\nthen its workload ms: {workload:.0?}");
-    eprintln!("samples: {SAMPLES} each, alternating; waited ms until one stood by: {waits:.0?}");
+    eprintln!("samples: {SAMPLES} each, alternating; waited ms until one was pooled: {waits:.0?}");
     let (cold, p50) = (percentile(&cold, 50), percentile(&clone, 50));
     figure("clone.cold_ms", cold, "ms");
     figure("clone.p50_ms", p50, "ms");
@@ -114,14 +114,14 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
     cold
 }
 
-/// Memory that no other process shares of clones that do nothing, and of the one that stands by.
+/// Private memory of idle clones, and of the pooled one.
 async fn at_rest(system: &mut System) {
     let vmms = system.create_many(AT_REST, Birth::Clone).await;
     system.stands_by().await;
     sleep(IDLE).await;
     // What only one process has of a template's memory counts as its own: so not before there are others.
-    let standby = private_mib(system.standby_vmm(&vmms)).expect("its memory");
-    figure("standby.private_mib", standby, "MiB");
+    let pooled = private_mib(system.pooled_vmm(&vmms)).expect("its memory");
+    figure("pooled.private_mib", pooled, "MiB");
     let each: Vec<_> = vmms.iter().map(|pid| private_mib(*pid).expect("its memory")).collect();
     eprintln!("private MiB of {AT_REST} idle clones of {MEMORY_MIB} MiB: {each:.1?}");
     figure("clone.private_mib", each.iter().sum::<f64>() / to_f64(AT_REST), "MiB");

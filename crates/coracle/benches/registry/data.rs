@@ -93,7 +93,7 @@ pub(crate) fn disk(path: &Path) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Bytes of the disk that are no hole.
+/// Bytes of the disk outside of holes.
 pub(crate) fn data_bytes() -> u64 {
     (DISK_BYTES - PIECE_BYTES).div_ceil(STRIDE_BYTES) * PIECE_BYTES
 }
@@ -112,7 +112,7 @@ pub(crate) fn change(path: &Path) -> Result<u64> {
     Ok(2 * half)
 }
 
-/// Puts the files below a folder on disk and drops them from the page cache: of these files alone, for others are at
+/// Puts the files below a directory on disk and drops them from the page cache: of these files alone, for others are at
 /// work on the machine.
 pub(crate) fn forget(path: &Path) -> Result<()> {
     if path.is_dir() {

@@ -3,7 +3,8 @@
 use std::{path::Path, process::Command, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use coracle_image::{DiskOptions, DiskReport, Reference, pull_disk, push_disk};
+use coracle_disk::{DiskOptions, DiskReport, pull_disk, push_disk};
+use coracle_oci::Reference;
 use coracle_testkit::tools;
 use serde_json::json;
 

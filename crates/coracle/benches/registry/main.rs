@@ -16,9 +16,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use coracle_image::{
-    NoProgress, PullOptions, PullPolicy, PushOptions, Reference, Source, Store, StoreOptions,
-};
+use coracle_image::{PullOptions, PullPolicy, PushOptions, Source, Store, StoreOptions};
+use coracle_oci::{NoProgress, Reference};
 use coracle_testkit::figures::{cpu_seconds, figure, no_figure, peak_rss_mib};
 
 use servers::{Server, Which};
@@ -39,7 +38,7 @@ const FIGURES: [(&str, &str); 6] = [
 fn main() {
     let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let dir = tempfile::tempdir().expect("a temporary folder");
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let mut told = Vec::new();
     if let Err(error) = runtime.block_on(measure(dir.path(), &mut told)) {
         eprintln!("registry: {error:#}");
@@ -126,7 +125,8 @@ async fn image_round(
     times: &mut Times,
 ) -> Result<()> {
     let target: Reference = format!("{}/bench/image:1", server.address()).parse()?;
-    let options = PushOptions { credentials: server.credentials(), concurrency: LAYERS };
+    let options =
+        PushOptions { credentials: server.credentials(), concurrency: LAYERS, ..PushOptions::default() };
     data::forget(&dir.join("store"))?;
     let began = Instant::now();
     let pushed = store.push(name, &target, &options, Arc::new(NoProgress)).await?;
@@ -134,8 +134,12 @@ async fn image_round(
     ensure!(pushed.moved == LAYERS + 1, "{} blobs were moved", pushed.moved);
     data::forget(server.data())?;
     let copy = Store::open(dir.join("copy"), StoreOptions::default())?;
-    let options =
-        PullOptions { policy: PullPolicy::Always, credentials: server.credentials(), concurrency: LAYERS };
+    let options = PullOptions {
+        policy: PullPolicy::Always,
+        credentials: server.credentials(),
+        concurrency: LAYERS,
+        ..PullOptions::default()
+    };
     let cpu = || -> Result<(f64, f64)> {
         let theirs = server.pid().map_or(Ok(0.0), cpu_seconds)?;
         Ok((cpu_seconds(std::process::id())?, theirs))

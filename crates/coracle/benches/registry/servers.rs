@@ -1,4 +1,4 @@
-//! The two registries, as processes with folders of their own.
+//! The two registries, as processes with directories of their own.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use coracle_image::{Credentials, Secret};
+use coracle_oci::{Credentials, Secret};
 use coracle_testkit::registry::DebianRegistry;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use coracle_api::MikromVM;
 use coracle_hypervisor::find_by_argument;
+use coracle_hypervisor_testing::instances::vmms_of;
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{Writes, api_writes, rss_mib};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
@@ -84,27 +85,27 @@ impl System {
         (elapsed, vm)
     }
 
-    /// Milliseconds until a clone stands by.
+    /// Milliseconds until a clone is pooled.
     pub(crate) async fn stands_by(&self) -> f64 {
         let began = Instant::now();
         let mut host = self.host();
         loop {
             let templates = host.list_templates(pb::ListTemplatesRequest {}).await.expect("the templates");
-            if templates.into_inner().templates.iter().any(|template| template.standby) {
+            if templates.into_inner().templates.iter().any(|template| template.pooled) {
                 return began.elapsed().as_secs_f64() * 1000.0;
             }
-            assert!(began.elapsed() < LIMIT, "none stands by");
+            assert!(began.elapsed() < LIMIT, "no clone is pooled");
             sleep(Duration::from_millis(20)).await;
         }
     }
 
     /// Its VMM, which is none of these VMs'.
-    pub(crate) fn standby_vmm(&self, vmms: &[u32]) -> u32 {
-        let found = find_by_argument(&self.state.join("standbys")).expect("the process table");
+    pub(crate) fn pooled_vmm(&self, vmms: &[u32]) -> u32 {
+        let found = vmms_of(&self.state, &coracle_host::run_dir_of(&self.state), "pool");
         found.iter().map(|process| process.pid).find(|pid| !vmms.contains(pid)).expect("a VMM")
     }
 
-    /// Removes a VM, whatever it does.
+    /// Removes a VM in any state.
     pub(crate) async fn remove(&mut self, name: &str) {
         let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true };
         self.host.delete_vm(request).await.expect("delete");

@@ -22,14 +22,14 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::{agentpool, announce};
-use crate::cli::AgentForgeArgs;
-use crate::tasks::{Tasks, stop_signal};
+use coracle_cli::cli::AgentForgeArgs;
+use coracle_cli::tasks::{Tasks, stop_signal};
 
 /// The original's grace period.
 const GRACE: Duration = Duration::from_secs(10);
 /// Where the original is deployed.
 const NAMESPACE: &str = "agent-forge-operator-system";
-/// An API server that does not answer a review by then: nobody reads metrics.
+/// Limit for the API server to answer a review; after it, the scrape is refused.
 const REVIEW: Duration = Duration::from_secs(10);
 
 /// Runs until a signal.

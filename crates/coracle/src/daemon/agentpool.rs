@@ -13,9 +13,9 @@ use kube::Client;
 use miette::{IntoDiagnostic, WrapErr};
 use prometheus_client::registry::Registry;
 
-use super::{memory, operator::identity};
-use crate::cli::{self, PoolFlags};
-use crate::tasks::Tasks;
+use super::{identity, memory};
+use coracle_cli::cli::{self, PoolFlags};
+use coracle_cli::tasks::Tasks;
 
 /// What the controllers are started with. `namespace`: where their Lease is; `None`: they run without.
 pub(super) fn config(
@@ -126,7 +126,7 @@ fn thumbprints(file: &str) -> HashMap<String, String> {
         let host = if host.contains(':') { host.to_owned() } else { format!("{host}:443") };
         let is_sha256 = digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
         if !is_sha256 {
-            tracing::warn!(host, "a thumbprint that is no SHA-256 is not used");
+            tracing::warn!(host, "ignore thumbprint that is not SHA-256");
         }
         is_sha256.then_some((host, digest))
     };

@@ -7,9 +7,9 @@ use std::time::Duration;
 use coracle_api::keys::{SYSTEM_NAMESPACE, node as keys};
 use coracle_host::Host;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt as _};
 use miette::{IntoDiagnostic, WrapErr};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,11 @@ const LEASE: Duration = Duration::from_secs(40);
 /// Between two renewals.
 const RENEW: Duration = Duration::from_secs(10);
 
-/// Where the cluster reaches a node: `host:port` of each door that is open.
-pub(crate) struct Doors {
+/// How long a node that stops waits for the API server.
+const WITHDRAW: Duration = Duration::from_secs(2);
+
+/// Where the cluster reaches a node: `host:port` of each frontend that listens.
+pub(crate) struct Endpoints {
     pub(crate) agent: String,
     pub(crate) host: Option<String>,
 }
@@ -39,35 +42,52 @@ pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miett
     Client::try_from(config).map(Some).into_diagnostic()
 }
 
-/// Renews until `stop`. The API server may come and go; the node goes on.
+/// Renews the Lease until `stop`, also after the API server was away.
 pub(crate) async fn run(
     client: Client,
     node: String,
-    doors: Doors,
+    endpoints: Endpoints,
     host: Host,
     stop: CancellationToken,
 ) -> miette::Result<()> {
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
     let params = PatchParams::apply("coracle-node").force();
-    let mut announced = false;
+    let mut announced = None;
     loop {
-        let lease = lease(&node, &doors, &host);
-        match leases.patch(&node, &params, &Patch::Apply(&lease)).await {
-            Ok(_) if !announced => {
-                tracing::info!(node, agent = doors.agent, host = doors.host, "node announced");
-                announced = true;
+        let lease = lease(&node, &endpoints, &host);
+        let renewed = leases.patch(&node, &params, &Patch::Apply(&lease)).await;
+        match &renewed {
+            Ok(_) if announced.is_none() => {
+                tracing::info!(node, agent = endpoints.agent, host = endpoints.host, "node announced");
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(node, %error, "node not announced"),
         }
-        let pause = if announced { RENEW } else { Duration::from_secs(1) };
+        announced = renewed.ok().and_then(|lease| lease.resource_version()).or(announced);
+        let pause = if announced.is_some() { RENEW } else { Duration::from_secs(1) };
         if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
-            return Ok(());
+            break;
         }
+    }
+    if let Some(version) = announced {
+        withdraw(&leases, &node, version).await;
+    }
+    Ok(())
+}
+
+/// A node that stops takes its Lease with it, so that nothing is placed on it. A process that has renewed the Lease
+/// since keeps it.
+async fn withdraw(leases: &Api<Lease>, node: &str, version: String) {
+    let unchanged = Preconditions { resource_version: Some(version), uid: None };
+    let params = DeleteParams { preconditions: Some(unchanged), ..DeleteParams::default() };
+    match tokio::time::timeout(WITHDRAW, leases.delete(node, &params)).await {
+        Ok(Ok(_)) => tracing::info!(node, "node withdrawn"),
+        Ok(Err(error)) => tracing::warn!(node, %error, "node not withdrawn"),
+        Err(_) => tracing::warn!(node, "node not withdrawn: the API server does not answer"),
     }
 }
 
-fn lease(node: &str, doors: &Doors, host: &Host) -> serde_json::Value {
+fn lease(node: &str, endpoints: &Endpoints, host: &Host) -> serde_json::Value {
     let capacity = host.capacity();
     let now = jiff::Timestamp::from_millisecond(host.clock().now().0).unwrap_or_default();
     let first = host.probes().first();
@@ -85,7 +105,7 @@ fn lease(node: &str, doors: &Doors, host: &Host) -> serde_json::Value {
             },
             "annotations": {
                 keys::NODE: node,
-                keys::AGENT_ADDRESS: doors.agent,
+                keys::AGENT_ADDRESS: endpoints.agent,
                 keys::CAPACITY_VCPUS: capacity.cpus.to_string(),
                 keys::CAPACITY_MEMORY_MIB: capacity.memory_allowed_mib.to_string(),
                 keys::DRIVER: first.map(|(name, _)| *name),
@@ -98,7 +118,7 @@ fn lease(node: &str, doors: &Doors, host: &Host) -> serde_json::Value {
             "renewTime": format!("{now:.6}"),
         },
     });
-    if let Some(address) = &doors.host {
+    if let Some(address) = &endpoints.host {
         lease["metadata"]["annotations"][keys::HOST_ADDRESS] = address.as_str().into();
     }
     lease

@@ -6,9 +6,9 @@ use kube::Client;
 use miette::IntoDiagnostic;
 use prometheus_client::registry::Registry;
 
-use super::{market, operator::identity};
-use crate::cli::{BidFlags, EMBEDDED};
-use crate::tasks::Tasks;
+use super::{identity, market};
+use coracle_cli::cli::{BidFlags, EMBEDDED};
+use coracle_cli::tasks::Tasks;
 
 /// Region of an embedded market.
 const LOCAL: &str = "local";

@@ -18,12 +18,12 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{announce, pki};
-use crate::error::Failure;
+use coracle_cli::error::Failure;
 
 /// From start to Ready of each part.
 pub(crate) const READY_LIMIT: Duration = Duration::from_secs(180);
 
-/// A cluster that does not answer keeps nobody from going down.
+/// Limit for a cluster that does not answer while the system goes down.
 const WITHDRAW_LIMIT: Duration = Duration::from_secs(10);
 
 /// Field manager of what is applied here.
@@ -99,7 +99,7 @@ pub(crate) async fn wait_leases(client: &Client) -> miette::Result<()> {
         if node && operator {
             return Ok(());
         }
-        let help = "their logs are logs/node.log and logs/operator.log in the state folder";
+        let help = "their logs are logs/node.log and logs/operator.log in the state directory";
         pause(deadline, || Failure::new("COR-UP-007", "node and operator did not become ready").help(help))
             .await?;
     }
@@ -122,7 +122,7 @@ pub(crate) async fn wait_admission(client: &Client) -> miette::Result<()> {
             Err(kube::Error::Api(_)) | Ok(_) => return Ok(()),
             Err(error) => error.to_string(),
         };
-        let help = "its log is logs/operator.log in the state folder; the API server must be able to dial this machine";
+        let help = "its log is logs/operator.log in the state directory; the API server must be able to dial this machine";
         pause(deadline, || {
             Failure::new("COR-UP-010", format!("admission does not answer: {why}")).help(help)
         })
@@ -135,7 +135,7 @@ pub(crate) async fn wait_service_account(client: &Client) -> miette::Result<()> 
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     let deadline = Instant::now() + READY_LIMIT;
     while accounts.get_opt("default").await.into_diagnostic()?.is_none() {
-        let help = "its log is logs/kube-controller-manager.log in the state folder";
+        let help = "its log is logs/kube-controller-manager.log in the state directory";
         pause(deadline, || {
             Failure::new("COR-UP-011", "the controller manager did not become ready").help(help)
         })
@@ -179,7 +179,7 @@ pub(crate) fn note_foreign(state: &Path, kubeconfig: Option<&Path>) -> miette::R
     }
 }
 
-/// Takes back what would harm a cluster that lives on without us: a webhook that nobody answers, a node that is gone.
+/// Removes what would harm a cluster without us: a webhook without a server, a node that is gone.
 /// Objects of users and their definitions stay. Idempotent; without such a cluster, nothing.
 pub(crate) async fn withdraw(state: &Path) {
     let path = state.join(RECORD);

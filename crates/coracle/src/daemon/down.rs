@@ -1,20 +1,21 @@
 //! `coracle down`: takes a local system away, also one whose parts were killed.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_hypervisor::{ProcessId, find_by_argument};
+use coracle_hypervisor::{ProcessId, find_by_argument, launch};
 use coracle_net::{BridgeNetwork, Network};
 use coracle_proto::host as pb;
-use coracle_types::VmId;
+use coracle_types::InstanceId;
 use miette::{IntoDiagnostic, WrapErr};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::cluster;
-use crate::cli::{DownArgs, Global};
-use crate::client;
+use coracle_cli::cli::{DownArgs, Global};
+use coracle_cli::client;
 
 /// A system with many guests needs a while to power them off.
 const SUPERVISOR_LIMIT: Duration = Duration::from_secs(90);
@@ -25,22 +26,23 @@ pub(crate) const SUPERVISOR_FILE: &str = "up.pid";
 /// What a guest gets to power off.
 const GUEST_GRACE_MS: u32 = 5_000;
 
-/// Programs of a system, as their processes name themselves.
+/// Programs of a system.
 const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"];
 const OWN_PROGRAMS: [&str; 2] = ["node", "operator"];
 
-/// Stops everything of this state folder. Idempotent: with nothing up it says so.
+/// Stops everything of this state directory. Idempotent: with nothing up it says so.
 pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     let state = global.state();
     let supervisor = supervisor(&state);
     if let Some(process) = supervisor {
+        eprintln!("{}", waits_for(running(global).await));
         signal(process, Signal::TERM);
         if timeout(SUPERVISOR_LIMIT, process.exited()).await.is_err() {
             eprintln!("the system does not stop, killing it");
             process.kill().await.into_diagnostic()?;
         }
     }
-    // Whatever the supervisor could not do, because it was killed, is done here.
+    // Finishes what the supervisor could not do because it was killed.
     stop_vms(global).await;
     end_leftovers(&state).await;
     remove_traces(&state).await?;
@@ -55,7 +57,24 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     Ok(())
 }
 
-/// The `coracle up` of this folder, when one lives. It left its id when it began.
+/// VMs that run, as far as their node answers.
+async fn running(global: &Global) -> usize {
+    let Ok(mut client) = client::open(&global.socket()).await else { return 0 };
+    let Ok(vms) = client.list_vms(pb::ListVmsRequest {}).await else { return 0 };
+    vms.into_inner().vms.iter().filter(|vm| vm.vmm_pid != 0).count()
+}
+
+/// What takes the time. Pure.
+fn waits_for(vms: usize) -> String {
+    let parts = "node, operator and control plane";
+    match vms {
+        0 => format!("stopping {parts}"),
+        1 => format!("stopping 1 VM (at most {} s), {parts}", GUEST_GRACE_MS / 1000),
+        _ => format!("stopping {vms} VMs (at most {} s), {parts}", GUEST_GRACE_MS / 1000),
+    }
+}
+
+/// The `coracle up` of this directory, when one lives. It left its id when it began.
 fn supervisor(state: &Path) -> Option<ProcessId> {
     let bytes = std::fs::read(state.join(SUPERVISOR_FILE)).ok()?;
     let process: ProcessId = serde_json::from_slice(&bytes).ok()?;
@@ -65,6 +84,19 @@ fn supervisor(state: &Path) -> Option<ProcessId> {
 fn words(process: ProcessId) -> Vec<String> {
     let cmdline = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
     cmdline.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect()
+}
+
+/// File name of the executable of a process of this user. What a process calls itself is not asked: anybody may call a
+/// process `etcd` and name this state directory in its arguments (proc(5), `exe`).
+fn own_program(process: ProcessId) -> Option<String> {
+    let at = format!("/proc/{}", process.pid);
+    if std::fs::metadata(&at).ok()?.uid() != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    let path = std::fs::read_link(format!("{at}/exe")).ok()?;
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    // The kernel marks a program that was replaced since.
+    Some(name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned())
 }
 
 fn signal(process: ProcessId, signal: Signal) {
@@ -86,14 +118,13 @@ pub(crate) async fn stop_vms(global: &Global) {
     stops.join_all().await;
 }
 
-/// Ends children of a supervisor that was killed. Only programs of ours that name
-/// this state folder: a `tail` of its logs is a person's, not ours.
+/// Ends children of a supervisor that was killed. Only programs of ours that name this state directory: not a `tail` of its
+/// logs.
 pub(crate) async fn end_leftovers(state: &Path) {
     for process in find_by_argument(state).unwrap_or_default() {
-        let words = words(process);
-        let program =
-            words.first().map(|w| w.rsplit('/').next().unwrap_or_default().to_owned()).unwrap_or_default();
-        let own = program == "coracle" && words.get(1).is_some_and(|w| OWN_PROGRAMS.contains(&w.as_str()));
+        let Some(program) = own_program(process) else { continue };
+        let is_daemon = || words(process).get(1).is_some_and(|word| OWN_PROGRAMS.contains(&word.as_str()));
+        let own = program == "coracle" && is_daemon();
         if !own && !PROGRAMS.contains(&program.as_str()) {
             continue;
         }
@@ -104,12 +135,10 @@ pub(crate) async fn end_leftovers(state: &Path) {
     }
 }
 
-/// VMs, and clones that stand by, as their folders tell.
-fn machines(state: &Path) -> Vec<VmId> {
-    let folders =
-        ["vms", "standbys"].map(|kind| std::fs::read_dir(state.join(kind)).into_iter().flatten().flatten());
-    let names = folders.into_iter().flatten().filter_map(|folder| folder.file_name().into_string().ok());
-    names.filter_map(|name| VmId::try_from(name).ok()).collect()
+/// VMM instances, from their directories.
+fn instances(state: &Path) -> Vec<InstanceId> {
+    let dirs = std::fs::read_dir(state.join("instances")).into_iter().flatten().flatten();
+    dirs.filter_map(|dir| dir.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// It is there, and no bridge's (Linux, Documentation/ABI/testing/sysfs-class-net).
@@ -121,16 +150,15 @@ fn is_off_the_bridge(tap: &str) -> bool {
 /// VMMs, network and sockets.
 pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     let run_dir = coracle_host::run_dir_of(state);
-    for vmm in find_by_argument(&run_dir).unwrap_or_default() {
-        let program = words(vmm).first().cloned().unwrap_or_default();
-        if program.rsplit('/').next().is_some_and(|name| name.starts_with("qemu-system")) {
+    for dir in std::fs::read_dir(&run_dir).into_iter().flatten().flatten() {
+        if let Some(vmm) = launch::find_in(&dir.path()).into_diagnostic().wrap_err("find a VMM")? {
             vmm.kill().await.into_diagnostic().wrap_err("end a VMM")?;
         }
     }
     if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
         let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;
-        // A tap that was not on the bridge yet is known by its machine alone.
-        for id in machines(state).into_iter().filter(|id| is_off_the_bridge(&id.tap_name())) {
+        // A tap that was not on the bridge yet is known by its instance alone.
+        for id in instances(state).into_iter().filter(|id| is_off_the_bridge(&id.tap_name())) {
             network
                 .detach(&id)
                 .await

@@ -12,8 +12,8 @@ use miette::{IntoDiagnostic, WrapErr, bail};
 use tokio::sync::oneshot;
 
 use super::{announce, make_dir};
-use crate::cli::{Global, MarketServeArgs};
-use crate::tasks::{Tasks, stop_signal};
+use coracle_cli::cli::{Global, MarketServeArgs};
+use coracle_cli::tasks::{Tasks, stop_signal};
 
 const GRACE: Duration = Duration::from_secs(20);
 /// An embedded market replays its journal before it answers.
@@ -108,7 +108,7 @@ pub(super) async fn embed(
     };
     let (tell, told) = oneshot::channel();
     tasks.spawn("market", |stop| async move {
-        // Who waits has given up when nobody hears it.
+        // The caller may have given up.
         let ready = |at: coracle_market::Server| tell.send(at.grpc).map_or_else(|_| (), |()| ());
         Box::pin(serve(config, stop, ready)).await.into_diagnostic()
     });

@@ -1,17 +1,18 @@
-//! `coracle node`: the host core and its doors.
+//! `coracle node`: the host core and its frontends.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_agent::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, LegacyConfig};
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver, Jail};
-use coracle_host::{Host, HostConfig, HostService, StandbyPolicy, TemplatePolicy};
+use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, HostService, LegacyConfig};
+use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
 use coracle_hypervisor::{Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, Network, Subnet, UserNetwork};
+use coracle_oci::Registries;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_proto::host::host_server::HostServer;
 use coracle_qemu::{QemuConfig, QemuDriver};
@@ -23,13 +24,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::{Server, TcpIncoming};
+use tonic::transport::Server;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
+use super::limits::{self, Connections};
 use super::{announce, default_tools, kvm_probe_of, make_dir};
-use crate::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs};
-use crate::error::Failure;
-use crate::tasks::{Tasks, stop_signal};
+use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs};
+use coracle_cli::error::{Failure, of_host as failure};
+use coracle_cli::registries;
+use coracle_cli::tasks::{Tasks, stop_signal};
 
 /// How long running calls get when the daemon stops.
 const GRACE: Duration = Duration::from_secs(30);
@@ -111,11 +114,11 @@ fn subnet_of(bridge_ip: &str) -> miette::Result<Subnet> {
     let (address, prefix) = bridge_ip.split_once('/').unwrap_or((bridge_ip, "24"));
     match (address.parse(), prefix.parse()) {
         (Ok(address), Ok(prefix @ 8..=30)) => Ok(Subnet::around(address, prefix)),
-        _ => bail!("network.bridge_ip {bridge_ip:?} is no address with a prefix"),
+        _ => bail!("invalid network.bridge_ip {bridge_ip:?}: want an address with a prefix"),
     }
 }
 
-/// As many open files as we may have: what guests hold open in folders of this node, we do.
+/// As many open files as we may have: what guests hold open in directories of this node, we do.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
@@ -124,31 +127,34 @@ fn raise_file_limit() {
 }
 
 async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
-    make_dir(state)?;
+    coracle_host::ensure_state_dir(state).map_err(failure)?;
     let (kernel, initrd) = boot_files(args.boot.as_deref())?;
     let mut config = HostConfig::new(state.to_owned(), kernel, initrd);
     config.kernel_dirs.clone_from(&args.kernel_dir);
     config.volume_dirs.clone_from(&args.volume_dir);
     config.memory_overcommit = args.memory_overcommit;
+    config.user_network_open = network_mode(args) == NetworkMode::UserOpen;
     config.templates = TemplatePolicy {
         enabled: !args.no_templates,
         count_max: args.templates_max,
         age_max: Duration::try_from(args.templates_max_age)
             .map_err(|_| Failure::usage("--templates-max-age is not negative"))?,
     };
-    config.standbys = StandbyPolicy {
-        count_max: args.standbys,
-        idle_max: Duration::try_from(args.standby_max_idle)
-            .map_err(|_| Failure::usage("--standby-max-idle is not negative"))?,
+    config.warm_pool = WarmPoolPolicy {
+        count_max: args.warm_pool,
+        idle_max: Duration::try_from(args.warm_pool_max_idle)
+            .map_err(|_| Failure::usage("--warm-pool-max-idle must not be negative"))?,
     };
+    config.registries = registries_of(args)?;
     let kvm = (args.accelerator == AcceleratorChoice::Auto)
         .then(|| kvm_probe_of(Some(state.join("accelerator.json"))));
     let drivers = drivers(state, args, kvm)?;
-    let images = Store::open(state.join("images"), StoreOptions::default())
-        .map_err(|e| Failure::new(e.code(), e.to_string()))?;
+    let options = StoreOptions { registries: config.registries.clone(), ..StoreOptions::default() };
+    let images =
+        Store::open(state.join("images"), options).map_err(|e| Failure::new(e.code(), e.to_string()))?;
     let network = network(state, args).await?;
     let host =
-        Host::open(config, drivers, network, Arc::new(images), Clock::system()).await.into_diagnostic()?;
+        Host::open(config, drivers, network, Arc::new(images), Clock::system()).await.map_err(failure)?;
     for (at, (driver, probe)) in host.probes().iter().enumerate() {
         let (version, reason) = (&probe.version, &probe.reason);
         match probe.accelerator {
@@ -160,6 +166,12 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
         }
     }
     Ok(host)
+}
+
+/// How registries are reached; read once.
+fn registries_of(args: &NodeArgs) -> Result<Registries, Failure> {
+    let warn = |warning: &str| tracing::warn!(warning, "registry configuration has an unknown part");
+    Ok(registries::load(&args.registries, warn)?.deny_private(args.registry_deny_private))
 }
 
 /// QEMU, which runs everywhere, and beside it those that VMs may ask for.
@@ -199,17 +211,20 @@ fn boot_files(dir: Option<&Path>) -> miette::Result<(PathBuf, PathBuf)> {
         if !file.is_file() {
             let message =
                 format!("no guest {} in {}", file.file_name().unwrap_or_default().display(), dir.display());
-            let help = "name the folder with --boot DIR; in a checkout `cargo xtask setup` makes it";
+            let help = "name the directory with --boot DIR; in a checkout `cargo xtask setup` makes it";
             return Err(Failure::new("COR-CFG-001", message).help(help).into());
         }
     }
     Ok((kernel, initrd))
 }
 
-async fn network(state: &Path, args: &NodeArgs) -> miette::Result<Arc<dyn Network>> {
+fn network_mode(args: &NodeArgs) -> NetworkMode {
     let root = rustix::process::geteuid().is_root();
-    let mode = args.network.unwrap_or(if root { NetworkMode::Bridge } else { NetworkMode::User });
-    match mode {
+    args.network.unwrap_or(if root { NetworkMode::Bridge } else { NetworkMode::User })
+}
+
+async fn network(state: &Path, args: &NodeArgs) -> miette::Result<Arc<dyn Network>> {
+    match network_mode(args) {
         NetworkMode::Bridge => {
             let network = BridgeNetwork::open(state, args.subnet)
                 .await
@@ -217,7 +232,7 @@ async fn network(state: &Path, args: &NodeArgs) -> miette::Result<Arc<dyn Networ
                 .wrap_err("open the bridge network (--network user needs no privilege)")?;
             Ok(Arc::new(network))
         }
-        NetworkMode::User => Ok(Arc::new(UserNetwork)),
+        NetworkMode::User | NetworkMode::UserOpen => Ok(Arc::new(UserNetwork)),
     }
 }
 
@@ -231,7 +246,7 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
     if let Some(dir) = socket.parent() {
         make_dir(dir)?;
     }
-    // The host's lock is ours, so whatever lies there is stale.
+    // This process has the lock of the host, so an existing socket is stale.
     let _absent = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket)
         .into_diagnostic()
@@ -260,30 +275,28 @@ async fn end(stop: CancellationToken, host: CancellationToken) {
     host.cancel();
 }
 
-/// Connections whose short frames do not wait for the acknowledgement of earlier ones, which takes up to 40 ms.
-fn incoming(listener: TcpListener) -> TcpIncoming {
-    TcpIncoming::from(listener).with_nodelay(Some(true))
-}
-
 async fn serve_agent(
     tasks: &mut Tasks,
     args: &NodeArgs,
     at: SocketAddr,
     service: AgentService,
 ) -> miette::Result<SocketAddr> {
-    let mut server = Server::builder();
+    let mut server = limits::server();
     match tls(args)? {
         Some(tls) => server = server.tls_config(tls).into_diagnostic()?,
         None => tracing::warn!(%at, "FirecrackerAgent is served without TLS and without authentication"),
     }
     let listener = listen(at).await?;
     let bound = listener.local_addr().into_diagnostic()?;
-    let reflection = coracle_agent::reflection().into_diagnostic()?;
+    let reflection = coracle_frontends::reflection().into_diagnostic()?;
     tasks.spawn("agent", move |stop| async move {
         server
             .add_service(FirecrackerAgentServer::new(service))
             .add_service(reflection)
-            .serve_with_incoming_shutdown(incoming(listener), stop.cancelled_owned())
+            .serve_with_incoming_shutdown(
+                limits::incoming(listener, Connections::default()),
+                stop.cancelled_owned(),
+            )
             .await
             .into_diagnostic()
     });
@@ -297,7 +310,7 @@ async fn serve_host(
     at: SocketAddr,
     host: &Host,
 ) -> miette::Result<SocketAddr> {
-    let mut server = Server::builder().tls_config(certificates(args, "--host-listen")?).into_diagnostic()?;
+    let mut server = limits::server().tls_config(certificates(args, "--host-listen")?).into_diagnostic()?;
     let listener = listen(at).await?;
     let bound = listener.local_addr().into_diagnostic()?;
     let service = HostServer::new(HostService::new(host.clone())).max_encoding_message_size(16 << 20);
@@ -305,7 +318,10 @@ async fn serve_host(
     tasks.spawn("host", move |stop| async move {
         server
             .add_service(service)
-            .serve_with_incoming_shutdown(incoming(listener), end(stop, stopping))
+            .serve_with_incoming_shutdown(
+                limits::incoming(listener, Connections::default()),
+                end(stop, stopping),
+            )
             .await
             .into_diagnostic()
     });
@@ -319,16 +335,17 @@ fn tls(args: &NodeArgs) -> miette::Result<Option<ServerTlsConfig>> {
     certificates(args, "--agent-listen").map(Some)
 }
 
-fn certificates(args: &NodeArgs, door: &str) -> miette::Result<ServerTlsConfig> {
+fn certificates(args: &NodeArgs, flag: &str) -> miette::Result<ServerTlsConfig> {
     let (Some(cert), Some(key), Some(ca)) = (&args.tls_cert, &args.tls_key, &args.tls_client_ca) else {
-        let message = format!("{door} needs --tls-cert, --tls-key and --tls-client-ca");
+        let message = format!("{flag} needs --tls-cert, --tls-key and --tls-client-ca");
         return Err(Failure::usage(message).help("old clients without TLS need --agent-plaintext").into());
     };
     let read = |path: &PathBuf| {
         std::fs::read(path).into_diagnostic().wrap_err_with(|| format!("read {}", path.display()))
     };
     let identity = Identity::from_pem(read(cert)?, read(key)?);
-    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(Certificate::from_pem(read(ca)?)))
+    let client_ca = Certificate::from_pem(read(ca)?);
+    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(client_ca).timeout(limits::HANDSHAKE))
 }
 
 async fn announce_node(
@@ -342,16 +359,16 @@ async fn announce_node(
         return Ok(());
     };
     let node = args.node_name.clone().unwrap_or_else(super::hostname);
-    let doors = announce::Doors {
+    let endpoints = announce::Endpoints {
         agent: args.advertise.clone().unwrap_or_else(|| bound.to_string()),
         host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),
     };
     let host = host.clone();
-    tasks.spawn("announce", move |stop| announce::run(client, node, doors, host, stop));
+    tasks.spawn("announce", move |stop| announce::run(client, node, endpoints, host, stop));
     Ok(())
 }
 
-/// A door's own port at the host that is advertised for the other one.
+/// The port of one frontend at the host name that is advertised for the other one.
 fn beside(advertised: Option<&str>, bound: SocketAddr) -> String {
     match advertised.and_then(|a| a.rsplit_once(':')) {
         Some((host, _)) => format!("{host}:{}", bound.port()),

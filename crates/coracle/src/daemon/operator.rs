@@ -9,10 +9,11 @@ use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use super::{agentpool, announce, bidnode};
-use crate::cli::{Group, OperatorArgs};
-use crate::tasks::{Tasks, stop_signal};
+use coracle_cli::cli::{Group, OperatorArgs};
+use coracle_cli::tasks::{Tasks, stop_signal};
 
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -26,8 +27,9 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     let mut registry = Registry::default();
     let metrics = ControllerMetrics::register(&mut registry);
     let mut tasks = Tasks::new();
+    let readiness = Readiness::default();
     if args.controllers.contains(&Group::MikromVm) {
-        mikromvm(&args, &client, &metrics, &mut tasks)?;
+        mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?;
     }
     if args.controllers.contains(&Group::AgentPool) {
         let election = (!args.no_election).then(|| coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
@@ -42,7 +44,6 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         let config = bidnode::config(flags, election.as_deref(), metrics, &mut registry, &mut tasks).await?;
         bidnode::spawn(&mut tasks, client.clone(), config);
     }
-    let readiness = Readiness::default();
     if let Some(at) = args.admin_listen {
         let listener =
             TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))?;
@@ -54,15 +55,11 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     tasks.run(stop_signal(), GRACE).await
 }
 
-/// Who we are, among all that ever ran.
-pub(super) fn identity() -> String {
-    format!("{}-{}", super::hostname(), std::process::id())
-}
-
 fn mikromvm(
     args: &OperatorArgs,
     client: &Client,
     metrics: &ControllerMetrics,
+    readiness: &Readiness,
     tasks: &mut Tasks,
 ) -> miette::Result<()> {
     let config = config(args, metrics.clone())?;
@@ -72,11 +69,26 @@ fn mikromvm(
         stop.run_until_cancelled(keep).await;
         Ok(())
     });
+    // Not ready before every kind was listed once: a right that is missing shows.
+    readiness.set("fleet", false);
+    let (parts, known) = (readiness.clone(), fleet.clone());
+    tasks.spawn("readiness", |stop| async move {
+        if stop.run_until_cancelled(known.ready()).await.is_some() {
+            parts.set("fleet", true);
+        }
+        stop.cancelled().await;
+        Ok(())
+    });
     if let Some(listen) = args.webhook_listen {
         let mut webhook = coracle_admission::Config { listen, ..Default::default() };
         if let Some(host) = args.webhook_url_host.clone() {
             webhook.reach = coracle_admission::Reach::Url { host };
         }
+        if let Some(path) = &args.webhook_client_ca {
+            let pem = std::fs::read(path).into_diagnostic();
+            webhook.client_ca = Some(pem.wrap_err_with(|| format!("read {}", path.display()))?);
+        }
+        follow_readiness(readiness, "webhook", webhook.ready.subscribe(), tasks);
         let (client, fleet) = (client.clone(), fleet.clone());
         tasks.spawn("webhook", |stop| async move {
             Box::pin(coracle_admission::run(client, webhook, fleet, stop)).await.into_diagnostic()
@@ -89,8 +101,32 @@ fn mikromvm(
     Ok(())
 }
 
+/// A part of the readiness is as `ready` says.
+fn follow_readiness(
+    readiness: &Readiness,
+    part: &'static str,
+    mut ready: watch::Receiver<bool>,
+    tasks: &mut Tasks,
+) {
+    readiness.set(part, false);
+    let readiness = readiness.clone();
+    tasks.spawn("webhook readiness", move |stop| async move {
+        loop {
+            readiness.set(part, *ready.borrow_and_update());
+            match stop.run_until_cancelled(ready.changed()).await {
+                Some(Ok(())) => {}
+                Some(Err(_)) | None => {
+                    readiness.set(part, false);
+                    return Ok(());
+                }
+            }
+        }
+    });
+}
+
 fn config(args: &OperatorArgs, metrics: ControllerMetrics) -> miette::Result<Config> {
-    let mut config = Config { metrics, identity: identity(), ..Config::default() };
+    let mut config = Config { metrics, identity: super::identity(), ..Config::default() };
+    config.scope.allowed.clone_from(&args.agent_allow);
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
     config.tls = match (&args.agent_ca, args.agent_plaintext) {
         (_, true) => None,

@@ -6,53 +6,95 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use miette::{IntoDiagnostic, WrapErr};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
-};
+use rcgen::ExtendedKeyUsagePurpose::{self, ClientAuth, ServerAuth};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 /// Files of one system.
 pub(crate) struct Pki {
     pub(crate) ca: PathBuf,
-    pub(crate) node: (PathBuf, PathBuf),
-    pub(crate) operator: (PathBuf, PathBuf),
-    pub(crate) client: (PathBuf, PathBuf),
+    pub(crate) node: Leaf,
+    pub(crate) operator: Leaf,
+    pub(crate) client: Leaf,
 }
+
+/// Certificate and key of one party.
+pub(crate) type Leaf = (PathBuf, PathBuf);
 
 /// Makes all of it anew: nothing outlives a start of the system, so nothing must be rotated.
 pub(crate) fn make(dir: &Path) -> miette::Result<Pki> {
+    let authority = Authority::new("local")?;
     super::make_dir(dir)?;
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, "coracle local authority");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-    let key = KeyPair::generate().into_diagnostic()?;
-    let authority = CertifiedIssuer::self_signed(params, key).into_diagnostic()?;
-    let ca = dir.join("ca.crt");
-    write(&ca, authority.pem().as_bytes())?;
-    let node = leaf(dir, "node", ExtendedKeyUsagePurpose::ServerAuth, &authority)?;
-    let operator = leaf(dir, "operator", ExtendedKeyUsagePurpose::ClientAuth, &authority)?;
-    let client = leaf(dir, "client", ExtendedKeyUsagePurpose::ClientAuth, &authority)?;
-    Ok(Pki { ca, node, operator, client })
+    Ok(Pki {
+        ca: authority.publish(dir)?,
+        node: authority.leaf(dir, "node", &[ServerAuth])?,
+        operator: authority.leaf(dir, "operator", &[ClientAuth])?,
+        client: authority.leaf(dir, "client", &[ClientAuth])?,
+    })
 }
 
-fn leaf(
-    dir: &Path,
-    name: &str,
-    usage: ExtendedKeyUsagePurpose,
-    authority: &CertifiedIssuer<'_, KeyPair>,
-) -> miette::Result<(PathBuf, PathBuf)> {
-    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let mut params = CertificateParams::new(names).into_diagnostic()?;
-    params.distinguished_name.push(DnType::CommonName, format!("coracle {name}"));
-    params.extended_key_usages = vec![usage];
-    params.use_authority_key_identifier_extension = true;
-    let key = KeyPair::generate().into_diagnostic()?;
-    let cert = params.signed_by(&key, authority).into_diagnostic()?;
-    let files = (dir.join(format!("{name}.crt")), dir.join(format!("{name}.key")));
-    write(&files.0, cert.pem().as_bytes())?;
-    write(&files.1, key.serialize_pem().as_bytes())?;
-    Ok(files)
+/// Signs certificates. Its key stays in memory, unless it is [`Authority::kept`].
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    /// A new one.
+    pub(crate) fn new(name: &str) -> miette::Result<Self> {
+        Self::of(name, KeyPair::generate().into_diagnostic()?)
+    }
+
+    /// The one whose key is `<dir>/ca.key`, made where it is missing. Clients that trust it keep trusting what it signs
+    /// after a restart.
+    pub(crate) fn kept(dir: &Path, name: &str) -> miette::Result<Self> {
+        super::make_dir(dir)?;
+        let path = dir.join("ca.key");
+        if let Ok(pem) = std::fs::read_to_string(&path)
+            && let Ok(key) = KeyPair::from_pem(&pem)
+        {
+            return Self::of(name, key);
+        }
+        let key = KeyPair::generate().into_diagnostic()?;
+        write(&path, key.serialize_pem().as_bytes())?;
+        Self::of(name, key)
+    }
+
+    fn of(name: &str, key: KeyPair) -> miette::Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, format!("coracle {name} authority"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        CertifiedIssuer::self_signed(params, key).map(Self).into_diagnostic()
+    }
+
+    /// Its certificate, PEM.
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Writes its certificate to `<dir>/ca.crt`.
+    pub(crate) fn publish(&self, dir: &Path) -> miette::Result<PathBuf> {
+        let path = dir.join("ca.crt");
+        write(&path, self.pem().as_bytes())?;
+        Ok(path)
+    }
+
+    /// Signs a certificate for loopback and writes it with its key to `<dir>/<name>.crt` and `.key`.
+    pub(crate) fn leaf(
+        &self,
+        dir: &Path,
+        name: &str,
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> miette::Result<Leaf> {
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let mut params = CertificateParams::new(names).into_diagnostic()?;
+        params.distinguished_name.push(DnType::CommonName, format!("coracle {name}"));
+        params.extended_key_usages = usages.to_vec();
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().into_diagnostic()?;
+        let cert = params.signed_by(&key, &self.0).into_diagnostic()?;
+        let files = (dir.join(format!("{name}.crt")), dir.join(format!("{name}.key")));
+        write(&files.0, cert.pem().as_bytes())?;
+        write(&files.1, key.serialize_pem().as_bytes())?;
+        Ok(files)
+    }
 }
 
 /// Readable by the owner only, from the first byte on.

@@ -5,19 +5,22 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base64::display::Base64Display;
+use base64::engine::general_purpose::STANDARD;
 use miette::{IntoDiagnostic, WrapErr};
+use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{announce, find_tool, pki};
-use crate::cli::Part;
-use crate::error::Failure;
+use coracle_cli::cli::Part;
+use coracle_cli::error::Failure;
 
 /// The API server is Ready after some 3 s; a cold disk and a busy host take longer.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 
-/// How long a cluster that somebody else runs may be away.
+/// How long an existing cluster may be away.
 const FOREIGN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Ports of a system, chosen once and kept, so that a kubeconfig stays true.
@@ -86,8 +89,8 @@ impl With {
     pub(crate) fn of(parts: &[Part]) -> Result<Self, Failure> {
         if parts.contains(&Part::Kubelet) {
             return Err(Failure::new("COR-UP-009", "a kubelet is not offered yet")
-                .help("it needs the CRI door of the node, which does not exist yet; MikromVMs need none")
-                .exit(crate::error::exit::UNSUPPORTED));
+                .help("it needs the CRI server of the node, which does not exist yet; MikromVMs need none")
+                .exit(coracle_cli::error::exit::UNSUPPORTED));
         }
         Ok(Self {
             scheduler: parts.contains(&Part::Scheduler),
@@ -114,38 +117,120 @@ pub(crate) fn programs(
     let dir = state.join("plane");
     super::make_dir(&dir)?;
     let token = secrets(&dir)?;
-    kubeconfig(&state.join("kubeconfig"), ports.apiserver, &token)?;
+    let certificates = Certificates::make(&dir)?;
+    let admission = admission_config(&dir, &certificates.webhook_client)?;
+    kubeconfig(&state.join("kubeconfig"), ports.apiserver, &certificates.authority, &token)?;
     link_kubectl(state, tools)?;
     Ok(vec![
-        Program { name: "etcd", path: find("etcd", tools)?, args: etcd(&dir, ports) },
+        Program { name: "etcd", path: find("etcd", tools)?, args: etcd(&dir, ports, &certificates) },
         Program {
             name: "kube-apiserver",
             path: find("kube-apiserver", tools)?,
-            args: apiserver(&dir, ports, with),
+            args: apiserver(&dir, ports, with, &certificates, &admission),
         },
     ])
 }
 
-fn etcd(dir: &Path, Ports { etcd, etcd_peer, .. }: Ports) -> Vec<String> {
-    vec![
-        format!("--data-dir={}/etcd", dir.display()),
-        format!("--listen-client-urls=http://127.0.0.1:{etcd}"),
-        format!("--advertise-client-urls=http://127.0.0.1:{etcd}"),
-        format!("--listen-peer-urls=http://127.0.0.1:{etcd_peer}"),
-        "--log-level=warn".to_owned(),
-    ]
+/// What the parts of a control plane show each other. No port of it answers anybody without a credential.
+struct Certificates {
+    /// PEM of the authority of the API server, which kubeconfigs trust. Kept, so that a copy of a kubeconfig stays true.
+    authority: String,
+    apiserver: pki::Leaf,
+    /// Authority of etcd alone: a certificate of anything else in the system opens no store.
+    etcd_ca: PathBuf,
+    /// etcd's own, as a server and as its own peer.
+    etcd: pki::Leaf,
+    etcd_client: pki::Leaf,
+    /// Shown to webhooks, so that they answer only this client.
+    webhook_client: pki::Leaf,
 }
 
-fn apiserver(dir: &Path, Ports { etcd, apiserver, .. }: Ports, with: With) -> Vec<String> {
-    let at = dir.display();
+impl Certificates {
+    fn make(dir: &Path) -> miette::Result<Self> {
+        let (api, store) = (dir.join("pki"), dir.join("etcd-pki"));
+        super::make_dir(&store)?;
+        let authority = pki::Authority::kept(&api, "API server")?;
+        authority.publish(&api)?;
+        let etcd = pki::Authority::new("etcd")?;
+        Ok(Self {
+            authority: authority.pem(),
+            apiserver: authority.leaf(&api, "apiserver", &[ServerAuth])?,
+            etcd_ca: etcd.publish(&store)?,
+            etcd: etcd.leaf(&store, "etcd", &[ServerAuth, ClientAuth])?,
+            etcd_client: etcd.leaf(&store, "apiserver", &[ClientAuth])?,
+            webhook_client: authority.leaf(&api, "webhook-client", &[ClientAuth])?,
+        })
+    }
+}
+
+/// Authority of a local API server and of what it shows to webhooks.
+pub(crate) fn authority_file(state: &Path) -> PathBuf {
+    state.join("plane/pki/ca.crt")
+}
+
+/// What the API server shows to webhooks: files `admission.json` and `webhooks.json` (Kubernetes documentation,
+/// "Dynamic Admission Control", "Authenticate apiservers"). Gives the path of the first.
+fn admission_config(dir: &Path, (certificate, key): &pki::Leaf) -> miette::Result<PathBuf> {
+    let (admission, webhooks) = (dir.join("admission.json"), dir.join("webhooks.json"));
+    let user = json!({"client-certificate": certificate, "client-key": key});
+    let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "users": [{"name": "*", "user": user}]});
+    let plugin = json!({
+        "name": "ValidatingAdmissionWebhook",
+        "configuration": {
+            "apiVersion": "apiserver.config.k8s.io/v1", "kind": "WebhookAdmissionConfiguration",
+            "kubeConfigFile": webhooks,
+        },
+    });
+    let config = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [plugin],
+    });
+    for (path, value) in [(&webhooks, kubeconfig), (&admission, config)] {
+        pki::write(path, &serde_json::to_vec_pretty(&value).into_diagnostic()?)?;
+    }
+    Ok(admission)
+}
+
+fn etcd(dir: &Path, Ports { etcd, etcd_peer, .. }: Ports, certificates: &Certificates) -> Vec<String> {
+    let Certificates { etcd_ca, etcd: (certificate, key), .. } = certificates;
     let mut args = vec![
-        format!("--etcd-servers=http://127.0.0.1:{etcd}"),
+        format!("--data-dir={}/etcd", dir.display()),
+        format!("--listen-client-urls=https://127.0.0.1:{etcd}"),
+        format!("--advertise-client-urls=https://127.0.0.1:{etcd}"),
+        format!("--listen-peer-urls=https://127.0.0.1:{etcd_peer}"),
+        "--client-cert-auth".to_owned(),
+        "--peer-client-cert-auth".to_owned(),
+        "--log-level=warn".to_owned(),
+    ];
+    for peer in ["", "peer-"] {
+        args.push(format!("--{peer}trusted-ca-file={}", etcd_ca.display()));
+        args.push(format!("--{peer}cert-file={}", certificate.display()));
+        args.push(format!("--{peer}key-file={}", key.display()));
+    }
+    args
+}
+
+fn apiserver(
+    dir: &Path,
+    Ports { etcd, apiserver, .. }: Ports,
+    with: With,
+    certificates: &Certificates,
+    admission: &Path,
+) -> Vec<String> {
+    let at = dir.display();
+    let (own, client) = (&certificates.apiserver, &certificates.etcd_client);
+    let mut args = vec![
+        format!("--etcd-servers=https://127.0.0.1:{etcd}"),
+        format!("--etcd-cafile={}", certificates.etcd_ca.display()),
+        format!("--etcd-certfile={}", client.0.display()),
+        format!("--etcd-keyfile={}", client.1.display()),
         "--bind-address=127.0.0.1".to_owned(),
-        // Nobody but this machine is told of it; without this a default route would be needed.
+        // Only this machine uses it; without this flag a default route would be needed.
         "--advertise-address=127.0.0.1".to_owned(),
         "--endpoint-reconciler-type=none".to_owned(),
         format!("--secure-port={apiserver}"),
-        format!("--cert-dir={at}/certs"),
+        format!("--tls-cert-file={}", own.0.display()),
+        format!("--tls-private-key-file={}", own.1.display()),
+        format!("--admission-control-config-file={}", admission.display()),
         format!("--token-auth-file={at}/tokens.csv"),
         "--authorization-mode=Node,RBAC".to_owned(),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
@@ -155,7 +240,7 @@ fn apiserver(dir: &Path, Ports { etcd, apiserver, .. }: Ports, with: With) -> Ve
         "--allow-privileged=true".to_owned(),
     ];
     if !with.controller_manager {
-        // Without a controller manager nobody makes the default ServiceAccount.
+        // Without a controller manager the default ServiceAccount does not exist.
         args.push("--disable-admission-plugins=ServiceAccount".to_owned());
     }
     args
@@ -189,7 +274,7 @@ pub(crate) fn late_programs(
         let (name, mut args) = ("kube-controller-manager", common(ports.controller_manager));
         let at = state.join("plane");
         args.push(format!("--service-account-private-key-file={}/sa.key", at.display()));
-        args.push(format!("--root-ca-file={}/certs/apiserver.crt", at.display()));
+        args.push(format!("--root-ca-file={}", authority_file(state).display()));
         programs.push(Program { name, path: find(name, tools)?, args });
     }
     Ok(programs)
@@ -215,12 +300,13 @@ fn secrets(dir: &Path) -> miette::Result<String> {
     Ok(token)
 }
 
-fn kubeconfig(path: &Path, port: u16, token: &str) -> miette::Result<()> {
+fn kubeconfig(path: &Path, port: u16, authority: &str, token: &str) -> miette::Result<()> {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "coracle", "cluster": {
-            "server": format!("https://127.0.0.1:{port}"), "insecure-skip-tls-verify": true}}],
+            "server": format!("https://127.0.0.1:{port}"),
+            "certificate-authority-data": Base64Display::new(authority.as_bytes(), &STANDARD).to_string()}}],
         "users": [{"name": "admin", "user": {"token": token}}],
         "contexts": [{"name": "coracle", "context": {"cluster": "coracle", "user": "admin", "namespace": "default"}}],
         "current-context": "coracle",
@@ -251,11 +337,12 @@ pub(crate) async fn wait_ready(kubeconfig: &Path, own: bool) -> miette::Result<k
         };
         if Instant::now() > deadline {
             let help = if own {
-                "its log is logs/kube-apiserver.log in the state folder".to_owned()
+                "its log is logs/kube-apiserver.log in the state directory".to_owned()
             } else {
                 format!("check the cluster: kubectl --kubeconfig {} get --raw /readyz", kubeconfig.display())
             };
-            let message = format!("the API server did not become ready: {}", crate::error::printable(&why));
+            let message =
+                format!("the API server did not become ready: {}", coracle_cli::error::printable(&why));
             return Err(Failure::new("COR-UP-002", message).help(help).into());
         }
         sleep(Duration::from_millis(100)).await;
@@ -276,7 +363,7 @@ pub(crate) async fn wait_listening(name: &str, port: u16) -> Result<(), Failure>
     let deadline = Instant::now() + READY_LIMIT;
     while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         if Instant::now() > deadline {
-            let help = format!("its log is logs/{name}.log in the state folder");
+            let help = format!("its log is logs/{name}.log in the state directory");
             return Err(Failure::new("COR-UP-012", format!("{name} did not become ready")).help(help));
         }
         sleep(Duration::from_millis(100)).await;

@@ -1,4 +1,4 @@
-//! `coracle registry serve`: blobs, manifests and their names, from the state folder.
+//! `coracle registry serve`: blobs, manifests and their names, from the state directory.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use miette::{IntoDiagnostic, WrapErr};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use crate::cli::{Global, RegistryServeArgs};
 use crate::epoch_env;
-use crate::tasks::{Tasks, stop_signal};
+use coracle_cli::cli::{Global, RegistryServeArgs};
+use coracle_cli::tasks::{Tasks, stop_signal};
 
 /// How long uploads have to come to an end of their step.
 const GRACE: Duration = Duration::from_secs(10);
@@ -65,6 +65,7 @@ fn config(global: &Global, args: &RegistryServeArgs) -> miette::Result<Config> {
     config.private_reads = args.private_reads;
     config.open_writes = args.open_writes;
     config.public_url.clone_from(&args.public_url);
+    config.allow_sparse_indexes = args.allow_sparse_indexes;
     config.limits.upload_bytes = args.upload_max;
     config.limits.quota = args.quota;
     config.limits.repository_quota = args.repository_quota;
@@ -91,7 +92,7 @@ fn inherit(config: &mut Config) -> miette::Result<()> {
         config.private_pages = true;
         tracing::warn!(
             provider,
-            "there is no single sign-on: the pages and /api want a token, as the password of any name"
+            "single sign-on is off: the pages and /api need a token, as the password of any user name"
         );
     }
     if let Some(dir) = set("EPOCH_UPLOAD_DIR") {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::plane::Program;
-use crate::error::Failure;
+use coracle_cli::error::Failure;
 
 /// A program that ends sooner than this after its start has not really run.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -24,8 +24,25 @@ const TRIES: u32 = 3;
 /// Between an end and the next start.
 const PAUSE: Duration = Duration::from_millis(700);
 
-/// How long a child gets after SIGTERM.
+/// How long a program of ours gets after SIGTERM: a node stops its guests in that time.
 pub(crate) const CHILD_GRACE: Duration = Duration::from_secs(20);
+
+/// How long a part of the control plane gets. All that it acknowledged is in etcd, which syncs before it answers; an API
+/// server would wait for its watchers for a minute.
+const PLANE_GRACE: Duration = Duration::from_secs(2);
+
+/// Programs in the order in which they end: each after those that need it.
+const ORDER: [&[&str]; 3] =
+    [&["node", "operator"], &["kube-scheduler", "kube-controller-manager", "kube-apiserver"], &["etcd"]];
+
+/// Where a program stands in [`ORDER`].
+fn rank(name: &str) -> usize {
+    ORDER.iter().position(|names| names.contains(&name)).unwrap_or(0)
+}
+
+fn grace(name: &str) -> Duration {
+    if rank(name) == 0 { CHILD_GRACE } else { PLANE_GRACE }
+}
 
 /// Lines of a program's log that go into the report of its failure.
 const LAST_LINES: usize = 8;
@@ -36,8 +53,8 @@ const LAST_BYTES: usize = 16 * 1024;
 /// Owns the children of one system.
 pub(crate) struct Supervisor {
     logs: PathBuf,
-    stop: CancellationToken,
-    children: JoinSet<()>,
+    /// The children of each rank, and what ends them.
+    ranks: [(CancellationToken, JoinSet<()>); ORDER.len()],
     gave_up: mpsc::Sender<Failure>,
 }
 
@@ -45,23 +62,27 @@ impl Supervisor {
     /// The second half tells of the first program that is given up.
     pub(crate) fn new(logs: PathBuf) -> (Self, mpsc::Receiver<Failure>) {
         let (gave_up, failures) = mpsc::channel(1);
-        (Self { logs, stop: CancellationToken::new(), children: JoinSet::new(), gave_up }, failures)
+        (Self { logs, ranks: Default::default(), gave_up }, failures)
     }
 
     /// Keeps `program` running until [`Self::stop`].
     pub(crate) fn start(&mut self, program: Program) {
-        let (logs, stop, gave_up) = (self.logs.clone(), self.stop.clone(), self.gave_up.clone());
-        self.children.spawn(async move {
+        let (logs, gave_up) = (self.logs.clone(), self.gave_up.clone());
+        let (stop, children) = &mut self.ranks[rank(program.name)];
+        let stop = stop.clone();
+        children.spawn(async move {
             if let Err(failure) = supervise(&logs, &program, &stop).await {
                 let _another_was_first = gave_up.try_send(failure);
             }
         });
     }
 
-    /// Ends every child and waits for it.
-    pub(crate) async fn stop(mut self) {
-        self.stop.cancel();
-        while self.children.join_next().await.is_some() {}
+    /// Ends every child and waits for it, those that need others first.
+    pub(crate) async fn stop(self) {
+        for (stop, mut children) in self.ranks {
+            stop.cancel();
+            while children.join_next().await.is_some() {}
+        }
     }
 }
 
@@ -75,7 +96,7 @@ async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> 
             Ok(mut child) => tokio::select! {
                 ended = child.wait() => ended.map_or_else(|e| e.to_string(), |status| status.to_string()),
                 () = stop.cancelled() => {
-                    terminate(&mut child, CHILD_GRACE).await;
+                    terminate(&mut child, grace(program.name)).await;
                     return Ok(());
                 }
             },
@@ -107,7 +128,7 @@ fn last_lines(log: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(tail);
     let lines: Vec<_> = text.lines().filter(|l| !l.trim().is_empty()).collect();
     let from = lines.len().saturating_sub(LAST_LINES);
-    lines[from..].iter().map(|line| crate::error::printable(line)).collect()
+    lines[from..].iter().map(|line| coracle_cli::error::printable(line)).collect()
 }
 
 fn spawn(log: &Path, program: &Program) -> std::io::Result<Child> {
@@ -163,6 +184,29 @@ mod tests {
         let failure = timeout(Duration::from_secs(5), failures.recv()).await.unwrap().unwrap();
         assert!(failure.message.contains("cannot be started"), "{failure}");
         supervisor.stop().await;
+    }
+
+    #[tokio::test]
+    async fn etcd_ends_after_what_needs_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut supervisor, _failures) = Supervisor::new(dir.path().to_owned());
+        let ends = dir.path().join("ends");
+        for name in ["etcd", "kube-apiserver", "node"] {
+            let script = format!(
+                "trap 'echo {name} >> {}; exit 0' TERM; echo up; while :; do sleep 0.02; done",
+                ends.display()
+            );
+            let args = ["-c".to_owned(), script].to_vec();
+            supervisor.start(Program { name, path: "/bin/sh".into(), args });
+        }
+        let is_up = |name| {
+            std::fs::read_to_string(dir.path().join(format!("{name}.log"))).is_ok_and(|l| !l.is_empty())
+        };
+        while !["etcd", "kube-apiserver", "node"].into_iter().all(is_up) {
+            sleep(Duration::from_millis(10)).await;
+        }
+        supervisor.stop().await;
+        assert_eq!(std::fs::read_to_string(ends).unwrap(), "node\nkube-apiserver\netcd\n");
     }
 
     #[test]

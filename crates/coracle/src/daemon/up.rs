@@ -7,7 +7,7 @@
 //!             └─ coracle operator ── admission webhook
 //! ```
 //! A child that ends is started again, unless it never really runs. ^C, SIGTERM and
-//! `coracle down` take everything away but the state folder.
+//! `coracle down` take everything away but the state directory.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -24,10 +24,10 @@ use super::cluster::{self, READY_LIMIT};
 use super::plane::{self, Ports, Program, With};
 use super::supervise::{CHILD_GRACE, Supervisor, terminate};
 use super::{default_tools, down, make_dir, pki};
-use crate::cli::{Global, UpArgs};
-use crate::commands::image::import;
-use crate::error::Failure;
-use crate::tasks::stop_signal;
+use coracle_cli::cli::{Global, UpArgs};
+use coracle_cli::commands::image::import;
+use coracle_cli::error::{Failure, of_host};
+use coracle_cli::tasks::stop_signal;
 
 /// Name of the image that `examples/mikromvm.yaml` runs.
 const DEMO: &str = "localhost/coracle/demo:1";
@@ -43,7 +43,7 @@ pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()>
         }
     }
     let state = global.state();
-    make_dir(&state)?;
+    coracle_host::ensure_state_dir(&state).map_err(of_host)?;
     if args.detach {
         return detach(&state, &args).await;
     }
@@ -85,14 +85,14 @@ fn readable(kubeconfig: &Path) -> miette::Result<PathBuf> {
     }
 }
 
-/// One supervisor per state folder.
+/// One supervisor per state directory.
 fn lock(state: &Path) -> miette::Result<File> {
     let path = state.join("up.lock");
     let file = File::options().create(true).write(true).truncate(false).open(&path).into_diagnostic()?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
         Failure::new("COR-UP-003", format!("a system is up already in {}", state.display()))
             .help("stop it with `coracle down`, or use another --state")
-            .exit(crate::error::exit::CONFLICT)
+            .exit(coracle_cli::error::exit::CONFLICT)
     })?;
     Ok(file)
 }
@@ -113,6 +113,12 @@ async fn detach(state: &Path, args: &UpArgs) -> miette::Result<()> {
     }
     if args.no_demo {
         command.arg("--no-demo");
+    }
+    if args.registry_deny_private {
+        command.arg("--registry-deny-private");
+    }
+    if let Some(dir) = &args.registries.registry_config {
+        command.arg("--registry-config").arg(std::path::absolute(dir).into_diagnostic()?);
     }
     for part in &args.with {
         command.arg("--with").arg(part.as_str());
@@ -143,10 +149,11 @@ async fn detach(state: &Path, args: &UpArgs) -> miette::Result<()> {
     Err(Failure::new("COR-UP-004", format!("the system did not come up ({ended})")).help(help).into())
 }
 
-/// Prints the lines of a log after the first `shown`, and says how many they were.
+/// Prints the complete lines of a log after the first `shown`, and returns their number.
 fn show(log: &Path, shown: usize) -> usize {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    text.lines().skip(shown).inspect(|line| eprintln!("{line}")).count()
+    let complete = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    complete.skip(shown).inspect(|line| eprint!("{line}")).count()
 }
 
 async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Supervisor) -> miette::Result<()> {
@@ -170,7 +177,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     let pki = pki::make(&state.join("pki"))?;
     cluster::publish_client(&client, &pki).await?;
     let boot = boot_files(state, args.tools.as_deref())?;
-    children.start(node(state, &kubeconfig, &boot, ports, &pki)?);
+    children.start(node(state, args, (&kubeconfig, &boot), ports, &pki)?);
     let mut host = wait_host(state).await?;
     let info = host.info(pb::InfoRequest {}).await.map_err(Failure::from)?.into_inner();
     let driver = info.drivers.first().cloned().unwrap_or_default();
@@ -185,19 +192,26 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
         && let Some(demo) = demo_image(args.tools.as_deref())
     {
         let source = format!("oci:{}:1", demo.display());
-        import(&mut host, &source, Some(DEMO), crate::cli::ProgressMode::None).await?;
+        import(&mut host, &source, Some(DEMO), coracle_cli::cli::ProgressMode::None).await?;
         say(&format!("image {DEMO} imported"));
     }
     // A foreign API server reaches this machine by a name that only its user knows.
     let webhook = args.webhook_url_host.clone().or_else(|| own.then(|| "127.0.0.1".to_owned()));
-    children.start(operator(&kubeconfig, ports, webhook.as_deref(), &pki)?);
+    let webhook_client_ca = own.then(|| plane::authority_file(state));
+    children.start(operator(
+        state,
+        &kubeconfig,
+        ports,
+        webhook.as_deref(),
+        webhook_client_ca.as_deref(),
+        &pki,
+    )?);
     cluster::wait_leases(&client).await?;
     if webhook.is_some() {
         cluster::wait_admission(&client).await?;
     }
     say(if webhook.is_some() { "operator ready, admission answers" } else { "operator ready" });
     wait_late(&client, ports, with).await?;
-    pki::write(&state.join("up.ready"), format!("{}\n", std::process::id()).as_bytes())?;
     eprintln!();
     eprintln!("  export KUBECONFIG={}", kubeconfig.display());
     if own {
@@ -205,6 +219,8 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     }
     eprintln!("  kubectl apply -f examples/mikromvm.yaml && kubectl get mvm -w");
     eprintln!();
+    // After the last line: `up --detach` prints what is in the log when it sees this file.
+    pki::write(&state.join("up.ready"), format!("{}\n", std::process::id()).as_bytes())?;
     Ok(())
 }
 
@@ -232,7 +248,7 @@ fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     else {
         let help =
             "in a checkout: cargo xtask setup\nelsewhere: --tools DIR with guest/current/{vmlinuz,initrd}";
-        return Err(Failure::new("COR-UP-005", "no guest kernel is to be found").help(help).into());
+        return Err(Failure::new("COR-UP-005", "guest kernel not found").help(help).into());
     };
     let current = current.canonicalize().into_diagnostic()?;
     let hash = current.file_name().map(PathBuf::from).unwrap_or_default();
@@ -255,13 +271,13 @@ fn demo_image(tools: Option<&Path>) -> Option<PathBuf> {
 
 fn node(
     state: &Path,
-    kubeconfig: &Path,
-    boot: &Path,
+    up: &UpArgs,
+    (kubeconfig, boot): (&Path, &Path),
     ports: Ports,
     pki: &pki::Pki,
 ) -> miette::Result<Program> {
     let show = |path: &Path| path.display().to_string();
-    let args = [
+    let mut args = vec![
         ("--state", show(state)),
         ("--boot", show(boot)),
         ("--agent-listen", format!("127.0.0.1:{}", ports.agent)),
@@ -272,18 +288,32 @@ fn node(
         ("--kubeconfig", show(kubeconfig)),
         ("--kernel-dir", show(&state.join("boot"))),
     ];
-    own_program("node", &args)
+    if let Some(dir) = &up.registries.registry_config {
+        args.push(("--registry-config", show(&std::path::absolute(dir).into_diagnostic()?)));
+    }
+    let mut program = own_program("node", &args)?;
+    if up.registry_deny_private {
+        program.args.push("--registry-deny-private".to_owned());
+    }
+    Ok(program)
 }
 
+/// Every controller, with a market of its own: each kind of `examples/` is answered.
 fn operator(
+    state: &Path,
     kubeconfig: &Path,
     ports: Ports,
     webhook: Option<&str>,
+    webhook_client_ca: Option<&Path>,
     pki: &pki::Pki,
 ) -> miette::Result<Program> {
     let show = |path: &Path| path.display().to_string();
     let mut args = vec![
         ("--kubeconfig", show(kubeconfig)),
+        ("--controllers", "mikromvm,bidnode,agentpool".to_owned()),
+        ("--market", coracle_cli::cli::EMBEDDED.to_owned()),
+        ("--market-store", format!("sqlite:{}", state.join("market.db").display())),
+        ("--market-listen", "127.0.0.1:0".to_owned()),
         ("--agent-ca", show(&pki.ca)),
         ("--agent-cert", show(&pki.operator.0)),
         ("--agent-key", show(&pki.operator.1)),
@@ -292,6 +322,9 @@ fn operator(
         let address = if host == "127.0.0.1" { "127.0.0.1" } else { "0.0.0.0" };
         args.push(("--webhook-listen", format!("{address}:{}", ports.webhook)));
         args.push(("--webhook-url-host", host.to_owned()));
+    }
+    if let Some(ca) = webhook_client_ca {
+        args.push(("--webhook-client-ca", show(ca)));
     }
     own_program("operator", &args)
 }
@@ -306,10 +339,10 @@ async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<t
     let socket = coracle_host::run_dir_of(state).join("host.sock");
     let deadline = Instant::now() + READY_LIMIT;
     loop {
-        match crate::client::open(&socket).await {
+        match coracle_cli::client::open(&socket).await {
             Ok(client) => return Ok(client),
             Err(why) if Instant::now() > deadline => {
-                let help = "its log is logs/node.log in the state folder";
+                let help = "its log is logs/node.log in the state directory";
                 return Err(Failure::new("COR-UP-006", format!("the node did not become ready: {why}"))
                     .help(help)
                     .into());

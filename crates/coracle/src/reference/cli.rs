@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::{Arg, Command, CommandFactory};
 
 use super::GENERATED;
-use crate::cli::Cli;
+use coracle_cli::cli::Cli;
 
 /// The whole page. Pure.
 pub(super) fn page() -> String {

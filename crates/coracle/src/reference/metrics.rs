@@ -5,13 +5,13 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_agent::{AgentMetrics, AgentOptions, AgentService};
+use coracle_frontends::{AgentMetrics, AgentOptions, AgentService};
 use coracle_host::{Host, HostConfig};
-use coracle_hypervisor::fake::{FakeDriver, FakeMachines};
 use coracle_image::{Store, StoreOptions};
-use coracle_net::AddressOnly;
+use coracle_net::UserNetwork;
 use coracle_proto::firecracker::HealthCheckRequest;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgent;
+use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_reconcile::{ControllerMetrics, Outcome};
 use coracle_types::Clock;
 use miette::IntoDiagnostic;
@@ -43,8 +43,8 @@ async fn node() -> miette::Result<Registry> {
     let images = Store::open(dir.join("images"), StoreOptions::default()).into_diagnostic()?;
     let mut config = HostConfig::new(dir.clone(), "/nowhere".into(), "/nowhere".into());
     config.run_dir = dir.join("run");
-    let driver = Arc::new(FakeDriver::new(FakeMachines::new()));
-    let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().into_diagnostic()?));
+    let driver = Arc::new(QemuDriver::new(QemuConfig { program: "/nowhere".into(), kvm: None }));
+    let network = Arc::new(UserNetwork);
     let host =
         Host::open(config, driver, network, Arc::new(images), Clock::system()).await.into_diagnostic()?;
     let mut registry = Registry::default();

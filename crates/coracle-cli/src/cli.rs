@@ -1,0 +1,604 @@
+//! The grammar of the command line. Help texts are written for the person who types.
+
+mod agentpool;
+mod daemons;
+mod format;
+mod market;
+mod registry;
+mod snapshot;
+mod template;
+mod volume;
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags};
+pub use daemons::{
+    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, RegistryFlags, UpArgs,
+};
+pub use format::Format;
+pub use market::{
+    AdviseArgs, AmendArgs, At, BidCommand, BidFlags, BidsArgs, CancelArgs, ChargesArgs, CrdArgs, CrdCommand,
+    EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketServeArgs, OneMarketArgs,
+    OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs,
+};
+pub use registry::{
+    ImagePushArgs, RegistryArgs, RegistryCommand, RegistryPullArgs, RegistryPushArgs, RegistryServeArgs,
+    RegistryServer, WrittenAs,
+};
+pub use snapshot::{CommitArgs, ForkArgs, RestoreArgs, SnapshotArgs, SnapshotCommand};
+pub use template::{TemplateArgs, TemplateCommand};
+pub use volume::{VolumeArgs, VolumeCommand, VolumeFlag};
+
+/// Virtual machines for Kubernetes, on one command line.
+#[derive(Parser, Debug)]
+#[command(name = "coracle", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command understands.
+#[derive(Args, Debug, Clone)]
+pub struct Global {
+    /// State directory of the node [default: /var/lib/coracle, or $XDG_DATA_HOME/coracle without root]
+    #[arg(long, global = true, env = "CORACLE_STATE", value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Socket of the node [default: host.sock of the state directory]
+    #[arg(long, global = true, env = "CORACLE_HOST", value_name = "SOCKET")]
+    pub host: Option<PathBuf>,
+    /// Work in this namespace of the cluster
+    #[arg(short, long, global = true, value_name = "NAME", help_heading = CLUSTER)]
+    pub namespace: Option<String>,
+    /// Work in all namespaces of the cluster
+    #[arg(short = 'A', long, global = true, help_heading = CLUSTER)]
+    pub all_namespaces: bool,
+    /// Work through the cluster of this context
+    #[arg(long, global = true, value_name = "NAME", help_heading = CLUSTER)]
+    pub context: Option<String>,
+    /// Work through the cluster of this file
+    #[arg(long, global = true, value_name = "FILE", help_heading = CLUSTER)]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Any of these flags means the cluster instead of the local node.
+const CLUSTER: &str = "Cluster instead of the local node";
+
+impl Global {
+    /// Is the cluster meant, and not the node of this machine?
+    pub fn is_remote(&self) -> bool {
+        self.namespace.is_some() || self.all_namespaces || self.context.is_some() || self.kubeconfig.is_some()
+    }
+
+    /// The state directory, made absolute so that it names one node wherever we are.
+    pub fn state(&self) -> PathBuf {
+        let dir = self.state.clone().unwrap_or_else(default_state);
+        std::path::absolute(&dir).unwrap_or(dir)
+    }
+
+    /// The socket to speak to.
+    pub fn socket(&self) -> PathBuf {
+        self.host.clone().unwrap_or_else(|| coracle_host::run_dir_of(&self.state()).join("host.sock"))
+    }
+}
+
+fn default_state() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return "/var/lib/coracle".into();
+    }
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".local/share");
+    std::env::var_os("XDG_DATA_HOME").map_or_else(home, PathBuf::from).join("coracle")
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Start a local system: control plane, node and operator
+    Up(Box<UpArgs>),
+    /// Stop the local system and remove its processes and networks
+    Down(DownArgs),
+    /// Say what this machine can do, and why not
+    Doctor(DoctorArgs),
+    /// Run an image as a VM
+    Run(Box<RunArgs>),
+    /// List VMs
+    Ps(PsArgs),
+    /// Run a command in a VM
+    Exec(ExecArgs),
+    /// Print what a VM's workload printed
+    Logs(LogsArgs),
+    /// Copy files between here and a VM
+    Cp(CpArgs),
+    /// Attach to a VM's serial console; ~. leaves
+    Console(ConsoleArgs),
+    /// Forward local TCP ports into a VM
+    PortForward(PortForwardArgs),
+    /// Start stopped VMs
+    Start(StartArgs),
+    /// Power VMs off
+    Stop(StopArgs),
+    /// Hold the CPUs of VMs
+    Pause(StartArgs),
+    /// Resume paused VMs, and wake hibernated ones
+    Resume(StartArgs),
+    /// Save the memory of VMs to disk and end them; resume continues
+    Hibernate(StartArgs),
+    /// Copies of VMs, memory included
+    Snapshot(SnapshotArgs),
+    /// Make a VM that continues from a snapshot
+    Restore(RestoreArgs),
+    /// Make copies of a VM that continue from its present state
+    Fork(ForkArgs),
+    /// Make an image of what a running VM's workload sees
+    Commit(CommitArgs),
+    /// Remove VMs
+    Rm(RmArgs),
+    /// Wait until VMs are off (and print their exit codes), run, or are gone
+    Wait(WaitArgs),
+    /// Show everything about VMs
+    Inspect(InspectArgs),
+    /// Say how a VM came to be as it is, and what to do
+    Explain(ExplainArgs),
+    /// What happened to VMs
+    Events(EventsArgs),
+    /// Images on the node
+    Image(ImageArgs),
+    /// Saved machines that VMs start from
+    Template(TemplateArgs),
+    /// Disks and directories of the node in VMs
+    Volume(VolumeArgs),
+    /// Pools of vSphere VMs for a HyperShift NodePool
+    #[command(name = "agentpool")]
+    AgentPool(AgentPoolArgs),
+    /// The market of nodes: prices, bids, units
+    Market(MarketArgs),
+    /// Custom resource definitions
+    Crd(CrdArgs),
+    /// Run the node daemon
+    Node(Box<NodeArgs>),
+    /// Run the controllers and webhooks
+    Operator(Box<OperatorArgs>),
+    /// Run the controllers of pools with the flags of the original agent-forge-operator
+    #[command(name = agentpool::AGENT_FORGE, hide = true)]
+    AgentForge(Box<AgentForgeArgs>),
+    /// A registry for images, disks and snapshots
+    Registry(RegistryArgs),
+    /// Print a shell completion script
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print generated files and references, as JSON
+    #[command(hide = true)]
+    Reference,
+    /// Prove that KVM runs guest code
+    #[command(hide = true)]
+    KvmProbe {
+        /// The device
+        device: PathBuf,
+    },
+}
+
+impl Command {
+    /// What a daemon's runtime is made with; none for a command that ends.
+    pub fn daemon(&self) -> Option<WorkerThreads> {
+        match self {
+            Self::Node(args) => Some(args.threads),
+            Self::Operator(args) => Some(args.threads),
+            Self::AgentForge(_) | Self::Up(_) => Some(WorkerThreads::default()),
+            Self::Registry(args) => match &args.command {
+                RegistryCommand::Serve(args) => Some(args.threads),
+                _ => None,
+            },
+            Self::Market(args) => match &args.command {
+                MarketCommand::Serve(args) => Some(args.threads),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// How many threads of a daemon serve requests.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct WorkerThreads {
+    /// Threads that serve requests [default: one per processor]
+    #[arg(long = "worker-threads", env = "CORACLE_WORKER_THREADS", value_name = "COUNT")]
+    pub count: Option<NonZeroUsize>,
+}
+
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+    pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Image reference, oci:DIR[:TAG] or docker-archive:FILE
+    pub image: String,
+    /// Arguments for the image's entrypoint
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<String>,
+    /// Name of the VM [default: made from the image's name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Return when the workload runs instead of showing its output
+    #[arg(short, long)]
+    pub detach: bool,
+    /// Remove the VM when it is off
+    #[arg(long)]
+    pub rm: bool,
+    /// Push what the command leaves as this image, if it exits with 0
+    #[arg(long, value_name = "REFERENCE")]
+    pub commit: Option<String>,
+    /// Number of CPUs
+    #[arg(long, default_value_t = 1)]
+    pub cpus: u32,
+    /// Memory in MiB [default: 256, for a disk image 1024]
+    #[arg(short, long, value_name = "MIB")]
+    pub memory: Option<u64>,
+    /// Size of the writable disk in MiB; the disk of a disk image grows to it
+    #[arg(long, value_name = "MIB")]
+    pub disk: Option<u64>,
+    /// Give it a directory or a disk image of the node, or a disk that the node keeps by that name; options
+    /// are ro and size=MIB, which makes such a disk
+    #[arg(short, long, value_name = "SOURCE[:TARGET[:OPTION,...]]")]
+    pub volume: Vec<VolumeFlag>,
+    /// Set an environment variable
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+    /// Run as this user
+    #[arg(short, long, default_value = "")]
+    pub user: String,
+    /// Working directory
+    #[arg(short, long, default_value = "")]
+    pub workdir: String,
+    /// Replace the image's entrypoint
+    #[arg(long)]
+    pub entrypoint: Option<String>,
+    /// Host name of the guest
+    #[arg(long, default_value = "")]
+    pub hostname: String,
+    /// Publish a guest port on the host (networks inside the VMM only)
+    #[arg(short, long, value_name = "[ADDR:]HOST:GUEST")]
+    pub publish: Vec<String>,
+    /// Use this address
+    #[arg(long, default_value = "")]
+    pub ip: String,
+    /// Use this kernel
+    #[arg(long, default_value = "")]
+    pub kernel: String,
+    /// Boot it every time, even where a template could be cloned
+    #[arg(long)]
+    pub cold: bool,
+    /// Run it with this driver: qemu, firecracker or cloud-hypervisor
+    #[arg(long, default_value = "", value_name = "NAME")]
+    pub driver: String,
+    /// What starts a disk image: auto, bios or uefi
+    #[arg(long, default_value = "", value_name = "KIND")]
+    pub firmware: String,
+    /// File with what cloud-init shall do in a disk image (- is standard input)
+    #[arg(long, value_name = "FILE")]
+    pub user_data: Option<PathBuf>,
+    /// When to ask the registry
+    #[arg(long, value_enum, default_value_t)]
+    pub pull: Pull,
+    /// How to show progress
+    #[arg(long, value_enum, default_value_t)]
+    pub progress: ProgressMode,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pull {
+    /// When the image is not here
+    #[default]
+    Missing,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgressMode {
+    /// Bars on a terminal, lines elsewhere
+    #[default]
+    Auto,
+    /// Lines
+    Plain,
+    /// Nothing
+    None,
+}
+
+#[derive(Args, Debug)]
+pub struct PsArgs {
+    /// Also VMs that do not run
+    #[arg(short, long)]
+    pub all: bool,
+    /// Names only
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+    pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct ExecArgs {
+    /// Keep stdin open
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Set an environment variable
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+    /// Run as this user
+    #[arg(short, long, default_value = "")]
+    pub user: String,
+    /// Working directory
+    #[arg(short, long, default_value = "")]
+    pub workdir: String,
+    /// Name or id
+    pub vm: String,
+    /// Command and arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    pub command: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct LogsArgs {
+    /// Keep printing
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last lines
+    #[arg(long, value_name = "LINES")]
+    pub tail: Option<u32>,
+    /// Only what is younger, like 10m
+    #[arg(long, value_name = "DURATION")]
+    pub since: Option<jiff::SignedDuration>,
+    /// Put the time before each line
+    #[arg(short, long)]
+    pub timestamps: bool,
+    /// Name, id or unique prefix
+    pub vm: String,
+}
+
+#[derive(Args, Debug)]
+pub struct CpArgs {
+    /// PATH or VM:PATH
+    pub from: String,
+    /// PATH or VM:PATH
+    pub to: String,
+}
+
+#[derive(Args, Debug)]
+pub struct ConsoleArgs {
+    /// Print the history and return
+    #[arg(long)]
+    pub no_follow: bool,
+    /// Name or id
+    pub vm: String,
+}
+
+#[derive(Args, Debug)]
+pub struct PortForwardArgs {
+    /// Listen on this address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub address: std::net::IpAddr,
+    /// Name or id
+    pub vm: String,
+    /// [LOCAL:]GUEST
+    #[arg(required = true)]
+    pub ports: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct StartArgs {
+    /// Give up waiting after this time, like 30s
+    #[arg(long, value_name = "DURATION")]
+    pub timeout: Option<jiff::SignedDuration>,
+    /// Names or ids
+    #[arg(required = true)]
+    pub vms: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct WaitArgs {
+    /// What to wait for
+    #[arg(long = "for", value_enum, default_value_t, value_name = "STATE")]
+    pub until: Until,
+    /// Give up after this time, like 30s [default: never]
+    #[arg(long, value_name = "DURATION")]
+    pub timeout: Option<jiff::SignedDuration>,
+    /// Names or ids
+    #[arg(required = true)]
+    pub vms: Vec<String>,
+}
+
+/// What a VM is waited for to be.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Until {
+    /// Its workload has ended
+    #[default]
+    Off,
+    /// Its workload runs
+    Running,
+    /// It does not exist any more
+    Gone,
+}
+
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// Name, id or unique prefix
+    pub vm: String,
+}
+
+#[derive(Args, Debug)]
+pub struct EventsArgs {
+    /// Keep printing
+    #[arg(short, long)]
+    pub watch: bool,
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+    pub output: Format,
+    /// Only of this VM: name, id or unique prefix
+    pub vm: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct StopArgs {
+    /// How long the guest may take, like 30s; 0s kills at once
+    #[arg(short, long, default_value = "30s")]
+    pub timeout: jiff::SignedDuration,
+    /// Names or ids
+    #[arg(required = true)]
+    pub vms: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct RmArgs {
+    /// Also when it runs
+    #[arg(short, long)]
+    pub force: bool,
+    /// Give up waiting after this time, like 30s
+    #[arg(long, value_name = "DURATION")]
+    pub timeout: Option<jiff::SignedDuration>,
+    /// Names or ids
+    #[arg(required = true)]
+    pub vms: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
+    pub output: Format,
+    /// Names, ids or unique prefixes
+    #[arg(required = true)]
+    pub vms: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ImageArgs {
+    #[command(subcommand)]
+    pub command: ImageCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum ImageCommand {
+    /// List images
+    Ls {
+        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+        #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+        output: Format,
+    },
+    /// Fetch an image from a registry
+    Pull {
+        /// Image reference
+        reference: String,
+        /// It is a disk: write it to this file here, without the node
+        #[arg(long, value_name = "FILE")]
+        disk: Option<PathBuf>,
+        #[command(flatten)]
+        registries: RegistryFlags,
+        /// How to show progress
+        #[arg(long, value_enum, default_value_t)]
+        progress: ProgressMode,
+    },
+    /// Push an image of the node to a registry, or with --disk a disk, in chunks that are transferred and verified alone
+    Push(ImagePushArgs),
+    /// Give an image one more name
+    Tag {
+        /// Image reference
+        reference: String,
+        /// Its other name
+        name: String,
+    },
+    /// Write an image as one archive that docker, podman and skopeo load, too
+    Export {
+        /// Image reference
+        reference: String,
+        /// Where to write it; - is the standard output
+        file: PathBuf,
+    },
+    /// Take an image from oci:DIR[:TAG] or docker-archive:FILE
+    Import {
+        /// Where it is, on the node's file system
+        source: String,
+        /// Its name here
+        reference: Option<String>,
+    },
+    /// Show everything about an image
+    Inspect {
+        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+        #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
+        output: Format,
+        /// Image reference
+        reference: String,
+    },
+    /// Remove a name of an image
+    Rm {
+        /// Also when VMs or snapshots use it
+        #[arg(short, long)]
+        force: bool,
+        /// Image references
+        #[arg(required = true)]
+        references: Vec<String>,
+    },
+    /// Remove what no name and no VM refers to
+    Prune {
+        /// Only say what would go
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Under the name of a tool that it replaces the binary takes that tool's flags.
+pub fn drop_in(args: &mut Vec<OsString>) {
+    let name = args
+        .first()
+        .and_then(|arg| std::path::Path::new(arg).file_name())
+        .map(|name| name.to_string_lossy().into_owned());
+    match name.as_deref() {
+        Some("firecracker-agent") => {
+            args.splice(1..1, ["node", "--legacy"].map(OsString::from));
+        }
+        Some(agentpool::AGENT_FORGE) => {
+            let flags = agentpool::go_flags(args.split_off(1));
+            args.push(agentpool::AGENT_FORGE.into());
+            args.extend(flags);
+        }
+        Some("epoch") => registry::epoch(args),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_old_agents_name_means_its_own_flags() {
+        let mut args = ["/usr/bin/firecracker-agent", "--config", "/etc/a.yaml"].map(OsString::from).to_vec();
+        drop_in(&mut args);
+        let cli = Cli::try_parse_from(args).unwrap();
+        let Command::Node(node) = cli.command else { panic!("the node daemon") };
+        assert!(node.legacy);
+        assert_eq!(node.config, Some("/etc/a.yaml".into()));
+    }
+}

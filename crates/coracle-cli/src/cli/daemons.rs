@@ -1,0 +1,294 @@
+//! Flags of the daemons and of the local system.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{BidFlags, PoolFlags, WorkerThreads};
+
+/// How registries are reached.
+#[derive(Args, Clone, Debug, Default)]
+pub struct RegistryFlags {
+    /// Directory with mirrors and certificates of registries, as HOST/hosts.toml [default: /etc/coracle/certs.d, if there]
+    #[arg(long, env = "CORACLE_REGISTRY_CONFIG", value_name = "DIR")]
+    pub registry_config: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct UpArgs {
+    /// Return once everything is Ready
+    #[arg(long)]
+    pub detach: bool,
+    /// Use this cluster instead of a local control plane
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Do not import the demo image
+    #[arg(long)]
+    pub no_demo: bool,
+    /// Further parts of the local control plane
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,…")]
+    pub with: Vec<Part>,
+    /// Name by which the cluster of --kubeconfig reaches this machine; without it no admission webhook is installed
+    #[arg(long, value_name = "HOST", requires = "kubeconfig")]
+    pub webhook_url_host: Option<String>,
+    /// Directory with etcd, kube-apiserver and kubectl
+    #[arg(long, env = "CORACLE_TOOLS", value_name = "DIR")]
+    pub tools: Option<PathBuf>,
+    #[command(flatten)]
+    pub registries: RegistryFlags,
+    /// VMs of the cluster reach no private addresses as registries, but those of --registry-config
+    #[arg(long, env = "CORACLE_NODE_REGISTRY_DENY_PRIVATE")]
+    pub registry_deny_private: bool,
+    /// Run as the background process of a detached start
+    #[arg(long, hide = true)]
+    pub supervise: bool,
+}
+
+/// A part of a control plane that not every system needs.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Places Pods on nodes
+    Scheduler,
+    /// Makes ServiceAccounts, and runs Kubernetes' own controllers
+    ControllerManager,
+    /// Not offered yet
+    Kubelet,
+}
+
+impl Part {
+    /// As it is typed.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduler => "scheduler",
+            Self::ControllerManager => "controller-manager",
+            Self::Kubelet => "kubelet",
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub struct DownArgs {
+    /// Also remove the state directory: VMs, images and the cluster's data
+    #[arg(long)]
+    pub purge: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct NodeArgs {
+    #[command(flatten)]
+    pub threads: WorkerThreads,
+    /// Name of the node [default: the host's name]
+    #[arg(long, env = "CORACLE_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Serve FirecrackerAgent here
+    #[arg(long, env = "CORACLE_NODE_AGENT_LISTEN", value_name = "ADDR")]
+    pub agent_listen: Option<SocketAddr>,
+    /// Serve it without TLS, for old clients
+    #[arg(long, env = "CORACLE_NODE_AGENT_PLAINTEXT")]
+    pub agent_plaintext: bool,
+    /// Tell failures inside replies, as the first generation of agents did
+    #[arg(long, env = "CORACLE_NODE_AGENT_INBAND_ERRORS")]
+    pub agent_inband_errors: bool,
+    /// Serve everything that the node does here, to callers with a certificate
+    #[arg(long, env = "CORACLE_NODE_HOST_LISTEN", value_name = "ADDR")]
+    pub host_listen: Option<SocketAddr>,
+    /// Certificate of the node
+    #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the certificate
+    #[arg(long, env = "CORACLE_NODE_TLS_KEY", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Authority of the certificates that callers must show
+    #[arg(long, env = "CORACLE_NODE_TLS_CLIENT_CA", value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Serve metrics and health here
+    #[arg(long, env = "CORACLE_NODE_ADMIN_LISTEN", value_name = "ADDR")]
+    pub admin_listen: Option<SocketAddr>,
+    /// Announce the node to this cluster
+    #[arg(long, env = "CORACLE_NODE_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Announce the node to the cluster that this Pod runs in
+    #[arg(long, env = "CORACLE_NODE_IN_CLUSTER", conflicts_with = "kubeconfig")]
+    pub in_cluster: bool,
+    /// Address that the cluster reaches the agent at [default: the listen address]
+    #[arg(long, env = "CORACLE_NODE_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Network of guests: bridge needs root [default: bridge for root, else user]
+    #[arg(long, env = "CORACLE_NODE_NETWORK", value_enum)]
+    pub network: Option<NetworkMode>,
+    /// Subnet of guests [default: the first free /24 of 10.100.0.0/16]
+    #[arg(long, env = "CORACLE_NODE_SUBNET")]
+    pub subnet: Option<coracle_net::Subnet>,
+    /// Directory with the guest's vmlinuz and initrd
+    #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
+    pub boot: Option<PathBuf>,
+    /// Boot every VM instead of cloning templates
+    #[arg(long, env = "CORACLE_NODE_NO_TEMPLATES")]
+    pub no_templates: bool,
+    /// Keep so many templates; the oldest go first
+    #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX", value_name = "COUNT", default_value_t = 8)]
+    pub templates_max: usize,
+    /// Take a template anew when it is older, like 24h
+    #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_AGE", value_name = "DURATION", default_value = "168h")]
+    pub templates_max_age: jiff::SignedDuration,
+    /// Size of the warm pool: one running clone each for this many VM shapes, those started last; 0 disables it
+    #[arg(
+        long,
+        alias = "standbys",
+        env = "CORACLE_NODE_WARM_POOL",
+        value_name = "COUNT",
+        default_value_t = 2
+    )]
+    pub warm_pool: usize,
+    /// End a pooled clone when no VM of its shape was started for this long
+    #[arg(
+        long,
+        alias = "standby-max-idle",
+        env = "CORACLE_NODE_WARM_POOL_MAX_IDLE",
+        value_name = "DURATION",
+        default_value = "10m"
+    )]
+    pub warm_pool_max_idle: jiff::SignedDuration,
+    /// Directory that kernels named by callers may lie in
+    #[arg(long, env = "CORACLE_NODE_KERNEL_DIR", value_name = "DIR")]
+    pub kernel_dir: Vec<PathBuf>,
+    /// Directory that volumes and image files named by callers may lie in; / is any. Local callers may name their own
+    #[arg(long, env = "CORACLE_NODE_VOLUME_DIR", value_name = "DIR")]
+    pub volume_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    pub registries: RegistryFlags,
+    /// VMs of the cluster reach no private addresses as registries, but those of --registry-config
+    #[arg(long, env = "CORACLE_NODE_REGISTRY_DENY_PRIVATE")]
+    pub registry_deny_private: bool,
+    /// QEMU's system emulator
+    #[arg(long, env = "CORACLE_NODE_QEMU", default_value = "qemu-system-x86_64")]
+    pub qemu: PathBuf,
+    /// Firecracker, for VMs that ask for it
+    #[arg(long, env = "CORACLE_FIRECRACKER_BIN", default_value = "firecracker", value_name = "PROGRAM")]
+    pub firecracker: PathBuf,
+    /// Its jailer; without one it is run bare
+    #[arg(long, env = "CORACLE_FIRECRACKER_JAILER", value_name = "PROGRAM")]
+    pub jailer: Option<PathBuf>,
+    /// User and group of jailed processes
+    #[arg(
+        long,
+        env = "CORACLE_FIRECRACKER_JAIL_USER",
+        value_name = "UID:GID",
+        default_value = "64999:64999"
+    )]
+    pub jail_user: String,
+    /// Cloud Hypervisor, for VMs that ask for it
+    #[arg(
+        long,
+        env = "CORACLE_CLOUD_HYPERVISOR_BIN",
+        default_value = "cloud-hypervisor",
+        value_name = "PROGRAM"
+    )]
+    pub cloud_hypervisor: PathBuf,
+    /// Which accelerator to use
+    #[arg(long, env = "CORACLE_NODE_ACCELERATOR", value_enum, default_value_t)]
+    pub accelerator: AcceleratorChoice,
+    /// Share of the host's memory that VMs may declare
+    #[arg(long, env = "CORACLE_NODE_MEMORY_OVERCOMMIT", default_value_t = 1.0)]
+    pub memory_overcommit: f64,
+    /// Log level or filter
+    #[arg(long, env = "CORACLE_NODE_LOG", default_value = "info")]
+    pub log: String,
+    /// Configuration file of the original firecracker-agent
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Started under the name of the original agent
+    #[arg(long, hide = true)]
+    pub legacy: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkMode {
+    /// A bridge of the host, a tap per VM
+    Bridge,
+    /// Inside each VMM, without privilege; nothing but forwarded ports passes
+    User,
+    /// As user, and guests reach what this user reaches, the host's loopback and metadata addresses included
+    UserOpen,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AcceleratorChoice {
+    /// KVM where it is proven to work, else TCG
+    #[default]
+    Auto,
+    /// QEMU's translator
+    Tcg,
+}
+
+#[derive(Args, Debug)]
+pub struct OperatorArgs {
+    #[command(flatten)]
+    pub threads: WorkerThreads,
+    /// Cluster to work for [default: the one that this Pod runs in]
+    #[arg(long, env = "CORACLE_OPERATOR_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Which controllers to run
+    #[arg(
+        long,
+        env = "CORACLE_OPERATOR_CONTROLLERS",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "mikromvm"
+    )]
+    pub controllers: Vec<Group>,
+    /// Authority of the nodes' certificates
+    #[arg(long, env = "CORACLE_OPERATOR_AGENT_CA", value_name = "FILE")]
+    pub agent_ca: Option<PathBuf>,
+    /// Certificate to show to nodes
+    #[arg(long, env = "CORACLE_OPERATOR_AGENT_CERT", value_name = "FILE")]
+    pub agent_cert: Option<PathBuf>,
+    /// Key of the certificate
+    #[arg(long, env = "CORACLE_OPERATOR_AGENT_KEY", value_name = "FILE")]
+    pub agent_key: Option<PathBuf>,
+    /// Dial nodes without TLS, for old agents
+    #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
+    pub agent_plaintext: bool,
+    /// Dial this agent, too, when an object names it: HOST:PORT, HOST or ADDRESS/PREFIX. Agents that nodes announce, and
+    /// port 50051 of Nodes, need none
+    #[arg(long, env = "CORACLE_OPERATOR_AGENT_ALLOW", value_name = "AGENT", value_delimiter = ',')]
+    pub agent_allow: Vec<coracle_microvm::AgentRule>,
+    /// Serve admission webhooks here, and install them
+    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_LISTEN", value_name = "ADDR")]
+    pub webhook_listen: Option<SocketAddr>,
+    /// Name that the API server reaches the webhooks by [default: the Service of the manifests]
+    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_URL_HOST", value_name = "HOST")]
+    pub webhook_url_host: Option<String>,
+    /// Answer webhooks only to callers with a certificate of this authority [default: to everyone]
+    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_CLIENT_CA", value_name = "FILE")]
+    pub webhook_client_ca: Option<PathBuf>,
+    /// Serve metrics and health here
+    #[arg(long, env = "CORACLE_OPERATOR_ADMIN_LISTEN", value_name = "ADDR")]
+    pub admin_listen: Option<SocketAddr>,
+    /// How long a node may be silent before its VMs count as lost
+    #[arg(long, env = "CORACLE_OPERATOR_NODE_GRACE", default_value = "5m")]
+    pub node_grace: jiff::SignedDuration,
+    /// Run without leader election
+    #[arg(long, env = "CORACLE_OPERATOR_NO_ELECTION")]
+    pub no_election: bool,
+    /// Log level or filter
+    #[arg(long, env = "CORACLE_OPERATOR_LOG", default_value = "info")]
+    pub log: String,
+    #[command(flatten)]
+    pub pools: PoolFlags,
+    #[command(flatten)]
+    pub bids: BidFlags,
+}
+
+/// Controllers that run together, under a Lease of their own.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "lower")]
+pub enum Group {
+    /// MikromVMs
+    MikromVm,
+    /// VsphereAgentPools
+    AgentPool,
+    /// BidNodes
+    BidNode,
+}

@@ -1,0 +1,395 @@
+//! `coracle market …`, and the operator's flags for BidNodes.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use coracle_auction::Price;
+
+use super::{Format, WorkerThreads};
+
+#[derive(Args, Debug)]
+pub struct MarketArgs {
+    #[command(subcommand)]
+    pub command: MarketCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum MarketCommand {
+    /// Serve the market: auction, journal, gRPC and HTTP
+    Serve(Box<MarketServeArgs>),
+    /// Show prices
+    Price(PriceArgs),
+    /// Show prices of the past
+    History(HistoryArgs),
+    /// Show how much is wanted, by tenth of the list price
+    Book(OneMarketArgs),
+    /// List bids
+    Bids(BidsArgs),
+    /// Place, change or take back a bid
+    Bid(BidArgs),
+    /// Say where a bid or allocation stands, and what would win
+    Explain(ExplainIdArgs),
+    /// List units that were won
+    Allocations(BidsArgs),
+    /// Say which limit would have kept nodes for so long
+    Advise(AdviseArgs),
+    /// Say what a bid would get, without placing it
+    Simulate(SimulateArgs),
+    /// List capacity
+    Lots(OptionalMarketArgs),
+    /// List what was charged
+    Charges(ChargesArgs),
+    /// Show a tenant's cap and what is committed
+    Budget(PlainArgs),
+    /// Show all markets: price, free units, demand
+    Top(PlainArgs),
+    /// Take nothing in a market until resume
+    Halt(OneMarketArgs),
+    /// Take bids again
+    Resume(OneMarketArgs),
+    /// Replay a market's journal and compare
+    Verify(OneMarketArgs),
+}
+
+/// Where the market is, who asks, and how to show it.
+#[derive(Args, Debug, Clone)]
+pub struct At {
+    /// The market's gRPC
+    #[arg(long, env = "CORACLE_MARKET_URL", default_value = "http://127.0.0.1:7700", value_name = "URL")]
+    pub url: String,
+    /// Token of the tenant
+    #[arg(
+        long,
+        env = "CORACLE_MARKET_TOKEN",
+        default_value = "",
+        hide_env_values = true,
+        hide_default_value = true
+    )]
+    pub token: String,
+    /// Act for this tenant [default: the token's own]
+    #[arg(
+        long,
+        env = "CORACLE_MARKET_TENANT",
+        default_value = "",
+        hide_default_value = true,
+        value_name = "NAME"
+    )]
+    pub tenant: String,
+    /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
+    #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
+    pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct PlainArgs {
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct PriceArgs {
+    /// Instance type [default: all]
+    pub instance_type: Option<String>,
+    /// Region
+    #[arg(long)]
+    pub region: Option<String>,
+    /// Watch price changes
+    #[arg(short, long)]
+    pub watch: bool,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct OneMarketArgs {
+    /// Instance type
+    pub instance_type: String,
+    /// Region
+    pub region: String,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct OptionalMarketArgs {
+    /// Only of this market: TYPE/REGION
+    pub market: Option<String>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct HistoryArgs {
+    /// Instance type
+    pub instance_type: String,
+    /// Region
+    pub region: String,
+    /// From this time, as 2026-01-31T12:00:00Z [default: a day ago]
+    #[arg(long, value_name = "TIME")]
+    pub from: Option<jiff::Timestamp>,
+    /// Until this time [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub to: Option<jiff::Timestamp>,
+    /// One line for so long, like 1h; 0s: every call
+    #[arg(long, default_value = "15m", value_name = "DURATION")]
+    pub step: jiff::SignedDuration,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct BidsArgs {
+    /// Only of this BidNode; --tenant then names the cluster [default: kubernetes]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub bidnode: Option<String>,
+    /// Also what is over
+    #[arg(short, long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct BidArgs {
+    #[command(subcommand)]
+    pub command: BidCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum BidCommand {
+    /// Place a bid
+    Place(PlaceArgs),
+    /// Change a bid's limit or number of units
+    Amend(AmendArgs),
+    /// Take the open units of a bid back
+    Cancel(CancelArgs),
+}
+
+fn price(text: &str) -> Result<Price, String> {
+    Price::parse(text).map_err(|e| e.to_string())
+}
+
+#[derive(Args, Debug)]
+pub struct PlaceArgs {
+    /// Instance type
+    pub instance_type: String,
+    /// Region
+    pub region: String,
+    /// The most that is paid, in US$ per node-hour
+    #[arg(long, value_parser = price, value_name = "DOLLARS")]
+    pub limit: Price,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    pub quantity: u32,
+    /// Fewest nodes to take at once
+    #[arg(long, default_value_t = 1, value_name = "QUANTITY")]
+    pub min_fill: u32,
+    /// Who the bid is for
+    #[arg(long, default_value = "cli")]
+    pub owner: String,
+    /// The same key again is the same bid
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub key: String,
+    /// Only if the owner's version is this
+    #[arg(long, value_name = "VERSION")]
+    pub if_version: Option<u64>,
+    /// The bid ends by itself after so long unless it is renewed, like 1h
+    #[arg(long, value_name = "DURATION")]
+    pub lease: Option<jiff::SignedDuration>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct AmendArgs {
+    /// Id of the bid
+    pub bid: String,
+    /// The most that is paid, in US$ per node-hour
+    #[arg(long, value_parser = price, value_name = "DOLLARS")]
+    pub limit: Option<Price>,
+    /// Unfinished nodes
+    #[arg(long)]
+    pub quantity: Option<u32>,
+    /// Only if the owner's version is this
+    #[arg(long, value_name = "VERSION")]
+    pub if_version: Option<u64>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct CancelArgs {
+    /// Id of the bid
+    pub bid: String,
+    /// Only if the owner's version is this
+    #[arg(long, value_name = "VERSION")]
+    pub if_version: Option<u64>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct ExplainIdArgs {
+    /// Id of a bid or allocation
+    pub id: String,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct AdviseArgs {
+    /// Instance type
+    pub instance_type: String,
+    /// Region
+    pub region: String,
+    /// How long the nodes are needed, like 6h
+    #[arg(long = "for", value_name = "DURATION", default_value = "6h")]
+    pub window: jiff::SignedDuration,
+    /// How sure it must be, like 95%
+    #[arg(long, value_parser = percent, value_name = "PERCENT", default_value = "95%")]
+    pub survive: u32,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    pub units: u32,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// `95%` or `99.5%` in thousandths.
+fn percent(text: &str) -> Result<u32, String> {
+    let digits = text.strip_suffix('%').unwrap_or(text);
+    let (whole, tenth) = digits.split_once('.').unwrap_or((digits, "0"));
+    let permille = format!("{whole}{tenth}").parse::<u32>().ok().filter(|p| tenth.len() == 1 && *p <= 1000);
+    permille.ok_or_else(|| format!("{text} must be a percentage with at most one decimal, like 95%"))
+}
+
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// Instance type
+    pub instance_type: String,
+    /// Region
+    pub region: String,
+    /// The most that is paid, in US$ per node-hour
+    #[arg(long, value_parser = price, value_name = "DOLLARS")]
+    pub limit: Price,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    pub quantity: u32,
+    /// Fewest nodes to take at once
+    #[arg(long, default_value_t = 1, value_name = "QUANTITY")]
+    pub min_fill: u32,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct ChargesArgs {
+    /// From this time, as 2026-01-31T12:00:00Z [default: the beginning]
+    #[arg(long, value_name = "TIME")]
+    pub from: Option<jiff::Timestamp>,
+    /// Until this time [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub to: Option<jiff::Timestamp>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct MarketServeArgs {
+    #[command(flatten)]
+    pub threads: WorkerThreads,
+    /// Journal: sqlite:FILE or postgres://… [default: market.db of the state directory]
+    #[arg(long, env = "CORACLE_MARKET_STORE", value_name = "ADDRESS")]
+    pub store: Option<String>,
+    /// Serve gRPC here
+    #[arg(long, env = "CORACLE_MARKET_GRPC", value_name = "ADDR", default_value = "127.0.0.1:7700")]
+    pub grpc: SocketAddr,
+    /// Serve HTTP and JSON here
+    #[arg(long, env = "CORACLE_MARKET_HTTP", value_name = "ADDR", default_value = "127.0.0.1:7701")]
+    pub http: SocketAddr,
+    /// Serve metrics and health here
+    #[arg(long, env = "CORACLE_MARKET_ADMIN_LISTEN", value_name = "ADDR")]
+    pub admin_listen: Option<SocketAddr>,
+    /// Regions that get the default catalogue; the first is that of requests that name none
+    #[arg(
+        long = "region",
+        env = "CORACLE_MARKET_REGION",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "local"
+    )]
+    pub regions: Vec<String>,
+    /// Token of an administrator, besides those that are stored
+    #[arg(long, env = "CORACLE_MARKET_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub admin_token: Option<String>,
+    /// How long the writer of a shared store may be silent before another one takes over
+    #[arg(long, env = "CORACLE_MARKET_LEASE", default_value = "10s", value_name = "DURATION")]
+    pub lease: jiff::SignedDuration,
+    /// Let service accounts of the cluster that this kubeconfig names trade, each for its namespace; `in-cluster`: of the one it runs in
+    #[arg(long, env = "CORACLE_MARKET_ACCOUNTS", value_name = "KUBECONFIG")]
+    pub accounts: Option<String>,
+    /// Name of that cluster here: its tenants are NAME/NAMESPACE
+    #[arg(long, env = "CORACLE_MARKET_CLUSTER", value_name = "NAME", default_value = "kubernetes")]
+    pub cluster: String,
+    /// The service account that trades for all namespaces of the cluster
+    #[arg(
+        long,
+        env = "CORACLE_MARKET_OPERATOR",
+        value_name = "NAMESPACE/NAME",
+        default_value = "coracle-system/coracle-bidnode"
+    )]
+    pub operator: String,
+    /// Log level or filter
+    #[arg(long, env = "CORACLE_MARKET_LOG", default_value = "info")]
+    pub log: String,
+}
+
+/// Flags of the controller of BidNodes.
+#[derive(Args, Debug, Clone)]
+pub struct BidFlags {
+    /// The market's gRPC, or `embedded` for one in this process
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET", value_name = "URL", default_value = EMBEDDED, help_heading = BIDS)]
+    pub market: String,
+    /// Token of the cluster's tenant at the market
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN", value_name = "TOKEN", default_value = "", hide_env_values = true, hide_default_value = true, help_heading = BIDS)]
+    pub market_token: String,
+    /// Read the token from here, again and again: a service account's, made for the audience coracle-market
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN_FILE", value_name = "FILE", help_heading = BIDS)]
+    pub market_token_file: Option<PathBuf>,
+    /// Name of the cluster at the market: tenants are NAME/NAMESPACE
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_CLUSTER", value_name = "NAME", default_value = "kubernetes", help_heading = BIDS)]
+    pub market_cluster: String,
+    /// Journal of an embedded market
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_STORE", value_name = "ADDRESS", default_value = "sqlite:market.db", help_heading = BIDS)]
+    pub market_store: String,
+    /// Where an embedded market serves gRPC
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7700", help_heading = BIDS)]
+    pub market_listen: SocketAddr,
+    /// Region of BidNodes that name none
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_REGION", value_name = "NAME", help_heading = BIDS)]
+    pub market_region: Option<String>,
+    /// Changes at the market a second
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_RATE", value_name = "COUNT", default_value_t = 50, help_heading = BIDS)]
+    pub market_rate: u32,
+}
+
+const BIDS: &str = "BidNodes";
+/// Value of `--market` for one in the same process.
+pub const EMBEDDED: &str = "embedded";
+
+#[derive(Args, Debug)]
+pub struct CrdArgs {
+    #[command(subcommand)]
+    pub command: CrdCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum CrdCommand {
+    /// Print the definitions as YAML
+    Print {
+        /// Let BidNodes have this instance type too
+        #[arg(long = "add-instance-type", value_name = "NAME")]
+        add: Vec<String>,
+    },
+}

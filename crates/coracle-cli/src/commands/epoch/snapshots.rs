@@ -1,0 +1,159 @@
+//! Snapshots and disks between the original registry, files, and the original runtime's own program.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_disk::{
+    CocoonVersion, DiskFormat, DiskOptions, DiskReport, pull_cocoon, pull_disk, push_cocoon, push_disk,
+};
+use coracle_image::ImageError;
+use coracle_oci::{Digest, OciError, Reference};
+
+use super::{Server, split};
+use crate::cli::{RegistryPullArgs, RegistryPushArgs};
+use crate::commands::disk::failure;
+use crate::error::Failure;
+use crate::output;
+
+/// How long what has come of a pull is kept.
+const PULL_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// `pushes` is where an archive is kept until it is pushed: temporary directories are often in memory.
+pub(super) async fn push(pushes: &Path, args: RegistryPushArgs) -> Result<(), Failure> {
+    let (repository, tag) = split(&args.name);
+    let (reference, options) = Server::new(&args.server)?.place(repository, tag)?;
+    forget_old(pushes);
+    let options = DiskOptions { spool: Some(pushes.to_owned()), ..options };
+    let version = if args.chunked { CocoonVersion::V2 } else { CocoonVersion::V1 };
+    let name = repository.rsplit('/').next().unwrap_or(repository);
+    let pushed = match &args.file {
+        Some(file) if file == Path::new("-") => {
+            push_cocoon(std::io::stdin(), version, &reference, &options).await
+        }
+        Some(file) => push_file(file, version, &reference, options).await?,
+        None => {
+            let mut cocoon =
+                run(&args.cocoon, &["snapshot", "export", name, "-o", "-"], Stdio::null(), Stdio::piped())?;
+            let archive = cocoon.stdout.take().ok_or_else(|| Failure::usage("no output of the runtime"))?;
+            let pushed = push_cocoon(archive, version, &reference, &options).await;
+            ended(cocoon, &args.cocoon)?;
+            pushed
+        }
+    };
+    told("moved", pushed)
+}
+
+/// A disk, or the archive of a snapshot, by its first bytes.
+async fn push_file(
+    file: &Path,
+    version: CocoonVersion,
+    reference: &Reference,
+    options: DiskOptions,
+) -> Result<Result<DiskReport, ImageError>, Failure> {
+    let failed = |e: std::io::Error| Failure::usage(format!("read {}: {e}", file.display()));
+    let mut head = Vec::new();
+    File::open(file).map_err(failed)?.take(512).read_to_end(&mut head).map_err(failed)?;
+    if head.starts_with(b"snapshot.json\0") || head.starts_with(&[0x1f, 0x8b]) {
+        return Ok(push_cocoon(File::open(file).map_err(failed)?, version, reference, &options).await);
+    }
+    let options = DiskOptions { format: DiskFormat::CloudImage, ..options };
+    Ok(push_disk(file, reference, &options, Arc::new(|_, _| {})).await)
+}
+
+/// `pulls` is where that is kept which goes into no file.
+pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Failure> {
+    let (repository, tag) = split(&args.name);
+    let server = Server::new(&args.server)?;
+    let path = format!("api/repositories/{repository}/tags/{tag}");
+    let kind = server.json(&path).await?["kind"].as_str().unwrap_or_default().to_owned();
+    let (reference, options) = server.place(repository, tag)?;
+    let name = repository.rsplit('/').next().unwrap_or(repository);
+    let spool = || {
+        forget_old(pulls);
+        pulls.join(&Digest::of(reference.to_string().as_bytes()).hex()[..16])
+    };
+    let pulled = match (args.file.as_deref(), kind.as_str()) {
+        (Some(file), "snapshot") if file == Path::new("-") => {
+            pull_cocoon(&reference, name, &options, &spool(), std::io::stdout()).await
+        }
+        (Some(file), "snapshot") => archive(file, &reference, name, &options).await?,
+        (Some(file), _) => pull_disk(&reference, file, &options, Arc::new(|_, _| {})).await,
+        (None, "snapshot") => {
+            let verb = ["snapshot", "import", "--name", name];
+            let mut cocoon = run(&args.cocoon, &verb, Stdio::piped(), Stdio::null())?;
+            let input = cocoon.stdin.take().ok_or_else(|| Failure::usage("no input of the runtime"))?;
+            let pulled = pull_cocoon(&reference, name, &options, &spool(), input).await;
+            let ended = ended(cocoon, &args.cocoon);
+            // Why it took no more, it says itself; of what never came to it, it knows nothing.
+            if matches!(pulled, Ok(_) | Err(ImageError::Oci(OciError::Io { .. }))) {
+                ended?;
+            }
+            pulled
+        }
+        (None, _) => return Err(Failure::usage("a disk is pulled into a file: say which by --file")),
+    };
+    let quiet = args.file.as_deref() == Some(Path::new("-"));
+    if quiet { pulled.map(drop).map_err(failure) } else { told("fetched", pulled) }
+}
+
+/// Removes pulls that were not resumed for a week, and files of pushes that were killed. What cannot be removed stays.
+fn forget_old(dir: &Path) {
+    let old = |entry: &std::fs::DirEntry| {
+        let touched = entry.metadata().and_then(|m| m.modified()).ok();
+        touched.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > PULL_AGE)
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten().filter(old) {
+        let path = entry.path();
+        let _next_time =
+            if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    }
+}
+
+/// A file appears when it is whole.
+async fn archive(
+    file: &Path,
+    reference: &Reference,
+    name: &str,
+    options: &DiskOptions,
+) -> Result<Result<DiskReport, ImageError>, Failure> {
+    let failed = |e: std::io::Error| Failure::usage(format!("write {}: {e}", file.display()));
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
+    let out = std::io::BufWriter::new(part.reopen().map_err(failed)?);
+    // Flushed by whoever writes it.
+    let spool = PathBuf::from(format!("{}.parts", file.display()));
+    let pulled = match pull_cocoon(reference, name, options, &spool, out).await {
+        Ok(report) => report,
+        Err(error) => return Ok(Err(error)),
+    };
+    part.as_file().sync_all().map_err(failed)?;
+    part.persist(file).map_err(|e| failed(e.error))?;
+    Ok(Ok(pulled))
+}
+
+fn told(verb: &str, report: Result<DiskReport, ImageError>) -> Result<(), Failure> {
+    let report = report.map_err(failure)?;
+    eprintln!("{verb} {} in {} of {} pieces", output::bytes(report.moved_bytes), report.moved, report.chunks);
+    output::write(&format!("{}\n", report.digest))
+}
+
+fn run(program: &Path, args: &[&str], input: Stdio, out: Stdio) -> Result<Child, Failure> {
+    let failed = |e: std::io::Error| {
+        Failure::usage(format!("run {}: {e}", program.display()))
+            .help("EPOCH_COCOON_BINARY names the original runtime's program; or use --file")
+    };
+    Command::new(program).args(args).stdin(input).stdout(out).spawn().map_err(failed)
+}
+
+/// The program's own end counts, too.
+fn ended(mut child: Child, program: &Path) -> Result<(), Failure> {
+    match child.wait() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::usage(format!("{} ended with {status}", program.display()))),
+        Err(e) => Err(Failure::usage(format!("wait for {}: {e}", program.display()))),
+    }
+}

@@ -1,0 +1,155 @@
+//! `coracle market …`: prices, bids, units and money, asked of the market over its gRPC.
+
+mod look;
+mod trade;
+
+use std::time::Duration;
+
+use coracle_auction::Price;
+use serde_json::Value;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+use crate::cli::{At, Format, MarketCommand};
+use crate::error::{Failure, exit};
+use crate::output::{self, Columns};
+
+/// A market that does not answer is not waited for longer.
+const DIAL: Duration = Duration::from_secs(5);
+const CALL: Duration = Duration::from_secs(30);
+
+pub async fn run(command: MarketCommand) -> miette::Result<u8> {
+    match command {
+        // A daemon, which the binary runs.
+        MarketCommand::Serve(_) => {}
+        MarketCommand::Price(args) => look::price(args).await?,
+        MarketCommand::History(args) => look::history(args).await?,
+        MarketCommand::Book(args) => look::book(args).await?,
+        MarketCommand::Advise(args) => look::advise(args).await?,
+        MarketCommand::Simulate(args) => look::simulate(args).await?,
+        MarketCommand::Lots(args) => look::lots(args).await?,
+        MarketCommand::Top(args) => look::top(args).await?,
+        MarketCommand::Bids(args) => trade::bids(args).await?,
+        MarketCommand::Bid(args) => trade::bid(args.command).await?,
+        MarketCommand::Explain(args) => trade::explain(args).await?,
+        MarketCommand::Allocations(args) => trade::allocations(args).await?,
+        MarketCommand::Charges(args) => trade::charges(args).await?,
+        MarketCommand::Budget(args) => trade::budget(args).await?,
+        MarketCommand::Halt(args) => trade::halt(args, true).await?,
+        MarketCommand::Resume(args) => trade::halt(args, false).await?,
+        MarketCommand::Verify(args) => trade::verify(args).await?,
+    }
+    Ok(0)
+}
+
+/// A connection, and the words that say who asks.
+struct Connection {
+    channel: Channel,
+    at: At,
+}
+
+impl Connection {
+    async fn open(at: &At) -> Result<Self, Failure> {
+        let unusable = |e: &dyn std::error::Error| {
+            Failure::new("COR-MKT-001", format!("no market answers at {}: {}", at.url, chain(e)))
+                .help("name it with --url or $CORACLE_MARKET_URL; `coracle market serve` starts one")
+                .exit(exit::TIMED_OUT)
+        };
+        let endpoint = Endpoint::from_shared(at.url.clone())
+            .map_err(|e| Failure::usage(format!("--url {}: {e}", at.url)))?;
+        let channel = endpoint.connect_timeout(DIAL).timeout(CALL).connect().await;
+        Ok(Self { channel: channel.map_err(|e| unusable(&e))?, at: at.clone() })
+    }
+
+    fn with<T>(&self, message: T) -> Result<Request<T>, Failure> {
+        let mut request = Request::new(message);
+        if !self.at.token.is_empty() {
+            let token = format!("Bearer {}", self.at.token).parse();
+            let token = token.map_err(|_| Failure::usage("--token: a token has letters and digits"))?;
+            request.metadata_mut().insert("authorization", token);
+        }
+        Ok(request)
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+/// What the market said, with the exit code of the contract: a rule that refuses is 1, a conflict 4, silence 6.
+fn refused(status: Status) -> Failure {
+    let known = status.metadata().get("coracle-code").is_some();
+    let code = status.code();
+    let mut failure = Failure::from(status);
+    failure.exit = match code {
+        Code::Unavailable | Code::DeadlineExceeded if !known => exit::TIMED_OUT,
+        Code::Cancelled if !known => exit::TIMED_OUT,
+        Code::FailedPrecondition | Code::ResourceExhausted | Code::Unavailable => exit::FAILED,
+        _ => failure.exit,
+    };
+    match code {
+        Code::Unauthenticated => failure.help("give a token with --token or $CORACLE_MARKET_TOKEN"),
+        Code::PermissionDenied => failure.help("the token's scopes are read, trade, supply, admin or audit"),
+        Code::Aborted => failure.help("another client changed it: look at the bids and try again"),
+        Code::NotFound => failure.help("list what there is: coracle market top, coracle market bids -a"),
+        _ => failure,
+    }
+}
+
+/// One line of a table, and the same as a document.
+struct Item {
+    name: String,
+    cells: Vec<String>,
+    /// More cells, for `-o wide`.
+    wide: Vec<String>,
+    document: Value,
+}
+
+/// Prints a list in any format.
+fn show(
+    format: &Format,
+    kind: &str,
+    header: &[&str],
+    wide: &[&str],
+    items: Vec<Item>,
+) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Wide => {
+            let is_wide = *format == Format::Wide;
+            let more = if is_wide { wide } else { &[] };
+            let mut table = Columns::new(&[header, more].concat());
+            for item in &items {
+                let more: &[String] = if is_wide { &item.wide } else { &[] };
+                table.row(&[&item.cells, more].concat());
+            }
+            table.print()
+        }
+        Format::Name => output::write(&items.iter().map(|i| format!("{}\n", i.name)).collect::<String>()),
+        Format::Json | Format::Yaml | Format::JsonPath(_) => {
+            output::list(format, kind, items.into_iter().map(|i| i.document).collect())
+        }
+    }
+}
+
+/// Dollars, as the HTTP API writes them: decimal text, never a number.
+fn dollars(micros: i64) -> String {
+    Price::micros(micros).to_string()
+}
+
+/// A time in seconds, or nothing.
+fn time(ms: i64) -> String {
+    match jiff::Timestamp::from_millisecond(ms) {
+        Ok(at) if ms > 0 => format!("{at:.0}"),
+        _ => String::new(),
+    }
+}
+
+fn market(instance_type: &str, region: &str) -> String {
+    format!("{instance_type}/{region}")
+}

@@ -1,0 +1,278 @@
+//! `coracle run`.
+
+use std::io::Write;
+use std::path::Path;
+
+use coracle_host::COMMIT_ANNOTATION;
+use coracle_proto::host as pb;
+use pb::host_client::HostClient;
+use tonic::transport::Channel;
+
+use crate::cli::{Global, Pull, RunArgs};
+use crate::client::connect_local;
+use crate::commands::{image, vm, volume};
+use crate::error::{Failure, exit};
+use crate::output::{self, write_bytes};
+use crate::progress::ProgressDisplay;
+use crate::tasks::stop_signal;
+
+/// Runs an image. Attached, it shows the output and returns the workload's exit
+/// code; ^C stops the VM. Detached, it returns once the workload runs.
+pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
+    let ours =
+        |failure: Failure| if failure.exit == exit::USAGE { failure } else { failure.exit(exit::OURS) };
+    let mut client = connect_local(global, "coracle run")
+        .await
+        .map_err(|f| if f.exit == exit::UNSUPPORTED { f } else { ours(f) })?;
+    let image = fetch(&mut client, &args).await.map_err(ours)?;
+    let request = request(&args, &image)?;
+    let mut progress = ProgressDisplay::new(args.progress);
+    progress.step(&format!("starting {}", request.name));
+    let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
+    let mut starter = client.clone();
+    let started = tokio::select! {
+        started = starter.start_vm(pb::StartVmRequest { vm: created.id.clone() }) => started,
+        () = stop_signal() => Err(tonic::Status::cancelled("interrupted")),
+    };
+    progress.done();
+    let started = match started {
+        Ok(vm) => vm.into_inner(),
+        Err(status) => {
+            // What does not start is not left behind for the user to find.
+            let request = pb::DeleteVmRequest { vm: created.id, force: true };
+            let _already_gone = client.delete_vm(request).await;
+            return Err(ours(status.into()).into());
+        }
+    };
+    if args.detach || image.is_disk {
+        if !args.detach {
+            let name = &started.name;
+            eprintln!(
+                "{name} runs: coracle exec -it {name} bash, coracle console {name}, coracle stop {name}"
+            );
+        }
+        output::write(&format!("{}\n", started.name))?;
+        return Ok(0);
+    }
+    let (end, code) = attach(&mut client, &started.id).await.map_err(ours)?;
+    if let Some(reference) = &args.commit {
+        tell_image(&end, code, reference)?;
+    }
+    if args.rm {
+        let request = pb::DeleteVmRequest { vm: started.id, force: true };
+        client.delete_vm(request).await.map_err(|s| ours(s.into()))?;
+    }
+    Ok(code)
+}
+
+/// An image that is on the node.
+struct Fetched {
+    /// The name to create from.
+    name: String,
+    /// It is a disk, which brings a system.
+    is_disk: bool,
+}
+
+/// Brings the image to the node.
+async fn fetch(client: &mut HostClient<Channel>, args: &RunArgs) -> Result<Fetched, Failure> {
+    if let Some(source) = source(&args.image) {
+        let found = image::import(client, &source, None, args.progress).await?;
+        let is_disk = found.disk_bytes > 0;
+        let unnamed = || {
+            Failure::new("COR-IMG-002", "the source gives the image no name")
+                .help("import it under a name first: coracle image import SOURCE NAME")
+        };
+        let name = found.references.into_iter().next().ok_or_else(unnamed)?;
+        return Ok(Fetched { name, is_disk });
+    }
+    let found = match args.pull {
+        Pull::Never => {
+            let request = pb::GetImageRequest { reference: args.image.clone() };
+            client.get_image(request).await?.into_inner()
+        }
+        when => image::pull(client, &args.image, when, args.progress).await?,
+    };
+    Ok(Fetched { name: args.image.clone(), is_disk: found.disk_bytes > 0 })
+}
+
+/// What is imported instead of pulled: sources by their prefix, and paths, which are disk images.
+fn source(image: &str) -> Option<String> {
+    let prefixed = ["oci:", "docker-archive:", "disk:"].iter().any(|prefix| image.starts_with(prefix));
+    let path = ["/", "./", "../"].iter().any(|start| image.starts_with(start));
+    match (prefixed, path) {
+        (true, _) => Some(image.to_owned()),
+        (false, true) => Some(format!("disk:{image}")),
+        (false, false) => None,
+    }
+}
+
+/// Memory of a VM whose owner does not say, MiB.
+const MEMORY: u64 = 256;
+/// The same, where a whole system is to fit in.
+const SYSTEM_MEMORY: u64 = 1024;
+
+fn user_data(file: &Path) -> Result<String, Failure> {
+    let read = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
+    };
+    read.map_err(|e| Failure::usage(format!("user data {}: {e}", file.display())))
+}
+
+fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failure> {
+    let user_data = match &args.user_data {
+        Some(file) => user_data(file)?,
+        None => String::new(),
+    };
+    Ok(pb::CreateVmRequest {
+        name: args.name.clone().unwrap_or_else(|| default_name(&image.name)),
+        image: image.name.clone(),
+        firmware: args.firmware.clone(),
+        user_data,
+        vcpus: args.cpus,
+        memory_mib: args.memory.unwrap_or(if image.is_disk { SYSTEM_MEMORY } else { MEMORY }),
+        kernel_path: args.kernel.clone(),
+        ip_address: args.ip.clone(),
+        hostname: args.hostname.clone(),
+        command: args.entrypoint.iter().cloned().collect(),
+        args: args.args.clone(),
+        env: args.env.iter().map(|e| variable(e)).collect(),
+        user: args.user.clone(),
+        workdir: args.workdir.clone(),
+        ports: args.publish.iter().map(|p| publish(p)).collect::<Result<_, _>>()?,
+        disk_mib: args.disk.unwrap_or(0),
+        cold: args.cold,
+        driver: args.driver.clone(),
+        volumes: args.volume.iter().map(volume::wanted).collect(),
+        metadata: args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone())).collect(),
+        pull_policy: pb::PullPolicy::IfNotPresent.into(),
+        ..Default::default()
+    })
+}
+
+/// `registry/team/web:1` → `web-3f2a`: short, and not the name of the last one.
+fn default_name(image: &str) -> String {
+    let path = image.split('@').next().unwrap_or_default();
+    let last = path.rsplit('/').next().unwrap_or_default();
+    let stem = last.split(':').next().unwrap_or_default();
+    let stem: String = stem.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(20).collect();
+    let stem = if stem.is_empty() { "vm".to_owned() } else { stem };
+    format!("{stem}-{:04x}", rand::random::<u16>())
+}
+
+/// `NAME` alone takes the value from here.
+fn variable(text: &str) -> String {
+    match text.contains('=') {
+        true => text.to_owned(),
+        false => format!("{text}={}", std::env::var(text).unwrap_or_default()),
+    }
+}
+
+/// `8080:80`, `127.0.0.1:8080:80`.
+fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
+    let bad = || Failure::usage(format!("invalid port {text:?}: want [ADDRESS:]HOSTPORT:GUESTPORT"));
+    let parts: Vec<_> = text.split(':').collect();
+    let (address, host, guest) = match parts.as_slice() {
+        [host, guest] => ("", host, guest),
+        [address, host, guest] => (*address, host, guest),
+        _ => return Err(bad()),
+    };
+    let port = |text: &str| text.parse::<u16>().map(u32::from).map_err(|_| bad());
+    Ok(pb::PortMapping { host_address: address.to_owned(), host_port: port(host)?, guest_port: port(guest)? })
+}
+
+/// What became of the image that was asked for. A command that failed leaves none, and its code says enough.
+fn tell_image(end: &pb::Vm, code: u8, reference: &str) -> Result<(), Failure> {
+    if code != 0 {
+        eprintln!("no image: the command did not exit with 0");
+    } else if end.committed.is_empty() {
+        let why = crate::error::printable(&end.message);
+        let failure = Failure::new("COR-GST-005", why).exit(exit::OURS);
+        return Err(failure.help(format!("the VM {} is kept: start it again, or commit it", end.name)));
+    } else {
+        eprintln!("pushed {reference}@{}", end.committed);
+    }
+    Ok(())
+}
+
+/// Output until the VM is off; then how it ended, and the exit code of it.
+async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<(pb::Vm, u8), Failure> {
+    let request = pb::LogsRequest { vm: id.to_owned(), follow: true, ..Default::default() };
+    let mut output = client.logs(request).await?.into_inner();
+    let mut interrupted = false;
+    loop {
+        tokio::select! {
+            chunk = output.message() => match chunk? {
+                Some(chunk) if chunk.stream() == pb::logs_response::Stream::Stderr => {
+                    let _stderr_gone = std::io::stderr().write_all(&chunk.data);
+                }
+                Some(chunk) => write_bytes(&chunk.data)?,
+                None => break,
+            },
+            () = stop_signal() => {
+                // The second ^C does not wait for the guest.
+                let grace_ms = Some(if interrupted { 0 } else { 10_000 });
+                interrupted = true;
+                eprintln!("stopping the VM; ^C again kills it");
+                let mut client = client.clone();
+                let request = pb::StopVmRequest { vm: id.to_owned(), grace_ms };
+                tokio::select! {
+                    stopped = client.stop_vm(request) => { stopped?; }
+                    () = stop_signal() => {
+                        client.stop_vm(pb::StopVmRequest { vm: id.to_owned(), grace_ms: Some(0) }).await?;
+                    }
+                }
+            }
+        }
+    }
+    let vm = client.wait_vm(pb::WaitVmRequest { vm: id.to_owned() }).await?.into_inner();
+    if vm.state() == pb::VmState::Failed {
+        return Err(Failure::new("COR-GST-002", crate::error::printable(&vm.message)).exit(exit::OURS));
+    }
+    if let Some(status) = vm.exit.as_ref().filter(|s| !s.error.is_empty()) {
+        eprintln!("error: {}", crate::error::printable(&status.error));
+    }
+    let code = if interrupted { 130 } else { vm::exit_of(&vm) };
+    Ok((vm, code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_name_is_short_and_valid() {
+        for (image, stem) in [
+            ("nginx", "nginx-"),
+            ("localhost:5000/team/web-app:1.2", "web-app-"),
+            ("a/b@sha256:00", "b-"),
+            ("???", "vm-"),
+        ] {
+            assert!(default_name(image).starts_with(stem), "{image} → {}", default_name(image));
+        }
+    }
+
+    #[test]
+    fn a_path_is_a_disk_image_and_a_name_is_none() {
+        for (image, want) in [
+            ("nginx", None),
+            ("localhost:5000/a/b:1", None),
+            ("./debian.qcow2", Some("disk:./debian.qcow2")),
+            ("/a/b.raw", Some("disk:/a/b.raw")),
+            ("disk:b.raw", Some("disk:b.raw")),
+            ("oci:dir:1", Some("oci:dir:1")),
+        ] {
+            assert_eq!(source(image).as_deref(), want, "{image}");
+        }
+    }
+
+    #[test]
+    fn published_ports_are_parsed_or_refused() {
+        let port = publish("127.0.0.1:8080:80").unwrap();
+        assert_eq!((port.host_address.as_str(), port.host_port, port.guest_port), ("127.0.0.1", 8080, 80));
+        for bad in ["80", "a:b", "1:2:3:4", "70000:80"] {
+            assert!(publish(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Registry configuration of the node and of transfers without one.
+
+use std::path::Path;
+
+use coracle_oci::Registries;
+
+use crate::cli::RegistryFlags;
+use crate::commands::disk;
+use crate::error::Failure;
+
+/// Used where it exists and no other is named.
+const DEFAULT: &str = "/etc/coracle/certs.d";
+/// Variables that name a registry of the original client.
+const SERVERS: [&str; 2] = ["EPOCH_SERVER", "EPOCH_URL"];
+
+/// Reads the configuration that the flags name; `warn` hears of keys that mean nothing.
+pub fn load(flags: &RegistryFlags, warn: impl Fn(&str)) -> Result<Registries, Failure> {
+    let dir = match &flags.registry_config {
+        Some(dir) => Some(dir.as_path()),
+        None => Some(Path::new(DEFAULT)).filter(|dir| dir.is_dir()),
+    };
+    let mut registries = Registries::default();
+    if let Some(dir) = dir {
+        let (read, warnings) = Registries::load(dir).map_err(disk::failure)?;
+        warnings.iter().for_each(|warning| warn(warning));
+        registries = read;
+    }
+    let named = SERVERS.iter().filter_map(|name| std::env::var(name).ok()).filter(|url| !url.is_empty());
+    Ok(named.fold(registries, |registries, url| registries.with_url(&url)))
+}
+
+/// As [`load`], with warnings on the standard error.
+pub fn load_and_say(flags: &RegistryFlags) -> Result<Registries, Failure> {
+    load(flags, |warning| eprintln!("warning: {warning}"))
+}

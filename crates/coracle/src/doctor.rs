@@ -1,0 +1,317 @@
+//! `coracle doctor`: what this machine can do, and what to do about the rest.
+
+use std::path::{Path, PathBuf};
+
+use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
+use coracle_hypervisor::{Accelerator, Driver, Probe};
+use coracle_qemu::{QemuConfig, QemuDriver};
+use serde::Serialize;
+
+use crate::daemon::{default_tools, find_tool, kvm_probe_of};
+use coracle_cli::cli::{DoctorArgs, Format, Global};
+use coracle_cli::error::Failure;
+use coracle_cli::output::{self, Columns};
+
+/// Least memory in MiB that lets a small VM and its node live.
+const MEMORY_MIN_MIB: u64 = 512;
+
+/// One thing that was looked at.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Check {
+    check: &'static str,
+    result: Verdict,
+    /// What was found.
+    detail: String,
+    /// What to do about it; empty when nothing is to be done.
+    help: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    #[serde(rename = "ok")]
+    Good,
+    /// Works, but not as well as it could.
+    Limited,
+    Missing,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Limited => "limited",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+impl Check {
+    fn new(check: &'static str, result: Verdict, detail: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { check, result, detail: detail.into(), help: help.into() }
+    }
+}
+
+/// One line a check; fails when something that is needed is missing.
+pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8> {
+    if global.is_remote() {
+        return Err(coracle_cli::client::local_only("coracle doctor").into());
+    }
+    let config = QemuConfig { program: "qemu-system-x86_64".into(), kvm: Some(kvm_probe_of(None)) };
+    let probe = QemuDriver::new(config).probe().await;
+    let mut checks = vec![hypervisor(&probe), accelerator(&probe)];
+    checks.extend(others().await);
+    checks.push(memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()));
+    checks.extend(programs());
+    checks.push(guest_kernel());
+    checks.push(uefi(coracle_host::uefi().map(|(code, _)| code)));
+    checks.push(network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists()));
+    checks.push(node(global).await);
+    print(&args.output, &checks)?;
+    let broken = checks.iter().any(|c| c.result == Verdict::Missing);
+    Ok(if broken { coracle_cli::error::exit::UNSUPPORTED } else { 0 })
+}
+
+fn print(format: &Format, checks: &[Check]) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Wide => table(checks).print(),
+        Format::Name => output::write(&checks.iter().map(|c| format!("{}\n", c.check)).collect::<String>()),
+        Format::Json | Format::Yaml | Format::JsonPath(_) => {
+            let items: Result<Vec<_>, _> = checks.iter().map(serde_json::to_value).collect();
+            output::list(format, "Check", items.map_err(|e| Failure::new("COR-CLI-004", e.to_string()))?)
+        }
+    }
+}
+
+/// What to do stands under what is wrong.
+fn table(checks: &[Check]) -> Columns {
+    let mut columns = Columns::new(&["CHECK", "RESULT", "DETAIL"]);
+    for check in checks {
+        columns.row(&[check.check.to_owned(), check.result.word().to_owned(), check.detail.clone()]);
+        if !check.help.is_empty() {
+            columns.row(&[String::new(), String::new(), format!("→ {}", check.help)]);
+        }
+    }
+    columns
+}
+
+fn hypervisor(probe: &Probe) -> Check {
+    let name = "hypervisor";
+    match probe.accelerator {
+        Some(_) => Check::new(name, Verdict::Good, format!("QEMU {}, machine microvm", probe.version), ""),
+        None => Check::new(name, Verdict::Missing, probe.reason.clone(), "install Debian's qemu-system-x86"),
+    }
+}
+
+/// The hypervisors that a VM may ask for by name. Nothing is missing where they are not.
+async fn others() -> Vec<Check> {
+    let program =
+        |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| name.into(), PathBuf::from);
+    let firecracker = FirecrackerConfig {
+        program: program("CORACLE_FIRECRACKER_BIN", "firecracker"),
+        kvm: Some(kvm_probe_of(None)),
+        jail: None,
+    };
+    let cloud_hypervisor = CloudHypervisorConfig {
+        program: program("CORACLE_CLOUD_HYPERVISOR_BIN", "cloud-hypervisor"),
+        kvm: Some(kvm_probe_of(None)),
+    };
+    let check = |name: &'static str, probe: Probe| match probe.accelerator {
+        Some(_) => {
+            Check::new(name, Verdict::Good, format!("version {}: {}", probe.version, probe.reason), "")
+        }
+        None => Check::new(name, Verdict::Limited, probe.reason, "needed only by VMs that name this driver"),
+    };
+    vec![
+        check("firecracker", FirecrackerDriver::new(firecracker).probe().await),
+        check("cloud-hypervisor", CloudHypervisorDriver::new(cloud_hypervisor).probe().await),
+    ]
+}
+
+/// Which accelerator VMs get, and why that one.
+fn accelerator(probe: &Probe) -> Check {
+    let name = "accelerator";
+    match probe.accelerator {
+        Some(Accelerator::Kvm) => Check::new(name, Verdict::Good, format!("kvm: {}", probe.reason), ""),
+        Some(Accelerator::Tcg) => Check::new(
+            name,
+            Verdict::Limited,
+            format!("tcg (translation; everything works, more slowly): {}", probe.reason),
+            "for KVM: switch virtualization on in the firmware, or nested virtualization of this VM; then load \
+             kvm_intel or kvm_amd, and let this user open /dev/kvm",
+        ),
+        None => {
+            Check::new(name, Verdict::Missing, "no hypervisor could be asked", "install a hypervisor first")
+        }
+    }
+}
+
+/// From `/proc/meminfo`. Pure.
+fn memory(meminfo: &str) -> Check {
+    let field = |name: &str| -> Option<u64> {
+        let line = meminfo.lines().find(|l| l.starts_with(name))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
+    };
+    let (total, free) = (field("MemTotal:").unwrap_or(0), field("MemAvailable:").unwrap_or(0));
+    let detail = format!("{free} of {total} MiB are available");
+    if free >= MEMORY_MIN_MIB {
+        Check::new("memory", Verdict::Good, detail, "")
+    } else {
+        let help = format!("a small VM and its node need {MEMORY_MIN_MIB} MiB");
+        Check::new("memory", Verdict::Limited, detail, help)
+    }
+}
+
+fn programs() -> Vec<Check> {
+    let root = rustix::process::geteuid().is_root();
+    let setup = "only `coracle up` needs it; in a checkout: cargo xtask setup; elsewhere: --tools DIR, or --kubeconfig FILE";
+    [
+        ("mke2fs", true, "install Debian's e2fsprogs"),
+        ("nft", root, "install Debian's nftables"),
+        ("etcd", false, setup),
+        ("kube-apiserver", false, setup),
+        ("kubectl", false, setup),
+        (
+            "kube-scheduler",
+            false,
+            "only `coracle up --with scheduler` needs it; in a checkout: cargo xtask setup",
+        ),
+        (
+            "kube-controller-manager",
+            false,
+            "only `coracle up --with controller-manager` needs it; in a checkout: cargo xtask setup",
+        ),
+    ]
+    .into_iter()
+    .map(|(name, needed, help)| match find_tool(name, None) {
+        Some(path) => Check::new(name, Verdict::Good, path.display().to_string(), ""),
+        None => {
+            let result = if needed { Verdict::Missing } else { Verdict::Limited };
+            Check::new(name, result, "not found", help)
+        }
+    })
+    .collect()
+}
+
+fn guest_kernel() -> Check {
+    let dir = default_tools().unwrap_or_default().join("guest/current");
+    if dir.join("vmlinuz").is_file() && dir.join("initrd").is_file() {
+        return Check::new("guest kernel", Verdict::Good, dir.display().to_string(), "");
+    }
+    let help = "in a checkout: cargo xtask setup; elsewhere: coracle node --boot DIR with vmlinuz and initrd";
+    Check::new("guest kernel", Verdict::Limited, format!("none in {}", dir.display()), help)
+}
+
+/// Pure.
+fn uefi(code: Option<PathBuf>) -> Check {
+    let name = "uefi";
+    match code {
+        Some(code) => Check::new(name, Verdict::Good, code.display().to_string(), ""),
+        None => {
+            let help = "only disk images that no BIOS can start need it: install Debian's ovmf";
+            Check::new(name, Verdict::Limited, "no firmware found", help)
+        }
+    }
+}
+
+/// Pure.
+fn network(root: bool, tun: bool) -> Check {
+    let name = "network";
+    match (root, tun) {
+        (true, true) => {
+            Check::new(name, Verdict::Good, "bridge: every guest has an address of the host's", "")
+        }
+        (true, false) => Check::new(
+            name,
+            Verdict::Missing,
+            "/dev/net/tun does not exist",
+            "load the tun module: modprobe tun; or start the node with --network user",
+        ),
+        (false, _) => Check::new(
+            name,
+            Verdict::Limited,
+            "user: guests have no address that the host reaches",
+            "use -p and port-forward, or start the node as root",
+        ),
+    }
+}
+
+async fn node(global: &Global) -> Check {
+    let (name, socket) = ("node", global.socket());
+    let Ok(mut client) = coracle_cli::client::open(&socket).await else {
+        let detail = format!("none runs at {}", socket.display());
+        return Check::new(name, Verdict::Limited, detail, "start one: coracle up --detach");
+    };
+    match client.info(coracle_proto::host::InfoRequest {}).await {
+        Ok(info) => {
+            let info = info.into_inner();
+            let chosen = info.drivers.first().map(|d| format!("{} with {}", d.name, d.accelerator));
+            let detail = format!(
+                "{}: {}, {} of {} VMs run, guests in {}",
+                info.hostname,
+                chosen.unwrap_or_default(),
+                info.vms_running,
+                info.vms,
+                if info.subnet.is_empty() { "networks of their own" } else { &info.subnet }
+            );
+            Check::new(name, Verdict::Good, detail, "")
+        }
+        Err(status) => {
+            let failure = Failure::from(status);
+            Check::new(name, Verdict::Missing, failure.message, failure.help.unwrap_or_default())
+        }
+    }
+}
+
+/// Runs the KVM payload in this process, which the caller kills when it hangs.
+pub(crate) fn kvm_probe(device: &Path) -> miette::Result<u8> {
+    let works = coracle_hypervisor::run_kvm_payload(device, &mut std::io::stdout())
+        .map_err(|e| Failure::new("COR-CLI-003", e.to_string()))?;
+    Ok(u8::from(!works))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(accelerator: Option<Accelerator>, reason: &str) -> Probe {
+        Probe { accelerator, version: "7.2.22".into(), reason: reason.into() }
+    }
+
+    #[test]
+    fn golden_table_of_a_machine_with_a_kvm_that_hangs() {
+        let hangs = probe(Some(Accelerator::Tcg), "/dev/kvm opens, but a guest in long mode hangs");
+        let checks = [
+            hypervisor(&hangs),
+            accelerator(&hangs),
+            memory("MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n"),
+            network(false, true),
+        ];
+        insta::assert_snapshot!("doctor_table", table(&checks).text());
+        insta::assert_json_snapshot!("doctor_json", checks);
+    }
+
+    #[test]
+    fn every_verdict_that_is_not_good_says_what_to_do() {
+        let none = probe(None, "qemu-system-x86_64 is not to be found");
+        let tcg = probe(Some(Accelerator::Tcg), "/dev/kvm does not exist");
+        let kvm = probe(Some(Accelerator::Kvm), "the payload answered in 3 ms");
+        let all = [
+            hypervisor(&none),
+            accelerator(&none),
+            accelerator(&tcg),
+            accelerator(&kvm),
+            memory(""),
+            network(true, true),
+            network(true, false),
+            network(false, false),
+            uefi(None),
+            uefi(Some("/usr/share/OVMF/OVMF_CODE.fd".into())),
+        ];
+        for check in all {
+            assert_eq!(check.help.is_empty(), check.result == Verdict::Good, "{check:?}");
+        }
+        assert_eq!(accelerator(&kvm).detail, "kvm: the payload answered in 3 ms");
+    }
+}

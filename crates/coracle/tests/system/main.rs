@@ -1,0 +1,15 @@
+//! The binary as its users start it. One program, because each links most of the product.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod bad_input;
+mod cli;
+mod crash_node;
+mod credentials;
+mod market;
+mod nginx;
+mod planes;
+mod registry;
+mod registry_kill;
+mod registry_peers;
+mod support;
+mod up;
