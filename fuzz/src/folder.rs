@@ -1,14 +1,14 @@
-//! A guest's FUSE messages to a folder of the host.
+//! A guest's FUSE messages to a directory of the host.
 
 use std::fs;
 
-use coracle_host::{FolderServer, FolderSpec};
+use coracle_share::{SharedDirServer, SharedDirSpec};
 
 /// Most bytes that files of the host may come to have by one input: beyond, nothing new is found, only time lost.
 const MESSAGES_MAX: usize = 64;
 
-/// Messages one behind the other, each with its length in front (two bytes); the first byte says whether the folder may be
-/// changed. Nothing outside of the folder changes or comes into it.
+/// Messages one behind the other, each with its length in front (two bytes); the first byte says whether the directory may be
+/// changed. Nothing outside of the directory changes or comes into it.
 pub(crate) fn run(bytes: &[u8]) {
     let [how, messages @ ..] = bytes else { return };
     let mut rest = messages;
@@ -17,8 +17,8 @@ pub(crate) fn run(bytes: &[u8]) {
     if prepare(&root, &outside).is_err() {
         return;
     }
-    let spec = FolderSpec { root, read_only: how % 2 == 1, table: dir.path().join("table/ids") };
-    let Ok(server) = FolderServer::open(spec) else { return };
+    let spec = SharedDirSpec { root, read_only: how % 2 == 1, table: dir.path().join("table/ids") };
+    let Ok(server) = SharedDirServer::open(spec) else { return };
     for _ in 0..MESSAGES_MAX {
         let [low, high, behind @ ..] = rest else { break };
         let (message, behind) =

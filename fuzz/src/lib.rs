@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 /// A reader of bytes from elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Name of its folder in the corpus.
+    /// Name of its directory in the corpus.
     pub name: &'static str,
     /// Gives it an input.
     pub run: fn(&[u8]),
@@ -29,8 +29,8 @@ const fn target(name: &'static str, run: fn(&[u8])) -> Target {
 
 /// All targets.
 pub const TARGETS: [Target; 10] = [
-    target("archive", coracle_image::fuzz::archive),
-    target("disk", coracle_image::fuzz::disk),
+    target("archive", coracle_disk::fuzz::archive),
+    target("disk", coracle_disk::fuzz::disk),
     target("folder", folder::run),
     target("hello", hello),
     target("layers", coracle_image::fuzz::layers),
@@ -38,13 +38,13 @@ pub const TARGETS: [Target; 10] = [
     target("reference", reference),
     target("request", coracle_registry::fuzz::request),
     target("snapshot", snapshot),
-    target("window", coracle_image::fuzz::window),
+    target("chunk", coracle_disk::fuzz::chunk),
 ];
 
 /// Inputs of a target that are kept: its corpus, and what once broke it.
 ///
 /// # Errors
-/// When a folder or a file cannot be read; a folder that is not there has nothing in it.
+/// When a directory or a file cannot be read; a directory that is not there has nothing in it.
 pub fn kept(target: &Target) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     for kind in ["corpus", "crashes"] {
@@ -65,7 +65,7 @@ pub fn kept(target: &Target) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
 /// The name of an image. What is read is written as it is read again.
 fn reference(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(reference) = text.parse::<coracle_image::Reference>() {
+    if let Ok(reference) = text.parse::<coracle_oci::Reference>() {
         let written = reference.to_string();
         assert_eq!(written.parse().ok().as_ref(), Some(&reference), "{written}");
     }
@@ -88,8 +88,12 @@ fn hello(bytes: &[u8]) {
     let said = bytes.to_vec();
     runtime.block_on(async {
         let Ok((host, mut guest)) = UnixStream::pair() else { return };
-        let (session, _) = tokio::join!(coracle_host::fuzz::hello(host), async {
-            // The host hangs up when it has heard enough.
+        let read = async move {
+            let mut host = host;
+            coracle_guest_client::read_hello(&mut host).await.ok()
+        };
+        let (session, _) = tokio::join!(read, async {
+            // The host closes the stream when it has read enough.
             let _either = guest.write_all(&said).await;
             guest.shutdown().await
         });

@@ -1,23 +1,36 @@
 //! Benchmarks: release profile, JSON lines on stdout, everything else on stderr.
 
+mod cold;
+
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{run, setup, step};
+use crate::progress::say;
+use crate::setup::Purpose;
+use crate::{run, setup};
+
+pub(crate) use cold::Cold;
 
 /// The bench targets of the workspace.
 const BENCHES: [&str; 6] = ["agentpool", "bidnode", "boot", "clone", "market", "registry"];
 
-/// Runs the named benchmarks, or all.
-pub(crate) fn run_all(names: &[String]) -> Result<()> {
-    if let Some(unknown) = names.iter().find(|n| !BENCHES.contains(&n.as_str())) {
-        bail!("no benchmark {unknown}; there is: {}", BENCHES.join(", "));
+/// Runs the named benchmarks, or all but [`cold::NAME`].
+pub(crate) fn run_all(names: &[String], cold: Cold) -> Result<()> {
+    let known: Vec<_> = BENCHES.into_iter().chain([cold::NAME]).collect();
+    if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
+        bail!("benchmark \"{unknown}\" not found; there is: {}", known.join(", "));
     }
-    setup::ensure()?;
+    if names.iter().any(|n| n == cold::NAME) {
+        cold::run(cold)?;
+    }
+    if names.iter().all(|n| n == cold::NAME) && !names.is_empty() {
+        return Ok(());
+    }
+    setup::ensure(Purpose::Test)?;
     for name in BENCHES {
         if names.is_empty() || names.iter().any(|n| n == name) {
-            step(&format!("bench {name}"));
+            say(&format!("bench {name}"));
             // The whole workspace: one crate alone has other features of shared dependencies, and would build them anew.
             run(Command::new("cargo").args([
                 "bench",

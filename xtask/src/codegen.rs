@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use prost::Message;
 
-use crate::{root, test};
+use crate::{build, root};
 
 /// File path below the repository root → wanted bytes.
 type Files = BTreeMap<PathBuf, Vec<u8>>;
@@ -55,7 +54,7 @@ fn settle(files: &Files, check: bool) -> Result<Vec<String>> {
 /// CRDs, RBAC, manifests, and the references of the command line and of the metrics: the binary that the tests use
 /// prints them, so nothing is linked or resolved a second time.
 fn product(files: &mut Files) -> Result<()> {
-    let binary = test::product()?;
+    let binary = build::product()?;
     let output = Command::new(&binary).arg("reference").output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "{} reference: {said}", binary.display());
@@ -101,48 +100,21 @@ fn constants(source: &str, module: &str) -> Result<Vec<(String, String)>> {
     Ok(found)
 }
 
-const PROTOS: [&str; 4] = [
-    "firecracker/v1/firecracker.proto",
-    "coracle/guest/v1/guest.proto",
-    "coracle/host/v1/host.proto",
-    "coracle/market/v1/market.proto",
-];
-
+/// gRPC code and descriptors, formatted.
 fn proto(files: &mut Files) -> Result<()> {
-    let include = root().join("proto");
+    let program = build::program("coracle-protogen", 120)?;
     let scratch = tempdir()?;
-    for proto in PROTOS {
-        let descriptors = protox::compile([proto], [&include])?;
-        if proto.starts_with("firecracker") {
-            // Served by gRPC reflection; source positions and comments are not wire facts.
-            let mut bare = descriptors.clone();
-            for file in &mut bare.file {
-                file.source_code_info = None;
-            }
-            files
-                .insert("crates/coracle-proto/src/generated/firecracker.v1.bin".into(), bare.encode_to_vec());
-        }
-        tonic_prost_build::configure()
-            .build_transport(false)
-            .emit_rerun_if_changed(false)
-            .btree_map(".")
-            .out_dir(&scratch)
-            .compile_fds(descriptors)?;
-    }
-    for entry in std::fs::read_dir(&scratch)? {
+    crate::run(Command::new(program).arg(root().join("proto")).arg(&scratch))?;
+    for entry in fs::read_dir(&scratch)? {
         let path = entry?.path();
         let name = path.file_name().context("generated file without a name")?;
-        let text = format(&path)?;
-        files.insert(Path::new("crates/coracle-proto/src/generated").join(name), text);
+        if path.extension().is_some_and(|e| e == "rs") {
+            crate::run(Command::new("rustfmt").args(["--edition", "2024"]).arg(&path))?;
+        }
+        files.insert(Path::new("crates/coracle-proto/src/generated").join(name), fs::read(&path)?);
     }
-    std::fs::remove_dir_all(&scratch)?;
+    fs::remove_dir_all(&scratch)?;
     Ok(())
-}
-
-fn format(path: &Path) -> Result<Vec<u8>> {
-    let status = std::process::Command::new("rustfmt").args(["--edition", "2024"]).arg(path).status()?;
-    anyhow::ensure!(status.success(), "rustfmt {}", path.display());
-    Ok(std::fs::read(path)?)
 }
 
 fn tempdir() -> Result<PathBuf> {

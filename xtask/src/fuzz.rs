@@ -8,28 +8,29 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use crate::{metadata, root, step};
+use crate::progress::say;
+use crate::{metadata, root};
 
 /// What the scenario is called.
 pub(crate) const NAME: &str = "fuzz";
 /// Longest input that is made, bytes.
 const INPUT_MAX: u32 = 16 << 10;
 
-/// Fuzzes every target that has a corpus for `CORACLE_FUZZ_SECONDS` (60), from `CORACLE_SEED` (1). Goes on after a target
+/// Fuzzes every target that has a corpus for `CORACLE_FUZZ_SECONDS` (60), from `CORACLE_SEED` (1). Continues after a target
 /// that broke and fails at the end. What broke one is in `fuzz/crashes/<target>/`; what led to new places is below the
-/// target folder and the next run goes on with it.
+/// target directory and the next run continues with it.
 pub(crate) fn run_all() -> Result<()> {
     let number = |name: &str, usual: u32| {
         std::env::var(name).map_or(Ok(usual), |n| n.parse().with_context(|| format!("read {name}")))
     };
     let (seconds, seed) = (number("CORACLE_FUZZ_SECONDS", 60)?, number("CORACLE_SEED", 1)?);
-    step("building the fuzz targets");
+    say("building the fuzz targets");
     let program = build()?;
     let mut targets = folders(&root().join("fuzz/corpus"))?;
     targets.sort();
     let mut broken = Vec::new();
     for target in targets {
-        step(&format!("soak {NAME} {target}: {seconds} s, seed {seed}"));
+        say(&format!("soak {NAME} {target}: {seconds} s, seed {seed}"));
         let line = one(&program, &target, seconds, seed)?;
         writeln!(std::io::stdout(), "{line}")?;
         if line["broken"] == true {
@@ -66,7 +67,7 @@ fn folders(below: &Path) -> Result<Vec<String>> {
 
 /// Runs one target; its log stays beside what it found.
 fn one(program: &Path, target: &str, seconds: u32, seed: u32) -> Result<Value> {
-    let home = metadata()?["target_directory"].as_str().context("target folder")?.to_owned();
+    let home = metadata()?["target_directory"].as_str().context("target directory")?.to_owned();
     let (found, log) = (Path::new(&home).join("fuzz").join(target), format!("{home}/fuzz/{target}.log"));
     let (corpus, crashes) =
         (root().join("fuzz/corpus").join(target), root().join("fuzz/crashes").join(target));

@@ -13,18 +13,22 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::{kernel_elf, root};
+use coracle_testkit::tools::tools_dir;
+
+use crate::kernel_elf;
+use crate::progress::{self, step};
 
 /// Part of the hash: raise it when the layout of the initramfs changes.
 const FORMAT: u32 = 4;
 /// The package that always names the newest cloud kernel.
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// What the agent loads, in this order; dependencies are put before them. Built-in ones are left out.
-/// `virtio_pci` is for q35, `fuse` for host folders.
+/// `virtio_pci` is for q35, `fuse` for host directories.
 const MODULES: [&str; 9] = [
     "virtio_mmio",
     "virtio_pci",
@@ -44,19 +48,17 @@ const BUILT_IN: [&str; 5] =
 const MUSL: &str = "x86_64-unknown-linux-musl";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 
-/// `cargo xtask guest-image`: prints the folder that [`ensure`] gives.
+/// `cargo xtask guest-image`: prints the directory that [`ensure`] gives.
 pub(crate) fn run() -> Result<()> {
-    let tools = std::env::var_os("CORACLE_TOOLS").map(PathBuf::from);
-    let tools = tools
-        .or_else(|| Some(std::env::home_dir()?.join(".cache/coracle/tools")))
-        .context("neither CORACLE_TOOLS nor HOME is set")?;
-    writeln!(std::io::stdout(), "{}", ensure(&tools)?.display())?;
+    let folder = ensure(&tools_dir(), &build_agent()?)?;
+    writeln!(std::io::stdout(), "{}", folder.display())?;
     Ok(())
 }
 
-/// Makes kernel and initramfs where missing and points `<tools>/guest/current` at them. Gives their folder. Idempotent.
-pub(crate) fn ensure(tools: &Path) -> Result<PathBuf> {
-    let agent = fs::read(build_agent()?).context("read the agent's binary")?;
+/// Makes kernel and initramfs with the guest agent at `agent` where missing, and points `<tools>/guest/current` at them.
+/// Gives their directory. Idempotent.
+pub(crate) fn ensure(tools: &Path, agent: &Path) -> Result<PathBuf> {
+    let agent = fs::read(agent).with_context(|| format!("read {}", agent.display()))?;
     let kernel = Kernel::ensure(tools)?;
     let modules = kernel.modules(&MODULES)?;
     let mut vsock = kernel.modules(&VSOCK_MODULES)?;
@@ -93,26 +95,24 @@ pub(crate) fn ensure(tools: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds the static agent and gives its path. Without the musl target glibc is linked statically: larger, as good.
-fn build_agent() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.current_dir(root()).args(["build", "--package", "coracle-guest", "--profile", "guest"]);
-    build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+/// Builds the static guest agent and gives its path. Without the musl target glibc is linked statically: larger, as good.
+pub(crate) fn build_agent() -> Result<PathBuf> {
+    let mut build = Command::new("cargo");
+    build.args(["build", "--locked", "--package", "coracle-guest", "--profile", "guest"]);
+    build.args(["--message-format", "json-render-diagnostics"]);
     if has_musl() {
         build.args(["--target", MUSL]);
     } else {
         build.args(["--target", GLIBC]).env("RUSTFLAGS", "-C target-feature=+crt-static");
     }
-    let out = build.output().context("run cargo build for the agent")?;
-    ensure!(out.status.success(), "the agent does not build");
-    let executable = out
-        .stdout
-        .split(|b| *b == b'\n')
-        .filter_map(|line| serde_json::from_slice::<serde_json::Value>(line).ok());
+    let printed = step("building the guest agent", Some(Duration::from_secs(60)), |meter| {
+        meter.expect(progress::packages(&["--package", "coracle-guest", "--edges", "normal,build"])?);
+        progress::cargo(&mut build, meter)
+    })?;
+    let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let mut executable =
-        executable.filter_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)));
-    executable.next_back().context("cargo built no agent")
+        messages.filter_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)));
+    executable.next_back().context("cargo built no guest agent")
 }
 
 fn has_musl() -> bool {
@@ -274,7 +274,7 @@ fn unsigned(mut module: Vec<u8>) -> Vec<u8> {
     module
 }
 
-/// `/…/virtio-foo.ko.xz` → `virtio_foo`; none for what is no module.
+/// `/…/virtio-foo.ko.xz` → `virtio_foo`; `None` for other files.
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".ko").or_else(|| name.strip_suffix(".ko.xz"))?;

@@ -36,7 +36,7 @@ pub(crate) fn unpack(
     fs::write(&packed, payload).with_context(|| format!("write {}", packed.display()))?;
     let elf = run(Command::new(program).arg("-dc").arg(&packed)).context("unpack the kernel's payload")?;
     fs::remove_file(&packed)?;
-    ensure!(elf.starts_with(b"\x7fELF"), "the kernel's payload is no ELF file");
+    ensure!(elf.starts_with(b"\x7fELF"), "the kernel's payload is not an ELF file");
     Ok(elf)
 }
 
@@ -47,7 +47,7 @@ fn payload(image: &[u8]) -> Result<(&'static str, &[u8])> {
         let bytes = image.get(at..at + 4).context("it is too short for a bzImage")?;
         Ok(bytes.iter().rev().fold(0, |n, b| n << 8 | usize::from(*b)))
     };
-    ensure!(image.get(MAGIC..MAGIC + 4) == Some(b"HdrS"), "it is no bzImage");
+    ensure!(image.get(MAGIC..MAGIC + 4) == Some(b"HdrS"), "not a bzImage");
     let version = u16::from_le_bytes([byte(MAGIC + 4)?, byte(MAGIC + 5)?]);
     ensure!(version >= VERSION_MIN, "its boot protocol {version:#x} does not tell where the kernel is");
     let sectors = match byte(SETUP_SECTORS)? {

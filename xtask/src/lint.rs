@@ -3,40 +3,43 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use coracle_testkit::tools::tools_dir;
 
-use crate::{codegen, root, run, step, tidy};
+use crate::progress::{self, step};
+use crate::{codegen, root, run, tidy};
 
 /// The version that is built into the tool cache.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Runs every check and stops at the first that fails.
+/// Runs every check and stops at the first that fails. The quick ones first.
 pub(crate) fn run_all() -> Result<()> {
-    step("format");
-    run(Command::new("cargo").args(["fmt", "--all", "--check"]))?;
-    step("layers and file lengths");
-    tidy::check()?;
-    step("generated files");
-    codegen::run(true)?;
-    step("links in documents");
-    links()?;
-    step("licences, bans and sources of dependencies");
-    deny()?;
-    step("clippy");
-    run(Command::new("cargo").args([
+    step("checking format", None, |_| run(Command::new("cargo").args(["fmt", "--all", "--check"])))?;
+    step("checking layers and file lengths", None, |_| tidy::check())?;
+    step("checking links in documents", None, |_| links())?;
+    step("checking generated files", None, |_| codegen::run(true))?;
+    step("checking licences, bans and sources of dependencies", None, |_| deny())?;
+    clippy()
+}
+
+/// Clippy on everything, the fuzzer itself too, which nothing else builds.
+fn clippy() -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.args([
         "clippy",
         "--locked",
         "--workspace",
         "--all-targets",
-        // The fuzzer itself, which nothing else builds.
         "--features",
         "coracle-fuzz/libfuzzer",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    ]);
+    command.args(["--message-format", "human", "--", "-D", "warnings"]);
+    step("clippy", Some(Duration::from_secs(300)), |meter| {
+        meter.expect(progress::packages(&["--workspace"])?);
+        progress::cargo(&mut command, meter).map(|_| ())
+    })
 }
 
 /// Every relative link in a Markdown file leads to a file of the repository.
@@ -64,10 +67,13 @@ pub(crate) fn deny() -> Result<()> {
     let home = tools_dir().join(format!("cargo-deny-{CARGO_DENY}"));
     let program = home.join("bin/cargo-deny");
     if !program.is_file() {
-        step("building cargo-deny (minutes, once)");
-        run(Command::new("cargo")
-            .args(["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY, "--root"])
-            .arg(&home))?;
+        let mut install = Command::new("cargo");
+        // Without optimisation: it reads one lock file, and takes minutes to optimise.
+        install.args(["install", "--debug", "--locked", "cargo-deny", "--version", CARGO_DENY, "--root"]);
+        install.arg(&home).env("CARGO_PROFILE_DEV_DEBUG", "false");
+        step("building cargo-deny", Some(Duration::from_secs(120)), |meter| {
+            progress::cargo(&mut install, meter).map(|_| ())
+        })?;
     }
     run(Command::new(program).current_dir(root()).args([
         "--all-features",

@@ -1,24 +1,28 @@
 //! Developer entry points: `cargo xtask {setup,up,test,soak,lint,bench,codegen,tidy}`.
 
 mod bench;
+mod build;
 mod codegen;
 mod fuzz;
 mod guest_image;
 mod kernel_elf;
 mod lint;
+mod progress;
 mod setup;
 mod soak;
-mod system_image;
 mod test;
 mod tidy;
+mod workspace;
 
-use std::path::{Path, PathBuf};
+use std::os::unix::process::CommandExt;
 use std::process::Command as Process;
-use std::sync::LazyLock;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use serde_json::Value;
+
+use progress::say;
+use setup::Purpose;
+use workspace::{members, metadata, root, run};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Everything a developer of coracle runs")]
@@ -35,9 +39,9 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Build the guest's kernel and initramfs; prints their folder.
+    /// Build the guest's kernel and initramfs; prints their directory.
     GuestImage,
-    /// Install and build everything that builds, tests and `up` need.
+    /// Install and build everything that tests and `up` need.
     Setup,
     /// Set up, build, and run `coracle up` with the given arguments.
     Up {
@@ -57,8 +61,14 @@ enum Command {
     },
     /// Run benchmarks; figures on stdout.
     Bench {
-        /// Only these benchmarks.
+        /// Only these benchmarks. `build` runs only when named: it takes an hour.
         names: Vec<String>,
+        /// `build`: begin with an empty tool cache too (Go peers, guest kernel, images).
+        #[arg(long)]
+        cold_tools: bool,
+        /// `build`: begin with empty caches of crates and Go modules too.
+        #[arg(long)]
+        cold_registry: bool,
     },
     /// Format, clippy, layers, generated files, links.
     Lint,
@@ -69,78 +79,37 @@ enum Command {
 }
 
 fn main() -> Result<()> {
+    progress::begin();
     match Cli::parse().command {
         Command::Codegen { check } => codegen::run(check),
         Command::GuestImage => guest_image::run(),
-        Command::Setup => setup::ensure(),
+        Command::Setup => set_up(),
         Command::Up { args } => up(&args),
-        Command::Test { crates } => setup::ensure().and_then(|()| test::run_all(&crates)),
+        Command::Test { crates } => set_up().and_then(|()| test::run_all(&crates)),
         Command::Soak { names } => soak::run_all(&names),
-        Command::Bench { names } => bench::run_all(&names),
+        Command::Bench { names, cold_tools, cold_registry } => {
+            bench::run_all(&names, bench::Cold { tools: cold_tools, registry: cold_registry })
+        }
         Command::Lint => lint::run_all(),
         Command::Deny => lint::deny(),
         Command::Tidy => tidy::check(),
     }
 }
 
-/// The release build of `coracle up`, in this terminal.
+/// Everything that any command needs.
+fn set_up() -> Result<()> {
+    progress::step("setup", None, |_| setup::ensure(Purpose::Test))
+}
+
+/// Sets up, builds and becomes `coracle up`.
 fn up(args: &[String]) -> Result<()> {
-    setup::ensure()?;
-    step("building coracle");
-    run(Process::new("cargo").args(["build", "--locked", "--release", "--package", "coracle"]))?;
-    let metadata = metadata()?;
-    let target = metadata["target_directory"].as_str().context("target folder")?;
-    run(Process::new(format!("{target}/release/coracle")).arg("up").args(args))
-}
-
-/// Says what happens next, on stderr.
-fn step(what: &str) {
-    eprintln!("==> {what}");
-}
-
-/// Runs a program in the repository's root and fails when it does.
-fn run(command: &mut Process) -> Result<()> {
-    if command.get_current_dir().is_none() {
-        command.current_dir(root());
+    if !coracle_testkit::tools::tools_dir().join("bin/kube-apiserver").exists() {
+        say(
+            "first run: builds coracle, etcd and Kubernetes; about 10 minutes on 2 cores. Later runs take seconds",
+        );
     }
-    let shown = format!("{} {}", command.get_program().display(), arguments(command));
-    let status = command.status().with_context(|| format!("run {shown}"))?;
-    if !status.success() {
-        bail!("{shown}: {status}");
-    }
-    Ok(())
-}
-
-fn arguments(command: &Process) -> String {
-    let words: Vec<_> = command.get_args().map(|a| a.display().to_string()).collect();
-    words.join(" ")
-}
-
-/// What cargo knows of the workspace, dependencies apart.
-fn metadata() -> Result<Value> {
-    let output = Process::new("cargo")
-        .args(["metadata", "--format-version", "1", "--no-deps"])
-        .current_dir(root())
-        .output()
-        .context("run cargo metadata")?;
-    serde_json::from_slice(&output.stdout).context("read cargo metadata")
-}
-
-/// Name and manifest of each crate of the workspace.
-fn members() -> Result<Vec<(String, String)>> {
-    let metadata = metadata()?;
-    let packages = metadata["packages"].as_array().context("packages")?;
-    let text = |p: &Value, key: &str| p[key].as_str().unwrap_or_default().to_owned();
-    Ok(packages.iter().map(|p| (text(p, "name"), text(p, "manifest_path"))).collect())
-}
-
-/// The repository's root, wherever the command was started. Asked of cargo at run time: two checkouts may share one
-/// target folder, and so one program.
-fn root() -> &'static Path {
-    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
-        let manifest =
-            std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-        Path::new(&manifest).parent().expect("xtask/ lies below the root").to_owned()
-    });
-    &ROOT
+    let program = setup::ensure_and(Purpose::Up, build::product)?;
+    // The product takes this process's place, so that ^C waits for its clean end.
+    let error = Process::new(&program).arg("up").args(args).current_dir(root()).exec();
+    Err(error).with_context(|| format!("run {}", program.display()))
 }

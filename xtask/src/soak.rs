@@ -4,7 +4,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{fuzz, run, setup, step};
+use crate::progress::say;
+use crate::{fuzz, run, setup};
 
 struct Scenario {
     name: &'static str,
@@ -14,7 +15,7 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 5] = [
+const SCENARIOS: [Scenario; 6] = [
     // An operator of BidNodes is killed between bid and status.
     Scenario {
         name: "bidnode_kill",
@@ -31,8 +32,8 @@ const SCENARIOS: [Scenario; 5] = [
     },
     Scenario {
         name: "crash_node",
-        test: "crash_node",
-        filter: "",
+        test: "system",
+        filter: "crash_node::",
         environment: &[("CORACLE_CRASHES", "100")],
     },
     // The controllers of pools are killed so often at each of their calls.
@@ -44,9 +45,17 @@ const SCENARIOS: [Scenario; 5] = [
     },
     Scenario {
         name: "registry_kill",
-        test: "registry_kill",
-        filter: "",
-        environment: &[("CORACLE_KILLS", "200")],
+        test: "system",
+        filter: "registry_kill::",
+        // On files and on S3, each for at most six minutes.
+        environment: &[("CORACLE_KILLS", "200"), ("CORACLE_KILL_SECONDS", "360")],
+    },
+    // A blob of 2 GiB on an object store behind a slow wire.
+    Scenario {
+        name: "registry_s3",
+        test: "distribution",
+        filter: "slow_store::large_blob",
+        environment: &[("CORACLE_BLOB_BYTES", "2147483648"), ("CORACLE_WIRE_BYTES", "67108864")],
     },
 ];
 
@@ -56,10 +65,10 @@ pub(crate) fn run_all(names: &[String]) -> Result<()> {
     if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
         bail!("no scenario {unknown}; there is: {}", known.join(", "));
     }
-    setup::ensure()?;
+    setup::ensure(setup::Purpose::Test)?;
     for scenario in SCENARIOS {
         if names.is_empty() || names.iter().any(|n| n == scenario.name) {
-            step(&format!("soak {}", scenario.name));
+            say(&format!("soak {}", scenario.name));
             let mut command = Command::new("cargo");
             command.args(["test", "--locked", "--workspace", "--test", scenario.test]);
             run(command

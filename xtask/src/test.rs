@@ -1,94 +1,210 @@
-//! Every test, built once for the whole workspace, run a suite at a time, with
-//! the seconds of each.
+//! Every test, built once for the whole workspace, its suites run side by side, with the seconds of each.
 //!
-//! Not `cargo test --package X` in turn: each package alone has other features
-//! of the shared dependencies, and would build them all again.
+//! A test that fails beside other suites runs once more with the machine to itself. If it passes then, it is unstable:
+//! it is listed last, with what it printed when it failed, and does not fail the run. Such a test is a defect to be
+//! mended, of the product or of the test; it must not hide whether the change under test is sound.
 
+use std::collections::VecDeque;
+use std::io::Write;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
-use crate::{root, run, step};
+use crate::build;
+use crate::progress::{record, say, step};
 
 /// One test program and where it runs.
 struct Suite {
+    name: String,
     package: String,
-    target: String,
     program: PathBuf,
     folder: PathBuf,
 }
 
-/// Runs the suites; `only` narrows to crates. Goes on after a failing suite and fails at the end.
+/// How a suite ended.
+struct Outcome {
+    suite: Suite,
+    seconds: f64,
+    passed: bool,
+    /// What it printed.
+    text: String,
+}
+
+/// What a suite that failed did when it had the machine to itself.
+enum Rerun {
+    Passed(Vec<String>),
+    Failed,
+    /// It said of no test that it failed, or of too many.
+    Skipped,
+}
+
+/// Failed tests of one suite that are worth another run.
+const RERUN_MAX: usize = 3;
+
+/// Suites that run before all others: the longest ones, so that none of them runs alone at the end.
+const FIRST: [&str; 4] =
+    ["coracle system", "coracle-host e2e", "coracle-bidnode api_bidnode", "coracle-agentpool api"];
+
+/// Runs the suites, at most one per processor at a time; `only` narrows to crates. Continues after a failing suite and
+/// fails at the end.
 pub(crate) fn run_all(only: &[String]) -> Result<()> {
-    step("building every test");
-    run(Command::new("cargo").args(["test", "--locked", "--workspace", "--no-run"]))?;
-    let mut report = Vec::new();
-    let mut failed = false;
-    for suite in suites()?.iter().filter(|s| only.is_empty() || only.contains(&s.package)) {
-        let name = format!("{} {}", suite.package, suite.target);
-        step(&format!("testing {name}"));
-        let began = Instant::now();
-        let mut command = Command::new(&suite.program);
-        let outcome = run(command.current_dir(&suite.folder).env("CARGO_MANIFEST_DIR", &suite.folder));
-        if let Err(error) = &outcome {
-            eprintln!("{error:#}");
-        }
-        failed |= outcome.is_err();
-        let mark = if outcome.is_err() { "  FAILED" } else { "" };
-        report.push(format!("{:>8.1}  {name}{mark}", began.elapsed().as_secs_f64()));
-    }
-    if report.is_empty() {
+    let mut suites = suites()?;
+    suites.retain(|s| only.is_empty() || only.contains(&s.package));
+    if suites.is_empty() {
         bail!("no crate of that name has tests");
     }
-    eprintln!("\n{:>8}  suite\n{}", "seconds", report.join("\n"));
-    if failed { bail!("a suite failed") } else { Ok(()) }
-}
-
-/// The product as the tests use it: built if it is not.
-pub(crate) fn product() -> Result<PathBuf> {
-    let is_product = |m: &Value| {
-        m["target"]["name"] == "coracle" && m["target"]["kind"][0] == "bin" && m["profile"]["test"] == false
-    };
-    let built = artifacts()?;
-    let found = built.iter().filter(|m| is_product(m)).find_map(|m| m["executable"].as_str());
-    found.map(PathBuf::from).context("cargo did not report the binary coracle")
-}
-
-/// Everything that cargo has built for the tests, in the order of its report.
-fn artifacts() -> Result<Vec<Value>> {
-    let output = Command::new("cargo")
-        .args(["test", "--locked", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"])
-        .current_dir(root())
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("run cargo test --no-run")?;
-    if !output.status.success() {
-        bail!("the tests do not build");
+    suites.sort_by_key(|s| FIRST.iter().position(|first| s.name == *first).unwrap_or(FIRST.len()));
+    let mut ended = step("running every test", None, |_| Ok(run_side_by_side(suites)))?;
+    let total = ended.len();
+    ended.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    eprintln!("\n{:>8}  suite", "seconds");
+    for outcome in &ended {
+        let verdict = if outcome.passed { "" } else { "  FAILED" };
+        eprintln!("{:>8.1}  {}{verdict}", outcome.seconds, outcome.suite.name);
     }
-    let text = String::from_utf8(output.stdout)?;
-    text.lines().map(|line| serde_json::from_str(line).context("read a message of cargo")).collect()
+    let failed: Vec<_> = ended.iter().filter(|o| !o.passed).collect();
+    let reruns: Vec<_> = failed.iter().map(|outcome| outcome.run_again()).collect();
+    for outcome in &failed {
+        eprintln!("\n==> {}: failures", outcome.suite.name);
+        eprintln!("{}", failures(&outcome.text));
+    }
+    let mut names = Vec::new();
+    for (outcome, rerun) in failed.iter().zip(&reruns) {
+        match rerun {
+            Rerun::Passed(tests) => {
+                say(&format!("UNSTABLE: {}: {} passed when run alone", outcome.suite.name, tests.join(", ")));
+            }
+            Rerun::Failed | Rerun::Skipped => names.push(outcome.suite.name.as_str()),
+        }
+    }
+    if names.is_empty() {
+        Ok(())
+    } else {
+        bail!("{} of {total} suites failed: {}", names.len(), names.join(", "))
+    }
 }
 
-/// The test programs among them.
+/// The part of a test program's output that explains its failures; everything, when it has no such part.
+fn failures(text: &str) -> &str {
+    text.find("\nfailures:\n").map_or(text, |at| &text[at..])
+}
+
+/// Names of the tests that failed, as libtest prints them.
+fn failed_tests(text: &str) -> Vec<String> {
+    let name = |line: &str| line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned);
+    text.lines().filter_map(name).collect()
+}
+
+/// Runs each suite once, as many at a time as [`jobs`] says.
+fn run_side_by_side(suites: Vec<Suite>) -> Vec<Outcome> {
+    let total = suites.len();
+    let (waiting, ended) = (Mutex::new(VecDeque::from(suites)), Mutex::new(Vec::new()));
+    let next = || waiting.lock().ok()?.pop_front();
+    thread::scope(|scope| {
+        for _ in 0..jobs() {
+            scope.spawn(|| {
+                while let Some(suite) = next() {
+                    let outcome = suite.run();
+                    let name = &outcome.suite.name;
+                    record(&format!("suite {name}"), outcome.seconds);
+                    let Ok(mut ended) = ended.lock() else { return };
+                    let (at, verdict) = (ended.len() + 1, if outcome.passed { "passed" } else { "FAILED" });
+                    say(&format!("test {at} of {total}: {name} {verdict} in {:.1} s", outcome.seconds));
+                    ended.push(outcome);
+                }
+            });
+        }
+    });
+    ended.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Suites that run at once: `CORACLE_TEST_JOBS`, else one per processor.
+fn jobs() -> usize {
+    let asked = std::env::var("CORACLE_TEST_JOBS").ok().and_then(|n| n.parse().ok());
+    asked.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZero::get)
+}
+
+impl Suite {
+    /// Runs the program to its end and prints what it said at once, so that suites do not mix their lines.
+    fn run(self) -> Outcome {
+        let began = Instant::now();
+        let (passed, text) = self.output(&[]);
+        let _closed = writeln!(std::io::stdout().lock(), "\n==> {}\n{text}", self.name);
+        Outcome { suite: self, seconds: began.elapsed().as_secs_f64(), passed, text }
+    }
+
+    /// Runs the program with these arguments: whether it passed, and what it printed.
+    fn output(&self, args: &[String]) -> (bool, String) {
+        let output = Command::new(&self.program)
+            .args(args)
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder)
+            .stdin(std::process::Stdio::null())
+            .output();
+        match output {
+            Ok(output) => {
+                let text = [output.stdout, output.stderr].concat();
+                (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+            }
+            Err(error) => (false, format!("run {}: {error}", self.program.display())),
+        }
+    }
+}
+
+impl Outcome {
+    /// Runs the tests that failed once more, with nothing beside them.
+    fn run_again(&self) -> Rerun {
+        let tests = failed_tests(&self.text);
+        if tests.is_empty() || tests.len() > RERUN_MAX {
+            return Rerun::Skipped;
+        }
+        say(&format!("{}: running {} alone", self.suite.name, tests.join(", ")));
+        let args: Vec<_> = tests.iter().cloned().chain(["--exact".to_owned()]).collect();
+        let (passed, text) = self.suite.output(&args);
+        let _closed = writeln!(std::io::stdout().lock(), "\n==> {}, alone\n{text}", self.suite.name);
+        if passed { Rerun::Passed(tests) } else { Rerun::Failed }
+    }
+}
+
+/// The test programs of the workspace.
 fn suites() -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
-    for message in artifacts()? {
+    for message in build::tests()? {
         let Some(program) = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)
         else {
             continue;
         };
         let manifest = message["manifest_path"].as_str().context("artifact without a manifest")?;
-        let folder = Path::new(manifest).parent().context("manifest without a folder")?;
+        let folder = Path::new(manifest).parent().context("manifest without a directory")?;
+        let package = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let target = message["target"]["name"].as_str().unwrap_or_default();
         suites.push(Suite {
-            package: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            target: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
+            name: format!("{package} {target}"),
+            package,
             program: program.into(),
             folder: folder.to_owned(),
         });
     }
-    suites.sort_by(|a, b| (&a.package, &a.target).cmp(&(&b.package, &b.target)));
+    suites.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(suites)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{failed_tests, failures};
+
+    const OUTPUT: &str = "running 2 tests\ntest a::one ... ok\ntest a::two ... FAILED\n\nfailures:\n\n---- a::two stdout ----\nwhy\n";
+
+    #[test]
+    fn failed_tests_and_their_reasons_are_read() {
+        assert_eq!(failed_tests(OUTPUT), ["a::two"]);
+        assert!(failures(OUTPUT).ends_with("why\n"));
+        assert!(!failures(OUTPUT).contains("a::one"));
+        assert_eq!(failures("killed"), "killed");
+    }
 }

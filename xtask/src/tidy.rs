@@ -1,4 +1,10 @@
-//! What no compiler checks: which crate may depend on which, and how long a file may be.
+//! What no compiler checks: which crate may depend on which, how large files and crates may be, which modules import each
+//! other, what must be in a reference, and which phrases pages do not use.
+
+mod modules;
+mod references;
+mod waits;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,21 +20,26 @@ use crate::{members, root};
 const LAYERS: [&[&str]; 6] = [
     &["coracle-types", "coracle-api", "coracle-auction"],
     &[
+        "coracle-files",
         "coracle-proto",
         "coracle-telemetry",
         "coracle-web",
         "coracle-hypervisor",
+        "coracle-oci",
         "coracle-image",
+        "coracle-disk",
         "coracle-net",
         "coracle-vsphere",
         "coracle-streaming",
     ],
     &["coracle-qemu", "coracle-firecracker", "coracle-cloud-hypervisor"],
     &[
+        "coracle-guest-client",
+        "coracle-share",
         "coracle-host",
         "coracle-guest",
         "coracle-pod",
-        "coracle-agent",
+        "coracle-frontends",
         "coracle-cri",
         "coracle-vnode",
         "coracle-registry",
@@ -42,34 +53,88 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-admission",
         "coracle-market",
     ],
-    &["coracle"],
+    &["coracle-cli", "coracle"],
 ];
 
 /// Not part of the product: may see everything, and only tests and tools see them.
-const SUPPORT: [&str; 3] = ["coracle-testkit", "coracle-fuzz", "xtask"];
+const SUPPORT: [&str; 6] = [
+    "coracle-testkit",
+    "coracle-hypervisor-testing",
+    "coracle-vsphere-testing",
+    "coracle-fuzz",
+    "coracle-protogen",
+    "xtask",
+];
 
 /// Crates that do I/O, which the vocabulary must not see.
 const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rustix"];
 
+/// Crates that serve or call gRPC. The host core is not one of them.
+const GRPC_CRATES: [&str; 9] = [
+    "coracle-proto",
+    "coracle-guest-client",
+    "coracle-guest",
+    "coracle-frontends",
+    "coracle-microvm",
+    "coracle-bidnode",
+    "coracle-market",
+    "coracle-cli",
+    "coracle",
+];
+
+/// Crates with programs. Programs that only tests run are examples.
+const PROGRAMS: [&str; 5] = ["coracle", "coracle-guest", "coracle-fuzz", "coracle-protogen", "xtask"];
+
 /// Longest production file.
 const LINES_MAX: usize = 800;
 
+/// Most lines of source of a crate, generated ones and empty ones apart.
+const CRATE_LINES_MAX: usize = 8_000;
+
+/// Larger crates, with the size that they may have until they are taken apart.
+const LARGE_CRATES: [(&str, usize); 1] = [("coracle-host", 10_100)];
+
 /// Where every metric has a line.
 const METRICS: &str = "docs/reference/metrics.md";
+
+/// Where every error code has a section, and the table from which it is generated.
+const ERRORS: &str = "docs/reference/errors.md";
+const ERROR_TABLE: &str = "crates/coracle/src/reference/errors.rs";
 
 /// Fails with every violation at once.
 pub(crate) fn check() -> Result<()> {
     let mut wrong = Vec::new();
     let product = product()?;
     let reference = fs::read_to_string(root().join(METRICS)).with_context(|| format!("read {METRICS}"))?;
+    let mut codes = BTreeSet::new();
     for (name, manifest) in members()? {
         dependencies(&name, &manifest, &mut wrong)?;
-        let dir = Path::new(&manifest).parent().context("manifest without a folder")?;
-        lengths(&dir.join("src"), &mut wrong)?;
+        let dir = Path::new(&manifest).parent().context("manifest without a directory")?;
+        let lines = lengths(&dir.join("src"), &mut wrong)?;
+        let limit =
+            LARGE_CRATES.iter().find(|(large, _)| *large == name).map_or(CRATE_LINES_MAX, |(_, max)| *max);
+        if lines > limit {
+            wrong.push(format!("{name} has {lines} lines of source; the limit is {limit}"));
+        }
+        references::check(dir, &mut wrong)?;
+        modules::check(&name, &dir.join("src"), &mut wrong)?;
+        waits::check(&name, dir, &mut wrong)?;
+        programs(&name, &manifest, &mut wrong)?;
+        words::check_sources(dir, &mut wrong)?;
         if product.contains(&name) {
             metrics(&dir.join("src"), &reference, &mut wrong)?;
+            error_codes(&dir.join("src"), &mut codes)?;
+            fakes(&dir.join("src"), &mut wrong)?;
         }
     }
+    let page = fs::read_to_string(root().join(ERRORS)).with_context(|| format!("read {ERRORS}"))?;
+    let explained: BTreeSet<_> =
+        page.lines().filter_map(|line| line.strip_prefix("### ")).map(str::to_owned).collect();
+    wrong.extend(codes.difference(&explained).map(|code| format!("{code} has no section in {ERRORS}")));
+    wrong.extend(
+        explained.difference(&codes).map(|code| format!("{ERRORS} explains {code}, which no source has")),
+    );
+    words::check(&mut wrong)?;
     if wrong.is_empty() {
         return Ok(());
     }
@@ -92,6 +157,9 @@ fn dependencies(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<(
         if row == 0 && IO_CRATES.contains(&dependency.as_str()) {
             wrong.push(format!("{name} is vocabulary and does no I/O, but depends on {dependency}"));
         }
+        if dependency == "tonic" && !GRPC_CRATES.contains(&name) {
+            wrong.push(format!("{name} is neither a frontend nor a client and must not reach tonic"));
+        }
         if SUPPORT.contains(&dependency.as_str()) {
             wrong.push(format!("{name} depends on {dependency} outside its tests"));
         }
@@ -107,37 +175,79 @@ fn dependencies(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<(
     Ok(())
 }
 
+/// What Cargo says of the package of one manifest.
+fn package(manifest: &str) -> Result<Value> {
+    let metadata = crate::metadata()?;
+    let mut packages = metadata["packages"].as_array().into_iter().flatten();
+    let package = packages.find(|p| p["manifest_path"] == manifest);
+    package.cloned().with_context(|| format!("no package at {manifest}"))
+}
+
 /// Names of the normal dependencies of one manifest.
 fn direct(manifest: &str) -> Result<Vec<String>> {
-    let metadata = crate::metadata()?;
-    let package = metadata["packages"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|p| p["manifest_path"] == manifest)
-        .with_context(|| format!("no package at {manifest}"))?;
+    let package = package(manifest)?;
     let normal =
         package["dependencies"].as_array().into_iter().flatten().filter(|d| d["kind"] == Value::Null);
     Ok(normal.filter_map(|d| d["name"].as_str().map(str::to_owned)).collect())
 }
 
-fn lengths(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
+/// Returns the lines of all files, empty ones apart.
+fn lengths(dir: &Path, wrong: &mut Vec<String>) -> Result<usize> {
+    let mut sum = 0;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() && path.file_name().is_some_and(|n| n != "generated") {
-            lengths(&path, wrong)?;
+            sum += lengths(&path, wrong)?;
         } else if path.extension().is_some_and(|e| e == "rs") {
-            let lines = fs::read_to_string(&path)?.lines().count();
+            let text = fs::read_to_string(&path)?;
+            let lines = text.lines().count();
+            sum += text.lines().filter(|line| !line.trim().is_empty()).count();
             if lines > LINES_MAX {
                 let shown = path.strip_prefix(root()).unwrap_or(&path).display();
                 wrong.push(format!("{shown} has {lines} lines; the limit is {LINES_MAX}"));
             }
         }
     }
+    Ok(sum)
+}
+
+/// A crate without programs of the product makes none when it is built.
+fn programs(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<()> {
+    let package = package(manifest)?;
+    let targets = package["targets"].as_array().into_iter().flatten();
+    let programs =
+        targets.filter(|target| target["kind"][0] == "bin").filter_map(|target| target["name"].as_str());
+    if !PROGRAMS.contains(&name) {
+        wrong.extend(
+            programs.map(|program| format!("{name} makes the program {program}; make it an example")),
+        );
+    }
     Ok(())
 }
 
-/// The crates that the binary is made of: nobody scrapes the metrics of the others yet.
+/// Test doubles belong to crates for tests.
+fn fakes(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            fakes(&path, wrong)?;
+        } else if path.extension().is_some_and(|e| e == "rs") && has_fake(&fs::read_to_string(&path)?) {
+            let shown = path.strip_prefix(root()).unwrap_or(&path).display();
+            wrong.push(format!("{shown} has a fake; move it to a crate for tests"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the product part of a source defines a fake. Pure.
+fn has_fake(source: &str) -> bool {
+    let product = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    ["mod fake", "struct Fake", "enum Fake", "trait Fake"]
+        .iter()
+        .any(|definition| product.contains(definition))
+}
+
+/// The crates that the binary is made of: the metrics of the others are not scraped.
 fn product() -> Result<BTreeSet<String>> {
     let members = members()?;
     let mut found = BTreeSet::from(["coracle".to_owned()]);
@@ -165,6 +275,29 @@ fn metrics(dir: &Path, reference: &str, wrong: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
+/// Error codes of the sources, the table of their explanations apart.
+fn error_codes(dir: &Path, codes: &mut BTreeSet<String>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            error_codes(&path, codes)?;
+        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with(ERROR_TABLE) {
+            codes.extend(codes_in(&fs::read_to_string(&path)?).map(str::to_owned));
+        }
+    }
+    Ok(())
+}
+
+/// String literals like `COR-VM-001`. Pure.
+fn codes_in(source: &str) -> impl Iterator<Item = &str> {
+    let literals = source.split('"').skip(1).step_by(2);
+    literals.filter(|text| {
+        let parts: Vec<_> = text.split('-').collect();
+        matches!(parts[..], ["COR", group, number]
+            if group.bytes().all(|b| b.is_ascii_uppercase()) && number.len() == 3 && number.bytes().all(|b| b.is_ascii_digit()))
+    })
+}
+
 /// Names of metrics in a source that has to do with a registry. Pure.
 fn registered(source: &str) -> impl Iterator<Item = &str> {
     let literals = source.split('"').skip(1).step_by(2);
@@ -178,9 +311,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn fakes_are_found_outside_of_unit_tests() {
+        assert!(has_fake("pub struct FakeDriver;"));
+        assert!(!has_fake("struct Real;\n#[cfg(test)]\nmod tests {\n    struct FakeClock;\n}"));
+    }
+
+    #[test]
     fn metrics_are_found_by_their_names() {
         let source = r#"use prometheus_client; r.register("coracle_vm_state", "State"); f("coracle-x"); g("firecracker_a")"#;
         assert_eq!(registered(source).collect::<Vec<_>>(), ["coracle_vm_state", "firecracker_a"]);
         assert_eq!(registered(r#"nft("coracle_table")"#).count(), 0);
+    }
+
+    #[test]
+    fn error_codes_are_found_in_literals() {
+        let source = r#"/// COR-XX-001
+            Failure::new("COR-VM-001", "x").help("COR-VM-2"), "cor-vm-003" => "COR-IMG-016""#;
+        assert_eq!(codes_in(source).collect::<Vec<_>>(), ["COR-VM-001", "COR-IMG-016"]);
     }
 }

@@ -11,11 +11,13 @@ use std::io::{Read, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::setup::{apt_sources, hash, link};
-use crate::{run, step};
+use super::{apt_sources, hash, link, log_file};
+use crate::progress::{logged, step};
+use crate::run;
 
 /// Raise it when the image is made in another way.
 const FORMAT: &[u8] = b"1";
@@ -48,8 +50,8 @@ const SYSTEM_MIB: u64 = 8;
 const ROOT_MIB: u64 = 1000;
 const DISK_MIB: u64 = 1012;
 
-/// Makes the image where it is missing and points `<tools>/system/current` at its folder.
-pub(crate) fn ensure(tools: &Path) -> Result<()> {
+/// Makes the image where it is missing and points `<tools>/system/current` at its directory.
+pub(super) fn ensure(tools: &Path) -> Result<()> {
     let parts: Vec<&[u8]> = HOOKS
         .iter()
         .map(|hook| hook.as_bytes())
@@ -57,11 +59,12 @@ pub(crate) fn ensure(tools: &Path) -> Result<()> {
         .collect();
     let target = tools.join("system").join(hash(&parts));
     if !target.join("debian.qcow2").is_file() {
-        step("building a Debian disk image (three minutes, once)");
         let work = tools.join("system").join(format!("partial-{}", std::process::id()));
         let _ = fs::remove_dir_all(&work);
         fs::create_dir_all(&work)?;
-        let built = build(&work);
+        let built = step("building a Debian disk image", Some(Duration::from_secs(180)), |_| {
+            build(&work, &log_file(tools, "system-image"))
+        });
         if built.is_ok() {
             fs::create_dir_all(&target)?;
             fs::rename(work.join("debian.qcow2"), target.join("debian.qcow2"))?;
@@ -72,7 +75,7 @@ pub(crate) fn ensure(tools: &Path) -> Result<()> {
     link(&target, &tools.join("system/current"))
 }
 
-fn build(work: &Path) -> Result<()> {
+fn build(work: &Path, log: &Path) -> Result<()> {
     let (tar, root) = (work.join("root.tar"), work.join("root"));
     let mut bootstrap = Command::new("mmdebstrap");
     bootstrap.args(["--quiet", "--variant=minbase", "--include", PACKAGES]);
@@ -80,7 +83,7 @@ fn build(work: &Path) -> Result<()> {
     for hook in HOOKS {
         bootstrap.args(["--customize-hook", hook]);
     }
-    run(bootstrap.arg(SUITE).arg(&tar).args(apt_sources()))?;
+    logged(bootstrap.arg(SUITE).arg(&tar).args(apt_sources()), log)?;
     fs::create_dir(&root)?;
     // Device nodes come with the system's own start.
     run(Command::new("tar").args(["-C"]).arg(&root).args(["--exclude=./dev/*", "-xf"]).arg(&tar))?;

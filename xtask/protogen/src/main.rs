@@ -1,0 +1,38 @@
+//! `coracle-protogen PROTO_DIR OUT_DIR`: the gRPC code of every file of `proto/`, and the descriptors that reflection
+//! serves. A program of its own, so that `cargo xtask` need not wait for a compiler of protocols.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use prost::Message;
+
+const PROTOS: [&str; 4] = [
+    "firecracker/v1/firecracker.proto",
+    "coracle/guest/v1/guest.proto",
+    "coracle/host/v1/host.proto",
+    "coracle/market/v1/market.proto",
+];
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
+    let usage = "usage: coracle-protogen PROTO_DIR OUT_DIR";
+    let (include, out) = (arguments.next().context(usage)?, arguments.next().context(usage)?);
+    PROTOS.iter().try_for_each(|proto| generate(proto, &include, &out).with_context(|| (*proto).to_owned()))
+}
+
+fn generate(proto: &str, include: &Path, out: &Path) -> Result<()> {
+    let descriptors = protox::compile([proto], [include])?;
+    if proto.starts_with("firecracker") {
+        // Served by gRPC reflection; source positions and comments are not wire facts.
+        let mut bare = descriptors.clone();
+        for file in &mut bare.file {
+            file.source_code_info = None;
+        }
+        let path = out.join("firecracker.v1.bin");
+        fs::write(&path, bare.encode_to_vec()).with_context(|| format!("write {}", path.display()))?;
+    }
+    let config =
+        tonic_prost_build::configure().build_transport(false).emit_rerun_if_changed(false).btree_map(".");
+    Ok(config.out_dir(out).compile_fds(descriptors)?)
+}

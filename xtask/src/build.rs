@@ -1,0 +1,47 @@
+//! Builds of the whole workspace: product, tests, and programs that only one command needs.
+//!
+//! Every build selects the whole workspace and then one program of it. A crate selected alone has other features of
+//! shared dependencies, and would build them a second time.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::progress::{self, cargo, step};
+
+/// Builds `coracle` as the tests and `up` use it and gives its path.
+pub(crate) fn product() -> Result<PathBuf> {
+    program("coracle", 300)
+}
+
+/// Builds the binary `name` of any crate and gives its path. `usual` is what a cold build takes, seconds.
+pub(crate) fn program(name: &str, usual: u64) -> Result<PathBuf> {
+    let mut build = Command::new("cargo");
+    build.args(["build", "--locked", "--workspace", "--bin", name]);
+    let messages = messages(&format!("building {name}"), usual, &mut build)?;
+    let named = messages.iter().filter(|m| m["target"]["name"] == name && m["target"]["kind"][0] == "bin");
+    let path = named.filter_map(|m| m["executable"].as_str()).next_back();
+    path.map(PathBuf::from).with_context(|| format!("cargo did not report the binary {name}"))
+}
+
+/// Builds every test and gives cargo's report, in its order.
+pub(crate) fn tests() -> Result<Vec<Value>> {
+    let mut build = Command::new("cargo");
+    build.args(["test", "--locked", "--workspace", "--no-run"]);
+    messages("building every test", 900, &mut build)
+}
+
+fn messages(name: &str, usual: u64, build: &mut Command) -> Result<Vec<Value>> {
+    build.args(["--message-format", "json-render-diagnostics"]);
+    if std::env::var_os(progress::TIMINGS).is_some() {
+        build.arg("--timings");
+    }
+    let printed = step(name, Some(Duration::from_secs(usual)), |meter| {
+        meter.expect(progress::packages(&["--workspace"])?);
+        cargo(build, meter)
+    })?;
+    printed.lines().map(|line| serde_json::from_str(line).context("read a message of cargo")).collect()
+}
