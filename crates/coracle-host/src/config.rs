@@ -6,8 +6,6 @@ use std::time::Duration;
 use coracle_oci::Registries;
 use sha2::{Digest, Sha256};
 
-use crate::{TemplatePolicy, WarmPoolPolicy};
-
 /// Plain settings of one host core; parsed and checked at the edge.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -74,6 +72,38 @@ impl HostConfig {
             templates: TemplatePolicy::default(),
             warm_pool: WarmPoolPolicy::default(),
         }
+    }
+}
+
+/// What bounds the templates of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplatePolicy {
+    /// False: every start is a cold boot, and nothing is kept.
+    pub enabled: bool,
+    /// Templates kept; the oldest go first.
+    pub count_max: usize,
+    /// A template older than this is taken anew.
+    pub age_max: Duration,
+}
+
+impl Default for TemplatePolicy {
+    fn default() -> Self {
+        Self { enabled: true, count_max: 8, age_max: Duration::from_secs(7 * 24 * 3600) }
+    }
+}
+
+/// Limits of the warm pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmPoolPolicy {
+    /// Shapes that have one, those started last; 0: none has.
+    pub count_max: usize,
+    /// A shape without a start for so long has none.
+    pub idle_max: Duration,
+}
+
+impl Default for WarmPoolPolicy {
+    fn default() -> Self {
+        Self { count_max: 2, idle_max: Duration::from_secs(10 * 60) }
     }
 }
 

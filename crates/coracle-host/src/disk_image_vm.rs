@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 use coracle_disk::empty_overlay;
 use coracle_hypervisor::{Firmware, MachineType};
 use coracle_proto::guest as pb;
-use serde::{Deserialize, Serialize};
 
 use crate::cloud_init::CloudInitSeed;
 use crate::vmm_config::VmPaths;
-use crate::{HostError, Record};
+use crate::{BootFirmware, DiskImageVm, HostError, Record};
 
 /// Largest user data, bytes: what clouds allow, and more than fits a screen.
 pub(crate) const USER_DATA_MAX: usize = 256 * 1024;
@@ -26,28 +25,6 @@ const UEFI: [(&str, &str); 3] = [
     ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
     ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
 ];
-
-/// Settings of a disk image VM, in `vms/<id>/record.json`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DiskImageVm {
-    /// What starts it.
-    pub firmware: BootFirmware,
-    /// User data for cloud-init or another reader of NoCloud seeds; may be empty.
-    #[serde(default)]
-    pub user_data: String,
-}
-
-/// What a PC runs first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BootFirmware {
-    /// The first sector of the disk.
-    #[default]
-    Bios,
-    /// A program on the disk's system partition.
-    Uefi,
-}
 
 impl DiskImageVm {
     /// The machine that it runs on.

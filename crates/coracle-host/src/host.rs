@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Drivers, Probe};
+use coracle_hypervisor::{Accelerator, Drivers, Probe, VmmConfig};
 use coracle_image::Store;
 use coracle_net::Network;
 use coracle_types::{Clock, InstanceId, Op, VmId, VmState};
@@ -27,6 +27,7 @@ use crate::directories::{ensure_run_dir, ensure_state_dir};
 use crate::disk_images::DiskImages;
 use crate::instances::{InstanceOwner, Instances};
 use crate::logs::LogReader;
+use crate::node::Node;
 use crate::record::SCHEMA;
 use crate::snapshots::SnapshotStore;
 use crate::templates::Templates;
@@ -34,9 +35,11 @@ use crate::vm::{self, Handle, Request, Shared};
 use crate::vmm_config::VmPaths;
 use crate::volumes::Claims;
 use crate::warm_pool::WarmPool;
-use crate::{ConsoleHandle, HostConfig, HostError, HostEvent, LogEntry, Record, View, files};
+use crate::{
+    ConsoleHandle, Fence, HostConfig, HostError, HostEvent, LogEntry, Record, TemplateKey, View, files,
+};
 
-pub(crate) mod capacity;
+mod capacity;
 mod commit;
 mod create;
 mod directory;
@@ -49,15 +52,6 @@ mod volumes;
 
 /// Events that a watcher may lag behind before it must list again.
 const EVENTS: usize = 1024;
-
-/// For whom a caller speaks. Callers without one are old clients and not fenced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fence {
-    /// Uid of the object.
-    pub uid: String,
-    /// Generation that the caller has read.
-    pub generation: i64,
-}
 
 /// A node's host core. Clones are the same host.
 #[derive(Clone, Debug)]
@@ -117,19 +111,13 @@ impl Host {
         let known =
             |(name, probe): &(&'static str, Probe)| (*name, probe.accelerator.unwrap_or(Accelerator::Tcg));
         let accelerators = probes.iter().map(known).collect();
-        let (templates, requests) = Templates::open(&config.state_dir, config.templates)
-            .map_err(state("open the templates".to_owned()))?;
         let mut records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
         let instances = Instances::new(config.clone(), driver.clone(), network.clone());
         adopt_earlier(&instances, &mut records);
         // Before anything that takes time, and in one step: the VMs that run stay filtered.
         let guests: Vec<_> = records.iter().filter_map(Record::running_guest).collect();
         network.prepare(&guests).await.map_err(|source| HostError::NodeNetwork { source })?;
-        let shared = Arc::new(Shared {
-            templates,
-            warm_pool: WarmPool::new(config.warm_pool),
-            memory_images: Arc::default(),
-            claims: Claims::of(&records),
+        let node = Arc::new(Node {
             boots: Semaphore::new(config.boots_at_once.max(1)),
             config,
             instances,
@@ -137,12 +125,23 @@ impl Host {
             accelerators,
             network,
             clock,
-            events: broadcast::channel(EVENTS).0,
             stop: CancellationToken::new(),
         });
-        let snapshots = SnapshotStore::open(&shared.config.state_dir, shared.clock.now());
+        let (templates, requests) =
+            Templates::open(node.clone()).map_err(state("open the templates".to_owned()))?;
+        let templates = Arc::new(templates);
+        let warm_pool = Arc::new(WarmPool::new(node.clone(), templates.clone()));
+        let shared = Arc::new(Shared {
+            node,
+            templates: templates.clone(),
+            warm_pool: warm_pool.clone(),
+            memory_images: Arc::default(),
+            claims: Claims::of(&records),
+            events: broadcast::channel(EVENTS).0,
+        });
+        let snapshots = SnapshotStore::open(&shared.node.config.state_dir, shared.node.clock.now());
         let snapshots = snapshots.map_err(state("open the snapshots".to_owned()))?;
-        let disk_images = DiskImages::open(&shared.config.state_dir);
+        let disk_images = DiskImages::open(&shared.node.config.state_dir);
         let disk_images = disk_images.map_err(state("open the disk images".to_owned()))?;
         let host = Self(Arc::new(Inner {
             shared,
@@ -154,15 +153,17 @@ impl Host {
             tasks: Mutex::default(),
             lock,
         }));
-        crate::templates::sweep(&host.0.shared.templates);
+        crate::templates::sweep(&templates);
         let named: HashMap<_, _> = records.iter().map(|r| (&r.id, &r.instance)).collect();
         let is_named_back =
             |vm: &VmId, id: &InstanceId| named.get(vm).is_some_and(|i| i.as_ref() == Some(id));
-        host.0.shared.instances.sweep(is_named_back).await?;
+        host.0.shared.node.instances.sweep(is_named_back).await?;
         host.adopt_records(records).await?;
         let mut tasks = host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.spawn(crate::templates::serve(host.0.shared.clone(), requests));
-        tasks.spawn(crate::warm_pool::serve(host.0.shared.clone()));
+        let pool = warm_pool.clone();
+        let on_taken = move |key: &TemplateKey, shape: &VmmConfig| pool.want(key.clone(), shape);
+        tasks.spawn(crate::templates::serve(templates, requests, on_taken));
+        tasks.spawn(crate::warm_pool::serve(warm_pool));
         drop(tasks);
         Ok(host)
     }
@@ -171,11 +172,11 @@ impl Host {
     async fn adopt_records(&self, records: Vec<Record>) -> Result<(), HostError> {
         let shared = &self.0.shared;
         for record in records.iter().filter(|r| r.address.is_some()) {
-            if let Err(error) = shared.network.lease(&record.id, record.address) {
+            if let Err(error) = shared.node.network.lease(&record.id, record.address) {
                 tracing::error!(vm = %record.id, %error, "address of a VM cannot be kept");
             }
         }
-        match shared.network.sweep(&shared.instances.ids()).await {
+        match shared.node.network.sweep(&shared.node.instances.ids()).await {
             Ok(removed) if removed.is_empty() => {}
             Ok(removed) => tracing::warn!(taps = ?removed, "removed taps of no instance"),
             Err(error) => tracing::warn!(%error, "taps not swept"),
@@ -213,11 +214,11 @@ impl Host {
 
     /// Stops the daemon's tasks. Guests keep running.
     pub async fn shutdown(&self) {
-        self.0.shared.stop.cancel();
+        self.0.shared.node.stop.cancel();
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
         let is_vm = |owner: &InstanceOwner| matches!(owner, InstanceOwner::Vm(_));
-        if let Err(error) = self.0.shared.instances.end_all(|owner| !is_vm(owner), None).await {
+        if let Err(error) = self.0.shared.node.instances.end_all(|owner| !is_vm(owner), None).await {
             tracing::warn!(error = error.chain(), "end instances of no VM failed");
         }
     }
@@ -225,7 +226,7 @@ impl Host {
     /// Resolves once the daemon stops; ends long answers.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {
-        self.0.shared.stop.clone()
+        self.0.shared.node.stop.clone()
     }
 
     /// What each driver can do here, by name; the default first.
@@ -237,7 +238,7 @@ impl Host {
     /// Name of the driver that runs this VM.
     #[must_use]
     pub fn driver_of(&self, record: &Record) -> &'static str {
-        self.0.shared.driver_name(&record.driver)
+        self.0.shared.node.driver_name(&record.driver)
     }
 
     /// The images of this node.
@@ -261,19 +262,19 @@ impl Host {
     /// The network of this node.
     #[must_use]
     pub fn network(&self) -> &Arc<dyn Network> {
-        &self.0.shared.network
+        &self.0.shared.node.network
     }
 
     /// Settings of this host.
     #[must_use]
     pub fn config(&self) -> &HostConfig {
-        &self.0.shared.config
+        &self.0.shared.node.config
     }
 
     /// The clock of this host.
     #[must_use]
     pub fn clock(&self) -> &Clock {
-        &self.0.shared.clock
+        &self.0.shared.node.clock
     }
 
     /// Boots a VM and returns when its workload runs. `Ok` when it already does.
@@ -331,7 +332,7 @@ impl Host {
     ) -> Result<Record, HostError> {
         let handle = self.handle(name, Access::Change)?;
         let (reply, answer) = oneshot::channel();
-        let gone = || match self.0.shared.stop.is_cancelled() {
+        let gone = || match self.0.shared.node.stop.is_cancelled() {
             true => HostError::Stopping,
             false => HostError::NotFound { name: name.to_owned() },
         };

@@ -1,4 +1,4 @@
-//! VMM instances: one record, one life and one clean-up rule for every VMM, whatever it runs for.
+//! VMM instances: one record, one life and one clean-up rule for every VMM.
 //!
 //! ```text
 //! <state>/instances/<id>/{instance.json, vmm.log, disk}
@@ -146,7 +146,7 @@ impl Instances {
         Ok(id)
     }
 
-    /// Ids of all instances: the taps of others are nobody's.
+    /// Ids of all instances: any other tap has no owner.
     pub(crate) fn ids(&self) -> HashSet<InstanceId> {
         self.known().keys().cloned().collect()
     }

@@ -27,6 +27,8 @@ mod granted;
 mod host;
 mod instances;
 mod logs;
+mod memory;
+mod node;
 mod record;
 mod ring;
 mod snapshots;
@@ -41,22 +43,24 @@ pub use coracle_guest_client::GuestClient;
 pub use coracle_image::PullPolicy;
 pub use coracle_oci::PullOrigin;
 
-pub use config::{HostConfig, run_dir_of};
+pub use config::{HostConfig, TemplatePolicy, WarmPoolPolicy, run_dir_of};
 pub use console::ConsoleHandle;
 pub use directories::{ensure_run_dir, ensure_state_dir};
-pub use disk_image_vm::{BootFirmware, DiskImageVm, uefi};
+pub use disk_image_vm::uefi;
 pub use disk_images::{DiskImage, DiskImages};
 pub use error::{Fault, HostError};
 pub use events::{EventKind, HostEvent};
 pub use granted::LocalUser;
 pub use host::{
-    Access, COMMIT_ANNOTATION, Capacity, Fence, Host, LogFollower, NodeImage, RestoreSpec, VmSpec,
-    chunk_progress, commit_request,
+    Access, COMMIT_ANNOTATION, Capacity, Host, LogFollower, NodeImage, RestoreSpec, VmSpec, chunk_progress,
+    commit_request,
 };
 pub use logs::{LogEntry, LogStream};
-pub use record::{Exit, Owner, Record, Workload};
-pub use snapshots::{InvalidSnapshotName, SnapshotInfo, SnapshotName};
-pub use templates::{TemplateInfo, TemplateKey, TemplatePolicy};
+pub use record::{
+    BootFirmware, DiskImageVm, Exit, Fence, Filesystem, InvalidSnapshotName, Owner, Record, SnapshotName,
+    Volume, VolumeKind, VolumePhase, Workload,
+};
+pub use snapshots::SnapshotInfo;
+pub use templates::{TemplateInfo, TemplateKey};
 pub use vm::View;
-pub use volumes::{Filesystem, Volume, VolumeKind, VolumePhase, VolumeRequest};
-pub use warm_pool::WarmPoolPolicy;
+pub use volumes::VolumeRequest;

@@ -1,5 +1,9 @@
 //! The record of one VM: the only truth about it, written before the world changes.
 
+mod disk_image_vm;
+mod snapshot_name;
+mod volume;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv4Addr;
@@ -12,7 +16,11 @@ use coracle_oci::PullOrigin;
 use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
-use crate::{DiskImageVm, SnapshotName, TemplateKey, Volume, files};
+pub use self::disk_image_vm::{BootFirmware, DiskImageVm};
+pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};
+pub use self::volume::{Filesystem, Volume, VolumeKind, VolumePhase};
+use crate::files;
+use crate::templates::TemplateKey;
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub(crate) const SCHEMA: u32 = 2;
@@ -174,6 +182,15 @@ pub struct Owner {
     pub uid: String,
     /// The latest generation that asked for something.
     #[serde(default)]
+    pub generation: i64,
+}
+
+/// For whom a caller speaks. Callers without one are old clients and not fenced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// Uid of the object.
+    pub uid: String,
+    /// Generation that the caller has read.
     pub generation: i64,
 }
 

@@ -10,7 +10,6 @@
 mod access;
 pub(crate) mod archive;
 mod materialize;
-mod name;
 mod part;
 pub(crate) mod remote;
 
@@ -25,10 +24,9 @@ use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::materialize::{MemoryImages, materialize};
-pub use self::name::{InvalidSnapshotName, SnapshotName};
 pub(crate) use self::part::Part;
 
-use crate::{DiskImageVm, Owner, Record, Workload, files};
+use crate::{DiskImageVm, Owner, Record, SnapshotName, Workload, files};
 
 /// Version of the manifest. A newer one is refused.
 const SCHEMA: u32 = 1;

@@ -14,9 +14,8 @@ mod take;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use coracle_hypervisor::{Driver as _, Template, VmmConfig};
 use tokio::sync::{mpsc, oneshot};
@@ -25,28 +24,12 @@ pub(crate) use self::key::FileDigests;
 pub use self::key::TemplateKey;
 pub use self::manifest::TemplateInfo;
 pub(crate) use self::take::{connect_guest, run as serve, sweep};
+use crate::TemplatePolicy;
 use crate::files;
-use crate::vm::Shared;
+use crate::node::Node;
 
 /// Shapes that wait to be taken; more are forgotten, and come again with the next start.
 const QUEUE: usize = 8;
-
-/// What bounds the templates of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TemplatePolicy {
-    /// False: every start is a cold boot, and nothing is kept.
-    pub enabled: bool,
-    /// Templates kept; the oldest go first.
-    pub count_max: usize,
-    /// A template older than this is taken anew.
-    pub age_max: Duration,
-}
-
-impl Default for TemplatePolicy {
-    fn default() -> Self {
-        Self { enabled: true, count_max: 8, age_max: Duration::from_secs(7 * 24 * 3600) }
-    }
-}
 
 /// A request for a template.
 #[derive(Debug)]
@@ -62,8 +45,8 @@ pub(crate) struct TemplateRequest {
 /// The templates of a host.
 #[derive(Debug)]
 pub(crate) struct Templates {
+    node: Arc<Node>,
     dir: PathBuf,
-    policy: TemplatePolicy,
     digests: FileDigests,
     known: Mutex<HashMap<TemplateKey, Known>>,
     requests: mpsc::Sender<TemplateRequest>,
@@ -82,17 +65,14 @@ impl Templates {
     ///
     /// # Errors
     /// When the directory cannot be read.
-    pub(crate) fn open(
-        state_dir: &Path,
-        policy: TemplatePolicy,
-    ) -> io::Result<(Self, mpsc::Receiver<TemplateRequest>)> {
-        let dir = state_dir.join("templates");
+    pub(crate) fn open(node: Arc<Node>) -> io::Result<(Self, mpsc::Receiver<TemplateRequest>)> {
+        let dir = node.config.state_dir.join("templates");
         std::fs::create_dir_all(&dir)?;
         let mut known = HashMap::new();
         for entry in std::fs::read_dir(&dir)? {
             let path = entry?.path();
             match manifest::read(&path) {
-                Ok(info) if policy.enabled => {
+                Ok(info) if node.config.templates.enabled => {
                     known.insert(info.key.clone(), Known { info, loaded: None });
                 }
                 _ if take::is_part(&path) => {}
@@ -101,8 +81,12 @@ impl Templates {
         }
         let (requests, queue) = mpsc::channel(QUEUE);
         let templates =
-            Self { dir, policy, digests: FileDigests::default(), known: Mutex::new(known), requests };
+            Self { node, dir, digests: FileDigests::default(), known: Mutex::new(known), requests };
         Ok((templates, queue))
+    }
+
+    fn policy(&self) -> &TemplatePolicy {
+        &self.node.config.templates
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<TemplateKey, Known>> {
@@ -110,8 +94,8 @@ impl Templates {
     }
 
     /// The key of a machine's shape; `None` where the driver has no templates or they are switched off.
-    pub(crate) async fn key(&self, shared: &Shared, vmm_config: &VmmConfig) -> Option<TemplateKey> {
-        let driver = shared.driver.templates(vmm_config).filter(|_| self.policy.enabled)?;
+    pub(crate) async fn key(&self, vmm_config: &VmmConfig) -> Option<TemplateKey> {
+        let driver = self.node.driver.templates(vmm_config).filter(|_| self.policy().enabled)?;
         let fingerprint = driver.fingerprint(vmm_config).await;
         match self.digests.of([&vmm_config.kernel, &vmm_config.initrd]).await {
             Ok(digests) => Some(TemplateKey::of(&fingerprint, &digests)),
@@ -123,9 +107,9 @@ impl Templates {
     }
 
     /// The template of a shape, from memory or from disk. One that cannot be used is removed.
-    pub(crate) async fn get(&self, shared: &Shared, key: &TemplateKey) -> Option<Arc<Template>> {
+    pub(crate) async fn get(&self, key: &TemplateKey) -> Option<Arc<Template>> {
         let found = self.known().get(key).cloned()?;
-        if shared.clock.now().since(found.info.taken_at) > self.policy.age_max {
+        if self.node.clock.now().since(found.info.taken_at) > self.policy().age_max {
             self.remove(key);
             return None;
         }
@@ -193,7 +177,7 @@ impl Templates {
         known.insert(info.key.clone(), Known { info, loaded: Some(template) });
         let mut by_age: Vec<_> = known.values().map(|k| (k.info.taken_at, k.info.key.clone())).collect();
         by_age.sort();
-        let spare = by_age.len().saturating_sub(self.policy.count_max.max(1));
+        let spare = by_age.len().saturating_sub(self.policy().count_max.max(1));
         drop(known);
         for (_, key) in by_age.into_iter().take(spare) {
             self.remove(&key);

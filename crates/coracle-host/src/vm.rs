@@ -7,68 +7,35 @@ mod hooks;
 mod launch;
 mod shared_dirs;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Compatibility, Drivers, ProcessId};
-use coracle_net::Network;
-use coracle_types::{Clock, InstanceId, Op, VmId};
-use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use coracle_hypervisor::ProcessId;
+use coracle_types::{InstanceId, Op, VmId};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub(crate) use actor::{Commit, spawn};
 
-use crate::instances::Instances;
+use crate::node::Node;
 use crate::record::SavedMemory;
 use crate::snapshots::MemoryImages;
 use crate::templates::Templates;
 use crate::volumes::{Claims, VolumeRequest, VolumeSource};
 use crate::warm_pool::WarmPool;
-use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostConfig, HostError, HostEvent, Record, TemplateKey};
+use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostError, HostEvent, Record, TemplateKey};
 
 /// What all VMs of a host share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) config: HostConfig,
-    pub(crate) driver: Drivers,
-    pub(crate) instances: Instances,
-    /// How guest code runs, by name of the driver.
-    pub(crate) accelerators: BTreeMap<&'static str, Accelerator>,
-    pub(crate) network: Arc<dyn Network>,
-    pub(crate) clock: Clock,
+    pub(crate) node: Arc<Node>,
     pub(crate) events: broadcast::Sender<HostEvent>,
-    pub(crate) templates: Templates,
-    pub(crate) warm_pool: WarmPool,
+    pub(crate) templates: Arc<Templates>,
+    pub(crate) warm_pool: Arc<WarmPool>,
     /// Memory that copies of one snapshot share.
     pub(crate) memory_images: Arc<MemoryImages>,
     /// Files that are in use as volumes.
     pub(crate) claims: Claims,
-    /// Limits how many guests boot at once.
-    pub(crate) boots: Semaphore,
-    /// The daemon is going down; guests stay.
-    pub(crate) stop: CancellationToken,
-}
-
-impl Shared {
-    /// How guest code of a machine runs whose driver has this name.
-    pub(crate) fn accelerator(&self, driver: &str) -> Accelerator {
-        self.accelerators.get(self.driver_name(driver)).copied().unwrap_or(Accelerator::Tcg)
-    }
-
-    /// Accelerator for saved memory: the one that it ran with. Every node with QEMU has TCG.
-    pub(crate) fn accelerator_for(&self, driver: &str, saved: &Compatibility) -> Accelerator {
-        match saved.accelerator == Accelerator::Tcg.as_str() {
-            true => Accelerator::Tcg,
-            false => self.accelerator(driver),
-        }
-    }
-
-    /// The whole name of a driver: the default's for none.
-    pub(crate) fn driver_name(&self, driver: &str) -> &'static str {
-        self.driver.named(driver).map_or("unknown", |driver| driver.name())
-    }
 }
 
 /// A VM as readers see it.

@@ -26,26 +26,12 @@ use tokio::time::{Instant, timeout};
 use self::plan::{Step, next};
 pub(crate) use self::task::run as serve;
 use crate::instances::InstanceOwner;
-use crate::vm::Shared;
-use crate::{GuestClient, HostConfig, HostError, TemplateKey, files};
+use crate::node::Node;
+use crate::templates::Templates;
+use crate::{GuestClient, HostError, TemplateKey, files};
 
 /// Time for which a start waits for a clone of its shape that is just being made.
 const NEARLY_THERE: Duration = Duration::from_secs(2);
-
-/// Limits of the warm pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WarmPoolPolicy {
-    /// Shapes that have one, those started last; 0: none has.
-    pub count_max: usize,
-    /// A shape without a start for so long has none.
-    pub idle_max: Duration,
-}
-
-impl Default for WarmPoolPolicy {
-    fn default() -> Self {
-        Self { count_max: 2, idle_max: Duration::from_secs(10 * 60) }
-    }
-}
 
 /// A running clone with an open session, assigned to no VM.
 #[derive(Clone, Debug)]
@@ -70,7 +56,8 @@ impl PooledVmm {
 /// The pooled clones of a node.
 #[derive(Debug)]
 pub(crate) struct WarmPool {
-    policy: WarmPoolPolicy,
+    node: Arc<Node>,
+    templates: Arc<Templates>,
     state: Mutex<State>,
     /// Wakes the task.
     changed: Notify,
@@ -106,8 +93,9 @@ struct Making {
 
 impl WarmPool {
     /// None yet.
-    pub(crate) fn new(policy: WarmPoolPolicy) -> Self {
-        Self { policy, state: Mutex::default(), changed: Notify::new(), warmup_image: OnceCell::new() }
+    pub(crate) fn new(node: Arc<Node>, templates: Arc<Templates>) -> Self {
+        let (state, changed, warmup_image) = (Mutex::default(), Notify::new(), OnceCell::new());
+        Self { node, templates, state, changed, warmup_image }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -132,7 +120,8 @@ impl WarmPool {
     }
 
     /// Image for warm-ups; its program is the guest agent, which exits at once when it is run as one.
-    async fn warmup_image(&self, config: &HostConfig) -> io::Result<&PathBuf> {
+    async fn warmup_image(&self) -> io::Result<&PathBuf> {
+        let config = &self.node.config;
         let make = || async {
             let dir = config.state_dir.join("cache");
             let (agent, image) = (config.agent.clone(), dir.join("stand-in.erofs"));
@@ -148,58 +137,58 @@ impl WarmPool {
         let state = self.state();
         let shapes: Vec<_> = state.shapes.iter().map(|shape| (&shape.key, shape.started)).collect();
         let ready: Vec<_> = state.ready.iter().map(|pooled| &pooled.key).collect();
-        next(&shapes, &ready, self.policy.idle_max, now)
+        next(&shapes, &ready, self.node.config.warm_pool.idle_max, now)
     }
-}
 
-/// Requests a pooled clone of a shape that was started. Never waits.
-pub(crate) fn want(shared: &Shared, key: TemplateKey, vmm_config: &VmmConfig) {
-    let WarmPool { policy, .. } = shared.warm_pool;
-    let able = shared.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
-    if policy.count_max == 0 || !able {
-        return;
-    }
-    let mut state = shared.warm_pool.state();
-    state.shapes.retain(|shape| shape.key != key);
-    state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: Instant::now() });
-    state.shapes.truncate(policy.count_max);
-    drop(state);
-    shared.warm_pool.changed.notify_one();
-}
-
-/// The pooled clone of this shape, or the one that is just being made, if the VM can use it. Cancel-safe.
-pub(crate) async fn claim(
-    shared: &Arc<Shared>,
-    key: &TemplateKey,
-    fits: impl Fn(&PooledVmm) -> bool,
-) -> Option<Claim> {
-    let coming = {
-        let mut state = shared.warm_pool.state();
-        if let Some(at) = state.ready.iter().position(|pooled| pooled.key == *key) {
-            let pooled = fits(&state.ready[at]).then(|| state.ready.swap_remove(at))?;
-            drop(state);
-            return Claim::of(shared, pooled).filter(fits);
+    /// Requests a pooled clone of a shape that was started. Never waits.
+    pub(crate) fn want(&self, key: TemplateKey, vmm_config: &VmmConfig) {
+        let count_max = self.node.config.warm_pool.count_max;
+        let able = self.node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
+        if count_max == 0 || !able {
+            return;
         }
-        let making = state.making.as_mut().filter(|making| making.key == *key && making.first.is_none())?;
-        let (first, coming) = oneshot::channel();
-        making.first = Some(first);
-        coming
-    };
-    let claim = timeout(NEARLY_THERE, coming).await.ok()?.ok()?;
-    claim.filter(fits)
+        let mut state = self.state();
+        state.shapes.retain(|shape| shape.key != key);
+        state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: Instant::now() });
+        state.shapes.truncate(count_max);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// The pooled clone of this shape, or the one that is just being made, if the VM can use it. Cancel-safe.
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        key: &TemplateKey,
+        fits: impl Fn(&PooledVmm) -> bool,
+    ) -> Option<Claim> {
+        let coming = {
+            let mut state = self.state();
+            if let Some(at) = state.ready.iter().position(|pooled| pooled.key == *key) {
+                let pooled = fits(&state.ready[at]).then(|| state.ready.swap_remove(at))?;
+                drop(state);
+                return Claim::of(self, pooled).filter(fits);
+            }
+            let making = state.making.as_mut().filter(|m| m.key == *key && m.first.is_none())?;
+            let (first, coming) = oneshot::channel();
+            making.first = Some(first);
+            coming
+        };
+        let claim = timeout(NEARLY_THERE, coming).await.ok()?.ok()?;
+        claim.filter(fits)
+    }
 }
 
 /// A clone that a start has claimed. Dropped before [`Claim::assign`], it is ended.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    shared: Arc<Shared>,
+    warm_pool: Arc<WarmPool>,
     /// None: it is assigned.
     pooled: Option<PooledVmm>,
 }
 
 impl Claim {
-    fn of(shared: &Arc<Shared>, pooled: PooledVmm) -> Self {
-        Self { shared: shared.clone(), pooled: Some(pooled) }
+    fn of(warm_pool: &Arc<WarmPool>, pooled: PooledVmm) -> Self {
+        Self { warm_pool: warm_pool.clone(), pooled: Some(pooled) }
     }
 
     /// The claim, if the VM can use the clone and it has not died.
@@ -216,7 +205,7 @@ impl Claim {
     pub(crate) async fn assign(mut self, vm: &VmId) -> Result<PooledVmm, HostError> {
         let Some(pooled) = &self.pooled else { return Err(HostError::Stopping) };
         let id = pooled.vmm_config.id.clone();
-        self.shared.instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
+        self.warm_pool.node.instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
         self.pooled.take().ok_or(HostError::Stopping)
     }
 }
@@ -224,9 +213,8 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(pooled) = self.pooled.take() {
-            let warm_pool = &self.shared.warm_pool;
-            warm_pool.state().spent.push(pooled.vmm_config.id);
-            warm_pool.changed.notify_one();
+            self.warm_pool.state().spent.push(pooled.vmm_config.id);
+            self.warm_pool.changed.notify_one();
         }
     }
 }

@@ -3,6 +3,7 @@
 use coracle_types::VmState;
 
 use super::Host;
+use crate::memory::memory_mib;
 
 /// What the host has and what VMs have declared of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,24 +55,4 @@ impl Host {
 )]
 fn allowed(memory_mib: u64, overcommit: f64) -> u64 {
     (memory_mib as f64 * overcommit.max(0.0)) as u64
-}
-
-/// Memory that is free or can be freed.
-pub(crate) fn memory_available_mib() -> u64 {
-    memory_mib().1
-}
-
-fn memory_mib() -> (u64, u64) {
-    meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
-}
-
-/// Total and available memory in MiB.
-fn meminfo(text: &str) -> (u64, u64) {
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name))
-            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-            .map_or(0, |kib| kib / 1024)
-    };
-    (field("MemTotal:"), field("MemAvailable:"))
 }

@@ -186,9 +186,9 @@ impl Host {
             ));
         }
         let shared = &self.0.shared;
-        let mut shape = of_shape(&shared.config, shared.accelerator(name));
+        let mut shape = of_shape(&shared.node.config, shared.node.accelerator(name));
         shape.driver = name.to_owned();
-        if shared.network.subnet().is_none() && !shared.driver.has_user_network(&shape) {
+        if shared.node.network.subnet().is_none() && !shared.node.driver.has_user_network(&shape) {
             return refused(format!(
                 "driver {name} needs a tap device, and guests of this node have a network inside the VMM: start the \
                  node as root, or use the driver qemu"
@@ -204,7 +204,7 @@ impl Host {
 
     /// Nothing is left of a VM that was never acknowledged.
     pub(super) fn undo_creation(&self, id: &VmId) {
-        self.0.shared.network.release(id);
+        self.0.shared.node.network.release(id);
         self.0.shared.claims.release_all(id);
         let _leave_nothing = files::remove_tree(&VmPaths::of(self.config(), id).state);
     }
@@ -263,6 +263,7 @@ impl Host {
         let lease = self
             .0
             .shared
+            .node
             .network
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;

@@ -13,7 +13,8 @@ use coracle_oci::{OciError, Progress, PullOrigin, Reference, Step};
 use super::Host;
 use super::create::{VmSpec, workload};
 use super::registries::chunk_progress;
-use crate::disk_image_vm::{self, DiskImageVm, USER_DATA_MAX};
+use crate::DiskImageVm;
+use crate::disk_image_vm::{self, USER_DATA_MAX};
 use crate::disk_images::{self, DiskImage};
 use crate::vmm_config::{VmPaths, of_shape};
 use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
@@ -85,13 +86,13 @@ impl Host {
     /// The driver boots disk images; a refusal names one that does.
     fn check_driver_boots_disk_images(&self, driver: &str) -> Result<(), HostError> {
         let shared = &self.0.shared;
-        let mut shape = of_shape(&shared.config, shared.accelerator(driver));
+        let mut shape = of_shape(&shared.node.config, shared.node.accelerator(driver));
         driver.clone_into(&mut shape.driver);
         shape.machine_type = DiskImageVm::default().machine_type(&VmPaths { state: shape.state_dir.clone() });
-        if shared.driver.has_machine(&shape) {
+        if shared.node.driver.has_machine(&shape) {
             return Ok(());
         }
-        let name = shared.driver_name(driver);
+        let name = shared.node.driver_name(driver);
         let message = format!(
             "driver {name} starts container images only, and this is a disk image: use the driver qemu"
         );

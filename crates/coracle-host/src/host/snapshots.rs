@@ -14,8 +14,9 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
 use super::{Access, Host};
+use crate::SnapshotName;
 use crate::record::SavedMemory;
-use crate::snapshots::{Part, SnapshotInfo, SnapshotName, SnapshotStore, archive};
+use crate::snapshots::{Part, SnapshotInfo, SnapshotStore, archive};
 use crate::vm::Request;
 use crate::vmm_config::{VmPaths, of_shape};
 use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullPolicy, Record, files};
@@ -206,7 +207,14 @@ impl Host {
             0 | 1 => None,
             _ => {
                 let memory = self.0.snapshots.memory_of(&info.name);
-                crate::snapshots::materialize(&self.0.shared, &info.name, self.shape_of(info), &memory).await
+                crate::snapshots::materialize(
+                    &self.0.shared.node,
+                    &self.0.shared.memory_images,
+                    &info.name,
+                    self.shape_of(info),
+                    &memory,
+                )
+                .await
             }
         };
         let restored = names.into_iter().map(|name| {
@@ -277,13 +285,14 @@ impl Host {
     fn shape_of(&self, info: &SnapshotInfo) -> VmmConfig {
         let shared = &self.0.shared;
         let driver = &info.machine.driver;
-        let mut vmm_config = of_shape(&shared.config, shared.accelerator_for(driver, &info.machine));
+        let mut vmm_config =
+            of_shape(&shared.node.config, shared.node.accelerator_for(driver, &info.machine));
         (vmm_config.vcpus, vmm_config.memory) = (info.vcpus, info.memory);
         if let Some(disk_image_vm) = &info.disk_image_vm {
             vmm_config.machine_type =
                 disk_image_vm.machine_type(&VmPaths { state: vmm_config.state_dir.clone() });
         }
-        vmm_config.driver = shared.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
+        vmm_config.driver = shared.node.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
         vmm_config
     }
 
@@ -291,8 +300,8 @@ impl Host {
     async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
         let shared = &self.0.shared;
         let vmm_config = VmmConfig { nic: None, ..self.shape_of(info) };
-        let (name, driver) = (name.to_string(), shared.driver_name(&vmm_config.driver));
-        let Some(snapshots) = shared.driver.snapshots(&vmm_config) else {
+        let (name, driver) = (name.to_string(), shared.node.driver_name(&vmm_config.driver));
+        let Some(snapshots) = shared.node.driver.snapshots(&vmm_config) else {
             let what = "load the memory of a saved VM";
             return Err(HostError::Unsupported { name, driver, what });
         };
@@ -378,7 +387,7 @@ impl Host {
         name: &VmName,
         had: Option<Ipv4Addr>,
     ) -> Result<Option<Ipv4Addr>, HostError> {
-        let network = &self.0.shared.network;
+        let network = &self.0.shared.node.network;
         let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
         let failed = |source| HostError::Network { name: name.to_string(), source };
         Ok(lease.map_err(failed)?.map(|lease| lease.address))

@@ -34,15 +34,15 @@ impl Host {
         disk_mib: Option<u64>,
     ) -> Result<TemplateInfo, HostError> {
         let shared = &self.0.shared;
-        let mut vmm_config = of_shape(&shared.config, shared.accelerator(""));
+        let mut vmm_config = of_shape(&shared.node.config, shared.node.accelerator(""));
         (vmm_config.vcpus, vmm_config.memory) = (vcpus, memory);
         if let Some(kernel) = self.kernel(kernel_path)? {
             vmm_config.kernel = kernel;
         }
         let failed = |why: String| HostError::Template { why };
-        let key = shared.templates.key(shared, &vmm_config).await;
+        let key = shared.templates.key(&vmm_config).await;
         let key = key.ok_or_else(|| failed("there are none on this node: see coracle doctor".to_owned()))?;
-        let disk_mib = disk_mib.unwrap_or(shared.config.disk_mib);
+        let disk_mib = disk_mib.unwrap_or(shared.node.config.disk_mib);
         shared.templates.warm(key, vmm_config, disk_mib).await.map_err(failed)
     }
 

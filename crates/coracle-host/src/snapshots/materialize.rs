@@ -9,11 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_hypervisor::{Driver as _, Nic, Template, VmmConfig};
 use coracle_types::MacAddr;
 
-use super::SnapshotName;
-use crate::HostError;
 use crate::instances::InstanceOwner;
-use crate::vm::Shared;
+use crate::node::Node;
 use crate::vmm_config::backend;
+use crate::{HostError, SnapshotName};
 
 /// The memories that are shared now, by snapshot.
 #[derive(Debug, Default)]
@@ -46,12 +45,13 @@ impl Drop for SharedMemory {
 /// Reads the memory of snapshot `name`, a file at `memory`, of a machine of this shape. `None`: its driver cannot share
 /// it, or did not read it, and copies read the file themselves, which fails or not for each.
 pub(crate) async fn materialize(
-    shared: &Shared,
+    node: &Node,
+    memory_images: &Arc<MemoryImages>,
     name: &SnapshotName,
     shape: VmmConfig,
     memory: &Path,
 ) -> Option<SharedMemory> {
-    let read = read(shared, name, shape, memory).await;
+    let read = read(node, name, shape, memory).await;
     let template = match read {
         Ok(template) => template?,
         Err(error) => {
@@ -59,34 +59,34 @@ pub(crate) async fn materialize(
             return None;
         }
     };
-    shared.memory_images.known().insert(name.clone(), Arc::new(template));
-    Some(SharedMemory { memory_images: shared.memory_images.clone(), name: name.clone() })
+    memory_images.known().insert(name.clone(), Arc::new(template));
+    Some(SharedMemory { memory_images: memory_images.clone(), name: name.clone() })
 }
 
 async fn read(
-    shared: &Shared,
+    node: &Node,
     name: &SnapshotName,
     shape: VmmConfig,
     memory: &Path,
 ) -> Result<Option<Template>, HostError> {
-    let vmm_config = shared.instances.create(InstanceOwner::Reader(name.clone()), shape).await?;
-    let template = read_plugged(shared, &vmm_config, memory).await;
-    shared.instances.end(&vmm_config.id, None).await?;
+    let vmm_config = node.instances.create(InstanceOwner::Reader(name.clone()), shape).await?;
+    let template = read_plugged(node, &vmm_config, memory).await;
+    node.instances.end(&vmm_config.id, None).await?;
     template
 }
 
 /// What a NIC can do is part of a saved state, and depends on its other end: the reader has one like the VM's, which leads
 /// nowhere.
 async fn read_plugged(
-    shared: &Shared,
+    node: &Node,
     vmm_config: &VmmConfig,
     memory: &Path,
 ) -> Result<Option<Template>, HostError> {
     let network = |source| HostError::Network { name: vmm_config.id.to_string(), source };
-    let attachment = shared.network.create_interface(&vmm_config.id).await.map_err(network)?;
-    let nic = Nic { mac: MacAddr::of(&vmm_config.id), backend: backend(&shared.config, &attachment, &[]) };
+    let attachment = node.network.create_interface(&vmm_config.id).await.map_err(network)?;
+    let nic = Nic { mac: MacAddr::of(&vmm_config.id), backend: backend(&node.config, &attachment, &[]) };
     let vmm_config = VmmConfig { nic: Some(nic), ..vmm_config.clone() };
-    let Some(snapshots) = shared.driver.snapshots(&vmm_config) else { return Ok(None) };
+    let Some(snapshots) = node.driver.snapshots(&vmm_config) else { return Ok(None) };
     let open =
         |source| HostError::State { operation: format!("open the memory {}", memory.display()), source };
     let file = File::open(memory).map_err(open)?;

@@ -12,12 +12,12 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::{TemplateInfo, TemplateRequest, Templates, manifest};
+use super::{TemplateInfo, TemplateKey, TemplateRequest, Templates, manifest};
 use crate::instances::InstanceOwner;
+use crate::node::Node;
 use crate::record::millis;
-use crate::vm::Shared;
 use crate::vmm_config::device;
-use crate::{HostError, disks, files, warm_pool};
+use crate::{HostError, disks, files};
 
 /// What the directory of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
@@ -38,11 +38,17 @@ pub(crate) fn sweep(templates: &Templates) {
 }
 
 /// Serves requests until the daemon stops. A request that is cut off leaves an instance, which ends with the daemon.
-pub(crate) async fn run(shared: Arc<Shared>, mut requests: mpsc::Receiver<TemplateRequest>) {
-    let templates = &shared.templates;
+///
+/// `on_taken` is told of each template that there is now.
+pub(crate) async fn run(
+    templates: Arc<Templates>,
+    mut requests: mpsc::Receiver<TemplateRequest>,
+    on_taken: impl Fn(&TemplateKey, &VmmConfig),
+) {
+    let stop = &templates.node.stop;
     loop {
         let request = tokio::select! {
-            () = shared.stop.cancelled() => return,
+            () = stop.cancelled() => return,
             request = requests.recv() => request,
         };
         let Some(request) = request else { return };
@@ -50,8 +56,8 @@ pub(crate) async fn run(shared: Arc<Shared>, mut requests: mpsc::Receiver<Templa
         let outcome = match found {
             Some(info) => Ok(info),
             None => tokio::select! {
-                () = shared.stop.cancelled() => return,
-                outcome = take(&shared, &request) => outcome.map_err(|error| error.chain()),
+                () = stop.cancelled() => return,
+                outcome = take(&templates, &request) => outcome.map_err(|error| error.chain()),
             },
         };
         match &outcome {
@@ -61,7 +67,7 @@ pub(crate) async fn run(shared: Arc<Shared>, mut requests: mpsc::Receiver<Templa
             Err(error) => tracing::warn!(template = request.key.as_str(), error, "template not taken"),
         }
         if outcome.is_ok() {
-            warm_pool::want(&shared, request.key.clone(), &request.vmm_config);
+            on_taken(&request.key, &request.vmm_config);
         }
         if let Some(reply) = request.reply {
             let _caller_gone = reply.send(outcome);
@@ -69,8 +75,8 @@ pub(crate) async fn run(shared: Arc<Shared>, mut requests: mpsc::Receiver<Templa
     }
 }
 
-async fn take(shared: &Arc<Shared>, request: &TemplateRequest) -> Result<TemplateInfo, HostError> {
-    let templates = &shared.templates;
+async fn take(templates: &Templates, request: &TemplateRequest) -> Result<TemplateInfo, HostError> {
+    let node = &templates.node;
     let place = templates.dir.join(request.key.as_str());
     let part = templates.dir.join(format!("{PART}{}", request.key));
     let io = |operation: &str| {
@@ -78,19 +84,19 @@ async fn take(shared: &Arc<Shared>, request: &TemplateRequest) -> Result<Templat
         move |source| HostError::State { operation, source }
     };
     // It is a boot like any other, and waits its turn.
-    let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+    let _permit = node.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let owner = InstanceOwner::Template(request.key.clone());
-    let vmm_config = shared.instances.create(owner, request.vmm_config.clone()).await?;
-    let vmm_config = without_a_vm(shared, vmm_config);
+    let vmm_config = node.instances.create(owner, request.vmm_config.clone()).await?;
+    let vmm_config = without_a_vm(node, vmm_config);
     let began = Instant::now();
-    let taken = boot_and_save(shared, request, &vmm_config).await;
-    shared.instances.end(&vmm_config.id, None).await?;
+    let taken = boot_and_save(node, request, &vmm_config).await;
+    node.instances.end(&vmm_config.id, None).await?;
     let (template, save) = taken?;
     let info = TemplateInfo {
         key: request.key.clone(),
         vcpus: vmm_config.vcpus,
         memory: vmm_config.memory,
-        taken_at: shared.clock.now(),
+        taken_at: node.clock.now(),
         took_ms: millis(began.elapsed()),
         save_ms: millis(save),
         ram_bytes: template.ram.resident().map_err(io("measure the memory"))?,
@@ -111,8 +117,8 @@ async fn take(shared: &Arc<Shared>, request: &TemplateRequest) -> Result<Templat
 }
 
 /// The instance without what is a VM's own, and with a disk for its guest to prepare.
-fn without_a_vm(shared: &Shared, mut vmm_config: VmmConfig) -> VmmConfig {
-    let premounts = shared.driver.templates(&vmm_config).is_some_and(|templates| templates.premounts_disk());
+fn without_a_vm(node: &Node, mut vmm_config: VmmConfig) -> VmmConfig {
+    let premounts = node.driver.templates(&vmm_config).is_some_and(|templates| templates.premounts_disk());
     let disk = Disk::raw(vmm_config.slots.premounted(), vmm_config.state_dir.join("disk"), false);
     vmm_config.disks = premounts.then_some(disk).into_iter().collect();
     if let Some(nic) = &mut vmm_config.nic {
@@ -122,31 +128,31 @@ fn without_a_vm(shared: &Shared, mut vmm_config: VmmConfig) -> VmmConfig {
 }
 
 async fn boot_and_save(
-    shared: &Arc<Shared>,
+    node: &Node,
     request: &TemplateRequest,
     vmm_config: &VmmConfig,
 ) -> Result<(Template, Duration), HostError> {
     if let Some(disk) = vmm_config.disk_in(vmm_config.slots.premounted()) {
-        let (cache, disk) = (shared.config.state_dir.join("cache"), disk.path.clone());
+        let (cache, disk) = (node.config.state_dir.join("cache"), disk.path.clone());
         let size = request.disk_mib;
         let made = files::blocking(move || disks::ensure_overlay(&cache, &disk, size)).await;
         let operation = || format!("make the disk of template {}", request.key);
         made.map_err(|source| HostError::State { operation: operation(), source })?;
     }
-    save(shared, vmm_config).await
+    save(node, vmm_config).await
 }
 
 /// Boots to the agent's waiting point and saves there; the time is that of saving.
-async fn save(shared: &Arc<Shared>, vmm_config: &VmmConfig) -> Result<(Template, Duration), HostError> {
+async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration), HostError> {
     let name = || vmm_config.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
     let io = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
-    let templates = shared.driver.templates(vmm_config).ok_or(HostError::Stopping)?;
+    let templates = node.driver.templates(vmm_config).ok_or(HostError::Stopping)?;
     let ram = MemoryFile::new("template-ram", u64::from(vmm_config.memory.get()) << 20).map_err(io)?;
     let state = MemoryFile::new("template-state", 0).map_err(io)?;
     let process = templates.boot_template(vmm_config, &ram).await.map_err(driver)?;
     // The guest sees that the session is over before it is saved.
-    drop(connect_guest(shared, vmm_config, process, None, shared.config.boot_limit).await?);
+    drop(connect_guest(node, vmm_config, process, None, node.config.boot_limit).await?);
     let took = templates.save_template(vmm_config, process, &ram, &state).await.map_err(driver)?;
     let disk = vmm_config.disk_in(vmm_config.slots.premounted()).map(|disk| disk.path.clone());
     let sealed = files::blocking(move || {
@@ -160,7 +166,7 @@ async fn save(shared: &Arc<Shared>, vmm_config: &VmmConfig) -> Result<(Template,
 
 /// The agent of a machine that is unassigned yet says hello, answers, and prepares the disk, all within `limit`.
 pub(crate) async fn connect_guest(
-    shared: &Shared,
+    node: &Node,
     vmm_config: &VmmConfig,
     process: ProcessId,
     channel: Option<UnixStream>,
@@ -168,7 +174,7 @@ pub(crate) async fn connect_guest(
 ) -> Result<GuestClient, HostError> {
     let boot = |why: &str| HostError::Boot { name: vmm_config.id.to_string(), why: why.to_owned() };
     let ready = async {
-        let guest = GuestClient::open(&shared.driver, vmm_config, limit, channel).await;
+        let guest = GuestClient::open(&node.driver, vmm_config, limit, channel).await;
         let guest = guest.map_err(|e| boot(&e.to_string()))?;
         guest.status().await.map_err(|e| boot(&e.to_string()))?;
         let slot = vmm_config.slots.premounted();
@@ -180,6 +186,6 @@ pub(crate) async fn connect_guest(
     };
     tokio::select! {
         done = timeout(limit, ready) => done.map_err(|_| boot("the agent did not answer in time"))?,
-        _ = shared.driver.exited(process) => Err(boot("the VMM exited")),
+        _ = node.driver.exited(process) => Err(boot("the VMM exited")),
     }
 }

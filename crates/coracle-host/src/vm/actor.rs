@@ -89,7 +89,7 @@ pub(crate) fn spawn(
     commit: Commit,
     gone: impl FnOnce() + Send + Sync + 'static,
 ) -> io::Result<Handle> {
-    let paths = VmPaths::of(&shared.config, &record.id);
+    let paths = VmPaths::of(&shared.node.config, &record.id);
     let (console, keys) = ConsoleHandle::open(&paths.console())?;
     let log = LogWriter::open(&paths.state)?;
     let printed = log.changed();
@@ -131,14 +131,14 @@ impl Actor {
     /// Its VMM, for finding one and speaking to it, not for starting one.
     fn vmm_config(&self) -> VmmConfig {
         let of_run = self.record.accelerator.filter(|_| self.record.state.has_vmm());
-        let accelerator = of_run.unwrap_or_else(|| self.shared.accelerator(&self.record.driver));
-        vmm_config(&self.shared.config, &self.record, accelerator, None)
+        let accelerator = of_run.unwrap_or_else(|| self.shared.node.accelerator(&self.record.driver));
+        vmm_config(&self.shared.node.config, &self.record, accelerator, None)
     }
 
     /// Takes the accelerator from the VMM: a driver may have fallen back to another than the node's.
     fn record_accelerator(&mut self, vmm: ProcessId) {
         self.record.accelerator = None;
-        self.record.accelerator = Some(self.shared.driver.accelerator_of(&self.vmm_config(), vmm));
+        self.record.accelerator = Some(self.shared.node.driver.accelerator_of(&self.vmm_config(), vmm));
     }
 
     /// Until the VM is gone or the daemon stops.
@@ -146,7 +146,7 @@ impl Actor {
         if self.adopt().await {
             return;
         }
-        let stop = self.shared.stop.clone();
+        let stop = self.shared.node.stop.clone();
         loop {
             let kill_at = self.kill_at;
             tokio::select! {
@@ -229,7 +229,7 @@ impl Actor {
 
     /// Connects a VMM that runs. When it fails no packet of its guest passes.
     async fn restore_network(&self) -> Result<(), HostError> {
-        let (network, record) = (&self.shared.network, &self.record);
+        let (network, record) = (&self.shared.node.network, &self.record);
         let Some(instance) = &record.instance else { return Ok(()) };
         let outcome = match network.lease(&record.id, record.address) {
             Ok(lease) => network.attach(instance, record.mac, lease).await.map(drop),
@@ -467,16 +467,21 @@ impl Actor {
             return;
         }
         let (shared, entropy) = (&self.shared, rand::random::<[u8; 64]>());
-        let subnet = shared.network.subnet();
-        let request =
-            configuration(&shared.config, &self.record, subnet, entropy.to_vec(), shared.clock.now());
+        let subnet = shared.node.network.subnet();
+        let request = configuration(
+            &shared.node.config,
+            &self.record,
+            subnet,
+            entropy.to_vec(),
+            shared.node.clock.now(),
+        );
         if let Err(error) = guest.configure(request, CONFIGURE_LIMIT).await {
             tracing::warn!(vm = %self.record.id, %error, "configure a rebooted guest failed");
         }
     }
 
     async fn booted(&mut self, Up { guest, identity, workload }: Up) {
-        self.record.started_at = Some(self.shared.clock.now());
+        self.record.started_at = Some(self.shared.node.clock.now());
         self.record.boot_ms = millis(self.boot_began.elapsed());
         self.record.identity_ms = millis(identity);
         self.record.workload_ms = millis(workload);
@@ -529,7 +534,7 @@ impl Actor {
         }
         self.record.process = None;
         self.record.address_acknowledged = false;
-        self.record.finished_at = Some(self.shared.clock.now());
+        self.record.finished_at = Some(self.shared.node.clock.now());
         let result = self.change(state, message).await;
         let failed = |_| HostError::Boot {
             name: self.record.name.to_string(),
@@ -554,7 +559,7 @@ impl Actor {
     async fn end_vmm(&mut self) -> Result<(), HostError> {
         let owner = InstanceOwner::Vm(self.record.id.clone());
         let log = self.paths.vmm_log();
-        self.shared.instances.end_all(|one| *one == owner, Some(&log)).await?;
+        self.shared.node.instances.end_all(|one| *one == owner, Some(&log)).await?;
         self.record.instance = None;
         Ok(())
     }
@@ -562,7 +567,7 @@ impl Actor {
     async fn find(&self) -> Option<ProcessId> {
         self.record.instance.as_ref()?;
         let vmm_config = self.vmm_config();
-        match self.shared.driver.find(&vmm_config).await {
+        match self.shared.node.driver.find(&vmm_config).await {
             Ok(found) => found,
             Err(error) => {
                 tracing::error!(vm = %self.record.id, %error, "read process table failed");
@@ -575,7 +580,7 @@ impl Actor {
     fn watch(&mut self, vmm: ProcessId) {
         let (shared, job_events, boot) = (self.shared.clone(), self.job_events.clone(), self.record.boots);
         self.jobs.spawn(async move {
-            if shared.driver.exited(vmm).await.is_ok() {
+            if shared.node.driver.exited(vmm).await.is_ok() {
                 let _task_gone = job_events.send(JobEvent { boot, kind: JobEventKind::VmmGone }).await;
             }
         });
@@ -585,7 +590,7 @@ impl Actor {
         self.jobs.spawn(async move {
             let mut keys = keys.lock().await;
             loop {
-                if let Ok(socket) = shared.driver.console(&vmm_config).await {
+                if let Ok(socket) = shared.node.driver.console(&vmm_config).await {
                     console::pump(socket, &console, &mut keys).await;
                 }
                 sleep(Duration::from_millis(100)).await;
@@ -640,7 +645,7 @@ impl Actor {
 
     fn publish(&self, kind: EventKind) {
         self.view.send_replace(Arc::new(View { record: self.record.clone(), guest: self.guest.clone() }));
-        let event = HostEvent { kind, record: self.record.clone(), time: self.shared.clock.now() };
+        let event = HostEvent { kind, record: self.record.clone(), time: self.shared.node.clock.now() };
         let _no_watcher = self.shared.events.send(event);
     }
 

@@ -14,7 +14,7 @@ use super::hooks::{self, Hook};
 use super::launch::{Launched, Origin, Talk, launch};
 use super::{JobEvent, JobEventKind, Shared, StartedFrom, Up};
 use crate::vmm_config::{configuration, process};
-use crate::{ConsoleHandle, HostError, Record, warm_pool};
+use crate::{ConsoleHandle, HostError, Record};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ async fn try_boot(
     console: &ConsoleHandle,
     job_events: &mpsc::Sender<JobEvent>,
 ) -> Result<Up, HostError> {
-    let _permit = shared.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+    let _permit = shared.node.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let deadline = Instant::now() + limit(shared, record);
     let launched = launch(shared, record).await?;
     let instance = launched.vmm_config.id.clone();
@@ -52,7 +52,7 @@ async fn try_boot(
         Err(error) if is_clone => {
             let error = error.chain();
             tracing::warn!(vm = %record.id, error, "clone failed to start, cold booting");
-            shared.instances.end(&instance, None).await?;
+            shared.node.instances.end(&instance, None).await?;
             let launched = launch(shared, &Record { cold: true, ..record.clone() }).await?;
             attend(shared, record, console, job_events, launched, deadline).await
         }
@@ -92,7 +92,7 @@ async fn attend(
                 limits = Limits::of_copy(shared);
             }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-            shared.driver.resume(&vmm_config).await.map_err(driver)?;
+            shared.node.driver.resume(&vmm_config).await.map_err(driver)?;
             talk = open;
         }
     }
@@ -103,12 +103,12 @@ async fn attend(
     };
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
-        _ = shared.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
+        _ = shared.node.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
     };
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
             (Some(key), _) => shared.templates.request(key, vmm_config, record.disk_mib),
-            (None, Some(key)) => warm_pool::want(shared, key, &vmm_config),
+            (None, Some(key)) => shared.warm_pool.want(key, &vmm_config),
             (None, None) => {}
         }
     }
@@ -137,7 +137,7 @@ impl Limits {
     }
 
     fn of_clone(shared: &Shared) -> Self {
-        Self { hello: CLONE_HELLO_LIMIT, identity: shared.config.identity_limit, takes_over: false }
+        Self { hello: CLONE_HELLO_LIMIT, identity: shared.node.config.identity_limit, takes_over: false }
     }
 
     fn of_copy(shared: &Shared) -> Self {
@@ -148,9 +148,9 @@ impl Limits {
 /// From start to acknowledged configuration.
 fn limit(shared: &Shared, record: &Record) -> Duration {
     if record.disk_image_vm.is_some() {
-        shared.config.disk_image_vm_boot_limit
+        shared.node.config.disk_image_vm_boot_limit
     } else {
-        shared.config.boot_limit
+        shared.node.config.boot_limit
     }
 }
 
@@ -181,8 +181,13 @@ async fn bring_up(
     let client = client.map_err(|e| guest("open a session")(GuestError::unavailable(e.to_string())))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
-    let mut request =
-        configuration(&shared.config, record, shared.network.subnet(), entropy.to_vec(), shared.clock.now());
+    let mut request = configuration(
+        &shared.node.config,
+        record,
+        shared.node.network.subnet(),
+        entropy.to_vec(),
+        shared.node.clock.now(),
+    );
     request.takes_over = limits.takes_over;
     let reply = client.configure(request, limits.identity).await.map_err(guest("configure"))?;
     let identity = began.elapsed();

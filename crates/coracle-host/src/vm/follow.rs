@@ -47,7 +47,7 @@ pub(super) async fn run(
         }
         let client = match session.take() {
             Some(client) => client,
-            None => match GuestClient::open(&shared.driver, &vmm_config, OPEN_LIMIT, None).await {
+            None => match GuestClient::open(&shared.node.driver, &vmm_config, OPEN_LIMIT, None).await {
                 Ok(client) => client,
                 Err(error) => {
                     tracing::debug!(vm = %vmm_config.id, %error, "guest does not answer");

@@ -15,7 +15,7 @@ use super::{Shared, StartedFrom};
 use crate::instances::InstanceOwner;
 use crate::record::SavedMemory;
 use crate::vmm_config::{VmPaths, configuration, vmm_config};
-use crate::warm_pool::{self, Claim, PooledVmm};
+use crate::warm_pool::{Claim, PooledVmm};
 use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disks, files};
 
 /// A VMM that is there.
@@ -67,7 +67,7 @@ impl Talk {
             Self::Channel(channel) => Some(channel),
             Self::None => None,
         };
-        GuestClient::open(&shared.driver, vmm_config, limit, channel).await
+        GuestClient::open(&shared.node.driver, vmm_config, limit, channel).await
     }
 }
 
@@ -95,20 +95,21 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
     let name = || record.name.to_string();
     let network = |source| HostError::Network { name: name(), source };
     let driver = |source| HostError::Driver { name: name(), source };
-    let lease = shared.network.lease(&record.id, record.address).map_err(network)?;
+    let lease = shared.node.network.lease(&record.id, record.address).map_err(network)?;
     if let Some(instance) = &record.instance {
-        let known = vmm_config(&shared.config, record, shared.accelerator(&record.driver), None);
-        let vmm = shared.driver.find(&known).await.map_err(driver)?;
+        let known = vmm_config(&shared.node.config, record, shared.node.accelerator(&record.driver), None);
+        let vmm = shared.node.driver.find(&known).await.map_err(driver)?;
         if let Some(vmm) = vmm.filter(|vmm| record.process == Some(*vmm)) {
-            let attachment = shared.network.attach(instance, record.mac, lease).await.map_err(network)?;
+            let attachment =
+                shared.node.network.attach(instance, record.mac, lease).await.map_err(network)?;
             // Interrupted between the end of loading and the first step, it is paused.
-            shared.driver.resume(&known).await.map_err(driver)?;
+            shared.node.driver.resume(&known).await.map_err(driver)?;
             return Ok(found(shared, record, vmm, &attachment));
         }
     }
     // Cut off before it was recorded: nothing is known of what is in it.
     let owner = InstanceOwner::Vm(record.id.clone());
-    shared.instances.end_all(|one| *one == owner, None).await?;
+    shared.node.instances.end_all(|one| *one == owner, None).await?;
     if let Some(saved) = &record.saved {
         return start_new(shared, record, lease, Start::Restore(saved)).await;
     }
@@ -138,7 +139,8 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
 
 /// The VMM that the record names.
 fn found(shared: &Shared, record: &Record, vmm: ProcessId, attachment: &Attachment) -> Launched {
-    let vmm_config = vmm_config(&shared.config, record, shared.accelerator(&record.driver), Some(attachment));
+    let vmm_config =
+        vmm_config(&shared.node.config, record, shared.node.accelerator(&record.driver), Some(attachment));
     let (premounted, pooled) = (record.premounted, record.pooled);
     let from = StartedFrom { template: record.template.clone(), premounted, pooled };
     Launched { vmm_config, vmm, origin: Origin::Found, from }
@@ -150,12 +152,16 @@ async fn source(shared: &Arc<Shared>, record: &Record) -> Source {
         return Source::default();
     }
     // The other end of the NIC does not belong to the VM shape.
-    let shape =
-        vmm_config(&shared.config, record, shared.accelerator(&record.driver), Some(&Attachment::User));
-    let Some(key) = shared.templates.key(shared, &shape).await else { return Source::default() };
-    let template = shared.templates.get(shared, &key).await;
+    let shape = vmm_config(
+        &shared.node.config,
+        record,
+        shared.node.accelerator(&record.driver),
+        Some(&Attachment::User),
+    );
+    let Some(key) = shared.templates.key(&shape).await else { return Source::default() };
+    let template = shared.templates.get(&key).await;
     let pooled = match &template {
-        Some(_) => warm_pool::claim(shared, &key, |pooled| fits(record, pooled)).await,
+        Some(_) => shared.warm_pool.claim(&key, |pooled| fits(record, pooled)).await,
         None => None,
     };
     Source { key: Some(key), template, pooled }
@@ -184,18 +190,18 @@ async fn start_new(
     how: Start<'_>,
 ) -> Result<Launched, HostError> {
     let network = |source| HostError::Network { name: record.name.to_string(), source };
-    let shape = vmm_config(&shared.config, record, shared.accelerator(&record.driver), None);
+    let shape = vmm_config(&shared.node.config, record, shared.node.accelerator(&record.driver), None);
     let owner = InstanceOwner::Vm(record.id.clone());
-    let VmmConfig { id, .. } = shared.instances.create(owner, shape).await?;
+    let VmmConfig { id, .. } = shared.node.instances.create(owner, shape).await?;
     let record = &Record { instance: Some(id.clone()), ..record.clone() };
     let started = async {
-        let attachment = shared.network.create_interface(&id).await.map_err(network)?;
-        let attach = async { shared.network.attach(&id, record.mac, lease).await.map_err(network) };
+        let attachment = shared.node.network.create_interface(&id).await.map_err(network)?;
+        let attach = async { shared.node.network.attach(&id, record.mac, lease).await.map_err(network) };
         tokio::try_join!(attach, start(shared, record, &attachment, how)).map(|(_, launched)| launched)
     };
     let started = started.await;
     if started.is_err() {
-        shared.instances.end(&id, Some(&VmPaths::of(&shared.config, &record.id).vmm_log())).await?;
+        shared.node.instances.end(&id, Some(&VmPaths::of(&shared.node.config, &record.id).vmm_log())).await?;
     }
     started
 }
@@ -222,14 +228,14 @@ async fn boot(
     prepare_files(shared, record, Fresh::Blank).await?;
     let vmm_config = vmm_config_of(shared, record, attachment, false);
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    let vmm = shared.driver.start(&vmm_config).await.map_err(driver)?;
+    let vmm = shared.node.driver.start(&vmm_config).await.map_err(driver)?;
     let origin = Origin::Booted { missing: key.cloned() };
     Ok(Launched { vmm_config, vmm, origin, from: StartedFrom::default() })
 }
 
 fn vmm_config_of(shared: &Shared, record: &Record, attachment: &Attachment, premounted: bool) -> VmmConfig {
     let record = Record { premounted, ..record.clone() };
-    vmm_config(&shared.config, &record, shared.accelerator(&record.driver), Some(attachment))
+    vmm_config(&shared.node.config, &record, shared.node.accelerator(&record.driver), Some(attachment))
 }
 
 /// A clone of the warm pool, assigned to the VM before anything else, so that it ends with the VM: then its disks and its
@@ -242,7 +248,7 @@ async fn start_pooled(
     claim: Claim,
 ) -> Result<Launched, HostError> {
     let pooled = claim.assign(&record.id).await?;
-    let paths = VmPaths::of(&shared.config, &record.id);
+    let paths = VmPaths::of(&shared.node.config, &record.id);
     let fresh = mounted(record, &paths, &pooled);
     let given = matches!(fresh, Fresh::Mounted(_));
     let id = pooled.vmm_config.id.clone();
@@ -253,7 +259,7 @@ async fn start_pooled(
             Ok(Launched { vmm_config, vmm, origin, from })
         }
         Err(error) => {
-            shared.instances.end(&id, None).await?;
+            shared.node.instances.end(&id, None).await?;
             if given {
                 let _may_not_have_been_moved = std::fs::remove_file(paths.own_disk(record));
             }
@@ -274,11 +280,11 @@ async fn fill(
     let network = |source| HostError::Network { name: record.name.to_string(), source };
     let id = &pooled.vmm_config.id;
     let record = &Record { instance: Some(id.clone()), ..record.clone() };
-    let attach = async { shared.network.attach(id, record.mac, lease).await.map_err(network) };
+    let attach = async { shared.node.network.attach(id, record.mac, lease).await.map_err(network) };
     let fill = async {
         let premounted = prepare_files(shared, record, fresh).await?;
         let vmm_config = vmm_config_of(shared, record, &pooled.attachment, premounted);
-        let templates = shared.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
+        let templates = shared.node.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
         templates.fill(&vmm_config).await.map_err(driver)?;
         Ok((vmm_config, premounted))
     };
@@ -296,7 +302,7 @@ async fn clone(
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
     let premounted = prepare_files(shared, record, Fresh::Template(template.clone())).await?;
     let vmm_config = vmm_config_of(shared, record, attachment, premounted);
-    let templates = shared.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
+    let templates = shared.node.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
     let Cloned { process: vmm, channel } =
         templates.start_clone(&vmm_config, template).await.map_err(driver)?;
     let from = StartedFrom { template: Some(key.clone()), premounted, pooled: false };
@@ -311,7 +317,7 @@ async fn restore(
     saved: &SavedMemory,
 ) -> Result<Launched, HostError> {
     prepare_files(shared, record, Fresh::Blank).await?;
-    let accelerator = shared.accelerator_for(&record.driver, &saved.machine);
+    let accelerator = shared.node.accelerator_for(&record.driver, &saved.machine);
     let vmm_config =
         VmmConfig { accelerator, ..vmm_config_of(shared, record, attachment, record.premounted) };
     let Cloned { process: vmm, channel } = load(shared, record, &vmm_config, saved).await?;
@@ -327,15 +333,15 @@ async fn load(
     saved: &SavedMemory,
 ) -> Result<Cloned, HostError> {
     let name = || record.name.to_string();
-    let driver = shared.driver_name(&record.driver);
+    let driver = shared.node.driver_name(&record.driver);
     let unsupported =
         || HostError::Unsupported { name: name(), driver, what: "load the memory of a saved VM" };
-    let snapshots = shared.driver.snapshots(vmm_config).ok_or_else(unsupported)?;
+    let snapshots = shared.node.driver.snapshots(vmm_config).ok_or_else(unsupported)?;
     let here = snapshots.compatibility(&VmmConfig { nic: None, ..vmm_config.clone() }).await;
     if let Some((field, was, is)) = saved.machine.difference(&here) {
         return Err(HostError::Incompatible { name: name(), field, saved: was.into(), here: is.into() });
     }
-    let path = VmPaths::of(&shared.config, &record.id).saved_memory();
+    let path = VmPaths::of(&shared.node.config, &record.id).saved_memory();
     let open = || -> io::Result<File> {
         let file = File::open(&path)?;
         let length = file.metadata()?.len();
@@ -366,12 +372,18 @@ enum Fresh {
 
 /// The VM's directories, and its own disk. True when the guest of the template has it mounted.
 async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> Result<bool, HostError> {
-    let paths = VmPaths::of(&shared.config, &record.id);
-    let cache = shared.config.state_dir.join("cache");
+    let paths = VmPaths::of(&shared.node.config, &record.id);
+    let cache = shared.node.config.state_dir.join("cache");
     let id = record.id.clone();
-    let network =
-        configuration(&shared.config, record, shared.network.subnet(), vec![], shared.clock.now()).network;
-    let (record, agent) = (record.clone(), shared.config.agent.clone());
+    let network = configuration(
+        &shared.node.config,
+        record,
+        shared.node.network.subnet(),
+        vec![],
+        shared.node.clock.now(),
+    )
+    .network;
+    let (record, agent) = (record.clone(), shared.node.config.agent.clone());
     let make = move || -> io::Result<bool> {
         for Volume { source, .. } in &record.volumes {
             let named = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));

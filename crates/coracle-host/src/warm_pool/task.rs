@@ -10,10 +10,10 @@ use coracle_types::{InstanceId, MacAddr, MemoryMib};
 use tokio::time::{Instant, sleep_until};
 
 use super::plan::Step;
-use super::{Claim, Making, PooledVmm};
-use crate::host::capacity::memory_available_mib;
+use super::{Claim, Making, PooledVmm, WarmPool};
 use crate::instances::InstanceOwner;
-use crate::vm::Shared;
+use crate::memory::memory_available_mib;
+use crate::node::Node;
 use crate::vmm_config::{IMAGE_SLOT, backend, device};
 use crate::{HostError, TemplateKey, disks, files, templates};
 
@@ -21,24 +21,23 @@ use crate::{HostError, TemplateKey, disks, files, templates};
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Serves the host until it stops.
-pub(crate) async fn run(shared: Arc<Shared>) {
-    shared.stop.run_until_cancelled(serve(&shared)).await;
+pub(crate) async fn run(warm_pool: Arc<WarmPool>) {
+    warm_pool.node.stop.run_until_cancelled(serve(&warm_pool)).await;
 }
 
-async fn serve(shared: &Arc<Shared>) {
-    let warm_pool = &shared.warm_pool;
+async fn serve(warm_pool: &Arc<WarmPool>) {
     loop {
         let spent = std::mem::take(&mut warm_pool.state().spent);
         for id in spent {
-            end_quietly(shared, &id).await;
+            end_quietly(&warm_pool.node, &id).await;
         }
         match warm_pool.next(Instant::now()) {
             Step::End(key) => {
                 if let Some(PooledVmm { vmm_config, .. }) = warm_pool.take(&key) {
-                    end_quietly(shared, &vmm_config.id).await;
+                    end_quietly(&warm_pool.node, &vmm_config.id).await;
                 }
             }
-            Step::Make(key) => make(shared, &key).await,
+            Step::Make(key) => make(warm_pool, &key).await,
             Step::Wait(None) => warm_pool.changed.notified().await,
             Step::Wait(Some(until)) => tokio::select! {
                 () = warm_pool.changed.notified() => {}
@@ -49,42 +48,42 @@ async fn serve(shared: &Arc<Shared>) {
 }
 
 /// Makes one, for the start that waits for it or for later. When that fails, the shape has none until its next start.
-async fn make(shared: &Arc<Shared>, key: &TemplateKey) {
+async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
     // It waits its turn behind the VMs that were asked for.
-    let Ok(_permit) = shared.boots.acquire().await else { return };
-    let Some(shape) = begin(shared, key) else { return };
-    let vmm_config = match shared.instances.create(InstanceOwner::Pool(key.clone()), shape).await {
+    let Ok(_permit) = warm_pool.node.boots.acquire().await else { return };
+    let Some(shape) = begin(warm_pool, key) else { return };
+    let vmm_config = match warm_pool.node.instances.create(InstanceOwner::Pool(key.clone()), shape).await {
         Ok(vmm_config) => vmm_config,
         Err(error) => {
-            shared.warm_pool.state().making = None;
+            warm_pool.state().making = None;
             tracing::warn!(template = %key, error = error.chain(), "make pooled clone failed");
-            return shared.warm_pool.forget(key);
+            return warm_pool.forget(key);
         }
     };
-    let started = start(shared, key, &vmm_config).await;
-    let first = shared.warm_pool.state().making.take().and_then(|making| making.first);
+    let started = start(warm_pool, key, &vmm_config).await;
+    let first = warm_pool.state().making.take().and_then(|making| making.first);
     let made = match (started, first) {
         (Ok(pooled), Some(first)) => {
             // A start that no longer waits drops the claim, which ends the clone.
-            let _not_waiting = first.send(Claim::of(shared, pooled));
+            let _not_waiting = first.send(Claim::of(warm_pool, pooled));
             return;
         }
-        (Ok(pooled), None) => warm_up(shared, &pooled).await.map(|()| pooled),
+        (Ok(pooled), None) => warm_up(warm_pool, &pooled).await.map(|()| pooled),
         (Err(error), _) => Err(error),
     };
     match made {
-        Ok(pooled) => shared.warm_pool.state().ready.push(pooled),
+        Ok(pooled) => warm_pool.state().ready.push(pooled),
         Err(error) => {
             tracing::warn!(template = %key, error = error.chain(), "make pooled clone failed");
-            shared.warm_pool.forget(key);
-            end_quietly(shared, &vmm_config.id).await;
+            warm_pool.forget(key);
+            end_quietly(&warm_pool.node, &vmm_config.id).await;
         }
     }
 }
 
 /// Announces that a clone is being made, if its shape is still wanted: a start may wait for it, until its warm-up begins.
-fn begin(shared: &Shared, key: &TemplateKey) -> Option<VmmConfig> {
-    let mut state = shared.warm_pool.state();
+fn begin(warm_pool: &WarmPool, key: &TemplateKey) -> Option<VmmConfig> {
+    let mut state = warm_pool.state();
     let shape = state.shapes.iter().find(|shape| shape.key == *key)?.vmm_config.clone();
     state.making = Some(Making { key: key.clone(), first: None });
     Some(VmmConfig { disks: vec![], ..shape })
@@ -92,15 +91,16 @@ fn begin(shared: &Shared, key: &TemplateKey) -> Option<VmmConfig> {
 
 /// A clone with a session to its guest agent.
 async fn start(
-    shared: &Arc<Shared>,
+    warm_pool: &Arc<WarmPool>,
     key: &TemplateKey,
     vmm_config: &VmmConfig,
 ) -> Result<PooledVmm, HostError> {
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     let network = |source| HostError::Network { name: vmm_config.id.to_string(), source };
     let failed = |why: &str| HostError::Template { why: why.to_owned() };
-    let templates = shared.driver.templates(vmm_config).ok_or_else(|| failed("its driver has none"))?;
-    let template = shared.templates.get(shared, key).await.ok_or_else(|| failed("it is gone"))?;
+    let templates =
+        warm_pool.node.driver.templates(vmm_config).ok_or_else(|| failed("its driver has none"))?;
+    let template = warm_pool.templates.get(key).await.ok_or_else(|| failed("it is gone"))?;
     if !has_room(memory_available_mib(), vmm_config.memory) {
         return Err(failed("the host has no memory to spare"));
     }
@@ -113,18 +113,24 @@ async fn start(
     let (config, copied) = (vmm_config.clone(), template.clone());
     let made = files::blocking(move || copy_disk(&config, &copied)).await;
     let disk_mib = made.map_err(io)?;
-    let attachment = shared.network.create_interface(&vmm_config.id).await.map_err(network)?;
-    vmm_config.nic =
-        Some(Nic { mac: MacAddr::of(&vmm_config.id), backend: backend(&shared.config, &attachment, &[]) });
+    let attachment = warm_pool.node.network.create_interface(&vmm_config.id).await.map_err(network)?;
+    vmm_config.nic = Some(Nic {
+        mac: MacAddr::of(&vmm_config.id),
+        backend: backend(&warm_pool.node.config, &attachment, &[]),
+    });
     let Cloned { process, channel } = templates.start_clone(&vmm_config, &template).await.map_err(driver)?;
-    let guest = templates::connect_guest(shared, &vmm_config, process, channel, ANSWER_LIMIT).await?;
+    let guest =
+        templates::connect_guest(&warm_pool.node, &vmm_config, process, channel, ANSWER_LIMIT).await?;
     Ok(PooledVmm { key: key.clone(), vmm_config, vmm: process, guest, attachment, disk_mib })
 }
 
 /// Runs the configure path once in the guest, with a stand-in for the VM's image.
-async fn warm_up(shared: &Shared, PooledVmm { vmm_config, guest, .. }: &PooledVmm) -> Result<(), HostError> {
+async fn warm_up(
+    warm_pool: &WarmPool,
+    PooledVmm { vmm_config, guest, .. }: &PooledVmm,
+) -> Result<(), HostError> {
     let overlay = vmm_config.slots.premounted();
-    let image = match shared.warm_pool.warmup_image(&shared.config).await {
+    let image = match warm_pool.warmup_image().await {
         Ok(image) if vmm_config.disk_in(overlay).is_some() => image,
         Ok(_) => return Ok(()),
         Err(error) => {
@@ -134,10 +140,15 @@ async fn warm_up(shared: &Shared, PooledVmm { vmm_config, guest, .. }: &PooledVm
     };
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     let refused = |source| HostError::Guest { name: vmm_config.id.to_string(), operation: "warm up", source };
-    shared.driver.attach_disk(vmm_config, &Disk::raw(IMAGE_SLOT, image, true)).await.map_err(driver)?;
+    warm_pool
+        .node
+        .driver
+        .attach_disk(vmm_config, &Disk::raw(IMAGE_SLOT, image, true))
+        .await
+        .map_err(driver)?;
     let request = pb::PrepareRequest { overlay_device: device(overlay), image_device: device(IMAGE_SLOT) };
     guest.prepare(request, ANSWER_LIMIT).await.map_err(refused)?;
-    shared.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
+    warm_pool.node.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
 }
 
 /// Its copy of the template's disk, whose size in MiB is returned. Blocking.
@@ -155,8 +166,8 @@ fn has_room(available_mib: u64, guest: MemoryMib) -> bool {
     available_mib >= 2 * u64::from(guest)
 }
 
-async fn end_quietly(shared: &Shared, id: &InstanceId) {
-    if let Err(error) = shared.instances.end(id, None).await {
+async fn end_quietly(node: &Node, id: &InstanceId) {
+    if let Err(error) = node.instances.end(id, None).await {
         tracing::warn!(pooled = %id, error = error.chain(), "end pooled clone failed");
     }
 }

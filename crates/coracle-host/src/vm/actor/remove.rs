@@ -32,7 +32,7 @@ impl Actor {
             id: self.record.id.clone(),
             source,
         })?;
-        self.shared.network.release(&self.record.id);
+        self.shared.node.network.release(&self.record.id);
         self.shared.claims.release_all(&self.record.id);
         if let Some(gone) = self.gone.take() {
             gone();

@@ -77,7 +77,7 @@ impl Actor {
 
     /// Pauses or resumes the vCPUs as the record says. An interrupted save ends here, too.
     pub(super) async fn restore_power_state(&mut self) -> Result<(), HostError> {
-        let driver = &self.shared.driver;
+        let driver = &self.shared.node.driver;
         let vmm_config = self.vmm_config();
         let pause = self.record.state == VmState::Paused;
         // No call may wait for a paused guest.
@@ -95,7 +95,7 @@ impl Actor {
 
     async fn hibernate(&mut self) -> Result<(), HostError> {
         let before = self.record.state;
-        let driver = self.shared.driver.clone();
+        let driver = self.shared.node.driver.clone();
         let snapshots = driver.snapshots(&self.vmm_config()).ok_or_else(|| self.cannot_save())?;
         self.change(VmState::Hibernating, String::new()).await?;
         let saved = match self.save_memory(snapshots).await {
@@ -142,7 +142,7 @@ impl Actor {
             Ok(bytes)
         });
         let bytes = sealed.await.map_err(self.files_failed("keep the memory"))?;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None, agent })
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.node.clock.now(), of: None, agent })
     }
 
     /// Reserves the space and `more`, leaves the guest, holds it and writes its memory to `part` in `dir`. It stands
@@ -165,7 +165,7 @@ impl Actor {
         let name = self.record.name.to_string();
         let driver = |source| HostError::Driver { name: name.clone(), source };
         let vmm_config = self.vmm_config();
-        self.shared.driver.pause(&vmm_config).await.map_err(driver)?;
+        self.shared.node.driver.pause(&vmm_config).await.map_err(driver)?;
         snapshots.save(&vmm_config, &file).await.map_err(driver)?;
         Ok(Written { file, machine: snapshots.compatibility(&vmm_config).await, agent })
     }
@@ -224,7 +224,7 @@ impl Actor {
     }
 
     async fn copy_live(&mut self, dir: PathBuf) -> Result<SavedMemory, HostError> {
-        let driver = self.shared.driver.clone();
+        let driver = self.shared.node.driver.clone();
         let snapshots = driver.snapshots(&self.vmm_config()).ok_or_else(|| self.cannot_save())?;
         let overlay = self.paths.own_disk(&self.record);
         let room = files::allocated_bytes(&overlay);
@@ -246,7 +246,7 @@ impl Actor {
         goes_on?;
         let synced = blocking(move || memory.sync_all().and_then(|()| disk.sync_all())).await;
         synced.map_err(self.files_failed("write the snapshot to disk"))?;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.clock.now(), of: None, agent })
+        Ok(SavedMemory { machine, bytes, saved_at: self.shared.node.clock.now(), of: None, agent })
     }
 
     /// Of a VM at rest: its memory is there, and never written again.
@@ -277,7 +277,7 @@ impl Actor {
     fn cannot_save(&self) -> HostError {
         HostError::Unsupported {
             name: self.record.name.to_string(),
-            driver: self.shared.driver_name(&self.record.driver),
+            driver: self.shared.node.driver_name(&self.record.driver),
             what: "save the memory of a VM",
         }
     }

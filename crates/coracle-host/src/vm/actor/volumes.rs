@@ -124,7 +124,7 @@ impl Actor {
     async fn put_in(&mut self, volume: &Volume) -> Result<(), HostError> {
         let guest = self.present_guest("mount a volume")?;
         if let Some(disk) = volume.disk() {
-            let driver = self.shared.driver.attach_disk(&self.vmm_config_without(volume), &disk).await;
+            let driver = self.shared.node.driver.attach_disk(&self.vmm_config_without(volume), &disk).await;
             driver.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
         } else {
             self.shared_dir(volume)?;
@@ -156,7 +156,8 @@ impl Actor {
                 tracing::debug!(vm = %self.record.id, volume = volume.name, %error, "not unmounted");
             }
             if let Some(slot) = volume.slot() {
-                let ejected = self.shared.driver.detach_disk(&self.vmm_config_without(volume), slot).await;
+                let ejected =
+                    self.shared.node.driver.detach_disk(&self.vmm_config_without(volume), slot).await;
                 ejected.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
             }
         }

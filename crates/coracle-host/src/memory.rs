@@ -1,0 +1,22 @@
+//! Memory of the host, as its kernel reports it (proc_meminfo(5)).
+
+/// Memory that is free or can be freed.
+pub(crate) fn memory_available_mib() -> u64 {
+    memory_mib().1
+}
+
+/// Total and available memory of the host, MiB.
+pub(crate) fn memory_mib() -> (u64, u64) {
+    meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+/// Total and available memory in MiB.
+fn meminfo(text: &str) -> (u64, u64) {
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+            .map_or(0, |kib| kib / 1024)
+    };
+    (field("MemTotal:"), field("MemAvailable:"))
+}
