@@ -77,7 +77,7 @@ fn snapshot(bytes: &[u8]) {
     let [raw, archive @ ..] = bytes else { return };
     let (Ok(state), Ok(packed)) = (tempfile::tempdir(), zstd::encode_all(archive, 1)) else { return };
     let archive = if raw % 2 == 0 { packed.as_slice() } else { archive };
-    coracle_host::fuzz::snapshot(state.path(), archive);
+    coracle_snapshot::fuzz::snapshot(state.path(), archive);
     let left = std::fs::read_dir(state.path().join("snapshots")).map_or(0, Iterator::count);
     assert_eq!(left, 0, "something is left of it");
 }

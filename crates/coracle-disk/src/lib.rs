@@ -12,6 +12,7 @@
 //! whole.
 
 mod artifact;
+pub mod blank;
 mod budget;
 mod chunk;
 mod cocoon;
@@ -20,6 +21,7 @@ mod foreign;
 mod frame;
 #[doc(hidden)]
 pub mod fuzz;
+mod images;
 mod pull;
 mod push;
 mod snapshot;
@@ -32,6 +34,7 @@ use coracle_oci::{Credentials, PullOrigin, Registries, Timeouts};
 
 pub use cocoon::{CocoonVersion, pull_cocoon, push_cocoon};
 pub use file::{empty_overlay, raw_copy};
+pub use images::{DiskImage, DiskImages, digest_of, name_of};
 pub use pull::pull_disk;
 pub use push::push_disk;
 pub use snapshot::{RemoteSnapshot, SnapshotBase, SnapshotFile, find_snapshot, push_snapshot};

@@ -1,5 +1,8 @@
 //! File operations that survive a crash at any instant.
 
+mod digests;
+mod granted;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,6 +10,9 @@ use std::path::Path;
 
 use rustix::fs::SeekFrom;
 use sha2::{Digest, Sha256};
+
+pub use digests::FileDigests;
+pub use granted::{LocalUser, granted};
 
 /// Runs blocking file work outside of the runtime's threads. Not cancel-safe: work that has begun is not cut off.
 ///

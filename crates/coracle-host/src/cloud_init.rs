@@ -17,7 +17,7 @@ use hadris_iso::write::options::{CreationFeatures, IsoFormatOptions};
 use hadris_iso::write::{File, InputFiles, IsoImageWriter};
 use serde_json::{Value, json};
 
-use crate::files::sync_parent;
+use coracle_files::sync_parent;
 
 /// The label that seeds are known by.
 const LABEL: &str = "CIDATA";

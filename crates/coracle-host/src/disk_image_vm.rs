@@ -3,195 +3,50 @@
 //! Such a VM is a PC. Its disk lies over the image's; beside it is a cloud-init seed ([`crate::cloud_init`]) with the guest
 //! agent and the settings of a first boot. Which firmware starts it is read from the image, unless the caller says.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use coracle_disk::empty_overlay;
-use coracle_hypervisor::{Firmware, MachineType};
 use coracle_proto::guest as pb;
 
 use crate::cloud_init::CloudInitSeed;
+use crate::firmware::uefi;
 use crate::vmm_config::VmPaths;
-use crate::{BootFirmware, DiskImageVm, HostError, Record};
+use crate::{BootFirmware, DiskImageVm, Record};
 
 /// Largest user data, bytes: what clouds allow, and more than fits a screen.
 pub(crate) const USER_DATA_MAX: usize = 256 * 1024;
 
-/// Firmware for UEFI and its empty variables, where distributions put them.
-const UEFI: [(&str, &str); 3] = [
-    ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
-    ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
-    ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
-];
-
-impl DiskImageVm {
-    /// The machine that it runs on.
-    pub(crate) fn machine_type(&self, paths: &VmPaths) -> MachineType {
-        MachineType::Q35(match self.firmware {
-            BootFirmware::Bios => Firmware::Bios,
-            BootFirmware::Uefi => {
-                let (code, _) = uefi().unwrap_or_default();
-                Firmware::Uefi { code, variables: paths.variables() }
-            }
-        })
-    }
-}
-
-impl DiskImageVm {
-    /// Makes the VM's own disks where they are missing, and the cloud-init seed anew: for a guest that continues from
-    /// saved memory only where it has none. Blocking, idempotent.
-    ///
-    /// # Errors
-    /// A file cannot be written, or the agent or the firmware is not there.
-    pub(crate) fn prepare(
-        &self,
-        paths: &VmPaths,
-        record: &Record,
-        network: Option<&pb::Network>,
-        agent: &Path,
-    ) -> io::Result<()> {
-        let own = paths.own_disk(record);
-        if !own.exists() {
-            let part = own.with_extension("part");
-            empty_overlay(&part, record.disk_mib << 20).map_err(io::Error::other)?;
-            std::fs::rename(&part, &own)?;
-        }
-        if self.firmware == BootFirmware::Uefi && !paths.variables().exists() {
-            let gone = || io::Error::new(io::ErrorKind::NotFound, "firmware for UEFI; install Debian's ovmf");
-            let (_, variables) = uefi().ok_or_else(gone)?;
-            let part = paths.variables().with_extension("part");
-            std::fs::copy(variables, &part)?;
-            std::fs::rename(&part, paths.variables())?;
-        }
-        if record.saved.is_some() && paths.cloud_init_disk().exists() {
-            return Ok(());
-        }
-        let instance = record.id.as_str();
-        let cloud_init =
-            CloudInitSeed { instance, hostname: &record.hostname, network, user_data: &self.user_data };
-        cloud_init.write(&paths.cloud_init_disk(), agent)
-    }
-}
-
-/// UEFI's code and empty variables on this host; `None`: it is not installed where distributions put it.
-#[must_use]
-pub fn uefi() -> Option<(PathBuf, PathBuf)> {
-    let found =
-        UEFI.iter().find(|(code, variables)| Path::new(code).is_file() && Path::new(variables).is_file());
-    found.map(|(code, variables)| (code.into(), variables.into()))
-}
-
-/// The firmware for an image: as wished, or what it can be started by. It is there.
+/// Makes the own disks of a disk image VM where they are missing, and the cloud-init seed anew: for a guest that continues from
+/// saved memory only where it has none. Blocking, idempotent.
 ///
 /// # Errors
-/// [`HostError::Invalid`] where UEFI is needed and not installed; [`HostError::State`] when the image cannot be read.
-pub(crate) fn choose(request: Option<BootFirmware>, image: &Path) -> Result<BootFirmware, HostError> {
-    let state = |source| HostError::State { operation: format!("read {}", image.display()), source };
-    let firmware = match request {
-        Some(request) => request,
-        None => needed(&Head::read(image).map_err(state)?),
-    };
-    if firmware == BootFirmware::Uefi && uefi().is_none() {
-        let message = "the image starts by UEFI, and this node has no firmware for it: install Debian's ovmf"
-            .to_owned();
-        return Err(HostError::Invalid { message });
+/// A file cannot be written, or the agent or the firmware is not there.
+pub(crate) fn prepare(
+    settings: &DiskImageVm,
+    paths: &VmPaths,
+    record: &Record,
+    network: Option<&pb::Network>,
+    agent: &Path,
+) -> io::Result<()> {
+    let own = paths.own_disk(record);
+    if !own.exists() {
+        let part = own.with_extension("part");
+        empty_overlay(&part, record.disk_mib << 20).map_err(io::Error::other)?;
+        std::fs::rename(&part, &own)?;
     }
-    Ok(firmware)
-}
-
-/// Bytes of a sector.
-const SECTOR: usize = 512;
-/// Sectors that hold a partition table: the two before it, and 128 entries of 128 bytes.
-const HEAD: usize = 34 * SECTOR;
-/// Types of partitions, as they lie on the disk (UEFI 2.10, 5.3.3; GNU GRUB, "BIOS installation").
-const EFI_SYSTEM: [u8; 16] =
-    [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
-const BIOS_BOOT: [u8; 16] = *b"Hah!IdontNeedEFI";
-/// The type that the old table gives to an EFI system partition.
-const OLD_EFI_SYSTEM: u8 = 0xef;
-
-/// What the beginning of a disk says about how it is started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Head {
-    /// There is a program in the first sector.
-    program: bool,
-    /// Its partition table is UEFI's.
-    gpt: bool,
-    /// There is room for the program's other half.
-    bios_boot: bool,
-    efi_system: bool,
-}
-
-impl Head {
-    fn read(image: &Path) -> io::Result<Self> {
-        let mut bytes = vec![0; HEAD];
-        let read = File::open(image)?.read_at(&mut bytes, 0)?;
-        bytes.truncate(read);
-        Ok(Self::parse(&bytes))
+    if settings.firmware == BootFirmware::Uefi && !paths.variables().exists() {
+        let gone = || io::Error::new(io::ErrorKind::NotFound, "firmware for UEFI; install Debian's ovmf");
+        let (_, variables) = uefi().ok_or_else(gone)?;
+        let part = paths.variables().with_extension("part");
+        std::fs::copy(variables, &part)?;
+        std::fs::rename(&part, paths.variables())?;
     }
-
-    fn parse(bytes: &[u8]) -> Self {
-        let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
-        let marked = part(510, 512) == [0x55, 0xaa];
-        let gpt = part(SECTOR, SECTOR + 8) == b"EFI PART";
-        let kinds =
-            bytes.get(2 * SECTOR..).unwrap_or_default().chunks(128).filter_map(|entry| entry.get(..16));
-        let has = |kind: &[u8]| gpt && kinds.clone().any(|found| found == kind);
-        let old = part(446, 510).chunks(16).any(|entry| entry.get(4) == Some(&OLD_EFI_SYSTEM));
-        Self {
-            program: marked && part(0, 440).iter().any(|byte| *byte != 0),
-            gpt,
-            bios_boot: has(&BIOS_BOOT),
-            efi_system: has(&EFI_SYSTEM) || (marked && !gpt && old),
-        }
+    if record.saved.is_some() && paths.cloud_init_disk().exists() {
+        return Ok(());
     }
-}
-
-/// UEFI only where a BIOS cannot: it takes seconds longer.
-fn needed(head: &Head) -> BootFirmware {
-    let bios = head.program && (!head.gpt || head.bios_boot || !head.efi_system);
-    if head.efi_system && !bios { BootFirmware::Uefi } else { BootFirmware::Bios }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn disk(program: bool, gpt: Option<&[[u8; 16]]>, old: u8) -> Vec<u8> {
-        let mut bytes = vec![0; HEAD];
-        bytes[0] = u8::from(program);
-        bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
-        bytes[450] = old;
-        if let Some(partitions) = gpt {
-            bytes[SECTOR..SECTOR + 8].copy_from_slice(b"EFI PART");
-            for (entry, kind) in bytes[2 * SECTOR..].chunks_mut(128).zip(partitions) {
-                entry[..16].copy_from_slice(kind);
-            }
-        }
-        bytes
-    }
-
-    #[test]
-    fn uefi_only_where_a_bios_cannot() {
-        use BootFirmware::{Bios, Uefi};
-        const ROOT: [u8; 16] = [9; 16];
-        let both: &[_] = &[BIOS_BOOT, EFI_SYSTEM, ROOT];
-        let efi: &[_] = &[EFI_SYSTEM, ROOT];
-        let root: &[_] = &[ROOT];
-        for (what, bytes, want) in [
-            ("old table, boot loader", disk(true, None, 0x83), Bios),
-            ("old table, system partition, nothing in the first sector", disk(false, None, 0xef), Uefi),
-            ("old table, both", disk(true, None, 0xef), Bios),
-            ("cloud image for both", disk(true, Some(both), 0xee), Bios),
-            ("cloud image for UEFI", disk(false, Some(efi), 0xee), Uefi),
-            ("for UEFI, with a message for a BIOS in the first sector", disk(true, Some(efi), 0xee), Uefi),
-            ("for a BIOS by name, without room", disk(true, Some(root), 0xee), Bios),
-            ("no table at all", vec![0; HEAD], Bios),
-            ("tiny", vec![0; 100], Bios),
-        ] {
-            assert_eq!(needed(&Head::parse(&bytes)), want, "{what}");
-        }
-    }
+    let instance = record.id.as_str();
+    let cloud_init =
+        CloudInitSeed { instance, hostname: &record.hostname, network, user_data: &settings.user_data };
+    cloud_init.write(&paths.cloud_init_disk(), agent)
 }

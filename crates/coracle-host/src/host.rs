@@ -16,7 +16,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use self::capacity::Capacity;
-pub use self::commit::{COMMIT_ANNOTATION, commit_request};
 pub use self::create::VmSpec;
 use self::directory::Directory;
 pub use self::registries::chunk_progress;
@@ -24,12 +23,8 @@ pub use self::resolve::Access;
 pub use self::resolve_image::NodeImage;
 pub use self::snapshots::RestoreSpec;
 use crate::directories::{ensure_run_dir, ensure_state_dir};
-use crate::disk_images::DiskImages;
 use crate::instances::{InstanceOwner, Instances};
-use crate::logs::LogReader;
 use crate::node::Node;
-use crate::record::SCHEMA;
-use crate::snapshots::SnapshotStore;
 use crate::templates::Templates;
 use crate::vm::{self, Handle, Request, Shared};
 use crate::vmm_config::VmPaths;
@@ -38,6 +33,10 @@ use crate::warm_pool::WarmPool;
 use crate::{
     ConsoleHandle, Fence, HostConfig, HostError, HostEvent, LogEntry, Record, TemplateKey, View, files,
 };
+use coracle_disk::DiskImages;
+use coracle_logs::LogReader;
+use coracle_record::SCHEMA;
+use coracle_snapshot::SnapshotStore;
 
 mod capacity;
 mod commit;

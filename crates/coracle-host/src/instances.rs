@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::launch::{LOG_FILE, note_process};
@@ -255,7 +255,7 @@ fn write(dir: &Path, instance: &Instance) -> io::Result<()> {
 }
 
 /// The record; `None`: its daemon did not come to writing it, or the host crashed meanwhile.
-fn read(dir: &PathBuf) -> io::Result<Option<Instance>> {
+fn read(dir: &Path) -> io::Result<Option<Instance>> {
     #[derive(Deserialize)]
     struct Version {
         schema: u32,

@@ -13,54 +13,46 @@
 
 mod adopt;
 mod cloud_init;
+mod commit_annotation;
 mod config;
-mod console;
 mod directories;
 mod disk_image_vm;
-mod disk_images;
-mod disks;
 mod error;
 mod events;
-#[doc(hidden)]
-pub mod fuzz;
-mod granted;
+mod firmware;
 mod host;
 mod instances;
-mod logs;
 mod memory;
+mod memory_images;
 mod node;
-mod record;
-mod ring;
-mod snapshots;
 mod templates;
 mod vm;
 mod vmm_config;
 mod volumes;
 mod warm_pool;
 
+use coracle_disk::blank as disks;
+pub use coracle_disk::{DiskImage, DiskImages};
 use coracle_files as files;
+pub use coracle_files::LocalUser;
 pub use coracle_guest_client::GuestClient;
 pub use coracle_image::PullPolicy;
+pub use coracle_logs::{ConsoleHandle, LogEntry, LogStream};
 pub use coracle_oci::PullOrigin;
+pub use coracle_record::{
+    BootFirmware, DiskImageVm, Exit, Fence, Filesystem, InvalidSnapshotName, Owner, Record, SnapshotName,
+    TemplateKey, Volume, VolumeKind, VolumePhase, Workload,
+};
+pub use coracle_snapshot::SnapshotInfo;
 
+pub use commit_annotation::{COMMIT_ANNOTATION, commit_request};
 pub use config::{HostConfig, TemplatePolicy, WarmPoolPolicy, run_dir_of};
-pub use console::ConsoleHandle;
 pub use directories::{ensure_run_dir, ensure_state_dir};
-pub use disk_image_vm::uefi;
-pub use disk_images::{DiskImage, DiskImages};
 pub use error::{Fault, HostError};
 pub use events::{EventKind, HostEvent};
-pub use granted::LocalUser;
-pub use host::{
-    Access, COMMIT_ANNOTATION, Capacity, Host, LogFollower, NodeImage, RestoreSpec, VmSpec, chunk_progress,
-    commit_request,
-};
-pub use logs::{LogEntry, LogStream};
-pub use record::{
-    BootFirmware, DiskImageVm, Exit, Fence, Filesystem, InvalidSnapshotName, Owner, Record, SnapshotName,
-    Volume, VolumeKind, VolumePhase, Workload,
-};
-pub use snapshots::SnapshotInfo;
-pub use templates::{TemplateInfo, TemplateKey};
+pub use firmware::uefi;
+
+pub use host::{Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, VmSpec, chunk_progress};
+pub use templates::TemplateInfo;
 pub use vm::View;
 pub use volumes::VolumeRequest;

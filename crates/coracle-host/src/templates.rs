@@ -8,7 +8,6 @@
 //! In memory a template is sealed files, which no VMM can change; on disk it carries their digest, so that what
 //! is loaded after a restart is what was saved. The guest in it was never configured: it holds no secret.
 
-mod key;
 mod manifest;
 mod take;
 
@@ -17,16 +16,15 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use coracle_files::FileDigests;
 use coracle_hypervisor::{Driver as _, Template, VmmConfig};
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) use self::key::FileDigests;
-pub use self::key::TemplateKey;
 pub use self::manifest::TemplateInfo;
 pub(crate) use self::take::{connect_guest, run as serve, sweep};
-use crate::TemplatePolicy;
 use crate::files;
 use crate::node::Node;
+use crate::{TemplateKey, TemplatePolicy};
 
 /// Shapes that wait to be taken; more are forgotten, and come again with the next start.
 const QUEUE: usize = 8;

@@ -17,13 +17,13 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub(crate) use actor::{Commit, spawn};
 
+use crate::memory_images::MemoryImages;
 use crate::node::Node;
-use crate::record::SavedMemory;
-use crate::snapshots::MemoryImages;
 use crate::templates::Templates;
 use crate::volumes::{Claims, VolumeRequest, VolumeSource};
 use crate::warm_pool::WarmPool;
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostError, HostEvent, Record, TemplateKey};
+use coracle_record::SavedMemory;
 
 /// What all VMs of a host share.
 #[derive(Debug)]

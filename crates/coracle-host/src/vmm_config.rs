@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use coracle_hypervisor::launch::LOG_FILE;
-use coracle_hypervisor::{Accelerator, Disk, Forward, Nic, NicBackend, Slots, VmmConfig};
+use coracle_hypervisor::{
+    Accelerator, Disk, Firmware, Forward, MachineType, Nic, NicBackend, Slots, VmmConfig,
+};
 use coracle_net::{Attachment, Subnet};
 use coracle_proto::guest as pb;
 use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
 
-use crate::{HostConfig, Record, Volume};
+use crate::firmware::uefi;
+use crate::{BootFirmware, DiskImageVm, Filesystem, HostConfig, Record, Volume, VolumeKind};
 
 /// The other end of a NIC.
 pub(crate) fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward]) -> NicBackend {
@@ -105,6 +108,44 @@ impl VmPaths {
     }
 }
 
+/// The machine that a disk image VM runs on.
+pub(crate) fn machine_type(settings: &DiskImageVm, paths: &VmPaths) -> MachineType {
+    MachineType::Q35(match settings.firmware {
+        BootFirmware::Bios => Firmware::Bios,
+        BootFirmware::Uefi => {
+            let (code, _) = uefi().unwrap_or_default();
+            Firmware::Uefi { code, variables: paths.variables() }
+        }
+    })
+}
+
+/// A volume as the hypervisor sees it; `None` for a shared directory.
+pub(crate) fn volume_disk(volume: &Volume) -> Option<Disk> {
+    let slot = volume.slot()?;
+    // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
+    let read_only = Slots::default().is_read_only(slot);
+    Some(Disk::raw(slot, volume.source.clone(), read_only))
+}
+
+/// Request to the guest to mount a volume.
+pub(crate) fn mount_request(volume: &Volume) -> pb::MountRequest {
+    let disk = |slot, fs: &str| {
+        pb::mount_request::Source::Disk(pb::DiskSource { device: device(slot), fs: fs.to_owned() })
+    };
+    let source = match volume.kind {
+        VolumeKind::Disk { slot, filesystem: Filesystem::Ext4 } => disk(slot, "ext4"),
+        VolumeKind::Disk { slot, filesystem: Filesystem::Erofs } => disk(slot, "erofs"),
+        VolumeKind::Block { slot } => disk(slot, ""),
+        VolumeKind::SharedDir => pb::mount_request::Source::Folder(pb::FolderSource {}),
+    };
+    pb::MountRequest {
+        name: volume.name.clone(),
+        target: volume.target.clone(),
+        read_only: volume.read_only,
+        source: Some(source),
+    }
+}
+
 /// The VMM of a record, in the directories of its instance. Without an instance it is a shape, and without `attachment` it
 /// serves to find a VMM, not to start one.
 pub(crate) fn vmm_config(
@@ -128,7 +169,7 @@ pub(crate) fn vmm_config(
             Disk { backing: Some(record.rootfs.clone()), ..Disk::raw(overlay_slot(), own, false) },
         ],
     };
-    disks.extend(record.volumes.iter().filter_map(Volume::disk));
+    disks.extend(record.volumes.iter().filter_map(volume_disk));
     VmmConfig {
         id: instance,
         vcpus: record.vcpus,
@@ -140,7 +181,7 @@ pub(crate) fn vmm_config(
         machine_type: record
             .disk_image_vm
             .as_ref()
-            .map(|disk_image_vm| disk_image_vm.machine_type(&paths))
+            .map(|settings| machine_type(settings, &paths))
             .unwrap_or_default(),
         nic: backend.map(|backend| Nic { mac: record.mac, backend }),
         state_dir,
@@ -212,7 +253,7 @@ pub(crate) fn configuration(
             image_fs: "erofs".to_owned(),
             overlay_device: device(own_slot(record)),
         }),
-        mounts: record.volumes.iter().map(Volume::request).collect(),
+        mounts: record.volumes.iter().map(mount_request).collect(),
     }
 }
 
@@ -262,7 +303,7 @@ mod tests {
     use coracle_types::VmState;
 
     use super::*;
-    use crate::record::tests::example;
+    use coracle_record::example;
 
     fn config() -> HostConfig {
         HostConfig::new("/state".into(), "/boot/vmlinuz".into(), "/boot/initrd".into())

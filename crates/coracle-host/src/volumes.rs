@@ -8,13 +8,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use coracle_hypervisor::{Disk, Slots};
-use coracle_proto::guest as pb;
+use coracle_hypervisor::Slots;
 use coracle_types::VmId;
 
-use crate::granted::granted;
-use crate::vmm_config::{IMAGE_SLOT, device, overlay_slot};
+use crate::vmm_config::{IMAGE_SLOT, overlay_slot};
 use crate::{Filesystem, HostConfig, Record, Volume, VolumeKind, VolumePhase, disks};
+use coracle_files::granted;
 
 /// Longest name of a volume, and longest path in a guest (PATH_MAX).
 const NAME_MAX: usize = 63;
@@ -37,35 +36,6 @@ pub struct VolumeRequest {
     pub size_mib: Option<u64>,
     /// uid of a caller of the node's own socket, who may name paths that belong to them.
     pub local_user: Option<u32>,
-}
-
-impl Volume {
-    /// As the hypervisor sees it.
-    pub(crate) fn disk(&self) -> Option<Disk> {
-        let slot = self.slot()?;
-        // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
-        let read_only = Slots::default().is_read_only(slot);
-        Some(Disk::raw(slot, self.source.clone(), read_only))
-    }
-
-    /// Request to the guest to mount it.
-    pub(crate) fn request(&self) -> pb::MountRequest {
-        let disk = |slot, fs: &str| {
-            pb::mount_request::Source::Disk(pb::DiskSource { device: device(slot), fs: fs.to_owned() })
-        };
-        let source = match self.kind {
-            VolumeKind::Disk { slot, filesystem: Filesystem::Ext4 } => disk(slot, "ext4"),
-            VolumeKind::Disk { slot, filesystem: Filesystem::Erofs } => disk(slot, "erofs"),
-            VolumeKind::Block { slot } => disk(slot, ""),
-            VolumeKind::SharedDir => pb::mount_request::Source::Folder(pb::FolderSource {}),
-        };
-        pb::MountRequest {
-            name: self.name.clone(),
-            target: self.target.clone(),
-            read_only: self.read_only,
-            source: Some(source),
-        }
-    }
 }
 
 /// What lies at a source.

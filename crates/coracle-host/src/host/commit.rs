@@ -1,13 +1,12 @@
 //! Images of VMs: on request, and of a VM whose workload exited with 0 where its metadata names an image. With the latter
 //! a Pod builds an image: it runs commands on a base image, and an annotation names the result.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
 use coracle_guest_client::GuestError;
 use coracle_image::{Image, MachineRoot, PushOptions, RootKind};
-use coracle_oci::{Digest, NoProgress, OciError, PullOrigin, Reference};
+use coracle_oci::{Digest, NoProgress, PullOrigin, Reference};
 use coracle_types::Op;
 use futures_util::TryStreamExt;
 use tokio_util::io::{StreamReader, SyncIoBridge};
@@ -15,29 +14,6 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use super::{Access, Host};
 use crate::vm::Commit;
 use crate::{Exit, GuestClient, HostError, Record};
-
-/// Metadata of a VM, annotation of a Pod: reference under which the VM is pushed as an image when its workload exited
-/// with 0.
-pub const COMMIT_ANNOTATION: &str = "coracle.dev/commit";
-
-/// Image that the metadata asks for. Frontends check it before they create the VM, so that an invalid reference is
-/// refused at once. Pure.
-///
-/// # Errors
-/// [`HostError::Invalid`] for an invalid reference, and for one with a digest.
-pub fn commit_request(metadata: &BTreeMap<String, String>) -> Result<Option<Reference>, HostError> {
-    let Some(text) = metadata.get(COMMIT_ANNOTATION) else { return Ok(None) };
-    let invalid = |error: OciError| HostError::Invalid { message: format!("{COMMIT_ANNOTATION}: {error}") };
-    let reference = text.parse().map_err(invalid)?;
-    match text.contains('@') {
-        true => Err(HostError::Invalid {
-            message: format!(
-                "{COMMIT_ANNOTATION}: {text} names a digest, which is not known before the image is made: use a tag"
-            ),
-        }),
-        false => Ok(Some(reference)),
-    }
-}
 
 impl Host {
     /// Session with the guest of a running VM, by exact name or id.
@@ -130,38 +106,13 @@ mod tests {
 
     #[test]
     fn origin_of_an_owned_vm_is_its_cluster() {
-        let mut record = crate::record::tests::example("web", coracle_types::VmState::Running);
+        let mut record = coracle_record::example("web", coracle_types::VmState::Running);
         assert_eq!(origin_of(&record), PullOrigin::Local);
         record.owner.uid = "1".to_owned();
         assert_eq!(origin_of(&record), PullOrigin::Cluster);
         record.owner.uid.clear();
         record.origin = PullOrigin::Cluster;
         assert_eq!(origin_of(&record), PullOrigin::Cluster);
-    }
-
-    #[test]
-    fn commit_request_table() {
-        for (why, value, want) in [
-            ("no annotation", None, Ok(None)),
-            ("a tag", Some("registry.example:5000/xcode:26"), Ok(Some("registry.example:5000/xcode:26"))),
-            ("no tag is latest", Some("registry.example/xcode"), Ok(Some("registry.example/xcode:latest"))),
-            ("no reference", Some("Not A Reference"), Err(())),
-            ("nothing", Some(""), Err(())),
-            (
-                "a digest",
-                Some(concat!(
-                    "r.example/x@sha256:",
-                    "0000000000000000000000000000000000000000000000000000000000000000"
-                )),
-                Err(()),
-            ),
-        ] {
-            let annotations =
-                value.map(|v| (COMMIT_ANNOTATION.to_owned(), v.to_owned())).into_iter().collect();
-            let got =
-                commit_request(&annotations).map(|reference| reference.map(|r| r.to_string())).map_err(drop);
-            assert_eq!(got, want.map(|w| w.map(str::to_owned)), "{why}");
-        }
     }
 
     #[test]

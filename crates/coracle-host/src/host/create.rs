@@ -13,8 +13,8 @@ use coracle_types::{Identity, MemoryMib, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
 
 use super::Host;
-use super::commit::commit_request;
 use super::resolve_image::ResolvedImage;
+use crate::commit_annotation::commit_request;
 use crate::vmm_config::{VmPaths, check_kernel, of_shape};
 use crate::volumes::VolumeSource;
 use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeRequest, Workload, files};

@@ -7,8 +7,8 @@ use coracle_image::ImageError;
 use coracle_oci::{PullOrigin, Reference};
 
 use super::Host;
-use crate::snapshots::{Part, remote};
 use crate::{HostError, SnapshotInfo, SnapshotName, files};
+use coracle_snapshot::{Part, remote};
 
 impl Host {
     /// How disks and snapshots are moved.

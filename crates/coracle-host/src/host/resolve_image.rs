@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use coracle_disk::DiskImage;
 use coracle_disk::{pull_disk, raw_copy};
 use coracle_hypervisor::Driver as _;
 use coracle_image::{Image, ImageError, PullPolicy};
@@ -14,9 +15,9 @@ use super::Host;
 use super::create::{VmSpec, workload};
 use super::registries::chunk_progress;
 use crate::DiskImageVm;
-use crate::disk_image_vm::{self, USER_DATA_MAX};
-use crate::disk_images::{self, DiskImage};
-use crate::vmm_config::{VmPaths, of_shape};
+use crate::disk_image_vm::USER_DATA_MAX;
+use crate::firmware;
+use crate::vmm_config::{VmPaths, machine_type, of_shape};
 use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
 
 /// The image of a VM that is created.
@@ -72,7 +73,7 @@ impl Host {
         check_disk_image_vm(spec, image)?;
         self.check_driver_boots_disk_images(&spec.driver)?;
         let file = self.disk_images().path(&image.digest);
-        let firmware = disk_image_vm::choose(spec.firmware, &file)?;
+        let firmware = firmware::choose(spec.firmware, &file)?;
         let least = image.disk_bytes.div_ceil(1 << 20);
         Ok(ResolvedImage {
             digest: image.digest.clone(),
@@ -88,7 +89,8 @@ impl Host {
         let shared = &self.0.shared;
         let mut shape = of_shape(&shared.node.config, shared.node.accelerator(driver));
         driver.clone_into(&mut shape.driver);
-        shape.machine_type = DiskImageVm::default().machine_type(&VmPaths { state: shape.state_dir.clone() });
+        shape.machine_type =
+            machine_type(&DiskImageVm::default(), &VmPaths { state: shape.state_dir.clone() });
         if shared.node.driver.has_machine(&shape) {
             return Ok(());
         }
@@ -169,9 +171,9 @@ impl Host {
         let unnamed = || HostError::Invalid {
             message: format!("{} gives its image no name: give one", file.display()),
         };
-        let name = name.or_else(|| disk_images::name_of(file)).ok_or_else(unnamed)?;
+        let name = name.or_else(|| coracle_disk::name_of(file)).ok_or_else(unnamed)?;
         let path = file.to_owned();
-        let digest = files::blocking(move || disk_images::digest_of(&path)).await;
+        let digest = files::blocking(move || coracle_disk::digest_of(&path)).await;
         let digest = digest
             .map_err(|source| HostError::State { operation: format!("read {}", file.display()), source })?;
         self.disk_images()
@@ -217,7 +219,7 @@ impl Host {
                 image: info.image.clone(),
                 digest: info.image_digest.clone(),
             };
-            let exact = super::snapshots::exact_reference(&info.image, &info.image_digest);
+            let exact = exact_reference(&info.image, &info.image_digest);
             let reference: Reference = exact.parse().map_err(|e: OciError| failed(e.into()))?;
             if is_of_this_host(&reference) {
                 return Err(missing());
@@ -256,6 +258,14 @@ fn check_container(spec: &VmSpec) -> Result<(), HostError> {
         _ if spec.firmware.is_some() => only("the firmware"),
         _ => Ok(()),
     }
+}
+
+/// `repository@digest` of a reference that may carry a tag.
+pub(super) fn exact_reference(reference: &str, digest: &str) -> String {
+    let name = reference.split('@').next().unwrap_or_default();
+    let slash = name.rfind('/').map_or(0, |at| at + 1);
+    let end = name.get(slash..).and_then(|last| last.find(':')).map_or(name.len(), |at| slash + at);
+    format!("{}@{digest}", name.get(..end).unwrap_or_default())
 }
 
 fn check_disk_image_vm(spec: &VmSpec, image: &DiskImage) -> Result<(), HostError> {

@@ -13,13 +13,13 @@ use coracle_types::{Identity, InvalidVmName, MemoryMib, Vcpus, VmId, VmName, VmS
 use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
+use super::resolve_image::exact_reference;
 use super::{Access, Host};
-use crate::SnapshotName;
-use crate::record::SavedMemory;
-use crate::snapshots::{Part, SnapshotInfo, SnapshotStore, archive};
 use crate::vm::Request;
-use crate::vmm_config::{VmPaths, of_shape};
-use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullPolicy, Record, files};
+use crate::vmm_config::{VmPaths, machine_type, of_shape};
+use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullPolicy, Record, SnapshotName, files};
+use coracle_record::SavedMemory;
+use coracle_snapshot::{Part, SnapshotInfo, SnapshotStore, archive};
 
 /// Copies of one VM that may be asked for at once.
 const FORKS_MAX: u32 = 64;
@@ -207,7 +207,7 @@ impl Host {
             0 | 1 => None,
             _ => {
                 let memory = self.0.snapshots.memory_of(&info.name);
-                crate::snapshots::materialize(
+                crate::memory_images::materialize(
                     &self.0.shared.node,
                     &self.0.shared.memory_images,
                     &info.name,
@@ -290,7 +290,7 @@ impl Host {
         (vmm_config.vcpus, vmm_config.memory) = (info.vcpus, info.memory);
         if let Some(disk_image_vm) = &info.disk_image_vm {
             vmm_config.machine_type =
-                disk_image_vm.machine_type(&VmPaths { state: vmm_config.state_dir.clone() });
+                machine_type(disk_image_vm, &VmPaths { state: vmm_config.state_dir.clone() });
         }
         vmm_config.driver = shared.node.driver.named(driver).map(|_| driver.clone()).unwrap_or_default();
         vmm_config
@@ -401,7 +401,7 @@ impl Host {
         handle.requests.send(request).await.map_err(|_| gone())?;
         let (record, saved) = answer.await.map_err(|_| gone())??;
         let sealed = files::blocking(move || {
-            let disk_bytes = files::allocated_bytes(&part.dir().join(crate::snapshots::DISK_FILE));
+            let disk_bytes = files::allocated_bytes(&part.dir().join(coracle_snapshot::DISK_FILE));
             let info = SnapshotInfo::of(part.name().clone(), &record, saved, disk_bytes);
             part.seal(&info)?;
             Ok(info)
@@ -464,14 +464,6 @@ fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
     let prefix: String = prefix.as_str().chars().take(room).collect();
     let invalid = |e: InvalidVmName| HostError::Invalid { message: e.to_string() };
     format!("{}-{number}", prefix.trim_end_matches('-')).parse().map_err(invalid)
-}
-
-/// `repository@digest` of a reference that may carry a tag.
-pub(super) fn exact_reference(reference: &str, digest: &str) -> String {
-    let name = reference.split('@').next().unwrap_or_default();
-    let slash = name.rfind('/').map_or(0, |at| at + 1);
-    let end = name.get(slash..).and_then(|last| last.find(':')).map_or(name.len(), |at| slash + at);
-    format!("{}@{digest}", name.get(..end).unwrap_or_default())
 }
 
 /// What a copy has of its snapshot's words. Whoever made the snapshot does not say where this node pushes what.

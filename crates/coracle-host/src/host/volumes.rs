@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use coracle_types::VmId;
 
 use super::{Access, Host};
-use crate::granted::{LocalUser, granted};
 use crate::vm::Request;
 use crate::volumes::{VolumeSource, inspect_source, plan_volume};
 use crate::{Fence, HostError, Record, Volume, VolumeRequest, files};
+use coracle_files::{LocalUser, granted};
 
 impl Host {
     /// Gives a VM a disk or a directory of this node: at once when it runs, else with its next start. What fails leaves it as

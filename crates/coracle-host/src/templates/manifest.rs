@@ -8,7 +8,7 @@ use coracle_types::{MemoryMib, UnixMillis, Vcpus};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::TemplateKey;
+use crate::TemplateKey;
 use crate::files;
 
 /// Version of the format. Another one is removed and taken anew.

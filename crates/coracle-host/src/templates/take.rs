@@ -12,12 +12,12 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::{TemplateInfo, TemplateKey, TemplateRequest, Templates, manifest};
+use super::{TemplateInfo, TemplateRequest, Templates, manifest};
 use crate::instances::InstanceOwner;
 use crate::node::Node;
-use crate::record::millis;
 use crate::vmm_config::device;
-use crate::{HostError, disks, files};
+use crate::{HostError, TemplateKey, disks, files};
+use coracle_record::millis;
 
 /// What the directory of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
@@ -39,7 +39,7 @@ pub(crate) fn sweep(templates: &Templates) {
 
 /// Serves requests until the daemon stops. A request that is cut off leaves an instance, which ends with the daemon.
 ///
-/// `on_taken` is told of each template that there is now.
+/// `on_taken` gets the key and the shape of each template that there is now.
 pub(crate) async fn run(
     templates: Arc<Templates>,
     mut requests: mpsc::Receiver<TemplateRequest>,

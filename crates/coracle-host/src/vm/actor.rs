@@ -20,13 +20,13 @@ use self::finish::Committing;
 use super::boot::CONFIGURE_LIMIT;
 use super::{Handle, JobEvent, JobEventKind, Reply, Request, Shared, Up, View, boot, follow};
 use crate::adopt::{Adoption, Seen, adopt};
-use crate::console::{self, ConsoleInput};
 use crate::events::EventKind;
 use crate::instances::InstanceOwner;
-use crate::logs::LogWriter;
-use crate::record::millis;
 use crate::vmm_config::{VmPaths, configuration, vmm_config};
 use crate::{ConsoleHandle, Fence, GuestClient, HostError, HostEvent, Record, files};
+use coracle_logs::LogWriter;
+use coracle_logs::{self as console, ConsoleInput};
+use coracle_record::millis;
 use coracle_share::SharedDirServer;
 
 /// Requests that may wait for one VM.

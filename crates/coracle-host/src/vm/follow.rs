@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{JobEvent, JobEventKind, Shared};
-use crate::logs::LogWriter;
 use crate::{Exit, LogEntry, LogStream};
+use coracle_logs::LogWriter;
 
 /// Between two pulses. A guest that answers none of two is without a session.
 const PULSE: Duration = Duration::from_secs(15);

@@ -13,10 +13,10 @@ use tokio::net::UnixStream;
 
 use super::{Shared, StartedFrom};
 use crate::instances::InstanceOwner;
-use crate::record::SavedMemory;
 use crate::vmm_config::{VmPaths, configuration, vmm_config};
 use crate::warm_pool::{Claim, PooledVmm};
-use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disks, files};
+use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disk_image_vm, disks, files};
+use coracle_record::SavedMemory;
 
 /// A VMM that is there.
 pub(super) struct Launched {
@@ -393,8 +393,8 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> R
         if let Some(dir) = own.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        if let Some(disk_image_vm) = &record.disk_image_vm {
-            disk_image_vm.prepare(&paths, &record, network.as_ref(), &agent)?;
+        if let Some(settings) = &record.disk_image_vm {
+            disk_image_vm::prepare(settings, &paths, &record, network.as_ref(), &agent)?;
             return Ok(false);
         }
         let disk = match &fresh {

@@ -27,7 +27,7 @@ fn slots_are_taken_by_kind_until_there_is_none() {
         let name = format!("w{want}");
         let next = plan_volume(&volumes, &request(&name, "", false), &found("/w", SourceKind::Raw)).unwrap();
         assert_eq!(next.slot(), Some(want));
-        assert!(!next.disk().unwrap().read_only);
+        assert!(!crate::vmm_config::volume_disk(&next).unwrap().read_only);
         volumes.push(next);
     }
     let full = plan_volume(&volumes, &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap_err();
@@ -39,7 +39,7 @@ fn slots_are_taken_by_kind_until_there_is_none() {
     );
     let image = image.unwrap();
     assert_eq!((image.slot(), image.read_only), (Some(1), true), "EROFS is never written");
-    assert!(image.disk().unwrap().read_only);
+    assert!(crate::vmm_config::volume_disk(&image).unwrap().read_only);
     let gap = volumes.remove(1);
     let back = plan_volume(&volumes, &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap();
     assert_eq!(back.slot(), gap.slot(), "a gap is filled, the others keep their slots");

@@ -16,7 +16,7 @@ use tokio::time::{Duration, timeout};
 
 use super::{Actor, POWER_OFF_GRACE};
 use crate::Exit;
-use crate::host::commit_request;
+use crate::commit_annotation::commit_request;
 use crate::vm::{JobEvent, JobEventKind};
 
 /// A registry that takes longer does not keep a machine any more.

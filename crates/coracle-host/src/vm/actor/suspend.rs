@@ -22,12 +22,12 @@ use tokio::time::{sleep, timeout};
 use super::{Actor, EventKind, JobEvent, JobEventKind, Reply};
 use crate::HostError;
 use crate::files::{self, blocking};
-use crate::record::SavedMemory;
-use crate::snapshots::{DISK_FILE, MEMORY_FILE};
 use crate::vm::Copied;
 use crate::vm::follow::bounded;
 use crate::vm::hooks::{self, Hook};
 use coracle_guest_client::GAP;
+use coracle_record::SavedMemory;
+use coracle_snapshot::{DISK_FILE, MEMORY_FILE};
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;

@@ -16,6 +16,7 @@ use super::Actor;
 use crate::events::EventKind;
 use crate::files::blocking;
 use crate::vm::shared_dirs;
+use crate::vmm_config::{mount_request, volume_disk};
 use crate::volumes::{VolumeRequest, VolumeSource, plan_volume};
 use crate::{GuestClient, HostError, Volume, VolumeKind, VolumePhase};
 use coracle_guest_client::GuestError;
@@ -123,7 +124,7 @@ impl Actor {
 
     async fn put_in(&mut self, volume: &Volume) -> Result<(), HostError> {
         let guest = self.present_guest("mount a volume")?;
-        if let Some(disk) = volume.disk() {
+        if let Some(disk) = volume_disk(volume) {
             let driver = self.shared.node.driver.attach_disk(&self.vmm_config_without(volume), &disk).await;
             driver.map_err(|source| HostError::Driver { name: self.record.name.to_string(), source })?;
         } else {
@@ -134,7 +135,7 @@ impl Actor {
 
     /// Has the guest mount it, which it may have done, and serves it. Idempotent in one session.
     async fn mount(&mut self, volume: &Volume, guest: &GuestClient) -> Result<(), HostError> {
-        let mounted = guest.mount(volume.request(), MOUNT_LIMIT).await;
+        let mounted = guest.mount(mount_request(volume), MOUNT_LIMIT).await;
         mounted.map_err(|error| self.guest_failed("mount a volume", error))?;
         if volume.kind == VolumeKind::SharedDir {
             self.serve_shared_dir(volume, guest);

@@ -63,7 +63,7 @@ impl LogEntry {
 
 /// The log of one VM. One writer; readers open the files themselves.
 #[derive(Debug)]
-pub(crate) struct LogWriter {
+pub struct LogWriter {
     dir: PathBuf,
     file: File,
     length: u64,
@@ -74,7 +74,7 @@ pub(crate) struct LogWriter {
 
 impl LogWriter {
     /// Opens the log below `dir`, cutting off what a crash left unfinished. Blocking.
-    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+    pub fn open(dir: &Path) -> io::Result<Self> {
         let mut file =
             File::options().read(true).write(true).create(true).truncate(false).open(dir.join(CURRENT))?;
         let mut next = (0, 0);
@@ -89,13 +89,13 @@ impl LogWriter {
     }
 
     /// The offset to ask the guest for in this boot.
-    pub(crate) fn resume_offset(&self, boot: u32) -> u64 {
+    pub fn resume_offset(&self, boot: u32) -> u64 {
         if self.next.0 == boot { self.next.1 } else { 0 }
     }
 
     /// Adds an entry. What the log already has is passed over, and so is an entry whose end is beyond every offset: a
     /// guest chooses its offsets. Blocking, short.
-    pub(crate) fn append(&mut self, entry: &LogEntry) -> io::Result<()> {
+    pub fn append(&mut self, entry: &LogEntry) -> io::Result<()> {
         let Some(end) = entry.end() else {
             tracing::debug!(offset = entry.offset, "log offset of a guest refused");
             return Ok(());
@@ -133,14 +133,14 @@ impl LogWriter {
     }
 
     /// Changes with every entry, for readers that follow.
-    pub(crate) fn changed(&self) -> watch::Receiver<u64> {
+    pub fn changed(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 }
 
 /// A reader that keeps its position: what it has returned is not read again.
 #[derive(Debug)]
-pub(crate) struct LogReader {
+pub struct LogReader {
     dir: PathBuf,
     /// The file that is being read, and where its next entry begins. `None`: nothing was there yet.
     at: Option<(File, u64)>,
@@ -148,13 +148,13 @@ pub(crate) struct LogReader {
 
 impl LogReader {
     /// A reader from the oldest entry on.
-    pub(crate) fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), at: None }
     }
 
     /// The entries that were added since the last call, oldest first. Blocking; at most what is kept on disk, 8 MiB and a
     /// bit.
-    pub(crate) fn read(&mut self) -> io::Result<Vec<LogEntry>> {
+    pub fn read(&mut self) -> io::Result<Vec<LogEntry>> {
         let mut entries = Vec::new();
         if self.at.is_none() {
             self.at = self.open(OLD)?.or(self.open(CURRENT)?);

@@ -29,7 +29,7 @@ impl SnapshotName {
 
     /// Name for a snapshot of `vm` without a given one; `suffix` makes it unique.
     #[must_use]
-    pub(crate) fn made_of(vm: &str, suffix: &str) -> Self {
+    pub fn made_of(vm: &str, suffix: &str) -> Self {
         let usable = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let vm: String = vm.chars().map(|c| if usable(c) { c } else { '-' }).take(64).collect();
         Self(

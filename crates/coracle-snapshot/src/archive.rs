@@ -17,7 +17,7 @@ use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{DISK_FILE, MANIFEST_MAX, MEMORY_FILE, Part, SCHEMA, SnapshotInfo, SnapshotStore};
+use crate::{DISK_FILE, MANIFEST_MAX, MEMORY_FILE, Part, SCHEMA, SnapshotInfo, SnapshotStore};
 
 /// Version of the archive.
 const FORMAT: u32 = 1;
@@ -49,7 +49,7 @@ struct Head {
 ///
 /// # Errors
 /// When it cannot be read, or `out` takes no more.
-pub(crate) fn write(store: &SnapshotStore, info: &SnapshotInfo, out: impl Write) -> io::Result<()> {
+pub fn write(store: &SnapshotStore, info: &SnapshotInfo, out: impl Write) -> io::Result<()> {
     let memory = File::open(store.memory_of(&info.name))?;
     let disk = File::open(store.disk_of(&info.name))?;
     let memory_length = memory.metadata()?.len();
@@ -88,7 +88,7 @@ fn append<W: Write>(
 ///
 /// # Errors
 /// `InvalidData` with the reason when it is not what it should be; [`Part`] then removes what came of it.
-pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
+pub fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     std::fs::create_dir_all(part.dir())?;
     let mut archive = tar::Archive::new(zstd::Decoder::new(input)?);
     // Raw: extension headers, which the library would read without a bound, are refused.
@@ -109,7 +109,7 @@ pub(crate) fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot.without_access() })
 }
 
-pub(super) fn refused(why: String) -> io::Error {
+pub(crate) fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
@@ -143,7 +143,7 @@ fn check(head: &Head) -> io::Result<()> {
 }
 
 /// What a foreign snapshot says of itself: memory and disk of `disk_length` bytes fit to it.
-pub(super) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<()> {
+pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<()> {
     if info.schema > SCHEMA {
         return Err(refused(format!(
             "its manifest is of schema {}, and this version reads {SCHEMA}",
@@ -270,7 +270,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::snapshots::tests::fill;
+    use crate::tests::fill;
 
     /// A host with a snapshot whose disk has holes, and its archive.
     fn exported() -> (tempfile::TempDir, SnapshotStore, Vec<u8>) {
@@ -332,7 +332,7 @@ mod tests {
             });
         };
         let info = import(&store, &rewritten(&archive, grant)).unwrap();
-        assert_eq!((info.owner, info.shared_with), (crate::Owner::default(), [].into()));
+        assert_eq!((info.owner, info.shared_with), (coracle_record::Owner::default(), [].into()));
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
                 std::fs::read(file(&store, &info.name)).unwrap()
             );
         }
-        assert!(crate::files::allocated_bytes(&store.disk_of(&info.name)) < 1 << 20);
+        assert!(coracle_files::allocated_bytes(&store.disk_of(&info.name)) < 1 << 20);
     }
 
     #[test]

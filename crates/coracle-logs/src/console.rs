@@ -2,9 +2,10 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc};
@@ -12,7 +13,7 @@ use tokio::sync::{broadcast, mpsc};
 use crate::ring::Ring;
 
 /// Bytes of history kept.
-pub(crate) const HISTORY_BYTES: u64 = 256 * 1024;
+const HISTORY_BYTES: u64 = 256 * 1024;
 
 /// How far a live reader may lag before it loses bytes, in chunks.
 const LIVE_CHUNKS: usize = 256;
@@ -27,11 +28,11 @@ pub struct ConsoleHandle {
 
 /// The end that the VM's own task feeds.
 #[derive(Debug)]
-pub(crate) struct ConsoleInput(mpsc::Receiver<Bytes>);
+pub struct ConsoleInput(mpsc::Receiver<Bytes>);
 
 impl ConsoleHandle {
     /// Opens the history of a VM.
-    pub(crate) fn open(path: &Path) -> io::Result<(Self, ConsoleInput)> {
+    pub fn open(path: &Path) -> io::Result<(Self, ConsoleInput)> {
         let ring = Arc::new(Mutex::new(Ring::open(path, HISTORY_BYTES)?));
         let (live, _) = broadcast::channel(LIVE_CHUNKS);
         let (input, keys) = mpsc::channel(16);
@@ -43,7 +44,7 @@ impl ConsoleHandle {
     /// # Errors
     /// When the history cannot be read.
     pub fn attach(&self) -> io::Result<(Vec<u8>, broadcast::Receiver<Bytes>)> {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.ring.lock();
         // Subscribed under the lock: a chunk is in the history or in the stream, never in neither.
         Ok((ring.contents()?, self.live.subscribe()))
     }
@@ -54,7 +55,7 @@ impl ConsoleHandle {
     }
 
     fn record(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = self.ring.lock();
         ring.append(bytes)?;
         let _no_viewer = self.live.send(Bytes::copy_from_slice(bytes));
         Ok(())
@@ -62,7 +63,7 @@ impl ConsoleHandle {
 }
 
 /// Moves bytes between the VMM's socket and the handle until either ends.
-pub(crate) async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut ConsoleInput) {
+pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut ConsoleInput) {
     let mut buffer = vec![0; 4096];
     loop {
         tokio::select! {

@@ -2,6 +2,7 @@
 
 mod disk_image_vm;
 mod snapshot_name;
+mod template_key;
 mod volume;
 
 use std::collections::BTreeMap;
@@ -18,15 +19,14 @@ use serde::{Deserialize, Serialize};
 
 pub use self::disk_image_vm::{BootFirmware, DiskImageVm};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};
+pub use self::template_key::TemplateKey;
 pub use self::volume::{Filesystem, Volume, VolumeKind, VolumePhase};
-use crate::files;
-use crate::templates::TemplateKey;
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
-pub(crate) const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 2;
 
 /// Whole milliseconds, as records have them.
-pub(crate) fn millis(time: Duration) -> u64 {
+pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -229,7 +229,7 @@ impl Record {
     ///
     /// # Errors
     /// When the file is missing, invalid, or was written by a newer version.
-    pub(crate) fn load(path: &Path) -> io::Result<Self> {
+    pub fn load(path: &Path) -> io::Result<Self> {
         #[derive(Deserialize)]
         struct Version {
             schema: u32,
@@ -244,17 +244,17 @@ impl Record {
     }
 
     /// Was it written before VMMs had instances?
-    pub(crate) fn is_before_instances(&self) -> bool {
+    pub fn is_before_instances(&self) -> bool {
         self.schema < 2
     }
 
     /// Writes the record so that a crash leaves the old or the new one. Blocking.
-    pub(crate) fn save(&self, path: &Path) -> io::Result<()> {
-        files::write_atomic(path, &serde_json::to_vec_pretty(self)?)
+    pub fn save(&self, path: &Path) -> io::Result<()> {
+        coracle_files::write_atomic(path, &serde_json::to_vec_pretty(self)?)
     }
 
     /// What the packet filter must admit while the VM runs; `None` for a VM without a VMM or an address.
-    pub(crate) fn running_guest(&self) -> Option<GuestNic> {
+    pub fn running_guest(&self) -> Option<GuestNic> {
         let address = self.address.filter(|_| self.state.has_vmm())?;
         Some(GuestNic { instance: self.instance.clone()?, mac: self.mac, address })
     }
@@ -276,7 +276,7 @@ impl Exit {
 
 impl Record {
     /// A VM of this shape that was never started; what is special about it is for the caller to add.
-    pub(crate) fn new(
+    pub fn new(
         id: VmId,
         name: VmName,
         (vcpus, memory): (Vcpus, MemoryMib),
@@ -329,24 +329,31 @@ impl Record {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    pub(crate) fn example(name: &str, state: VmState) -> Record {
-        let name: VmName = name.parse().unwrap();
-        let id = VmId::of_name(&name);
-        let workload = Workload { argv: vec!["/bin/true".to_owned()], ..Workload::default() };
-        let shape = (1.try_into().unwrap(), 128.try_into().unwrap());
-        Record {
-            state,
-            image: "localhost/demo:1".to_owned(),
-            rootfs: "/images/rootfs/x.erofs".into(),
-            disk_mib: 64,
-            address: Some("10.100.0.2".parse().unwrap()),
-            ..Record::new(id, name, shape, workload, UnixMillis(0))
-        }
+/// A record for tests.
+///
+/// # Panics
+/// When `name` is none for a VM.
+#[cfg(any(test, feature = "testing"))]
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "for tests alone")]
+pub fn example(name: &str, state: VmState) -> Record {
+    let name: VmName = name.parse().unwrap();
+    let id = VmId::of_name(&name);
+    let workload = Workload { argv: vec!["/bin/true".to_owned()], ..Workload::default() };
+    let shape = (1.try_into().unwrap(), 128.try_into().unwrap());
+    Record {
+        state,
+        image: "localhost/demo:1".to_owned(),
+        rootfs: "/images/rootfs/x.erofs".into(),
+        disk_mib: 64,
+        address: Some("10.100.0.2".parse().unwrap()),
+        ..Record::new(id, name, shape, workload, UnixMillis(0))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn a_record_survives_a_round_trip() {

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::PoisonError;
 
-use super::{MANIFEST_FILE, SnapshotInfo, SnapshotName, SnapshotStore};
-use crate::{Owner, files};
+use crate::{MANIFEST_FILE, SnapshotInfo, SnapshotStore};
+use coracle_files as files;
+use coracle_record::{Owner, SnapshotName};
 
 /// Most namespaces that one snapshot is shared with.
 const SHARES_MAX: usize = 256;
@@ -27,7 +28,7 @@ impl SnapshotInfo {
     }
 
     /// The same without owner and grants: they hold on this node alone.
-    pub(crate) fn without_access(self) -> Self {
+    pub fn without_access(self) -> Self {
         Self { owner: Owner::default(), shared_with: BTreeSet::new(), ..self }
     }
 }
@@ -38,7 +39,7 @@ impl SnapshotStore {
     ///
     /// # Errors
     /// `InvalidInput` for an invalid namespace, or one too many; when the manifest cannot be read or written.
-    pub(crate) fn share(
+    pub fn share(
         &self,
         name: &SnapshotName,
         namespace: &str,
@@ -78,8 +79,8 @@ fn is_namespace(text: &str) -> bool {
 mod tests {
     use coracle_types::UnixMillis;
 
-    use super::super::tests::{fill, info};
     use super::*;
+    use crate::tests::{fill, info};
 
     fn owner(cluster: &str, namespace: &str) -> Owner {
         let uid = if namespace.is_empty() { "" } else { "u-1" };

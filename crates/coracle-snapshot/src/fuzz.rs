@@ -1,10 +1,10 @@
-//! Entry points of the fuzz targets. Not a public API.
+//! Entry point of the fuzz target. Not a public API.
 
 use std::path::Path;
 
 use coracle_types::UnixMillis;
 
-use crate::snapshots::{SnapshotStore, archive};
+use crate::{SnapshotStore, archive};
 
 /// Reads an archive of a snapshot into the directory `state`; what comes of it goes again. Blocking.
 pub fn snapshot(state: &Path, bytes: &[u8]) {

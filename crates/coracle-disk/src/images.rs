@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use coracle_oci::{Digest, Reference};
 use serde::{Deserialize, Serialize};
 
-use crate::files;
+use coracle_files as files;
 
 /// Version of the format. A newer one is refused.
 const SCHEMA: u32 = 1;
@@ -46,7 +46,7 @@ impl DiskImages {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
+    pub fn open(state_dir: &Path) -> io::Result<Self> {
         let dir = state_dir.join("images").join("disks");
         if let Ok(entries) = std::fs::read_dir(&dir) {
             for entry in entries {
@@ -63,7 +63,7 @@ impl DiskImages {
     }
 
     /// Where the disk of that digest lies, be it there or not.
-    pub(crate) fn path(&self, digest: &str) -> PathBuf {
+    pub fn path(&self, digest: &str) -> PathBuf {
         let hex = digest.rsplit(':').next().unwrap_or_default();
         self.dir.join(format!("{hex}.raw"))
     }
@@ -75,7 +75,7 @@ impl DiskImages {
     }
 
     /// Makes room for a disk that is to be written to [`Self::path`].
-    pub(crate) fn prepare(&self) -> io::Result<()> {
+    pub fn prepare(&self) -> io::Result<()> {
         std::fs::create_dir_all(&self.dir)
     }
 
@@ -96,7 +96,7 @@ impl DiskImages {
     }
 
     /// The one of that digest.
-    pub(crate) fn of_digest(&self, digest: &str) -> Option<DiskImage> {
+    pub fn of_digest(&self, digest: &str) -> Option<DiskImage> {
         read(&self.path(digest).with_extension("json")).filter(|image| image.digest == digest)
     }
 
@@ -104,7 +104,7 @@ impl DiskImages {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn name(
+    pub fn name(
         &self,
         digest: &str,
         name: &Reference,
@@ -149,7 +149,7 @@ impl DiskImages {
     ///
     /// # Errors
     /// When one cannot be removed.
-    pub(crate) fn prune(&self, in_use: &HashSet<String>, dry: bool) -> io::Result<Vec<(PathBuf, u64)>> {
+    pub fn prune(&self, in_use: &HashSet<String>, dry: bool) -> io::Result<Vec<(PathBuf, u64)>> {
         let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let mut removed = Vec::new();
         for image in self.list() {
@@ -184,13 +184,13 @@ fn read(path: &Path) -> Option<DiskImage> {
 ///
 /// # Errors
 /// When it cannot be read.
-pub(crate) fn digest_of(path: &Path) -> io::Result<String> {
+pub fn digest_of(path: &Path) -> io::Result<String> {
     let hex: String = files::sha256(path)?.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("sha256:{hex}"))
 }
 
 /// What an image is called whose file has no better name: `localhost/` and the stem of the file.
-pub(crate) fn name_of(path: &Path) -> Option<Reference> {
+pub fn name_of(path: &Path) -> Option<Reference> {
     let stem = path.file_name()?.to_str()?.split('.').next()?;
     let clean = stem
         .to_ascii_lowercase()

@@ -8,13 +8,13 @@ use std::io;
 use coracle_disk::{RemoteSnapshot, SnapshotFile};
 use serde_json::Value;
 
-use super::{DISK_FILE, MEMORY_FILE, Part, SnapshotInfo, SnapshotStore, archive};
+use crate::{DISK_FILE, MEMORY_FILE, Part, SnapshotInfo, SnapshotStore, archive};
 
 /// The files of a snapshot in a registry.
-pub(crate) const FILES: [&str; 2] = [MEMORY_FILE, DISK_FILE];
+pub const FILES: [&str; 2] = [MEMORY_FILE, DISK_FILE];
 
 /// The files of the snapshot `info`, as a registry gets them.
-pub(crate) fn files(store: &SnapshotStore, info: &SnapshotInfo) -> Vec<SnapshotFile> {
+pub fn files(store: &SnapshotStore, info: &SnapshotInfo) -> Vec<SnapshotFile> {
     let file = |name: &str, path| SnapshotFile { name: name.to_owned(), path };
     vec![file(MEMORY_FILE, store.memory_of(&info.name)), file(DISK_FILE, store.disk_of(&info.name))]
 }
@@ -23,7 +23,7 @@ pub(crate) fn files(store: &SnapshotStore, info: &SnapshotInfo) -> Vec<SnapshotF
 ///
 /// # Errors
 /// Never for a manifest that was read.
-pub(crate) fn about(info: &SnapshotInfo) -> io::Result<Value> {
+pub fn about(info: &SnapshotInfo) -> io::Result<Value> {
     Ok(serde_json::to_value(info.clone().without_access())?)
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn about(info: &SnapshotInfo) -> io::Result<Value> {
 ///
 /// # Errors
 /// `InvalidData` with the reason when it is not what it should be.
-pub(crate) fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotInfo> {
+pub fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotInfo> {
     let refused = |e| archive::refused(format!("what it says of itself is none: {e}"));
     let info: SnapshotInfo = serde_json::from_value(remote.about().clone()).map_err(refused)?;
     let length = |name: &str| {

@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use coracle_types::UnixMillis;
 
-use super::{MANIFEST_FILE, SnapshotInfo, SnapshotName, SnapshotStore};
-use crate::files;
+use crate::{MANIFEST_FILE, SnapshotInfo, SnapshotStore};
+use coracle_files as files;
+use coracle_record::SnapshotName;
 
 /// What a directory is called while it is filled: this and the name.
 const PART: &str = ".part-";
@@ -19,7 +20,7 @@ const PULL_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A snapshot that is being written. Dropped, it leaves nothing, unless a later pull can continue it.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub struct Part {
     store: SnapshotStore,
     name: SnapshotName,
     dir: PathBuf,
@@ -29,12 +30,12 @@ pub(crate) struct Part {
 
 impl SnapshotStore {
     /// Takes the name, which is free again when the part is dropped; `None` when it is taken.
-    pub(crate) fn begin(&self, name: SnapshotName) -> Option<Part> {
+    pub fn begin(&self, name: SnapshotName) -> Option<Part> {
         self.take(name, PART, false)
     }
 
     /// As [`SnapshotStore::begin`], for a pull: what an earlier one left is in it, and what this one leaves stays.
-    pub(crate) fn begin_pull(&self, name: SnapshotName) -> Option<Part> {
+    pub fn begin_pull(&self, name: SnapshotName) -> Option<Part> {
         self.take(name, PULL, true)
     }
 
@@ -49,7 +50,7 @@ impl SnapshotStore {
     }
 
     /// Removes what a pull left, unless one is filling it now. False when there is nothing. Blocking.
-    pub(super) fn forget_pull(&self, name: &SnapshotName) -> io::Result<bool> {
+    pub(crate) fn forget_pull(&self, name: &SnapshotName) -> io::Result<bool> {
         let left = self.dir.join(format!("{PULL}{name}"));
         let doomed = self.dir.join(format!(".removed-{name}"));
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,11 +66,13 @@ impl SnapshotStore {
 
 impl Part {
     /// Where it is filled; whoever does makes the directory.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    pub(crate) fn name(&self) -> &SnapshotName {
+    /// The name that it holds.
+    #[must_use]
+    pub fn name(&self) -> &SnapshotName {
         &self.name
     }
 
@@ -77,7 +80,7 @@ impl Part {
     ///
     /// # Errors
     /// When it cannot be removed.
-    pub(crate) fn discard(mut self) -> io::Result<()> {
+    pub fn discard(mut self) -> io::Result<()> {
         self.stays = false;
         files::remove_tree(&self.dir)
     }
@@ -86,7 +89,7 @@ impl Part {
     ///
     /// # Errors
     /// When the disk is full, for one; then nothing is left.
-    pub(crate) fn seal(mut self, info: &SnapshotInfo) -> io::Result<()> {
+    pub fn seal(mut self, info: &SnapshotInfo) -> io::Result<()> {
         self.stays = false;
         files::write_atomic(&self.dir.join(MANIFEST_FILE), &serde_json::to_vec_pretty(info)?)?;
         let place = self.store.place(&self.name);
@@ -109,7 +112,7 @@ impl Drop for Part {
 }
 
 /// Whether the hidden directory `dir` is an interrupted pull that may still be continued.
-pub(super) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
+pub(crate) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
     if !name.starts_with(PULL) {
         return Ok(false);
     }
@@ -125,8 +128,8 @@ pub(super) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<b
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{fill, info};
     use super::*;
+    use crate::tests::{fill, info};
 
     fn hidden(store: &SnapshotStore) -> Vec<String> {
         let entries = std::fs::read_dir(&store.dir).unwrap();

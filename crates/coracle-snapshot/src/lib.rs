@@ -8,10 +8,11 @@
 //! ```
 
 mod access;
-pub(crate) mod archive;
-mod materialize;
+pub mod archive;
+#[doc(hidden)]
+pub mod fuzz;
 mod part;
-pub(crate) mod remote;
+pub mod remote;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -23,15 +24,17 @@ use coracle_hypervisor::Compatibility;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::materialize::{MemoryImages, materialize};
-pub(crate) use self::part::Part;
+pub use self::part::Part;
 
-use crate::{DiskImageVm, Owner, Record, SnapshotName, Workload, files};
+use coracle_files as files;
+use coracle_record::{DiskImageVm, Owner, Record, SavedMemory, SnapshotName, Workload};
 
 /// Version of the manifest. A newer one is refused.
 const SCHEMA: u32 = 1;
-pub(crate) const MEMORY_FILE: &str = "memory";
-pub(crate) const DISK_FILE: &str = "disk.ext4";
+/// File of a snapshot's memory in its directory.
+pub const MEMORY_FILE: &str = "memory";
+/// File of its disk.
+pub const DISK_FILE: &str = "disk.ext4";
 const MANIFEST_FILE: &str = "manifest.json";
 /// Longest manifest that is read, bytes.
 const MANIFEST_MAX: u64 = 1 << 20;
@@ -92,12 +95,9 @@ pub struct SnapshotInfo {
 }
 
 impl SnapshotInfo {
-    pub(crate) fn of(
-        name: SnapshotName,
-        record: &Record,
-        saved: crate::record::SavedMemory,
-        disk_bytes: u64,
-    ) -> Self {
+    /// The manifest of a snapshot of the VM of `record`, whose disk takes `disk_bytes`.
+    #[must_use]
+    pub fn of(name: SnapshotName, record: &Record, saved: SavedMemory, disk_bytes: u64) -> Self {
         Self {
             schema: SCHEMA,
             name,
@@ -126,7 +126,7 @@ impl SnapshotInfo {
 
 /// The snapshots of a host.
 #[derive(Clone, Debug)]
-pub(crate) struct SnapshotStore {
+pub struct SnapshotStore {
     dir: PathBuf,
     /// Names that are being filled.
     taken: Arc<Mutex<HashSet<SnapshotName>>>,
@@ -137,7 +137,7 @@ impl SnapshotStore {
     ///
     /// # Errors
     /// When the directory cannot be read.
-    pub(crate) fn open(state_dir: &Path, now: UnixMillis) -> io::Result<Self> {
+    pub fn open(state_dir: &Path, now: UnixMillis) -> io::Result<Self> {
         let dir = state_dir.join("snapshots");
         std::fs::create_dir_all(&dir)?;
         for entry in std::fs::read_dir(&dir)? {
@@ -155,7 +155,7 @@ impl SnapshotStore {
     ///
     /// # Errors
     /// When the directory cannot be read. A snapshot that cannot be read stays and is logged.
-    pub(crate) fn list(&self) -> io::Result<Vec<SnapshotInfo>> {
+    pub fn list(&self) -> io::Result<Vec<SnapshotInfo>> {
         let mut all = Vec::new();
         for entry in std::fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -176,7 +176,7 @@ impl SnapshotStore {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(crate) fn get(&self, name: &SnapshotName) -> io::Result<Option<SnapshotInfo>> {
+    pub fn get(&self, name: &SnapshotName) -> io::Result<Option<SnapshotInfo>> {
         match read(&self.place(name)) {
             Ok(info) => Ok(Some(info)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -188,7 +188,7 @@ impl SnapshotStore {
     ///
     /// # Errors
     /// When it cannot be removed.
-    pub(crate) fn remove(&self, name: &SnapshotName) -> io::Result<bool> {
+    pub fn remove(&self, name: &SnapshotName) -> io::Result<bool> {
         // Renamed first: a half-removed directory is never taken for a snapshot.
         let doomed = self.dir.join(format!(".removed-{name}"));
         files::remove_tree(&doomed)?;
@@ -203,11 +203,15 @@ impl SnapshotStore {
         Ok(self.forget_pull(name)? || was_there)
     }
 
-    pub(crate) fn memory_of(&self, name: &SnapshotName) -> PathBuf {
+    /// The file of its memory.
+    #[must_use]
+    pub fn memory_of(&self, name: &SnapshotName) -> PathBuf {
         self.place(name).join(MEMORY_FILE)
     }
 
-    pub(crate) fn disk_of(&self, name: &SnapshotName) -> PathBuf {
+    /// The file of its disk.
+    #[must_use]
+    pub fn disk_of(&self, name: &SnapshotName) -> PathBuf {
         self.place(name).join(DISK_FILE)
     }
 
@@ -243,14 +247,13 @@ fn parse(manifest: &[u8]) -> Result<SnapshotInfo, String> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use coracle_types::VmState;
 
     use super::*;
-    use crate::record::SavedMemory;
 
     pub(crate) fn info(name: &str) -> SnapshotInfo {
-        let record = crate::record::tests::example("web", VmState::Running);
+        let record = coracle_record::example("web", VmState::Running);
         let text = |s: &str| s.to_owned();
         let machine = Compatibility {
             driver: text("qemu"),

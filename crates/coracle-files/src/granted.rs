@@ -12,7 +12,7 @@ pub type LocalUser = Option<u32>;
 ///
 /// # Errors
 /// The path cannot be looked at, or [`io::ErrorKind::PermissionDenied`] with what to do.
-pub(crate) fn granted(path: &Path, directories: &[PathBuf], user: LocalUser) -> io::Result<PathBuf> {
+pub fn granted(path: &Path, directories: &[PathBuf], user: LocalUser) -> io::Result<PathBuf> {
     let directories: Vec<_> = directories.iter().filter_map(|dir| dir.canonicalize().ok()).collect();
     let lies_in_one = |path: &Path| directories.iter().any(|dir| path.starts_with(dir));
     let real = match path.canonicalize() {

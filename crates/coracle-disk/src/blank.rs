@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::files;
+use coracle_files as files;
 
 /// Directories of the disk, which the guest lays its overlay on. Every guest writes into `/etc`, which would first have to be
 /// copied there.
@@ -14,7 +14,7 @@ const FOLDERS: [&str; 3] = ["upper", "upper/etc", "work"];
 ///
 /// # Errors
 /// `mke2fs` missing or failing; no space.
-pub(crate) fn ensure_overlay(cache_dir: &Path, to: &Path, size_mib: u64) -> io::Result<()> {
+pub fn ensure_overlay(cache_dir: &Path, to: &Path, size_mib: u64) -> io::Result<()> {
     if to.exists() {
         return Ok(());
     }
@@ -25,7 +25,7 @@ pub(crate) fn ensure_overlay(cache_dir: &Path, to: &Path, size_mib: u64) -> io::
 ///
 /// # Errors
 /// When the disk is full, for one.
-pub(crate) fn copy(disk: &Path, to: &Path) -> io::Result<()> {
+pub fn copy(disk: &Path, to: &Path) -> io::Result<()> {
     let part = to.with_extension("part");
     files::copy_sparse(disk, &part)?;
     std::fs::rename(&part, to)?;

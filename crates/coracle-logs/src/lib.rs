@@ -1,0 +1,11 @@
+//! What a VM prints, kept on disk within a bound.
+//!
+//! The serial console is a ring of the last bytes ([`ConsoleHandle`]); the output of the workload is a log of entries with
+//! time and offset ([`LogWriter`], [`LogReader`]).
+
+mod console;
+mod ring;
+mod workload;
+
+pub use console::{ConsoleHandle, ConsoleInput, pump};
+pub use workload::{LogEntry, LogReader, LogStream, LogWriter};
