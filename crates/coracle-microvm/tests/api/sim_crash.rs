@@ -75,7 +75,8 @@ fn vm_of_a_host_service_converges_after_a_crash() {
 /// second VM. If this passes nothing, the test above shows nothing.
 #[test]
 fn crash_test_finds_a_second_vm() {
-    let error = crash_after_each_call(SEED, |sim| Life::new(sim, true)).unwrap_err().to_string();
+    let error = crash_after_each_call(SEED, |sim| Life::new(sim, true)).unwrap_err();
+    let error = format!("{error:#}");
     assert!(error.contains("CreateVM") && error.contains("VMs created: 2"), "{error}");
 }
 
