@@ -202,6 +202,7 @@ pub(crate) mod tests {
             run_dir: format!("/run/coracle/{name}").into(),
             accelerator: Accelerator::Kvm,
             driver: String::new(),
+            uid: None,
             id,
         }
     }

@@ -96,6 +96,7 @@ impl CloudHypervisorDriver {
             folder: std::path::Path::new("/"),
             serial: None,
             inherited: vec![],
+            jail: None,
         }
         .run()?;
         let api = api(vmm_config);

@@ -152,6 +152,7 @@ mod tests {
             run_dir: "/run/coracle/0123/abc".into(),
             accelerator: Accelerator::Kvm,
             driver: String::new(),
+            uid: None,
             id,
         }
     }

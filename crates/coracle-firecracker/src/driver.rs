@@ -122,7 +122,8 @@ impl FirecrackerDriver {
             None => (&self.config.program, arguments(vmm_config)),
         };
         let inherited = inherited.to_vec();
-        let process = Launch { vmm_config, program, args, folder: &folder, serial, inherited }.run()?;
+        let process =
+            Launch { vmm_config, program, args, folder: &folder, serial, inherited, jail: None }.run()?;
         let api = self.api(vmm_config);
         wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
         // The jailer's process becomes Firecracker's: it neither forks nor daemonises here.

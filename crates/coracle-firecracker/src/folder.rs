@@ -86,6 +86,7 @@ mod tests {
             run_dir: dir.path().into(),
             accelerator: Accelerator::Kvm,
             driver: String::new(),
+            uid: None,
         };
         for filled in [false, true, true] {
             prepare(&vmm_config, dir.path(), filled).unwrap();

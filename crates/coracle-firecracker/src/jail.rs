@@ -168,6 +168,7 @@ mod tests {
             run_dir: dir.into(),
             accelerator: Accelerator::Kvm,
             driver: String::new(),
+            uid: None,
         }
     }
 

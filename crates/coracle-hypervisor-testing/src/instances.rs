@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coracle_hypervisor::{ProcessId, launch};
+use coracle_hypervisor::{ProcessId, find_by_argument, launch};
 use coracle_types::InstanceId;
 
 /// Living VMMs of the instances whose owner is of this kind: `vm`, `pool`, `template` or `reader`.
@@ -22,4 +22,29 @@ pub fn vmms_of(state: &Path, run: &Path, kind: &str) -> Vec<ProcessId> {
         launch::find_in(&run.join(id.short())).expect("the process table")
     };
     dirs.filter_map(vmm).collect()
+}
+
+/// Every living process but this one that has `dir` in its arguments or a file below it open: a jailed VMM names no path of
+/// the host. A lost process file hides no VMM from it.
+///
+/// # Panics
+/// When the process table cannot be read.
+#[must_use]
+#[expect(clippy::expect_used, reason = "for tests")]
+pub fn processes_of(dir: &Path) -> Vec<ProcessId> {
+    let mut found = find_by_argument(dir).expect("the process table");
+    for entry in std::fs::read_dir("/proc").expect("the process table").flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // It may end while we look.
+        let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        let mut targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        if pid != std::process::id() && targets.any(|target| target.starts_with(dir)) {
+            found.extend(ProcessId::of_pid(pid).expect("the process table"));
+        }
+    }
+    found.sort_by_key(|process| process.pid);
+    found.dedup();
+    found
 }

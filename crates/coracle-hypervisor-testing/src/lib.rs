@@ -7,6 +7,7 @@
 pub mod conformance;
 pub mod fake;
 pub mod instances;
+mod jail;
 mod network;
 pub mod stand_in;
 
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use coracle_hypervisor::{Accelerator, VmmConfig};
 use coracle_types::VmId;
 
+pub use self::jail::check_jail;
 pub use self::network::AddressOnly;
 
 /// Smallest VMM config of a VM called `name`: one vCPU, 128 MiB, TCG, no disk and no NIC. Its paths do not exist.
@@ -38,6 +40,7 @@ pub fn sample_vmm_config(name: &str) -> VmmConfig {
         run_dir: "/nowhere/run".into(),
         accelerator: Accelerator::Tcg,
         driver: String::new(),
+        uid: None,
     }
 }
 

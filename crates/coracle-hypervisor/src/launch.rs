@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use tokio::time::{Instant, timeout};
 
+use crate::jail::{self, Jail};
 use crate::process::boot_id;
 use crate::{DriverError, ProcessId, VmmConfig};
 
@@ -39,6 +40,8 @@ pub struct Launch<'a> {
     pub serial: Option<(OwnedFd, OwnedFd)>,
     /// Files that it sees by the numbers that they have here. The caller holds them open until this returns.
     pub inherited: Vec<RawFd>,
+    /// What it may see and who it is; `None`: it has the rights of the daemon.
+    pub jail: Option<Jail>,
 }
 
 impl Launch<'_> {
@@ -63,14 +66,23 @@ impl Launch<'_> {
         };
         command.stdin(stdin).stdout(stdout).stderr(log);
         let process_file = process_file(self.vmm_config).map_err(io("make the process file"))?;
-        prepare_child(&mut command, self.inherited, process_file);
-        let child = command.spawn().map_err(|source| DriverError::Spawn {
-            id: id.clone(),
-            program: self.program.to_owned(),
-            source,
+        let jail = self.jail.as_ref().map(Jail::prepare).transpose().map_err(io("prepare the jail"))?;
+        let is_jailed = jail.is_some();
+        prepare_child(&mut command, self.inherited, process_file, jail);
+        let mut child = command.spawn().map_err(|source| {
+            // Whoever wrote itself there is about to exit, and never was a VMM.
+            let _stays_without_harm = std::fs::remove_file(self.vmm_config.run_dir.join(PROCESS_FILE));
+            let source = with_last_words(source, self.vmm_config);
+            DriverError::Spawn { id: id.clone(), program: self.program.to_owned(), source }
         })?;
-        let process = ProcessId::of_pid(child.id()).map_err(io("look at the VMM"))?;
-        process.ok_or_else(|| exited(self.vmm_config))
+        let process = if is_jailed {
+            // The child only made the VMM's namespaces; the VMM is in the process file.
+            child.wait().map_err(io("wait for the launcher"))?;
+            find_in(&self.vmm_config.run_dir)
+        } else {
+            ProcessId::of_pid(child.id())
+        };
+        process.map_err(io("look at the VMM"))?.ok_or_else(|| exited(self.vmm_config))
     }
 }
 
@@ -157,9 +169,14 @@ fn process_file(vmm_config: &VmmConfig) -> io::Result<File> {
 /// `inherited` stay open in it. There is no moment at which a VMM runs that is not in its file: the child writes it
 /// before it becomes the VMM, and a daemon that could read it meanwhile waits for the state lock, which the child holds
 /// as long.
-fn prepare_child(command: &mut Command, inherited: Vec<RawFd>, process_file: File) {
-    // SAFETY: setsid, fcntl, open, read and write are async-signal-safe, take no memory and touch only the child; the
-    // numbers are of files that the caller holds open until the child runs.
+fn prepare_child(
+    command: &mut Command,
+    inherited: Vec<RawFd>,
+    process_file: File,
+    jail: Option<jail::Prepared>,
+) {
+    // SAFETY: setsid, fcntl, open, read, write and the calls of a prepared jail are system calls that take no memory and
+    // touch only the child; the numbers are of files that the caller holds open until the child runs.
     #[allow(unsafe_code, reason = "pre_exec has no safe form")]
     unsafe {
         command.pre_exec(move || {
@@ -168,7 +185,10 @@ fn prepare_child(command: &mut Command, inherited: Vec<RawFd>, process_file: Fil
                 let file = BorrowedFd::borrow_raw(*number);
                 rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
             }
-            append_own_stat(&process_file)
+            match &jail {
+                Some(jail) => jail.enter(|| append_own_stat(&process_file)),
+                None => append_own_stat(&process_file),
+            }
         });
     }
 }
@@ -180,6 +200,14 @@ fn append_own_stat(to: &File) -> io::Result<()> {
     let read = rustix::io::read(&stat, &mut bytes)?;
     let written = rustix::io::write(to, &bytes[..read])?;
     if written == read { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+}
+
+/// A failed start, with what the child left in the log before it gave up.
+fn with_last_words(source: io::Error, vmm_config: &VmmConfig) -> io::Error {
+    match tail(&vmm_config.state_dir.join(LOG_FILE), LAST_WORDS_BYTES) {
+        Ok(words) if !words.is_empty() => io::Error::new(source.kind(), format!("{words}: {source}")),
+        _ => source,
+    }
 }
 
 /// The error of a VMM that is gone, with the end of its log.
@@ -235,13 +263,76 @@ mod tests {
             run_dir: dir.to_owned(),
             accelerator: Accelerator::Tcg,
             driver: String::new(),
+            uid: None,
         }
     }
 
     fn start(vmm_config: &VmmConfig, program: &str) -> Result<ProcessId, DriverError> {
+        start_in(vmm_config, program, None)
+    }
+
+    fn start_in(vmm_config: &VmmConfig, program: &str, jail: Option<Jail>) -> Result<ProcessId, DriverError> {
         let args = vec!["1000".to_owned()];
         let (program, folder) = (Path::new(program), Path::new("/"));
-        Launch { vmm_config, program, args, folder, serial: None, inherited: vec![] }.run()
+        Launch { vmm_config, program, args, folder, serial: None, inherited: vec![], jail }.run()
+    }
+
+    fn jail(dir: &Path, uid: u32) -> Jail {
+        Jail { uid, root: dir.join("root"), read_only: vec![dir.join("kernel")], own_network: true }
+    }
+
+    /// A field of proc_pid_status(5).
+    fn status(vmm: ProcessId, field: &str) -> String {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", vmm.pid)).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
+        line.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[tokio::test]
+    async fn jailed_process_is_a_user_without_rights() {
+        assert!(Jail::is_possible(), "this test runs as root of the host");
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(other.path().join("secret"), "of another VM").unwrap();
+        let vmm_config = vmm_config(dir.path());
+        std::fs::write(dir.path().join("kernel"), "of this VM").unwrap();
+        let uid = Jail::uid_of(&vmm_config.id);
+        let vmm = start_in(&vmm_config, "/bin/sleep", Some(jail(dir.path(), uid))).unwrap();
+        assert_eq!(find(&vmm_config).unwrap(), Some(vmm), "the process file has the pid that the host knows");
+        let ids = format!("{uid} {uid} {uid} {uid}");
+        assert_eq!((status(vmm, "Uid"), status(vmm, "Gid")), (ids.clone(), ids));
+        for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(status(vmm, field), "0000000000000000", "{field}");
+        }
+        assert_eq!(status(vmm, "NoNewPrivs"), "1");
+        let namespace = |pid: &str, kind| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
+        for kind in ["mnt", "pid", "net", "ipc", "uts", "user"] {
+            assert_ne!(namespace(&vmm.pid.to_string(), kind), namespace("self", kind), "{kind}");
+        }
+        let root = PathBuf::from(format!("/proc/{}/root", vmm.pid));
+        let below = |path: &Path| root.join(path.strip_prefix("/").unwrap());
+        let own: Vec<_> =
+            std::fs::read_dir(below(dir.path())).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(own, ["kernel"], "what it opens by name, and not what the daemon keeps beside it");
+        assert!(!below(other.path()).exists(), "nothing of another VM");
+        for path in ["/root", "/home", "/var", "/etc/passwd", "/etc/coracle", "/sys"] {
+            assert!(!below(Path::new(path)).exists(), "{path}");
+        }
+        std::fs::write(below(Path::new("/new")), "").unwrap_err();
+        vmm.kill().await.unwrap();
+        assert_eq!(find(&vmm_config).unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn jail_that_cannot_be_entered_says_why() {
+        assert!(Jail::is_possible(), "this test runs as root of the host");
+        let dir = tempfile::tempdir().unwrap();
+        let vmm_config = vmm_config(dir.path());
+        let error = start_in(&vmm_config, "/bin/sleep", Some(jail(dir.path(), 1))).unwrap_err();
+        assert!(format!("{error:?}").contains("/kernel"), "{error:?}");
+        std::fs::write(dir.path().join("kernel"), "").unwrap();
+        let error = start_in(&vmm_config, "/absent/vmm", Some(jail(dir.path(), 1))).unwrap_err();
+        assert!(matches!(error, DriverError::Spawn { .. }), "{error:?}");
+        assert_eq!(find(&vmm_config).unwrap(), None);
     }
 
     #[tokio::test]

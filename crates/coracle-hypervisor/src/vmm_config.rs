@@ -183,6 +183,8 @@ pub struct VmmConfig {
     pub accelerator: Accelerator,
     /// Name of its driver; empty: the node's default.
     pub driver: String,
+    /// User and group of its VMM, its own among the VMMs of the host; `None`: those of the daemon.
+    pub uid: Option<u32>,
 }
 
 impl VmmConfig {

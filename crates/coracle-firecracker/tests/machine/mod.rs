@@ -45,6 +45,7 @@ impl Machine {
             run_dir: dir.to_owned(),
             accelerator: Accelerator::Kvm,
             driver: String::new(),
+            uid: None,
         }
     }
 }

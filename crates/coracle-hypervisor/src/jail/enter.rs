@@ -1,0 +1,185 @@
+//! What the child does between fork(2) and execve(2): system calls on what was prepared, and nothing that allocates.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid, UnshareFlags};
+
+use super::{Access, Prepared, Step};
+
+/// Last capability of the kernel's interface (linux/capability.h, `CAP_CHECKPOINT_RESTORE`), with room for more; the
+/// kernel refuses those that it does not have.
+const LAST_CAPABILITY: u32 = 63;
+/// Files that a VMM has open at once.
+const FILES_MAX: u64 = 4096;
+
+impl Prepared {
+    /// Namespaces of its own, and a process in them. Returns in the process that becomes the VMM, once `in_child` has run
+    /// there with the host's `/proc` still in sight; its parent exits.
+    pub(crate) fn enter(&self, in_child: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let mut namespaces =
+            UnshareFlags::NEWNS | UnshareFlags::NEWPID | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+        if self.own_network {
+            namespaces |= UnshareFlags::NEWNET;
+        }
+        // SAFETY: none of these namespaces is of the descriptors or the address space, which other code relies on.
+        #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
+        let unshared = unsafe { rustix::thread::unshare_unsafe(namespaces) };
+        named("unshare", c"", unshared)?;
+        fork_and_leave()?;
+        in_child()?;
+        // Where the user namespace is set up, when the host's /proc is out of sight.
+        let own = rustix::fs::open(
+            c"/proc/self",
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let own = named("open", c"/proc/self", own)?;
+        self.build_root()?;
+        self.become_user(own.as_fd())
+    }
+
+    /// A root of its own, which no process writes.
+    fn build_root(&self) -> io::Result<()> {
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        named("make private", c"/", rustix::mount::mount_change(c"/", private))?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        named(
+            "mount",
+            &self.root,
+            rustix::mount::mount(c"root", &self.root, c"tmpfs", flags, Some(c"mode=0755,size=1m")),
+        )?;
+        let root =
+            rustix::fs::open(&self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let root = named("open", &self.root, root)?;
+        named("enter", &self.root, rustix::process::fchdir(&root))?;
+        for step in &self.steps {
+            take(step)?;
+        }
+        // The old root goes below the new one and is let go (pivot_root(2), "pivot_root(".", ".")").
+        named("pivot_root", &self.root, rustix::process::pivot_root(c".", c"."))?;
+        named("unmount", c"/", rustix::mount::unmount(c".", UnmountFlags::DETACH))?;
+        let proc = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        named("mount", c"/proc", rustix::mount::mount(c"proc", c"/proc", c"proc", proc, None::<&CStr>))?;
+        let read_only = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+        named("close", c"/", rustix::mount::mount_remount(c"/", read_only, c""))?;
+        named("enter", c"/", rustix::process::chdir(c"/"))
+    }
+
+    /// A user without rights, now and after execve(2).
+    fn become_user(&self, own: BorrowedFd<'_>) -> io::Result<()> {
+        close_bounding_set()?;
+        let limit = |number| Rlimit { current: Some(number), maximum: Some(number) };
+        named("limit", c"core", rustix::process::setrlimit(Resource::Core, limit(0)))?;
+        named("limit", c"files", rustix::process::setrlimit(Resource::Nofile, limit(FILES_MAX)))?;
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.uid));
+        let group = self.group.map(Gid::from_raw);
+        named("set groups", c"", rustix::thread::set_thread_groups(group.as_slice()))?;
+        named("set gid", c"", rustix::thread::set_thread_res_gid(gid, gid, gid))?;
+        named("set uid", c"", rustix::thread::set_thread_res_uid(uid, uid, uid))?;
+        // A user namespace is one more wall, which some hosts forbid to users without rights.
+        if own_user_namespace(own, self.uid)? {
+            close_bounding_set()?;
+        }
+        let none = CapabilitySet::empty();
+        let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+        named("drop capabilities", c"", rustix::thread::set_capabilities(None, none))?;
+        named("set no_new_privs", c"", rustix::thread::set_no_new_privs(true))
+    }
+}
+
+/// The caller continues as the first process of its pid namespace; its parent exits.
+fn fork_and_leave() -> io::Result<()> {
+    // SAFETY: this process has one thread, since it was forked itself, and does nothing but system calls until execve.
+    #[allow(unsafe_code, reason = "fork has no safe form")]
+    match unsafe { libc::fork() } {
+        0 => Ok(()),
+        n if n < 0 => Err(io::Error::last_os_error()),
+        // SAFETY: ends the process without running anything of the daemon's.
+        #[allow(unsafe_code, reason = "the daemon's exit handlers must not run")]
+        _ => unsafe { libc::_exit(0) },
+    }
+}
+
+fn take(step: &Step) -> io::Result<()> {
+    match step {
+        Step::Directory(path) => {
+            let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)) {
+                Err(Errno::EXIST) => Ok(()),
+                made => made,
+            };
+            named("make", path, made)
+        }
+        Step::File(path) => {
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            named("make", path, rustix::fs::open(path, flags, Mode::empty()).map(drop))
+        }
+        Step::Link(to, path) => named("link", path, rustix::fs::symlink(to, path)),
+        Step::Bind(from, path, access) => {
+            named("bind", from, rustix::mount::mount_bind(from, path))?;
+            let flags = match access {
+                Access::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID,
+                Access::Device => MountFlags::NOSUID,
+            };
+            named("close", from, rustix::mount::mount_remount(path, MountFlags::BIND | flags, c""))
+        }
+    }
+}
+
+/// No program that is executed later gets a capability (capabilities(7)).
+fn close_bounding_set() -> io::Result<()> {
+    for number in 0..=LAST_CAPABILITY {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        match rustix::thread::remove_capability_from_bounding_set(one) {
+            // The kernel has no more; or this process may not, and a user without rights gets none from what it executes.
+            Err(Errno::INVAL | Errno::PERM) => break,
+            removed => named("drop a capability", c"", removed)?,
+        }
+    }
+    Ok(())
+}
+
+/// A user namespace with this one user. False where the host forbids it.
+fn own_user_namespace(own: BorrowedFd<'_>, uid: u32) -> io::Result<bool> {
+    // Its files below /proc are root's again since it changed its user (proc(5), "dumpable").
+    named("keep /proc", c"", rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable))?;
+    // SAFETY: as above.
+    #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
+    let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
+    match unshared {
+        Err(Errno::PERM | Errno::NOSPC | Errno::INVAL) => return Ok(false),
+        unshared => named("unshare", c"user", unshared)?,
+    }
+    let mut line = [0; 32];
+    let length = id_map(uid, &mut line);
+    let (map, _) = line.split_at(length);
+    for (name, text) in [(c"setgroups", &b"deny"[..]), (c"gid_map", map), (c"uid_map", map)] {
+        let file = rustix::fs::openat(own, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        let file: OwnedFd = named("open", name, file)?;
+        named("write", name, rustix::io::write(file, text).map(drop))?;
+    }
+    Ok(true)
+}
+
+/// Writes `ID ID 1` and returns its length.
+fn id_map(id: u32, line: &mut [u8; 32]) -> usize {
+    use io::Write as _;
+    let mut rest = &mut line[..];
+    let _fits = write!(rest, "{id} {id} 1");
+    32 - rest.len()
+}
+
+/// Leaves a message in the VMM's log when a step fails: only the number of the error reaches the daemon.
+fn named<T>(operation: &str, what: &CStr, outcome: Result<T, Errno>) -> io::Result<T> {
+    outcome.map_err(|error| {
+        for part in ["jail: ".as_bytes(), operation.as_bytes(), b" ", what.to_bytes(), b"\n"] {
+            let _best_effort = rustix::io::write(io::stderr(), part);
+        }
+        error.into()
+    })
+}

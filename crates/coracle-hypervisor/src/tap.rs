@@ -1,0 +1,32 @@
+//! Taps as VMMs use them: by descriptor, so that they need neither the right nor the network namespace to open them.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Attaches to a tap of the host that exists (Linux, Documentation/networking/tuntap.rst), with the header by which guests
+/// leave checksums and segmentation to the host.
+///
+/// # Errors
+/// `ResourceBusy` while another process has it; when there is none of this name, and no right to make one.
+pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
+    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let name = CString::new(name)?;
+    let bytes = name.as_bytes_with_nul();
+    if bytes.len() > libc::IFNAMSIZ {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: all-zero bytes are a valid ifreq.
+    #[allow(unsafe_code, reason = "the kernel's own structure, without a safe constructor")]
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open and `request` lives over the call.
+    #[allow(unsafe_code, reason = "ioctl")]
+    let attached = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if attached < 0 { Err(io::Error::last_os_error()) } else { Ok(tun.into()) }
+}
