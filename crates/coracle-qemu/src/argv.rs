@@ -1,6 +1,7 @@
 //! From VMM config to command line. Pure; the golden test is the review.
 
 use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 
 use coracle_hypervisor::{Accelerator, Disk, Firmware, MachineType, Nic, NicBackend, VmmConfig};
 
@@ -40,6 +41,37 @@ pub enum Birth {
     },
 }
 
+/// What QEMU inherits open, with the numbers that it has there. What is missing it opens or makes itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// Files of disks and firmware variables, each open for what it is used for.
+    pub files: Vec<(PathBuf, RawFd)>,
+    /// Sockets that listen, by file name.
+    pub sockets: Vec<(&'static str, RawFd)>,
+    /// The tap of the NIC.
+    pub tap: Option<RawFd>,
+}
+
+impl Descriptors {
+    /// What QEMU calls a file: its file descriptor set (QEMU manual, `-add-fd`), or its path.
+    fn name(&self, path: &Path) -> String {
+        match self.files.iter().position(|(known, _)| known == path) {
+            Some(at) => format!("/dev/fdset/{}", at + 1),
+            None => escape(&path.display().to_string()),
+        }
+    }
+
+    /// The end of a character device that listens on the socket of this file name in `run_dir`.
+    fn listener(&self, run_dir: &Path, socket: &'static str) -> String {
+        match self.sockets.iter().find(|(known, _)| *known == socket) {
+            Some((_, number)) => format!("fd={number},server=on,wait=off"),
+            None => {
+                format!("path={},server=on,wait=off", escape(&run_dir.join(socket).display().to_string()))
+            }
+        }
+    }
+}
+
 impl Birth {
     /// Does it wait for a state instead of running?
     fn waits(self) -> bool {
@@ -47,12 +79,12 @@ impl Birth {
     }
 
     /// Are its disks there from the start?
-    fn has_disks(self) -> bool {
+    pub(crate) fn has_disks(self) -> bool {
         matches!(self, Self::Cold | Self::Restore | Self::Fork { .. })
     }
 
     /// Does its NIC lead anywhere?
-    fn has_network(self) -> bool {
+    pub(crate) fn has_network(self) -> bool {
         !matches!(self, Self::Template { .. })
     }
 }
@@ -62,8 +94,14 @@ impl Birth {
 /// `tsc_khz` is the host's time-stamp counter rate: under TCG the guest kernel
 /// of a microvm with ACPI cannot calibrate it and hangs without being told.
 #[must_use]
-pub fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
-    let mut args = Args::default();
+pub fn argv(
+    vmm_config: &VmmConfig,
+    accelerator: Accelerator,
+    tsc_khz: u64,
+    birth: Birth,
+    open: &Descriptors,
+) -> Vec<String> {
+    let mut args = Args { open, list: vec![] };
     args.flag("-nodefaults").flag("-no-user-config");
     if boots_host_kernel(&vmm_config.machine_type) {
         // Our guest ends by a reboot; another system that reboots means it.
@@ -72,6 +110,9 @@ pub fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birt
     args.pair("-display", "none");
     args.pair("-name", format!("coracle-{},debug-threads=on", vmm_config.id));
     args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    for (number, set) in open.files.iter().map(|(_, number)| number).zip(1..) {
+        args.pair("-add-fd", format!("fd={number},set={set}"));
+    }
     args.ram(vmm_config.memory.get(), birth);
     args.machine_type(&vmm_config.machine_type);
     args.pair("-accel", accelerator.as_str());
@@ -84,11 +125,11 @@ pub fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birt
         args.pair("-append", kernel_command_line(accelerator, tsc_khz));
     }
     let bus = bus(&vmm_config.machine_type);
-    let run = escape(&vmm_config.run_dir.display().to_string());
-    args.pair("-chardev", format!("socket,id=console,path={run}/console.sock,server=on,wait=off"));
+    let listener = |socket| open.listener(&vmm_config.run_dir, socket);
+    args.pair("-chardev", format!("socket,id=console,{}", listener("console.sock")));
     args.pair("-serial", "chardev:console");
     args.pair("-device", format!("virtio-serial-{bus}"));
-    args.pair("-chardev", format!("socket,id=guest,path={run}/guest.sock,server=on,wait=off"));
+    args.pair("-chardev", format!("socket,id=guest,{}", listener("guest.sock")));
     args.pair("-device", format!("virtserialport,chardev=guest,name={GUEST_PORT},id=guest"));
     match vmm_config.machine_type {
         MachineType::Microvm => args.slots(vmm_config, birth),
@@ -96,29 +137,32 @@ pub fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birt
     }
     match (&vmm_config.nic, birth.has_network()) {
         // The device must be there for what is loaded later; its other end comes with that.
-        (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend)),
+        (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend, open.tap)),
         (Some(nic), false) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
         (None, _) => {}
     }
     args.pair("-device", format!("virtio-rng-{bus}"));
-    args.pair("-qmp", format!("unix:{run}/qmp.sock,server=on,wait=off"));
+    args.pair("-chardev", format!("socket,id=qmp,{}", listener("qmp.sock")));
+    args.pair("-mon", "chardev=qmp,mode=control");
     if birth.waits() {
         args.pair("-incoming", "defer");
     }
-    args.0
+    args.list
 }
 
 /// As [`argv`] of a cold start, with the accelerator of the VMM config and the rate of this host.
 #[must_use]
 pub fn argv_for_this_host(vmm_config: &VmmConfig) -> Vec<String> {
-    argv(vmm_config, vmm_config.accelerator, crate::tsc::khz(), Birth::Cold)
+    argv(vmm_config, vmm_config.accelerator, crate::tsc::khz(), Birth::Cold, &Descriptors::default())
 }
 
-/// Everything that the accelerator has. TCG emulates `rep movsb` byte by byte, and a kernel that sees the flag of fast ones
-/// (ERMS) copies and clears all its memory with them: without, a boot takes a sixth less.
+/// Everything that the accelerator has. Under KVM without nested virtualisation and performance counters, which let a guest
+/// at host state that it does not need. TCG emulates both itself, and Debian's guests fail under QEMU 7.2 without SVM. It
+/// emulates `rep movsb` byte by byte, and a kernel that sees the flag of fast ones (ERMS) copies and clears all its memory
+/// with them: without, a boot takes a sixth less.
 fn cpu(accelerator: Accelerator) -> &'static str {
     match accelerator {
-        Accelerator::Kvm => "max",
+        Accelerator::Kvm => "max,-vmx,-svm,pmu=off",
         Accelerator::Tcg => "max,-erms",
     }
 }
@@ -155,10 +199,13 @@ fn kernel_command_line(accelerator: Accelerator, tsc_khz: u64) -> String {
     line
 }
 
-fn netdev(backend: &NicBackend) -> String {
-    match backend {
-        NicBackend::Tap { name } => format!("tap,id=net0,ifname={},script=no,downscript=no", escape(name)),
-        NicBackend::User { forwards, isolated } => {
+fn netdev(backend: &NicBackend, tap: Option<RawFd>) -> String {
+    match (backend, tap) {
+        (NicBackend::Tap { .. }, Some(number)) => format!("tap,id=net0,fd={number}"),
+        (NicBackend::Tap { name }, None) => {
+            format!("tap,id=net0,ifname={},script=no,downscript=no", escape(name))
+        }
+        (NicBackend::User { forwards, isolated }, _) => {
             // QEMU's network has no finer switch: without this the guest may connect wherever this process may.
             let restrict = if *isolated { ",restrict=on" } else { "" };
             let forwards = forwards
@@ -169,17 +216,19 @@ fn netdev(backend: &NicBackend) -> String {
     }
 }
 
-#[derive(Default)]
-struct Args(Vec<String>);
+struct Args<'a> {
+    open: &'a Descriptors,
+    list: Vec<String>,
+}
 
-impl Args {
+impl Args<'_> {
     fn flag(&mut self, name: &str) -> &mut Self {
-        self.0.push(name.to_owned());
+        self.list.push(name.to_owned());
         self
     }
 
     fn pair(&mut self, name: &str, value: impl Into<String>) {
-        self.0.extend([name.to_owned(), value.into()]);
+        self.list.extend([name.to_owned(), value.into()]);
     }
 
     /// All kinds have the same id: the saved state knows the RAM by it.
@@ -206,7 +255,7 @@ impl Args {
             let read_only = if vmm_config.slots.is_read_only(slot) { "on" } else { "off" };
             let backing = match disk {
                 Some(disk) => {
-                    let path = escape(&disk.path.display().to_string());
+                    let path = self.open.name(&disk.path);
                     self.pair(
                         "-blockdev",
                         format!("driver=file,node-name=disk{slot},filename={path},read-only={read_only},discard=unmap"),
@@ -250,13 +299,10 @@ impl Args {
             }
             MachineType::Q35(Firmware::Kernel | Firmware::Bios) => self.pair("-M", pc),
             MachineType::Q35(Firmware::Uefi { code, variables }) => {
-                let (code, variables) = (code.display().to_string(), variables.display().to_string());
-                let code = format!("driver=file,node-name=firmware,filename={},read-only=on", escape(&code));
+                let (code, variables) = (self.open.name(code), self.open.name(variables));
+                let code = format!("driver=file,node-name=firmware,filename={code},read-only=on");
                 self.pair("-blockdev", code);
-                self.pair(
-                    "-blockdev",
-                    format!("driver=file,node-name=variables,filename={}", escape(&variables)),
-                );
+                self.pair("-blockdev", format!("driver=file,node-name=variables,filename={variables}"));
                 self.pair("-M", format!("{pc},pflash0=firmware,pflash1=variables"));
             }
         }
@@ -285,7 +331,7 @@ impl Args {
 
     /// The node of a disk, with what it lies over. Nothing that a header says is opened.
     fn node(&mut self, Disk { slot, path, read_only, backing }: &Disk) {
-        let path = escape(&path.display().to_string());
+        let path = self.open.name(path);
         let only = if *read_only { "on" } else { "off" };
         let file = format!("driver=file,node-name=disk{slot},filename={path},read-only={only},discard=unmap");
         self.pair("-blockdev", file);
@@ -295,7 +341,7 @@ impl Args {
             self.pair("-blockdev", raw);
             return;
         };
-        let backing = escape(&backing.display().to_string());
+        let backing = self.open.name(backing);
         self.pair("-blockdev", format!("driver=file,node-name=under{slot},filename={backing},read-only=on"));
         self.pair("-blockdev", format!("driver=raw,node-name=base{slot},file=under{slot},read-only=on"));
         let over = format!("driver=qcow2,node-name=slot{slot},file=disk{slot},backing=base{slot}");
@@ -315,6 +361,10 @@ mod tests {
 
     use super::*;
 
+    fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
+        super::argv(vmm_config, accelerator, tsc_khz, birth, &Descriptors::default())
+    }
+
     fn vmm_config(backend: NicBackend) -> VmmConfig {
         let id = InstanceId::from(VmId::of_name(&"web".parse().unwrap()));
         VmmConfig {
@@ -330,6 +380,7 @@ mod tests {
             run_dir: "/run/coracle/0123/abc".into(),
             accelerator: Accelerator::Tcg,
             driver: String::new(),
+            uid: None,
             id,
         }
     }
@@ -353,7 +404,7 @@ mod tests {
     #[test]
     fn user_network_is_open_only_when_asked() {
         for (isolated, want) in [(true, "user,id=net0,restrict=on"), (false, "user,id=net0")] {
-            assert_eq!(netdev(&NicBackend::User { forwards: vec![], isolated }), want);
+            assert_eq!(netdev(&NicBackend::User { forwards: vec![], isolated }, None), want);
         }
     }
 
@@ -434,5 +485,34 @@ mod tests {
                 "defer",
             ]
         );
+    }
+
+    #[test]
+    fn inherited_files_are_named_by_number() {
+        let file = |path: &str, number| (PathBuf::from(path), number);
+        let open = Descriptors {
+            files: vec![file("/images/a.erofs", 20), file("/vms/we,b/overlay.ext4", 21)],
+            sockets: vec![("console.sock", 22), ("guest.sock", 23), ("qmp.sock", 24)],
+            tap: Some(25),
+        };
+        let lines = super::argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Cold, &open);
+        let paths = argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Cold);
+        let only: Vec<_> = lines.iter().filter(|line| !paths.contains(line)).map(String::as_str).collect();
+        assert_eq!(
+            only,
+            [
+                "-add-fd",
+                "fd=20,set=1",
+                "-add-fd",
+                "fd=21,set=2",
+                "socket,id=console,fd=22,server=on,wait=off",
+                "socket,id=guest,fd=23,server=on,wait=off",
+                "driver=file,node-name=disk0,filename=/dev/fdset/1,read-only=on,discard=unmap",
+                "driver=file,node-name=disk2,filename=/dev/fdset/2,read-only=off,discard=unmap",
+                "tap,id=net0,fd=25",
+                "socket,id=qmp,fd=24,server=on,wait=off",
+            ]
+        );
+        assert!(!lines.iter().any(|line| line.contains("/run/") || line.contains("/vms/")), "{lines:?}");
     }
 }

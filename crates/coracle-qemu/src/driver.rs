@@ -7,21 +7,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, Disk, Driver, DriverError, KvmProbe, MachineType, Probe, ProcessId, Snapshots, Templates,
-    Verdict, VmmConfig,
+    Accelerator, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, MachineType, NicBackend, Probe,
+    ProcessId, Snapshots, Templates, Verdict, VmmConfig,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
+use crate::files::Files;
 use crate::monitor::Monitor;
 use crate::{Birth, argv, tsc};
 
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-
-/// What a VMM makes in its VM's `run_dir`.
-const SOCKETS: [&str; 3] = ["qmp.sock", "guest.sock", "console.sock"];
 
 /// How to run QEMU.
 #[derive(Clone, Debug)]
@@ -73,25 +71,46 @@ impl QemuDriver {
         birth: Birth,
         inherited: &[RawFd],
     ) -> Result<(ProcessId, Monitor<'a>), DriverError> {
-        for socket in SOCKETS {
-            // QEMU binds anew; a stale socket of the last VMM refuses connections.
-            let _absent = std::fs::remove_file(vmm_config.run_dir.join(socket));
-        }
+        let io = |source| DriverError::Io {
+            operation: format!("open the files of VMM {}", vmm_config.id),
+            source,
+        };
+        let files = Files::open(vmm_config, birth).map_err(io)?;
+        let open = files.descriptors();
         let process = Launch {
             vmm_config,
             program: &self.config.program,
-            args: argv(vmm_config, accelerator, tsc::khz(), birth),
+            args: argv(vmm_config, accelerator, tsc::khz(), birth, &open),
             folder: Path::new("/"),
             serial: None,
-            inherited: inherited.to_vec(),
+            inherited: inherited.iter().copied().chain(open.numbers()).collect(),
+            jail: vmm_config.uid.map(|uid| self.jail(vmm_config, uid)),
         }
         .run()?;
+        // From here on the VMM alone holds them: when it ends, its monitor says so.
+        drop(files);
         let monitor = OnceCell::new();
         let answers = || async { monitor.get_or_try_init(|| Monitor::open(vmm_config)).await.is_ok() };
         wait_ready(vmm_config, process, READY_LIMIT, answers).await?;
         match monitor.into_inner() {
             Some(monitor) => Ok((process, monitor)),
             None => Monitor::open(vmm_config).await.map(|monitor| (process, monitor)),
+        }
+    }
+
+    /// What it opens by name: what it boots. Firmware lies below `/usr`, which every jail has.
+    fn jail(&self, vmm_config: &VmmConfig, uid: u32) -> Jail {
+        let boots =
+            matches!(vmm_config.machine_type, MachineType::Microvm | MachineType::Q35(Firmware::Kernel));
+        let kernel = boots.then(|| [vmm_config.kernel.clone(), vmm_config.initrd.clone()]);
+        let program = Some(self.config.program.clone()).filter(|program| program.is_absolute());
+        let uses_host_network =
+            vmm_config.nic.as_ref().is_some_and(|nic| matches!(nic.backend, NicBackend::User { .. }));
+        Jail {
+            uid,
+            root: vmm_config.state_dir.join("root"),
+            read_only: kernel.into_iter().flatten().chain(program).collect(),
+            own_network: !uses_host_network,
         }
     }
 

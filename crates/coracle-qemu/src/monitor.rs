@@ -1,6 +1,8 @@
 //! One VM's monitor: commands whose errors name the VM, and the waiting for a state.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::path::Path;
 use std::time::Duration;
 
 use coracle_hypervisor::{DriverError, VmmConfig};
@@ -15,6 +17,17 @@ const STATE_LIMIT: Duration = Duration::from_secs(20);
 const SLOWEST_MIB_PER_SECOND: u64 = 16;
 /// Between two looks at a migration.
 const STATE_POLL: Duration = Duration::from_millis(1);
+
+/// A file that the VMM may open, by the number of its file descriptor set.
+#[derive(Debug)]
+pub(crate) struct Lent(u64);
+
+impl Lent {
+    /// What the VMM calls it.
+    pub(crate) fn name(&self) -> String {
+        format!("/dev/fdset/{}", self.0)
+    }
+}
 
 /// A monitor whose errors name the VM.
 pub(crate) struct Monitor<'a> {
@@ -44,7 +57,28 @@ impl<'a> Monitor<'a> {
     }
 
     async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), DriverError> {
-        self.qmp.pass_file(name, file).await.map_err(|source| control(self.vmm_config, "getfd", source))
+        let passed = self.qmp.pass_file("getfd", json!({"fdname": name}), file).await;
+        passed.map(drop).map_err(|source| control(self.vmm_config, "getfd", source))
+    }
+
+    /// Opens a file for the VMM, as a file descriptor set of its own, until [`Monitor::release`].
+    pub(crate) async fn lend(&mut self, path: &Path, read_only: bool) -> Result<Lent, DriverError> {
+        let opened = File::options().read(true).write(!read_only).open(path);
+        let file = opened.map_err(|source| DriverError::Io {
+            operation: format!("open {} for VMM {}", path.display(), self.vmm_config.id),
+            source,
+        })?;
+        let lent = self.qmp.pass_file("add-fd", json!({}), file.as_fd()).await;
+        let lent = lent.map_err(|source| control(self.vmm_config, "add-fd", source))?;
+        let set = lent.get("fdset-id").and_then(Value::as_u64);
+        set.map(Lent).ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
+    }
+
+    /// Takes back what no node uses; a node keeps what it has opened.
+    pub(crate) async fn release(&mut self, Lent(set): Lent) {
+        if let Err(error) = self.run("remove-fd", json!({"fdset-id": set})).await {
+            tracing::debug!(vm = %self.vmm_config.id, set, %error, "file descriptor set not removed");
+        }
     }
 
     /// Leaves RAM that is mapped shared out of the state, or not. Who loads must say the same as who saved; a clone

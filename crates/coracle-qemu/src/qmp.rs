@@ -123,12 +123,18 @@ impl Qmp {
         outcome
     }
 
-    /// Gives the VMM an open file, which commands then know as `fd:NAME`. Not cancel-safe.
+    /// Runs a command that takes an open file: `getfd`, after which commands know it as `fd:NAME`, or `add-fd`. Not
+    /// cancel-safe.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
-    pub async fn pass_file(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), QmpError> {
-        let line = self.command("getfd", json!({"fdname": name}));
+    pub async fn pass_file(
+        &mut self,
+        command: &'static str,
+        arguments: Value,
+        file: BorrowedFd<'_>,
+    ) -> Result<Value, QmpError> {
+        let line = self.command(command, arguments);
         let socket: &UnixStream = self.write.as_ref();
         let sent = loop {
             socket.writable().await?;
@@ -139,7 +145,7 @@ impl Qmp {
         };
         // The file goes with the first byte; the rest of the line is like any other.
         self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
-        self.reply("getfd", self.next_id).await.map(drop)
+        self.reply(command, self.next_id).await
     }
 
     fn command(&mut self, command: &'static str, arguments: Value) -> String {

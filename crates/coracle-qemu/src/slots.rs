@@ -1,8 +1,6 @@
 //! Disks of a running machine. A microvm has its devices from the start, and the nodes of its slots are swapped; a PC has
 //! ports, and devices are plugged in and out.
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::{Disk, DriverError, MachineType, VmmConfig};
@@ -10,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::argv::EMPTY_SLOT_BYTES;
-use crate::monitor::Monitor;
+use crate::monitor::{Lent, Monitor};
 
 /// Limit for a guest to release a device, and interval of the checks.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(24);
@@ -38,14 +36,21 @@ impl Monitor<'_> {
         };
         let bytes = std::fs::metadata(&disk.path).map_err(io)?.len();
         let node = format!("disk{slot}");
-        let in_place = [add(&node, &disk.path, disk.read_only), reopen(slot, &node, disk.read_only)];
-        if !disk.read_only {
-            return self.run_all(in_place.into_iter().chain([resize(slot, bytes)]).collect()).await;
-        }
-        let path = gauge_file(vmm_config, slot, bytes).map_err(io)?;
-        let shown = show_size(slot, &path, bytes).into_iter();
-        self.run_all(shown.chain(in_place).chain([remove(&gauge(slot))]).collect()).await?;
-        std::fs::remove_file(&path).map_err(io)
+        let lent = self.lend(&disk.path, disk.read_only).await?;
+        let in_place = [add(&node, &lent, disk.read_only), reopen(slot, &node, disk.read_only)];
+        let inserted = match disk.read_only {
+            false => self.run_all(in_place.into_iter().chain([resize(slot, bytes)]).collect()).await,
+            true => {
+                let gauge_file = self.lend_gauge(vmm_config, slot, bytes).await?;
+                let shown = show_size(slot, &gauge_file, bytes).into_iter();
+                let commands = shown.chain(in_place).chain([remove(&gauge(slot))]);
+                let inserted = self.run_all(commands.collect()).await;
+                self.release(gauge_file).await;
+                inserted
+            }
+        };
+        self.release(lent).await;
+        inserted
     }
 
     /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is. Also when an insertion or an
@@ -69,14 +74,29 @@ impl Monitor<'_> {
         for node in [gauge(slot), format!("disk{slot}")] {
             self.try_remove(vmm_config, &node).await;
         }
+        let gauge_file = self.lend_gauge(vmm_config, slot, EMPTY_SLOT_BYTES).await?;
+        let shown = show_size(slot, &gauge_file, EMPTY_SLOT_BYTES).into_iter();
+        let emptied = self.run_all(shown.chain([empty, remove(&gauge(slot))]).collect()).await;
+        self.release(gauge_file).await;
+        emptied
+    }
+
+    /// An empty file of that size, which only the VMM has.
+    async fn lend_gauge(
+        &mut self,
+        vmm_config: &VmmConfig,
+        slot: usize,
+        bytes: u64,
+    ) -> Result<Lent, DriverError> {
         let io = |source| DriverError::Io {
-            operation: format!("empty slot {slot} of VMM {}", vmm_config.id),
+            operation: format!("show the size of disk {slot} of VMM {}", vmm_config.id),
             source,
         };
-        let path = gauge_file(vmm_config, slot, EMPTY_SLOT_BYTES).map_err(io)?;
-        let shown = show_size(slot, &path, EMPTY_SLOT_BYTES).into_iter();
-        self.run_all(shown.chain([empty, remove(&gauge(slot))]).collect()).await?;
-        std::fs::remove_file(&path).map_err(io)
+        let path = vmm_config.run_dir.join(gauge(slot));
+        std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).map_err(io)?;
+        let lent = self.lend(&path, false).await?;
+        std::fs::remove_file(&path).map_err(io)?;
+        Ok(lent)
     }
 
     /// True when it was there, and is removed.
@@ -90,7 +110,10 @@ impl Monitor<'_> {
 
     async fn plug(&mut self, disk: &Disk) -> Result<(), DriverError> {
         let slot = disk.slot;
-        self.run_all(vec![add(&format!("disk{slot}"), &disk.path, disk.read_only)]).await?;
+        let lent = self.lend(&disk.path, disk.read_only).await?;
+        let added = self.run_all(vec![add(&format!("disk{slot}"), &lent, disk.read_only)]).await;
+        self.release(lent).await;
+        added?;
         let node = format!("slot{slot}");
         let raw = json!({
             "driver": "raw", "node-name": node, "file": format!("disk{slot}"), "read-only": disk.read_only,
@@ -155,22 +178,15 @@ impl Monitor<'_> {
 /// A command and its arguments.
 type Command = (&'static str, Value);
 
-/// An empty file of that size. QEMU holds it open from the moment that it is a node.
-fn gauge_file(vmm_config: &VmmConfig, slot: usize, bytes: u64) -> io::Result<PathBuf> {
-    let path = vmm_config.run_dir.join(gauge(slot));
-    std::fs::File::create(&path)?.set_len(bytes)?;
-    Ok(path)
-}
-
-/// Puts such a file into the slot, writable, and has the guest look at it.
-fn show_size(slot: usize, path: &Path, bytes: u64) -> [Command; 3] {
+/// Puts a file of a size into the slot, writable, and has the guest look at it.
+fn show_size(slot: usize, file: &Lent, bytes: u64) -> [Command; 3] {
     let node = gauge(slot);
-    [add(&node, path, false), reopen(slot, &node, false), resize(slot, bytes)]
+    [add(&node, file, false), reopen(slot, &node, false), resize(slot, bytes)]
 }
 
-fn add(node: &str, path: &Path, read_only: bool) -> Command {
+fn add(node: &str, file: &Lent, read_only: bool) -> Command {
     let file = json!({
-        "driver": "file", "node-name": node, "filename": path, "read-only": read_only, "discard": "unmap",
+        "driver": "file", "node-name": node, "filename": file.name(), "read-only": read_only, "discard": "unmap",
     });
     ("blockdev-add", file)
 }

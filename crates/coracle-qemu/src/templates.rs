@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
-use crate::argv::{Birth, argv};
+use crate::argv::{Birth, Descriptors, argv};
 use crate::monitor::Monitor;
 use crate::{QemuDriver, tsc};
 
@@ -126,7 +126,9 @@ pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
     if let Some(nic) = &mut shape.nic {
         nic.mac = mac;
     }
-    let arguments = argv(&shape, shape.accelerator, tsc::khz(), Birth::Template { ram: 0 }).join("\n");
+    let arguments =
+        argv(&shape, shape.accelerator, tsc::khz(), Birth::Template { ram: 0 }, &Descriptors::default())
+            .join("\n");
     let own = [vmm_config.id.to_string(), vmm_config.run_dir.display().to_string(), mac.to_string()];
     own.iter().fold(arguments, |text, own| text.replace(own, "-"))
 }

@@ -1,15 +1,17 @@
 //! The suite that the fake passes, on real QEMU with our guest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
-use coracle_hypervisor::{Accelerator, Driver as _, Firmware, MachineType, VmmConfig};
-use coracle_hypervisor_testing::conformance;
+use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Jail, MachineType, VmmConfig};
+use coracle_hypervisor_testing::{check_jail, conformance};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_testkit::tools;
 use coracle_types::VmId;
 
 fn vmm_config(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmmConfig {
+    let id = VmId::of_name(&"conformance".parse().unwrap()).into();
     VmmConfig {
-        id: VmId::of_name(&"conformance".parse().unwrap()).into(),
+        uid: Jail::is_possible().then(|| Jail::uid_of(&id)),
+        id,
         vcpus: 1.try_into().unwrap(),
         memory: 128.try_into().unwrap(),
         kernel: boot.kernel.clone(),
@@ -41,6 +43,21 @@ async fn qemu_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn qemu_runs_in_a_jail() {
+    let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
+    let Some(boot) = tools::guest_kernel() else {
+        tools::skip("no guest kernel; `cargo xtask setup` makes it");
+        return;
+    };
+    if !Jail::is_possible() {
+        tools::skip("only root makes jails");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    check_jail(&QemuDriver::new(QemuConfig { program, kvm: None }), &vmm_config(dir.path(), &boot)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pc_conforms() {
     let Some([program]) = tools::require(["qemu-system-x86_64"]) else { return };
     let Some(boot) = tools::guest_kernel() else {
@@ -67,6 +84,8 @@ async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut vmm_config = vmm_config(dir.path(), &boot);
     vmm_config.kernel = dir.path().join("absent");
+    // In a jail it would not get as far.
+    vmm_config.uid = None;
     let driver = QemuDriver::new(QemuConfig { program, kvm: None });
     match driver.start(&vmm_config).await {
         Err(DriverError::Exited { last_words, .. }) => assert!(last_words.contains("absent"), "{last_words}"),
