@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_hypervisor::Jail;
 use coracle_oci::Registries;
 use sha2::{Digest, Sha256};
 
@@ -42,6 +43,8 @@ pub struct HostConfig {
     pub nameservers: Vec<String>,
     /// How registries are reached; the image store has them, too.
     pub registries: Registries,
+    /// VMMs run in a jail, each as a user of its own ([`Jail`]). Off where this process may not make one.
+    pub jail: bool,
     /// Whether, and how many, machines are kept to start clones from.
     pub templates: TemplatePolicy,
     /// How many of their clones run before anybody asks for them, and for how long.
@@ -69,6 +72,7 @@ impl HostConfig {
             user_network_open: false,
             nameservers: nameservers(),
             registries: Registries::default(),
+            jail: Jail::is_possible(),
             templates: TemplatePolicy::default(),
             warm_pool: WarmPoolPolicy::default(),
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Drivers, Probe, VmmConfig};
+use coracle_hypervisor::{Accelerator, Drivers, Jail, Probe, VmmConfig};
 use coracle_image::Store;
 use coracle_net::Network;
 use coracle_types::{Clock, InstanceId, Op, VmId, VmState};
@@ -48,6 +48,16 @@ mod resolve_image;
 mod snapshots;
 mod templates;
 mod volumes;
+
+/// Whether VMMs can run in jails here. Where they cannot, they have the rights of the daemon, and the log says why.
+async fn can_jail(state_dir: &Path) -> bool {
+    let root = state_dir.join("jail-probe");
+    let probed = files::blocking(move || Jail::probe(&root)).await;
+    if let Err(error) = &probed {
+        tracing::warn!(%error, "VMMs cannot run in jails here and have the rights of the daemon");
+    }
+    probed.is_ok()
+}
 
 /// Events that a watcher may lag behind before it must list again.
 const EVENTS: usize = 1024;
@@ -102,6 +112,7 @@ impl Host {
         let lock = lock(&config.state_dir)
             .await
             .map_err(state(format!("lock {}: is another node using it?", config.state_dir.display())))?;
+        let config = HostConfig { jail: config.jail && can_jail(&config.state_dir).await, ..config };
         let driver = drivers.into();
         let mut probes = Vec::new();
         for one in driver.all() {

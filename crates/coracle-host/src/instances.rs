@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::launch::{LOG_FILE, note_process};
-use coracle_hypervisor::{Accelerator, Driver as _, Drivers, ProcessId, VmmConfig, end_vmms};
+use coracle_hypervisor::{Accelerator, Driver as _, Drivers, Jail, ProcessId, VmmConfig, end_vmms};
 use coracle_net::Network;
 use coracle_types::{InstanceId, VmId};
 use serde::{Deserialize, Serialize};
@@ -90,12 +90,12 @@ impl Instances {
         owner: InstanceOwner,
         shape: VmmConfig,
     ) -> Result<VmmConfig, HostError> {
-        let id = InstanceId::new(owner.purpose(), rand::random());
-        let paths = InstancePaths::of(&self.config, &id);
-        let vmm_config = VmmConfig { id: id.clone(), state_dir: paths.state, run_dir: paths.run, ..shape };
-        let instance = Instance { schema: SCHEMA, owner, driver: vmm_config.driver.clone() };
+        let instance = Instance { schema: SCHEMA, owner, driver: shape.driver.clone() };
         // Before there is anything that an end at this moment could leave.
-        self.known().insert(id.clone(), instance.clone());
+        let id = self.register(instance.clone());
+        let InstancePaths { state: state_dir, run: run_dir } = InstancePaths::of(&self.config, &id);
+        let uid = self.config.jail.then(|| Jail::uid_of(&id));
+        let vmm_config = VmmConfig { id: id.clone(), state_dir, run_dir, uid, ..shape };
         let dirs = [vmm_config.state_dir.clone(), vmm_config.run_dir.clone()];
         let make = move || {
             dirs.iter().try_for_each(std::fs::create_dir_all).and_then(|()| write(&dirs[0], &instance))
@@ -105,6 +105,18 @@ impl Instances {
             Err(source) => {
                 let _nothing_is_left = self.end(&id, None).await;
                 Err(HostError::State { operation: format!("make the directories of instance {id}"), source })
+            }
+        }
+    }
+
+    /// Keeps an instance under an id of its own, whose uid no other has.
+    fn register(&self, instance: Instance) -> InstanceId {
+        let mut known = self.known();
+        loop {
+            let id = InstanceId::new(instance.owner.purpose(), rand::random());
+            if known.keys().all(|other| Jail::uid_of(other) != Jail::uid_of(&id)) {
+                known.insert(id.clone(), instance);
+                return id;
             }
         }
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_hypervisor::launch::LOG_FILE;
 use coracle_hypervisor::{
-    Accelerator, Disk, Firmware, Forward, MachineType, Nic, NicBackend, Slots, VmmConfig,
+    Accelerator, Disk, Firmware, Forward, Jail, MachineType, Nic, NicBackend, Slots, VmmConfig,
 };
 use coracle_net::{Attachment, Subnet};
 use coracle_proto::guest as pb;
@@ -171,7 +171,6 @@ pub(crate) fn vmm_config(
     };
     disks.extend(record.volumes.iter().filter_map(volume_disk));
     VmmConfig {
-        id: instance,
         vcpus: record.vcpus,
         memory: record.memory,
         kernel: record.kernel.clone().unwrap_or_else(|| config.kernel.clone()),
@@ -188,6 +187,8 @@ pub(crate) fn vmm_config(
         run_dir,
         accelerator,
         driver: record.driver.clone(),
+        uid: config.jail.then(|| Jail::uid_of(&instance)),
+        id: instance,
     }
 }
 
@@ -207,6 +208,7 @@ pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConf
         run_dir: config.run_dir.clone(),
         accelerator,
         driver: String::new(),
+        uid: None,
         id,
     }
 }

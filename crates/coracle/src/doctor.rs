@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
-use coracle_hypervisor::{Accelerator, Driver, Probe};
+use coracle_hypervisor::{Accelerator, Driver, Jail, Probe};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use serde::Serialize;
 
@@ -67,6 +67,8 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     checks.push(guest_kernel());
     checks.push(uefi(coracle_host::uefi().map(|(code, _)| code)));
     checks.push(network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists()));
+    checks
+        .push(jail(Jail::probe(&std::env::temp_dir().join(format!("coracle-jail-{}", std::process::id())))));
     checks.push(node(global).await);
     print(&args.output, &checks)?;
     let broken = checks.iter().any(|c| c.result == Verdict::Missing);
@@ -127,6 +129,22 @@ async fn others() -> Vec<Check> {
         check("firecracker", FirecrackerDriver::new(firecracker).probe().await),
         check("cloud-hypervisor", CloudHypervisorDriver::new(cloud_hypervisor).probe().await),
     ]
+}
+
+/// Whether VMMs are users without rights, each with a root of its own.
+fn jail(probe: std::io::Result<()>) -> Check {
+    let name = "jail";
+    match probe {
+        Ok(()) => {
+            Check::new(name, Verdict::Good, "each QEMU has a user, namespaces and a root of its own", "")
+        }
+        Err(error) => Check::new(
+            name,
+            Verdict::Limited,
+            format!("VMMs have the rights of the node: {error}"),
+            "run the node as root of the host; in a container, with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID",
+        ),
+    }
 }
 
 /// Which accelerator VMs get, and why that one.

@@ -152,7 +152,7 @@ pub(crate) async fn page(record: &Record) -> String {
 }
 
 pub(crate) fn vmms(dir: &Path) -> usize {
-    coracle_hypervisor::find_by_argument(&dir.join("run")).unwrap().len()
+    coracle_hypervisor_testing::instances::processes_of(dir).len()
 }
 
 /// Counts in the memory of a shell, and says so.

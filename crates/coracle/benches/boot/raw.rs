@@ -27,6 +27,7 @@ pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Tcg,
         driver: String::new(),
+        uid: None,
     };
     let args = without_our_devices(coracle_qemu::argv_for_this_host(&vmm_config), &socket);
     if show {
@@ -71,8 +72,8 @@ fn without_our_devices(args: Vec<String>, console: &Path) -> Vec<String> {
         let takes_value = args.peek().is_some_and(|v| !v.starts_with('-'));
         let value = if takes_value { args.next() } else { None };
         match (flag.as_str(), value) {
-            ("-device" | "-netdev" | "-blockdev" | "-qmp", _) => {}
-            ("-chardev", Some(value)) if value.contains("id=guest") => {}
+            ("-device" | "-netdev" | "-blockdev" | "-mon", _) => {}
+            ("-chardev", Some(value)) if !value.contains("id=console") => {}
             ("-chardev", Some(_)) => {
                 kept.extend([
                     flag,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coracle_api::MikromVM;
 use coracle_hypervisor::find_by_argument;
-use coracle_hypervisor_testing::instances::vmms_of;
+use coracle_hypervisor_testing::instances::{processes_of, vmms_of};
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{Writes, api_writes, rss_mib};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
@@ -153,7 +153,7 @@ impl System {
     }
 
     fn show_argv(&self, name: &str) {
-        for process in find_by_argument(&self.state).expect("the process table") {
+        for process in processes_of(&self.state) {
             let line = std::fs::read_to_string(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
             if line.contains("qemu-system") && line.contains(name) {
                 eprintln!("ours argv: {}", line.replace('\0', " "));

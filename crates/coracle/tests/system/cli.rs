@@ -127,7 +127,7 @@ fn control_plane_that_dies_at_once_is_reported_with_its_log() {
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
-    let left = coracle_hypervisor::find_by_argument(&state).unwrap();
+    let left = coracle_hypervisor_testing::instances::processes_of(&state);
     assert!(left.is_empty(), "processes are left: {left:?}");
     assert!(!state.join("up.ready").exists());
 }

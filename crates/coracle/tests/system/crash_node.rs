@@ -10,8 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::{CORACLE, coracle_ok, node_tools, until};
-use coracle_hypervisor::find_by_argument;
-use coracle_hypervisor_testing::instances::vmms_of;
+use coracle_hypervisor_testing::instances::{processes_of, vmms_of};
 use coracle_proto::host as pb;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::{netns, tools};
@@ -177,7 +176,7 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
 }
 
 fn vmms(state: &Path, run: &Path) -> Vec<String> {
-    let found = find_by_argument(run).unwrap();
+    let found = processes_of(state);
     let line = |p: &coracle_hypervisor::ProcessId| {
         std::fs::read_to_string(format!("/proc/{}/cmdline", p.pid)).unwrap_or_default().replace('\0', " ")
     };
@@ -249,7 +248,7 @@ async fn leaves_nothing(mut node: Child, state: &Path, run: &Path) {
     let interfaces = coracle_testkit::leaks::interfaces();
     let taps: Vec<_> = interfaces.into_iter().filter(|i| i.starts_with("ct")).collect();
     assert!(taps.is_empty(), "taps are left: {taps:?}");
-    assert!(find_by_argument(run).unwrap().is_empty(), "no VMM is left, whosever");
+    assert!(processes_of(state).is_empty() && processes_of(run).is_empty(), "no VMM is left, whosever");
 }
 
 /// From a start's request to its answer, with a pooled clone.

@@ -62,7 +62,7 @@ fn existing_cluster_gets_admission_and_keeps_nothing_of_it() {
         let hooks = ["get", "validatingwebhookconfigurations", "-o", "name"];
         assert_eq!(foreign(&program, &kubeconfig, &hooks).await.unwrap(), "", "no webhook without a server");
         foreign(&program, &kubeconfig, &apply).await.expect("the cluster can be used without us");
-        let left = coracle_hypervisor::find_by_argument(&state).unwrap();
+        let left = coracle_hypervisor_testing::instances::processes_of(&state);
         assert!(left.is_empty(), "processes are left: {left:?}");
     });
 }
@@ -90,7 +90,7 @@ fn scheduler_and_controller_manager_come_and_go_with_the_system() {
         })
         .await;
         coracle_ok(&state, &["down"]).await;
-        let left = coracle_hypervisor::find_by_argument(&state).unwrap();
+        let left = coracle_hypervisor_testing::instances::processes_of(&state);
         assert!(left.is_empty(), "processes are left: {left:?}");
     });
 }

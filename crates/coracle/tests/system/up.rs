@@ -63,7 +63,7 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
 
         let down = coracle(&state, &["down"]).await;
         assert!(down.status.success(), "coracle down: {}", text(&down.stderr));
-        let left = coracle_hypervisor::find_by_argument(&state).unwrap();
+        let left = coracle_hypervisor_testing::instances::processes_of(&state);
         assert!(left.is_empty(), "processes are left: {left:?}");
     });
 }
