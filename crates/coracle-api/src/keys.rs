@@ -47,6 +47,9 @@ pub mod node {
     pub const HOST_ADDRESS: &str = "coracle.dev/host-address";
     /// Default port of the agent.
     pub const AGENT_PORT: u16 = 50051;
+
+    /// Port of the host service of nodes that run as Pods.
+    pub const HOST_PORT: u16 = 50052;
 }
 
 /// Keys of `CreateVMRequest.metadata`, returned in `VMInfo.metadata`.

@@ -102,7 +102,7 @@ pub async fn reach(global: &Global, name: &str, named: Named) -> Result<Reached,
 /// The VM of that name on a node; on a miss the nearest names.
 pub async fn find(node: &mut HostClient<Channel>, name: &str, named: Named) -> Result<pb::Vm, Failure> {
     let exact = named == Named::Exact;
-    match node.get_vm(pb::GetVmRequest { vm: name.to_owned(), exact }).await {
+    match node.get_vm(pb::GetVmRequest { vm: name.to_owned(), exact, ..Default::default() }).await {
         Ok(vm) => Ok(vm.into_inner()),
         Err(status) if status.code() == Code::NotFound => {
             let known = node.list_vms(pb::ListVmsRequest {}).await.map(|l| l.into_inner().vms);

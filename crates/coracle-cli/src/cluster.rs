@@ -130,7 +130,7 @@ impl Cluster {
         let nodes = self.nodes().await;
         let (name, address, server) = node_address(vm, &nodes)?;
         let mut node = self.dial(&name, &address, &server).await?;
-        let request = pb::GetVmRequest { vm: vm.vm_id(), exact: true };
+        let request = pb::GetVmRequest { vm: vm.vm_id(), exact: true, ..Default::default() };
         let named = node.get_vm(request).await.map(tonic::Response::into_inner);
         if let Ok(found) = &named
             && is_of(found, vm)

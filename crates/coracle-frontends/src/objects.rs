@@ -1,6 +1,6 @@
 //! VMs of objects of a cluster: which VM a call means, and how one is created. Both services use it.
 //!
-//! A caller names its object in the metadata of a call.
+//! A caller of the host service names its object in the message, one of the agent service in the metadata of the call.
 
 mod identity;
 
@@ -26,7 +26,7 @@ pub(crate) struct Creation {
     pub(crate) fence: Option<Fence>,
 }
 
-/// For whom the caller speaks; old clients say nothing.
+/// For whom a caller of the agent service speaks; old clients say nothing.
 pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
     let text = |key| metadata.get(key).and_then(|v| v.to_str().ok());
     let uid = text(fence::UID)?.to_owned();
@@ -34,7 +34,7 @@ pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
     Some(Fence { uid, generation })
 }
 
-/// The object that the caller speaks for; old clients say nothing.
+/// The object that a caller of the agent service speaks for; old clients say nothing.
 pub(crate) fn caller_of(metadata: &MetadataMap) -> Caller {
     let text = |key| metadata.get(key).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
     Caller { uid: text(fence::UID), object: text(fence::OBJECT) }

@@ -455,26 +455,23 @@ async fn image_on_loopback_is_refused_to_a_cluster() {
 }
 
 /// A creation on behalf of an object, as the operator asks a node of ours for it.
-fn own_create(namespace: &str, name: &str, uid: &str) -> Request<own::CreateVmRequest> {
-    let owner = own::Owner {
-        namespace: namespace.into(),
-        name: name.into(),
-        uid: uid.into(),
-        generation: 1,
-        ..Default::default()
-    };
-    let request = own::CreateVmRequest {
+fn own_create(namespace: &str, name: &str, uid: &str) -> own::CreateVmRequest {
+    own::CreateVmRequest {
         name: format!("{namespace}-{name}"),
         image: IMAGE.into(),
         vcpus: 1,
         memory_mib: 128,
-        owner: Some(owner),
+        owner: own_owner(namespace, name, uid, 1),
         idempotent: true,
         power_state: own::PowerState::Running.into(),
         spec_hash: "a".into(),
         ..Default::default()
-    };
-    spoken(request, uid, &format!("{namespace}/{name}"))
+    }
+}
+
+fn own_owner(namespace: &str, name: &str, uid: &str, generation: i64) -> Option<own::Owner> {
+    let (namespace, name, uid) = (namespace.into(), name.into(), uid.into());
+    Some(own::Owner { namespace, name, uid, generation, ..Default::default() })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -500,22 +497,22 @@ async fn host_service_finds_the_vm_of_the_object() {
     );
 
     let target = || id("a-b-c");
-    let get = || own::GetVmRequest { vm: target(), exact: true };
-    let stop = || own::StopVmRequest { vm: target(), grace_ms: Some(0) };
-    let delete = || own::DeleteVmRequest { vm: target(), force: true };
-    let stopped = client.stop_vm(spoken(stop(), "u-2", "a/b-c")).await.unwrap().into_inner();
+    let get = |owner| own::GetVmRequest { vm: target(), exact: true, owner };
+    let delete = |owner| own::DeleteVmRequest { vm: target(), force: true, owner };
+    let (first, second) = (|| own_owner("a-b", "c", "u-1", 1), || own_owner("a", "b-c", "u-2", 1));
+    let stop = own::StopVmRequest { vm: target(), grace_ms: Some(0), owner: second() };
+    let stopped = client.stop_vm(stop).await.unwrap().into_inner();
     assert_eq!((stopped.name.as_str(), stopped.state()), ("a-b-c-u2", own::VmState::Stopped));
-    let first = client.get_vm(spoken(get(), "u-1", "a-b/c")).await.unwrap().into_inner();
-    assert_eq!(first.state(), own::VmState::Running, "of another object");
-    let start = own::StartVmRequest { vm: target() };
-    client.start_vm(spoken(start, "u-2", "a/b-c")).await.unwrap();
-    let pause = own::PauseVmRequest { vm: target() };
-    let paused = client.pause_vm(spoken(pause, "u-2", "a/b-c")).await.unwrap().into_inner();
+    let other = client.get_vm(get(first())).await.unwrap().into_inner();
+    assert_eq!(other.state(), own::VmState::Running, "of another object");
+    client.start_vm(own::StartVmRequest { vm: target(), owner: second() }).await.unwrap();
+    let pause = own::PauseVmRequest { vm: target(), owner: second() };
+    let paused = client.pause_vm(pause).await.unwrap().into_inner();
     assert_eq!((paused.name.as_str(), paused.state()), ("a-b-c-u2", own::VmState::Paused));
-    for (uid, object) in [("u-1", "a-b/c"), ("u-2", "a/b-c")] {
-        client.delete_vm(spoken(delete(), uid, object)).await.unwrap();
-        assert_eq!(client.get_vm(spoken(get(), uid, object)).await.unwrap_err().code(), Code::NotFound);
-        assert_eq!(client.delete_vm(spoken(delete(), uid, object)).await.unwrap_err().code(), Code::NotFound);
+    for owner in [first(), second()] {
+        client.delete_vm(delete(owner.clone())).await.unwrap();
+        assert_eq!(client.get_vm(get(owner.clone())).await.unwrap_err().code(), Code::NotFound);
+        assert_eq!(client.delete_vm(delete(owner)).await.unwrap_err().code(), Code::NotFound);
     }
 }
 
@@ -525,7 +522,7 @@ async fn host_service_creates_into_a_power_state() {
     let (mut client, machines) = (node.own.clone(), node.machines.clone());
     let with = |change: fn(&mut own::CreateVmRequest)| {
         let mut request = own_create("team", "web", "u-1");
-        change(request.get_mut());
+        change(&mut request);
         request
     };
     machines.fail_starts(Some("no such kernel"));
@@ -542,9 +539,8 @@ async fn host_service_creates_into_a_power_state() {
         request.set_power_state(own::PowerState::Unspecified);
     });
     assert_eq!(client.create_vm(clone).await.unwrap_err().code(), Code::InvalidArgument);
-    let stale = own::StopVmRequest { vm: id("team-web"), grace_ms: Some(0) };
-    let mut stale = spoken(stale, "u-1", "team/web");
-    stale.metadata_mut().insert("coracle-generation", "0".parse().unwrap());
+    let owner = own_owner("team", "web", "u-1", 0);
+    let stale = own::StopVmRequest { vm: id("team-web"), grace_ms: Some(0), owner };
     let refused = client.stop_vm(stale).await.unwrap_err();
     assert_eq!(refused.metadata().get("coracle-code").unwrap(), "COR-VM-006");
 }

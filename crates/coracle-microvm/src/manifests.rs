@@ -202,11 +202,13 @@ fn node_daemon_set() -> Value {
     let folder = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
     // No type: a device that is not there must not keep the Pod from starting.
     let device = |name: &str| json!({"name": name, "hostPath": {"path": format!("/dev/{}", name.replace("net-tun", "net/tun"))}});
+    let port = |name: &str, number: u16| json!({"name": name, "containerPort": number, "hostPort": number});
     let container = json!({
         "name": "node",
         "image": IMAGE,
         "args": [
-            "node", format!("--agent-listen=0.0.0.0:{}", node::AGENT_PORT), "--admin-listen=127.0.0.1:9090",
+            "node", format!("--agent-listen=0.0.0.0:{}", node::AGENT_PORT),
+            format!("--host-listen=0.0.0.0:{}", node::HOST_PORT), "--admin-listen=127.0.0.1:9090",
             "--state=/var/lib/coracle", "--in-cluster", "--tls-cert=/etc/coracle/tls/tls.crt",
             "--tls-key=/etc/coracle/tls/tls.key", "--tls-client-ca=/etc/coracle/tls/ca.crt",
         ],
@@ -217,7 +219,7 @@ fn node_daemon_set() -> Value {
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
-        "ports": [{"name": "agent", "containerPort": node::AGENT_PORT, "hostPort": node::AGENT_PORT}],
+        "ports": [port("agent", node::AGENT_PORT), port("host", node::HOST_PORT)],
         "readinessProbe": {"tcpSocket": {"port": "agent"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": {

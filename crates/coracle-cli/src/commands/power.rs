@@ -32,10 +32,10 @@ impl Verb {
 
     async fn ask(self, client: &mut HostClient<Channel>, vm: String) -> Result<pb::Vm, Failure> {
         let answer = match self {
-            Self::Start => client.start_vm(pb::StartVmRequest { vm }).await,
-            Self::Pause => client.pause_vm(pb::PauseVmRequest { vm }).await,
-            Self::Resume => client.resume_vm(pb::ResumeVmRequest { vm }).await,
-            Self::Hibernate => client.hibernate_vm(pb::HibernateVmRequest { vm }).await,
+            Self::Start => client.start_vm(pb::StartVmRequest { vm, ..Default::default() }).await,
+            Self::Pause => client.pause_vm(pb::PauseVmRequest { vm, ..Default::default() }).await,
+            Self::Resume => client.resume_vm(pb::ResumeVmRequest { vm, ..Default::default() }).await,
+            Self::Hibernate => client.hibernate_vm(pb::HibernateVmRequest { vm, ..Default::default() }).await,
         };
         Ok(answer?.into_inner())
     }
@@ -60,7 +60,7 @@ pub async fn stop(global: &Global, args: StopArgs) -> miette::Result<u8> {
     let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
     for name in args.vms {
         let vm = find(&mut client, &name, Named::Exact).await?;
-        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(grace_ms) };
+        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(grace_ms), ..Default::default() };
         let vm = client.stop_vm(request).await.map_err(Failure::from)?.into_inner();
         output::write(&format!("{}\n", vm.name))?;
     }

@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
     let mut starter = client.clone();
     let started = tokio::select! {
-        started = starter.start_vm(pb::StartVmRequest { vm: created.id.clone() }) => started,
+        started = starter.start_vm(pb::StartVmRequest { vm: created.id.clone(), ..Default::default() }) => started,
         () = stop_signal() => Err(tonic::Status::cancelled("interrupted")),
     };
     progress.done();
@@ -39,7 +39,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
         Ok(vm) => vm.into_inner(),
         Err(status) => {
             // What does not start is not left behind for the user to find.
-            let request = pb::DeleteVmRequest { vm: created.id, force: true };
+            let request = pb::DeleteVmRequest { vm: created.id, force: true, ..Default::default() };
             let _already_gone = client.delete_vm(request).await;
             return Err(ours(status.into()).into());
         }
@@ -59,7 +59,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
         tell_image(&end, code, reference)?;
     }
     if args.rm {
-        let request = pb::DeleteVmRequest { vm: started.id, force: true };
+        let request = pb::DeleteVmRequest { vm: started.id, force: true, ..Default::default() };
         client.delete_vm(request).await.map_err(|s| ours(s.into()))?;
     }
     Ok(code)
@@ -216,11 +216,11 @@ async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<(pb::Vm, u
                 interrupted = true;
                 eprintln!("stopping the VM; ^C again kills it");
                 let mut client = client.clone();
-                let request = pb::StopVmRequest { vm: id.to_owned(), grace_ms };
+                let request = pb::StopVmRequest { vm: id.to_owned(), grace_ms, ..Default::default() };
                 tokio::select! {
                     stopped = client.stop_vm(request) => { stopped?; }
                     () = stop_signal() => {
-                        client.stop_vm(pb::StopVmRequest { vm: id.to_owned(), grace_ms: Some(0) }).await?;
+                        client.stop_vm(pb::StopVmRequest { vm: id.to_owned(), grace_ms: Some(0), ..Default::default() }).await?;
                     }
                 }
             }

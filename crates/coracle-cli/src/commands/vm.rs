@@ -120,7 +120,7 @@ pub async fn rm(global: &Global, args: RmArgs) -> miette::Result<u8> {
 async fn remove(global: &Global, name: &str, force: bool) -> Result<String, Failure> {
     let mut client = connect(global).await?;
     let vm = find(&mut client, name, Named::Exact).await?;
-    client.delete_vm(pb::DeleteVmRequest { vm: vm.id, force }).await?;
+    client.delete_vm(pb::DeleteVmRequest { vm: vm.id, force, ..Default::default() }).await?;
     Ok(vm.name)
 }
 
@@ -213,7 +213,10 @@ async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -
             Ok(exit_of(&off).to_string())
         }
         Until::Running => loop {
-            let seen = client.get_vm(pb::GetVmRequest { vm: vm.id.clone(), exact: true }).await?.into_inner();
+            let seen = client
+                .get_vm(pb::GetVmRequest { vm: vm.id.clone(), exact: true, ..Default::default() })
+                .await?
+                .into_inner();
             match seen.state() {
                 pb::VmState::Running => return Ok(seen.name),
                 pb::VmState::Failed => {
@@ -227,7 +230,10 @@ async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -
             }
         },
         Until::Gone => loop {
-            match client.get_vm(pb::GetVmRequest { vm: vm.id.clone(), exact: true }).await {
+            match client
+                .get_vm(pb::GetVmRequest { vm: vm.id.clone(), exact: true, ..Default::default() })
+                .await
+            {
                 Ok(_) => sleep(LOOK).await,
                 Err(status) if status.code() == tonic::Code::NotFound => return Ok(vm.name),
                 Err(status) => return Err(status.into()),

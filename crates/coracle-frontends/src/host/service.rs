@@ -37,14 +37,16 @@ impl HostService {
     }
 }
 
-/// For whom the caller speaks, from the call's metadata. None: an old client, not fenced.
-fn fence<T>(request: &Request<T>) -> Option<Fence> {
-    objects::fence_of(request.metadata())
+/// Refuses generations older than the VM has seen; `None`: the call is made for no object.
+fn fence(owner: Option<&pb::Owner>) -> Option<Fence> {
+    let pb::Owner { uid, generation, .. } = owner.filter(|owner| !owner.uid.is_empty())?;
+    Some(Fence { uid: uid.clone(), generation: *generation })
 }
 
-/// The object that the caller speaks for; `None`: it names a VM of the node.
-fn caller<T>(request: &Request<T>) -> Option<Caller> {
-    Some(objects::caller_of(request.metadata())).filter(|caller| !caller.object.is_empty())
+/// The object for which a call is made; `None`: it names a VM of the node.
+fn caller(owner: Option<&pb::Owner>) -> Option<Caller> {
+    let pb::Owner { namespace, name, uid, .. } = owner.filter(|owner| !owner.name.is_empty())?;
+    Some(Caller { uid: uid.clone(), object: format!("{namespace}/{name}") })
 }
 
 /// The user behind a call over the node's own socket.
@@ -87,8 +89,9 @@ impl HostRpc for HostService {
 
     async fn create_vm(&self, request: Request<pb::CreateVmRequest>) -> Reply<pb::Vm> {
         let (user, origin) = (local_user(&request), origin(&request));
-        let (caller, fence) = (caller(&request).unwrap_or_default(), fence(&request));
         let request = request.into_inner();
+        let owner = request.owner.as_ref();
+        let (caller, fence) = (caller(owner).unwrap_or_default(), fence(owner));
         let power = request.power_state();
         let snapshot = Some(request.clone_from.clone()).filter(|name| !name.is_empty());
         let spec = convert::vm_spec(request, user, origin)?;
@@ -109,69 +112,65 @@ impl HostRpc for HostService {
     }
 
     async fn start_vm(&self, request: Request<pb::StartVmRequest>) -> Reply<pb::Vm> {
-        let (fence, caller) = (fence(&request), caller(&request));
-        let vm = self.target(request.into_inner().vm, caller)?;
-        let record = self.host.start(&vm, fence).await.or_status()?;
+        let pb::StartVmRequest { vm, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
+        let record = self.host.start(&vm, fence(owner.as_ref())).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn stop_vm(&self, request: Request<pb::StopVmRequest>) -> Reply<pb::Vm> {
-        let (fence, caller) = (fence(&request), caller(&request));
-        let pb::StopVmRequest { vm, grace_ms } = request.into_inner();
-        let vm = self.target(vm, caller)?;
+        let pb::StopVmRequest { vm, grace_ms, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
         let grace = grace_ms.map_or(DEFAULT_GRACE, |ms| Duration::from_millis(ms.into()));
-        let record = self.host.stop(&vm, grace, fence).await.or_status()?;
+        let record = self.host.stop(&vm, grace, fence(owner.as_ref())).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn delete_vm(&self, request: Request<pb::DeleteVmRequest>) -> Reply<pb::DeleteVmResponse> {
-        let (fence, caller) = (fence(&request), caller(&request));
-        let pb::DeleteVmRequest { vm, force } = request.into_inner();
-        let vm = self.target(vm, caller)?;
-        self.host.delete(&vm, force, fence).await.or_status()?;
+        let pb::DeleteVmRequest { vm, force, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
+        self.host.delete(&vm, force, fence(owner.as_ref())).await.or_status()?;
         Ok(Response::new(pb::DeleteVmResponse {}))
     }
 
     async fn pause_vm(&self, request: Request<pb::PauseVmRequest>) -> Reply<pb::Vm> {
-        let (fence, caller) = (fence(&request), caller(&request));
-        let vm = self.target(request.into_inner().vm, caller)?;
-        let record = self.host.pause(&vm, fence).await.or_status()?;
+        let pb::PauseVmRequest { vm, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
+        let record = self.host.pause(&vm, fence(owner.as_ref())).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn resume_vm(&self, request: Request<pb::ResumeVmRequest>) -> Reply<pb::Vm> {
-        let (fence, caller) = (fence(&request), caller(&request));
-        let vm = self.target(request.into_inner().vm, caller)?;
-        let record = self.host.resume(&vm, fence).await.or_status()?;
+        let pb::ResumeVmRequest { vm, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
+        let record = self.host.resume(&vm, fence(owner.as_ref())).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn hibernate_vm(&self, request: Request<pb::HibernateVmRequest>) -> Reply<pb::Vm> {
-        let (fence, caller) = (fence(&request), caller(&request));
-        let vm = self.target(request.into_inner().vm, caller)?;
-        let record = self.host.hibernate(&vm, fence).await.or_status()?;
+        let pb::HibernateVmRequest { vm, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
+        let record = self.host.hibernate(&vm, fence(owner.as_ref())).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn attach_volume(&self, request: Request<pb::AttachVolumeRequest>) -> Reply<pb::Vm> {
-        let (fence, user) = (fence(&request), local_user(&request));
+        let user = local_user(&request);
         let pb::AttachVolumeRequest { vm, volume } = request.into_inner();
         let request = convert::volume_request(volume.unwrap_or_default(), user);
-        let record = self.host.attach_volume(&vm, request, fence).await.or_status()?;
+        let record = self.host.attach_volume(&vm, request, None).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn detach_volume(&self, request: Request<pb::DetachVolumeRequest>) -> Reply<pb::Vm> {
-        let fence = fence(&request);
         let pb::DetachVolumeRequest { vm, volume } = request.into_inner();
-        let record = self.host.detach_volume(&vm, &volume, fence).await.or_status()?;
+        let record = self.host.detach_volume(&vm, &volume, None).await.or_status()?;
         self.vm(record.id.as_str())
     }
 
     async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::Vm> {
-        let caller = caller(&request);
-        let pb::GetVmRequest { vm, exact } = request.into_inner();
-        if let Some(caller) = caller {
+        let pb::GetVmRequest { vm, exact, owner } = request.into_inner();
+        if let Some(caller) = caller(owner.as_ref()) {
             let view = objects::exact(&self.host, &vm, &caller).or_status()?;
             return Ok(Response::new(convert::vm(&self.host, &view)));
         }

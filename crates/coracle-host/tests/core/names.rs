@@ -8,10 +8,10 @@ use coracle_proto::host as pb;
 use coracle_proto::host::host_server::Host as HostRpc;
 use tonic::{Code, Request};
 
-use super::support::Node;
+use super::support::{IMAGE, Node};
 
 async fn delete(service: &HostService, vm: &str) -> Result<(), Code> {
-    let request = pb::DeleteVmRequest { vm: vm.to_owned(), force: true };
+    let request = pb::DeleteVmRequest { vm: vm.to_owned(), force: true, ..Default::default() };
     service.delete_vm(Request::new(request)).await.map(drop).map_err(|status| status.code())
 }
 
@@ -56,9 +56,47 @@ async fn verbs_on_a_prefix_are_not_found() {
         }
         let copied = service.copy_out(Request::new(pb::CopyOutRequest { vm: vm(), path: "/".into() })).await;
         assert_eq!(copied.err().unwrap().code(), Code::NotFound, "enter the guest");
-        let looked = |exact| service.get_vm(Request::new(pb::GetVmRequest { vm: vm(), exact }));
+        let looked =
+            |exact| service.get_vm(Request::new(pb::GetVmRequest { vm: vm(), exact, ..Default::default() }));
         assert_eq!(looked(false).await.unwrap().into_inner().name, "web-1");
         assert_eq!(looked(true).await.unwrap_err().code(), Code::NotFound);
+    }
+    host.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn call_for_an_object_table() {
+    let node = Node::new().await;
+    let (host, service) = node.with(&["db"]).await;
+    let owner = |name: &str, uid: &str, generation| {
+        let (namespace, name, uid) = ("team".into(), name.into(), uid.into());
+        Some(pb::Owner { namespace, name, uid, generation, ..Default::default() })
+    };
+    let spec = pb::CreateVmRequest {
+        name: "web".into(),
+        image: IMAGE.into(),
+        vcpus: 1,
+        memory_mib: 128,
+        owner: owner("web", "u1", 2),
+        ..Default::default()
+    };
+    service.create_vm(Request::new(spec)).await.unwrap();
+    for (why, vm, owner, want) in [
+        ("its object", "web", owner("web", "u1", 2), Ok(())),
+        ("its object, changed since", "web", owner("web", "u1", 3), Ok(())),
+        (
+            "an older generation than the node has seen",
+            "web",
+            owner("web", "u1", 2),
+            Err(Code::PermissionDenied),
+        ),
+        ("another object of the name", "web", owner("web", "u2", 9), Err(Code::NotFound)),
+        ("a VM of no object", "db", owner("db", "u3", 1), Err(Code::NotFound)),
+        ("no object: a VM of the node by its name", "db", None, Ok(())),
+    ] {
+        let request = pb::StopVmRequest { vm: vm.into(), grace_ms: Some(0), owner };
+        let stopped = service.stop_vm(Request::new(request)).await.map(drop).map_err(|status| status.code());
+        assert_eq!(stopped, want, "{why}");
     }
     host.shutdown().await;
 }

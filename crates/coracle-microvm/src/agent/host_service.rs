@@ -10,7 +10,6 @@ use super::{
     call::{Caller, absent_is_ok},
     client::NodeClient,
     error::AgentError,
-    fence::fenced,
     vm_info::{Fence, State, VmInfo},
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
@@ -49,7 +48,7 @@ impl HostService {
         spec: &VmSpec,
         power_state: wire::PowerState,
     ) -> Result<(), AgentError> {
-        let request = fenced(create_request(vm, spec, power_state), &vm.fence);
+        let request = create_request(vm, spec, power_state);
         let mut client = self.client.clone();
         self.boot("CreateVM", client.create_vm(request)).await.map(drop)
     }
@@ -75,7 +74,7 @@ impl HostService {
 #[tonic::async_trait]
 impl NodeClient for HostService {
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError> {
-        let request = fenced(wire::GetVmRequest { vm: id.to_owned(), exact: true }, fence);
+        let request = wire::GetVmRequest { vm: id.to_owned(), exact: true, owner: owner(fence) };
         let mut client = self.client.clone();
         match self.call("GetVM", client.get_vm(request)).await {
             Ok(vm) => Ok(Some(VmInfo::from(vm))),
@@ -93,7 +92,7 @@ impl NodeClient for HostService {
     }
 
     async fn start(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = fenced(wire::StartVmRequest { vm: vm.id.clone() }, &vm.fence);
+        let request = wire::StartVmRequest { vm: vm.id.clone(), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
         self.boot("StartVM", client.start_vm(request)).await.map(drop)
     }
@@ -104,28 +103,28 @@ impl NodeClient for HostService {
         match state {
             PowerState::Running => self.start(vm).await,
             PowerState::Stopped => {
-                let request = fenced(wire::StopVmRequest { vm: id, grace_ms: None }, fence);
+                let request = wire::StopVmRequest { vm: id, grace_ms: None, owner: owner(fence) };
                 self.boot("StopVM", client.stop_vm(request)).await.map(drop)
             }
             PowerState::Paused => {
-                let request = fenced(wire::PauseVmRequest { vm: id }, fence);
+                let request = wire::PauseVmRequest { vm: id, owner: owner(fence) };
                 self.boot("PauseVM", client.pause_vm(request)).await.map(drop)
             }
             PowerState::Hibernated => {
-                let request = fenced(wire::HibernateVmRequest { vm: id }, fence);
+                let request = wire::HibernateVmRequest { vm: id, owner: owner(fence) };
                 self.boot("HibernateVM", client.hibernate_vm(request)).await.map(drop)
             }
         }
     }
 
     async fn stop(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = fenced(wire::StopVmRequest { vm: vm.id.clone(), grace_ms: Some(0) }, &vm.fence);
+        let request = wire::StopVmRequest { vm: vm.id.clone(), grace_ms: Some(0), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
         absent_is_ok(self.call("StopVM", client.stop_vm(request)).await.map(drop))
     }
 
     async fn delete(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = fenced(wire::DeleteVmRequest { vm: vm.id.clone(), force: true }, &vm.fence);
+        let request = wire::DeleteVmRequest { vm: vm.id.clone(), force: true, owner: owner(&vm.fence) };
         let mut client = self.client.clone();
         absent_is_ok(self.call("DeleteVM", client.delete_vm(request)).await.map(drop))
     }
@@ -155,6 +154,18 @@ impl NodeClient for HostService {
         });
         Ok(ids.boxed())
     }
+}
+
+/// The object of a call; its cluster only matters for a creation.
+fn owner(fence: &Fence) -> Option<wire::Owner> {
+    let (namespace, name) = fence.object.split_once('/').unwrap_or_default();
+    Some(wire::Owner {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: fence.uid.clone(),
+        generation: fence.generation,
+        ..wire::Owner::default()
+    })
 }
 
 /// The id that the operator gave the VM.

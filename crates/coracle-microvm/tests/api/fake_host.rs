@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use coracle_api::keys::fence;
 use coracle_proto::{
     firecracker::{self as agent, firecracker_agent_server::FirecrackerAgent as _},
     host as wire,
@@ -72,10 +73,19 @@ where
 
 type Reply<T> = Result<Response<T>, Status>;
 
-/// The same call with another message.
-fn with<T, U>(request: Request<T>, convert: impl FnOnce(T) -> U) -> Request<U> {
-    let (metadata, extensions, message) = request.into_parts();
-    Request::from_parts(metadata, extensions, convert(message))
+/// A call of the agent service for the object that a message of the host service names.
+fn for_owner<T>(owner: Option<wire::Owner>, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    let Some(wire::Owner { namespace, name, uid, generation, .. }) = owner else { return request };
+    let values = [
+        (fence::UID, uid),
+        (fence::OBJECT, format!("{namespace}/{name}")),
+        (fence::GENERATION, generation.to_string()),
+    ];
+    for (key, value) in values {
+        request.metadata_mut().insert(key, value.parse().unwrap());
+    }
+    request
 }
 
 async fn info(vms: Service) -> Reply<wire::InfoResponse> {
@@ -89,9 +99,11 @@ async fn info(vms: Service) -> Reply<wire::InfoResponse> {
 }
 
 async fn create(vms: Service, request: Request<wire::CreateVmRequest>) -> Reply<wire::Vm> {
-    let request = with(request, |create| {
-        assert_eq!(create.power_state(), wire::PowerState::Running);
-        let owner = create.owner.unwrap_or_default();
+    assert!(request.metadata().get(fence::UID).is_none(), "the message names the object");
+    let create = request.into_inner();
+    assert_eq!(create.power_state(), wire::PowerState::Running);
+    let message = {
+        let owner = create.owner.clone().unwrap_or_default();
         let metadata = [
             ("coracle.dev/uid", owner.uid),
             ("coracle.dev/namespace", owner.namespace),
@@ -108,32 +120,33 @@ async fn create(vms: Service, request: Request<wire::CreateVmRequest>) -> Reply<
             metadata: metadata.map(|(key, value)| (key.to_owned(), value)).into(),
             ..Default::default()
         }
-    });
-    let created = vms.create_vm(request).await?.into_inner();
+    };
+    let created = vms.create_vm(for_owner(create.owner, message)).await?.into_inner();
     Ok(Response::new(wire::Vm { name: created.vm_id, ..Default::default() }))
 }
 
 async fn start(vms: Service, request: Request<wire::StartVmRequest>) -> Reply<wire::Vm> {
-    let started = vms.start_vm(with(request, |start| agent::StartVmRequest { vm_id: start.vm })).await?;
+    let wire::StartVmRequest { vm, owner } = request.into_inner();
+    let started = vms.start_vm(for_owner(owner, agent::StartVmRequest { vm_id: vm })).await?;
     Ok(Response::new(wire::Vm { name: started.into_inner().vm_id, ..Default::default() }))
 }
 
 async fn stop(vms: Service, request: Request<wire::StopVmRequest>) -> Reply<wire::Vm> {
-    let stop = |stop: wire::StopVmRequest| {
-        let force = stop.grace_ms == Some(0);
-        agent::StopVmRequest { vm_id: stop.vm, force }
-    };
-    let stopped = vms.stop_vm(with(request, stop)).await?;
+    let wire::StopVmRequest { vm, grace_ms, owner } = request.into_inner();
+    let message = agent::StopVmRequest { vm_id: vm, force: grace_ms == Some(0) };
+    let stopped = vms.stop_vm(for_owner(owner, message)).await?;
     Ok(Response::new(wire::Vm { name: stopped.into_inner().vm_id, ..Default::default() }))
 }
 
 async fn delete(vms: Service, request: Request<wire::DeleteVmRequest>) -> Reply<wire::DeleteVmResponse> {
-    vms.delete_vm(with(request, |delete| agent::DeleteVmRequest { vm_id: delete.vm })).await?;
+    let wire::DeleteVmRequest { vm, owner, .. } = request.into_inner();
+    vms.delete_vm(for_owner(owner, agent::DeleteVmRequest { vm_id: vm })).await?;
     Ok(Response::new(wire::DeleteVmResponse {}))
 }
 
 async fn get(vms: Service, request: Request<wire::GetVmRequest>) -> Reply<wire::Vm> {
-    let found = vms.get_vm(with(request, |get| agent::GetVmRequest { vm_id: get.vm })).await?.into_inner();
+    let wire::GetVmRequest { vm: vm_id, owner, .. } = request.into_inner();
+    let found = vms.get_vm(for_owner(owner, agent::GetVmRequest { vm_id })).await?.into_inner();
     Ok(Response::new(vm(found.vm.unwrap_or_default())))
 }
 

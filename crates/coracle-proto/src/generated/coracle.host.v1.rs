@@ -448,6 +448,9 @@ pub struct StartVmRequest {
     /// GetVm and Logs also take a unique prefix of one.
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "2")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StopVmRequest {
@@ -456,21 +459,33 @@ pub struct StopVmRequest {
     /// Milliseconds until the VMM is killed; absent: 30 s; 0: at once.
     #[prost(uint32, optional, tag = "2")]
     pub grace_ms: ::core::option::Option<u32>,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "3")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PauseVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "2")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResumeVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "2")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HibernateVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "2")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteVmRequest {
@@ -479,6 +494,9 @@ pub struct DeleteVmRequest {
     /// A running VM is refused without it.
     #[prost(bool, tag = "2")]
     pub force: bool,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "3")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteVmResponse {}
@@ -489,6 +507,9 @@ pub struct GetVmRequest {
     /// Only the exact name or the whole id, as the calls take it that change a VM.
     #[prost(bool, tag = "2")]
     pub exact: bool,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "3")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListVmsRequest {}

@@ -138,19 +138,22 @@ async fn verbs(system: &mut System) {
     let (mut pauses, mut resumes, mut saves) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..PAUSES {
         let began = Instant::now();
-        host.pause_vm(pb::PauseVmRequest { vm: vm() }).await.expect("pause");
+        host.pause_vm(pb::PauseVmRequest { vm: vm(), ..Default::default() }).await.expect("pause");
         pauses.push(ms_since(began));
         let began = Instant::now();
-        host.resume_vm(pb::ResumeVmRequest { vm: vm() }).await.expect("resume");
+        host.resume_vm(pb::ResumeVmRequest { vm: vm(), ..Default::default() }).await.expect("resume");
         resumes.push(ms_since(began));
     }
     for _ in 0..SAVES {
         let began = Instant::now();
-        let vm =
-            host.hibernate_vm(pb::HibernateVmRequest { vm: vm() }).await.expect("hibernate").into_inner();
+        let vm = host
+            .hibernate_vm(pb::HibernateVmRequest { vm: vm(), ..Default::default() })
+            .await
+            .expect("hibernate")
+            .into_inner();
         saves.push(ms_since(began));
         eprintln!("saved {} MiB", vm.saved_bytes >> 20);
-        host.resume_vm(pb::ResumeVmRequest { vm: vm.name }).await.expect("wake up");
+        host.resume_vm(pb::ResumeVmRequest { vm: vm.name, ..Default::default() }).await.expect("wake up");
     }
     eprintln!("pause ms: {pauses:.1?}\nresume ms: {resumes:.1?}\nhibernate ms: {saves:.0?}");
     figure("pause.ms", percentile(&pauses, 50), "ms");

@@ -107,7 +107,7 @@ impl System {
 
     /// Removes a VM in any state.
     pub(crate) async fn remove(&mut self, name: &str) {
-        let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true };
+        let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true, ..Default::default() };
         self.host.delete_vm(request).await.expect("delete");
     }
 
@@ -139,7 +139,11 @@ impl System {
             ..Default::default()
         };
         host.create_vm(request).await.expect("create");
-        let vm = host.start_vm(pb::StartVmRequest { vm: name.to_owned() }).await.expect("start").into_inner();
+        let vm = host
+            .start_vm(pb::StartVmRequest { vm: name.to_owned(), ..Default::default() })
+            .await
+            .expect("start")
+            .into_inner();
         let elapsed = began.elapsed().as_secs_f64() * 1000.0;
         assert_eq!(vm.template.is_empty(), birth == Birth::Cold, "{name} starts as it should");
         (elapsed, vm)

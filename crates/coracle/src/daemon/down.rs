@@ -112,7 +112,7 @@ pub(crate) async fn stop_vms(global: &Global) {
     let mut stops = JoinSet::new();
     for vm in vms.into_inner().vms {
         let mut client = client.clone();
-        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(GUEST_GRACE_MS) };
+        let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(GUEST_GRACE_MS), ..Default::default() };
         stops.spawn(async move { client.stop_vm(request).await.is_ok() });
     }
     stops.join_all().await;

@@ -301,7 +301,7 @@ const ENTRIES: &[Entry] = &[
         "COR-VM-020",
         "Several VMs have this id.",
         "Objects of two namespaces have the same `<namespace>-<name>`, and the caller sent no UID.",
-        "Send the UID of the object as gRPC metadata `coracle-uid`.",
+        "Send the UID of the object: as the owner in the message, or to the agent service as gRPC metadata `coracle-uid`.",
     ),
     entry(
         "COR-GST-001",

@@ -107,31 +107,43 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, ch
                 ..Default::default()
             };
             client.create_vm(request).await.ok()?;
-            Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
+            Known::Running(
+                client
+                    .start_vm(pb::StartVmRequest { vm, ..Default::default() })
+                    .await
+                    .ok()?
+                    .into_inner()
+                    .vmm_pid,
+            )
         }
-        Known::Off | Known::Hibernated if choice > 0 => {
-            Known::Running(client.start_vm(pb::StartVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
-        }
+        Known::Off | Known::Hibernated if choice > 0 => Known::Running(
+            client.start_vm(pb::StartVmRequest { vm, ..Default::default() }).await.ok()?.into_inner().vmm_pid,
+        ),
         Known::Running(_) if choice == 1 => {
-            client.stop_vm(pb::StopVmRequest { vm, grace_ms: Some(0) }).await.ok()?;
+            client.stop_vm(pb::StopVmRequest { vm, grace_ms: Some(0), ..Default::default() }).await.ok()?;
             Known::Off
         }
-        Known::Running(_) if choice == 2 => {
-            Known::Paused(client.pause_vm(pb::PauseVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
-        }
-        Known::Paused(_) if choice == 1 => {
-            Known::Running(client.resume_vm(pb::ResumeVmRequest { vm }).await.ok()?.into_inner().vmm_pid)
-        }
+        Known::Running(_) if choice == 2 => Known::Paused(
+            client.pause_vm(pb::PauseVmRequest { vm, ..Default::default() }).await.ok()?.into_inner().vmm_pid,
+        ),
+        Known::Paused(_) if choice == 1 => Known::Running(
+            client
+                .resume_vm(pb::ResumeVmRequest { vm, ..Default::default() })
+                .await
+                .ok()?
+                .into_inner()
+                .vmm_pid,
+        ),
         Known::Running(_) | Known::Paused(_) | Known::Hibernated if choice == 4 => {
             client.save_snapshot(pb::SaveSnapshotRequest { vm, name: String::new() }).await.ok()?;
             known.clone()
         }
         Known::Running(_) | Known::Paused(_) if choice > 1 => {
-            client.hibernate_vm(pb::HibernateVmRequest { vm }).await.ok()?;
+            client.hibernate_vm(pb::HibernateVmRequest { vm, ..Default::default() }).await.ok()?;
             Known::Hibernated
         }
         Known::Running(_) | Known::Paused(_) | Known::Hibernated | Known::Off | Known::Open => {
-            client.delete_vm(pb::DeleteVmRequest { vm, force: true }).await.ok()?;
+            client.delete_vm(pb::DeleteVmRequest { vm, force: true, ..Default::default() }).await.ok()?;
             Known::Absent
         }
     };
@@ -141,7 +153,9 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, ch
 /// What the daemon says now must agree with what it acknowledged before it was killed.
 async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Known>, round: u64) {
     for (name, known) in world.iter_mut() {
-        let found = client.get_vm(pb::GetVmRequest { vm: (*name).to_owned(), exact: true }).await;
+        let found = client
+            .get_vm(pb::GetVmRequest { vm: (*name).to_owned(), exact: true, ..Default::default() })
+            .await;
         match (&known, found) {
             (Known::Absent, found) => assert!(found.is_err(), "kill {round}: {name} was deleted and is back"),
             (Known::Running(pid) | Known::Paused(pid), found) => {
@@ -168,7 +182,14 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
             (Known::Open, Err(_)) => *known = Known::Absent,
             (Known::Open, Ok(_)) => {
                 // An acknowledged operation continues by itself; removing the VM ends it.
-                client.delete_vm(pb::DeleteVmRequest { vm: (*name).to_owned(), force: true }).await.unwrap();
+                client
+                    .delete_vm(pb::DeleteVmRequest {
+                        vm: (*name).to_owned(),
+                        force: true,
+                        ..Default::default()
+                    })
+                    .await
+                    .unwrap();
                 *known = Known::Absent;
             }
         }
@@ -222,7 +243,9 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
             assert_eq!(processes.len(), running, "kill {round}: {processes:?} for {world:?}");
         }
         for name in NAMES {
-            let _absent = client.delete_vm(pb::DeleteVmRequest { vm: name.to_owned(), force: true }).await;
+            let _absent = client
+                .delete_vm(pb::DeleteVmRequest { vm: name.to_owned(), force: true, ..Default::default() })
+                .await;
         }
         assert!(vmms(&state, &run).is_empty());
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
@@ -278,9 +301,17 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
             node = start_node(&state);
             client = connect(&state).await;
             let mut world = BTreeMap::from([("a", begun.ok().flatten().unwrap_or(Known::Open))]);
-            if client.get_vm(pb::GetVmRequest { vm: "a".into(), exact: true }).await.is_ok() {
+            if client
+                .get_vm(pb::GetVmRequest { vm: "a".into(), exact: true, ..Default::default() })
+                .await
+                .is_ok()
+            {
                 // What was begun can be finished, and is one VM.
-                let vm = client.start_vm(pb::StartVmRequest { vm: "a".into() }).await.unwrap().into_inner();
+                let vm = client
+                    .start_vm(pb::StartVmRequest { vm: "a".into(), ..Default::default() })
+                    .await
+                    .unwrap()
+                    .into_inner();
                 taken += u32::from(vm.pooled);
                 assert_eq!(vmms(&state, &run).len(), 1, "kill {round}, after {moment:?}");
                 coracle_ok(&state, &["exec", "a", "/bin/busybox", "true"]).await;
@@ -357,8 +388,11 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
             node.kill().await.unwrap();
             node = start();
             client = connect(&state).await;
-            let vm =
-                client.get_vm(pb::GetVmRequest { vm: "a".into(), exact: true }).await.unwrap().into_inner();
+            let vm = client
+                .get_vm(pb::GetVmRequest { vm: "a".into(), exact: true, ..Default::default() })
+                .await
+                .unwrap()
+                .into_inner();
             assert_eq!((vm.vmm_pid, vm.state()), (pid, pb::VmState::Running), "kill {round}: {}", vm.message);
             let has = settled(&mut client, &vm.id).await.iter().any(|v| v.name == *name);
             if outcome.is_ok() {
@@ -373,14 +407,20 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
                 assert_eq!(mounted, *has, "kill {round}: {name}: {seen}\n{last:#?}");
             }
         }
-        client.delete_vm(pb::DeleteVmRequest { vm: "a".into(), force: true }).await.unwrap();
+        client
+            .delete_vm(pb::DeleteVmRequest { vm: "a".into(), force: true, ..Default::default() })
+            .await
+            .unwrap();
         // The disk is free for another one.
         operate(&mut client, "b", &Known::Absent, 0).await.unwrap();
         for (_, wish) in wishes {
             let request = pb::AttachVolumeRequest { vm: "b".into(), volume: Some(wish) };
             client.attach_volume(request).await.unwrap();
         }
-        client.delete_vm(pb::DeleteVmRequest { vm: "b".into(), force: true }).await.unwrap();
+        client
+            .delete_vm(pb::DeleteVmRequest { vm: "b".into(), force: true, ..Default::default() })
+            .await
+            .unwrap();
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
         node.kill().await.unwrap();
         coracle_ok(&state, &["down"]).await;
@@ -393,7 +433,7 @@ async fn settled(client: &mut HostClient<Channel>, id: &str) -> Vec<pb::Volume> 
     until("no volume is half there", Duration::from_secs(60), || {
         let (mut client, vm) = (client.clone(), id.to_owned());
         async move {
-            let look = pb::GetVmRequest { vm: vm.clone(), exact: true };
+            let look = pb::GetVmRequest { vm: vm.clone(), exact: true, ..Default::default() };
             let seen = client.get_vm(look.clone()).await.map_err(|e| e.to_string())?.into_inner();
             if !seen.agent_connected {
                 return Err("the agent does not answer yet".to_owned());

@@ -70,7 +70,10 @@ fn forged_frames_never_pass_while_the_daemon_is_killed() {
             assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["honest"], "{place}");
         }
         for vm in ["attacker", "neighbour"] {
-            client.delete_vm(pb::DeleteVmRequest { vm: vm.into(), force: true }).await.unwrap();
+            client
+                .delete_vm(pb::DeleteVmRequest { vm: vm.into(), force: true, ..Default::default() })
+                .await
+                .unwrap();
         }
         super::leaves_nothing(node, &state, &run).await;
     });
@@ -78,7 +81,7 @@ fn forged_frames_never_pass_while_the_daemon_is_killed() {
 
 /// Addresses of a VM, and the name of its tap.
 async fn station(state: &Path, client: &mut HostClient<Channel>, name: &str) -> (Station, String) {
-    let request = pb::GetVmRequest { vm: name.into(), exact: true };
+    let request = pb::GetVmRequest { vm: name.into(), exact: true, ..Default::default() };
     let vm = client.get_vm(request).await.unwrap().into_inner();
     let mac: Vec<u8> = vm.mac.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
     let station = Station { mac: mac.try_into().unwrap(), address: vm.ip_address.parse().unwrap() };
