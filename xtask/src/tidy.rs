@@ -116,7 +116,7 @@ pub(crate) fn check() -> Result<()> {
         }
         references::check(dir, &mut wrong)?;
         modules::check(&name, &dir.join("src"), &mut wrong)?;
-        waits::check(&name, dir, &mut wrong)?;
+        waits::check(dir, &mut wrong)?;
         programs(&name, &manifest, &mut wrong)?;
         words::check_sources(dir, &mut wrong)?;
         if product.contains(&name) {

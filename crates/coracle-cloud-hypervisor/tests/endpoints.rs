@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use coracle_hypervisor::{ApiError, ApiSocket};
 use coracle_hypervisor_testing::example;
-use coracle_testkit::tools;
+use coracle_testkit::{eventually, tools};
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -40,13 +40,9 @@ impl Vmm {
         let said = |body: &Value| Some(body.as_array()?.iter().filter_map(Value::as_str).collect());
         let api = ApiSocket::new(&socket, Duration::from_secs(10), said);
         let vmm = Self { child, api, dir };
-        for _ in 0..1000 {
-            if vmm.api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok() {
-                return vmm;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("{} does not answer", program.display());
+        let answers = async || vmm.api.call(Method::GET, "/api/v1/vmm.ping", None).await.ok();
+        eventually("the API answers", answers).await.unwrap();
+        vmm
     }
 
     fn url(&self, name: &str) -> String {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use coracle_hypervisor::{ApiError, ApiSocket};
 use coracle_hypervisor_testing::example;
-use coracle_testkit::tools;
+use coracle_testkit::{eventually, tools};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -42,13 +42,9 @@ impl Vmm {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let api = ApiSocket::new(&socket, Duration::from_secs(10), fault);
         let vmm = Self { child, api, dir };
-        for _ in 0..1000 {
-            if vmm.api.call(Method::GET, "/", None).await.is_ok() {
-                return vmm;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("{} does not answer", program.display());
+        let answers = async || vmm.api.call(Method::GET, "/", None).await.ok();
+        eventually("the API answers", answers).await.unwrap();
+        vmm
     }
 
     /// `204`, `200 {…}` or `400` with the words.

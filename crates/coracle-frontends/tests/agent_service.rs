@@ -13,6 +13,7 @@ use coracle_image::{Source, Store, StoreOptions};
 use coracle_oci::NoProgress;
 use coracle_proto::firecracker as pb;
 use coracle_proto::host::{self as own, host_client::HostClient, host_server::HostServer};
+use coracle_testkit::elapse;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
 use pb::firecracker_agent_client::FirecrackerAgentClient;
@@ -239,7 +240,7 @@ async fn a_hundred_creations_at_once_do_not_keep_a_reader_waiting() {
         reader.get_vm(pb::GetVmRequest { vm_id: id("first") }).await.unwrap();
         reads.push(began.elapsed());
         while creations.try_join_next().is_some() {}
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        elapse(Duration::from_millis(5)).await;
     }
     reads.sort();
     let median = reads[reads.len() / 2];

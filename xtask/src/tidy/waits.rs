@@ -8,26 +8,11 @@ use anyhow::Result;
 
 use crate::root;
 
-/// Folders of tests whose own waits are still to be replaced, with the number that they may have.
-const WAITS_LEFT: [(&str, usize); 6] = [
-    ("coracle-admission", 3),
-    ("coracle-agentpool", 4),
-    ("coracle-bidnode", 3),
-    ("coracle-cloud-hypervisor", 1),
-    ("coracle-firecracker", 1),
-    ("coracle-frontends", 1),
-];
-
-/// Adds each wait of the tests of the crate `name`, in its folder `dir`, to `wrong`.
-pub(super) fn check(name: &str, dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
-    let mut found = Vec::new();
+/// Adds each wait of the tests of the crate in folder `dir` to `wrong`.
+pub(super) fn check(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     let tests = dir.join("tests");
     if tests.is_dir() {
-        collect(&tests, &mut found)?;
-    }
-    let limit = WAITS_LEFT.iter().find(|(left, _)| *left == name).map_or(0, |(_, limit)| *limit);
-    if found.len() > limit {
-        wrong.extend(found);
+        collect(&tests, wrong)?;
     }
     Ok(())
 }

@@ -86,7 +86,7 @@ fn an_image_that_is_missing_or_cut_short_leaves_nothing_behind() {
         w.image.change(|i| (i.status, i.truncate) = (200, true));
         let asked = w.image.seen().asked;
         assert!(
-            crate::world::eventually(async || (w.image.seen().asked > asked + 1).then_some(()))
+            crate::world::within_limit(async || (w.image.seen().asked > asked + 1).then_some(()))
                 .await
                 .is_some()
         );

@@ -9,7 +9,7 @@ use kube::api::ListParams;
 
 use crate::{
     sims::Style,
-    world::{World, eventually},
+    world::{World, within_limit},
 };
 
 /// The whole life of one VM: demand, VM, Agent, bound, released, gone.
@@ -28,7 +28,7 @@ async fn live(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> 
             let requests = w.requests().list(&ListParams::default()).await.unwrap().items;
             (requests.is_empty() && w.vcenter.vms().await.is_empty()).then_some(())
         };
-        if eventually(gone).await.is_none() {
+        if within_limit(gone).await.is_none() {
             anyhow::bail!("crash {crash:?}: not all is gone: {}", w.everything().await?);
         }
         anyhow::Ok(())
@@ -97,14 +97,14 @@ fn a_create_task_that_outlives_the_operator_is_adopted() {
             let request = w.requests().get_opt("w-0").await.unwrap()?;
             request.metadata.annotations?.get("coracle.dev/pending-task").cloned()
         };
-        assert!(eventually(noted).await.expect("the task is stored").starts_with("fake-vcenter/task-"));
+        assert!(within_limit(noted).await.expect("the task is stored").starts_with("fake-vcenter/task-"));
         operator.kill().await;
         assert!(fake.vms().is_empty(), "the task still runs");
         let operator = w.operator();
         w.until_rows(1, "Bound").await?;
         assert_eq!(fake.calls().iter().filter(|c| **c == "CreateVM_Task").count(), 1);
         assert_eq!(
-            eventually(async || noted().await.is_none().then_some(())).await,
+            within_limit(async || noted().await.is_none().then_some(())).await,
             Some(()),
             "and forgotten"
         );
@@ -126,7 +126,7 @@ fn slow_create_task_survives_kills_with_one_vm() {
             let request = w.requests().get_opt("w-0").await.unwrap()?;
             request.metadata.annotations?.get("coracle.dev/pending-task").cloned()
         };
-        let task = eventually(noted).await.expect("the task is stored");
+        let task = within_limit(noted).await.expect("the task is stored");
         let logins = || w.vcenter.vcsim().calls().ok().and_then(|calls| calls.get("Login").copied());
         // Each life finds the task of the first one, and is killed while it waits for it.
         for life in 0..3 {
@@ -135,7 +135,7 @@ fn slow_create_task_survives_kills_with_one_vm() {
             let before = logins();
             operator = w.operator();
             let at_work = async || (logins() > before).then_some(());
-            assert!(eventually(at_work).await.is_some(), "life {life} logs in");
+            assert!(within_limit(at_work).await.is_some(), "life {life} logs in");
         }
         w.until_rows(1, "Bound").await?;
         let calls = w.vcenter.vcsim().calls()?;

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::{
     sims::{Style, set},
-    world::{Operator, POOL, World, eventually},
+    world::{Operator, POOL, World, within_limit},
 };
 
 /// Asks the image service all the time.
@@ -41,20 +41,22 @@ fn new_iso_revision_is_uploaded_once_and_repaired() {
         let iso = async || w.pools().get(POOL).await.unwrap().status.unwrap().iso.unwrap();
         let first = iso().await;
         let asked = w.image.seen().asked;
-        assert!(eventually(async || (w.image.seen().asked > asked + 2).then_some(())).await.is_some());
+        assert!(within_limit(async || (w.image.seen().asked > asked + 2).then_some(())).await.is_some());
         assert_eq!(w.image.seen().downloads, 1, "asked for again and again, downloaded once");
         w.image.change(|i| i.revision = 2);
-        let second =
-            eventually(async || Some(iso().await).filter(|i| i.path != first.path)).await.expect("a new ISO");
+        let second = within_limit(async || Some(iso().await).filter(|i| i.path != first.path))
+            .await
+            .expect("a new ISO");
         assert_eq!((w.image.seen().downloads, second.history.len()), (2, 2));
         w.vcenter.fake().lose_file(&second.path);
-        let repaired = eventually(async || Some(iso().await).filter(|i| i.path != second.path))
+        let repaired = within_limit(async || Some(iso().await).filter(|i| i.path != second.path))
             .await
             .expect("a new upload");
         assert!(w.vcenter.fake().stored().contains_key(&repaired.path));
         w.edit(json!({"metadata": {"annotations": {"agent-forge.containeroo.ch/force-iso-refresh": "now"}}}))
             .await?;
-        let forced = eventually(async || Some(iso().await).filter(|i| i.force_refresh_token == "now")).await;
+        let forced =
+            within_limit(async || Some(iso().await).filter(|i| i.force_refresh_token == "now")).await;
         assert_ne!(forced.expect("a forced refresh").path, repaired.path);
         let files = w.vcenter.fake().stored();
         assert!(files.keys().all(|f| !f.ends_with(".partial")), "{files:?}");
@@ -78,10 +80,10 @@ fn etags_identify_revisions_before_dates() {
         let first = iso(&w).await;
         assert_eq!(first.etag, "\"revision-1\"");
         let asked = w.image.seen().asked;
-        assert!(eventually(async || (w.image.seen().asked > asked + 2).then_some(())).await.is_some());
+        assert!(within_limit(async || (w.image.seen().asked > asked + 2).then_some(())).await.is_some());
         assert_eq!(w.image.seen().downloads, 1);
         w.image.change(|i| i.revision = 2);
-        let second = eventually(async || Some(iso(&w).await).filter(|i| i.path != first.path)).await;
+        let second = within_limit(async || Some(iso(&w).await).filter(|i| i.path != first.path)).await;
         let second = second.expect("a new ISO");
         assert_eq!((second.etag.as_str(), second.last_modified), ("\"revision-2\"", first.last_modified));
         assert_eq!(w.image.seen().downloads, 2);
@@ -98,11 +100,11 @@ fn changing_iso_gives_each_vm_one_revision() {
         w.vcenter.fake().slow_tasks(Duration::from_millis(400));
         let _operator = w.operator();
         w.scale(10).await?;
-        eventually(async || (!w.vcenter.vms().await.is_empty()).then_some(())).await.expect("a first VM");
+        within_limit(async || (!w.vcenter.vms().await.is_empty()).then_some(())).await.expect("a first VM");
         let first = iso(&w).await.path;
         w.image.change(|i| i.revision = 2);
         w.until_rows(10, "Bound").await?;
-        let second = eventually(async || Some(iso(&w).await.path).filter(|p| *p != first)).await;
+        let second = within_limit(async || Some(iso(&w).await.path).filter(|p| *p != first)).await;
         let both = [first, second.expect("a new ISO")].map(|path| format!("[LocalDS_0] {path}"));
         for vm in w.until_vms(10).await? {
             let held = vm.cdrom.and_then(|drive| drive.iso).unwrap_or_default();
@@ -133,7 +135,7 @@ fn corrupt_iso_is_replaced_and_one_in_use_checked_later() {
         w.until_condition("ISOReady", "True", "Reused").await?;
         assert_eq!(w.image.seen().downloads, 1);
         w.vcenter.fake().corrupt_file(&first.path);
-        let second = eventually(async || Some(iso(&w).await).filter(|i| i.path != first.path)).await;
+        let second = within_limit(async || Some(iso(&w).await).filter(|i| i.path != first.path)).await;
         assert!(w.vcenter.fake().stored().contains_key(&second.expect("a new upload").path));
         anyhow::Ok(())
     });
@@ -160,7 +162,7 @@ fn undeletable_iso_stays_in_history_and_is_retried() {
         w.until_event("ISOPruneFailed").await?;
         assert!(iso(&w).await.history.iter().any(|v| v.path == first.path), "not forgotten");
         w.vcenter.fake().heal();
-        let gone = eventually(async || {
+        let gone = within_limit(async || {
             let history = iso(&w).await.history;
             (history.len() == 1 && history[0].path != first.path).then_some(())
         });
@@ -185,7 +187,7 @@ fn a_silent_image_service_is_given_up_and_leaves_nothing_behind() {
         assert!(w.vcenter.fake().stored().keys().all(|f| !f.ends_with(".iso")));
         w.image.change(|i| i.silent = false);
         w.until_rows(1, "Bound").await?;
-        let left = eventually(async || {
+        let left = within_limit(async || {
             let files = w.vcenter.fake().stored();
             (files.len() == 1).then_some(())
         });
@@ -211,7 +213,7 @@ fn images_outlive_their_pool_unless_it_says_otherwise() {
             w.until_vms(0).await?;
             w.pools().delete(POOL, &DeleteParams::default()).await?;
             let gone = async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(());
-            assert!(eventually(gone).await.is_some());
+            assert!(within_limit(gone).await.is_some());
             assert_eq!(w.vcenter.fake().stored().len(), left, "delete-isos={annotation}");
         }
         anyhow::Ok(())
@@ -224,7 +226,7 @@ async fn until_ejected(w: &World, status: &str, reason: &str) -> anyhow::Result<
         let conditions = w.requests().get("w-0").await.unwrap().status.unwrap().conditions;
         find(&conditions, "ISOEjected").map(|c| (c.status.clone(), c.reason.clone(), c.message.clone()))
     };
-    let found = eventually(async || said().await.filter(|(s, r, _)| s == status && r == reason)).await;
+    let found = within_limit(async || said().await.filter(|(s, r, _)| s == status && r == reason)).await;
     anyhow::ensure!(found.is_some(), "ISOEjected is {:?}", said().await);
     Ok(())
 }
@@ -263,7 +265,7 @@ fn drive_is_emptied_after_installation_and_question_answered() {
         assert!(w.vcenter.fake().calls().contains(&"AnswerVM"));
         let vm = w.until_vms(1).await?.remove(0);
         assert_eq!(vm.cdrom.unwrap().iso, None);
-        let cleared = eventually(async || {
+        let cleared = within_limit(async || {
             w.requests().get("w-0").await.unwrap().status.unwrap().iso_ejection.is_none().then_some(())
         });
         assert!(cleared.await.is_some(), "the record is gone");

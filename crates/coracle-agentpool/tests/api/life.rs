@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     sims::{Style, create, set},
-    world::{POOL, Vcenter, World, eventually},
+    world::{POOL, Vcenter, World, within_limit},
 };
 
 const LONG: Duration = Duration::from_secs(500);
@@ -55,7 +55,7 @@ fn hypershift_scales_from_0_to_20_to_5_to_0_and_vcenter_follows() {
             let requests = w.requests().list(&ListParams::default()).await.unwrap().items.len();
             (agents + requests == 0).then_some(())
         };
-        assert!(eventually(gone).await.is_some(), "Agents and VsphereAgents go after their VMs");
+        assert!(within_limit(gone).await.is_some(), "Agents and VsphereAgents go after their VMs");
         assert!(!w.everything().await?.contains("SECRET-TOKEN"));
         let calls = w.vcenter.vcsim().calls()?;
         eprintln!("calls of the whole life: {calls:?}");
@@ -89,7 +89,7 @@ fn cleanup_policy_retain_keeps_vm_and_agent() {
         w.until_rows(2, "Released").await?;
         w.pools().delete(POOL, &Default::default()).await?;
         assert!(
-            eventually(async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(()))
+            within_limit(async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(()))
                 .await
                 .is_some()
         );
@@ -131,7 +131,8 @@ fn deleted_vm_is_recreated_unless_it_is_bound() {
         let first = w.until_vms(1).await?.remove(0);
         w.vcenter.fake().meddle(&first.object.id, |vm| *vm = None);
         let second =
-            eventually(async || w.vcenter.vms().await.into_iter().find(|vm| vm.object != first.object)).await;
+            within_limit(async || w.vcenter.vms().await.into_iter().find(|vm| vm.object != first.object))
+                .await;
         let second = second.expect("a new VM");
         assert_eq!(second.uuid, first.uuid, "with the identity that belongs to its object");
         w.simulate(Style::Old);
@@ -163,7 +164,7 @@ fn a_machine_whose_vm_another_one_took_gets_a_second_one() {
         w.scale(2).await?;
         sims_without_provider(&mut w, &["w-0"]).await?;
         let vm = w.until_vms(1).await?.remove(0);
-        assert!(eventually(async || w.agents().get_opt(&vm.uuid).await.unwrap()).await.is_some());
+        assert!(within_limit(async || w.agents().get_opt(&vm.uuid).await.unwrap()).await.is_some());
         // As if w-1 had been looking for any Agent, not yet for its own.
         let claim = json!({
             "metadata": {"labels": {"agentMachineRef": "w-1"}},
@@ -259,7 +260,7 @@ fn two_operators_and_one_lease_make_one_vm_each() {
         let (first, _second) = (with("first"), with("second"));
         w.scale(4).await?;
         // At least two: they may come faster than we look.
-        eventually(async || (w.vcenter.vms().await.len() >= 2).then_some(())).await.expect("two VMs");
+        within_limit(async || (w.vcenter.vms().await.len() >= 2).then_some(())).await.expect("two VMs");
         first.kill().await;
         w.until_rows(4, "Bound").await?;
         assert_eq!(w.vcenter.vms().await.len(), 4);

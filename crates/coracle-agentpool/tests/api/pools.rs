@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::{
     objects::definitions,
     sims::{Style, apis, create, set},
-    world::{POOL, World, eventually},
+    world::{POOL, World, within_limit},
 };
 
 fn waits() -> serde_json::Value {
@@ -44,7 +44,7 @@ fn pool_with_reuse_gives_free_agent_instead_of_vm() {
         let (_, agent_machines, agents) = apis(&w.client, &w.ns);
         set(&agent_machines, "w-0", waits(), true).await?;
         let prepared = async || (w.rows().await.first()?.reason == "AgentPrepared").then_some(());
-        assert!(eventually(prepared).await.is_some());
+        assert!(within_limit(prepared).await.is_some());
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
         w.scale(2).await?;
@@ -55,7 +55,7 @@ fn pool_with_reuse_gives_free_agent_instead_of_vm() {
             let agent = agents.get(&vm.uuid).await.unwrap();
             (agent.metadata.labels?.get(names::AGENT_MACHINE)? == "w-1").then_some(())
         };
-        assert!(eventually(selected).await.is_some(), "{}", w.everything().await?);
+        assert!(within_limit(selected).await.is_some(), "{}", w.everything().await?);
         w.simulate_provider(Style::Old);
         w.until_rows(1, "Bound").await?;
         let row = w.rows().await.remove(0);
@@ -118,7 +118,7 @@ fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
             [("old-node", "DiscoveredAgent"), ("w-0", "VsphereAgent"), ("w-none", "DiscoveredAgent")];
         let reported = reported.map(|(n, s)| (n.to_owned(), s.to_owned()));
         assert!(
-            eventually(async || (rows().await == reported).then_some(())).await.is_some(),
+            within_limit(async || (rows().await == reported).then_some(())).await.is_some(),
             "{:?}",
             rows().await
         );
@@ -128,7 +128,7 @@ fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
             let row = w.rows().await.into_iter().find(|r| r.name == "old-node")?;
             (row.source == "VsphereAgent" && row.phase == "Bound" && row.bios_uuid == uuid).then_some(())
         };
-        assert!(eventually(taken).await.is_some(), "{:?}", w.rows().await);
+        assert!(within_limit(taken).await.is_some(), "{:?}", w.rows().await);
         assert!(w.requests().get_opt("w-none").await?.is_none(), "no VM of that name is in the folder");
         w.until_event("VMAdopted").await.map(drop)
     });
@@ -172,7 +172,7 @@ fn agent_without_vm_does_not_block_forty_nine_others() {
             !agent.view.spec.approved
                 && agent.metadata.labels.is_some_and(|l| !l.contains_key(names::ROLE_LABEL))
         );
-        let told = eventually(async || {
+        let told = within_limit(async || {
             let message = w.until_condition("Ready", "True", "Reconciled").await.ok()?;
             message.contains("Agent stray").then_some(())
         });

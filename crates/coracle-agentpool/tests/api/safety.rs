@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::{
     objects::{machine, pool_object},
     sims::{Style, apis, create, set},
-    world::{Operator, POOL, World, eventually},
+    world::{Operator, POOL, World, within_limit},
 };
 
 #[test]
@@ -72,7 +72,7 @@ fn labels_that_are_edited_destroy_nothing() {
             let none = json!({"metadata": {"labels": {"customer": null, names::INFRAENV_LABEL: null, names::AGENT_MACHINE: null}}});
             set(&w.agents(), &vm.uuid, none, false).await?;
         }
-        let passed = eventually(async || {
+        let passed = within_limit(async || {
             let status = w.pools().get(POOL).await.unwrap().status.unwrap();
             (status.observed_generation > seen).then_some(())
         });
@@ -102,7 +102,7 @@ fn what_a_guest_says_of_itself_never_chooses_what_is_destroyed() {
         }}});
         set(&w.agents(), &liar.uuid, lie, true).await?;
         w.scale(1).await?;
-        let left = eventually(async || {
+        let left = within_limit(async || {
             let vms = w.vcenter.vms().await;
             (vms.len() < 2).then_some(vms)
         });
@@ -149,7 +149,7 @@ fn two_pools_on_one_infra_env_never_take_each_others() {
         };
         let want = ["x-0", "x-1"].map(|name| (name.to_owned(), "Bound".to_owned()));
         assert!(
-            eventually(async || (rows().await == want).then_some(())).await.is_some(),
+            within_limit(async || (rows().await == want).then_some(())).await.is_some(),
             "{:?}",
             rows().await
         );
@@ -173,7 +173,7 @@ fn a_very_long_name_is_cut_where_a_label_or_a_host_name_ends() {
         // The provider's own label cannot hold such a name, so it is never claimed here.
         w.until_rows(1, "Available").await?;
         let prepared = async || (w.rows().await[0].reason == "AgentPrepared").then_some(());
-        assert!(eventually(prepared).await.is_some());
+        assert!(within_limit(prepared).await.is_some());
         let vm = w.until_vms(1).await?.remove(0);
         assert!(vm.name.len() == 63 && long.starts_with(&vm.name[..52]), "{}", vm.name);
         assert_eq!(w.agents().get(&vm.uuid).await?.view.spec.hostname, Some(vm.name.clone()));
@@ -196,10 +196,10 @@ fn a_pool_that_is_deleted_while_it_creates_leaves_nothing() {
             set(&agent_machines, name, waits, true).await?;
         }
         let creates = async || w.vcenter.fake().calls().iter().filter(|c| **c == "CreateVM_Task").count();
-        assert!(eventually(async || (creates().await == 3).then_some(())).await.is_some());
+        assert!(within_limit(async || (creates().await == 3).then_some(())).await.is_some());
         w.pools().delete(POOL, &DeleteParams::default()).await?;
         let gone = async || w.pools().get_opt(POOL).await.unwrap().is_none().then_some(());
-        assert!(eventually(gone).await.is_some(), "{}", w.everything().await?);
+        assert!(within_limit(gone).await.is_some(), "{}", w.everything().await?);
         assert!(
             w.vcenter.vms().await.is_empty()
                 && w.requests().list(&ListParams::default()).await?.items.is_empty()
@@ -223,7 +223,7 @@ fn vm_without_agent_is_replaced() {
         set(&apis(&w.client, &w.ns).1, "w-0", waits, true).await?;
         let first = w.until_vms(1).await?.remove(0);
         w.until_rows(1, "Orphaned").await?;
-        let other = eventually(async || {
+        let other = within_limit(async || {
             let vms = w.vcenter.vms().await;
             vms.into_iter().find(|vm| vm.uuid != first.uuid)
         });
@@ -246,7 +246,7 @@ fn unapproved_agent_is_patched_once() {
         set(&apis(&w.client, &w.ns).1, "w-0", waits, true).await?;
         w.until_rows(1, "Available").await?;
         let prepared = async || (w.rows().await[0].reason == "AgentPrepared").then_some(());
-        assert!(eventually(prepared).await.is_some());
+        assert!(within_limit(prepared).await.is_some());
         let vm = w.until_vms(1).await?.remove(0);
         let version = async || {
             let agent = w.agents().get(&vm.uuid).await.unwrap();

@@ -6,6 +6,7 @@ use coracle_api::agentpool::{
     foreign::{self, Agent, AgentMachine, Machine},
     names,
 };
+use coracle_testkit::elapse;
 use coracle_vsphere::Vm;
 use kube::{
     Api, Client, ResourceExt as _,
@@ -37,7 +38,7 @@ pub(crate) async fn provider(client: Client, ns: String, style: Style, tick: Dur
     loop {
         // What fails because something changed is done at the next turn.
         let _ = turn(&client, &ns, style).await;
-        tokio::time::sleep(tick).await;
+        elapse(tick).await;
     }
 }
 
@@ -164,7 +165,7 @@ pub(crate) async fn guests(client: Client, ns: String, tick: Duration, vms: impl
                 let _ = agents.delete(&stray.name_any(), &DeleteParams::default()).await;
             }
         }
-        tokio::time::sleep(tick).await;
+        elapse(tick).await;
     }
 }
 

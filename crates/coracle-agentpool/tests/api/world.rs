@@ -283,7 +283,7 @@ impl World {
 
     /// Waits for `n` rows in that phase, and no other row.
     pub(crate) async fn until_rows(&self, n: usize, phase: &str) -> anyhow::Result<()> {
-        let found = eventually(async || {
+        let found = within_limit(async || {
             let rows = self.rows().await;
             (rows.len() == n && rows.iter().all(|r| r.phase == phase)).then_some(())
         })
@@ -307,7 +307,7 @@ impl World {
 
     /// Waits for `n` VMs.
     pub(crate) async fn until_vms(&self, n: usize) -> anyhow::Result<Vec<Vm>> {
-        let found = eventually(async || Some(self.vcenter.vms().await).filter(|vms| vms.len() == n)).await;
+        let found = within_limit(async || Some(self.vcenter.vms().await).filter(|vms| vms.len() == n)).await;
         match found {
             Some(vms) => Ok(vms),
             None => anyhow::bail!(
@@ -319,7 +319,7 @@ impl World {
 
     /// Waits until the VsphereAgent's Ready has that reason; its message.
     pub(crate) async fn until_reason(&self, name: &str, reason: &str) -> anyhow::Result<String> {
-        let found = eventually(async || {
+        let found = within_limit(async || {
             let request = self.requests().get_opt(name).await.unwrap()?;
             Some(ready(&request)).filter(|(r, _)| r == reason).map(|(_, message)| message)
         })
@@ -349,7 +349,7 @@ impl World {
                 .map(|s| s.conditions)
                 .unwrap_or_default()
         };
-        let found = eventually(async || {
+        let found = within_limit(async || {
             let all = conditions().await;
             find(&all, kind).filter(|c| c.status == status && c.reason == reason).map(|c| c.message.clone())
         })
@@ -363,7 +363,7 @@ impl World {
     /// Waits for an event with that reason.
     pub(crate) async fn until_event(&self, reason: &str) -> anyhow::Result<Event> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
-        let found = eventually(async || {
+        let found = within_limit(async || {
             api.list(&ListParams::default())
                 .await
                 .unwrap()
@@ -398,7 +398,7 @@ fn rustls_provider() -> bool {
 }
 
 /// Asks until there is an answer, for at most [`LIMIT`].
-pub(crate) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+pub(crate) async fn within_limit<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     eventually_within(LIMIT, "", ask).await.ok()
 }
 
@@ -420,7 +420,7 @@ impl Operator {
         for controller in controllers {
             let count = || self.metrics.reconciles(controller);
             let enough = count() + n;
-            let done = eventually(async || (count() >= enough).then_some(()));
+            let done = within_limit(async || (count() >= enough).then_some(()));
             anyhow::ensure!(done.await.is_some(), "{controller} does not reconcile");
         }
         Ok(())

@@ -12,7 +12,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{Operator, World, eventually, install};
+use crate::world::{Operator, World, install, within_limit};
 
 fn raw(spec: &Value) -> DynamicObject {
     let kind = ApiResource::erase::<BidNode>(&());
@@ -172,7 +172,7 @@ fn acceptance_18_undecodable_object_stalls_no_other() {
         let kind = ApiResource::erase::<BidNode>(&());
         let any: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &kind);
         let bad = raw(&json!({"instanceType": "a100-4x", "maxBid": "a lot"}));
-        let stored = eventually(async || any.create(&PostParams::default(), &bad).await.ok()).await;
+        let stored = within_limit(async || any.create(&PostParams::default(), &bad).await.ok()).await;
         anyhow::ensure!(stored.is_some(), "the bad object is not taken");
         // The world's own definition is the strict one; what is stored stays.
         let w = World::new(cluster).await?;
@@ -189,7 +189,7 @@ fn acceptance_18_undecodable_object_stalls_no_other() {
             let count = operator.metric("coracle_bidnode_undecodable_objects");
             ((count - 1.0).abs() < 0.5).then_some(())
         };
-        assert!(eventually(seen).await.is_some(), "{}", operator.scrape());
+        assert!(within_limit(seen).await.is_some(), "{}", operator.scrape());
         operator.stop().await?;
         drop(w);
         cluster.stop();

@@ -7,7 +7,7 @@ use coracle_bidnode::Times;
 use coracle_testkit::{cluster, tools};
 use kube::{Api, ResourceExt as _, api::PostParams};
 
-use crate::world::{HERE, LIMIT, World, bind, create_in, eventually, waiting_pod};
+use crate::world::{HERE, LIMIT, World, bind, create_in, waiting_pod, within_limit};
 
 /// Acceptance 1, second sentence; the first is `coracle-api/tests/golden_bidnode.rs`.
 #[test]
@@ -132,7 +132,7 @@ fn acceptance_04_each_strategy_bids_its_share() {
         w.rival(scarce, 8_000_000, 1).await;
         w.rival(scarce, 4_000_000, 1).await;
         let risen = async || (w.price(scarce).await.quote_micros == 4_000_000).then_some(());
-        anyhow::ensure!(eventually(risen).await.is_some(), "{:?}", w.price(scarce).await);
+        anyhow::ensure!(within_limit(risen).await.is_some(), "{:?}", w.price(scarce).await);
         let operator = w.operator();
         let strategies =
             [BidStrategy::CostOptimized, BidStrategy::Balanced, BidStrategy::AvailabilityOptimized];
@@ -173,7 +173,7 @@ fn acceptance_07_two_of_one_name_in_two_namespaces_never_mix() {
             let status = there.get("same").await.unwrap().status.unwrap_or_default();
             (status.pending_bids == Some(5)).then_some(())
         };
-        anyhow::ensure!(eventually(five).await.is_some(), "the other one does not read 5");
+        anyhow::ensure!(within_limit(five).await.is_some(), "the other one does not read 5");
         for operator in &operators {
             operator.passes(3.0).await?;
         }

@@ -3,7 +3,7 @@
 use coracle_testkit::cluster;
 use kube::ResourceExt;
 
-use crate::world::{HERE, LIMIT, Operator, World, eventually};
+use crate::world::{HERE, LIMIT, Operator, World, within_limit};
 
 /// Acceptance 5: `test` kills it ten times, `soak` two hundred times.
 const KILLS: usize = 10;
@@ -23,7 +23,7 @@ fn acceptance_05_operator_killed_after_bid_never_bids_twice() {
             let name = format!("killed-{n}");
             let operator = w.operator();
             w.create(&name, |_| {}).await?;
-            let placed = eventually(async || Some(w.bids(&name).await).filter(|b| !b.is_empty())).await;
+            let placed = within_limit(async || Some(w.bids(&name).await).filter(|b| !b.is_empty())).await;
             operator.kill().await;
             anyhow::ensure!(placed.is_some(), "kill {n}: no bid");
             before_status += usize::from(w.status(&name).await.pending_bids != Some(2));

@@ -8,11 +8,11 @@ use coracle_testkit::cluster;
 use coracle_types::Clock;
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 
-use crate::world::{HERE, World, bind, eventually, waiting_pod};
+use crate::world::{HERE, World, bind, waiting_pod, within_limit};
 
 async fn until_gone(w: &World, name: &str) -> anyhow::Result<()> {
     let gone = async || w.objects().get_opt(name).await.unwrap().is_none().then_some(());
-    anyhow::ensure!(eventually(gone).await.is_some(), "{name} is still there: {:#?}", w.status(name).await);
+    anyhow::ensure!(within_limit(gone).await.is_some(), "{name} is still there: {:#?}", w.status(name).await);
     Ok(())
 }
 
@@ -44,7 +44,7 @@ fn acceptance_15_deletion_leaves_no_node_bid_unit_pod_or_series() {
             let pod = pods.get_opt("work").await.unwrap();
             pod.is_none_or(|p| p.metadata.deletion_timestamp.is_some()).then_some(())
         };
-        assert!(eventually(evicted).await.is_some(), "the pod was not evicted");
+        assert!(within_limit(evicted).await.is_some(), "the pod was not evicted");
         assert!(!operator.scrape().contains(r#"name="doomed""#), "{}", operator.scrape());
         // Two nodes were matched, came up and were emptied: each is in the histograms once.
         let stage = |stage: &str| {
@@ -56,7 +56,7 @@ fn acceptance_15_deletion_leaves_no_node_bid_unit_pod_or_series() {
         assert!((1.0..=2.0).contains(&drained), "{drained} drains of two nodes");
         let heard =
             async || (operator.metric("coracle_bidnode_stream_lag_seconds_count") > 0.0).then_some(());
-        assert!(eventually(heard).await.is_some(), "no price of a call came");
+        assert!(within_limit(heard).await.is_some(), "no price of a call came");
         operator.stop().await
     });
 }
@@ -98,7 +98,7 @@ fn acceptance_15_lease_expiry_frees_bids_of_dead_operator() {
         let passed = async |w: &World, by: Duration| {
             clock.advance(by);
             let until_ms = clock.now().0;
-            let seen = eventually(async || (w.price(HERE).await.as_of_ms >= until_ms).then_some(())).await;
+            let seen = within_limit(async || (w.price(HERE).await.as_of_ms >= until_ms).then_some(())).await;
             seen.context("the clock of the market advances")
         };
         passed(&w, Duration::from_secs(14 * 60)).await?;

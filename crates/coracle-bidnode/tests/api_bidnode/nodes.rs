@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     supplier::set_ready,
-    world::{HERE, LIMIT, World, bind, eventually, waiting_pod},
+    world::{HERE, LIMIT, World, bind, waiting_pod, within_limit},
 };
 
 fn annotated(pairs: &[(&str, &str)]) -> Option<std::collections::BTreeMap<String, String>> {
@@ -94,7 +94,7 @@ fn acceptance_16_a_node_that_is_not_ready_is_replaced() {
             (status.active_nodes == Some(2) && nodes.len() == 2 && nodes.iter().all(|n| n.name_any() != ill))
                 .then_some(())
         };
-        anyhow::ensure!(eventually(replaced).await.is_some(), "{:#?}", w.status("pool").await);
+        anyhow::ensure!(within_limit(replaced).await.is_some(), "{:#?}", w.status("pool").await);
         w.until_event("NodeFailed").await?;
         operator.stop().await
     });
@@ -139,7 +139,7 @@ fn acceptance_17_new_type_replaces_nodes_above_minimum() {
         w.until_active("drift", 3).await?;
         w.edit("drift", json!({"spec": {"instanceType": "l40s-4x"}})).await?;
         let mut fewest = i32::MAX;
-        let replaced = eventually(async || {
+        let replaced = within_limit(async || {
             let status = w.status("drift").await;
             fewest = fewest.min(status.active_nodes.unwrap_or(0));
             let allocations = w.allocations("drift").await;
@@ -176,7 +176,7 @@ fn labels_and_taints_are_patched_in_place() {
         })
         .await?;
         let shaped = async |label: Option<&str>, taints: &[&str]| {
-            eventually(async || {
+            within_limit(async || {
                 let node = w.nodes("pool").await.into_iter().next()?;
                 let has = node.labels().get("workload").map(String::as_str) == label;
                 let spec = node.spec.clone()?;

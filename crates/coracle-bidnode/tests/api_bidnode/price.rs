@@ -6,7 +6,7 @@ use coracle_testkit::cluster;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::world::{HERE, LIMIT, World, eventually};
+use crate::world::{HERE, LIMIT, World, within_limit};
 
 /// A market with time between its calls.
 const SLOW: &str = "a100-4x/slow";
@@ -67,7 +67,7 @@ fn acceptance_09_balanced_raises_limit_to_keep_node() {
         // Above our 2.88, below the quote that it makes.
         w.rival(SLOW, 3_000_000, 1).await;
         let raised = async || first(&w).await.filter(|u| u.limit_micros >= 3_000_000);
-        let allocation = eventually(raised).await;
+        let allocation = within_limit(raised).await;
         let Some(allocation) = allocation else {
             anyhow::bail!("not defended: {:?} {:#?}", w.allocations("node").await, w.status("node").await)
         };
@@ -85,7 +85,7 @@ fn acceptance_09_availability_optimized_bids_max_once_active() {
     cluster::run(|cluster| async move {
         let (w, operator) = running(cluster, BidStrategy::AvailabilityOptimized, true).await?;
         let raised = async || first(&w).await.filter(|u| u.limit_micros == 5_000_000);
-        let allocation = eventually(raised).await;
+        let allocation = within_limit(raised).await;
         anyhow::ensure!(
             allocation.is_some_and(|u| u.price_micros == 2_000_000),
             "{:?}",
@@ -93,7 +93,7 @@ fn acceptance_09_availability_optimized_bids_max_once_active() {
         );
         w.rival(HERE, 4_500_000, 1).await;
         let paid = async || first(&w).await.filter(|u| u.price_micros == 4_500_000);
-        let allocation = eventually(paid).await;
+        let allocation = within_limit(paid).await;
         anyhow::ensure!(allocation.is_some_and(|u| u.state == "active"), "{:?}", w.allocations("node").await);
         operator.stop().await
     });
@@ -127,7 +127,7 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
             let tainted = spec.taints.unwrap_or_default().iter().any(|t| t.key == "kubebid.io/preempting");
             (spec.unschedulable == Some(true) && tainted).then_some(())
         };
-        anyhow::ensure!(eventually(cordoned).await.is_some(), "not cordoned: {:#?}", w.nodes("node").await);
+        anyhow::ensure!(within_limit(cordoned).await.is_some(), "not cordoned: {:#?}", w.nodes("node").await);
         w.until_event("NodePreempted").await?;
         let bids = w.until_bids("node", |b| b.len() == 2).await?;
         assert_eq!(bids[1].quantity, 1, "one node left, one is bought");
@@ -137,7 +137,7 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
             let active = w.allocations("node").await.into_iter().filter(|u| u.state == "active");
             active.collect::<Vec<_>>().pop().filter(|u| u.allocation != old)
         };
-        let new = eventually(replacement).await.context("no replacement")?;
+        let new = within_limit(replacement).await.context("no replacement")?;
         assert!(new.price_micros <= new.limit_micros);
         w.until_active("node", 1).await?;
         w.until_nodes("node", 1).await?;
@@ -154,7 +154,7 @@ fn acceptance_10_lowered_max_bid_lowers_running_limits() {
         let (w, operator) = running(cluster, BidStrategy::Balanced, true).await?;
         w.edit("node", json!({"spec": {"maxBid": 2.5}})).await?;
         let lowered = async || first(&w).await.filter(|u| u.limit_micros == 2_500_000);
-        anyhow::ensure!(eventually(lowered).await.is_some(), "{:?}", w.allocations("node").await);
+        anyhow::ensure!(within_limit(lowered).await.is_some(), "{:?}", w.allocations("node").await);
         assert_eq!(w.status("node").await.active_nodes, Some(1), "it is kept, cheaper");
         operator.stop().await
     });

@@ -26,14 +26,10 @@ use coracle_proto::market::{
     trading_server::{Trading, TradingServer},
 };
 use coracle_reconcile::WallTime as _;
-use coracle_testkit::sim::Sim;
+use coracle_testkit::{elapse, sim::Sim};
 use futures_util::{Stream, StreamExt as _};
 use hyper_util::rt::TokioIo;
-use tokio::{
-    sync::broadcast,
-    task::JoinSet,
-    time::{sleep, sleep_until},
-};
+use tokio::{sync::broadcast, task::JoinSet};
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{
     Code, Request, Response, Status,
@@ -328,8 +324,8 @@ impl SimMarket {
         loop {
             let due = ms_until(self.0.state.lock().unwrap().engine.next_due(), epoch);
             tokio::select! {
-                () = sleep_until(begin + due) => drop(self.apply(Command::Tick)),
-                () = sleep(HEARTBEAT) => drop(self.apply(Command::Heartbeat { supplier: SUPPLIER })),
+                () = elapse((begin + due).saturating_duration_since(tokio::time::Instant::now())) => drop(self.apply(Command::Tick)),
+                () = elapse(HEARTBEAT) => drop(self.apply(Command::Heartbeat { supplier: SUPPLIER })),
                 // What is due next may have changed.
                 _ = changes.recv() => {}
             }

@@ -246,7 +246,7 @@ impl World {
         name: &str,
         is_so: impl Fn(&BidNodeStatus) -> bool,
     ) -> anyhow::Result<BidNodeStatus> {
-        let found = eventually(async || Some(self.status(name).await).filter(|s| is_so(s))).await;
+        let found = within_limit(async || Some(self.status(name).await).filter(|s| is_so(s))).await;
         match found {
             Some(status) => Ok(status),
             None => anyhow::bail!(
@@ -270,7 +270,7 @@ impl World {
 
     pub(crate) async fn until_event(&self, reason: &str) -> anyhow::Result<Event> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
-        let found = eventually(async || {
+        let found = within_limit(async || {
             let all = api.list(&ListParams::default()).await.unwrap();
             all.into_iter().find(|e| e.reason.as_deref() == Some(reason))
         });
@@ -310,7 +310,7 @@ impl World {
         name: &str,
         is_so: impl Fn(&[pb::Bid]) -> bool,
     ) -> anyhow::Result<Vec<pb::Bid>> {
-        let found = eventually(async || Some(self.bids(name).await).filter(|b| is_so(b))).await;
+        let found = within_limit(async || Some(self.bids(name).await).filter(|b| is_so(b))).await;
         match found {
             Some(bids) => Ok(bids),
             None => anyhow::bail!(
@@ -369,7 +369,8 @@ impl World {
     }
 
     pub(crate) async fn until_nodes(&self, name: &str, n: usize) -> anyhow::Result<Vec<Node>> {
-        let found = eventually(async || Some(self.nodes(name).await).filter(|nodes| nodes.len() == n)).await;
+        let found =
+            within_limit(async || Some(self.nodes(name).await).filter(|nodes| nodes.len() == n)).await;
         found.with_context(|| format!("not {n} Nodes of {name}"))
     }
 }
@@ -431,7 +432,7 @@ fn http_post(path: &str, body: &Value) -> anyhow::Result<http::Request<Vec<u8>>>
 }
 
 /// Asks until there is an answer, for at most [`LIMIT`].
-pub(crate) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+pub(crate) async fn within_limit<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     eventually_within(LIMIT, "", ask).await.ok()
 }
 
