@@ -14,7 +14,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::launch::{LOG_FILE, note_process};
-use coracle_hypervisor::{Accelerator, Driver as _, Drivers, Jail, ProcessId, VmmConfig, end_vmms};
+use coracle_hypervisor::{
+    Accelerator, Driver as _, Drivers, Jail, ProcessId, VmmConfig, end_vmms, remove_cgroup,
+};
 use coracle_net::Network;
 use coracle_types::{InstanceId, VmId};
 use serde::{Deserialize, Serialize};
@@ -201,7 +203,9 @@ impl Instances {
         self.network.detach(id).await.map_err(network)?;
         self.driver.forget(&vmm_config).await.map_err(driver)?;
         let log = log.map(Path::to_owned);
+        let cgroup = id.clone();
         let remove = move || {
+            remove_cgroup(&cgroup)?;
             if let Some(log) = log {
                 let _has_none = std::fs::rename(paths.state.join(LOG_FILE), log);
             }

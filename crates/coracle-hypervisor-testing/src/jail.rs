@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Driver, ProcessId, VmmConfig};
+use coracle_hypervisor::{Driver, ProcessId, VmmConfig, remove_cgroup};
 
 /// Starts the VMM of `vmm_config`, which has a uid, looks at it and ends it.
 ///
@@ -27,7 +27,16 @@ pub async fn check_jail(driver: &dyn Driver, vmm_config: &VmmConfig) {
         let leads_to_own = [&vmm_config.kernel, &vmm_config.initrd].iter().any(|file| file.starts_with(path));
         assert!(leads_to_own || !sees(Path::new(path)), "{path}");
     }
+    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", vmm.pid)).unwrap();
+    let own = format!("/coracle/{}", vmm_config.id.short());
+    for controller in ["memory", "pids", "cpu"] {
+        let line = cgroups
+            .lines()
+            .find(|line| line.starts_with("0::/coracle/") || line.contains(&format!(":{controller}:")));
+        assert!(line.is_some_and(|line| line.ends_with(&own)), "{controller}: {cgroups}");
+    }
     driver.kill(vmm).await.unwrap();
+    remove_cgroup(&vmm_config.id).unwrap();
     assert_eq!(driver.find(vmm_config).await.unwrap(), None);
 }
 

@@ -11,6 +11,7 @@
 mod enter;
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_types::InstanceId;
+
+use crate::cgroup::{self, Limits};
 
 /// First uid of the VMMs of a node, and how many there are: above the ranges that systemd and container
 /// engines assign (systemd, "Users, Groups, UIDs and GIDs on systemd Systems").
@@ -41,6 +44,8 @@ pub struct Jail {
     pub root: PathBuf,
     /// Files and directories that it finds where the host has them, and may not write.
     pub read_only: Vec<PathBuf>,
+    /// What it may take of the host, where the host has cgroups that this process may make.
+    pub limits: Option<Limits>,
     /// False: it uses the network of the host, as user-mode networking must.
     pub own_network: bool,
 }
@@ -74,6 +79,8 @@ pub(crate) struct Prepared {
     steps: Vec<Step>,
     /// The group of `/dev/kvm`, if its members may use it.
     group: Option<u32>,
+    /// Files of its cgroup by which a process moves itself there.
+    cgroup: Vec<File>,
     own_network: bool,
 }
 
@@ -104,8 +111,9 @@ impl Jail {
             let why = format!("only root makes jails, where uids up to {} exist", FIRST_UID + UIDS - 1);
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        let jail = Self { uid: FIRST_UID, root: root.to_owned(), read_only: vec![], own_network: true };
-        let prepared = jail.prepare()?;
+        let (uid, root_dir) = (FIRST_UID, root.to_owned());
+        let jail = Self { uid, root: root_dir, read_only: vec![], limits: None, own_network: true };
+        let prepared = jail.prepare(&InstanceId::new("probe", 0))?;
         let mut command = Command::new("/bin/true");
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // SAFETY: as of `launch::prepare_child`.
@@ -126,7 +134,7 @@ impl Jail {
     }
 
     /// Looks at the files of the host and decides on every step.
-    pub(crate) fn prepare(&self) -> io::Result<Prepared> {
+    pub(crate) fn prepare(&self, id: &InstanceId) -> io::Result<Prepared> {
         std::fs::create_dir_all(&self.root)?;
         let look = |path: &Path| match std::fs::symlink_metadata(path) {
             Ok(found) if found.is_symlink() => std::fs::read_link(path).map(|to| Some(Entry::Link(to))),
@@ -136,11 +144,17 @@ impl Jail {
             Err(e) => Err(e),
         };
         let kvm = std::fs::metadata("/dev/kvm").ok().filter(|kvm| kvm.mode() & 0o060 == 0o060);
+        let cgroup = self.limits.map_or(Ok(vec![]), |limits| cgroup::create(id, limits));
+        let cgroup = cgroup.unwrap_or_else(|error| {
+            tracing::warn!(instance = %id, %error, "VMM without a cgroup");
+            vec![]
+        });
         Ok(Prepared {
             uid: self.uid,
             root: c(&self.root)?,
             steps: self.steps(look)?,
             group: kvm.map(|kvm| kvm.gid()),
+            cgroup,
             own_network: self.own_network,
         })
     }
@@ -219,6 +233,7 @@ mod tests {
             uid: FIRST_UID,
             root: "/state/root".into(),
             read_only: vec!["/boot/vmlinuz".into(), "/usr/bin/vmm".into()],
+            limits: None,
             own_network: true,
         };
         let host = |path: &Path| {

@@ -66,7 +66,8 @@ impl Launch<'_> {
         };
         command.stdin(stdin).stdout(stdout).stderr(log);
         let process_file = process_file(self.vmm_config).map_err(io("make the process file"))?;
-        let jail = self.jail.as_ref().map(Jail::prepare).transpose().map_err(io("prepare the jail"))?;
+        let jail =
+            self.jail.as_ref().map(|jail| jail.prepare(id)).transpose().map_err(io("prepare the jail"))?;
         let is_jailed = jail.is_some();
         prepare_child(&mut command, self.inherited, process_file, jail);
         let mut child = command.spawn().map_err(|source| {
@@ -278,7 +279,13 @@ mod tests {
     }
 
     fn jail(dir: &Path, uid: u32) -> Jail {
-        Jail { uid, root: dir.join("root"), read_only: vec![dir.join("kernel")], own_network: true }
+        Jail {
+            uid,
+            root: dir.join("root"),
+            read_only: vec![dir.join("kernel")],
+            limits: None,
+            own_network: true,
+        }
     }
 
     /// A field of proc_pid_status(5).

@@ -9,6 +9,7 @@
 mod accel;
 mod api;
 pub mod bundle;
+mod cgroup;
 mod driver;
 mod drivers;
 mod error;
@@ -25,6 +26,7 @@ pub mod vsock;
 
 pub use accel::{KvmProbe, Verdict};
 pub use api::{ApiError, ApiSocket};
+pub use cgroup::{Limits, remove_cgroup};
 pub use driver::{Driver, Probe, end_vmms};
 pub use drivers::Drivers;
 pub use error::DriverError;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, MachineType, NicBackend, Probe,
+    Accelerator, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, Limits, MachineType, NicBackend, Probe,
     ProcessId, Snapshots, Templates, Verdict, VmmConfig,
 };
 use serde_json::json;
@@ -110,6 +110,7 @@ impl QemuDriver {
             uid,
             root: vmm_config.state_dir.join("root"),
             read_only: kernel.into_iter().flatten().chain(program).collect(),
+            limits: Some(Limits::of(vmm_config)),
             own_network: !uses_host_network,
         }
     }

@@ -1,14 +1,17 @@
 //! The suite that the fake passes, on real QEMU with our guest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
-use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Jail, MachineType, VmmConfig};
+use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Jail, MachineType, VmmConfig, remove_cgroup};
 use coracle_hypervisor_testing::{check_jail, conformance};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_testkit::tools;
 use coracle_types::VmId;
 
 fn vmm_config(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmmConfig {
-    let id = VmId::of_name(&"conformance".parse().unwrap()).into();
+    // As daemons have it: what a jail is made of must be readable all the same.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let purpose = dir.file_name().unwrap().to_string_lossy().to_lowercase();
+    let id = VmId::of_name(&format!("t{}", purpose.trim_matches(['.', '_'])).parse().unwrap()).into();
     VmmConfig {
         uid: Jail::is_possible().then(|| Jail::uid_of(&id)),
         id,
@@ -40,6 +43,7 @@ async fn qemu_conforms() {
     conformance::check_templates(&driver(), &vmm_config(dir.path(), &boot)).await;
     conformance::check_snapshots(&driver(), &vmm_config(dir.path(), &boot)).await;
     conformance::check_disks(&driver(), &vmm_config(dir.path(), &boot)).await;
+    remove_cgroup(&vmm_config(dir.path(), &boot).id).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,6 +74,7 @@ async fn a_pc_conforms() {
     conformance::check(driver, &pc).await;
     conformance::check_snapshots(&driver(), &pc).await;
     conformance::check_disks(&driver(), &pc).await;
+    remove_cgroup(&pc.id).unwrap();
     assert!(driver().templates(&pc).is_none());
 }
 

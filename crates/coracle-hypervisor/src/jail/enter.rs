@@ -22,6 +22,9 @@ impl Prepared {
     /// Namespaces of its own, and a process in them. Returns in the process that becomes the VMM, once `in_child` has run
     /// there with the host's `/proc` still in sight; its parent exits.
     pub(crate) fn enter(&self, in_child: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        for entrance in &self.cgroup {
+            named("enter the cgroup", c"", rustix::io::write(entrance, b"0").map(drop))?;
+        }
         let mut namespaces =
             UnshareFlags::NEWNS | UnshareFlags::NEWPID | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
         if self.own_network {
@@ -58,9 +61,12 @@ impl Prepared {
             rustix::fs::open(&self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let root = named("open", &self.root, root)?;
         named("enter", &self.root, rustix::process::fchdir(&root))?;
+        // Daemons keep their files to themselves; what is made here is for the VMM's user.
+        let umask = rustix::process::umask(Mode::empty());
         for step in &self.steps {
             take(step)?;
         }
+        rustix::process::umask(umask);
         // The old root goes below the new one and is let go (pivot_root(2), "pivot_root(".", ".")").
         named("pivot_root", &self.root, rustix::process::pivot_root(c".", c"."))?;
         named("unmount", c"/", rustix::mount::unmount(c".", UnmountFlags::DETACH))?;

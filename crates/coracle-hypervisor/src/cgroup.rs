@@ -1,0 +1,257 @@
+//! The cgroup of a VMM: what it may take of the host's memory, CPUs and process ids.
+//!
+//! `<hierarchy>/coracle/<12 hex of the instance>`, outside of the daemon's own cgroup, so that a VMM survives the end of the
+//! daemon's unit or container. Hierarchies are those that the host has: one of version 2 (Linux,
+//! Documentation/admin-guide/cgroup-v2.rst), or one for each controller of version 1 (cgroups(7)).
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coracle_types::InstanceId;
+
+use crate::{Accelerator, VmmConfig};
+
+/// Directory of our cgroups in each hierarchy.
+const PARENT: &str = "coracle";
+/// Controllers that limit a VMM.
+const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+/// Most threads of a VMM, workers of its disks included.
+const PIDS_MAX: u64 = 512;
+/// Period over which CPU time is counted, in microseconds: the kernel's default.
+const PERIOD_US: u64 = 100_000;
+/// How long the last process of a cgroup may take to leave it after its exit.
+const EMPTY_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a VMM may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory of the guest and the VMM, in bytes.
+    pub memory_bytes: u64,
+    /// CPUs at once.
+    pub cpus: u64,
+}
+
+impl Limits {
+    /// Enough for a VMM that serves its guest: memory for devices, and under TCG for translated code, whose buffer QEMU
+    /// limits to 1 GiB; a CPU beside those of the guest.
+    #[must_use]
+    pub fn of(vmm_config: &VmmConfig) -> Self {
+        let overhead_mib = match vmm_config.accelerator {
+            Accelerator::Kvm => 512,
+            Accelerator::Tcg => 512 + 1024,
+        };
+        Self {
+            memory_bytes: (u64::from(vmm_config.memory.get()) + overhead_mib) << 20,
+            cpus: u64::from(vmm_config.vcpus.get()) + 1,
+        }
+    }
+}
+
+/// Version of a hierarchy, with the controllers of ours that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    root: PathBuf,
+    is_v2: bool,
+    controllers: Vec<&'static str>,
+}
+
+/// Makes the cgroup of an instance with these limits. A process that writes `0` to one of the files moves itself there.
+/// Idempotent.
+///
+/// # Errors
+/// With the file that cannot be written: a container, for one, may have cgroups read-only.
+pub(crate) fn create(id: &InstanceId, limits: Limits) -> io::Result<Vec<File>> {
+    let mut entrances = Vec::new();
+    for hierarchy in hierarchies()? {
+        if hierarchy.is_v2 {
+            // A child has only the controllers that its parents pass on.
+            for dir in [hierarchy.root.clone(), hierarchy.root.join(PARENT)] {
+                fs::create_dir_all(&dir)?;
+                let passed: Vec<_> = hierarchy.controllers.iter().map(|name| format!("+{name}")).collect();
+                write(&dir.join("cgroup.subtree_control"), &passed.join(" "))?;
+            }
+        }
+        let dir = hierarchy.root.join(PARENT).join(id.short());
+        fs::create_dir_all(&dir)?;
+        for (file, value) in settings(&hierarchy, limits) {
+            write(&dir.join(file), &value)?;
+        }
+        let entrance = dir.join("cgroup.procs");
+        entrances.push(File::options().write(true).open(&entrance).map_err(|e| named(e, &entrance))?);
+    }
+    Ok(entrances)
+}
+
+/// Removes the cgroup of an instance, whose processes have ended. Idempotent. Blocking, for a moment at most.
+///
+/// # Errors
+/// When a process is still in it.
+pub fn remove_cgroup(id: &InstanceId) -> io::Result<()> {
+    let deadline = Instant::now() + EMPTY_WITHIN;
+    for hierarchy in hierarchies()? {
+        let dir = hierarchy.root.join(PARENT).join(id.short());
+        loop {
+            match fs::remove_dir(&dir) {
+                Ok(()) => break,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(e) => return Err(named(e, &dir)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The hierarchies of this host with controllers of ours; version 2 alone where it has them all.
+fn hierarchies() -> io::Result<Vec<Hierarchy>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let controllers = |root: &Path| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    Ok(choose(&mounts, controllers))
+}
+
+/// Pure but for `v2_controllers`, the content of `cgroup.controllers` below a root.
+fn choose(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Vec<Hierarchy> {
+    let mut chosen: Vec<Hierarchy> = Vec::new();
+    for (root, kind, options) in mounts.lines().filter_map(cgroup_mount) {
+        let has =
+            |list: &str, separator: char, name: &str| list.split(separator).any(|one| one.trim() == name);
+        let is_v2 = kind == "cgroup2";
+        let known = |name: &str| match is_v2 {
+            true => has(&v2_controllers(&root), ' ', name),
+            false => has(options, ',', name),
+        };
+        let taken = |name: &&str| chosen.iter().any(|other| other.controllers.contains(name));
+        let controllers: Vec<_> =
+            CONTROLLERS.into_iter().filter(|name| known(name)).filter(|name| !taken(name)).collect();
+        if !controllers.is_empty() {
+            chosen.push(Hierarchy { root, is_v2, controllers });
+        }
+    }
+    chosen
+}
+
+/// Mount point, file system and its options, of a line of `/proc/self/mountinfo` (proc_pid_mountinfo(5)) that is a cgroup.
+fn cgroup_mount(line: &str) -> Option<(PathBuf, &str, &str)> {
+    let (mount, rest) = line.split_once(" - ")?;
+    let root = mount.split(' ').nth(4)?;
+    let mut fields = rest.split(' ');
+    let kind = fields.next().filter(|kind| matches!(*kind, "cgroup" | "cgroup2"))?;
+    Some((root.into(), kind, fields.nth(1)?))
+}
+
+/// Files of the cgroup and what is written to them. Pure.
+fn settings(hierarchy: &Hierarchy, limits: Limits) -> Vec<(&'static str, String)> {
+    let quota = limits.cpus * PERIOD_US;
+    let setting = |controller: &&str| match (*controller, hierarchy.is_v2) {
+        ("memory", true) => vec![("memory.max", limits.memory_bytes.to_string())],
+        ("memory", false) => vec![("memory.limit_in_bytes", limits.memory_bytes.to_string())],
+        ("cpu", true) => vec![("cpu.max", format!("{quota} {PERIOD_US}"))],
+        ("cpu", false) => {
+            vec![("cpu.cfs_period_us", PERIOD_US.to_string()), ("cpu.cfs_quota_us", quota.to_string())]
+        }
+        _ => vec![("pids.max", PIDS_MAX.to_string())],
+    };
+    hierarchy.controllers.iter().flat_map(setting).collect()
+}
+
+fn write(file: &Path, value: &str) -> io::Result<()> {
+    fs::write(file, value).map_err(|e| named(e, file))
+}
+
+fn named(error: io::Error, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "\
+40 25 0:35 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+41 25 0:36 / /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory
+42 25 0:37 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+43 25 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+44 25 0:39 / /proc rw,relatime - proc proc rw
+";
+    const V2: &str = "30 25 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn hierarchies_table() {
+        let v1 = |name, controller| Hierarchy {
+            root: Path::new("/sys/fs/cgroup").join(name),
+            is_v2: false,
+            controllers: vec![controller],
+        };
+        for (why, mounts, v2, want) in [
+            ("version 1", V1, "", vec![v1("cpu", "cpu"), v1("memory", "memory"), v1("pids", "pids")]),
+            (
+                "version 2",
+                V2,
+                "cpuset cpu io memory pids\n",
+                vec![Hierarchy {
+                    root: "/sys/fs/cgroup".into(),
+                    is_v2: true,
+                    controllers: vec!["memory", "pids", "cpu"],
+                }],
+            ),
+            ("version 2 without controllers", V2, "", vec![]),
+            ("none", "", "", vec![]),
+        ] {
+            assert_eq!(choose(mounts, |_| v2.to_owned()), want, "{why}");
+        }
+    }
+
+    #[test]
+    fn settings_table() {
+        let limits = Limits { memory_bytes: 1 << 30, cpus: 3 };
+        let of = |is_v2| {
+            let hierarchy = Hierarchy { root: "/".into(), is_v2, controllers: CONTROLLERS.to_vec() };
+            let lines =
+                settings(&hierarchy, limits).into_iter().map(|(file, value)| format!("{file}={value}"));
+            lines.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(true), "memory.max=1073741824 pids.max=512 cpu.max=300000 100000");
+        assert_eq!(
+            of(false),
+            "memory.limit_in_bytes=1073741824 pids.max=512 cpu.cfs_period_us=100000 cpu.cfs_quota_us=300000"
+        );
+    }
+
+    #[test]
+    fn process_moves_itself_into_a_cgroup_that_is_removed_after_it() {
+        use std::os::fd::AsFd;
+        use std::os::unix::process::CommandExt;
+        let id = InstanceId::new("test", 0x00c6_0bad_c0de);
+        let limits = Limits { memory_bytes: 64 << 20, cpus: 1 };
+        for _ in 0..2 {
+            let entrances = create(&id, limits).unwrap();
+            assert!(!entrances.is_empty(), "the host has cgroups");
+            let mut command = std::process::Command::new("sleep");
+            command.arg("1000");
+            // SAFETY: write is async-signal-safe.
+            #[allow(unsafe_code, reason = "pre_exec has no safe form")]
+            unsafe {
+                command.pre_exec(move || {
+                    entrances.iter().try_for_each(|file| {
+                        rustix::io::write(file.as_fd(), b"0").map(drop).map_err(Into::into)
+                    })
+                });
+            }
+            let mut child = command.spawn().unwrap();
+            let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+            assert!(
+                cgroups.contains("memory:/coracle/00c60badc0de")
+                    || cgroups.contains("::/coracle/00c60badc0de"),
+                "{cgroups}"
+            );
+            child.kill().unwrap();
+            child.wait().unwrap();
+            remove_cgroup(&id).unwrap();
+            remove_cgroup(&id).unwrap();
+        }
+    }
+}
