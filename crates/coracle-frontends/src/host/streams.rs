@@ -37,7 +37,7 @@ pub(super) async fn exec(host: &Host, mut input: Streaming<pb::ExecRequest>) -> 
     let Some(From::Start(start)) = input.message().await?.and_then(|m| m.message) else {
         return Err(expected("start"));
     };
-    let client = host.guest(&start.vm).or_status()?;
+    let client = host.guest(&start.vm).await.or_status()?;
     let first = guest::ExecRequest {
         message: Some(To::Start(guest::Process {
             argv: start.argv,
@@ -90,7 +90,7 @@ pub(super) async fn port_forward(
     let Some(From::Start(start)) = input.message().await?.and_then(|m| m.message) else {
         return Err(expected("start"));
     };
-    let client = host.guest(&start.vm).or_status()?;
+    let client = host.guest(&start.vm).await.or_status()?;
     let header = guest::PortForwardHeader { port: start.port, host: String::new() };
     let first = guest::PortForwardRequest { message: Some(To::Header(header)) };
     let messages = forward(first, input, |m: pb::PortForwardRequest| {
@@ -118,7 +118,7 @@ pub(super) async fn copy_in(
     let Some(From::Start(start)) = input.message().await?.and_then(|m| m.message) else {
         return Err(expected("start"));
     };
-    let client = host.guest(&start.vm).or_status()?;
+    let client = host.guest(&start.vm).await.or_status()?;
     let header = guest::CopyInHeader { path: start.path };
     let first = guest::CopyInRequest { message: Some(To::Header(header)) };
     let messages = forward(first, input, |m: pb::CopyInRequest| match m.message? {
@@ -130,7 +130,7 @@ pub(super) async fn copy_in(
 }
 
 pub(super) async fn copy_out(host: &Host, request: pb::CopyOutRequest) -> Replies<pb::CopyOutResponse> {
-    let client = host.guest(&request.vm).or_status()?;
+    let client = host.guest(&request.vm).await.or_status()?;
     let chunks = client.rpc().copy_out(guest::CopyOutRequest { path: request.path }).await?.into_inner();
     let keep = client;
     Ok(Response::new(Box::pin(chunks.map(move |chunk| {

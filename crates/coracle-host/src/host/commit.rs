@@ -3,25 +3,35 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_guest_client::GuestError;
 use coracle_image::{Image, MachineRoot, PushOptions, RootKind};
 use coracle_oci::{Digest, NoProgress, PullOrigin, Reference};
 use coracle_types::Op;
 use futures_util::TryStreamExt;
+use tokio::time::timeout;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::{Access, Host};
 use crate::vm::Commit;
-use crate::{Exit, GuestClient, HostError, Record};
+use crate::{Exit, GuestClient, HostError, Record, View};
+
+/// How long a call to a guest waits for its session.
+const SESSION_WAIT: Duration = Duration::from_secs(5);
 
 impl Host {
-    /// Session with the guest of a running VM, by exact name or id.
+    /// Session with the guest of a running VM, by exact name or id. Waits for one that is being opened, as after a restart
+    /// of the daemon, for at most five seconds. Cancel-safe.
     ///
     /// # Errors
     /// [`HostError::NotFound`]; [`HostError::Refused`] in other states; [`HostError::Guest`] without a session.
-    pub fn guest(&self, vm: &str) -> Result<GuestClient, HostError> {
-        let view = self.find(vm, Access::Change)?;
+    pub async fn guest(&self, vm: &str) -> Result<GuestClient, HostError> {
+        let mut changes = self.handle(vm, Access::Change)?.view;
+        let decided = |view: &Arc<View>| view.guest.is_some() || view.record.state.admit(Op::Guest).is_err();
+        // Without an answer in time, or when the VM is gone, the last state says what is wrong.
+        drop(timeout(SESSION_WAIT, changes.wait_for(decided)).await);
+        let view = changes.borrow().clone();
         let name = || view.record.name.to_string();
         view.record.state.admit(Op::Guest).map_err(|source| HostError::Refused { name: name(), source })?;
         view.guest.clone().ok_or_else(|| {
@@ -36,7 +46,7 @@ impl Host {
     /// # Errors
     /// As [`Host::guest`]; [`HostError::Image`].
     pub async fn commit(&self, vm: &str, reference: &Reference) -> Result<Image, HostError> {
-        let guest = self.guest(vm)?;
+        let guest = self.guest(vm).await?;
         let record = self.find(vm, Access::Change)?.record.clone();
         if record.disk_image_vm.is_some() {
             let message = format!("cannot commit VM {vm}: it runs a disk image, not a container image");

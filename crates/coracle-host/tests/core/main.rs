@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod accelerator;
+mod adopted;
 mod full_disk;
 mod names;
 mod network;
