@@ -27,7 +27,9 @@ use std::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    panic, process, ptr, thread,
+    panic,
+    path::Path,
+    process, ptr, thread,
     time::{Duration, Instant},
 };
 
@@ -222,6 +224,9 @@ fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_
         .with_context(|| format!("mount {target}"))
 }
 
+/// Users of jailed VMMs have uids from here on.
+const JAILED_UIDS: u32 = 1_900_000_000;
+
 /// Everything in the calling thread's namespaces that outlives a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Contents(BTreeSet<String>);
@@ -255,13 +260,14 @@ impl Contents {
 /// Other processes in the calling thread's network namespace, ended ones (zombies) left out.
 fn members() -> anyhow::Result<Vec<(libc::pid_t, String)>> {
     let ours = fs::metadata("/proc/thread-self/ns/net")?.ino();
+    let interfaces = leaks::interfaces();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<libc::pid_t>().ok()) else {
             continue;
         };
         let inside = fs::metadata(entry.path().join("ns/net")).is_ok_and(|m| m.ino() == ours);
-        if inside && pid.unsigned_abs() != process::id() {
+        if (inside || has_tap_of(&entry.path(), &interfaces)) && pid.unsigned_abs() != process::id() {
             let name =
                 fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default().replace('\0', " ");
             if !name.is_empty() {
@@ -270,6 +276,18 @@ fn members() -> anyhow::Result<Vec<(libc::pid_t, String)>> {
         }
     }
     Ok(found)
+}
+
+/// Does the process have one of these interfaces open? A VMM in a jail is in a network namespace of its own, and its tap in
+/// that of its daemon (Linux, drivers/net/tun.c, `tun_chr_show_fdinfo`).
+fn has_tap_of(process: &Path, interfaces: &BTreeSet<String>) -> bool {
+    let is_jailed = fs::metadata(process).is_ok_and(|m| m.uid() >= JAILED_UIDS);
+    let files = is_jailed.then(|| fs::read_dir(process.join("fdinfo")).ok()).flatten();
+    files.into_iter().flatten().flatten().any(|file| {
+        let info = fs::read_to_string(file.path()).unwrap_or_default();
+        let tap = info.lines().find_map(|line| line.strip_prefix("iff:")).map(str::trim);
+        tap.is_some_and(|tap| interfaces.contains(tap))
+    })
 }
 
 /// Kills what a test left running in a namespace that the test made: all of it is the test's own.

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_hypervisor::{ProcessId, find_by_argument, launch};
+use coracle_hypervisor::{ProcessId, find_by_argument, launch, remove_cgroup};
 use coracle_net::{BridgeNetwork, Network};
 use coracle_proto::host as pb;
 use coracle_types::InstanceId;
@@ -154,6 +154,9 @@ pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
         if let Some(vmm) = launch::find_in(&dir.path()).into_diagnostic().wrap_err("find a VMM")? {
             vmm.kill().await.into_diagnostic().wrap_err("end a VMM")?;
         }
+    }
+    for id in instances(state) {
+        remove_cgroup(&id).into_diagnostic().wrap_err_with(|| format!("remove the cgroup of {id}"))?;
     }
     if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
         let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;
