@@ -15,6 +15,7 @@ mod ipam;
 mod link;
 mod rules;
 mod subnet;
+mod tap;
 
 use std::collections::HashSet;
 use std::io;
@@ -27,6 +28,7 @@ use coracle_types::{InstanceId, MacAddr, VmId};
 pub use bridge::BridgeNetwork;
 pub use ipam::Ipam;
 pub use subnet::{InvalidSubnet, Subnet};
+pub use tap::open_tap;
 
 /// What a VM was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

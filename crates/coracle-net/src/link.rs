@@ -1,10 +1,7 @@
-//! Bridges and taps: netlink, and the two ioctls that make a tap last.
+//! Bridges and taps by netlink.
 
-use std::ffi::CString;
-use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::AsRawFd;
 
 use futures_util::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -12,6 +9,7 @@ use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
 use rtnetlink::{Handle, LinkBridge, LinkUnspec, RouteMessageBuilder};
 
+use crate::tap::make_tap;
 use crate::{NetError, Subnet};
 
 /// A netlink connection, driven by the runtime until it is dropped.
@@ -163,32 +161,4 @@ impl Links {
 
 pub(crate) fn vanished(name: &str) -> NetError {
     NetError::Link { operation: format!("look up interface {name}"), source: io::ErrorKind::NotFound.into() }
-}
-
-/// `TUNSETIFF` then `TUNSETPERSIST` (Linux Documentation/networking/tuntap.rst).
-fn make_tap(name: &str) -> io::Result<()> {
-    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
-    let name = CString::new(name)?;
-    let bytes = name.as_bytes_with_nul();
-    if bytes.len() > libc::IFNAMSIZ {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: all-zero bytes are a valid ifreq.
-    #[allow(unsafe_code, reason = "the kernel's own structure, without a safe constructor")]
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
-    }
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI;
-    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open and `request` lives over the call.
-    #[allow(unsafe_code, reason = "ioctl")]
-    let made = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    if made < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is attached to the interface just made; the argument is a plain number.
-    #[allow(unsafe_code, reason = "ioctl")]
-    let kept = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETPERSIST, 1) };
-    if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

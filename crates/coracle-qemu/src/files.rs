@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Firmware, MachineType, NicBackend, VmmConfig, open_tap};
+use coracle_hypervisor::{Firmware, MachineType, NicBackend, VmmConfig};
+use coracle_net::open_tap;
 
 use crate::argv::{Birth, Descriptors};
 

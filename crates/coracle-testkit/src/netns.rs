@@ -224,9 +224,6 @@ fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_
         .with_context(|| format!("mount {target}"))
 }
 
-/// Users of jailed VMMs have uids from here on.
-const JAILED_UIDS: u32 = 1_900_000_000;
-
 /// Everything in the calling thread's namespaces that outlives a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Contents(BTreeSet<String>);
@@ -278,11 +275,12 @@ fn members() -> anyhow::Result<Vec<(libc::pid_t, String)>> {
     Ok(found)
 }
 
-/// Does the process have one of these interfaces open? A VMM in a jail is in a network namespace of its own, and its tap in
-/// that of its daemon (Linux, drivers/net/tun.c, `tun_chr_show_fdinfo`).
+/// Does the process have one of these interfaces open? A VMM in a jail is another user in a network namespace of its own,
+/// and its tap in that of its daemon (Linux, drivers/net/tun.c, `tun_chr_show_fdinfo`).
 fn has_tap_of(process: &Path, interfaces: &BTreeSet<String>) -> bool {
-    let is_jailed = fs::metadata(process).is_ok_and(|m| m.uid() >= JAILED_UIDS);
-    let files = is_jailed.then(|| fs::read_dir(process.join("fdinfo")).ok()).flatten();
+    let own = fs::metadata("/proc/self").map(|m| m.uid()).ok();
+    let is_other_user = fs::metadata(process).is_ok_and(|m| Some(m.uid()) != own);
+    let files = is_other_user.then(|| fs::read_dir(process.join("fdinfo")).ok()).flatten();
     files.into_iter().flatten().flatten().any(|file| {
         let info = fs::read_to_string(file.path()).unwrap_or_default();
         let tap = info.lines().find_map(|line| line.strip_prefix("iff:")).map(str::trim);

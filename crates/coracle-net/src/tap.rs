@@ -1,15 +1,15 @@
-//! Taps as VMMs use them: by descriptor, so that they need neither the right nor the network namespace to open them.
+//! Taps by descriptor: VMMs that inherit one need neither the right nor the network namespace to open it.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Attaches to a tap of the host that exists (Linux, Documentation/networking/tuntap.rst), with the header by which guests
+/// Attaches to a tap of the host, which is made for as long as it is open if there is none of this name (Linux, Documentation/networking/tuntap.rst), with the header by which guests
 /// leave checksums and segmentation to the host.
 ///
 /// # Errors
-/// `ResourceBusy` while another process has it; when there is none of this name, and no right to make one.
+/// `ResourceBusy` while another process has it; without the right to attach to it, or to make one.
 pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
     let name = CString::new(name)?;
@@ -29,4 +29,13 @@ pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     #[allow(unsafe_code, reason = "ioctl")]
     let attached = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     if attached < 0 { Err(io::Error::last_os_error()) } else { Ok(tun.into()) }
+}
+
+/// Makes a tap of this name that stays without a process that has it open (`TUNSETPERSIST`). Idempotent.
+pub(crate) fn make_tap(name: &str) -> io::Result<()> {
+    let tap = open_tap(name)?;
+    // SAFETY: the descriptor is attached to the interface; the argument is a plain number.
+    #[allow(unsafe_code, reason = "ioctl")]
+    let kept = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) };
+    if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
