@@ -27,7 +27,7 @@ struct Suite {
 }
 
 /// How a suite ended.
-struct Outcome {
+struct SuiteResult {
     suite: Suite,
     seconds: f64,
     passed: bool,
@@ -101,7 +101,7 @@ fn failed_tests(text: &str) -> Vec<String> {
 }
 
 /// Runs each suite once, as many at a time as [`jobs`] says.
-fn run_side_by_side(suites: Vec<Suite>) -> Vec<Outcome> {
+fn run_side_by_side(suites: Vec<Suite>) -> Vec<SuiteResult> {
     let total = suites.len();
     let (waiting, ended) = (Mutex::new(VecDeque::from(suites)), Mutex::new(Vec::new()));
     let next = || waiting.lock().ok()?.pop_front();
@@ -131,11 +131,11 @@ fn jobs() -> usize {
 
 impl Suite {
     /// Runs the program to its end and prints what it said at once, so that suites do not mix their lines.
-    fn run(self) -> Outcome {
+    fn run(self) -> SuiteResult {
         let began = Instant::now();
         let (passed, text) = self.output(&[]);
         let _closed = writeln!(std::io::stdout().lock(), "\n==> {}\n{text}", self.name);
-        Outcome { suite: self, seconds: began.elapsed().as_secs_f64(), passed, text }
+        SuiteResult { suite: self, seconds: began.elapsed().as_secs_f64(), passed, text }
     }
 
     /// Runs the program with these arguments: whether it passed, and what it printed.
@@ -156,7 +156,7 @@ impl Suite {
     }
 }
 
-impl Outcome {
+impl SuiteResult {
     /// Runs the tests that failed once more, with nothing beside them.
     fn run_again(&self) -> Rerun {
         let tests = failed_tests(&self.text);

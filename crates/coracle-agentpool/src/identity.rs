@@ -70,14 +70,14 @@ pub fn vm_name(agent: &VsphereAgent) -> String {
 
 /// Identity of a machine: UUID, MAC, or both. Empty: unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct HardwareId {
     /// BIOS UUID.
     pub uuid: String,
     /// MAC address.
     pub mac: String,
 }
 
-impl Identity {
+impl HardwareId {
     /// Identity of a row.
     #[must_use]
     pub fn of_row(row: &OwnedVm) -> Self {
@@ -129,7 +129,7 @@ pub struct AgentFacts {
     /// Host name that it says it has.
     pub observed_hostname: String,
     /// UUID and MAC that it says it has.
-    pub identity: Identity,
+    pub identity: HardwareId,
     /// Claimed by a Machine.
     pub is_bound: bool,
     /// The cluster that claimed it.
@@ -165,7 +165,7 @@ impl AgentFacts {
             role: spec.role.clone(),
             hostname: spec.hostname.clone().unwrap_or_default(),
             observed_hostname: inventory.hostname.unwrap_or_default(),
-            identity: Identity {
+            identity: HardwareId {
                 uuid: bios_uuid(&serial).unwrap_or_default(),
                 mac: macs.map(|m| mac(&m)).find(|m| !m.is_empty()).unwrap_or_default(),
             },
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn uuid_or_mac_identifies_a_machine() {
-        let id = |uuid: &str, mac: &str| Identity { uuid: uuid.into(), mac: mac.into() };
+        let id = |uuid: &str, mac: &str| HardwareId { uuid: uuid.into(), mac: mac.into() };
         for (why, a, b, is, conflicts) in [
             ("the same UUID", id("u", ""), id("u", "m"), true, false),
             ("the same MAC", id("u", "m"), id("", "m"), true, false),

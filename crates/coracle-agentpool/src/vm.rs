@@ -12,7 +12,7 @@ use crate::identity::{instance_uuid, owner_note, vm_name, vm_uuid};
 
 /// Identity of the VM of a VsphereAgent: all names that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct VmIdentity {
     /// UID of the VsphereAgent.
     pub owner: String,
     /// Name of the VM.
@@ -23,7 +23,7 @@ pub struct Identity {
     pub claimed: String,
 }
 
-impl Identity {
+impl VmIdentity {
     /// Identity of an object. Reports of an Agent are not part of it.
     #[must_use]
     pub fn of(agent: &VsphereAgent) -> Self {
@@ -71,7 +71,7 @@ pub enum Next {
 
 /// Decides from what a search found.
 #[must_use]
-pub fn next(id: &Identity, found: &[Vm], iso: &str) -> Next {
+pub fn next(id: &VmIdentity, found: &[Vm], iso: &str) -> Next {
     let vm = match found {
         [] => return Next::Create,
         [vm] => vm,
@@ -113,7 +113,7 @@ pub enum Undo {
 
 /// Decides from what a search found.
 #[must_use]
-pub fn undo(id: &Identity, found: &[Vm]) -> Undo {
+pub fn undo(id: &VmIdentity, found: &[Vm]) -> Undo {
     let ours: Vec<_> = found.iter().filter(|vm| id.owns(vm)).collect();
     match (ours.as_slice(), found) {
         (_, []) => Undo::Gone,

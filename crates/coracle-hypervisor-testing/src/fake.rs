@@ -135,7 +135,7 @@ impl FakeDriver {
         &self,
         vmm_config: &VmmConfig,
         boot_time: Duration,
-        saved: Option<guest::Progress>,
+        saved: Option<guest::GuestState>,
     ) -> Result<ProcessId, DriverError> {
         let machines = &self.machines;
         if let Some(last_words) = lock(&machines.failing_start).clone() {
@@ -318,7 +318,7 @@ impl Snapshots for FakeDriver {
             let (ram, state) = (MemoryFile::new("ram", 0)?, MemoryFile::new("state", 0)?);
             let mut line = String::new();
             file.read_to_string(&mut line)?;
-            guest::Progress::load(&line).ok_or(io::ErrorKind::InvalidData)?;
+            guest::GuestState::load(&line).ok_or(io::ErrorKind::InvalidData)?;
             state.file().write_all(line.as_bytes())?;
             Ok(Template { ram: ram.seal()?, state: state.seal()?, disk: None })
         };
@@ -333,7 +333,7 @@ impl Snapshots for FakeDriver {
             Saved::MemoryImages(template) => template.state.reopen().and_then(io::read_to_string),
         };
         let line = line.map_err(io)?;
-        let saved = guest::Progress::load(&line).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
+        let saved = guest::GuestState::load(&line).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
         let process = self.spawn(vmm_config, Duration::ZERO, Some(saved))?;
         Ok(Cloned { process, channel: Some(self.guest_channel(vmm_config).await?) })
     }

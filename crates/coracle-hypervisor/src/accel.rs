@@ -56,19 +56,19 @@ impl Circumstances {
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     circumstances: Circumstances,
-    verdict: Verdict,
+    verdict: AcceleratorChoice,
 }
 
 /// The accelerator to use, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct AcceleratorChoice {
     /// Which one.
     pub accelerator: Accelerator,
     /// One line for a person.
     pub reason: String,
 }
 
-impl Verdict {
+impl AcceleratorChoice {
     fn tcg(reason: impl Into<String>) -> Self {
         Self { accelerator: Accelerator::Tcg, reason: reason.into() }
     }
@@ -77,9 +77,9 @@ impl Verdict {
 impl KvmProbe {
     /// The verdict for this version of the VMM: the kept one when nothing has changed since, else the probe's. Takes
     /// milliseconds, and never longer than a second. What cannot be kept is asked for again.
-    pub async fn verdict(&self, vmm: &str) -> Verdict {
+    pub async fn verdict(&self, vmm: &str) -> AcceleratorChoice {
         if !self.device.exists() {
-            return Verdict::tcg(format!("{} does not exist", self.device.display()));
+            return AcceleratorChoice::tcg(format!("{} does not exist", self.device.display()));
         }
         let Some(path) = &self.kept else { return self.run().await };
         let circumstances = Circumstances::now(vmm);
@@ -98,9 +98,9 @@ impl KvmProbe {
     }
 
     /// Runs the probe.
-    async fn run(&self) -> Verdict {
+    async fn run(&self) -> AcceleratorChoice {
         let Some((program, args)) = self.command.split_first() else {
-            return Verdict::tcg("no probe program is configured");
+            return AcceleratorChoice::tcg("no probe program is configured");
         };
         let child = Command::new(program)
             .args(args)
@@ -112,11 +112,11 @@ impl KvmProbe {
             .kill_on_drop(true)
             .spawn();
         match child {
-            Err(e) => Verdict::tcg(format!("the KVM probe could not be run: {e}")),
+            Err(e) => AcceleratorChoice::tcg(format!("the KVM probe could not be run: {e}")),
             Ok(child) => match timeout(LIMIT, child.wait_with_output()).await {
                 Ok(Ok(output)) => judge(&output),
-                Ok(Err(e)) => Verdict::tcg(format!("the KVM probe could not be read: {e}")),
-                Err(_) => Verdict::tcg(format!(
+                Ok(Err(e)) => AcceleratorChoice::tcg(format!("the KVM probe could not be read: {e}")),
+                Err(_) => AcceleratorChoice::tcg(format!(
                     "kvm opens, but guest code did not finish within {} ms",
                     LIMIT.as_millis()
                 )),
@@ -126,17 +126,17 @@ impl KvmProbe {
 }
 
 /// The last line that the child printed is its verdict: `ok …` or a reason.
-fn judge(output: &Output) -> Verdict {
+fn judge(output: &Output) -> AcceleratorChoice {
     let text = String::from_utf8_lossy(&output.stdout);
     let last = text.lines().last().unwrap_or_default().trim();
     match last.strip_prefix("ok ") {
         Some(proof) if output.status.success() => {
-            Verdict { accelerator: Accelerator::Kvm, reason: proof.to_owned() }
+            AcceleratorChoice { accelerator: Accelerator::Kvm, reason: proof.to_owned() }
         }
         _ if last.is_empty() => {
-            Verdict::tcg(format!("the KVM probe ended without a word ({})", output.status))
+            AcceleratorChoice::tcg(format!("the KVM probe ended without a word ({})", output.status))
         }
-        _ => Verdict::tcg(last.to_owned()),
+        _ => AcceleratorChoice::tcg(last.to_owned()),
     }
 }
 

@@ -23,7 +23,7 @@ mod templates;
 mod vmm_config;
 pub mod vsock;
 
-pub use accel::{KvmProbe, Verdict};
+pub use accel::{AcceleratorChoice, KvmProbe};
 pub use api::{ApiError, ApiSocket};
 pub use cgroup::{Limits, remove_cgroup};
 pub use driver::{Driver, Probe, end_vmms};

@@ -51,7 +51,7 @@ use self::{
 use crate::{
     agent::AgentAddress,
     allow::AgentRule,
-    placement::{Candidate, Capacity, Overcommit, Refusal, Request, place},
+    placement::{Candidate, Capacity, FitError, Overcommit, Request, place},
 };
 
 /// Duration of a Lease without one.
@@ -467,8 +467,8 @@ impl Fleet {
     /// concurrent placements do not exceed the capacity. Nodes to `avoid` are not chosen.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn choose(&self, vm: &MikromVM, avoid: &[String]) -> Result<Candidate, Refusal> {
+    /// [`FitError`].
+    pub fn choose(&self, vm: &MikromVM, avoid: &[String]) -> Result<Candidate, FitError> {
         let request = request(vm);
         let mut nodes = self.candidates(&request.namespace, Some(vm));
         for node in nodes.iter_mut().filter(|node| avoid.contains(&node.node)) {

@@ -15,7 +15,7 @@ use crate::{
     context::{AgentLimits, Context},
     error::Error,
     observe::AgentConnection,
-    observed::Progress,
+    observed::AppliedSteps,
     status,
     step::Step,
 };
@@ -45,7 +45,7 @@ pub(crate) async fn execute(
         }
         Step::Bind(binding) => {
             let status = status::bound(vm, binding, cx.clock.timestamp());
-            return write_status(cx, vm, &status, Progress::default()).await;
+            return write_status(cx, vm, &status, AppliedSteps::default()).await;
         }
         Step::RemoveFinalizer { unconfirmed } => {
             remove_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
@@ -99,7 +99,7 @@ pub(crate) async fn write_status(
     cx: &Context,
     vm: &MikromVM,
     status: &MikromVMStatus,
-    progress: Progress,
+    progress: AppliedSteps,
 ) -> Result<After, Error> {
     if vm.status.as_ref() == Some(status) {
         return Ok(After::Same);

@@ -13,7 +13,7 @@ use crate::{
     agent::{AgentAddress, AgentError, Fence, NodeClient},
     context::Context,
     discovery::{Fleet, Standing},
-    observed::{AgentView, BindingError, Memo, Observed, Progress},
+    observed::{AgentView, AppliedSteps, BindingError, Memo, Observed},
     plan::is_refused,
     step::NodeBinding,
 };
@@ -49,7 +49,7 @@ pub(crate) async fn observe<'a>(
     vm: &'a MikromVM,
     connection: &mut AgentConnection,
     memo: Memo,
-    progress: Progress,
+    progress: AppliedSteps,
 ) -> Observed<'a> {
     let found = agent_of(&cx.fleet, vm);
     let view = match &found {

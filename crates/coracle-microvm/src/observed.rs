@@ -114,7 +114,7 @@ impl Memo {
 
 /// Effects that this reconcile had already.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
+pub struct AppliedSteps {
     /// The VM was created, or the agent answered that it exists.
     pub created: bool,
     /// The VM was created.
@@ -129,7 +129,7 @@ pub struct Progress {
     pub deleted: bool,
 }
 
-impl Progress {
+impl AppliedSteps {
     /// Records that `step` was carried out for `vm`, or that its effect existed before.
     pub fn record(&mut self, step: &Step, vm: &MikromVM) {
         match step {
@@ -163,7 +163,7 @@ pub struct Observed<'a> {
     /// Memory of earlier reconciles.
     pub memo: Memo,
     /// Effects of this reconcile.
-    pub progress: Progress,
+    pub progress: AppliedSteps,
     /// Current time.
     pub now: Timestamp,
     /// Times and counts.

@@ -66,9 +66,9 @@ impl Candidate {
 
 /// Why no node was chosen: one line for each node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(pub Vec<String>);
+pub struct FitError(pub Vec<String>);
 
-impl fmt::Display for Refusal {
+impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// Lines in a message.
         const SHOWN_MAX: usize = 8;
@@ -121,12 +121,12 @@ fn is_open(node: &Candidate) -> Result<(), String> {
 /// Chooses a node. Deterministic: the same nodes in any order give the same choice.
 ///
 /// # Errors
-/// [`Refusal`], which says why each node was refused.
+/// [`FitError`], which says why each node was refused.
 pub fn place<'a>(
     request: &Request,
     nodes: &'a [Candidate],
     overcommit: Overcommit,
-) -> Result<&'a Candidate, Refusal> {
+) -> Result<&'a Candidate, FitError> {
     let mut refused = Vec::new();
     let mut fitting: Vec<_> = nodes
         .iter()
@@ -150,7 +150,7 @@ pub fn place<'a>(
             refused.push("no node with an agent is known".into());
         }
         refused.sort();
-        Refusal(refused)
+        FitError(refused)
     })
 }
 

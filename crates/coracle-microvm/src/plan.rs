@@ -18,7 +18,7 @@ use coracle_api::{MikromVM, PowerState, RestartPolicy, keys};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
-pub use failure::{Verdict, judge};
+pub use failure::{Consequences, judge};
 
 use crate::{
     agent::{AgentError, Fence, Origin, State, VmInfo},

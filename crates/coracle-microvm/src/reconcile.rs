@@ -20,7 +20,7 @@ use crate::{
     error::Error,
     execute::{After, execute, write_status},
     observe::{AgentConnection, observe},
-    observed::Progress,
+    observed::AppliedSteps,
     plan::{Plan, judge, plan},
     status,
     step::{NodeBinding, Step},
@@ -103,7 +103,7 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
     let uid = cached.uid().unwrap_or_default();
     let mut vm = cached.clone();
     let mut fresh = false;
-    let (mut connection, mut progress) = (AgentConnection::default(), Progress::default());
+    let (mut connection, mut progress) = (AgentConnection::default(), AppliedSteps::default());
     for _ in 0..ROUNDS_MAX {
         let observed = observe(cx, &vm, &mut connection, cx.memo(&uid), progress).await;
         let bound_to = observed.bound_to.clone();
@@ -151,7 +151,7 @@ async fn failed(
     step: &Step,
     error: AgentError,
     bound_to: &NodeBinding,
-    progress: &mut Progress,
+    progress: &mut AppliedSteps,
 ) -> Result<(), Error> {
     let uid = vm.uid().unwrap_or_default();
     let verdict = judge(step, &error, &cx.memo(&uid), &cx.policy);

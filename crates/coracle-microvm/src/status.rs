@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
     agent::{AgentError, State, VmInfo},
-    observed::Progress,
+    observed::AppliedSteps,
     step::NodeBinding,
 };
 
@@ -165,7 +165,7 @@ pub fn derive(
     vm: &MikromVM,
     finding: &Finding,
     bound_to: &NodeBinding,
-    progress: Progress,
+    progress: AppliedSteps,
     now: Timestamp,
 ) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
@@ -238,7 +238,7 @@ fn created_at(info: &VmInfo, now: Timestamp) -> Time {
 
 /// A VM that was powered off by spec.powerState counts as such until it runs again. One that is down right
 /// after its start has ended by itself.
-fn powered_off(vm: &MikromVM, info: &VmInfo, progress: Progress) -> bool {
+fn powered_off(vm: &MikromVM, info: &VmInfo, progress: AppliedSteps) -> bool {
     match info.state {
         State::Stopped | State::Error => {
             let started = progress.powered == Some(PowerState::Running);
@@ -289,7 +289,7 @@ pub fn ready_since(vm: &MikromVM) -> Option<Timestamp> {
 
 /// Events for a status that changes from `old` to `new`.
 #[must_use]
-pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Progress) -> Vec<Event> {
+pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: AppliedSteps) -> Vec<Event> {
     let none = MikromVMStatus::default();
     let old = old.unwrap_or(&none);
     let Some(ready) = find(&new.conditions, condition::READY) else { return vec![] };
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn status_table() {
-        let live = derive(&object(), &vm_in(State::Running), &binding(), Progress::default(), at(10));
+        let live = derive(&object(), &vm_in(State::Running), &binding(), AppliedSteps::default(), at(10));
         let (new, mut running) = (object(), object());
         running.status = Some(live);
         for (why, vm, report, want) in [
@@ -451,7 +451,7 @@ mod tests {
             ("no room", &new, Finding::Unschedulable("why".into()), ("Pending", "False", "Unschedulable")),
             ("lost", &running, Finding::NodeLost("why".into()), ("Failed", "False", "NodeLost")),
         ] {
-            let status = derive(vm, &report, &binding(), Progress::default(), at(20));
+            let status = derive(vm, &report, &binding(), AppliedSteps::default(), at(20));
             for kind in [condition::AVAILABLE, condition::READY] {
                 let c = find(&status.conditions, kind).unwrap();
                 let got = (format!("{:?}", status.phase.unwrap()), c.status.as_str(), c.reason.as_str());
@@ -463,8 +463,8 @@ mod tests {
 
     #[test]
     fn powered_off_mark_stays_until_the_vm_runs() {
-        let calm = Progress::default();
-        let started = Progress { powered: Some(PowerState::Running), ..calm };
+        let calm = AppliedSteps::default();
+        let started = AppliedSteps { powered: Some(PowerState::Running), ..calm };
         let mut off = object();
         off.spec.power_state = Some(PowerState::Stopped);
         off.status = Some(derive(&off, &vm_in(State::Stopped), &binding(), calm, at(1)));
@@ -486,9 +486,9 @@ mod tests {
     #[test]
     fn equal_findings_give_equal_statuses() {
         let mut vm = object();
-        let first = derive(&vm, &vm_in(State::Running), &binding(), Progress::default(), at(10));
+        let first = derive(&vm, &vm_in(State::Running), &binding(), AppliedSteps::default(), at(10));
         vm.status = Some(first.clone());
-        let second = derive(&vm, &vm_in(State::Running), &binding(), Progress::default(), at(99));
+        let second = derive(&vm, &vm_in(State::Running), &binding(), AppliedSteps::default(), at(99));
         assert_eq!(first, second);
         assert_eq!(second.created_at.unwrap().0, at(10));
         let stored: MikromVMStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
@@ -499,7 +499,7 @@ mod tests {
     fn transport_error_stays_out_of_the_status() {
         let refused = AgentError { message: "tcp connect error: Connection refused".into(), ..error() };
         let status =
-            derive(&object(), &Finding::Unreachable(refused), &binding(), Progress::default(), at(1));
+            derive(&object(), &Finding::Unreachable(refused), &binding(), AppliedSteps::default(), at(1));
         let ready = find(&status.conditions, condition::READY).unwrap();
         assert_eq!(ready.message, "agent a:1 does not answer");
     }
@@ -507,11 +507,11 @@ mod tests {
     #[test]
     fn silence_is_written_once() {
         let mut vm = object();
-        vm.status = Some(derive(&vm, &vm_in(State::Running), &binding(), Progress::default(), at(10)));
+        vm.status = Some(derive(&vm, &vm_in(State::Running), &binding(), AppliedSteps::default(), at(10)));
         vm.status =
-            Some(derive(&vm, &Finding::Unreachable(error()), &binding(), Progress::default(), at(20)));
+            Some(derive(&vm, &Finding::Unreachable(error()), &binding(), AppliedSteps::default(), at(20)));
         let other = AgentError { message: "in other words".into(), ..error() };
-        let again = derive(&vm, &Finding::Unreachable(other), &binding(), Progress::default(), at(30));
+        let again = derive(&vm, &Finding::Unreachable(other), &binding(), AppliedSteps::default(), at(30));
         assert_eq!(Some(&again), vm.status.as_ref());
     }
 
@@ -522,9 +522,10 @@ mod tests {
             Finding::Waiting(AgentError { message, failure: failure.into(), ..image() })
         };
         let mut vm = object();
-        let first = derive(&vm, &failed("COR-IMG-004", "image a"), &binding(), Progress::default(), at(10));
+        let first =
+            derive(&vm, &failed("COR-IMG-004", "image a"), &binding(), AppliedSteps::default(), at(10));
         vm.status = Some(first.clone());
-        let again = |vm: &MikromVM, report| derive(vm, &report, &binding(), Progress::default(), at(20));
+        let again = |vm: &MikromVM, report| derive(vm, &report, &binding(), AppliedSteps::default(), at(20));
         let message = |status: &MikromVMStatus| {
             find(&status.conditions, condition::READY).map(|c| c.message.clone()).unwrap_or_default()
         };
@@ -542,7 +543,7 @@ mod tests {
         let reasons = |vm: &MikromVM, new: &MikromVMStatus, progress| {
             events(vm.status.as_ref(), new, progress).iter().map(|e| e.reason).collect::<Vec<_>>()
         };
-        let calm = Progress::default();
+        let calm = AppliedSteps::default();
         let bound = bound(&vm, &binding(), at(1));
         assert_eq!(reasons(&vm, &bound, calm), ["Scheduled"]);
         vm.status = Some(bound);
@@ -553,7 +554,7 @@ mod tests {
         let stopped = derive(&vm, &vm_in(State::Stopped), &binding(), calm, at(3));
         assert_eq!(reasons(&vm, &stopped, calm), ["VMStopped"]);
         vm.status = Some(stopped);
-        let again = Progress { restarted: true, ..calm };
+        let again = AppliedSteps { restarted: true, ..calm };
         let restarted = derive(&vm, &vm_in(State::Running), &binding(), again, at(4));
         assert_eq!((reasons(&vm, &restarted, again), restarted.restarts), (vec!["Restarted"], 1));
         let failed = derive(&vm, &Finding::Refused(error()), &binding(), calm, at(5));

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use coracle_hypervisor::launch::{Launch, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, Limits, MachineType, NicBackend, Probe,
-    ProcessId, Snapshots, Templates, Verdict, VmmConfig,
+    Accelerator, AcceleratorChoice, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, Limits, MachineType,
+    NicBackend, Probe, ProcessId, Snapshots, Templates, VmmConfig,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -56,9 +56,11 @@ impl QemuDriver {
         if !machines.is_ok_and(|m| String::from_utf8_lossy(&m.stdout).contains("microvm")) {
             return absent(format!("{program} {version} has no microvm machine"));
         }
-        let Verdict { accelerator, reason } = match &self.config.kvm {
+        let AcceleratorChoice { accelerator, reason } = match &self.config.kvm {
             Some(probe) => probe.verdict(&version).await,
-            None => Verdict { accelerator: Accelerator::Tcg, reason: "TCG by configuration".to_owned() },
+            None => {
+                AcceleratorChoice { accelerator: Accelerator::Tcg, reason: "TCG by configuration".to_owned() }
+            }
         };
         Probe { version, accelerator: Some(accelerator), reason }
     }

@@ -32,7 +32,7 @@ use anyhow::{Context as _, bail};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, api::PostParams, config::Kubeconfig};
 
-use crate::{Outcome, netns::Netns, tools};
+use crate::{TestResult, netns::Netns, tools};
 
 /// Deadline of one test body.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ T+7wsatv7/qRmY5OAiCKlhOUHHCxG/qyJA==
 pub fn run<F, Fut>(body: F)
 where
     F: FnOnce(&'static Cluster) -> Fut + Send,
-    Fut: Future<Output: Outcome>,
+    Fut: Future<Output: TestResult>,
 {
     run_within(DEADLINE, body);
 }
@@ -62,7 +62,7 @@ where
 pub fn run_within<F, Fut>(deadline: Duration, body: F)
 where
     F: FnOnce(&'static Cluster) -> Fut + Send,
-    Fut: Future<Output: Outcome>,
+    Fut: Future<Output: TestResult>,
 {
     let Some(shared) = shared() else { return };
     let result = panic::catch_unwind(panic::AssertUnwindSafe(|| {

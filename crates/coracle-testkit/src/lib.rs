@@ -37,16 +37,16 @@ pub use eventually::{
 };
 
 /// What a test body may return: nothing, or a result whose error fails the test.
-pub trait Outcome {
+pub trait TestResult {
     /// Panics with the error, if there is one.
     fn settle(self);
 }
 
-impl Outcome for () {
+impl TestResult for () {
     fn settle(self) {}
 }
 
-impl<E: std::fmt::Debug> Outcome for Result<(), E> {
+impl<E: std::fmt::Debug> TestResult for Result<(), E> {
     #[expect(clippy::panic, reason = "this is how a test fails")]
     fn settle(self) {
         if let Err(error) = self {

@@ -35,7 +35,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::{Outcome, leaks, tools};
+use crate::{TestResult, leaks, tools};
 
 /// Default deadline of a test.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -47,7 +47,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 pub fn run<F, Fut>(body: F)
 where
     F: FnOnce() -> Fut + Send,
-    Fut: Future<Output: Outcome>,
+    Fut: Future<Output: TestResult>,
 {
     run_within(DEADLINE, body);
 }
@@ -56,7 +56,7 @@ where
 pub fn run_within<F, Fut>(deadline: Duration, body: F)
 where
     F: FnOnce() -> Fut + Send,
-    Fut: Future<Output: Outcome>,
+    Fut: Future<Output: TestResult>,
 {
     let Some(netns) = Netns::new_or_skip() else { return };
     let before = netns.sync(Contents::take);
@@ -157,7 +157,7 @@ impl Netns {
     pub fn enter<F, Fut>(&self, deadline: Duration, body: F)
     where
         F: FnOnce() -> Fut + Send,
-        Fut: Future<Output: Outcome>,
+        Fut: Future<Output: TestResult>,
     {
         self.sync(|| {
             let runtime = runtime();

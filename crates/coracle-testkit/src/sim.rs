@@ -31,7 +31,7 @@ pub use crash::{Scenario, crash_after_each_call};
 pub use fuse::Fuse;
 pub use network::{Listener, Network};
 
-use crate::{Outcome, eventually};
+use crate::{TestResult, eventually};
 
 /// Time at which every simulation begins: 2026-01-01T00:00:00Z.
 const BEGIN: i64 = 1_767_225_600_000;
@@ -62,7 +62,7 @@ impl Sim {
     pub fn run<F, Fut>(seed: u64, body: F)
     where
         F: FnOnce(Self) -> Fut,
-        Fut: Future<Output: Outcome>,
+        Fut: Future<Output: TestResult>,
     {
         block_on(seed, body).settle();
     }

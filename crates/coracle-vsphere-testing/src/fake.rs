@@ -82,7 +82,7 @@ struct State {
     missing: BTreeSet<String>,
     logins: usize,
     refuse_login: bool,
-    hides_new_vms: bool,
+    loses_new_vms: bool,
     /// VMs that were powered on once.
     ran: BTreeSet<String>,
     after_call: Option<AfterCall>,
@@ -144,9 +144,9 @@ impl FakeVsphere {
         self.lock().refuse_login = yes;
     }
 
-    /// Find does not return a VM that never ran: a mutation of the contract, for tests of tests.
-    pub fn hide_new_vms(&self) {
-        self.lock().hides_new_vms = true;
+    /// A login makes VMs that never ran unrecognisable: a mutation of the contract, for tests of tests.
+    pub fn lose_new_vms(&self) {
+        self.lock().loses_new_vms = true;
     }
 
     /// Runs `hook` when the work of a call is done and before it is answered. Simulations stop the caller there.
@@ -354,6 +354,14 @@ struct Call {
 }
 
 impl State {
+    fn lose_new_vms(&mut self) {
+        for (id, vm) in self.vms.iter_mut().filter(|(id, _)| !self.ran.contains(*id)) {
+            vm.name = format!("lost-{id}");
+            vm.uuid.clear();
+            vm.instance_uuid.clear();
+        }
+    }
+
     fn fault(&mut self, method: &str) -> Option<FakeFault> {
         let at = self.rules.iter_mut().position(|rule| {
             let fits = rule.method == method;
@@ -380,6 +388,9 @@ impl Connect for FakeVsphere {
         let refused = {
             let mut state = self.lock();
             state.logins += 1;
+            if state.loses_new_vms {
+                state.lose_new_vms();
+            }
             state.refuse_login
         };
         if refused {
@@ -455,8 +466,7 @@ impl Vsphere for FakeVsphere {
         };
         let found = {
             let state = self.lock();
-            let is_shown = |vm: &&Vm| state.ran.contains(&vm.object.id) || !state.hides_new_vms;
-            state.vms.values().filter(fits).filter(is_shown).cloned().collect()
+            state.vms.values().filter(fits).cloned().collect()
         };
         self.finish(&call, found).await
     }

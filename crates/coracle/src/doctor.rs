@@ -20,7 +20,7 @@ const MEMORY_MIN_MIB: u64 = 512;
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Check {
     check: &'static str,
-    result: Verdict,
+    result: CheckResult,
     /// What was found.
     detail: String,
     /// What to do about it; empty when nothing is to be done.
@@ -29,7 +29,7 @@ struct Check {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum CheckResult {
     #[serde(rename = "ok")]
     Good,
     /// Works, but not as well as it could.
@@ -37,7 +37,7 @@ enum Verdict {
     Missing,
 }
 
-impl Verdict {
+impl CheckResult {
     fn word(self) -> &'static str {
         match self {
             Self::Good => "ok",
@@ -48,7 +48,12 @@ impl Verdict {
 }
 
 impl Check {
-    fn new(check: &'static str, result: Verdict, detail: impl Into<String>, help: impl Into<String>) -> Self {
+    fn new(
+        check: &'static str,
+        result: CheckResult,
+        detail: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Self {
         Self { check, result, detail: detail.into(), help: help.into() }
     }
 }
@@ -71,7 +76,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
         .push(jail(Jail::probe(&std::env::temp_dir().join(format!("coracle-jail-{}", std::process::id())))));
     checks.push(node(global).await);
     print(&args.output, &checks)?;
-    let broken = checks.iter().any(|c| c.result == Verdict::Missing);
+    let broken = checks.iter().any(|c| c.result == CheckResult::Missing);
     Ok(if broken { coracle_cli::error::exit::UNSUPPORTED } else { 0 })
 }
 
@@ -101,8 +106,12 @@ fn table(checks: &[Check]) -> Columns {
 fn hypervisor(probe: &Probe) -> Check {
     let name = "hypervisor";
     match probe.accelerator {
-        Some(_) => Check::new(name, Verdict::Good, format!("QEMU {}, machine microvm", probe.version), ""),
-        None => Check::new(name, Verdict::Missing, probe.reason.clone(), "install Debian's qemu-system-x86"),
+        Some(_) => {
+            Check::new(name, CheckResult::Good, format!("QEMU {}, machine microvm", probe.version), "")
+        }
+        None => {
+            Check::new(name, CheckResult::Missing, probe.reason.clone(), "install Debian's qemu-system-x86")
+        }
     }
 }
 
@@ -121,9 +130,11 @@ async fn others() -> Vec<Check> {
     };
     let check = |name: &'static str, probe: Probe| match probe.accelerator {
         Some(_) => {
-            Check::new(name, Verdict::Good, format!("version {}: {}", probe.version, probe.reason), "")
+            Check::new(name, CheckResult::Good, format!("version {}: {}", probe.version, probe.reason), "")
         }
-        None => Check::new(name, Verdict::Limited, probe.reason, "needed only by VMs that name this driver"),
+        None => {
+            Check::new(name, CheckResult::Limited, probe.reason, "needed only by VMs that name this driver")
+        }
     };
     vec![
         check("firecracker", FirecrackerDriver::new(firecracker).probe().await),
@@ -136,11 +147,11 @@ fn jail(probe: std::io::Result<()>) -> Check {
     let name = "jail";
     match probe {
         Ok(()) => {
-            Check::new(name, Verdict::Good, "each QEMU has a user, namespaces and a root of its own", "")
+            Check::new(name, CheckResult::Good, "each QEMU has a user, namespaces and a root of its own", "")
         }
         Err(error) => Check::new(
             name,
-            Verdict::Limited,
+            CheckResult::Limited,
             format!("VMMs have the rights of the node: {error}"),
             "run the node as root of the host; in a container, with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID",
         ),
@@ -151,17 +162,20 @@ fn jail(probe: std::io::Result<()>) -> Check {
 fn accelerator(probe: &Probe) -> Check {
     let name = "accelerator";
     match probe.accelerator {
-        Some(Accelerator::Kvm) => Check::new(name, Verdict::Good, format!("kvm: {}", probe.reason), ""),
+        Some(Accelerator::Kvm) => Check::new(name, CheckResult::Good, format!("kvm: {}", probe.reason), ""),
         Some(Accelerator::Tcg) => Check::new(
             name,
-            Verdict::Limited,
+            CheckResult::Limited,
             format!("tcg (translation; everything works, more slowly): {}", probe.reason),
             "for KVM: switch virtualization on in the firmware, or nested virtualization of this VM; then load \
              kvm_intel or kvm_amd, and let this user open /dev/kvm",
         ),
-        None => {
-            Check::new(name, Verdict::Missing, "no hypervisor could be asked", "install a hypervisor first")
-        }
+        None => Check::new(
+            name,
+            CheckResult::Missing,
+            "no hypervisor could be asked",
+            "install a hypervisor first",
+        ),
     }
 }
 
@@ -174,10 +188,10 @@ fn memory(meminfo: &str) -> Check {
     let (total, free) = (field("MemTotal:").unwrap_or(0), field("MemAvailable:").unwrap_or(0));
     let detail = format!("{free} of {total} MiB are available");
     if free >= MEMORY_MIN_MIB {
-        Check::new("memory", Verdict::Good, detail, "")
+        Check::new("memory", CheckResult::Good, detail, "")
     } else {
         let help = format!("a small VM and its node need {MEMORY_MIN_MIB} MiB");
-        Check::new("memory", Verdict::Limited, detail, help)
+        Check::new("memory", CheckResult::Limited, detail, help)
     }
 }
 
@@ -203,9 +217,9 @@ fn programs() -> Vec<Check> {
     ]
     .into_iter()
     .map(|(name, needed, help)| match find_tool(name, None) {
-        Some(path) => Check::new(name, Verdict::Good, path.display().to_string(), ""),
+        Some(path) => Check::new(name, CheckResult::Good, path.display().to_string(), ""),
         None => {
-            let result = if needed { Verdict::Missing } else { Verdict::Limited };
+            let result = if needed { CheckResult::Missing } else { CheckResult::Limited };
             Check::new(name, result, "not found", help)
         }
     })
@@ -215,20 +229,20 @@ fn programs() -> Vec<Check> {
 fn guest_kernel() -> Check {
     let dir = default_tools().unwrap_or_default().join("guest/current");
     if dir.join("vmlinuz").is_file() && dir.join("initrd").is_file() {
-        return Check::new("guest kernel", Verdict::Good, dir.display().to_string(), "");
+        return Check::new("guest kernel", CheckResult::Good, dir.display().to_string(), "");
     }
     let help = "in a checkout: cargo xtask setup; elsewhere: coracle node --boot DIR with vmlinuz and initrd";
-    Check::new("guest kernel", Verdict::Limited, format!("none in {}", dir.display()), help)
+    Check::new("guest kernel", CheckResult::Limited, format!("none in {}", dir.display()), help)
 }
 
 /// Pure.
 fn uefi(code: Option<PathBuf>) -> Check {
     let name = "uefi";
     match code {
-        Some(code) => Check::new(name, Verdict::Good, code.display().to_string(), ""),
+        Some(code) => Check::new(name, CheckResult::Good, code.display().to_string(), ""),
         None => {
             let help = "only disk images that no BIOS can start need it: install Debian's ovmf";
-            Check::new(name, Verdict::Limited, "no firmware found", help)
+            Check::new(name, CheckResult::Limited, "no firmware found", help)
         }
     }
 }
@@ -238,17 +252,17 @@ fn network(root: bool, tun: bool) -> Check {
     let name = "network";
     match (root, tun) {
         (true, true) => {
-            Check::new(name, Verdict::Good, "bridge: every guest has an address of the host's", "")
+            Check::new(name, CheckResult::Good, "bridge: every guest has an address of the host's", "")
         }
         (true, false) => Check::new(
             name,
-            Verdict::Missing,
+            CheckResult::Missing,
             "/dev/net/tun does not exist",
             "load the tun module: modprobe tun; or start the node with --network user",
         ),
         (false, _) => Check::new(
             name,
-            Verdict::Limited,
+            CheckResult::Limited,
             "user: guests have no address that the host reaches",
             "use -p and port-forward, or start the node as root",
         ),
@@ -259,7 +273,7 @@ async fn node(global: &Global) -> Check {
     let (name, socket) = ("node", global.socket());
     let Ok(mut client) = coracle_cli::client::open(&socket).await else {
         let detail = format!("none runs at {}", socket.display());
-        return Check::new(name, Verdict::Limited, detail, "start one: coracle up --detach");
+        return Check::new(name, CheckResult::Limited, detail, "start one: coracle up --detach");
     };
     match client.info(coracle_proto::host::InfoRequest {}).await {
         Ok(info) => {
@@ -273,11 +287,11 @@ async fn node(global: &Global) -> Check {
                 info.vms,
                 if info.subnet.is_empty() { "networks of their own" } else { &info.subnet }
             );
-            Check::new(name, Verdict::Good, detail, "")
+            Check::new(name, CheckResult::Good, detail, "")
         }
         Err(status) => {
             let failure = Failure::from(status);
-            Check::new(name, Verdict::Missing, failure.message, failure.help.unwrap_or_default())
+            Check::new(name, CheckResult::Missing, failure.message, failure.help.unwrap_or_default())
         }
     }
 }
@@ -328,7 +342,7 @@ mod tests {
             uefi(Some("/usr/share/OVMF/OVMF_CODE.fd".into())),
         ];
         for check in all {
-            assert_eq!(check.help.is_empty(), check.result == Verdict::Good, "{check:?}");
+            assert_eq!(check.help.is_empty(), check.result == CheckResult::Good, "{check:?}");
         }
         assert_eq!(accelerator(&kvm).detail, "kvm: the payload answered in 3 ms");
     }

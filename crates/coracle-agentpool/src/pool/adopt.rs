@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use super::plan::Adoption;
 use crate::{
     Context,
-    identity::{Identity, label_value},
+    identity::{HardwareId, label_value},
 };
 
 /// Whether the pool adopts VMs of discovered Agents.
@@ -28,7 +28,7 @@ pub(crate) fn confirmed<'a>(
 ) -> impl Iterator<Item = (&'a OwnedVm, &'a Arc<Vm>)> {
     let all = rows.iter().filter(|r| seen.is_current && r.source == names::source::DISCOVERED_AGENT);
     all.filter_map(|row| {
-        let id = Identity::of_row(row);
+        let id = HardwareId::of_row(row);
         let mut named = seen.vms.values().filter(|vm| vm.name == row.name);
         let vm = named.next().filter(|_| named.next().is_none())?;
         let same = !id.uuid.is_empty() && vm.uuid == id.uuid && (id.mac.is_empty() || vm.mac == id.mac);

@@ -16,7 +16,7 @@ use crate::{
     Context, Error,
     demand::{Counters, belongs, count, is_of, is_waiting, place, unmet},
     error::api,
-    identity::{AgentFacts, Identity, label_value},
+    identity::{AgentFacts, HardwareId, label_value},
     iso,
     request::infra_env_url,
 };
@@ -210,11 +210,11 @@ fn agents(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<AgentF
         .iter()
         .filter(|r| r.namespace() == ns && crate::watches::pool_of(r) != pool.name_any())
         .filter(|r| r.metadata.deletion_timestamp.is_none())
-        .filter_map(|r| r.vm().map(Identity::of_row))
+        .filter_map(|r| r.vm().map(HardwareId::of_row))
         .collect();
     let is_owned = |a: &AgentFacts| {
         rows.iter().any(|row| {
-            let id = Identity::of_row(row);
+            let id = HardwareId::of_row(row);
             let named = row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&a.name);
             let selected = a.labels.get(names::AGENT_MACHINE) == Some(&label_value(&row.name));
             let same_host = a.known_hostname() == row.name;

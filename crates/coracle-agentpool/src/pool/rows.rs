@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Time};
 use kube::ResourceExt as _;
 
-use crate::identity::{AgentFacts, Identity, vm_name};
+use crate::identity::{AgentFacts, HardwareId, vm_name};
 
 /// Machines of a pool: name → being deleted.
 pub type Machines = BTreeMap<String, bool>;
@@ -29,7 +29,8 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
         row.owner_uid = agent.uid().unwrap_or_default();
         row.source = source::VSPHERE_AGENT.into();
         // Two VsphereAgents for one VM are one row.
-        let twin = all.iter().any(|r| r.name == row.name || Identity::of_row(r).is(&Identity::of_row(&row)));
+        let twin =
+            all.iter().any(|r| r.name == row.name || HardwareId::of_row(r).is(&HardwareId::of_row(&row)));
         if twin {
             continue;
         }
@@ -44,17 +45,17 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
 
 /// The previous row: by name, else UUID, else MAC, and never one that is known to be another's.
 fn before<'a>(row: &OwnedVm, previous: &'a [OwnedVm]) -> Option<&'a OwnedVm> {
-    let id = Identity::of_row(row);
+    let id = HardwareId::of_row(row);
     let fits = |old: &&OwnedVm| {
-        let other = Identity::of_row(old);
+        let other = HardwareId::of_row(old);
         let uuid_differs = !id.uuid.is_empty() && !other.uuid.is_empty() && id.uuid != other.uuid;
         let owner_differs = !old.owner_uid.is_empty() && old.owner_uid != row.owner_uid;
         old.source != source::DISCOVERED_AGENT && !uuid_differs && !owner_differs
     };
     let by = |test: &dyn Fn(&OwnedVm) -> bool| previous.iter().filter(fits).find(|old| test(old));
     by(&|old| old.name == row.name)
-        .or_else(|| by(&|old| !id.uuid.is_empty() && Identity::of_row(old).uuid == id.uuid))
-        .or_else(|| by(&|old| !id.mac.is_empty() && Identity::of_row(old).mac == id.mac))
+        .or_else(|| by(&|old| !id.uuid.is_empty() && HardwareId::of_row(old).uuid == id.uuid))
+        .or_else(|| by(&|old| !id.mac.is_empty() && HardwareId::of_row(old).mac == id.mac))
 }
 
 fn merge(row: &mut OwnedVm, old: &OwnedVm) {
@@ -97,7 +98,7 @@ pub fn is_candidate(agent: &AgentFacts, pool: &VsphereAgentPool) -> bool {
 /// conflict. What two Agents share tells nothing, and a row without a VM has no Agent, whoever has its name.
 #[must_use]
 pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize> {
-    let ids: Vec<_> = rows.iter().map(Identity::of_row).collect();
+    let ids: Vec<_> = rows.iter().map(HardwareId::of_row).collect();
     let mut found = BTreeMap::new();
     let mut taken = BTreeSet::new();
     let keys: [&dyn Fn(&AgentFacts) -> String; 3] =

@@ -21,7 +21,7 @@ use crate::{
     identity::vm_name,
     status::{report_request, request_event, say, seconds},
     vcenters::Provider,
-    vm::{self as machine, Identity, Next},
+    vm::{self as machine, Next, VmIdentity},
 };
 
 /// Most rounds of query and action in one reconcile; two are normal.
@@ -40,7 +40,7 @@ pub(super) async fn bring_up(
     iso: &str,
 ) -> Result<Result<Vm, Trouble>, Error> {
     let vcenter = &provider.vcenter;
-    let id = Identity::of(request);
+    let id = VmIdentity::of(request);
     let _place = match vcenter.creates.acquire().await {
         Ok(place) => place,
         Err(_) => return Ok(Err(Trouble::new(FAILED, "the session was closed", FaultClass::Session))),
@@ -172,7 +172,7 @@ pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<(),
 }
 
 /// The running VM: from the watch, which costs no call, else by a query.
-async fn shown(provider: &Provider, object: &Object, id: &Identity) -> Option<Vm> {
+async fn shown(provider: &Provider, object: &Object, id: &VmIdentity) -> Option<Vm> {
     let api = &provider.vcenter.api;
     let mut watch = api.machines(&provider.site);
     let is_whole = |vm: &Arc<Vm>| vm.powered_on && !vm.uuid.is_empty() && !vm.mac.is_empty();

@@ -13,10 +13,10 @@ use super::{
 use crate::{
     Context, Error,
     error::chain,
-    identity::{AgentFacts, Identity as Known},
+    identity::{AgentFacts, HardwareId},
     status::{report_ejection, say, seconds},
     vcenters::Provider,
-    vm::{Identity, Undo, undo},
+    vm::{Undo, VmIdentity, undo},
 };
 
 /// Most rounds of query and action in one reconcile; a whole ejection needs six.
@@ -50,7 +50,7 @@ pub(super) async fn eject(
         return report_ejection(cx, request, None, waits).await.map(|()| true);
     }
     let owner = request.uid().unwrap_or_default();
-    let id = Identity::of(request);
+    let id = VmIdentity::of(request);
     let api = &provider.vcenter.api;
     for _ in 0..ROUNDS_MAX {
         let found = match api.find(&provider.site, &id.wanted()).await {
@@ -136,7 +136,7 @@ async fn change(
 /// Whether the Agent of the VM, found by UUID or MAC, reports that it is installed.
 fn is_installed(cx: &Context, request: &VsphereAgent) -> bool {
     let Some(vm) = request.vm() else { return false };
-    let id = Known::of_row(vm);
+    let id = HardwareId::of_row(vm);
     let agents = cx.caches.agents.state();
     let mut ours = agents.iter().filter(|a| a.namespace() == request.namespace()).map(|a| AgentFacts::of(a));
     ours.any(|a| id.is(&a.identity) && !a.is_going && a.is_installed)

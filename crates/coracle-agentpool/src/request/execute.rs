@@ -20,7 +20,7 @@ use crate::{
     iso,
     status::{report_request, request_event, say},
     vcenters::Provider,
-    vm::{Identity, undo},
+    vm::{VmIdentity, undo},
 };
 
 /// Executes the steps in order, until one of them ends the execution.
@@ -205,7 +205,7 @@ async fn compare(
     seen: &Machines,
 ) -> Result<Option<Done>, Error> {
     use names::phase::{BOUND, PROVISIONING, RELEASED};
-    let id = Identity::of(request);
+    let id = VmIdentity::of(request);
     let shown = seen
         .by_uuid(&id.recorded)
         .filter(|shown| !matches!(undo(&id, &[shown.as_ref().clone()]), crate::vm::Undo::Gone));

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::{
     Context, Error,
     error::api,
-    identity::{AgentFacts, Identity},
+    identity::{AgentFacts, HardwareId},
 };
 
 /// Result of a fence.
@@ -76,7 +76,7 @@ pub(crate) async fn fence(cx: &Context, target: &FenceTarget) -> Result<Fenced, 
 
 /// Whether the Agent runs in the VM: by identity, or by name without a conflict.
 fn is_of(agent: &AgentFacts, row: &OwnedVm) -> bool {
-    let id = Identity::of_row(row);
+    let id = HardwareId::of_row(row);
     let named = row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&agent.name);
     let same_host = !row.name.is_empty() && agent.known_hostname() == row.name;
     id.is(&agent.identity) || ((named || same_host) && !id.conflicts(&agent.identity))

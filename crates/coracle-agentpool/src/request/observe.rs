@@ -13,7 +13,7 @@ use super::{plan::Snapshot, requests};
 use crate::{
     Context, Error,
     error::api,
-    identity::Identity,
+    identity::HardwareId,
     vm::iso_url,
     watches::{Triggers, pool_of},
 };
@@ -65,9 +65,9 @@ fn is_shared(cx: &Context, request: &VsphereAgent, pool: &VsphereAgentPool) -> b
     others.iter().any(|other| {
         other.uid() != request.uid()
             && other.metadata.deletion_timestamp.is_none()
-            && other
-                .vm()
-                .is_some_and(|o| Identity::of_row(o).uuid == Identity::of_row(vm).uuid && o.name == vm.name)
+            && other.vm().is_some_and(|o| {
+                HardwareId::of_row(o).uuid == HardwareId::of_row(vm).uuid && o.name == vm.name
+            })
     })
 }
 

@@ -15,7 +15,7 @@ use crate::{
     identity::AgentFacts,
     status::request_event,
     vcenters::Provider,
-    vm::{Identity, Undo, undo},
+    vm::{Undo, VmIdentity, undo},
 };
 
 /// Most rounds of query and action in one reconcile; three are normal.
@@ -71,7 +71,7 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
             _ => {}
         }
     }
-    let id = Identity::of(request);
+    let id = VmIdentity::of(request);
     for _ in 0..ROUNDS_MAX {
         let found = api.find(&provider.site, &id.wanted()).await.map_err(failed)?;
         let task = match undo(&id, &found) {

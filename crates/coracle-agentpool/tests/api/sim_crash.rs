@@ -33,11 +33,11 @@ struct Life {
 }
 
 impl Life {
-    async fn new(sim: Sim, hides_new_vms: bool) -> anyhow::Result<Self> {
+    async fn new(sim: Sim, loses_new_vms: bool) -> anyhow::Result<Self> {
         let mut w = World::simulated(&sim).await?;
         w.simulate(Style::New);
-        if hides_new_vms {
-            w.vcenter.fake().hide_new_vms();
+        if loses_new_vms {
+            w.vcenter.fake().lose_new_vms();
         }
         let pool = w
             .pool(|pool| {
@@ -112,4 +112,13 @@ fn pool_converges_after_a_crash_at_any_call() {
     let calls = crash_after_each_call(SEED, |sim| Life::new(sim, false)).unwrap();
     eprintln!("crash points: {calls}");
     assert!(calls >= 40, "discovery, finalizers, Agents, VM, status, and reads between: {calls}");
+}
+
+/// Kept mutation: a vCenter that loses new VMs must make a crash after CreateVM_Task show as a second VM. If it does
+/// not, the test above shows nothing.
+#[test]
+fn crash_test_finds_a_second_vm() {
+    let error = crash_after_each_call(SEED, |sim| Life::new(sim, true)).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.contains("CreateVM_Task") && error.contains("VMs created: 2"), "{error}");
 }

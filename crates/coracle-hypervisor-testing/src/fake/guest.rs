@@ -23,20 +23,20 @@ use tonic::{Request, Response, Status, Streaming};
 #[derive(Debug)]
 pub struct Handle {
     sessions: mpsc::Sender<UnixStream>,
-    state: watch::Sender<Progress>,
+    state: watch::Sender<GuestState>,
     paused: watch::Sender<bool>,
 }
 
 /// How far a guest has come: all the memory that it has.
 #[derive(Clone, Debug, Default)]
-pub struct Progress {
+pub struct GuestState {
     configured: Option<String>,
     started: bool,
     exit: Option<i32>,
     mounted: BTreeSet<String>,
 }
 
-impl Progress {
+impl GuestState {
     /// As a line of text, which is what a save of the guest's memory is.
     #[must_use]
     pub fn save(&self) -> String {
@@ -44,7 +44,7 @@ impl Progress {
         format!("{}|{}|{exit}", self.configured.as_deref().unwrap_or("-"), self.started)
     }
 
-    /// What [`Progress::save`] wrote; `None`: it is something else.
+    /// What [`GuestState::save`] wrote; `None`: it is something else.
     #[must_use]
     pub fn load(line: &str) -> Option<Self> {
         let [configured, started, exit] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
@@ -95,7 +95,7 @@ impl Handle {
 
     /// How far it has come.
     #[must_use]
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> GuestState {
         self.state.borrow().clone()
     }
 }
@@ -105,7 +105,7 @@ impl Handle {
 #[must_use]
 pub fn start(
     boot_time: Duration,
-    saved: Option<Progress>,
+    saved: Option<GuestState>,
     stop: CancellationToken,
     power_off: impl Fn() + Send + Sync + 'static,
 ) -> Handle {
@@ -161,7 +161,7 @@ async fn serve_session(mut stream: UnixStream, session: u64, guest: FakeGuest) {
 
 #[derive(Clone)]
 struct FakeGuest {
-    state: watch::Sender<Progress>,
+    state: watch::Sender<GuestState>,
     power_off: Arc<dyn Fn() + Send + Sync>,
 }
 

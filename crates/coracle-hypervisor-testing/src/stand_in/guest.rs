@@ -9,7 +9,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::fake::guest::{self, Handle, Progress};
+use crate::fake::guest::{self, GuestState, Handle};
 
 /// The agent's port.
 const PORT: &str = "CONNECT 1024\n";
@@ -33,10 +33,10 @@ impl Guest {
     /// A guest with paused vCPUs in a saved state; `None` when `saved` is not one.
     #[must_use]
     pub fn after(saved: &str) -> Option<Self> {
-        Progress::load(saved).map(|progress| Self::start(Some(progress)))
+        GuestState::load(saved).map(|progress| Self::start(Some(progress)))
     }
 
-    fn start(saved: Option<Progress>) -> Self {
+    fn start(saved: Option<GuestState>) -> Self {
         let off = || std::process::exit(0);
         let handle = guest::start(Duration::ZERO, saved, CancellationToken::new(), off);
         handle.hold(true);

@@ -12,7 +12,7 @@ use crate::{
 
 /// Consequences of a failed step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct Consequences {
     /// What the status shall say; `None`: leave it.
     pub finding: Option<Finding>,
     /// Observe and plan again at once instead of failing.
@@ -23,28 +23,28 @@ pub struct Verdict {
 
 /// Judges the failure of `step`.
 #[must_use]
-pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> Verdict {
+pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> Consequences {
     let creates = matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
     let boots = creates || matches!(step, Step::StartVm(_));
     let refused = u32::from(creates && is_of_the_node(error));
     let memo = Memo { refusals: memo.refusals.saturating_add(refused), ..memo.clone() };
-    let quiet = Verdict { finding: None, again: false, memo: memo.clone() };
+    let quiet = Consequences { finding: None, again: false, memo: memo.clone() };
     match (step, error.code) {
         // It says nothing about the VM: our own trouble, or a newer generation than we have read.
         _ if error.is_local() || error.is_fenced() => quiet,
-        (_, Code::AlreadyExists) if creates => Verdict { again: true, ..quiet },
+        (_, Code::AlreadyExists) if creates => Consequences { again: true, ..quiet },
         (Step::StartVm(_) | Step::SetPowerState(_, PowerState::Running), _) if error.must_recreate() => {
-            Verdict { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
+            Consequences { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
         }
         (Step::StartVm(_), Code::NotFound) => quiet,
         // The agent accepted the call and may be pulling the image; the next GetVM shows the result.
         (_, Code::DeadlineExceeded) if boots => quiet,
         // The VM does what it did before; its phase says so.
         (Step::SetPowerState(..), _) if !error.is_silence() => {
-            Verdict { finding: Some(Finding::PowerFailed(error.to_string())), ..quiet }
+            Consequences { finding: Some(Finding::PowerFailed(error.to_string())), ..quiet }
         }
         // Our agents name at once what a person can fix; the call is repeated all the same.
-        _ if boots && error.is_transient() && error.is_explained() => Verdict {
+        _ if boots && error.is_transient() && error.is_explained() => Consequences {
             finding: Some(Finding::Waiting(error.clone())),
             again: false,
             memo: Memo { silent: 0, internal: 0, ..memo },
@@ -52,15 +52,15 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> V
         (_, Code::Internal) if creates => {
             let internal = memo.internal.saturating_add(1);
             let finding = (internal >= policy.internal_max).then(|| Finding::Internal(error.clone()));
-            Verdict { finding, memo: Memo { internal, ..memo }, again: false }
+            Consequences { finding, memo: Memo { internal, ..memo }, again: false }
         }
         _ if error.is_transient() => {
             let silent = if error.is_silence() { memo.silent.saturating_add(1) } else { memo.silent };
             let finding = (error.is_silence() && silent >= policy.silent_max)
                 .then(|| Finding::Unreachable(error.clone()));
-            Verdict { finding, memo: Memo { silent, internal: 0, ..memo }, again: false }
+            Consequences { finding, memo: Memo { silent, internal: 0, ..memo }, again: false }
         }
-        _ => Verdict {
+        _ => Consequences {
             finding: Some(Finding::Refused(error.clone())),
             memo: Memo { internal: 0, ..memo },
             again: false,

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tonic::Code;
 
 use super::*;
-use crate::{agent::AgentAddress, observed::Progress};
+use crate::{agent::AgentAddress, observed::AppliedSteps};
 
 mod power;
 
@@ -100,7 +100,7 @@ fn observed<'a>(vm: &'a MikromVM, view: AgentView, policy: &'a Policy) -> Observ
         candidate: Ok(NodeBinding { node: "n2".into(), address: "b:2".into() }),
         cluster: Some("cluster-1".into()),
         memo: Memo::default(),
-        progress: Progress::default(),
+        progress: AppliedSteps::default(),
         now: at(NOW),
         policy,
     }
@@ -207,11 +207,11 @@ fn plan_table() {
 fn status_after_effects_is_observed_not_assumed() {
     let policy = Policy::default();
     let (bound, live) = (object(Stage::Bound), object(Stage::Live));
-    let done = Progress { created: true, started: true, ..Progress::default() };
+    let done = AppliedSteps { created: true, started: true, ..AppliedSteps::default() };
     let plan_with = |vm, view, progress| verbs(&plan(&Observed { progress, ..observed(vm, view, &policy) }));
     assert_eq!(plan_with(&bound, vm_in(State::Running, Some("uid-1")), done), "report:Vm");
     assert_eq!(plan_with(&bound, AgentView::Answered(None), done), "retry", "started, and absent");
-    let exists = Progress { created: true, ..Progress::default() };
+    let exists = AppliedSteps { created: true, ..AppliedSteps::default() };
     assert_eq!(
         plan_with(&bound, AgentView::Answered(None), exists),
         "start",
@@ -230,8 +230,8 @@ fn spec_edited_during_creation_replaces_the_vm() {
         ..VmInfo::default()
     };
     let now = spec_hash(&object(Stage::Bound));
-    let deleted = Progress { deleted: true, ..Progress::default() };
-    let calm = Progress::default();
+    let deleted = AppliedSteps { deleted: true, ..AppliedSteps::default() };
+    let calm = AppliedSteps::default();
     for (why, stage, spec, progress, off, want) in [
         ("created from the present spec", Stage::Bound, Some(now), calm, false, "start"),
         ("an agent that keeps no metadata", Stage::Bound, None, calm, false, "start"),
@@ -263,25 +263,25 @@ fn asynchronous_call_is_made_once_a_pass() {
         let plan = plan(&Observed { progress, ..observed(vm, view, &policy) });
         (verbs(&plan), plan.requeue)
     };
-    let deleted = Progress { deleted: true, ..Progress::default() };
+    let deleted = AppliedSteps { deleted: true, ..AppliedSteps::default() };
     let going = pass(&object(Stage::LiveDeleted), vm_in(State::Stopping, OWN), deleted);
     assert_eq!(going, (String::new(), ASYNCHRONOUS), "observed again, not called again");
     let mut vm = object(Stage::Live);
     vm.spec.power_state = Some(Paused);
-    let to = |state| Progress { powered: Some(state), ..Progress::default() };
+    let to = |state| AppliedSteps { powered: Some(state), ..AppliedSteps::default() };
     let up = || powered(State::Running, Some(Running));
     assert_eq!(pass(&vm, up(), to(Paused)), ("report:Vm".into(), ASYNCHRONOUS));
     let asleep = powered(State::Stopped, Some(Hibernated));
-    assert_eq!(pass(&vm, asleep, Progress::default()).0, "power:Running");
+    assert_eq!(pass(&vm, asleep, AppliedSteps::default()).0, "power:Running");
     assert_eq!(pass(&vm, up(), to(Running)).0, "power:Paused", "another call is made in the same pass");
 }
 
 #[test]
 fn unowned_vm_is_not_adopted_without_mark() {
     let policy = Policy::default();
-    let made = Progress { created: true, made: true, ..Progress::default() };
-    let existed = Progress { created: true, ..Progress::default() };
-    let calm = Progress::default();
+    let made = AppliedSteps { created: true, made: true, ..AppliedSteps::default() };
+    let existed = AppliedSteps { created: true, ..AppliedSteps::default() };
+    let calm = AppliedSteps::default();
     for (why, mark, progress, want) in [
         ("created by hand", None, calm, "report:Conflict"),
         ("the agent answered already exists", None, existed, "report:Conflict"),
@@ -564,7 +564,7 @@ fn abandoned_object_loses_its_finalizer() {
 #[test]
 fn verdict_table() {
     let policy = Policy { internal_max: 3, ..Policy::default() };
-    let found = |verdict: &Verdict| {
+    let found = |verdict: &Consequences| {
         verdict
             .finding
             .as_ref()

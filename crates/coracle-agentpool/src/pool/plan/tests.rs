@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::{Adoption, Pin, Plan, RequestView, Snapshot, Step, plan, plan_deletion};
 use crate::{
     demand::Counters,
-    identity::{AgentFacts, Identity},
+    identity::{AgentFacts, HardwareId},
     pool::rows::{Graces, Machines, agent_ref, machine_ref, matches, refresh},
 };
 
@@ -73,7 +73,7 @@ fn agent(name: &str, bound: bool) -> AgentFacts {
         approved: true,
         role: "worker".into(),
         hostname: name.into(),
-        identity: Identity { uuid: uuid(name), mac: String::new() },
+        identity: HardwareId { uuid: uuid(name), mac: String::new() },
         is_bound: bound,
         is_usable: true,
         infra_env: "demo".into(),
@@ -151,7 +151,7 @@ fn agent_is_matched_by_uuid_or_mac_before_hostname() {
     let with = |name: &str, uuid: &str, hostname: &str| AgentFacts {
         name: name.into(),
         hostname: hostname.into(),
-        identity: Identity { uuid: uuid.into(), mac: String::new() },
+        identity: HardwareId { uuid: uuid.into(), mac: String::new() },
         ..AgentFacts::default()
     };
     let own = uuid("w-0");

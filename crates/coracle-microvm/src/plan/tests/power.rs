@@ -70,13 +70,13 @@ fn powered_off_vm_starts_when_power_state_says_so() {
     use PowerState::{Hibernated, Paused, Running, Stopped};
     let policy = Policy::default();
     let off = || powered(State::Stopped, Some(Stopped));
-    let started = Progress { powered: Some(Running), ..Progress::default() };
+    let started = AppliedSteps { powered: Some(Running), ..AppliedSteps::default() };
     for (why, wanted, progress, want) in [
-        ("runs again", Some(Running), Progress::default(), "power:Running"),
-        ("absent means running", None, Progress::default(), "power:Running"),
-        ("runs before it is paused", Some(Paused), Progress::default(), "power:Running"),
-        ("runs before it hibernates", Some(Hibernated), Progress::default(), "power:Running"),
-        ("still off, as asked", Some(Stopped), Progress::default(), "report:Vm"),
+        ("runs again", Some(Running), AppliedSteps::default(), "power:Running"),
+        ("absent means running", None, AppliedSteps::default(), "power:Running"),
+        ("runs before it is paused", Some(Paused), AppliedSteps::default(), "power:Running"),
+        ("runs before it hibernates", Some(Hibernated), AppliedSteps::default(), "power:Running"),
+        ("still off, as asked", Some(Stopped), AppliedSteps::default(), "report:Vm"),
         ("started, and ended at once: for restartPolicy", Some(Running), started, "report:Vm"),
     ] {
         for restart in [RestartPolicy::Always, RestartPolicy::OnFailure, RestartPolicy::Never] {
@@ -118,7 +118,7 @@ fn vm_that_begins_powered_off_does_not_boot() {
     ] {
         let mut vm = object(Stage::Bound);
         (vm.spec.power_state, vm.spec.clone_from) = (Some(PowerState::Stopped), copy.into());
-        let progress = Progress { created, ..Progress::default() };
+        let progress = AppliedSteps { created, ..AppliedSteps::default() };
         let plan = plan(&Observed { progress, ..observed(&vm, view, &policy) });
         assert_eq!(verbs(&plan), want, "{why}");
     }
