@@ -250,7 +250,7 @@ impl GuestClient {
     /// # Errors
     /// [`GuestError`].
     pub async fn copy_out(&self, path: &str) -> Result<Bytestream, GuestError> {
-        let request = pb::CopyOutRequest { path: path.to_owned() };
+        let request = pb::CopyOutRequest { path: path.to_owned(), ..Default::default() };
         let chunks = self.rpc().copy_out(request).await?.into_inner();
         let session = self.clone();
         Ok(Box::pin(chunks.map(move |chunk| {

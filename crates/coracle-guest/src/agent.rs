@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_proto::guest::{
-    ConfigureRequest, ConfigureResponse, MetricsResponse, PrepareRequest, ShutdownRequest, StatusResponse,
-    WorkloadState,
+    ConfigureRequest, ConfigureResponse, ConfigureSandboxRequest, MetricsResponse, PrepareRequest,
+    ShutdownRequest, StatusResponse, WorkloadState,
 };
 use tokio::sync::watch;
 
 use crate::configure::{self, Plan};
+use crate::containers::Containers;
 use crate::error::Error;
 use crate::reap::{Reaper, Scope};
 use crate::rootfs::Root;
@@ -21,7 +22,8 @@ use crate::workload::{Workload, WorkloadPhase};
 use crate::{metrics, mounts, sys, warmup};
 
 /// Optional abilities that this agent has.
-const FEATURES: [&str; 7] = ["copy", "exec", "logs", "metrics", "port-forward", "tty", "volumes"];
+const FEATURES: [&str; 9] =
+    ["containers", "copy", "exec", "logs", "metrics", "port-forward", "session", "tty", "volumes"];
 /// Limit for one Configure.
 const CONFIGURE: Duration = Duration::from_secs(20);
 /// Limit for a volume to come or go: a disk may have much to write.
@@ -53,6 +55,7 @@ pub struct Agent {
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) reaper: Arc<Reaper>,
     pub(crate) workload: Arc<Workload>,
+    pub(crate) containers: Arc<Containers>,
     pub(crate) shutdown: watch::Sender<Option<ShutdownRequest>>,
     closed: watch::Sender<bool>,
 }
@@ -84,6 +87,7 @@ impl Agent {
             volumes: Arc::default(),
             reaper: Reaper::new(scope),
             workload: Workload::new(),
+            containers: Containers::new(),
             shutdown: watch::Sender::new(None),
             closed: watch::Sender::new(false),
         })
@@ -134,7 +138,20 @@ impl Agent {
     }
 
     pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {
-        let plan = Plan::parse(request)?;
+        self.bring_about(Plan::parse(request)?).await
+    }
+
+    pub(crate) async fn configure_sandbox(
+        &self,
+        request: ConfigureSandboxRequest,
+    ) -> Result<ConfigureResponse, Error> {
+        if self.role != Role::Machine {
+            return Err(Error::State("this guest has no containers".into()));
+        }
+        self.bring_about(Plan::parse_sandbox(request)?).await
+    }
+
+    async fn bring_about(&self, plan: Plan) -> Result<ConfigureResponse, Error> {
         match self.role {
             Role::Machine => {}
             Role::System if plan.root.is_none() => {}
@@ -146,7 +163,8 @@ impl Agent {
             let mut before = Arc::clone(&self.configured).lock_owned().await;
             let root = Arc::clone(&self.root);
             let volumes = Arc::clone(&self.volumes);
-            let started = self.workload.progress() != WorkloadPhase::NotStarted;
+            let started =
+                self.workload.progress() != WorkloadPhase::NotStarted || !self.containers.is_empty();
             // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
             tokio::task::spawn_blocking(move || apply(role, &mut before, plan, &root, &volumes, started))
                 .await
@@ -165,6 +183,12 @@ impl Agent {
         self.root_slot()
             .clone()
             .ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
+    }
+
+    /// Containers may be made.
+    pub(crate) fn is_sandbox(&self) -> bool {
+        // Locked: a configuration is under way, and so not done.
+        self.configured.try_lock().is_ok_and(|plan| plan.as_ref().is_some_and(|plan| plan.sandbox.is_some()))
     }
 
     /// The upper directory of the container's root. `None`: the root is not an overlay of ours.
@@ -213,7 +237,20 @@ impl Agent {
     }
 
     pub(crate) fn metrics(&self) -> MetricsResponse {
-        metrics::collect(Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" }))
+        metrics::collect(self.writable())
+    }
+
+    /// A directory on the disk that can be written.
+    pub(crate) fn writable(&self) -> &'static Path {
+        Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" })
+    }
+
+    /// The root of a container, or that of Configure.
+    ///
+    /// # Errors
+    /// No such container, or no root yet.
+    pub(crate) fn root_of(&self, container: &str) -> Result<Arc<Root>, Error> {
+        if container.is_empty() { self.root() } else { self.containers.root(container) }
     }
 
     /// Closes the root, so that it can be unmounted.
@@ -264,7 +301,10 @@ fn apply(
     }
     let mounted = lock(root).clone();
     let kept = before.as_ref().and_then(|b| b.root.as_ref());
-    if mounted.is_some() && plan.root.is_some() && plan.root.as_ref() != kept {
+    let kept_sandbox = before.as_ref().and_then(|b| b.sandbox.as_ref());
+    let other_root = plan.root.is_some() && plan.root.as_ref() != kept;
+    let other_sandbox = plan.sandbox.is_some() && plan.sandbox.as_ref() != kept_sandbox;
+    if mounted.is_some() && (other_root || other_sandbox) {
         return Err(Error::State("the root is mounted from other disks already".into()));
     }
     let applied = match (role, &mounted) {

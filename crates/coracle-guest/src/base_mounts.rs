@@ -3,6 +3,7 @@
 //! Mounted before the guest is configured; three mount moves bring them into the container's root.
 //! A clone's first use of anything is slow where the processor is emulated, and this has been used in its template.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode};
@@ -17,8 +18,8 @@ const STORE: &str = "/run/coracle/base";
 /// The trees that are moved, and the modes of directories that an image lacks.
 const TREES: [(&str, u32); 3] = [("proc", 0o555), ("sys", 0o555), ("dev", 0o755)];
 /// A machine's own boot id lies here, over the kernel's, which is that of its template.
-const BOOT_ID: &str = "/run/coracle/boot_id";
-const KERNEL_BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+pub(crate) const BOOT_ID: &str = "/run/coracle/boot_id";
+pub(crate) const KERNEL_BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 
 /// Puts it together, where that was not done yet. Idempotent.
 ///
@@ -44,7 +45,10 @@ pub(crate) fn prepare() -> Result<(), Error> {
         let place = stored(target);
         std::fs::create_dir_all(&place).map_err(Error::io(format!("make {}", place.display())))?;
         match rustix::mount::mount(kind, &place, kind, flags, data) {
-            Ok(()) if target == "dev" => nodes().map_err(Error::io("make device nodes"))?,
+            Ok(()) if target == "dev" => {
+                let dev = std::fs::File::open(stored("dev"));
+                dev.and_then(|dev| nodes(&dev)).map_err(Error::io("make device nodes"))?;
+            }
             Ok(()) => {}
             Err(Errno::NODEV) if kind == "mqueue" => {} // not in every kernel
             Err(e) => return Err(Error::io(format!("mount {}", place.display()))(e)),
@@ -103,8 +107,7 @@ fn is_mounted(path: &Path) -> bool {
 }
 
 /// The device nodes that every container has.
-fn nodes() -> std::io::Result<()> {
-    let dev = std::fs::File::open(stored("dev"))?;
+pub(crate) fn nodes(dev: impl AsFd) -> std::io::Result<()> {
     for (name, major, minor) in [
         ("null", 1, 3),
         ("zero", 1, 5),
@@ -115,8 +118,14 @@ fn nodes() -> std::io::Result<()> {
         ("fuse", 10, 229),
     ] {
         let mode = Mode::from_raw_mode(0o666);
-        rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
-        rustix::fs::chmodat(&dev, name, mode, rustix::fs::AtFlags::empty())?; // the umask does not apply
+        rustix::fs::mknodat(
+            dev.as_fd(),
+            name,
+            FileType::CharacterDevice,
+            mode,
+            rustix::fs::makedev(major, minor),
+        )?;
+        rustix::fs::chmodat(dev.as_fd(), name, mode, rustix::fs::AtFlags::empty())?; // the umask does not apply
     }
     for (name, to) in [
         ("ptmx", "pts/ptmx"),
@@ -125,7 +134,7 @@ fn nodes() -> std::io::Result<()> {
         ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
     ] {
-        rustix::fs::symlinkat(to, &dev, name)?;
+        rustix::fs::symlinkat(to, dev.as_fd(), name)?;
     }
     Ok(())
 }

@@ -4,14 +4,14 @@
 use std::io;
 use std::path::Path;
 
-use coracle_proto::guest::ConfigureRequest;
+use coracle_proto::guest::{ConfigureRequest, ConfigureSandboxRequest};
 use rustix::fs::Mode;
 use rustix::time::{ClockId, Timespec};
 
 use crate::console::say;
 use crate::error::Error;
 use crate::rootfs::Root;
-use crate::{base_mounts, host_keys, mounts, net, sys, volumes};
+use crate::{base_mounts, host_keys, mounts, net, sandbox, sys, volumes};
 
 /// Longest host name, bytes (HOST_NAME_MAX).
 const HOSTNAME_MAX: usize = 64;
@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     machine_id: String,
     network: Option<net::Plan>,
     pub(crate) root: Option<mounts::Plan>,
+    /// Containers come later, instead of a root.
+    pub(crate) sandbox: Option<sandbox::Plan>,
     /// Volumes that are mounted now, regardless of earlier ones.
     volumes: Volumes,
     /// Not part of what makes two requests the same.
@@ -74,6 +76,7 @@ impl Plan {
         Ok(Self {
             network: request.network.as_ref().map(net::Plan::parse).transpose()?,
             root: request.root.as_ref().map(mounts::Plan::parse).transpose()?,
+            sandbox: None,
             volumes: Volumes(request.mounts.iter().map(volumes::Plan::parse).collect::<Result<_, _>>()?),
             hostname: request.hostname,
             machine_id: request.machine_id,
@@ -83,6 +86,20 @@ impl Plan {
                 takes_over: request.takes_over,
             },
         })
+    }
+
+    pub(crate) fn parse_sandbox(request: ConfigureSandboxRequest) -> Result<Self, Error> {
+        let sandbox = sandbox::Plan::parse(&request.overlay_device, request.sysctls)?;
+        let plan = Self::parse(ConfigureRequest {
+            hostname: request.hostname,
+            entropy: request.entropy,
+            clock_unix_ns: request.clock_unix_ns,
+            machine_id: request.machine_id,
+            network: request.network,
+            mounts: request.mounts,
+            ..ConfigureRequest::default()
+        })?;
+        Ok(Self { sandbox: Some(sandbox), ..plan })
     }
 
     pub(crate) fn volumes(&self) -> &[volumes::Plan] {
@@ -125,6 +142,7 @@ pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Resul
     identity(plan)?;
     let root = match (&plan.root, mounted) {
         (Some(wanted), None) => Some(mounts::root(wanted)?),
+        (None, None) => plan.sandbox.as_ref().map(sandbox::Plan::root).transpose()?,
         _ => None,
     };
     match settle(plan, root.as_ref().or(mounted), root.is_some() || changed) {
@@ -145,7 +163,9 @@ fn settle(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>
     if let Some(root) = root.filter(|_| changed) {
         files(root, plan)?;
     }
-    Ok(plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default())
+    let addresses = plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default();
+    plan.sandbox.as_ref().map_or(Ok(()), sandbox::Plan::set_sysctls)?;
+    Ok(addresses)
 }
 
 /// As [`apply`], of a machine whose system came with its disk: it has names and a network from its own first boot. It

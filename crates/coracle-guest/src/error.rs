@@ -15,6 +15,9 @@ pub enum Error {
     /// The request is fine, but not in this state.
     #[error("{0}")]
     State(String),
+    /// The object of the request does not exist.
+    #[error("{0}")]
+    NotFound(String),
     /// The peer inside the guest does not answer (yet).
     #[error("{0}")]
     Unavailable(String),
@@ -51,6 +54,7 @@ impl From<Error> for Status {
         let code = match &error {
             Error::Invalid(_) => Code::InvalidArgument,
             Error::State(_) => Code::FailedPrecondition,
+            Error::NotFound(_) => Code::NotFound,
             Error::Unavailable(_) => Code::Unavailable,
             Error::TimedOut(_) => Code::DeadlineExceeded,
             Error::Io { source, .. } => match source.kind() {

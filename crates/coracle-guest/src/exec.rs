@@ -11,11 +11,12 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use tonic::Status;
 
+use crate::agent::Agent;
+use crate::containers::{Join, Joined};
 use crate::error::Error;
 use crate::pipe::{CHUNK, Pipe};
 use crate::process::{self, Io, Running, SpawnError};
 use crate::reap::Reaper;
-use crate::rootfs::Root;
 use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::{number, quiet};
 
@@ -25,16 +26,19 @@ const QUIET: Duration = Duration::from_millis(100);
 const END_OF_INPUT: &[u8] = &[4];
 
 /// Starts `process` and gives the stream of its output; `input` holds the client's further messages.
-pub(crate) fn exec<S>(
-    reaper: &Arc<Reaper>,
-    root: &Root,
-    process: &Process,
-    input: S,
-) -> Result<TaskStream<ExecResponse>, Error>
+pub(crate) fn exec<S>(agent: &Agent, process: &Process, input: S) -> Result<TaskStream<ExecResponse>, Error>
 where
     S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin + 'static,
 {
-    let running = match process::start(reaper, root, process, false) {
+    let reaper = &agent.reaper;
+    let (started, cgroup) = match process.container.as_str() {
+        "" => (process::start(reaper, agent.root()?.as_ref(), process, false), None),
+        id => {
+            let Join { root, isolation, cgroup } = agent.containers.join(id)?;
+            (process::start_isolated(reaper, &root, process, false, isolation), Some(cgroup))
+        }
+    };
+    let running = match started {
         Ok(running) => running,
         Err(SpawnError::Request(error)) => return Err(error),
         Err(SpawnError::Cannot(exit)) => {
@@ -45,9 +49,10 @@ where
             }));
         }
     };
-    let group = Group { reaper: Arc::clone(reaper), pid: running.pid };
+    let group = Group { reaper: Arc::clone(reaper), pid: running.pid, cgroup };
+    let limit = Some(process.timeout_ms).filter(|ms| *ms > 0).map(|ms| Duration::from_millis(ms.into()));
     Ok(TaskStream::new(|outbox, tasks| {
-        tasks.spawn(attend(running, group, input, outbox));
+        tasks.spawn(attend(running, group, input, outbox, limit));
     }))
 }
 
@@ -55,6 +60,20 @@ where
 struct Group {
     reaper: Arc<Reaper>,
     pid: Pid,
+    /// Of one in a container: all that it started.
+    cgroup: Option<Joined>,
+}
+
+impl Group {
+    /// Kills it after the limit, if there is one.
+    async fn expire(&self, limit: Option<Duration>) {
+        let Some(limit) = limit else { return std::future::pending().await };
+        tokio::time::sleep(limit).await;
+        match &self.cgroup {
+            Some(cgroup) => cgroup.kill(),
+            None => drop(self.reaper.signal(self.pid, Signal::KILL)),
+        }
+    }
 }
 
 impl Drop for Group {
@@ -63,8 +82,13 @@ impl Drop for Group {
     }
 }
 
-async fn attend<S>(running: Running, group: Group, input: S, outbox: Outbox<ExecResponse>)
-where
+async fn attend<S>(
+    running: Running,
+    group: Group,
+    input: S,
+    outbox: Outbox<ExecResponse>,
+    limit: Option<Duration>,
+) where
     S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin,
 {
     if send(&outbox, Out::Started(Started { pid: number(running.pid) })).await.is_err() {
@@ -72,7 +96,8 @@ where
     }
     let (gone, over) = watch::channel(false);
     let exit = async {
-        let exit = running.exit.await.unwrap_or_default();
+        let exit = async { running.exit.await.unwrap_or_default() };
+        let exit = beside(group.expire(limit), exit).await;
         gone.send_replace(true);
         exit
     };

@@ -81,6 +81,11 @@ impl Logs {
         self.complete.send_modify(|_| {});
     }
 
+    /// Offset behind the last byte.
+    pub(crate) fn end(&self) -> u64 {
+        self.ring().end()
+    }
+
     /// Nothing more will come: followers end when they have read all.
     pub(crate) fn complete(&self) {
         self.complete.send_replace(true);

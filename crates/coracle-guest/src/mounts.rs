@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_proto::guest::RootMount;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -21,6 +22,8 @@ use crate::{base_mounts, disks};
 pub(crate) const SYSROOT: &str = "/sysroot";
 const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
+/// Names, resolver and volumes of a guest whose containers come later.
+pub(crate) const SANDBOX: &str = "/run/coracle/sandbox";
 /// The directory of the overlay that holds what a machine writes.
 const UPPER: &str = "upper";
 /// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
@@ -115,15 +118,15 @@ pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
         return Ok(());
     }
     prepare()?;
-    let mut mounted = Undo(Vec::new());
+    let mut mounted = Mounted::default();
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
-    let mut warmup = Undo(Vec::new());
+    let mut warmup = Mounted::default();
     lay(&mut warmup)?;
     drop(warmup);
     remove_work();
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     settled.map_err(Error::io("write the disk"))?;
-    mounted.0.clear();
+    mounted.keep();
     *prepared = Some(disk.to_owned());
     Ok(())
 }
@@ -172,7 +175,7 @@ fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
 /// The overlay over image and disk, as the container's root. Its upper directory is complete by itself, regardless of the
 /// kernel's defaults are: no directory or file in it points at data of the image, and no hard link is kept elsewhere
 /// (kernel, Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
-fn lay(mounted: &mut Undo) -> Result<(), Error> {
+fn lay(mounted: &mut Mounted) -> Result<(), Error> {
     for dir in [UPPER, "work"] {
         let dir = Path::new(OVERLAY).join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
@@ -185,7 +188,7 @@ fn lay(mounted: &mut Undo) -> Result<(), Error> {
 
 /// Mounts image and overlay and what a container expects below. Undoes itself when it fails, so it can be repeated.
 pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
-    let mut mounted = Undo(Vec::new());
+    let mut mounted = Mounted::default();
     let (image, overlay) = (Path::new(IMAGE), Path::new(OVERLAY));
     prepare()?;
     let data = if plan.filesystem == "ext4" { c"noload" } else { c"" };
@@ -197,18 +200,23 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         data,
     )?;
     match &plan.overlay {
-        Some(disk) if prepared().as_ref() == Some(disk) => {}
-        Some(disk) => {
-            mounted.mount(&disks::ready(disk)?, overlay, "ext4", MountFlags::NODEV, DISK_OPTIONS)?
-        }
+        Some(disk) => mount_own_disk(disk, &mut mounted)?,
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }
     yield_to(&image.join("etc"), &overlay.join("upper/etc"));
     lay(&mut mounted)?;
     let root = Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))?;
     base_mounts::move_into(&root)?;
-    mounted.0.clear();
+    mounted.keep();
     Ok(root)
+}
+
+/// Mounts the VM's own disk, unless the template has it mounted.
+pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), Error> {
+    if prepared().as_deref() == Some(disk) {
+        return Ok(());
+    }
+    mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)
 }
 
 /// Removes an empty directory that a fresh disk has in the place of the image's, unless that is a directory like it, or is
@@ -224,10 +232,11 @@ fn yield_to(lower: &Path, upper: &Path) {
 }
 
 /// Mounts made so far; those still listed when it is dropped are detached.
-struct Undo(Vec<PathBuf>);
+#[derive(Debug, Default)]
+pub(crate) struct Mounted(Vec<PathBuf>);
 
-impl Undo {
-    fn mount(
+impl Mounted {
+    pub(crate) fn mount(
         &mut self,
         source: &Path,
         target: &Path,
@@ -240,9 +249,40 @@ impl Undo {
         self.0.push(target.to_owned());
         Ok(())
     }
+
+    /// Mounts a file system without a source inside a container's root, and opens it.
+    pub(crate) fn mount_on(
+        &mut self,
+        root: &Root,
+        kind: &str,
+        target: &str,
+        mode: Mode,
+        flags: MountFlags,
+        data: &std::ffi::CStr,
+    ) -> Result<OwnedFd, Error> {
+        let path = Path::new(target);
+        let place =
+            root.ensure_dir(path, mode).map_err(Error::io(format!("make {target} in the container")))?;
+        rustix::mount::mount(kind, handle(&place), kind, flags, data)
+            .map_err(Error::io(format!("mount {kind} on {target} in the container")))?;
+        self.push(root, path)
+    }
+
+    /// Notes a mount inside a container's root, and opens it.
+    pub(crate) fn push(&mut self, root: &Root, target: &Path) -> Result<OwnedFd, Error> {
+        let failed = || format!("find {} in the container", target.display());
+        let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed()))?;
+        self.0.push(std::fs::read_link(handle(&top)).map_err(Error::io(failed()))?);
+        Ok(top)
+    }
+
+    /// They stay.
+    pub(crate) fn keep(&mut self) {
+        self.0.clear();
+    }
 }
 
-impl Drop for Undo {
+impl Drop for Mounted {
     fn drop(&mut self) {
         for target in self.0.iter().rev() {
             let _ = rustix::mount::unmount(target, UnmountFlags::DETACH);

@@ -41,6 +41,7 @@ pub(crate) struct Plan {
     pub(crate) link: Option<Link>,
     pub(crate) nameservers: Vec<IpAddr>,
     pub(crate) search: Vec<String>,
+    pub(crate) resolver_options: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +60,8 @@ impl Plan {
         } else {
             Some(Link::parse(&wire.mac, &wire.address, &wire.gateway)?)
         };
-        if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 {
-            return Err(Error::invalid("more than 8 nameservers or 32 search domains"));
+        if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 || wire.resolver_options.len() > 32 {
+            return Err(Error::invalid("more than 8 nameservers, 32 search domains or 32 resolver options"));
         }
         let server = |s: &String| {
             s.parse().map_err(|_| Error::invalid(format!("invalid nameserver {s:?}: not an IP address")))
@@ -71,7 +72,14 @@ impl Plan {
                 return Err(Error::invalid(format!("search domain {domain:?}")));
             }
         }
-        Ok(Self { link, nameservers, search: wire.search_domains.clone() })
+        for option in &wire.resolver_options {
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_:.".contains(&b);
+            if option.is_empty() || option.len() > 64 || !option.bytes().all(plain) {
+                return Err(Error::invalid(format!("resolver option {option:?}")));
+            }
+        }
+        let (search, resolver_options) = (wire.search_domains.clone(), wire.resolver_options.clone());
+        Ok(Self { link, nameservers, search, resolver_options })
     }
 
     /// The text of `/etc/resolv.conf`.
@@ -79,6 +87,9 @@ impl Plan {
         let mut text: String = self.nameservers.iter().map(|n| format!("nameserver {n}\n")).collect();
         if !self.search.is_empty() {
             text.push_str(&format!("search {}\n", self.search.join(" ")));
+        }
+        if !self.resolver_options.is_empty() {
+            text.push_str(&format!("options {}\n", self.resolver_options.join(" ")));
         }
         text
     }
@@ -390,6 +401,7 @@ mod tests {
         let net = Network {
             nameservers: vec!["10.0.2.3".into()],
             search_domains: vec!["a.b".into(), "c".into()],
+            resolver_options: vec![],
             ..Network::default()
         };
         assert_eq!(Plan::parse(&net).unwrap().resolv_conf(), "nameserver 10.0.2.3\nsearch a.b c\n");

@@ -7,18 +7,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use coracle_proto::guest::Process;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::Pid;
 use rustix::pty::OpenptFlags;
-use rustix::thread::{Gid, Uid};
+use rustix::thread::{Gid, ThreadNameSpaceType, Uid, UnshareFlags};
 use tokio::io::Interest;
 use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::pipe::{Pipe, size};
-use crate::reap::{Exit, Reaper};
+use crate::reap::{Exit, Reaper, Spawned};
 use crate::rootfs::{PATH_MAX, Root};
 use crate::user::{self, ProcessUser};
 
@@ -28,6 +29,9 @@ const STRINGS_MAX: usize = 4096;
 const ACCOUNTS_MAX: usize = 1024 * 1024;
 /// What a shell would assume.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Stack of a thread that forks.
+const FORK_STACK_BYTES: usize = 128 * 1024;
 
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
@@ -61,12 +65,64 @@ pub(crate) enum Io {
     Terminal { master: Pipe, stdin: bool },
 }
 
+/// PID namespace that a process begins in, other than the agent's.
+#[derive(Debug)]
+pub(crate) enum PidNamespace {
+    /// A new one, of which it is the first process.
+    New,
+    /// That of the process with this pidfd.
+    Of(Arc<OwnedFd>),
+}
+
+/// How a process is set apart. Both hooks run between fork and exec: system calls only.
+pub(crate) trait Isolation: Send + Sync {
+    /// PID namespace of the process; `None`: the agent's.
+    fn pid_namespace(&self) -> Option<PidNamespace>;
+    /// Namespaces, root and limits; first of all.
+    fn enter(&self) -> io::Result<()>;
+    /// What is given up once the user is set; last of all.
+    fn restrict(&self) -> io::Result<()>;
+}
+
+/// Nothing but the root, as the workload of a guest without containers is.
+struct Chroot(Option<OwnedFd>);
+
+impl Isolation for Chroot {
+    fn pid_namespace(&self) -> Option<PidNamespace> {
+        None
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        if let Some(dir) = &self.0 {
+            rustix::process::fchdir(dir.as_fd())?;
+            rustix::process::chroot(c".")?;
+        }
+        Ok(())
+    }
+
+    fn restrict(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Starts `process` inside `root`, in a session of its own. A missing working directory is made when `make_cwd`.
 pub(crate) fn start(
     reaper: &Reaper,
     root: &Root,
     process: &Process,
     make_cwd: bool,
+) -> Result<Running, SpawnError> {
+    let chroot = Chroot(root.chroot_dir().map_err(Error::io("copy the root's handle"))?);
+    start_isolated(reaper, root, process, make_cwd, Box::new(chroot))
+}
+
+/// As [`start`], set apart in a way of the caller's. `root` is where program and user are looked up.
+pub(crate) fn start_isolated(
+    reaper: &Reaper,
+    root: &Root,
+    process: &Process,
+    make_cwd: bool,
+    isolation: Box<dyn Isolation>,
 ) -> Result<Running, SpawnError> {
     let launch = Launch::prepare(root, process, make_cwd)?;
     let mut command = Command::new(&launch.program);
@@ -87,10 +143,14 @@ pub(crate) fn start(
             command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         }
     }
-    let chroot = root.chroot_dir().map_err(Error::io("copy the root's handle"))?;
-    launch.enter(&mut command, chroot, process.tty);
+    let pid_namespace = isolation.pid_namespace();
+    launch.enter(&mut command, isolation, process.tty);
 
-    let spawned = reaper.spawn(&mut command).map_err(|e| cannot(&launch.argv0, &e))?;
+    let spawned = match pid_namespace {
+        None => reaper.spawn(&mut command),
+        Some(namespace) => spawn_in(namespace, reaper, &mut command),
+    };
+    let spawned = spawned.map_err(|e| cannot(&launch.argv0, &e))?;
     drop(command); // holds our copies of the terminal's slave end
     let mut child = spawned.child;
     let io = match terminal {
@@ -105,6 +165,24 @@ pub(crate) fn start(
         },
     };
     Ok(Running { pid: spawned.pid, exit: spawned.exit, io })
+}
+
+/// Forks into a PID namespace. It is a property of the thread that forks (setns(2), unshare(2)), so this one has a
+/// thread of its own, which ends at once.
+fn spawn_in(namespace: PidNamespace, reaper: &Reaper, command: &mut Command) -> io::Result<Spawned> {
+    let enter = move || match namespace {
+        PidNamespace::New => crate::sys::unshare(UnshareFlags::NEWPID),
+        PidNamespace::Of(process) => Ok(rustix::thread::move_into_thread_name_spaces(
+            process.as_fd(),
+            ThreadNameSpaceType::PROCESS_ID,
+        )?),
+    };
+    std::thread::scope(|scope| {
+        let forked = std::thread::Builder::new()
+            .stack_size(FORK_STACK_BYTES)
+            .spawn_scoped(scope, move || enter().and_then(|()| reaper.spawn(command)))?;
+        forked.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    })
 }
 
 fn pipe(fd: Option<impl Into<OwnedFd>>, interest: Interest) -> Result<Pipe, Error> {
@@ -184,7 +262,7 @@ impl Launch {
     }
 
     /// Installs what the child does between fork and exec: system calls only.
-    fn enter(&self, command: &mut Command, chroot: Option<OwnedFd>, tty: bool) {
+    fn enter(&self, command: &mut Command, isolation: Box<dyn Isolation>, tty: bool) {
         let cwd = self.cwd.clone();
         let (uid, gid) = (Uid::from_raw(self.identity.uid), Gid::from_raw(self.identity.gid));
         let groups: Vec<Gid> = self.identity.groups.iter().copied().map(Gid::from_raw).collect();
@@ -196,16 +274,13 @@ impl Launch {
             crate::sys::unblock_signals()?;
             // The agent is exempt from the OOM killer; what it starts is not. Best effort: hosts may forbid it.
             let _ = crate::sys::write_file(c"/proc/self/oom_score_adj", b"0");
-            if let Some(dir) = &chroot {
-                rustix::process::fchdir(dir.as_fd())?;
-                rustix::process::chroot(c".")?;
-            }
+            isolation.enter()?;
             rustix::process::chdir(cwd.as_c_str())?;
             rustix::process::umask(Mode::from_raw_mode(0o022));
             rustix::thread::set_thread_groups(&groups)?;
             rustix::thread::set_thread_gid(gid)?;
             rustix::thread::set_thread_uid(uid)?;
-            Ok(())
+            isolation.restrict()
         });
     }
 }

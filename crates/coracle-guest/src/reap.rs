@@ -79,6 +79,12 @@ impl Reaper {
         waiting.contains_key(&pid) && rustix::process::kill_process_group(pid, signal).is_ok()
     }
 
+    /// As [`Reaper::signal`], the process alone.
+    pub(crate) fn signal_process(&self, pid: Pid, signal: Signal) -> bool {
+        let waiting = self.lock();
+        waiting.contains_key(&pid) && rustix::process::kill_process(pid, signal).is_ok()
+    }
+
     /// The client of `pid` has gone: SIGHUP now, SIGKILL when that does not help. `Ok` when it is gone already.
     pub(crate) fn hang_up(&self, pid: Pid) {
         if let Some(entry) = self.lock().get_mut(&pid) {

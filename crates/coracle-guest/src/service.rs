@@ -17,7 +17,7 @@ use crate::agent::Agent;
 use crate::error::Error;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
-use crate::{copy, exec, forward, volumes};
+use crate::{copy, exec, forward, metrics, volumes};
 
 /// Limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -44,6 +44,9 @@ impl Guest for Agent {
             return Err(Error::State("this system runs what it runs; use exec".into()).into());
         }
         let process = request.into_inner().process.ok_or_else(|| Error::invalid("no process"))?;
+        if !self.containers.is_empty() {
+            return Err(Error::State("this guest has containers".into()).into());
+        }
         let pid = self.workload.start(&self.reaper, self.root()?.as_ref(), &process)?;
         Ok(Response::new(StartWorkloadResponse { pid }))
     }
@@ -86,7 +89,7 @@ impl Guest for Agent {
         let Some(Exec::Start(process)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `start`"));
         };
-        Ok(Response::new(exec::exec(&self.reaper, self.root()?.as_ref(), &process, input)?))
+        Ok(Response::new(exec::exec(self, &process, input)?))
     }
 
     async fn copy_in(&self, request: Request<Streaming<CopyInRequest>>) -> Answer<CopyInResponse> {
@@ -94,13 +97,14 @@ impl Guest for Agent {
         let Some(CopyIn::Header(header)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `header`"));
         };
-        Ok(Response::new(copy::unpack(self.root()?, &header.path, input).await?))
+        Ok(Response::new(copy::unpack(self.root_of(&header.container)?, &header.path, input).await?))
     }
 
     type CopyOutStream = TaskStream<CopyOutChunk>;
 
     async fn copy_out(&self, request: Request<CopyOutRequest>) -> Answer<Self::CopyOutStream> {
-        Ok(Response::new(copy::pack(self.root()?, request.into_inner().path)?))
+        let request = request.into_inner();
+        Ok(Response::new(copy::pack(self.root_of(&request.container)?, request.path)?))
     }
 
     type ChangesStream = TaskStream<CopyOutChunk>;
@@ -146,6 +150,76 @@ impl Guest for Agent {
             return Err(Status::invalid_argument("the first message is not `name`"));
         };
         Ok(Response::new(self.shared_dir(name).await?.serve(input)?))
+    }
+
+    async fn configure_sandbox(
+        &self,
+        request: Request<ConfigureSandboxRequest>,
+    ) -> Answer<ConfigureResponse> {
+        Ok(Response::new(Self::configure_sandbox(self, request.into_inner()).await?))
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Answer<CreateContainerResponse> {
+        if !self.is_sandbox() {
+            return Err(Error::State("configure the sandbox first".into()).into());
+        }
+        self.containers.create(request.into_inner()).await?;
+        Ok(Response::new(CreateContainerResponse {}))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Answer<StartContainerResponse> {
+        let pid = self.containers.start(&request.into_inner().id, &self.reaper)?;
+        Ok(Response::new(StartContainerResponse { pid }))
+    }
+
+    async fn stop_container(&self, request: Request<StopContainerRequest>) -> Answer<StopContainerResponse> {
+        let request = request.into_inner();
+        let grace = Duration::from_millis(request.grace_ms.into());
+        let exit = self.containers.stop(&request.id, grace, &self.reaper).await?;
+        Ok(Response::new(StopContainerResponse { exit: Some(exit.into()) }))
+    }
+
+    async fn kill_container(&self, request: Request<KillContainerRequest>) -> Answer<KillContainerResponse> {
+        let request = request.into_inner();
+        self.containers.kill(&request.id, request.signal, &self.reaper)?;
+        Ok(Response::new(KillContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Answer<RemoveContainerResponse> {
+        self.containers.remove(&request.into_inner().id).await?;
+        Ok(Response::new(RemoveContainerResponse {}))
+    }
+
+    async fn update_container(
+        &self,
+        request: Request<UpdateContainerRequest>,
+    ) -> Answer<UpdateContainerResponse> {
+        let request = request.into_inner();
+        self.containers.update(&request.id, &request.cgroup.unwrap_or_default())?;
+        Ok(Response::new(UpdateContainerResponse {}))
+    }
+
+    async fn list_containers(&self, _: Request<ListContainersRequest>) -> Answer<ListContainersResponse> {
+        Ok(Response::new(ListContainersResponse { containers: self.containers.list() }))
+    }
+
+    type SessionStream = TaskStream<GuestFrame>;
+
+    async fn session(&self, request: Request<Streaming<HostFrame>>) -> Answer<Self::SessionStream> {
+        let mut input = request.into_inner();
+        let first_frame = first(&mut input).await?.message;
+        let writable = self.writable();
+        let metrics = move || metrics::collect(writable);
+        Ok(Response::new(self.containers.session(first_frame, input, metrics)?))
     }
 
     async fn metrics(&self, _: Request<MetricsRequest>) -> Answer<MetricsResponse> {

@@ -26,6 +26,7 @@ pub(crate) async fn requested(agent: &Agent) {
         Err(_) => return,
     };
     tokio::time::sleep(ANSWER).await;
+    agent.containers.stop_all(grace, &agent.reaper).await;
     if matches!(agent.workload.progress(), WorkloadPhase::Running(_)) {
         agent.workload.signal(&agent.reaper, Signal::TERM);
         if tokio::time::timeout(grace, agent.workload.exited()).await.is_err() {
@@ -46,6 +47,7 @@ pub(crate) fn power_off(agent: &Agent) {
             Err(_) => break, // no child is left
         }
     }
+    agent.containers.leave();
     agent.volumes.leave();
     mounts::leave();
     rustix::fs::sync();

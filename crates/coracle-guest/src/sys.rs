@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::thread::UnshareFlags;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -55,6 +56,28 @@ pub(crate) fn write_file(path: &CStr, text: &[u8]) -> io::Result<()> {
     let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&file, text)?;
     Ok(())
+}
+
+/// Moves the calling thread into new namespaces.
+pub(crate) fn unshare(flags: UnshareFlags) -> io::Result<()> {
+    // SAFETY: none of the callers' flags unshares the table of descriptors, which is what makes the call unsafe.
+    unsafe { rustix::thread::unshare_unsafe(flags.difference(UnshareFlags::FILES)) }.map_err(io::Error::from)
+}
+
+/// Installs a seccomp filter, 8 bytes an instruction. Without CAP_SYS_ADMIN, no_new_privs must be set (seccomp(2)).
+/// For use between fork and exec.
+pub(crate) fn seccomp_filter(instructions: &[u8]) -> io::Result<()> {
+    #[repr(C)]
+    struct Program {
+        length: u16,
+        instructions: *const c_void,
+    }
+    const FILTER: c_int = 2; // SECCOMP_MODE_FILTER
+    let length = u16::try_from(instructions.len() / 8).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = Program { length, instructions: instructions.as_ptr().cast() };
+    // SAFETY: the program has as many instructions as it says and outlives the call, which copies it.
+    let result = unsafe { libc::prctl(libc::PR_SET_SECCOMP, FILTER, &raw const program) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// SIGKILL to every process but this one. Does nothing unless this is PID 1.

@@ -36,6 +36,7 @@ pub(crate) fn plan(request: &PrepareRequest) -> Result<Option<Plan>, Error> {
         gateway: GATEWAY.into(),
         nameservers: vec![GATEWAY.into()],
         search_domains: vec![],
+        resolver_options: vec![],
     };
     let root = RootMount {
         image_device: request.image_device.clone(),

@@ -5,6 +5,7 @@
 //!      └──────────start, cannot run─────────▲
 //! ```
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tokio::task::JoinSet;
 use crate::error::Error;
 use crate::logs::Logs;
 use crate::pipe::Pipe;
-use crate::process::{self, Io, SpawnError};
+use crate::process::{self, Io, Isolation, Running, SpawnError};
 use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
 
@@ -38,6 +39,8 @@ pub(crate) enum WorkloadPhase {
 #[derive(Debug)]
 pub(crate) struct Workload {
     progress: watch::Sender<WorkloadPhase>,
+    /// Guest wall clock at its end, nanoseconds since 1970.
+    ended_ns: AtomicI64,
     logs: Arc<Logs>,
     /// The task that reads the output and waits for the exit; ends by itself.
     keeper: Mutex<JoinSet<()>>,
@@ -46,7 +49,7 @@ pub(crate) struct Workload {
 impl Workload {
     pub(crate) fn new() -> Arc<Self> {
         let progress = watch::Sender::new(WorkloadPhase::NotStarted);
-        Arc::new(Self { progress, logs: Logs::new(), keeper: Mutex::default() })
+        Arc::new(Self { progress, ended_ns: AtomicI64::new(0), logs: Logs::new(), keeper: Mutex::default() })
     }
 
     pub(crate) fn progress(&self) -> WorkloadPhase {
@@ -67,13 +70,34 @@ impl Workload {
         root: &Root,
         wanted: &Process,
     ) -> Result<u32, Error> {
+        self.start_with(|| process::start(reaper, root, wanted, true))
+    }
+
+    /// As [`Workload::start`], set apart from the agent.
+    ///
+    /// # Errors
+    /// As [`Workload::start`].
+    pub(crate) fn start_isolated(
+        self: &Arc<Self>,
+        reaper: &Reaper,
+        root: &Root,
+        wanted: &Process,
+        isolation: Box<dyn Isolation>,
+    ) -> Result<u32, Error> {
+        self.start_with(|| process::start_isolated(reaper, root, wanted, true, isolation))
+    }
+
+    fn start_with(
+        self: &Arc<Self>,
+        start: impl FnOnce() -> Result<Running, SpawnError>,
+    ) -> Result<u32, Error> {
         let mut keeper = self.keeper();
         match self.progress() {
             WorkloadPhase::Running(pid) => return Ok(number(pid)),
             WorkloadPhase::Exited(_) => return Ok(0),
             WorkloadPhase::NotStarted => {}
         }
-        match process::start(reaper, root, wanted, true) {
+        match start() {
             Ok(running) => {
                 self.progress.send_replace(WorkloadPhase::Running(running.pid));
                 let this = Arc::clone(self);
@@ -81,6 +105,7 @@ impl Workload {
                 Ok(number(running.pid))
             }
             Err(SpawnError::Cannot(exit)) => {
+                self.ended_ns.store(crate::sys::wall_clock_ns(), Ordering::Relaxed);
                 self.progress.send_replace(WorkloadPhase::Exited(exit));
                 self.logs.complete();
                 Ok(0)
@@ -95,6 +120,20 @@ impl Workload {
             WorkloadPhase::Running(pid) => reaper.signal(pid, signal),
             WorkloadPhase::NotStarted | WorkloadPhase::Exited(_) => false,
         }
+    }
+
+    /// Guest wall clock at its end, nanoseconds since 1970.
+    pub(crate) fn exited_at_ns(&self) -> i64 {
+        self.ended_ns.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it has started, or could not. Cancel-safe.
+    pub(crate) async fn begun(&self) -> WorkloadPhase {
+        let mut progress = self.progress.subscribe();
+        if progress.wait_for(|phase| *phase != WorkloadPhase::NotStarted).await.is_err() {
+            std::future::pending::<()>().await; // the sender lives in `self`
+        }
+        self.progress()
     }
 
     /// Waits for the exit. Cancel-safe.
@@ -116,6 +155,7 @@ impl Workload {
         let exit = async {
             let exit =
                 exit.await.unwrap_or(Exit { code: 255, signal: 0, error: "its status was lost".into() });
+            self.ended_ns.store(crate::sys::wall_clock_ns(), Ordering::Relaxed);
             self.progress.send_replace(WorkloadPhase::Exited(exit));
             gone.send_replace(true);
         };

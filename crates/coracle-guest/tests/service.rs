@@ -213,8 +213,13 @@ async fn files_go_in_and_come_back() -> Result<()> {
     std::fs::create_dir(dir.path().join("src"))?;
     std::fs::write(dir.path().join("src/f"), vec![b'q'; 200_000])?;
     let path = |name: &str| dir.path().join(name).display().to_string();
-    let mut out = b.client.copy_out(CopyOutRequest { path: path("src") }).await?.into_inner();
-    let mut messages = vec![copy_in_request::Message::Header(CopyInHeader { path: path("dst") })];
+    let mut out = b
+        .client
+        .copy_out(CopyOutRequest { path: path("src"), ..CopyOutRequest::default() })
+        .await?
+        .into_inner();
+    let mut messages =
+        vec![copy_in_request::Message::Header(CopyInHeader { path: path("dst"), ..CopyInHeader::default() })];
     while let Some(chunk) = out.message().await? {
         messages.push(copy_in_request::Message::Data(chunk.data));
     }
@@ -295,14 +300,14 @@ async fn what_makes_no_sense_is_refused_and_harms_nothing() -> Result<()> {
     for path in ["", "relative", "/a\0b"] {
         ensure!(
             b.client
-                .copy_out(CopyOutRequest { path: path.into() })
+                .copy_out(CopyOutRequest { path: path.into(), ..CopyOutRequest::default() })
                 .await
                 .is_err_and(|e| e.code() == Code::InvalidArgument)
         );
     }
     ensure!(
         b.client
-            .copy_out(CopyOutRequest { path: "/no/such".into() })
+            .copy_out(CopyOutRequest { path: "/no/such".into(), ..CopyOutRequest::default() })
             .await
             .is_err_and(|e| e.code() == Code::NotFound)
     );

@@ -148,6 +148,7 @@ mod tests {
             gateway: "10.100.0.1".into(),
             nameservers: vec!["9.9.9.9".into()],
             search_domains: vec![],
+            resolver_options: vec![],
         }
     }
 

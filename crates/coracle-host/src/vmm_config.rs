@@ -231,6 +231,7 @@ pub(crate) fn configuration(
             gateway: subnet.gateway().to_string(),
             nameservers: config.nameservers.clone(),
             search_domains: vec![],
+            resolver_options: vec![],
         },
         _ => {
             let (address, gateway, nameserver) = USER_NETWORK;
@@ -240,6 +241,7 @@ pub(crate) fn configuration(
                 gateway: gateway.to_owned(),
                 nameservers: vec![nameserver.to_owned()],
                 search_domains: vec![],
+                resolver_options: vec![],
             }
         }
     };

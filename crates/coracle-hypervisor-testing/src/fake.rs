@@ -1,6 +1,7 @@
 //! VMMs without processes: machines in memory, each with a small guest that
 //! speaks the real wire. They outlive the driver, as real VMMs outlive the daemon.
 
+mod containers;
 pub mod guest;
 
 use std::collections::{BTreeSet, HashMap};

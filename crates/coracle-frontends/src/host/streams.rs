@@ -48,6 +48,7 @@ pub(super) async fn exec(host: &Host, mut input: Streaming<pb::ExecRequest>) -> 
             rows: start.rows,
             cols: start.cols,
             stdin: start.stdin,
+            ..Default::default()
         })),
     };
     let messages = forward(first, input, |m: pb::ExecRequest| {
@@ -119,7 +120,7 @@ pub(super) async fn copy_in(
         return Err(expected("start"));
     };
     let client = host.guest(&start.vm).await.or_status()?;
-    let header = guest::CopyInHeader { path: start.path };
+    let header = guest::CopyInHeader { path: start.path, ..Default::default() };
     let first = guest::CopyInRequest { message: Some(To::Header(header)) };
     let messages = forward(first, input, |m: pb::CopyInRequest| match m.message? {
         From::Start(_) => None,
@@ -131,7 +132,11 @@ pub(super) async fn copy_in(
 
 pub(super) async fn copy_out(host: &Host, request: pb::CopyOutRequest) -> Replies<pb::CopyOutResponse> {
     let client = host.guest(&request.vm).await.or_status()?;
-    let chunks = client.rpc().copy_out(guest::CopyOutRequest { path: request.path }).await?.into_inner();
+    let chunks = client
+        .rpc()
+        .copy_out(guest::CopyOutRequest { path: request.path, ..Default::default() })
+        .await?
+        .into_inner();
     let keep = client;
     Ok(Response::new(Box::pin(chunks.map(move |chunk| {
         let _session_lives_as_long_as_the_stream = &keep;

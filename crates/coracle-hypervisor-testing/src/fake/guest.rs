@@ -19,6 +19,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::containers::Containers;
+
 /// The outside of a pretended guest.
 #[derive(Debug)]
 pub struct Handle {
@@ -112,7 +114,8 @@ pub fn start(
     let (sessions, mut incoming) = mpsc::channel::<UnixStream>(4);
     let paused = watch::Sender::new(saved.is_some());
     let state = watch::Sender::new(saved.unwrap_or_default());
-    let guest = FakeGuest { state: state.clone(), power_off: Arc::new(power_off) };
+    let guest =
+        FakeGuest { state: state.clone(), containers: Containers::default(), power_off: Arc::new(power_off) };
     let held = paused.subscribe();
     let serve = async move {
         tokio::time::sleep(boot_time).await;
@@ -162,6 +165,7 @@ async fn serve_session(mut stream: UnixStream, session: u64, guest: FakeGuest) {
 #[derive(Clone)]
 struct FakeGuest {
     state: watch::Sender<GuestState>,
+    containers: Containers,
     power_off: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -178,6 +182,7 @@ impl Guest for FakeGuest {
         };
         Ok(Response::new(pb::StatusResponse {
             agent_version: "fake".to_owned(),
+            features: ["containers", "session"].map(str::to_owned).to_vec(),
             configured: state.configured.is_some(),
             workload: workload.into(),
             exit: state.exit.map(exit_status),
@@ -250,6 +255,9 @@ impl Guest for FakeGuest {
         let Some(pb::exec_request::Message::Start(process)) = first else {
             return Err(Status::invalid_argument("the first message starts a process"));
         };
+        if !process.container.is_empty() && !self.containers.is_running(&process.container) {
+            return Err(Status::failed_precondition("the container is not running"));
+        }
         use pb::exec_response::Message;
         let line = format!("{}\n", process.argv.join(" "));
         let replies = [
@@ -327,6 +335,77 @@ impl Guest for FakeGuest {
     /// Never asks anything; ends with the machine.
     async fn serve_folder(&self, _: Request<Streaming<pb::FolderAnswer>>) -> Reply<Self::ServeFolderStream> {
         Ok(Response::new(Box::pin(futures_util::stream::pending())))
+    }
+
+    async fn configure_sandbox(
+        &self,
+        request: Request<pb::ConfigureSandboxRequest>,
+    ) -> Reply<pb::ConfigureResponse> {
+        let pb::ConfigureSandboxRequest { network, mounts, .. } = request.into_inner();
+        let request = pb::ConfigureRequest { network, mounts, ..Default::default() };
+        self.configure(Request::new(request)).await
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<pb::CreateContainerRequest>,
+    ) -> Reply<pb::CreateContainerResponse> {
+        self.containers.create(request.into_inner())?;
+        Ok(Response::new(pb::CreateContainerResponse {}))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<pb::StartContainerRequest>,
+    ) -> Reply<pb::StartContainerResponse> {
+        let pid = self.containers.start(&request.into_inner().id)?;
+        Ok(Response::new(pb::StartContainerResponse { pid }))
+    }
+
+    async fn stop_container(
+        &self,
+        request: Request<pb::StopContainerRequest>,
+    ) -> Reply<pb::StopContainerResponse> {
+        let exit = self.containers.stop(&request.into_inner().id)?;
+        Ok(Response::new(pb::StopContainerResponse { exit: Some(exit) }))
+    }
+
+    async fn kill_container(
+        &self,
+        request: Request<pb::KillContainerRequest>,
+    ) -> Reply<pb::KillContainerResponse> {
+        let request = request.into_inner();
+        self.containers.kill(&request.id, request.signal)?;
+        Ok(Response::new(pb::KillContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<pb::RemoveContainerRequest>,
+    ) -> Reply<pb::RemoveContainerResponse> {
+        self.containers.remove(&request.into_inner().id);
+        Ok(Response::new(pb::RemoveContainerResponse {}))
+    }
+
+    async fn update_container(
+        &self,
+        request: Request<pb::UpdateContainerRequest>,
+    ) -> Reply<pb::UpdateContainerResponse> {
+        self.containers.update(&request.into_inner().id)?;
+        Ok(Response::new(pb::UpdateContainerResponse {}))
+    }
+
+    async fn list_containers(
+        &self,
+        _: Request<pb::ListContainersRequest>,
+    ) -> Reply<pb::ListContainersResponse> {
+        Ok(Response::new(pb::ListContainersResponse { containers: self.containers.list() }))
+    }
+
+    type SessionStream = BoxStream<'static, Result<pb::GuestFrame, Status>>;
+
+    async fn session(&self, request: Request<Streaming<pb::HostFrame>>) -> Reply<Self::SessionStream> {
+        Ok(Response::new(self.containers.session(request.into_inner()).await?))
     }
 
     async fn metrics(&self, _: Request<pb::MetricsRequest>) -> Reply<pb::MetricsResponse> {

@@ -135,6 +135,337 @@ pub struct FolderQuestion {
     #[prost(bytes = "vec", tag = "1")]
     pub question: ::prost::alloc::vec::Vec<u8>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ConfigureSandboxRequest {
+    #[prost(string, tag = "1")]
+    pub hostname: ::prost::alloc::string::String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub entropy: ::prost::alloc::vec::Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub clock_unix_ns: i64,
+    #[prost(string, tag = "4")]
+    pub machine_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub network: ::core::option::Option<Network>,
+    /// As RootMount.overlay_device: what containers write lies on it.
+    #[prost(string, tag = "6")]
+    pub overlay_device: ::prost::alloc::string::String,
+    /// Names as of sysctl(8), "net.ipv4.ip_forward"; only those below kernel.shm, kernel.msg, kernel.sem, fs.mqueue, net.
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub sysctls: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// Volumes for containers, in place before any of them is made; target is below /volumes.
+    #[prost(message, repeated, tag = "8")]
+    pub mounts: ::prost::alloc::vec::Vec<MountRequest>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateContainerRequest {
+    /// Lower-case letters, digits and dashes, at most 64.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Disk with the image, as RootMount.image_device. Containers of one image share it.
+    #[prost(string, tag = "2")]
+    pub image_device: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub image_fs: ::prost::alloc::string::String,
+    #[prost(bool, tag = "4")]
+    pub read_only_root: bool,
+    #[prost(message, optional, tag = "5")]
+    pub process: ::core::option::Option<Process>,
+    #[prost(message, repeated, tag = "6")]
+    pub mounts: ::prost::alloc::vec::Vec<ContainerMount>,
+    #[prost(message, optional, tag = "7")]
+    pub security: ::core::option::Option<Security>,
+    #[prost(message, optional, tag = "8")]
+    pub cgroup: ::core::option::Option<CgroupLimits>,
+    #[prost(enumeration = "PidNamespace", tag = "9")]
+    pub pid_namespace: i32,
+    /// The other container where pid_namespace is TARGET.
+    #[prost(string, tag = "10")]
+    pub target_container: ::prost::alloc::string::String,
+    /// For StopContainer; 0: SIGTERM.
+    #[prost(int32, tag = "11")]
+    pub stop_signal: i32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateContainerResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerMount {
+    /// Absolute path in the container; what is missing is made, a file where the source is one.
+    #[prost(string, tag = "1")]
+    pub target: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub read_only: bool,
+    #[prost(oneof = "container_mount::Source", tags = "3, 4")]
+    pub source: ::core::option::Option<container_mount::Source>,
+}
+/// Nested message and enum types in `ContainerMount`.
+pub mod container_mount {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Source {
+        #[prost(message, tag = "3")]
+        Volume(super::VolumeSource),
+        #[prost(message, tag = "4")]
+        Tmpfs(super::TmpfsSource),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VolumeSource {
+    /// A volume of the sandbox (MountRequest.name), mounted at /volumes/NAME.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// A directory or a file in it; empty: all of it. Made as a directory where missing.
+    #[prost(string, tag = "2")]
+    pub sub_path: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TmpfsSource {
+    /// 0: the kernel's default, half of the memory.
+    #[prost(uint64, tag = "1")]
+    pub size_bytes: u64,
+    /// 0: 01777.
+    #[prost(uint32, tag = "2")]
+    pub mode: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Security {
+    /// Bit n stands for capability n (linux/capability.h); absent: the default set of the OCI runtimes.
+    #[prost(uint64, optional, tag = "1")]
+    pub capabilities: ::core::option::Option<u64>,
+    #[prost(bool, tag = "2")]
+    pub no_new_privileges: bool,
+    /// Shown empty, and shown read-only.
+    #[prost(string, repeated, tag = "3")]
+    pub masked_paths: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub read_only_paths: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "5")]
+    pub rlimits: ::prost::alloc::vec::Vec<Rlimit>,
+    /// -1000 to 1000.
+    #[prost(int32, tag = "6")]
+    pub oom_score_adj: i32,
+    /// Classic BPF over struct seccomp_data, 8 bytes an instruction; empty: no filter.
+    #[prost(bytes = "vec", tag = "7")]
+    pub seccomp: ::prost::alloc::vec::Vec<u8>,
+    /// All devices, /sys and cgroups writable.
+    #[prost(bool, tag = "8")]
+    pub privileged: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Rlimit {
+    /// RLIMIT_* (asm-generic/resource.h).
+    #[prost(uint32, tag = "1")]
+    pub resource: u32,
+    #[prost(uint64, tag = "2")]
+    pub soft: u64,
+    #[prost(uint64, tag = "3")]
+    pub hard: u64,
+}
+/// Absent: as it is; 0: no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CgroupLimits {
+    /// Microseconds of CPU time in each 100 ms.
+    #[prost(uint64, optional, tag = "1")]
+    pub cpu_quota_us: ::core::option::Option<u64>,
+    /// 1 to 10000.
+    #[prost(uint64, optional, tag = "2")]
+    pub cpu_weight: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub memory_max_bytes: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub pids_max: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StartContainerRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StartContainerResponse {
+    /// Process id in the guest; 0 when it had already exited.
+    #[prost(uint32, tag = "1")]
+    pub pid: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StopContainerRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub grace_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StopContainerResponse {
+    #[prost(message, optional, tag = "1")]
+    pub exit: ::core::option::Option<ExitStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KillContainerRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(int32, tag = "2")]
+    pub signal: i32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KillContainerResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveContainerRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveContainerResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateContainerRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub cgroup: ::core::option::Option<CgroupLimits>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateContainerResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListContainersRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListContainersResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub containers: ::prost::alloc::vec::Vec<ContainerStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerStatus {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(enumeration = "WorkloadState", tag = "2")]
+    pub state: i32,
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+    /// Set when it has exited.
+    #[prost(message, optional, tag = "4")]
+    pub exit: ::core::option::Option<ContainerExited>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HostFrame {
+    #[prost(oneof = "host_frame::Message", tags = "1")]
+    pub message: ::core::option::Option<host_frame::Message>,
+}
+/// Nested message and enum types in `HostFrame`.
+pub mod host_frame {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Message {
+        /// Where the output of containers continues; of those without an entry from 0. First message alone.
+        #[prost(message, tag = "1")]
+        Resume(super::Resume),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Resume {
+    #[prost(btree_map = "string, uint64", tag = "1")]
+    pub from_offsets: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GuestFrame {
+    #[prost(oneof = "guest_frame::Message", tags = "1, 2, 3, 4")]
+    pub message: ::core::option::Option<guest_frame::Message>,
+}
+/// Nested message and enum types in `GuestFrame`.
+pub mod guest_frame {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Output(super::ContainerOutput),
+        #[prost(message, tag = "2")]
+        Started(super::ContainerStarted),
+        /// After all its output.
+        #[prost(message, tag = "3")]
+        Exited(super::ContainerExited),
+        /// Every 10 s.
+        #[prost(message, tag = "4")]
+        Statistics(super::Statistics),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerOutput {
+    #[prost(string, tag = "1")]
+    pub container: ::prost::alloc::string::String,
+    /// As LogChunk.
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    #[prost(enumeration = "Stream", tag = "3")]
+    pub stream: i32,
+    #[prost(bytes = "vec", tag = "4")]
+    pub data: ::prost::alloc::vec::Vec<u8>,
+    #[prost(int64, tag = "5")]
+    pub time_unix_ns: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerStarted {
+    #[prost(string, tag = "1")]
+    pub container: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub pid: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerExited {
+    #[prost(string, tag = "1")]
+    pub container: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub exit: ::core::option::Option<ExitStatus>,
+    /// The kernel killed a process of it for want of memory.
+    #[prost(bool, tag = "3")]
+    pub oom_killed: bool,
+    /// Offset behind its last output.
+    #[prost(uint64, tag = "4")]
+    pub end_offset: u64,
+    /// Guest wall clock, nanoseconds since 1970.
+    #[prost(int64, tag = "5")]
+    pub time_unix_ns: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Statistics {
+    #[prost(message, optional, tag = "1")]
+    pub sandbox: ::core::option::Option<MetricsResponse>,
+    #[prost(message, repeated, tag = "2")]
+    pub containers: ::prost::alloc::vec::Vec<ContainerStatistics>,
+}
+/// Of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst).
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerStatistics {
+    #[prost(string, tag = "1")]
+    pub container: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub cpu_usage_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub cpu_user_ns: u64,
+    #[prost(uint64, tag = "4")]
+    pub cpu_system_ns: u64,
+    #[prost(uint64, tag = "5")]
+    pub memory_usage_bytes: u64,
+    /// Usage without inactive_file.
+    #[prost(uint64, tag = "6")]
+    pub memory_working_set_bytes: u64,
+    #[prost(uint64, tag = "7")]
+    pub memory_rss_bytes: u64,
+    #[prost(uint64, tag = "8")]
+    pub memory_cache_bytes: u64,
+    #[prost(uint64, tag = "9")]
+    pub page_faults: u64,
+    #[prost(uint64, tag = "10")]
+    pub major_page_faults: u64,
+    #[prost(uint64, tag = "11")]
+    pub processes: u64,
+    #[prost(uint64, tag = "12")]
+    pub cpu_throttled_ns: u64,
+    #[prost(uint64, tag = "13")]
+    pub cpu_periods: u64,
+    #[prost(uint64, tag = "14")]
+    pub cpu_throttled_periods: u64,
+    /// Of the writable layer.
+    #[prost(uint64, tag = "15")]
+    pub filesystem_used_bytes: u64,
+    #[prost(uint64, tag = "16")]
+    pub filesystem_inodes: u64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Network {
     /// Empty: leave the link down and configure loopback only.
@@ -149,6 +480,9 @@ pub struct Network {
     pub nameservers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "5")]
     pub search_domains: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// As of resolv.conf(5): "ndots:5".
+    #[prost(string, repeated, tag = "6")]
+    pub resolver_options: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RootMount {
@@ -190,6 +524,12 @@ pub struct Process {
     /// Keep stdin open and forward it. Otherwise stdin is /dev/null.
     #[prost(bool, tag = "8")]
     pub stdin: bool,
+    /// Of Exec: the container that it joins; empty: the root of Configure.
+    #[prost(string, tag = "9")]
+    pub container: ::prost::alloc::string::String,
+    /// Of Exec in a container: after this every process of it is killed; 0: no limit.
+    #[prost(uint32, tag = "10")]
+    pub timeout_ms: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartWorkloadRequest {
@@ -308,6 +648,9 @@ pub struct CopyInHeader {
     /// Absolute folder in the guest that entries are unpacked below.
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
+    /// Empty: the root of Configure.
+    #[prost(string, tag = "2")]
+    pub container: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyInResponse {
@@ -320,6 +663,9 @@ pub struct CopyInResponse {
 pub struct CopyOutRequest {
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
+    /// Empty: the root of Configure.
+    #[prost(string, tag = "2")]
+    pub container: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyOutChunk {
@@ -423,6 +769,41 @@ impl WorkloadState {
             "WORKLOAD_STATE_NOT_STARTED" => Some(Self::NotStarted),
             "WORKLOAD_STATE_RUNNING" => Some(Self::Running),
             "WORKLOAD_STATE_EXITED" => Some(Self::Exited),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PidNamespace {
+    /// Of its own.
+    Unspecified = 0,
+    Container = 1,
+    /// That of the sandbox: it sees the processes of all containers.
+    Pod = 2,
+    /// That of another container.
+    Target = 3,
+}
+impl PidNamespace {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PID_NAMESPACE_UNSPECIFIED",
+            Self::Container => "PID_NAMESPACE_CONTAINER",
+            Self::Pod => "PID_NAMESPACE_POD",
+            Self::Target => "PID_NAMESPACE_TARGET",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PID_NAMESPACE_UNSPECIFIED" => Some(Self::Unspecified),
+            "PID_NAMESPACE_CONTAINER" => Some(Self::Container),
+            "PID_NAMESPACE_POD" => Some(Self::Pod),
+            "PID_NAMESPACE_TARGET" => Some(Self::Target),
             _ => None,
         }
     }
@@ -806,6 +1187,161 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Metrics"));
             self.inner.unary(req, path, codec).await
         }
+        /// As Configure, for a guest whose containers come later: no root, no workload. Idempotent.
+        pub async fn configure_sandbox(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ConfigureSandboxRequest>,
+        ) -> std::result::Result<tonic::Response<super::ConfigureResponse>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/ConfigureSandbox");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new(
+                "coracle.guest.v1.Guest",
+                "ConfigureSandbox",
+            ));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Mounts the container's root and its mounts; nothing runs yet. Idempotent: the same request again is OK.
+        pub async fn create_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::CreateContainerResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/CreateContainer");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "CreateContainer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Starts its process. Idempotent: OK when it already started.
+        pub async fn start_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StartContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::StartContainerResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/StartContainer");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "StartContainer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Its stop signal, grace, then SIGKILL to every process of its cgroup. Answers when it has exited, also when it had.
+        pub async fn stop_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StopContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::StopContainerResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/StopContainer");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "StopContainer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// A signal to its first process; SIGKILL goes to every process of its cgroup.
+        pub async fn kill_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KillContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::KillContainerResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/KillContainer");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "KillContainer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends what runs of it and removes its root. OK when it does not exist.
+        pub async fn remove_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RemoveContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::RemoveContainerResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/RemoveContainer");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "RemoveContainer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Changes limits of a container that exists.
+        pub async fn update_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UpdateContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::UpdateContainerResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/UpdateContainer");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "UpdateContainer"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn list_containers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListContainersRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListContainersResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path =
+                http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/ListContainers");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "ListContainers"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Output, ends and statistics of all containers, for as long as the call lasts. Flow control of the stream holds
+        /// back output; a container is never blocked by it, its oldest output is dropped instead (a gap in the offsets).
+        pub async fn session(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::HostFrame>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::GuestFrame>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Session");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Session"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// SIGTERM, grace, SIGKILL, sync, unmount, then the machine goes off.
         /// The answer is sent before the machine goes; the channel just closes.
         pub async fn shutdown(
@@ -955,6 +1491,56 @@ pub mod guest_server {
             &self,
             request: tonic::Request<super::MetricsRequest>,
         ) -> std::result::Result<tonic::Response<super::MetricsResponse>, tonic::Status>;
+        /// As Configure, for a guest whose containers come later: no root, no workload. Idempotent.
+        async fn configure_sandbox(
+            &self,
+            request: tonic::Request<super::ConfigureSandboxRequest>,
+        ) -> std::result::Result<tonic::Response<super::ConfigureResponse>, tonic::Status>;
+        /// Mounts the container's root and its mounts; nothing runs yet. Idempotent: the same request again is OK.
+        async fn create_container(
+            &self,
+            request: tonic::Request<super::CreateContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::CreateContainerResponse>, tonic::Status>;
+        /// Starts its process. Idempotent: OK when it already started.
+        async fn start_container(
+            &self,
+            request: tonic::Request<super::StartContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::StartContainerResponse>, tonic::Status>;
+        /// Its stop signal, grace, then SIGKILL to every process of its cgroup. Answers when it has exited, also when it had.
+        async fn stop_container(
+            &self,
+            request: tonic::Request<super::StopContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::StopContainerResponse>, tonic::Status>;
+        /// A signal to its first process; SIGKILL goes to every process of its cgroup.
+        async fn kill_container(
+            &self,
+            request: tonic::Request<super::KillContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::KillContainerResponse>, tonic::Status>;
+        /// Ends what runs of it and removes its root. OK when it does not exist.
+        async fn remove_container(
+            &self,
+            request: tonic::Request<super::RemoveContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::RemoveContainerResponse>, tonic::Status>;
+        /// Changes limits of a container that exists.
+        async fn update_container(
+            &self,
+            request: tonic::Request<super::UpdateContainerRequest>,
+        ) -> std::result::Result<tonic::Response<super::UpdateContainerResponse>, tonic::Status>;
+        async fn list_containers(
+            &self,
+            request: tonic::Request<super::ListContainersRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListContainersResponse>, tonic::Status>;
+        /// Server streaming response type for the Session method.
+        type SessionStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::GuestFrame, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Output, ends and statistics of all containers, for as long as the call lasts. Flow control of the stream holds
+        /// back output; a container is never blocked by it, its oldest output is dropped instead (a gap in the offsets).
+        async fn session(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::HostFrame>>,
+        ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
         /// SIGTERM, grace, SIGKILL, sync, unmount, then the machine goes off.
         /// The answer is sent before the machine goes; the channel just closes.
         async fn shutdown(
@@ -1640,6 +2226,361 @@ pub mod guest_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/ConfigureSandbox" => {
+                    #[allow(non_camel_case_types)]
+                    struct ConfigureSandboxSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::ConfigureSandboxRequest>
+                        for ConfigureSandboxSvc<T>
+                    {
+                        type Response = super::ConfigureResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ConfigureSandboxRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Guest>::configure_sandbox(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ConfigureSandboxSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/CreateContainer" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateContainerSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::CreateContainerRequest>
+                        for CreateContainerSvc<T>
+                    {
+                        type Response = super::CreateContainerResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateContainerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Guest>::create_container(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateContainerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/StartContainer" => {
+                    #[allow(non_camel_case_types)]
+                    struct StartContainerSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::StartContainerRequest> for StartContainerSvc<T> {
+                        type Response = super::StartContainerResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StartContainerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Guest>::start_container(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StartContainerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/StopContainer" => {
+                    #[allow(non_camel_case_types)]
+                    struct StopContainerSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::StopContainerRequest> for StopContainerSvc<T> {
+                        type Response = super::StopContainerResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StopContainerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Guest>::stop_container(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StopContainerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/KillContainer" => {
+                    #[allow(non_camel_case_types)]
+                    struct KillContainerSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::KillContainerRequest> for KillContainerSvc<T> {
+                        type Response = super::KillContainerResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KillContainerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Guest>::kill_container(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KillContainerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/RemoveContainer" => {
+                    #[allow(non_camel_case_types)]
+                    struct RemoveContainerSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::RemoveContainerRequest>
+                        for RemoveContainerSvc<T>
+                    {
+                        type Response = super::RemoveContainerResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RemoveContainerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Guest>::remove_container(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RemoveContainerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/UpdateContainer" => {
+                    #[allow(non_camel_case_types)]
+                    struct UpdateContainerSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::UpdateContainerRequest>
+                        for UpdateContainerSvc<T>
+                    {
+                        type Response = super::UpdateContainerResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UpdateContainerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Guest>::update_container(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UpdateContainerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/ListContainers" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListContainersSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::ListContainersRequest> for ListContainersSvc<T> {
+                        type Response = super::ListContainersResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListContainersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Guest>::list_containers(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListContainersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/Session" => {
+                    #[allow(non_camel_case_types)]
+                    struct SessionSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::StreamingService<super::HostFrame> for SessionSvc<T> {
+                        type Response = super::GuestFrame;
+                        type ResponseStream = T::SessionStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::HostFrame>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Guest>::session(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

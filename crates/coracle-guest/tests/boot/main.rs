@@ -4,10 +4,12 @@
 //! Needs QEMU, mkfs.erofs, mke2fs, a static busybox and the guest image
 //! (`cargo xtask guest-image`). What is missing fails in CI and skips elsewhere.
 
-#[path = "support/client.rs"]
+#[path = "../support/client.rs"]
 mod client;
-#[path = "support/machine.rs"]
+#[path = "../support/machine.rs"]
 mod machine;
+
+mod containers;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -85,6 +87,7 @@ fn request() -> ConfigureRequest {
             gateway: "10.0.2.2".into(),
             nameservers: vec!["10.0.2.3".into()],
             search_domains: vec!["default.svc".into()],
+            resolver_options: vec![],
         }),
         root: Some(RootMount {
             image_device: "/dev/vda".into(),
@@ -313,7 +316,10 @@ async fn copies(c: &mut Client) -> Result<()> {
     let bytes = builder.into_inner()?;
 
     let header = CopyInRequest {
-        message: Some(copy_in_request::Message::Header(CopyInHeader { path: "/srv/in".into() })),
+        message: Some(copy_in_request::Message::Header(CopyInHeader {
+            path: "/srv/in".into(),
+            ..CopyInHeader::default()
+        })),
     };
     let chunks: Vec<_> = bytes
         .chunks(64 << 10)
@@ -335,7 +341,10 @@ async fn copies(c: &mut Client) -> Result<()> {
         got.text()
     );
 
-    let mut out = c.copy_out(CopyOutRequest { path: "/srv/in".into() }).await?.into_inner();
+    let mut out = c
+        .copy_out(CopyOutRequest { path: "/srv/in".into(), ..CopyOutRequest::default() })
+        .await?
+        .into_inner();
     let mut back = Vec::new();
     while let Some(chunk) = out.message().await? {
         back.extend(chunk.data);
@@ -356,7 +365,9 @@ async fn copies(c: &mut Client) -> Result<()> {
     ensure!(names == ["in", "in/d", "in/d/big", "in/d/link", "in/d/small"], "{names:?}");
 
     ensure!(
-        c.copy_out(CopyOutRequest { path: "/nope".into() }).await.is_err_and(|e| e.code() == Code::NotFound)
+        c.copy_out(CopyOutRequest { path: "/nope".into(), ..CopyOutRequest::default() })
+            .await
+            .is_err_and(|e| e.code() == Code::NotFound)
     );
     let rubbish = CopyInRequest { message: Some(copy_in_request::Message::Data(vec![9; 4096])) };
     ensure!(

@@ -1,0 +1,341 @@
+//! Containers of a sandbox: process trees of images, made, started, stopped and removed while the VM runs.
+//!
+//! ```text
+//! create ──▶ Created ──start──▶ Running ──exit──▶ Exited ──remove──▶ nothing
+//!               └──────start, cannot run────────────▲
+//! ```
+
+mod cgroup;
+mod isolation;
+mod plan;
+mod root;
+mod session;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use coracle_proto::guest::{
+    CgroupLimits, ContainerExited, ContainerStatistics, ContainerStatus, CreateContainerRequest,
+    WorkloadState,
+};
+use rustix::process::{PidfdFlags, Signal};
+use tokio::sync::watch;
+
+use self::cgroup::Cgroup;
+pub(crate) use self::cgroup::Joined;
+use self::isolation::{First, FirstPid, Joins, Limits};
+use self::plan::{PidMode, Plan};
+use self::root::{ContainerRoot, Images};
+use crate::console::say;
+use crate::error::Error;
+use crate::process::Isolation;
+use crate::reap::{Exit, Reaper};
+use crate::rootfs::Root;
+use crate::workload::{Workload, WorkloadPhase, number};
+
+/// Most containers of one sandbox.
+const CONTAINERS_MAX: usize = 128;
+/// For killed processes to be collected.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// A container that was made.
+#[derive(Debug)]
+struct Container {
+    plan: Plan,
+    place: ContainerRoot,
+    root: Arc<Root>,
+    cgroup: Cgroup,
+    workload: Arc<Workload>,
+    /// Its first process, once started.
+    first: OnceLock<Arc<OwnedFd>>,
+}
+
+/// What a process needs to join a container.
+pub(crate) struct Join {
+    pub(crate) root: Arc<Root>,
+    pub(crate) isolation: Box<dyn Isolation>,
+    pub(crate) cgroup: Joined,
+}
+
+/// All containers of this guest, by id.
+#[derive(Debug)]
+pub(crate) struct Containers {
+    all: Mutex<BTreeMap<String, Arc<Container>>>,
+    /// One creation or removal at a time: they mount.
+    mounting: tokio::sync::Mutex<()>,
+    images: Arc<Images>,
+    /// Changes when one is made or removed.
+    changed: watch::Sender<u64>,
+}
+
+impl Containers {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            all: Mutex::default(),
+            mounting: tokio::sync::Mutex::default(),
+            images: Arc::default(),
+            changed: watch::Sender::new(0),
+        })
+    }
+
+    /// Makes a container; the same one again is `Ok`. Cancel-safe: a creation that has begun is completed.
+    ///
+    /// # Errors
+    /// An invalid request, another container with the id, or a kernel that refuses.
+    pub(crate) async fn create(self: &Arc<Self>, request: CreateContainerRequest) -> Result<(), Error> {
+        let plan = Plan::parse(request)?;
+        let _one_at_a_time = self.mounting.lock().await;
+        if let Some(existing) = self.lock().get(&plan.id) {
+            let why = format!("container {} exists and is another one", plan.id);
+            return if existing.plan == plan { Ok(()) } else { Err(Error::State(why)) };
+        }
+        if self.lock().len() >= CONTAINERS_MAX {
+            return Err(Error::State(format!("{CONTAINERS_MAX} containers exist already")));
+        }
+        let containers = Arc::clone(self);
+        let made = tokio::task::spawn_blocking(move || containers.make(plan)).await;
+        made.map_err(|_| Error::TimedOut("making a container"))?
+    }
+
+    fn make(&self, plan: Plan) -> Result<(), Error> {
+        let cgroup = Cgroup::create(&plan.id, &plan.cgroup)?;
+        let (place, root) = match ContainerRoot::mount(&plan, &self.images) {
+            Ok(mounted) => mounted,
+            Err(error) => {
+                let _empty = cgroup.remove();
+                return Err(error);
+            }
+        };
+        let (root, workload, id) = (Arc::new(root), Workload::new(), plan.id.clone());
+        let container = Container { plan, place, root, cgroup, workload, first: OnceLock::new() };
+        self.lock().insert(id, Arc::new(container));
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        Ok(())
+    }
+
+    /// Starts the container's process, once. Gives its process id, 0 when it is over.
+    ///
+    /// # Errors
+    /// No such container, or an invalid process.
+    pub(crate) fn start(&self, id: &str, reaper: &Reaper) -> Result<u32, Error> {
+        let container = self.get(id)?;
+        if !matches!(container.workload.progress(), WorkloadPhase::NotStarted) {
+            return Ok(container.pid());
+        }
+        let isolation = self.isolation(&container)?;
+        let (root, process) = (&container.root, &container.plan.process);
+        let pid = container.workload.start_isolated(reaper, root, process, Box::new(isolation))?;
+        if let WorkloadPhase::Running(first) = container.workload.progress()
+            && let Ok(process) = rustix::process::pidfd_open(first, PidfdFlags::empty())
+        {
+            let _once = container.first.set(Arc::new(process));
+        }
+        Ok(pid)
+    }
+
+    fn isolation(&self, container: &Container) -> Result<First, Error> {
+        let plan = &container.plan;
+        let pid_namespace = match &plan.pid_namespace {
+            PidMode::Own => FirstPid::Own,
+            PidMode::Pod => FirstPid::Pod,
+            PidMode::Target(target) => FirstPid::Of(self.get(target)?.first_process()?),
+        };
+        Ok(First {
+            cgroup: container.cgroup.procs().map_err(Error::io("open the container's cgroup"))?,
+            pid_namespace,
+            root: isolation::path(&container.place.place).map_err(Error::io("name the container's root"))?,
+            read_only_root: plan.read_only_root,
+            limits: Limits::of(&plan.security),
+        })
+    }
+
+    /// What a process needs to join a container that runs.
+    ///
+    /// # Errors
+    /// No such container, or it does not run.
+    pub(crate) fn join(&self, id: &str) -> Result<Join, Error> {
+        let container = self.get(id)?;
+        let first = container.first_process()?;
+        let joined = container.cgroup.join().map_err(Error::io("make a cgroup in the container's"))?;
+        let cgroup = joined.procs().map_err(Error::io("open the cgroup"))?;
+        let joins = Joins { cgroup, first, limits: Limits::of(&container.plan.security) };
+        Ok(Join { root: container.root.clone(), isolation: Box::new(joins), cgroup: joined })
+    }
+
+    /// Root of a container, to copy files.
+    ///
+    /// # Errors
+    /// No such container.
+    pub(crate) fn root(&self, id: &str) -> Result<Arc<Root>, Error> {
+        Ok(self.get(id)?.root.clone())
+    }
+
+    /// Stop signal, grace, then the end of every process of the container. Gives how its first one ended.
+    ///
+    /// # Errors
+    /// No such container, or the kernel does not end it.
+    pub(crate) async fn stop(&self, id: &str, grace: Duration, reaper: &Reaper) -> Result<Exit, Error> {
+        let container = self.get(id)?;
+        if container.workload.progress() == WorkloadPhase::NotStarted {
+            return Err(Error::State(format!("container {id} was not started")));
+        }
+        if !grace.is_zero() && container.signal(container.plan.stop_signal, reaper) {
+            let _late = tokio::time::timeout(grace, container.workload.exited()).await;
+        }
+        container.cgroup.kill();
+        let ended = tokio::time::timeout(KILL_LIMIT, container.workload.exited()).await;
+        ended.map_err(|_| Error::TimedOut("the end of a container"))
+    }
+
+    /// A signal for the first process; SIGKILL for all of them.
+    ///
+    /// # Errors
+    /// No such container, it does not run, or no such signal.
+    pub(crate) fn kill(&self, id: &str, signal: i32, reaper: &Reaper) -> Result<(), Error> {
+        let (container, signal) = (self.get(id)?, plan::signal(signal)?);
+        let killed = match container.workload.progress() {
+            WorkloadPhase::Running(_) if signal == Signal::KILL => {
+                container.cgroup.kill();
+                true
+            }
+            _ => container.signal(signal, reaper),
+        };
+        if killed { Ok(()) } else { Err(Error::State(format!("container {id} is not running"))) }
+    }
+
+    /// Ends and removes a container. `Ok` when there is none.
+    ///
+    /// # Errors
+    /// When the kernel does not end it, or the disk refuses.
+    pub(crate) async fn remove(self: &Arc<Self>, id: &str) -> Result<(), Error> {
+        let _one_at_a_time = self.mounting.lock().await;
+        let Ok(container) = self.get(id) else { return Ok(()) };
+        container.cgroup.kill();
+        if matches!(container.workload.progress(), WorkloadPhase::Running(_)) {
+            let ended = tokio::time::timeout(KILL_LIMIT, container.workload.exited()).await;
+            ended.map_err(|_| Error::TimedOut("the end of a container"))?;
+        }
+        let images = self.images.clone();
+        let removing = container.clone();
+        let removed = tokio::task::spawn_blocking(move || {
+            removing.place.remove(&images)?;
+            removing.cgroup.remove()
+        });
+        removed
+            .await
+            .map_err(|_| Error::TimedOut("removing a container"))?
+            .map_err(Error::io(format!("remove container {id}")))?;
+        self.lock().remove(id);
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        Ok(())
+    }
+
+    /// Changes the limits of a container.
+    ///
+    /// # Errors
+    /// No such container, or a limit that the kernel refuses.
+    pub(crate) fn update(&self, id: &str, limits: &CgroupLimits) -> Result<(), Error> {
+        self.get(id)?.cgroup.update(limits)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// All containers as they are now.
+    pub(crate) fn list(&self) -> Vec<ContainerStatus> {
+        self.snapshot().iter().map(|container| container.status()).collect()
+    }
+
+    /// Ends all containers before the machine goes off: their stop signals, the grace, SIGKILL.
+    pub(crate) async fn stop_all(&self, grace: Duration, reaper: &Reaper) {
+        let running: Vec<_> = self.snapshot();
+        let stops = running.iter().map(|container| async {
+            if let Err(error) = self.stop(&container.plan.id, grace, reaper).await {
+                say!("stop container {}: {error}", container.plan.id);
+            }
+        });
+        futures_util::future::join_all(stops).await;
+    }
+
+    /// Leaves the containers' file systems, so that the disk is clean. Best effort.
+    pub(crate) fn leave(&self) {
+        for container in std::mem::take(&mut *self.lock()).into_values() {
+            container.place.leave(&self.images);
+        }
+    }
+
+    fn statistics(&self) -> Vec<ContainerStatistics> {
+        let running =
+            |container: &&Arc<Container>| matches!(container.workload.progress(), WorkloadPhase::Running(_));
+        self.snapshot().iter().filter(running).map(|container| container.statistics()).collect()
+    }
+
+    fn snapshot(&self) -> Vec<Arc<Container>> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn get(&self, id: &str) -> Result<Arc<Container>, Error> {
+        let missing = || Error::NotFound(format!("container {id} not found"));
+        self.lock().get(id).cloned().ok_or_else(missing)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Container>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Container {
+    fn pid(&self) -> u32 {
+        match self.workload.progress() {
+            WorkloadPhase::Running(pid) => number(pid),
+            WorkloadPhase::NotStarted | WorkloadPhase::Exited(_) => 0,
+        }
+    }
+
+    fn first_process(&self) -> Result<Arc<OwnedFd>, Error> {
+        let runs = matches!(self.workload.progress(), WorkloadPhase::Running(_));
+        let process = self.first.get().filter(|_| runs).cloned();
+        process.ok_or_else(|| Error::State(format!("container {} is not running", self.plan.id)))
+    }
+
+    fn signal(&self, signal: Signal, reaper: &Reaper) -> bool {
+        match self.workload.progress() {
+            WorkloadPhase::Running(pid) => reaper.signal_process(pid, signal),
+            WorkloadPhase::NotStarted | WorkloadPhase::Exited(_) => false,
+        }
+    }
+
+    fn status(&self) -> ContainerStatus {
+        let state = match self.workload.progress() {
+            WorkloadPhase::NotStarted => WorkloadState::NotStarted,
+            WorkloadPhase::Running(_) => WorkloadState::Running,
+            WorkloadPhase::Exited(_) => WorkloadState::Exited,
+        };
+        ContainerStatus { id: self.plan.id.clone(), state: state.into(), pid: self.pid(), exit: self.ended() }
+    }
+
+    /// How it ended, if it has.
+    fn ended(&self) -> Option<ContainerExited> {
+        let WorkloadPhase::Exited(exit) = self.workload.progress() else { return None };
+        Some(ContainerExited {
+            container: self.plan.id.clone(),
+            exit: Some(exit.into()),
+            oom_killed: self.cgroup.oom_killed(),
+            end_offset: self.workload.logs().end(),
+            time_unix_ns: self.workload.exited_at_ns(),
+        })
+    }
+
+    fn statistics(&self) -> ContainerStatistics {
+        let (filesystem_used_bytes, filesystem_inodes) = self.place.usage();
+        ContainerStatistics {
+            container: self.plan.id.clone(),
+            filesystem_used_bytes,
+            filesystem_inodes,
+            ..self.cgroup.statistics()
+        }
+    }
+}

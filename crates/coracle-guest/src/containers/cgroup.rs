@@ -1,0 +1,180 @@
+//! Cgroups of containers (kernel, Documentation/admin-guide/cgroup-v2.rst), one below `containers` each.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use coracle_proto::guest::{CgroupLimits, ContainerStatistics};
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::Error;
+
+const PARENT: &str = "/sys/fs/cgroup/containers";
+const CONTROLLERS: [&str; 4] = ["+cpu", "+memory", "+pids", "+io"];
+/// Period of CPU quotas, microseconds.
+const PERIOD_US: u64 = 100_000;
+
+/// The cgroup of one container.
+#[derive(Debug)]
+pub(super) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes it with its limits. Idempotent.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn create(id: &str, limits: &CgroupLimits) -> Result<Self, Error> {
+        let path = Path::new(PARENT).join(id);
+        fs::create_dir_all(&path).map_err(Error::io(format!("make {}", path.display())))?;
+        for parent in ["/sys/fs/cgroup", PARENT] {
+            let file = Path::new(parent).join("cgroup.subtree_control");
+            for controller in CONTROLLERS {
+                let _not_in_every_kernel = fs::write(&file, controller);
+            }
+        }
+        let cgroup = Self(path);
+        cgroup.update(limits)?;
+        Ok(cgroup)
+    }
+
+    /// Sets the limits that are given.
+    pub(super) fn update(&self, limits: &CgroupLimits) -> Result<(), Error> {
+        for (file, value) in settings(limits) {
+            let path = self.0.join(file);
+            fs::write(&path, &value).map_err(Error::io(format!("write {value} to {}", path.display())))?;
+        }
+        Ok(())
+    }
+
+    /// A process that writes to this joins.
+    pub(super) fn procs(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(self.0.join("cgroup.procs"), flags, Mode::empty())?)
+    }
+
+    /// SIGKILL to every process in it.
+    pub(super) fn kill(&self) {
+        let _gone = fs::write(self.0.join("cgroup.kill"), "1");
+    }
+
+    /// Did the kernel kill one of its processes for want of memory?
+    pub(super) fn oom_killed(&self) -> bool {
+        field(&self.read("memory.events"), "oom_kill") > 0
+    }
+
+    /// One below it, without limits of its own, for a process that joins the container.
+    pub(super) fn join(&self) -> io::Result<Joined> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let path = self.0.join(format!("exec-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        fs::create_dir(&path)?;
+        Ok(Joined(Self(path)))
+    }
+
+    /// Without processes it can be removed. Idempotent.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+        match fs::remove_dir(&self.0) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    pub(super) fn statistics(&self) -> ContainerStatistics {
+        let (cpu, memory) = (self.read("cpu.stat"), self.read("memory.stat"));
+        let number = |file: &str| self.read(file).trim().parse().unwrap_or(0);
+        let usage: u64 = number("memory.current");
+        let micro = |name| field(&cpu, name).saturating_mul(1000);
+        ContainerStatistics {
+            cpu_usage_ns: micro("usage_usec"),
+            cpu_user_ns: micro("user_usec"),
+            cpu_system_ns: micro("system_usec"),
+            cpu_throttled_ns: micro("throttled_usec"),
+            cpu_periods: field(&cpu, "nr_periods"),
+            cpu_throttled_periods: field(&cpu, "nr_throttled"),
+            memory_usage_bytes: usage,
+            memory_working_set_bytes: usage.saturating_sub(field(&memory, "inactive_file")),
+            memory_rss_bytes: field(&memory, "anon"),
+            memory_cache_bytes: field(&memory, "file"),
+            page_faults: field(&memory, "pgfault"),
+            major_page_faults: field(&memory, "pgmajfault"),
+            processes: number("pids.current"),
+            ..ContainerStatistics::default()
+        }
+    }
+
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.0.join(file)).unwrap_or_default()
+    }
+}
+
+/// The cgroup of a process that joined a container. Removed when dropped, if it has ended.
+#[derive(Debug)]
+pub(crate) struct Joined(Cgroup);
+
+impl Joined {
+    /// A process that writes to this joins.
+    pub(super) fn procs(&self) -> io::Result<OwnedFd> {
+        self.0.procs()
+    }
+
+    /// SIGKILL to the process and all that it started.
+    pub(crate) fn kill(&self) {
+        self.0.kill();
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        let _removed_with_the_container = fs::remove_dir(&self.0.0);
+    }
+}
+
+/// Files and what is written to them.
+fn settings(limits: &CgroupLimits) -> Vec<(&'static str, String)> {
+    let or_max = |value: u64| if value == 0 { "max".to_owned() } else { value.to_string() };
+    let all = [
+        ("cpu.max", limits.cpu_quota_us.map(|quota| format!("{} {PERIOD_US}", or_max(quota)))),
+        ("cpu.weight", limits.cpu_weight.filter(|weight| *weight > 0).map(|w| w.to_string())),
+        ("memory.max", limits.memory_max_bytes.map(or_max)),
+        ("pids.max", limits.pids_max.map(or_max)),
+    ];
+    all.into_iter().filter_map(|(file, value)| Some((file, value?))).collect()
+}
+
+/// The number behind a name in a flat-keyed file.
+fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_become_files() {
+        let limits = CgroupLimits {
+            cpu_quota_us: Some(50_000),
+            cpu_weight: Some(0),
+            memory_max_bytes: Some(1 << 20),
+            pids_max: Some(0),
+        };
+        let want = [("cpu.max", "50000 100000"), ("memory.max", "1048576"), ("pids.max", "max")];
+        let got = settings(&limits);
+        assert_eq!(got.iter().map(|(file, value)| (*file, value.as_str())).collect::<Vec<_>>(), want);
+        assert!(settings(&CgroupLimits::default()).is_empty());
+    }
+
+    #[test]
+    fn fields_are_found_by_whole_name() {
+        let text = "oom 3\noom_kill 2\nbad x\n";
+        assert_eq!((field(text, "oom"), field(text, "oom_kill")), (3, 2));
+        assert_eq!((field(text, "bad"), field(text, "absent")), (0, 0));
+    }
+}

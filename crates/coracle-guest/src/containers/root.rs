@@ -1,0 +1,289 @@
+//! Roots of containers: an overlay of the image and a directory of the VM's own disk, with dev, sys and the mounts of
+//! the container. What an image or a volume contains is hostile, so every place is resolved inside its root.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use super::plan::{Mount, MountSource, Plan};
+use crate::error::Error;
+use crate::mounts::{Mounted, OVERLAY, PLAIN, SANDBOX, handle};
+use crate::rootfs::{self, Root};
+use crate::{base_mounts, disks};
+
+/// Where roots and images are mounted in the agent's own file system.
+const ROOTS: &str = "/run/coracle/containers";
+const IMAGES: &str = "/run/coracle/images";
+/// Files of the sandbox that every container has a copy of.
+const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+/// Largest of them, bytes.
+const COPIED_MAX: usize = 64 * 1024;
+/// Size of /dev/shm, as the OCI runtimes have it.
+const SHM: &std::ffi::CStr = c"mode=1777,size=64m";
+const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
+
+/// Images that are mounted, with the number of containers that have them.
+#[derive(Debug, Default)]
+pub(super) struct Images(Mutex<BTreeMap<PathBuf, usize>>);
+
+/// Use of a mounted image; given back by [`Images::release`].
+#[derive(Debug)]
+pub(super) struct ImageMount {
+    device: PathBuf,
+    place: PathBuf,
+}
+
+impl Images {
+    /// Mounts an image, if no container has it yet; blocking.
+    fn mount(&self, device: &Path, filesystem: &str) -> Result<ImageMount, Error> {
+        let place = Path::new(IMAGES).join(device.file_name().unwrap_or_default());
+        let mut images = self.lock();
+        let users = images.entry(device.to_owned()).or_insert(0);
+        if *users == 0 {
+            make_dir(&place)?;
+            let flags = MountFlags::RDONLY | MountFlags::NODEV;
+            let data = if filesystem == "ext4" { c"noload" } else { c"" };
+            let mounted = disks::ready(device).and_then(|node| {
+                let what = format!("mount {} ({filesystem})", node.display());
+                rustix::mount::mount(&node, &place, filesystem, flags, data).map_err(Error::io(what))
+            });
+            if let Err(error) = mounted {
+                images.remove(device);
+                return Err(error);
+            }
+        }
+        images.entry(device.to_owned()).and_modify(|users| *users += 1);
+        Ok(ImageMount { device: device.to_owned(), place })
+    }
+
+    /// Unmounts an image that no other container has; blocking.
+    fn release(&self, image: &ImageMount) {
+        let mut images = self.lock();
+        let left = images.get_mut(&image.device).map(|users| {
+            *users = users.saturating_sub(1);
+            *users
+        });
+        if left == Some(0) {
+            images.remove(&image.device);
+            let _ = rustix::mount::unmount(&image.place, UnmountFlags::DETACH);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The mounted root of one container.
+#[derive(Debug)]
+pub(super) struct ContainerRoot {
+    /// Where it is in the agent's file system; no part of the path comes from an image.
+    pub(super) place: PathBuf,
+    /// Upper and work directory of its overlay.
+    writable: PathBuf,
+    image: ImageMount,
+}
+
+impl ContainerRoot {
+    /// Puts the root together; blocking. What a failure had made is undone.
+    ///
+    /// # Errors
+    /// When a disk, a volume or a place is missing, or the kernel refuses.
+    pub(super) fn mount(plan: &Plan, images: &Images) -> Result<(Self, Root), Error> {
+        let image = images.mount(&plan.image, plan.filesystem)?;
+        let container = Self {
+            place: Path::new(ROOTS).join(&plan.id),
+            writable: Path::new(OVERLAY).join("containers").join(&plan.id),
+            image,
+        };
+        match container.assemble(plan) {
+            Ok(root) => Ok((container, root)),
+            Err(error) => {
+                if let Err(left) = container.remove(images) {
+                    crate::console::say!("remove root of {}: {left}", plan.id);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn assemble(&self, plan: &Plan) -> Result<Root, Error> {
+        let (upper, work) = (self.writable.join("upper"), self.writable.join("work"));
+        [&self.place, &upper, &work].into_iter().try_for_each(|dir| make_dir(dir))?;
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={},redirect_dir=off,metacopy=off,index=off",
+            self.image.place.display(),
+            upper.display(),
+            work.display()
+        );
+        let options = CString::new(options).map_err(|_| Error::invalid("overlay options"))?;
+        let mut mounted = Mounted::default();
+        mounted.mount(Path::new("overlay"), &self.place, "overlay", MountFlags::empty(), &options)?;
+        let root = Root::open(&self.place).map_err(Error::io("open the container's root"))?;
+        system_mounts(&root, &mut mounted, plan.security.privileged)?;
+        copy_files(&root, &plan.mounts)?;
+        for mount in &plan.mounts {
+            add(&root, &mut mounted, mount)?;
+        }
+        mounted.keep();
+        Ok(root)
+    }
+
+    /// Takes the root apart and removes what was written to it; blocking. Idempotent.
+    pub(super) fn remove(&self, images: &Images) -> io::Result<()> {
+        self.leave(images);
+        for dir in [&self.place, &self.writable] {
+            match fs::remove_dir_all(dir) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the root apart; blocking. Everything below goes with it.
+    pub(super) fn leave(&self, images: &Images) {
+        let _not_mounted = rustix::mount::unmount(&self.place, UnmountFlags::DETACH);
+        images.release(&self.image);
+    }
+
+    /// Bytes and inodes of what it has written; blocking.
+    pub(super) fn usage(&self) -> (u64, u64) {
+        disk_usage(&self.writable.join("upper"))
+    }
+}
+
+/// Bytes and inodes below a directory. Best effort: what vanishes meanwhile does not count.
+fn disk_usage(dir: &Path) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    let mut open = vec![dir.to_owned()];
+    let (mut bytes, mut inodes) = (0_u64, 0_u64);
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
+            bytes = bytes.saturating_add(metadata.blocks().saturating_mul(512));
+            inodes = inodes.saturating_add(1);
+            if metadata.is_dir() {
+                open.push(entry.path());
+            }
+        }
+    }
+    (bytes, inodes)
+}
+
+fn make_dir(dir: &Path) -> Result<(), Error> {
+    fs::create_dir_all(dir).map_err(Error::io(format!("make {}", dir.display())))
+}
+
+/// What every container finds beside its image. Its proc belongs to its PID namespace and is mounted when it starts.
+fn system_mounts(root: &Root, mounted: &mut Mounted, privileged: bool) -> Result<(), Error> {
+    place(root, "/proc", Mode::from_raw_mode(0o555))?;
+    let mut sys_flags = PLAIN;
+    sys_flags.set(MountFlags::RDONLY, !privileged);
+    mounted.mount_on(root, "sysfs", "/sys", Mode::from_raw_mode(0o555), sys_flags, c"")?;
+    if privileged {
+        let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+        mounted.mount_on(root, "devtmpfs", "/dev", DIRECTORY, flags, c"mode=0755")?;
+    } else {
+        let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+        let dev = mounted.mount_on(root, "tmpfs", "/dev", DIRECTORY, flags, c"mode=0755,size=64k")?;
+        base_mounts::nodes(&dev).map_err(Error::io("make device nodes"))?;
+    }
+    let terminals = c"newinstance,mode=0620,gid=5,ptmxmode=0666";
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mounted.mount_on(root, "devpts", "/dev/pts", DIRECTORY, flags, terminals)?;
+    mounted.mount_on(root, "tmpfs", "/dev/shm", Mode::from_raw_mode(0o1777), PLAIN, SHM)?;
+    Ok(())
+}
+
+/// Names and resolver of the sandbox, but where the container has a mount of its own.
+fn copy_files(root: &Root, mounts: &[Mount]) -> Result<(), Error> {
+    let sandbox = Root::open(Path::new(SANDBOX)).map_err(Error::io("open the sandbox's files"))?;
+    for path in COPIED.map(Path::new) {
+        if mounts.iter().any(|mount| mount.target == path) {
+            continue;
+        }
+        let Ok(text) = sandbox.read(path, COPIED_MAX) else { continue };
+        root.replace(path, &text, Mode::from_raw_mode(0o644))
+            .map_err(Error::io(format!("write {} in the container", path.display())))?;
+    }
+    Ok(())
+}
+
+/// One mount of the container.
+fn add(root: &Root, mounted: &mut Mounted, mount: &Mount) -> Result<(), Error> {
+    let target = &mount.target;
+    match &mount.source {
+        MountSource::Tmpfs { options } => {
+            let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+            flags.set(MountFlags::RDONLY, mount.read_only);
+            let path = target.to_string_lossy();
+            mounted.mount_on(root, "tmpfs", &path, DIRECTORY, flags, options).map(drop)
+        }
+        MountSource::Volume { name, sub_path } => {
+            let source = source(name, sub_path)?;
+            let is_dir = rootfs::is(&source, FileType::Directory).map_err(Error::io("inspect a volume"))?;
+            let at = if is_dir { dir_place(root, target) } else { file_place(root, target) };
+            let at = at.map_err(Error::io(format!("make {} in the container", target.display())))?;
+            let failed = |what: &str| format!("{what} {} of volume {name}", target.display());
+            rustix::mount::mount_bind_recursive(handle(&source), handle(&at))
+                .map_err(Error::io(failed("mount")))?;
+            mounted.push(root, target)?;
+            if mount.read_only {
+                let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+                let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed("find")))?;
+                rustix::mount::mount_remount(handle(&top), flags, c"")
+                    .map_err(Error::io(failed("make read-only")))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// A volume, or a directory or file in it. A missing directory is made.
+fn source(name: &str, sub_path: &Path) -> Result<OwnedFd, Error> {
+    let missing = || format!("find {} in volume {name}", sub_path.display());
+    let place = Path::new(SANDBOX).join("volumes").join(name);
+    let volume = Root::open(&place).map_err(Error::io(format!("find volume {name}")))?;
+    match volume.resolve(sub_path_or_all(sub_path), OFlags::PATH) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            volume.ensure_dir(&Path::new("/").join(sub_path), DIRECTORY).map_err(Error::io(missing()))
+        }
+        found => found.map_err(Error::io(missing())),
+    }
+}
+
+fn sub_path_or_all(sub_path: &Path) -> &Path {
+    if sub_path.as_os_str().is_empty() { Path::new(".") } else { sub_path }
+}
+
+fn place(root: &Root, path: &str, mode: Mode) -> Result<OwnedFd, Error> {
+    root.ensure_dir(Path::new(path), mode).map_err(Error::io(format!("make {path} in the container")))
+}
+
+fn dir_place(root: &Root, target: &Path) -> io::Result<OwnedFd> {
+    root.ensure_dir(target, DIRECTORY)
+}
+
+/// A file to mount over, made empty where there is none.
+fn file_place(root: &Root, target: &Path) -> io::Result<OwnedFd> {
+    root.ensure_dir(target.parent().unwrap_or(Path::new("/")), DIRECTORY)?;
+    match root.resolve(target, OFlags::PATH) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        found => return found,
+    }
+    let (dir, leaf) = root.parent(target)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(&dir, leaf.as_os_str(), flags, Mode::from_raw_mode(0o644)) {
+        Ok(_) | Err(Errno::EXIST) => root.resolve(target, OFlags::PATH),
+        Err(e) => Err(e.into()),
+    }
+}

@@ -1,0 +1,127 @@
+//! The stream that carries what happens in containers: output, ends, statistics. All that it sends is kept by the
+//! containers themselves, so a stream that breaks loses nothing that its successor cannot ask for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_proto::guest::guest_frame::Message;
+use coracle_proto::guest::host_frame::Message as HostMessage;
+use coracle_proto::guest::{
+    ContainerOutput, ContainerStarted, GuestFrame, HostFrame, MetricsResponse, Statistics,
+};
+use futures_util::StreamExt;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+use tonic::{Status, Streaming};
+
+use super::{Container, Containers};
+use crate::task_stream::{Outbox, TaskStream};
+use crate::workload::{WorkloadPhase, number};
+
+/// Between two reports.
+const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
+
+impl Containers {
+    /// Sends frames until the host closes its side. Where the output of each container continues is in `first`.
+    ///
+    /// # Errors
+    /// When the first frame is none of a session.
+    pub(crate) fn session(
+        self: &Arc<Self>,
+        first: Option<HostMessage>,
+        mut input: Streaming<HostFrame>,
+        metrics: impl Fn() -> MetricsResponse + Send + 'static,
+    ) -> Result<TaskStream<GuestFrame>, Status> {
+        let Some(HostMessage::Resume(resume)) = first else {
+            return Err(Status::invalid_argument("the first message is not `resume`"));
+        };
+        let containers = Arc::clone(self);
+        Ok(TaskStream::new(|outbox, tasks| {
+            tasks.spawn(async move {
+                let until_closed = async { while let Ok(Some(_)) = input.message().await {} };
+                tokio::select! {
+                    () = until_closed => {}
+                    () = containers.follow(resume.from_offsets, &outbox) => {}
+                    () = containers.report(metrics, &outbox) => {}
+                }
+            });
+        }))
+    }
+
+    /// A task for each container, as they come.
+    async fn follow(&self, from_offsets: BTreeMap<String, u64>, outbox: &Outbox<GuestFrame>) {
+        let mut changed = self.changed.subscribe();
+        let mut followed: BTreeMap<String, Arc<Container>> = BTreeMap::new();
+        let mut tasks = JoinSet::new();
+        loop {
+            for container in self.snapshot() {
+                let id = container.plan.id.clone();
+                // A container that was removed may be followed by another one with its id.
+                if followed.get(&id).is_some_and(|known| Arc::ptr_eq(known, &container)) {
+                    continue;
+                }
+                let from = if followed.contains_key(&id) { None } else { from_offsets.get(&id) };
+                tasks.spawn(follow_one(container.clone(), from.copied().unwrap_or(0), outbox.clone()));
+                followed.insert(id, container);
+            }
+            while tasks.try_join_next().is_some() {}
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn report(&self, metrics: impl Fn() -> MetricsResponse, outbox: &Outbox<GuestFrame>) {
+        let mut period = interval(STATISTICS_PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            period.tick().await;
+            let statistics = Statistics { sandbox: Some(metrics()), containers: self.statistics() };
+            if send(outbox, Message::Statistics(statistics)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Start, output and end of one container, in this order.
+async fn follow_one(container: Arc<Container>, from: u64, outbox: Outbox<GuestFrame>) {
+    let id = container.plan.id.clone();
+    if let WorkloadPhase::Running(pid) = container.workload.begun().await {
+        let started = ContainerStarted { container: id.clone(), pid: number(pid) };
+        if send(&outbox, Message::Started(started)).await.is_err() {
+            return;
+        }
+    }
+    // An offset of another life of the container begins anew.
+    let logs = container.workload.logs();
+    let output = match logs.follow(from) {
+        Ok(output) => output,
+        Err(_) => match logs.follow(0) {
+            Ok(output) => output,
+            Err(_) => return,
+        },
+    };
+    let mut output = Box::pin(output);
+    while let Some(Ok(chunk)) = output.next().await {
+        let message = Message::Output(ContainerOutput {
+            container: id.clone(),
+            offset: chunk.offset,
+            stream: chunk.stream,
+            data: chunk.data,
+            time_unix_ns: chunk.time_unix_ns,
+        });
+        if send(&outbox, message).await.is_err() {
+            return;
+        }
+    }
+    container.workload.exited().await;
+    if let Some(exited) = container.ended() {
+        let _session_over = send(&outbox, Message::Exited(exited)).await;
+    }
+}
+
+async fn send(outbox: &Outbox<GuestFrame>, message: Message) -> Result<(), ()> {
+    outbox.send(Ok(GuestFrame { message: Some(message) })).await.map_err(drop)
+}

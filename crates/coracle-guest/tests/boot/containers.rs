@@ -1,0 +1,378 @@
+//! Containers of a real machine: made, followed, joined, limited, stopped and removed by the calls of the host.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use coracle_proto::guest::guest_frame::Message;
+use coracle_proto::guest::host_frame::Message as HostMessage;
+use coracle_proto::guest::*;
+use tonic::{Code, Streaming};
+
+use crate::client::{Session, exec, process};
+use crate::machine::Machine;
+use crate::{BOOT, Client};
+
+/// Limit for the next frame of a session.
+const FRAME: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_share_a_sandbox() -> Result<()> {
+    let Some(mut machine) = Machine::boot()? else { return Ok(()) };
+    let told = scenario(&mut machine).await;
+    told.with_context(|| machine.story())
+}
+
+async fn scenario(machine: &mut Machine) -> Result<()> {
+    let session = Session::open(&machine.socket(), BOOT).await?;
+    let mut c = session.client.clone();
+    refused_before_the_sandbox(&mut c).await.context("before the sandbox")?;
+    configure(&mut c).await.context("configure")?;
+    let mut frames = Frames::open(&mut c, BTreeMap::new()).await?;
+    output_and_exit(&mut c, &mut frames).await.context("output and exit")?;
+    isolation(&mut c, &mut frames).await.context("isolation")?;
+    security(&mut c, &mut frames).await.context("security")?;
+    exec_and_stop(&mut c, &mut frames).await.context("exec and stop")?;
+    out_of_memory(&mut c, &mut frames).await.context("out of memory")?;
+    pid_namespaces(&mut c, &mut frames).await.context("pid namespaces")?;
+    cannot_run(&mut c, &mut frames).await.context("cannot run")?;
+    resumed(&mut c).await.context("resumed session")?;
+    removal(&mut c).await.context("removal")?;
+    c.shutdown(ShutdownRequest { grace_ms: 2000 }).await?;
+    machine.ended(Duration::from_secs(20))?;
+    Ok(())
+}
+
+/// The frames of one session, kept until the test asks for them.
+struct Frames {
+    stream: Streaming<GuestFrame>,
+    output: BTreeMap<String, Vec<u8>>,
+    exited: BTreeMap<String, ContainerExited>,
+    statistics: Option<Statistics>,
+    _open: tokio::sync::mpsc::Sender<HostFrame>,
+}
+
+impl Frames {
+    async fn open(c: &mut Client, from_offsets: BTreeMap<String, u64>) -> Result<Self> {
+        let (open, frames) = tokio::sync::mpsc::channel(1);
+        let resume = HostMessage::Resume(Resume { from_offsets });
+        open.send(HostFrame { message: Some(resume) }).await?;
+        let stream = c.session(tokio_stream::wrappers::ReceiverStream::new(frames)).await?.into_inner();
+        let (output, exited) = Default::default();
+        Ok(Self { stream, output, exited, statistics: None, _open: open })
+    }
+
+    async fn next(&mut self) -> Result<()> {
+        let frame = tokio::time::timeout(FRAME, self.stream.message()).await.context("no frame")??;
+        match frame.and_then(|frame| frame.message).context("the session ended")? {
+            Message::Output(output) => {
+                let all = self.output.entry(output.container).or_default();
+                ensure!(output.offset == all.len() as u64, "a gap at {}", output.offset);
+                all.extend(output.data);
+            }
+            Message::Exited(exited) => {
+                let length = self.output.get(&exited.container).map_or(0, Vec::len) as u64;
+                ensure!(exited.end_offset == length, "{exited:?} after {length} bytes");
+                self.exited.insert(exited.container.clone(), exited);
+            }
+            Message::Statistics(statistics) => self.statistics = Some(statistics),
+            Message::Started(_) => {}
+        }
+        Ok(())
+    }
+
+    /// How a container ended, once all its output is here.
+    async fn exit_of(&mut self, id: &str) -> Result<ContainerExited> {
+        loop {
+            if let Some(exited) = self.exited.get(id) {
+                return Ok(exited.clone());
+            }
+            self.next().await.with_context(|| format!("exit of {id}"))?;
+        }
+    }
+
+    async fn text_of(&mut self, id: &str) -> Result<String> {
+        let exited = self.exit_of(id).await?;
+        let text = String::from_utf8_lossy(&self.output.remove(id).unwrap_or_default()).into_owned();
+        ensure!(exited.exit == Some(ExitStatus::default()), "{exited:?}: {text}");
+        Ok(text)
+    }
+}
+
+fn container(id: &str, argv: &[&str]) -> CreateContainerRequest {
+    CreateContainerRequest {
+        id: id.into(),
+        image_device: "/dev/vda".into(),
+        image_fs: "erofs".into(),
+        process: Some(process(argv)),
+        ..CreateContainerRequest::default()
+    }
+}
+
+async fn run(c: &mut Client, request: CreateContainerRequest) -> Result<u32> {
+    let id = request.id.clone();
+    c.create_container(request).await?;
+    Ok(c.start_container(StartContainerRequest { id }).await?.into_inner().pid)
+}
+
+async fn refused_before_the_sandbox(c: &mut Client) -> Result<()> {
+    let refused = c.create_container(container("early", &["true"])).await;
+    ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "no sandbox yet");
+    Ok(())
+}
+
+async fn configure(c: &mut Client) -> Result<()> {
+    let request = ConfigureSandboxRequest {
+        hostname: "pod-0".into(),
+        entropy: vec![7; 64],
+        clock_unix_ns: 1_800_000_000_000_000_000,
+        machine_id: "0123456789abcdef0123456789abcdef".into(),
+        network: Some(Network {
+            mac: "02:00:00:00:00:2a".into(),
+            address: "10.0.2.15/24".into(),
+            gateway: "10.0.2.2".into(),
+            nameservers: vec!["10.0.2.3".into()],
+            search_domains: vec!["default.svc".into()],
+            resolver_options: vec!["ndots:5".into()],
+        }),
+        overlay_device: "/dev/vdb".into(),
+        sysctls: [("net.ipv4.ip_unprivileged_port_start".to_owned(), "0".to_owned())].into(),
+        mounts: vec![],
+    };
+    for _ in 0..2 {
+        let answer = c.configure_sandbox(request.clone()).await?.into_inner();
+        ensure!(answer.addresses == ["10.0.2.15/24"], "{answer:?}");
+    }
+    let status = c.status(StatusRequest {}).await?.into_inner();
+    ensure!(status.configured && status.features.iter().any(|f| f == "containers"), "{status:?}");
+    Ok(())
+}
+
+async fn output_and_exit(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let script = "cat /etc/resolv.conf; hostname; tail -1 /etc/hosts; echo err >&2; exit 7";
+    ensure!(run(c, container("one", &["sh", "-c", script])).await? > 1);
+    let exited = frames.exit_of("one").await?;
+    let text = String::from_utf8_lossy(&frames.output["one"]).into_owned();
+    let exit = exited.exit.clone().unwrap_or_default();
+    ensure!((exit.code, exit.signal, exited.oom_killed) == (7, 0, false), "{exited:?}");
+    ensure!(exited.time_unix_ns > 1_800_000_000_000_000_000, "{exited:?}");
+    for line in ["nameserver 10.0.2.3", "options ndots:5", "pod-0", "10.0.2.15\tpod-0", "err"] {
+        ensure!(text.lines().any(|l| l == line), "{line:?} in {text}");
+    }
+    // The same again is no other container, and another one with its name is refused.
+    c.create_container(container("one", &["sh", "-c", script])).await?;
+    let refused = c.create_container(container("one", &["true"])).await;
+    ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "another container");
+    ensure!(c.start_container(StartContainerRequest { id: "one".into() }).await?.into_inner().pid == 0);
+    Ok(())
+}
+
+/// Each sees its own processes and files, and the network of the sandbox.
+async fn isolation(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let write = "echo $$; touch /srv/mine; ls /proc | grep -c '^[0-9]'; ls /run 2>/dev/null | wc -l; stat -c %a /dev/shm; \
+                 cat /proc/1/comm; mount | grep -c 'on / type overlay'";
+    run(c, container("two", &["sh", "-c", write])).await?;
+    let text = frames.text_of("two").await?;
+    let lines: Vec<_> = text.lines().collect();
+    ensure!(lines[0] == "1" && lines[3] == "1777" && lines[4] == "sh" && lines[5] == "1", "{text}");
+    ensure!(lines[1].parse::<u32>()? <= 3 && lines[2] == "0", "{text}");
+    let look = "ls /srv; ip addr show | grep -c 10.0.2.15; cat /proc/self/cgroup; cat /proc/sys/kernel/random/boot_id | wc -c";
+    let read_only =
+        CreateContainerRequest { read_only_root: true, ..container("three", &["sh", "-c", look]) };
+    run(c, read_only).await?;
+    let text = frames.text_of("three").await?;
+    ensure!(text == "1\n0::/\n37\n", "{text}");
+    let write = "touch /srv/x 2>&1; echo $?; touch /tmp/x; echo $?; df -k /tmp | grep -c 1024";
+    let mount = ContainerMount {
+        target: "/tmp".into(),
+        read_only: false,
+        source: Some(container_mount::Source::Tmpfs(TmpfsSource { size_bytes: 1 << 20, mode: 0 })),
+    };
+    let request = container("four", &["sh", "-c", write]);
+    run(c, CreateContainerRequest { read_only_root: true, mounts: vec![mount], ..request }).await?;
+    let text = frames.text_of("four").await?;
+    ensure!(text.ends_with("Read-only file system\n1\n0\n1\n"), "{text}");
+    Ok(())
+}
+
+async fn security(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let status = "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; ulimit -n; cat /proc/self/oom_score_adj; \
+                  ls /proc/acpi | wc -l; touch /proc/sys/kernel/hostname 2>&1 | grep -c Read-only; id -u";
+    let security = Security {
+        capabilities: Some(1 << 10),
+        no_new_privileges: true,
+        masked_paths: vec!["/proc/acpi".into(), "/proc/kcore".into(), "/no/such".into()],
+        read_only_paths: vec!["/proc/sys".into()],
+        rlimits: vec![Rlimit { resource: 7, soft: 99, hard: 100 }],
+        oom_score_adj: 500,
+        ..Security::default()
+    };
+    let request = container("limited", &["sh", "-c", status]);
+    run(c, CreateContainerRequest { security: Some(security.clone()), ..request.clone() }).await?;
+    let text = frames.text_of("limited").await?;
+    let bounded = "CapEff:\t0000000000000400\nCapBnd:\t0000000000000400\nNoNewPrivs:\t1\n99\n500\n0\n";
+    ensure!(text.starts_with(bounded) && text.ends_with("0\n"), "{text}");
+    let user = Process { user: "web".into(), ..process(&["sh", "-c", status]) };
+    let request = container("plain", &[]);
+    run(c, CreateContainerRequest { process: Some(user), ..request }).await?;
+    let text = frames.text_of("plain").await?;
+    ensure!(
+        text.starts_with("CapEff:\t0000000000000000\nCapBnd:\t00000000a80425fb") && text.ends_with("1000\n"),
+        "{text}"
+    );
+    // Every call to mkdirat and mkdir fails with EPERM: load the number, compare, return.
+    let filter = [
+        (0x20_u16, 0_u8, 0_u8, 0_u32),
+        (0x15, 1, 0, 83),
+        (0x15, 0, 1, 258),
+        (0x06, 0, 0, 0x0005_0001),
+        (0x06, 0, 0, 0x7fff_0000),
+    ];
+    let seccomp = filter
+        .iter()
+        .flat_map(|(code, jt, jf, k)| [&code.to_ne_bytes()[..], &[*jt, *jf], &k.to_ne_bytes()[..]].concat());
+    let security = Security { seccomp: seccomp.collect(), ..security };
+    let request = container("filtered", &["sh", "-c", "mkdir /tmp/x 2>&1; true"]);
+    run(c, CreateContainerRequest { security: Some(security), ..request }).await?;
+    let text = frames.text_of("filtered").await?;
+    ensure!(text.contains("Operation not permitted"), "{text}");
+    Ok(())
+}
+
+async fn exec_and_stop(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let loops = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.1; done";
+    run(c, container("server", &["sh", "-c", loops])).await?;
+    while !frames.output.contains_key("server") {
+        frames.next().await?;
+    }
+    let joined =
+        Process { container: "server".into(), ..process(&["sh", "-c", "cat /proc/1/cmdline; exit 5"]) };
+    let told = exec(c, joined, vec![]).await?;
+    ensure!(told.text().starts_with("sh\0-c\0trap") && told.exit.code == 5, "{told:?}");
+    let slow = Process {
+        container: "server".into(),
+        timeout_ms: 200,
+        ..process(&["sh", "-c", "setsid sleep 1000 & sleep 1000"])
+    };
+    let told = exec(c, slow, vec![]).await?;
+    ensure!(told.exit.signal == 9, "{told:?}");
+    let left = Process {
+        container: "server".into(),
+        ..process(&["sh", "-c", "ps | grep -v grep | grep -c 'sleep 1000'"])
+    };
+    let told = exec(c, left, vec![]).await?;
+    ensure!(told.text() == "0\n", "the whole tree: {told:?}");
+    let missing = Process { container: "nope".into(), ..process(&["true"]) };
+    ensure!(exec(c, missing, vec![]).await.is_err(), "no such container");
+    let ended = Process { container: "one".into(), ..process(&["true"]) };
+    ensure!(exec(c, ended, vec![]).await.is_err(), "it has ended");
+    let stop = StopContainerRequest { id: "server".into(), grace_ms: 10_000 };
+    let exit = c.stop_container(stop.clone()).await?.into_inner().exit.unwrap_or_default();
+    ensure!((exit.code, exit.signal) == (3, 0), "{exit:?}");
+    ensure!(c.stop_container(stop).await?.into_inner().exit.unwrap_or_default() == exit, "again");
+    ensure!(frames.exit_of("server").await?.exit == Some(exit));
+    ensure!(frames.output["server"] == b"up\nbye\n", "{:?}", frames.output["server"]);
+    // What heeds no signal is killed with its children.
+    run(c, container("stubborn", &["sh", "-c", "trap '' TERM; sleep 1000 & echo up; wait; wait"])).await?;
+    while !frames.output.contains_key("stubborn") {
+        frames.next().await?;
+    }
+    let stop = StopContainerRequest { id: "stubborn".into(), grace_ms: 100 };
+    let exit = c.stop_container(stop).await?.into_inner().exit.unwrap_or_default();
+    ensure!((exit.code, exit.signal) == (137, 9), "{exit:?}");
+    Ok(())
+}
+
+async fn out_of_memory(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let limits = CgroupLimits {
+        memory_max_bytes: Some(8 << 20),
+        pids_max: Some(16),
+        cpu_quota_us: Some(50_000),
+        cpu_weight: Some(50),
+    };
+    let request =
+        container("greedy", &["sh", "-c", "x=$(dd if=/dev/zero bs=1M count=64 | tr '\\0' x); echo no"]);
+    run(c, CreateContainerRequest { cgroup: Some(limits), ..request }).await?;
+    let exited = frames.exit_of("greedy").await?;
+    ensure!(exited.oom_killed, "{exited:?} {:?}", frames.output.get("greedy"));
+    run(c, container("idle", &["sleep", "1000"])).await?;
+    let update = CgroupLimits { memory_max_bytes: Some(16 << 20), ..CgroupLimits::default() };
+    c.update_container(UpdateContainerRequest { id: "idle".into(), cgroup: Some(update) }).await?;
+    frames.statistics = None;
+    let of_idle = loop {
+        let found =
+            frames.statistics.take().and_then(|s| s.containers.into_iter().find(|c| c.container == "idle"));
+        match found {
+            Some(found) => break found,
+            None => frames.next().await.context("statistics")?,
+        }
+    };
+    ensure!(
+        of_idle.processes == 1 && of_idle.memory_usage_bytes > 0 && of_idle.cpu_usage_ns > 0,
+        "{of_idle:?}"
+    );
+    Ok(())
+}
+
+async fn pid_namespaces(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let list = ["sh", "-c", "ls /proc | grep -c '^[0-9]'; cat /proc/1/comm"];
+    let target = CreateContainerRequest {
+        pid_namespace: PidNamespace::Target.into(),
+        target_container: "idle".into(),
+        ..container("debug", &list)
+    };
+    run(c, target).await?;
+    ensure!(frames.text_of("debug").await?.ends_with("sleep\n"), "the target's processes");
+    let pod = CreateContainerRequest { pid_namespace: PidNamespace::Pod.into(), ..container("wide", &list) };
+    run(c, pod).await?;
+    let text = frames.text_of("wide").await?;
+    ensure!(text.lines().next().unwrap_or_default().parse::<u32>()? > 10, "the sandbox's processes: {text}");
+    Ok(())
+}
+
+async fn cannot_run(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    run(c, container("absent", &["/no/such"])).await?;
+    let exit = frames.exit_of("absent").await?.exit.unwrap_or_default();
+    ensure!(exit.code == 127 && exit.error.contains("/no/such"), "{exit:?}");
+    let disk = CreateContainerRequest { image_device: "/dev/vdz".into(), ..container("bare", &["true"]) };
+    ensure!(c.create_container(disk).await.is_err_and(|e| e.code() == Code::NotFound), "no such image");
+    let missing = VolumeSource { name: "nope".into(), sub_path: String::new() };
+    let mount = ContainerMount {
+        target: "/data".into(),
+        read_only: true,
+        source: Some(container_mount::Source::Volume(missing)),
+    };
+    let request = CreateContainerRequest { mounts: vec![mount], ..container("bare", &["true"]) };
+    ensure!(c.create_container(request).await.is_err_and(|e| e.code() == Code::NotFound), "no such volume");
+    // What failed left nothing: the name is free.
+    ensure!(run(c, container("bare", &["true"])).await.is_ok());
+    frames.exit_of("bare").await.map(drop)
+}
+
+/// A session that begins where another one ended gets what is left, and every end once more.
+async fn resumed(c: &mut Client) -> Result<()> {
+    let mut frames = Frames::open(c, [("server".to_owned(), 3)].into()).await?;
+    frames.output.insert("server".into(), b"up\n".to_vec());
+    ensure!(frames.exit_of("server").await?.end_offset == 7);
+    ensure!(frames.output["server"] == b"up\nbye\n");
+    Ok(())
+}
+
+async fn removal(c: &mut Client) -> Result<()> {
+    let before = c.list_containers(ListContainersRequest {}).await?.into_inner().containers;
+    let state = |id: &str| before.iter().find(|s| s.id == id).map(ContainerStatus::state);
+    ensure!(state("idle") == Some(WorkloadState::Running) && state("one") == Some(WorkloadState::Exited));
+    for status in &before {
+        for _ in 0..2 {
+            c.remove_container(RemoveContainerRequest { id: status.id.clone() }).await?;
+        }
+    }
+    ensure!(c.list_containers(ListContainersRequest {}).await?.into_inner().containers.is_empty());
+    let kill = KillContainerRequest { id: "idle".into(), signal: 9 };
+    ensure!(c.kill_container(kill).await.is_err_and(|e| e.code() == Code::NotFound));
+    // Its name and its disk are free again.
+    let id = "one".to_owned();
+    c.create_container(container("one", &["sleep", "1000"])).await?;
+    ensure!(c.start_container(StartContainerRequest { id }).await?.into_inner().pid > 1);
+    Ok(())
+}
