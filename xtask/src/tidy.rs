@@ -39,6 +39,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-logs",
         "coracle-record",
         "coracle-snapshot",
+        "coracle-instance",
         "coracle-host",
         "coracle-guest",
         "coracle-pod",

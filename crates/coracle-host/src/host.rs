@@ -22,7 +22,6 @@ pub use self::registries::chunk_progress;
 pub use self::resolve::Access;
 pub use self::resolve_image::NodeImage;
 pub use self::snapshots::RestoreSpec;
-use crate::directories::{ensure_run_dir, ensure_state_dir};
 use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
 use crate::templates::Templates;
@@ -34,6 +33,7 @@ use crate::{
     ConsoleHandle, Fence, HostConfig, HostError, HostEvent, LogEntry, Record, TemplateKey, View, files,
 };
 use coracle_disk::DiskImages;
+use coracle_instance::directories::{ensure_run_dir, ensure_state_dir};
 use coracle_logs::LogReader;
 use coracle_record::SCHEMA;
 use coracle_snapshot::SnapshotStore;

@@ -12,24 +12,11 @@
 //! record and the process table alone, what each VM needs.
 
 mod adopt;
-mod cloud_init;
 mod commit_annotation;
-mod config;
-mod directories;
-mod disk_image_vm;
-mod error;
 mod events;
-mod firmware;
 mod host;
-mod instances;
-mod memory;
-mod memory_images;
-mod node;
-mod templates;
 mod vm;
-mod vmm_config;
 mod volumes;
-mod warm_pool;
 
 use coracle_disk::blank as disks;
 pub use coracle_disk::{DiskImage, DiskImages};
@@ -37,6 +24,11 @@ use coracle_files as files;
 pub use coracle_files::LocalUser;
 pub use coracle_guest_client::GuestClient;
 pub use coracle_image::PullPolicy;
+pub use coracle_instance::directories::{ensure_run_dir, ensure_state_dir};
+pub use coracle_instance::firmware::uefi;
+pub use coracle_instance::templates::TemplateInfo;
+pub use coracle_instance::{Fault, HostConfig, HostError, TemplatePolicy, WarmPoolPolicy, run_dir_of};
+use coracle_instance::{disk_image_vm, instances, memory_images, node, templates, vmm_config, warm_pool};
 pub use coracle_logs::{ConsoleHandle, LogEntry, LogStream};
 pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
@@ -46,13 +38,8 @@ pub use coracle_record::{
 pub use coracle_snapshot::SnapshotInfo;
 
 pub use commit_annotation::{COMMIT_ANNOTATION, commit_request};
-pub use config::{HostConfig, TemplatePolicy, WarmPoolPolicy, run_dir_of};
-pub use directories::{ensure_run_dir, ensure_state_dir};
-pub use error::{Fault, HostError};
 pub use events::{EventKind, HostEvent};
-pub use firmware::uefi;
 
 pub use host::{Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, VmSpec, chunk_progress};
-pub use templates::TemplateInfo;
 pub use vm::View;
 pub use volumes::VolumeRequest;

@@ -3,7 +3,7 @@
 use coracle_types::VmState;
 
 use super::Host;
-use crate::memory::memory_mib;
+use coracle_instance::memory::memory_mib;
 
 /// What the host has and what VMs have declared of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

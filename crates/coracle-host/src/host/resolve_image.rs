@@ -16,9 +16,9 @@ use super::create::{VmSpec, workload};
 use super::registries::chunk_progress;
 use crate::DiskImageVm;
 use crate::disk_image_vm::USER_DATA_MAX;
-use crate::firmware;
 use crate::vmm_config::{VmPaths, machine_type, of_shape};
 use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
+use coracle_instance::firmware;
 
 /// The image of a VM that is created.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ pub fn uefi() -> Option<(PathBuf, PathBuf)> {
 ///
 /// # Errors
 /// [`HostError::Invalid`] where UEFI is needed and not installed; [`HostError::State`] when the image cannot be read.
-pub(crate) fn choose(request: Option<BootFirmware>, image: &Path) -> Result<BootFirmware, HostError> {
+pub fn choose(request: Option<BootFirmware>, image: &Path) -> Result<BootFirmware, HostError> {
     let state = |source| HostError::State { operation: format!("read {}", image.display()), source };
     let firmware = match request {
         Some(request) => request,

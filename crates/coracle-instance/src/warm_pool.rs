@@ -24,7 +24,7 @@ use tokio::sync::{Notify, OnceCell, oneshot};
 use tokio::time::{Instant, timeout};
 
 use self::plan::{Step, next};
-pub(crate) use self::task::run as serve;
+pub use self::task::run as serve;
 use crate::instances::InstanceOwner;
 use crate::node::Node;
 use crate::templates::Templates;
@@ -35,27 +35,31 @@ const NEARLY_THERE: Duration = Duration::from_secs(2);
 
 /// A running clone with an open session, assigned to no VM.
 #[derive(Clone, Debug)]
-pub(crate) struct PooledVmm {
-    pub(crate) key: TemplateKey,
+pub struct PooledVmm {
+    /// The template that it was cloned from.
+    pub key: TemplateKey,
     /// Config that the clone was launched with, including its premounted disk, if any.
-    pub(crate) vmm_config: VmmConfig,
-    pub(crate) vmm: ProcessId,
-    pub(crate) guest: GuestClient,
-    pub(crate) attachment: Attachment,
+    pub vmm_config: VmmConfig,
+    /// Its process.
+    pub vmm: ProcessId,
+    /// The session with its guest.
+    pub guest: GuestClient,
+    /// The other end of its NIC.
+    pub attachment: Attachment,
     /// Size of the premounted disk.
-    pub(crate) disk_mib: u64,
+    pub disk_mib: u64,
 }
 
 impl PooledVmm {
     /// The disk that its guest has mounted.
-    pub(crate) fn disk(&self) -> Option<&Path> {
+    pub fn disk(&self) -> Option<&Path> {
         self.vmm_config.disk_in(self.vmm_config.slots.premounted()).map(|disk| disk.path.as_path())
     }
 }
 
 /// The pooled clones of a node.
 #[derive(Debug)]
-pub(crate) struct WarmPool {
+pub struct WarmPool {
     node: Arc<Node>,
     templates: Arc<Templates>,
     state: Mutex<State>,
@@ -93,7 +97,7 @@ struct Making {
 
 impl WarmPool {
     /// None yet.
-    pub(crate) fn new(node: Arc<Node>, templates: Arc<Templates>) -> Self {
+    pub fn new(node: Arc<Node>, templates: Arc<Templates>) -> Self {
         let (state, changed, warmup_image) = (Mutex::default(), Notify::new(), OnceCell::new());
         Self { node, templates, state, changed, warmup_image }
     }
@@ -103,13 +107,13 @@ impl WarmPool {
     }
 
     /// The template was removed: unassigned clones of it are ended.
-    pub(crate) fn forget(&self, key: &TemplateKey) {
+    pub fn forget(&self, key: &TemplateKey) {
         self.state().shapes.retain(|shape| shape.key != *key);
         self.changed.notify_one();
     }
 
     /// Whether a clone of this shape is pooled.
-    pub(crate) fn has(&self, key: &TemplateKey) -> bool {
+    pub fn has(&self, key: &TemplateKey) -> bool {
         self.state().ready.iter().any(|pooled| pooled.key == *key)
     }
 
@@ -141,7 +145,7 @@ impl WarmPool {
     }
 
     /// Requests a pooled clone of a shape that was started. Never waits.
-    pub(crate) fn want(&self, key: TemplateKey, vmm_config: &VmmConfig) {
+    pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig) {
         let count_max = self.node.config.warm_pool.count_max;
         let able = self.node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
         if count_max == 0 || !able {
@@ -156,7 +160,7 @@ impl WarmPool {
     }
 
     /// The pooled clone of this shape, or the one that is just being made, if the VM can use it. Cancel-safe.
-    pub(crate) async fn claim(
+    pub async fn claim(
         self: &Arc<Self>,
         key: &TemplateKey,
         fits: impl Fn(&PooledVmm) -> bool,
@@ -180,7 +184,7 @@ impl WarmPool {
 
 /// A clone that a start has claimed. Dropped before [`Claim::assign`], it is ended.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub struct Claim {
     warm_pool: Arc<WarmPool>,
     /// None: it is assigned.
     pooled: Option<PooledVmm>,
@@ -202,7 +206,7 @@ impl Claim {
     ///
     /// # Errors
     /// [`HostError::State`]; the clone is ended.
-    pub(crate) async fn assign(mut self, vm: &VmId) -> Result<PooledVmm, HostError> {
+    pub async fn assign(mut self, vm: &VmId) -> Result<PooledVmm, HostError> {
         let Some(pooled) = &self.pooled else { return Err(HostError::Stopping) };
         let id = pooled.vmm_config.id.clone();
         self.warm_pool.node.instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;

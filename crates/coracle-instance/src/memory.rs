@@ -1,12 +1,12 @@
 //! Memory of the host, as its kernel reports it (proc_meminfo(5)).
 
 /// Memory that is free or can be freed.
-pub(crate) fn memory_available_mib() -> u64 {
+pub fn memory_available_mib() -> u64 {
     memory_mib().1
 }
 
 /// Total and available memory of the host, MiB.
-pub(crate) fn memory_mib() -> (u64, u64) {
+pub fn memory_mib() -> (u64, u64) {
     meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 

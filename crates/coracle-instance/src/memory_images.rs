@@ -16,11 +16,11 @@ use crate::{HostError, SnapshotName};
 
 /// The memories that are shared now, by snapshot.
 #[derive(Debug, Default)]
-pub(crate) struct MemoryImages(Mutex<HashMap<SnapshotName, Arc<Template>>>);
+pub struct MemoryImages(Mutex<HashMap<SnapshotName, Arc<Template>>>);
 
 impl MemoryImages {
     /// That of a snapshot; `None`: its file has to be read.
-    pub(crate) fn get(&self, name: &SnapshotName) -> Option<Arc<Template>> {
+    pub fn get(&self, name: &SnapshotName) -> Option<Arc<Template>> {
         self.known().get(name).cloned()
     }
 
@@ -31,7 +31,7 @@ impl MemoryImages {
 
 /// A memory that new copies share for as long as this lives; those that are there keep it.
 #[derive(Debug)]
-pub(crate) struct SharedMemory {
+pub struct SharedMemory {
     memory_images: Arc<MemoryImages>,
     name: SnapshotName,
 }
@@ -44,7 +44,7 @@ impl Drop for SharedMemory {
 
 /// Reads the memory of snapshot `name`, a file at `memory`, of a machine of this shape. `None`: its driver cannot share
 /// it, or did not read it, and copies read the file themselves, which fails or not for each.
-pub(crate) async fn materialize(
+pub async fn materialize(
     node: &Node,
     memory_images: &Arc<MemoryImages>,
     name: &SnapshotName,

@@ -30,7 +30,7 @@ const SCHEMA: u32 = 1;
 /// What an instance runs for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum InstanceOwner {
+pub enum InstanceOwner {
     /// A template that is being made.
     Template(TemplateKey),
     /// The warm pool.
@@ -66,7 +66,7 @@ struct Instance {
 
 /// The instances of a node.
 #[derive(Debug)]
-pub(crate) struct Instances {
+pub struct Instances {
     config: HostConfig,
     driver: Drivers,
     network: Arc<dyn Network>,
@@ -75,7 +75,7 @@ pub(crate) struct Instances {
 
 impl Instances {
     /// What an earlier daemon left is for [`Instances::sweep`].
-    pub(crate) fn new(config: HostConfig, driver: Drivers, network: Arc<dyn Network>) -> Self {
+    pub fn new(config: HostConfig, driver: Drivers, network: Arc<dyn Network>) -> Self {
         Self { config, driver, network, known: Mutex::default() }
     }
 
@@ -87,11 +87,7 @@ impl Instances {
     ///
     /// # Errors
     /// [`HostError::State`]; nothing is left.
-    pub(crate) async fn create(
-        &self,
-        owner: InstanceOwner,
-        shape: VmmConfig,
-    ) -> Result<VmmConfig, HostError> {
+    pub async fn create(&self, owner: InstanceOwner, shape: VmmConfig) -> Result<VmmConfig, HostError> {
         let instance = Instance { schema: SCHEMA, owner, driver: shape.driver.clone() };
         // Before there is anything that an end at this moment could leave.
         let id = self.register(instance.clone());
@@ -127,7 +123,7 @@ impl Instances {
     ///
     /// # Errors
     /// [`HostError::State`]; its owner is the same as before.
-    pub(crate) async fn assign(&self, id: &InstanceId, owner: InstanceOwner) -> Result<(), HostError> {
+    pub async fn assign(&self, id: &InstanceId, owner: InstanceOwner) -> Result<(), HostError> {
         let failed = |source| HostError::State { operation: format!("assign instance {id}"), source };
         let Some(instance) = self.known().get(id).cloned() else {
             return Err(failed(io::ErrorKind::NotFound.into()));
@@ -141,12 +137,7 @@ impl Instances {
 
     /// The VMM of a VM whose record was written before instances were: it runs in directories with the VM's digits.
     /// Idempotent.
-    pub(crate) fn adopt_earlier(
-        &self,
-        vm: &VmId,
-        driver: &str,
-        process: ProcessId,
-    ) -> io::Result<InstanceId> {
+    pub fn adopt_earlier(&self, vm: &VmId, driver: &str, process: ProcessId) -> io::Result<InstanceId> {
         let id = InstanceId::from(vm.clone());
         let paths = InstancePaths::of(&self.config, &id);
         if paths.run.exists() {
@@ -161,7 +152,7 @@ impl Instances {
     }
 
     /// Ids of all instances: any other tap has no owner.
-    pub(crate) fn ids(&self) -> HashSet<InstanceId> {
+    pub fn ids(&self) -> HashSet<InstanceId> {
         self.known().keys().cloned().collect()
     }
 
@@ -169,7 +160,7 @@ impl Instances {
     ///
     /// # Errors
     /// As [`Instances::end`]; the others are tried all the same.
-    pub(crate) async fn end_all(
+    pub async fn end_all(
         &self,
         of: impl Fn(&InstanceOwner) -> bool,
         log: Option<&Path>,
@@ -188,7 +179,7 @@ impl Instances {
     ///
     /// # Errors
     /// [`HostError::Driver`], [`HostError::Network`], [`HostError::State`].
-    pub(crate) async fn end(&self, id: &InstanceId, log: Option<&Path>) -> Result<(), HostError> {
+    pub async fn end(&self, id: &InstanceId, log: Option<&Path>) -> Result<(), HostError> {
         let driver = |source| HostError::Driver { name: id.to_string(), source };
         let paths = InstancePaths::of(&self.config, id);
         let name = self.known().get(id).map(|instance| instance.driver.clone()).unwrap_or_default();
@@ -222,10 +213,7 @@ impl Instances {
     ///
     /// # Errors
     /// When the directory of instances cannot be read.
-    pub(crate) async fn sweep(
-        &self,
-        is_named_back: impl Fn(&VmId, &InstanceId) -> bool,
-    ) -> Result<(), HostError> {
+    pub async fn sweep(&self, is_named_back: impl Fn(&VmId, &InstanceId) -> bool) -> Result<(), HostError> {
         let dir = self.config.state_dir.join("instances");
         let failed = |source| HostError::State { operation: format!("read {}", dir.display()), source };
         let entries = match std::fs::read_dir(&dir) {

@@ -14,7 +14,7 @@ use crate::firmware::uefi;
 use crate::{BootFirmware, DiskImageVm, Filesystem, HostConfig, Record, Volume, VolumeKind};
 
 /// The other end of a NIC.
-pub(crate) fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward]) -> NicBackend {
+pub fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward]) -> NicBackend {
     match attachment {
         Attachment::Tap(name) => NicBackend::Tap { name: name.clone() },
         Attachment::User => {
@@ -24,10 +24,10 @@ pub(crate) fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[
 }
 
 /// The slot of the root's image.
-pub(crate) const IMAGE_SLOT: usize = 0;
+pub const IMAGE_SLOT: usize = 0;
 
 /// The slot of a VM's own disk: the first that can be written, unless the guest has it mounted from its template.
-pub(crate) fn overlay_slot() -> usize {
+pub fn overlay_slot() -> usize {
     usize::from(Slots::default().read_only)
 }
 
@@ -38,13 +38,16 @@ fn own_slot(record: &Record) -> usize {
 
 /// Directories of a VMM instance.
 #[derive(Clone, Debug)]
-pub(crate) struct InstancePaths {
-    pub(crate) state: PathBuf,
-    pub(crate) run: PathBuf,
+pub struct InstancePaths {
+    /// On disk.
+    pub state: PathBuf,
+    /// Sockets.
+    pub run: PathBuf,
 }
 
 impl InstancePaths {
-    pub(crate) fn of(config: &HostConfig, id: &InstanceId) -> Self {
+    /// Those of the instance `id`.
+    pub fn of(config: &HostConfig, id: &InstanceId) -> Self {
         let state = config.state_dir.join("instances").join(id.as_str());
         Self { state, run: config.run_dir.join(id.short()) }
     }
@@ -52,21 +55,24 @@ impl InstancePaths {
 
 /// Where things of a VM lie.
 #[derive(Clone, Debug)]
-pub(crate) struct VmPaths {
-    pub(crate) state: PathBuf,
+pub struct VmPaths {
+    /// All that is the VM's own.
+    pub state: PathBuf,
 }
 
 impl VmPaths {
-    pub(crate) fn of(config: &HostConfig, id: &VmId) -> Self {
+    /// Those of the VM `id`.
+    pub fn of(config: &HostConfig, id: &VmId) -> Self {
         Self { state: config.state_dir.join("vms").join(id.as_str()) }
     }
 
-    pub(crate) fn record(&self) -> PathBuf {
+    /// Its record.
+    pub fn record(&self) -> PathBuf {
         self.state.join("record.json")
     }
 
     /// The disk that is the VM's own.
-    pub(crate) fn own_disk(&self, record: &Record) -> PathBuf {
+    pub fn own_disk(&self, record: &Record) -> PathBuf {
         self.state.join("disks").join(if record.disk_image_vm.is_some() {
             "root.qcow2"
         } else {
@@ -75,41 +81,43 @@ impl VmPaths {
     }
 
     /// The cloud-init seed of a disk image VM.
-    pub(crate) fn cloud_init_disk(&self) -> PathBuf {
+    pub fn cloud_init_disk(&self) -> PathBuf {
         self.state.join("disks").join("init.iso")
     }
 
     /// UEFI variables of a disk image VM.
-    pub(crate) fn variables(&self) -> PathBuf {
+    pub fn variables(&self) -> PathBuf {
         self.state.join("disks").join("uefi.variables")
     }
 
     /// Holds the memory of a VM that was hibernated.
-    pub(crate) fn saved(&self) -> PathBuf {
+    pub fn saved(&self) -> PathBuf {
         self.state.join("saved")
     }
 
-    pub(crate) fn saved_memory(&self) -> PathBuf {
+    /// The file with that memory.
+    pub fn saved_memory(&self) -> PathBuf {
         self.saved().join("memory")
     }
 
     /// Node ids of a shared directory that the guest knows, for the next daemon.
-    pub(crate) fn folder_table(&self, volume: &str) -> PathBuf {
+    pub fn folder_table(&self, volume: &str) -> PathBuf {
         self.state.join("folders").join(volume)
     }
 
     /// The log of its last VMM.
-    pub(crate) fn vmm_log(&self) -> PathBuf {
+    pub fn vmm_log(&self) -> PathBuf {
         self.state.join(LOG_FILE)
     }
 
-    pub(crate) fn console(&self) -> PathBuf {
+    /// What its serial console said last.
+    pub fn console(&self) -> PathBuf {
         self.state.join("console.ring")
     }
 }
 
 /// The machine that a disk image VM runs on.
-pub(crate) fn machine_type(settings: &DiskImageVm, paths: &VmPaths) -> MachineType {
+pub fn machine_type(settings: &DiskImageVm, paths: &VmPaths) -> MachineType {
     MachineType::Q35(match settings.firmware {
         BootFirmware::Bios => Firmware::Bios,
         BootFirmware::Uefi => {
@@ -120,7 +128,7 @@ pub(crate) fn machine_type(settings: &DiskImageVm, paths: &VmPaths) -> MachineTy
 }
 
 /// A volume as the hypervisor sees it; `None` for a shared directory.
-pub(crate) fn volume_disk(volume: &Volume) -> Option<Disk> {
+pub fn volume_disk(volume: &Volume) -> Option<Disk> {
     let slot = volume.slot()?;
     // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
     let read_only = Slots::default().is_read_only(slot);
@@ -128,7 +136,7 @@ pub(crate) fn volume_disk(volume: &Volume) -> Option<Disk> {
 }
 
 /// Request to the guest to mount a volume.
-pub(crate) fn mount_request(volume: &Volume) -> pb::MountRequest {
+pub fn mount_request(volume: &Volume) -> pb::MountRequest {
     let disk = |slot, fs: &str| {
         pb::mount_request::Source::Disk(pb::DiskSource { device: device(slot), fs: fs.to_owned() })
     };
@@ -148,7 +156,7 @@ pub(crate) fn mount_request(volume: &Volume) -> pb::MountRequest {
 
 /// The VMM of a record, in the directories of its instance. Without an instance it is a shape, and without `attachment` it
 /// serves to find a VMM, not to start one.
-pub(crate) fn vmm_config(
+pub fn vmm_config(
     config: &HostConfig,
     record: &Record,
     accelerator: Accelerator,
@@ -193,7 +201,7 @@ pub(crate) fn vmm_config(
 }
 
 /// A machine of the smallest shape, for looking up processes and for taking templates by hand.
-pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConfig {
+pub fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConfig {
     let id = InstanceId::new("shape", 0);
     VmmConfig {
         vcpus: Vcpus::MIN,
@@ -217,7 +225,7 @@ pub(crate) fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConf
 const USER_NETWORK: (&str, &str, &str) = ("10.0.2.15/24", "10.0.2.2", "10.0.2.3");
 
 /// Configuration that the guest gets when it starts.
-pub(crate) fn configuration(
+pub fn configuration(
     config: &HostConfig,
     record: &Record,
     subnet: Option<Subnet>,
@@ -262,7 +270,7 @@ pub(crate) fn configuration(
 }
 
 /// What the guest calls the disk in a slot.
-pub(crate) fn device(slot: usize) -> String {
+pub fn device(slot: usize) -> String {
     format!("/dev/disk/by-id/virtio-slot{slot}")
 }
 
@@ -274,7 +282,7 @@ fn machine_id(id: &VmId) -> String {
 }
 
 /// The process that the guest starts.
-pub(crate) fn process(record: &Record) -> pb::Process {
+pub fn process(record: &Record) -> pb::Process {
     pb::Process {
         argv: record.workload.argv.clone(),
         env: record.workload.env.clone(),
@@ -285,7 +293,7 @@ pub(crate) fn process(record: &Record) -> pb::Process {
 }
 
 /// A kernel that a caller named: inside an allowed directory, and a kernel at all.
-pub(crate) fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, String> {
+pub fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, String> {
     let real = Path::new(path).canonicalize().map_err(|e| e.to_string())?;
     if !allowed.iter().filter_map(|dir| dir.canonicalize().ok()).any(|dir| real.starts_with(dir)) {
         return Err("not under an allowed kernel directory (--kernel-dir)".to_owned());

@@ -49,13 +49,15 @@ setsid /run/coracle/coracle-guest service </dev/null >/dev/null 2>&1 &
 
 /// Content of the seed that a disk image VM reads at its first boot.
 #[derive(Clone, Debug)]
-pub(crate) struct CloudInitSeed<'a> {
+pub struct CloudInitSeed<'a> {
     /// Whose instance it is: a new one makes cloud-init set the machine up anew.
-    pub(crate) instance: &'a str,
-    pub(crate) hostname: &'a str,
-    pub(crate) network: Option<&'a pb::Network>,
+    pub instance: &'a str,
+    /// Host name of the guest.
+    pub hostname: &'a str,
+    /// Its NIC; `None`: the system has its own settings.
+    pub network: Option<&'a pb::Network>,
     /// As the owner wrote it; empty: nothing.
-    pub(crate) user_data: &'a str,
+    pub user_data: &'a str,
 }
 
 impl CloudInitSeed<'_> {
@@ -78,7 +80,7 @@ impl CloudInitSeed<'_> {
     ///
     /// # Errors
     /// The agent cannot be read, or the disk not written.
-    pub(crate) fn write(&self, to: &Path, agent: &Path) -> io::Result<()> {
+    pub fn write(&self, to: &Path, agent: &Path) -> io::Result<()> {
         let binary = fs::read(agent).map_err(|e| {
             let help = "set the guest's files up again (in a checkout: cargo xtask setup)";
             io::Error::new(e.kind(), format!("{}: {e}; {help}", agent.display()))

@@ -15,14 +15,14 @@ use crate::vmm_config::VmPaths;
 use crate::{BootFirmware, DiskImageVm, Record};
 
 /// Largest user data, bytes: what clouds allow, and more than fits a screen.
-pub(crate) const USER_DATA_MAX: usize = 256 * 1024;
+pub const USER_DATA_MAX: usize = 256 * 1024;
 
 /// Makes the own disks of a disk image VM where they are missing, and the cloud-init seed anew: for a guest that continues from
 /// saved memory only where it has none. Blocking, idempotent.
 ///
 /// # Errors
 /// A file cannot be written, or the agent or the firmware is not there.
-pub(crate) fn prepare(
+pub fn prepare(
     settings: &DiskImageVm,
     paths: &VmPaths,
     record: &Record,

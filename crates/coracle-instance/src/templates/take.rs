@@ -23,12 +23,12 @@ use coracle_record::millis;
 const PART: &str = ".taking-";
 
 /// Is this the directory of a template that was not finished?
-pub(super) fn is_part(path: &Path) -> bool {
+pub(crate) fn is_part(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PART))
 }
 
 /// Removes the directories of templates that a crash cut off. Blocking.
-pub(crate) fn sweep(templates: &Templates) {
+pub fn sweep(templates: &Templates) {
     let parts = std::fs::read_dir(&templates.dir).into_iter().flatten().flatten().map(|e| e.path());
     for part in parts.filter(|path| is_part(path)) {
         if let Err(error) = files::remove_tree(&part) {
@@ -40,7 +40,7 @@ pub(crate) fn sweep(templates: &Templates) {
 /// Serves requests until the daemon stops. A request that is cut off leaves an instance, which ends with the daemon.
 ///
 /// `on_taken` gets the key and the shape of each template that there is now.
-pub(crate) async fn run(
+pub async fn run(
     templates: Arc<Templates>,
     mut requests: mpsc::Receiver<TemplateRequest>,
     on_taken: impl Fn(&TemplateKey, &VmmConfig),
@@ -165,7 +165,7 @@ async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration
 }
 
 /// The agent of a machine that is unassigned yet says hello, answers, and prepares the disk, all within `limit`.
-pub(crate) async fn connect_guest(
+pub async fn connect_guest(
     node: &Node,
     vmm_config: &VmmConfig,
     process: ProcessId,

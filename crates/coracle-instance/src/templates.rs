@@ -21,7 +21,7 @@ use coracle_hypervisor::{Driver as _, Template, VmmConfig};
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::manifest::TemplateInfo;
-pub(crate) use self::take::{connect_guest, run as serve, sweep};
+pub use self::take::{connect_guest, run as serve, sweep};
 use crate::files;
 use crate::node::Node;
 use crate::{TemplateKey, TemplatePolicy};
@@ -31,18 +31,20 @@ const QUEUE: usize = 8;
 
 /// A request for a template.
 #[derive(Debug)]
-pub(crate) struct TemplateRequest {
-    pub(crate) key: TemplateKey,
-    pub(crate) vmm_config: VmmConfig,
+pub struct TemplateRequest {
+    /// What it will be the template of.
+    pub key: TemplateKey,
+    /// Shape of its VMM.
+    pub vmm_config: VmmConfig,
     /// Size of the fresh disk that its guest shall have mounted, where the driver can.
-    pub(crate) disk_mib: u64,
+    pub disk_mib: u64,
     /// The caller that waits for it, if any.
-    pub(crate) reply: Option<oneshot::Sender<Result<TemplateInfo, String>>>,
+    pub reply: Option<oneshot::Sender<Result<TemplateInfo, String>>>,
 }
 
 /// The templates of a host.
 #[derive(Debug)]
-pub(crate) struct Templates {
+pub struct Templates {
     node: Arc<Node>,
     dir: PathBuf,
     digests: FileDigests,
@@ -63,7 +65,7 @@ impl Templates {
     ///
     /// # Errors
     /// When the directory cannot be read.
-    pub(crate) fn open(node: Arc<Node>) -> io::Result<(Self, mpsc::Receiver<TemplateRequest>)> {
+    pub fn open(node: Arc<Node>) -> io::Result<(Self, mpsc::Receiver<TemplateRequest>)> {
         let dir = node.config.state_dir.join("templates");
         std::fs::create_dir_all(&dir)?;
         let mut known = HashMap::new();
@@ -92,7 +94,7 @@ impl Templates {
     }
 
     /// The key of a machine's shape; `None` where the driver has no templates or they are switched off.
-    pub(crate) async fn key(&self, vmm_config: &VmmConfig) -> Option<TemplateKey> {
+    pub async fn key(&self, vmm_config: &VmmConfig) -> Option<TemplateKey> {
         let driver = self.node.driver.templates(vmm_config).filter(|_| self.policy().enabled)?;
         let fingerprint = driver.fingerprint(vmm_config).await;
         match self.digests.of([&vmm_config.kernel, &vmm_config.initrd]).await {
@@ -105,7 +107,7 @@ impl Templates {
     }
 
     /// The template of a shape, from memory or from disk. One that cannot be used is removed.
-    pub(crate) async fn get(&self, key: &TemplateKey) -> Option<Arc<Template>> {
+    pub async fn get(&self, key: &TemplateKey) -> Option<Arc<Template>> {
         let found = self.known().get(key).cloned()?;
         if self.node.clock.now().since(found.info.taken_at) > self.policy().age_max {
             self.remove(key);
@@ -130,7 +132,7 @@ impl Templates {
     }
 
     /// Asks for a template to be taken when there is time. Never waits.
-    pub(crate) fn request(&self, key: TemplateKey, vmm_config: VmmConfig, disk_mib: u64) {
+    pub fn request(&self, key: TemplateKey, vmm_config: VmmConfig, disk_mib: u64) {
         if self.known().contains_key(&key) {
             return;
         }
@@ -140,7 +142,7 @@ impl Templates {
     }
 
     /// Has a template taken, or finds it, and waits.
-    pub(crate) async fn warm(
+    pub async fn warm(
         &self,
         key: TemplateKey,
         vmm_config: VmmConfig,
@@ -154,14 +156,14 @@ impl Templates {
     }
 
     /// All of them, by key.
-    pub(crate) fn list(&self) -> Vec<TemplateInfo> {
+    pub fn list(&self) -> Vec<TemplateInfo> {
         let mut all: Vec<_> = self.known().values().map(|known| known.info.clone()).collect();
         all.sort_by(|a, b| a.key.cmp(&b.key));
         all
     }
 
     /// Forgets a template and its files. VMs that were started from it keep running. True when it existed.
-    pub(crate) fn remove(&self, key: &TemplateKey) -> bool {
+    pub fn remove(&self, key: &TemplateKey) -> bool {
         let known = self.known().remove(key).is_some();
         if let Err(error) = files::remove_tree(&self.dir.join(key.as_str())) {
             tracing::warn!(template = key.as_str(), %error, "template not removed");

@@ -52,7 +52,7 @@ struct Manifest {
 ///
 /// # Errors
 /// When it is none, or of another version.
-pub(super) fn read(dir: &Path) -> io::Result<TemplateInfo> {
+pub(crate) fn read(dir: &Path) -> io::Result<TemplateInfo> {
     manifest(dir).map(|manifest| manifest.info)
 }
 
@@ -70,7 +70,7 @@ fn manifest(dir: &Path) -> io::Result<Manifest> {
 ///
 /// # Errors
 /// When the disk is full, for one; `part` is the caller's to remove.
-pub(super) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Template) -> io::Result<()> {
+pub(crate) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Template) -> io::Result<()> {
     std::fs::create_dir_all(part)?;
     let mut digest = Sha256::new();
     template.ram.store(&part.join("ram"), pieces(&mut digest))?;
@@ -89,7 +89,7 @@ pub(super) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Tem
 ///
 /// # Errors
 /// When what is read is not what was written.
-pub(super) fn load(dir: &Path, info: &TemplateInfo) -> io::Result<Template> {
+pub(crate) fn load(dir: &Path, info: &TemplateInfo) -> io::Result<Template> {
     let manifest = manifest(dir)?;
     let mut digest = Sha256::new();
     let ram = SealedFile::load("template-ram", &dir.join("ram"), pieces(&mut digest))?;

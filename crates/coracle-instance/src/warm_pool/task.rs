@@ -21,7 +21,7 @@ use crate::{HostError, TemplateKey, disks, files, templates};
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Serves the host until it stops.
-pub(crate) async fn run(warm_pool: Arc<WarmPool>) {
+pub async fn run(warm_pool: Arc<WarmPool>) {
     warm_pool.node.stop.run_until_cancelled(serve(&warm_pool)).await;
 }
 

@@ -8,7 +8,7 @@ use crate::TemplateKey;
 
 /// What the task does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// End the one of this shape.
     End(TemplateKey),
     /// Make one of this shape.
@@ -18,7 +18,7 @@ pub(super) enum Step {
 }
 
 /// `shapes`: started shapes with their time, the latest first; `ready`: pooled ones. Ends clones before it makes others.
-pub(super) fn next(
+pub(crate) fn next(
     shapes: &[(&TemplateKey, Instant)],
     ready: &[&TemplateKey],
     idle_max: Duration,

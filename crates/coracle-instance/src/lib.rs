@@ -1,0 +1,31 @@
+//! VMM instances of a node: launched, found, assigned and ended here, for VMs, templates, the warm pool and copies of
+//! snapshots alike.
+//!
+//! ```text
+//! Node ─▶ Instances ─▶ Driver (VMM) · Network (tap)
+//!   └──▶ Templates ─▶ WarmPool: clones that wait for a VM
+//! ```
+
+pub mod cloud_init;
+pub mod config;
+pub mod directories;
+pub mod disk_image_vm;
+pub mod error;
+pub mod firmware;
+pub mod instances;
+pub mod memory;
+pub mod memory_images;
+pub mod node;
+pub mod templates;
+pub mod vmm_config;
+pub mod warm_pool;
+
+use coracle_disk::blank as disks;
+use coracle_files as files;
+use coracle_guest_client::GuestClient;
+use coracle_record::{
+    BootFirmware, DiskImageVm, Filesystem, Record, SnapshotName, TemplateKey, Volume, VolumeKind,
+};
+
+pub use config::{HostConfig, TemplatePolicy, WarmPoolPolicy, run_dir_of};
+pub use error::{Fault, HostError};
