@@ -6,6 +6,7 @@
 mod error;
 mod hello;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -43,6 +44,9 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
 /// Largest message taken from a guest, bytes.
 const MESSAGE_MAX: usize = 1 << 20;
+
+/// Limit of calls that mount.
+const CONTAINER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Limit of calls that take the agent no time.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -234,6 +238,97 @@ impl GuestClient {
     pub async fn exec(&self, process: pb::Process) -> Result<Streaming<pb::ExecResponse>, GuestError> {
         let start = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(process)) };
         Ok(self.rpc().exec(stream::iter([start])).await?.into_inner())
+    }
+
+    /// As [`GuestClient::configure`], for a guest whose containers come later. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn configure_sandbox(
+        &self,
+        request: pb::ConfigureSandboxRequest,
+        limit: Duration,
+    ) -> Result<pb::ConfigureResponse, GuestError> {
+        within(limit, self.rpc().configure_sandbox(request)).await
+    }
+
+    /// Makes a container, within 30 s. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn create_container(&self, request: pb::CreateContainerRequest) -> Result<(), GuestError> {
+        within(CONTAINER_LIMIT, self.rpc().create_container(request)).await.map(drop)
+    }
+
+    /// Starts a container's process, within 10 s. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn start_container(&self, id: &str) -> Result<(), GuestError> {
+        let request = pb::StartContainerRequest { id: id.to_owned() };
+        within(ASK_LIMIT, self.rpc().start_container(request)).await.map(drop)
+    }
+
+    /// Ends a container's processes, after `grace` at the latest by SIGKILL, and returns when they have ended. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), GuestError> {
+        let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+        let request = pb::StopContainerRequest { id: id.to_owned(), grace_ms };
+        within(grace + ASK_LIMIT, self.rpc().stop_container(request)).await.map(drop)
+    }
+
+    /// Sends a signal to a container's first process, within 10 s; SIGKILL goes to all of them.
+    ///
+    /// # Errors
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] when it does not run.
+    pub async fn kill_container(&self, id: &str, signal: i32) -> Result<(), GuestError> {
+        let request = pb::KillContainerRequest { id: id.to_owned(), signal };
+        within(ASK_LIMIT, self.rpc().kill_container(request)).await.map(drop)
+    }
+
+    /// Ends and removes a container, within 30 s. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn remove_container(&self, id: &str) -> Result<(), GuestError> {
+        let request = pb::RemoveContainerRequest { id: id.to_owned() };
+        within(CONTAINER_LIMIT, self.rpc().remove_container(request)).await.map(drop)
+    }
+
+    /// Changes limits of a container, within 10 s.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn update_container(&self, id: &str, limits: pb::CgroupLimits) -> Result<(), GuestError> {
+        let request = pb::UpdateContainerRequest { id: id.to_owned(), cgroup: Some(limits) };
+        within(ASK_LIMIT, self.rpc().update_container(request)).await.map(drop)
+    }
+
+    /// All containers of the guest, within 10 s.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn list_containers(&self) -> Result<Vec<pb::ContainerStatus>, GuestError> {
+        let listed = within(ASK_LIMIT, self.rpc().list_containers(pb::ListContainersRequest {})).await;
+        listed.map(|listed| listed.containers)
+    }
+
+    /// Output, ends and statistics of containers, from these offsets of their output on. The guest ends the stream when
+    /// `open` is dropped.
+    ///
+    /// # Errors
+    /// [`GuestError`].
+    pub async fn session(
+        &self,
+        from_offsets: BTreeMap<String, u64>,
+        open: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Streaming<pb::GuestFrame>, GuestError> {
+        let resume = pb::host_frame::Message::Resume(pb::Resume { from_offsets });
+        let first = stream::iter([pb::HostFrame { message: Some(resume) }]);
+        let rest = stream::once(open).filter_map(|()| std::future::ready(None));
+        Ok(self.rpc().session(first.chain(rest)).await?.into_inner())
     }
 
     /// Asks the guest to power off after `grace`.

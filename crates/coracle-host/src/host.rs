@@ -40,6 +40,7 @@ use coracle_snapshot::SnapshotStore;
 
 mod capacity;
 mod commit;
+mod containers;
 mod create;
 mod directory;
 mod registries;

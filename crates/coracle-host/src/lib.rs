@@ -13,6 +13,7 @@
 
 mod adopt;
 mod commit_annotation;
+mod containers;
 mod events;
 mod host;
 mod vm;
@@ -32,8 +33,9 @@ use coracle_instance::{disk_image_vm, instances, memory_images, node, templates,
 pub use coracle_logs::{ConsoleHandle, LogEntry, LogStream};
 pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
-    BootFirmware, DiskImageVm, Exit, Fence, Filesystem, InvalidSnapshotName, Owner, Record, SnapshotName,
-    TemplateKey, Volume, VolumeKind, VolumePhase, Workload,
+    BootFirmware, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
+    ContainerState, DiskImageVm, Exit, Fence, Filesystem, InvalidSnapshotName, Owner, PidNamespace, Record,
+    Resources, Sandbox, Security, SnapshotName, TemplateKey, Volume, VolumeKind, VolumePhase, Workload,
 };
 pub use coracle_snapshot::SnapshotInfo;
 

@@ -2,11 +2,15 @@
 
 mod actor;
 mod boot;
+mod container_table;
 mod follow;
 mod hooks;
 mod launch;
+mod session;
 mod shared_dirs;
+mod text;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +20,7 @@ use coracle_types::{InstanceId, Op, VmId};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub(crate) use actor::{Commit, spawn};
+pub(crate) use container_table::ContainerRequest;
 
 use crate::memory_images::MemoryImages;
 use crate::node::Node;
@@ -23,7 +28,10 @@ use crate::templates::Templates;
 use crate::volumes::{Claims, VolumeRequest, VolumeSource};
 use crate::warm_pool::WarmPool;
 use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostError, HostEvent, Record, TemplateKey};
-use coracle_record::SavedMemory;
+use container_table::{ContainerEnd, ContainerLogs, ContainerReply};
+use coracle_guest_client::GuestError;
+use coracle_proto::guest as pb;
+use coracle_record::{ContainerId, ContainerRecord, SavedMemory};
 
 /// What all VMs of a host share.
 #[derive(Debug)]
@@ -45,6 +53,8 @@ pub struct View {
     pub record: Record,
     /// The session with its guest, while there is one.
     pub guest: Option<GuestClient>,
+    /// Its containers, by id.
+    pub containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
 }
 
 /// How the rest of the host reaches a VM's task.
@@ -56,6 +66,10 @@ pub(crate) struct Handle {
     pub(crate) console: ConsoleHandle,
     /// Changes when the workload printed something.
     pub(crate) printed: watch::Receiver<u64>,
+    /// Logs of its containers.
+    pub(crate) container_logs: ContainerLogs,
+    /// The latest statistics of its containers.
+    pub(crate) statistics: watch::Receiver<Option<Arc<pb::Statistics>>>,
 }
 
 pub(crate) type Reply = oneshot::Sender<Result<Record, HostError>>;
@@ -78,6 +92,8 @@ pub(crate) enum Request {
     Attach { request: VolumeRequest, found: VolumeSource, fence: Option<Fence>, reply: Reply },
     /// Answers when the volume is not the VM's any more.
     Detach { volume: String, fence: Option<Fence>, reply: Reply },
+    /// Answers as [`ContainerRequest`] says.
+    Container { request: ContainerRequest, reply: ContainerReply },
     /// Answers when nothing is left.
     Delete { force: bool, fence: Option<Fence>, reply: Reply },
 }
@@ -126,6 +142,12 @@ enum JobEventKind {
     Exited(Exit),
     /// All of its output has been read.
     Drained,
+    /// The process of a container runs.
+    ContainerStarted(ContainerId),
+    /// The process of a container ended, and its output is in the log.
+    ContainerExited(ContainerEnd),
+    /// The guest did not end a container.
+    ContainerStopFailed(ContainerId, GuestError),
     /// Its image is made and pushed, or not.
     Committed(actor::Committed),
     /// The VMM is gone.

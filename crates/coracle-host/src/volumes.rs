@@ -12,6 +12,8 @@ use coracle_hypervisor::Slots;
 use coracle_types::VmId;
 
 use crate::vmm_config::{IMAGE_SLOT, overlay_slot};
+use coracle_record::AttachedImage;
+
 use crate::{Filesystem, HostConfig, Record, Volume, VolumeKind, VolumePhase, disks};
 use coracle_files::granted;
 
@@ -146,6 +148,7 @@ fn filesystem(file: &std::fs::File) -> io::Result<(Option<Filesystem>, bool)> {
 /// A sentence: what is wrong, and what to do.
 pub(crate) fn plan_volume(
     others: &[Volume],
+    images: &[AttachedImage],
     request: &VolumeRequest,
     found: &VolumeSource,
 ) -> Result<Volume, String> {
@@ -191,23 +194,38 @@ pub(crate) fn plan_volume(
             }
             VolumeKind::SharedDir
         }
-        SourceKind::Disk(filesystem) => VolumeKind::Disk { slot: free_slot(others, read_only)?, filesystem },
-        SourceKind::Raw => VolumeKind::Block { slot: free_slot(others, read_only)? },
+        SourceKind::Disk(filesystem) => {
+            VolumeKind::Disk { slot: free_slot(others, images, read_only)?, filesystem }
+        }
+        SourceKind::Raw => VolumeKind::Block { slot: free_slot(others, images, read_only)? },
     };
     let source = found.path.clone();
     Ok(Volume { name, source, kind, target, read_only, phase: VolumePhase::There })
 }
 
-fn free_slot(others: &[Volume], read_only: bool) -> Result<usize, String> {
+/// The first free slot of the kind. The first one of each kind is that of the root's image and of the VM's own disk.
+pub(crate) fn free_slot(
+    others: &[Volume],
+    images: &[AttachedImage],
+    read_only: bool,
+) -> Result<usize, String> {
     let slots = Slots::default();
     let taken = |slot: &usize| {
-        *slot == IMAGE_SLOT || *slot == overlay_slot() || others.iter().any(|v| v.slot() == Some(*slot))
+        *slot == IMAGE_SLOT
+            || *slot == overlay_slot()
+            || others.iter().any(|v| v.slot() == Some(*slot))
+            || images.iter().any(|image| image.slot == *slot)
     };
     let mut fitting = (0..slots.total()).filter(|slot| slots.is_read_only(*slot) == read_only);
     let kind = if read_only { "read-only" } else { "writable" };
     fitting
         .find(|slot| !taken(slot))
         .ok_or_else(|| format!("the machine has no free slot for a {kind} disk: detach another volume first"))
+}
+
+/// Where the guest of a sandbox mounts a volume: its containers mount from there.
+pub(crate) fn sandbox_target(name: &str) -> String {
+    format!("/volumes/{name}")
 }
 
 fn check_target(target: &str) -> Result<(), String> {

@@ -180,6 +180,34 @@ pub enum HostError {
         /// What was asked for.
         name: String,
     },
+    /// The VM has no container of that id.
+    #[error("VM {vm} has no container {id}")]
+    NoContainer {
+        /// Which VM.
+        vm: String,
+        /// What was asked for.
+        id: String,
+    },
+    /// A container of the VM has this id and is another one.
+    #[error("VM {vm} has a container {id} already")]
+    ContainerExists {
+        /// Which VM.
+        vm: String,
+        /// Its id.
+        id: String,
+    },
+    /// The container is not in a state for this.
+    #[error("cannot {operation} container {id} of VM {vm}: {why}")]
+    ContainerState {
+        /// Which VM.
+        vm: String,
+        /// Which container.
+        id: String,
+        /// What was asked for.
+        operation: &'static str,
+        /// Why not.
+        why: &'static str,
+    },
     /// More than one VM has this id, and the caller does not say whose it means.
     #[error("more than one VM has the id {name}")]
     SharedName {
@@ -300,7 +328,10 @@ impl HostError {
             Self::NotFound { .. }
             | Self::NoTemplate { .. }
             | Self::NoSnapshot { .. }
+            | Self::NoContainer { .. }
             | Self::NoVolume { .. } => Fault::NotFound,
+            Self::ContainerExists { .. } => Fault::AlreadyExists,
+            Self::ContainerState { .. } => Fault::Precondition,
             Self::SnapshotExists { .. } => Fault::AlreadyExists,
             Self::Archive { source } if files::is_out_of_space(source) => Fault::Exhausted,
             Self::Archive { .. } => Fault::Invalid,
@@ -383,6 +414,9 @@ impl HostError {
             Self::Unsupported { .. } => "COR-DRV-002",
             Self::Incompatible { .. } => "COR-VM-013",
             Self::NoVolume { .. } => "COR-VOL-001",
+            Self::NoContainer { .. } => "COR-CTR-001",
+            Self::ContainerExists { .. } => "COR-CTR-002",
+            Self::ContainerState { .. } => "COR-CTR-003",
             Self::NoSnapshot { .. } => "COR-SNP-001",
             Self::SnapshotExists { .. } => "COR-SNP-002",
             Self::NoSnapshotImage { .. } => "COR-SNP-003",

@@ -24,7 +24,8 @@ use coracle_disk::blank as disks;
 use coracle_files as files;
 use coracle_guest_client::GuestClient;
 use coracle_record::{
-    BootFirmware, DiskImageVm, Filesystem, Record, SnapshotName, TemplateKey, Volume, VolumeKind,
+    AttachedImage, BootFirmware, DiskImageVm, Filesystem, Record, Sandbox, SnapshotName, TemplateKey, Volume,
+    VolumeKind,
 };
 
 pub use config::{HostConfig, TemplatePolicy, WarmPoolPolicy, run_dir_of};

@@ -11,7 +11,9 @@ use coracle_proto::guest as pb;
 use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
 
 use crate::firmware::uefi;
-use crate::{BootFirmware, DiskImageVm, Filesystem, HostConfig, Record, Volume, VolumeKind};
+use crate::{
+    AttachedImage, BootFirmware, DiskImageVm, Filesystem, HostConfig, Record, Sandbox, Volume, VolumeKind,
+};
 
 /// The other end of a NIC.
 pub fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward]) -> NicBackend {
@@ -110,6 +112,11 @@ impl VmPaths {
         self.state.join(LOG_FILE)
     }
 
+    /// Records of its containers, with their logs where no other place was given.
+    pub fn containers(&self) -> PathBuf {
+        self.state.join("containers")
+    }
+
     /// What its serial console said last.
     pub fn console(&self) -> PathBuf {
         self.state.join("console.ring")
@@ -133,6 +140,11 @@ pub fn volume_disk(volume: &Volume) -> Option<Disk> {
     // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
     let read_only = Slots::default().is_read_only(slot);
     Some(Disk::raw(slot, volume.source.clone(), read_only))
+}
+
+/// An image of containers as the hypervisor sees it.
+pub fn image_disk(image: &AttachedImage) -> Disk {
+    Disk::raw(image.slot, image.rootfs.clone(), true)
 }
 
 /// Request to the guest to mount a volume.
@@ -168,6 +180,7 @@ pub fn vmm_config(
     let backend = attachment.map(|attachment| backend(config, attachment, &record.ports));
     let own = paths.own_disk(record);
     let mut disks = match record.disk_image_vm {
+        None if record.sandbox.is_some() => vec![Disk::raw(own_slot(record), own, false)],
         None => {
             let image = Disk::raw(IMAGE_SLOT, record.rootfs.clone(), true);
             vec![image, Disk::raw(own_slot(record), own, false)]
@@ -178,6 +191,7 @@ pub fn vmm_config(
         ],
     };
     disks.extend(record.volumes.iter().filter_map(volume_disk));
+    disks.extend(record.images.iter().map(image_disk));
     VmmConfig {
         vcpus: record.vcpus,
         memory: record.memory,
@@ -260,12 +274,41 @@ pub fn configuration(
         machine_id: machine_id(&record.id),
         takes_over: false,
         network: Some(network),
-        root: record.disk_image_vm.is_none().then(|| pb::RootMount {
+        root: (record.disk_image_vm.is_none() && record.sandbox.is_none()).then(|| pb::RootMount {
             image_device: device(IMAGE_SLOT),
             image_fs: "erofs".to_owned(),
             overlay_device: device(own_slot(record)),
         }),
         mounts: record.volumes.iter().map(mount_request).collect(),
+    }
+}
+
+/// The same for a guest whose containers come later.
+pub fn sandbox_configuration(
+    sandbox: &Sandbox,
+    record: &Record,
+    configuration: pb::ConfigureRequest,
+) -> pb::ConfigureSandboxRequest {
+    let pb::ConfigureRequest { hostname, entropy, clock_unix_ns, machine_id, network, mounts, .. } =
+        configuration;
+    let network = network.map(|network| pb::Network {
+        nameservers: match sandbox.nameservers.is_empty() {
+            true => network.nameservers,
+            false => sandbox.nameservers.clone(),
+        },
+        search_domains: sandbox.search_domains.clone(),
+        resolver_options: sandbox.resolver_options.clone(),
+        ..network
+    });
+    pb::ConfigureSandboxRequest {
+        hostname,
+        entropy,
+        clock_unix_ns,
+        machine_id,
+        network,
+        overlay_device: device(own_slot(record)),
+        sysctls: sandbox.sysctls.clone(),
+        mounts,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The record of one VM: the only truth about it, written before the world changes.
 
+mod container;
 mod disk_image_vm;
 mod snapshot_name;
 mod template_key;
@@ -17,6 +18,10 @@ use coracle_oci::PullOrigin;
 use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
+pub use self::container::{
+    AttachedImage, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
+    ContainerState, InvalidContainerId, PidNamespace, Resources, Sandbox, Security,
+};
 pub use self::disk_image_vm::{BootFirmware, DiskImageVm};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};
 pub use self::template_key::TemplateKey;
@@ -144,6 +149,12 @@ pub struct Record {
     /// On whose behalf registries are asked for it.
     #[serde(default)]
     pub origin: PullOrigin,
+    /// Its containers come later, instead of an image and a workload of its own.
+    #[serde(default)]
+    pub sandbox: Option<Sandbox>,
+    /// Images of containers that are in its slots.
+    #[serde(default)]
+    pub images: Vec<AttachedImage>,
 }
 
 /// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
@@ -325,6 +336,8 @@ impl Record {
             volumes: vec![],
             disk_image_vm: None,
             origin: PullOrigin::Local,
+            sandbox: None,
+            images: vec![],
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use coracle_api::keys::vm as keys;
 use coracle_host::{
@@ -61,6 +62,7 @@ pub(super) fn vm_spec(
         cold: request.cold,
         driver: request.driver,
         volumes: request.volumes.into_iter().map(|volume| volume_request(volume, local_user)).collect(),
+        sandbox: None,
         firmware: firmware(&request.firmware).map_err(invalid)?,
         user_data: request.user_data,
     })
@@ -260,7 +262,7 @@ fn state(state: VmState) -> pb::VmState {
 }
 
 pub(super) fn event(host: &Host, event: &HostEvent) -> pb::VmEvent {
-    let view = View { record: event.record.clone(), guest: None };
+    let view = View { record: event.record.clone(), guest: None, containers: Arc::default() };
     pb::VmEvent {
         r#type: event_type(event.kind).into(),
         vm: Some(vm(host, &view)),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_host::{DiskImage, Host, HostError, LocalUser, NodeImage, PullPolicy};
+use coracle_host::{DiskImage, Host, HostError, LocalUser, NodeImage, PullPolicy, View};
 use coracle_image::{Image, ImageError, PushOptions, Source};
 use coracle_oci::{Digest, Progress, ProgressEvent, PullOrigin, Reference, Step};
 use coracle_proto::host as pb;
@@ -278,10 +278,15 @@ struct Users(Vec<(String, String)>);
 impl Users {
     async fn of(host: &Host) -> Result<Self, Status> {
         let vms = host.list();
+        let of_containers = |v: &Arc<View>| {
+            let name = v.record.name.to_string();
+            v.record.images.iter().map(|i| (i.digest.clone(), name.clone())).collect::<Vec<_>>()
+        };
+        let containers: Vec<_> = vms.iter().flat_map(of_containers).collect();
         let vms = vms.iter().map(|v| (v.record.image_digest.clone(), v.record.name.to_string()));
         let snapshots = host.snapshots().await.or_status()?;
         let snapshots = snapshots.iter().map(|s| (s.image_digest.clone(), format!("snapshot {}", s.name)));
-        Ok(Self(vms.chain(snapshots).collect()))
+        Ok(Self(vms.chain(containers).chain(snapshots).collect()))
     }
 
     fn of_digest(&self, digest: &str) -> Vec<String> {

@@ -18,6 +18,7 @@ use crate::commit_annotation::commit_request;
 use crate::vmm_config::{VmPaths, check_kernel, of_shape};
 use crate::volumes::VolumeSource;
 use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeRequest, Workload, files};
+use coracle_record::Sandbox;
 
 /// What a caller wants.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub struct VmSpec {
     pub driver: String,
     /// Disks and directories beside its own disk.
     pub volumes: Vec<VolumeRequest>,
+    /// Its containers come later, instead of an image: then the image is empty.
+    pub sandbox: Option<Sandbox>,
     /// What starts a disk image; `None`: what it needs.
     pub firmware: Option<BootFirmware>,
     /// For a disk image: user data for cloud-init or another reader of NoCloud seeds. May be empty.
@@ -99,6 +102,7 @@ impl VmSpec {
             cold: false,
             driver: String::new(),
             volumes: vec![],
+            sandbox: None,
             firmware: None,
             user_data: String::new(),
         }
@@ -267,7 +271,7 @@ impl Host {
             .network
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
-        let volumes = self.claim_volumes(&id, &spec.volumes, found)?;
+        let volumes = self.claim_volumes(&id, (&spec.volumes, spec.sandbox.is_some()), found)?;
         let driver = spec.driver;
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
@@ -287,6 +291,7 @@ impl Host {
             driver,
             volumes,
             disk_image_vm: image.disk_image_vm,
+            sandbox: spec.sandbox,
             origin: spec.origin,
             ..Record::new(id, spec.name, shape, image.workload, self.clock().now())
         };
@@ -327,7 +332,7 @@ pub(super) fn workload(spec: &VmSpec, image: &Image) -> Result<Workload, HostErr
 }
 
 /// The image's environment, overridden by name.
-fn environment(image: &[String], own: &[String]) -> Vec<String> {
+pub(super) fn environment(image: &[String], own: &[String]) -> Vec<String> {
     let key = |entry: &String| entry.split('=').next().unwrap_or_default().to_owned();
     let overridden: HashSet<_> = own.iter().map(key).collect();
     image.iter().filter(|e| !overridden.contains(&key(e))).chain(own).cloned().collect()

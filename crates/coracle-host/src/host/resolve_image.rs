@@ -51,6 +51,9 @@ impl Host {
         spec: &VmSpec,
         progress: Arc<dyn Progress>,
     ) -> Result<ResolvedImage, HostError> {
+        if spec.sandbox.is_some() {
+            return self.resolve_no_image(spec);
+        }
         let failed = |source| HostError::Image { reference: spec.image.clone(), source };
         let reference: Reference = spec.image.parse().map_err(|e: OciError| failed(e.into()))?;
         match self.ensure_image(&reference, (spec.pull, spec.origin), progress).await? {
@@ -67,6 +70,22 @@ impl Host {
             }
             NodeImage::Disk(image) => self.resolve_disk_image(spec, &image),
         }
+    }
+
+    /// A sandbox has a disk, and images of its containers later.
+    fn resolve_no_image(&self, spec: &VmSpec) -> Result<ResolvedImage, HostError> {
+        let own = !spec.image.is_empty() || !spec.command.is_empty() || !spec.args.is_empty();
+        if own || spec.firmware.is_some() || !spec.user_data.is_empty() {
+            let message = "a sandbox has no image, command, firmware or user data of its own".to_owned();
+            return Err(HostError::Invalid { message });
+        }
+        Ok(ResolvedImage {
+            digest: String::new(),
+            file: PathBuf::new(),
+            workload: Workload::default(),
+            disk_image_vm: None,
+            disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib),
+        })
     }
 
     fn resolve_disk_image(&self, spec: &VmSpec, image: &DiskImage) -> Result<ResolvedImage, HostError> {

@@ -7,7 +7,7 @@ use coracle_types::VmId;
 
 use super::{Access, Host};
 use crate::vm::Request;
-use crate::volumes::{VolumeSource, inspect_source, plan_volume};
+use crate::volumes::{VolumeSource, inspect_source, plan_volume, sandbox_target};
 use crate::{Fence, HostError, Record, Volume, VolumeRequest, files};
 use coracle_files::{LocalUser, granted};
 
@@ -47,13 +47,16 @@ impl Host {
     pub(super) fn claim_volumes(
         &self,
         vm: &VmId,
-        requests: &[VolumeRequest],
+        (requests, is_sandbox): (&[VolumeRequest], bool),
         found: &[VolumeSource],
     ) -> Result<Vec<Volume>, HostError> {
         let invalid = |message| HostError::Invalid { message };
         let mut volumes = Vec::new();
         for (request, found) in requests.iter().zip(found) {
-            let volume = plan_volume(&volumes, request, found).map_err(invalid)?;
+            let mut volume = plan_volume(&volumes, &[], request, found).map_err(invalid)?;
+            if is_sandbox {
+                volume.target = sandbox_target(&volume.name);
+            }
             self.0.shared.claims.claim(vm, &volume, found).map_err(invalid)?;
             volumes.push(volume);
         }

@@ -1,5 +1,6 @@
 //! The task that owns a VM: requests from a queue, reports from jobs, one at a time.
 
+mod containers;
 mod finish;
 mod remove;
 mod suspend;
@@ -18,6 +19,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::finish::Committing;
 use super::boot::CONFIGURE_LIMIT;
+use super::container_table::{ContainerLogs, ContainerTable};
+use super::follow::Outputs;
 use super::{Handle, JobEvent, JobEventKind, Reply, Request, Shared, Up, View, boot, follow};
 use crate::adopt::{Adoption, Seen, adopt};
 use crate::events::EventKind;
@@ -26,7 +29,8 @@ use crate::vmm_config::{VmPaths, configuration, vmm_config};
 use crate::{ConsoleHandle, Fence, GuestClient, HostError, HostEvent, Record, files};
 use coracle_logs::LogWriter;
 use coracle_logs::{self as console, ConsoleInput};
-use coracle_record::millis;
+use coracle_proto::guest as pb;
+use coracle_record::{ContainerRecord, millis};
 use coracle_share::SharedDirServer;
 
 /// Requests that may wait for one VM.
@@ -55,6 +59,9 @@ struct Actor {
     requests: mpsc::Receiver<Request>,
     job_event_queue: mpsc::Receiver<JobEvent>,
     job_events: mpsc::Sender<JobEvent>,
+    containers: ContainerTable,
+    container_logs: ContainerLogs,
+    statistics: watch::Sender<Option<Arc<pb::Statistics>>>,
     /// Directories that the guest is served, by volume.
     shared_dirs: BTreeMap<String, Arc<SharedDirServer>>,
     /// Everything that runs for the present boot; ends with it.
@@ -95,8 +102,19 @@ pub(crate) fn spawn(
     let printed = log.changed();
     let (requests, queue) = mpsc::channel(QUEUE);
     let (job_events, job_event_queue) = mpsc::channel(QUEUE);
-    let (view, reader) = watch::channel(Arc::new(View { record: record.clone(), guest: None }));
-    let handle = Handle { id: record.id.clone(), requests, view: reader, console: console.clone(), printed };
+    let containers = ContainerTable::new(ContainerRecord::load_all(&paths.containers())?);
+    let (container_logs, statistics) = (ContainerLogs::default(), watch::Sender::new(None));
+    let shown = View { record: record.clone(), guest: None, containers: containers.records() };
+    let (view, reader) = watch::channel(Arc::new(shown));
+    let handle = Handle {
+        id: record.id.clone(),
+        requests,
+        view: reader,
+        console: console.clone(),
+        printed,
+        container_logs: container_logs.clone(),
+        statistics: statistics.subscribe(),
+    };
     let actor = Actor {
         shared,
         record,
@@ -109,6 +127,9 @@ pub(crate) fn spawn(
         requests: queue,
         job_event_queue,
         job_events,
+        containers,
+        container_logs,
+        statistics,
         shared_dirs: BTreeMap::new(),
         jobs: JoinSet::new(),
         follower: None,
@@ -143,6 +164,7 @@ impl Actor {
 
     /// Until the VM is gone or the daemon stops.
     async fn run(mut self) {
+        self.open_logs();
         if self.adopt().await {
             return;
         }
@@ -250,6 +272,7 @@ impl Actor {
             Request::Stop { fence, .. } => (Op::Stop, fence),
             Request::Suspend { op, fence, .. } => (*op, fence),
             Request::Snapshot { .. } => (Op::Snapshot, &None),
+            Request::Container { .. } => (Op::Guest, &None),
             Request::Attach { fence, .. } | Request::Detach { fence, .. } => (Op::Volume, fence),
             Request::Delete { fence, force, .. } => (Op::Delete { force: *force }, fence),
         };
@@ -258,6 +281,8 @@ impl Actor {
             self.record.state.admit(op).map_err(refused)
         });
         match (request, allowed) {
+            // Some of them need no guest: each is admitted by itself.
+            (Request::Container { request, reply }, _) => self.container_request(request, reply).await,
             (
                 Request::Start { reply, .. }
                 | Request::Stop { reply, .. }
@@ -330,6 +355,7 @@ impl Actor {
         if self.record.saved.is_none() {
             self.record.boots += 1;
             self.drop_half_volumes();
+            self.lose_containers("its VM was started anew").await;
         }
         self.record.exit = None;
         self.record.committed = None;
@@ -445,6 +471,16 @@ impl Actor {
             JobEventKind::Session(guest) => self.session(guest).await,
             JobEventKind::Exited(exit) => self.exited(exit).await,
             JobEventKind::Drained => self.drained().await,
+            JobEventKind::ContainerStarted(id) => {
+                let done = self.container_started(&id).await;
+                self.log_container_error(&id, done);
+            }
+            JobEventKind::ContainerExited(end) => {
+                let id = end.id.clone();
+                let done = self.container_exited(end).await;
+                self.log_container_error(&id, done);
+            }
+            JobEventKind::ContainerStopFailed(id, error) => self.container_stop_failed(&id, error),
             JobEventKind::Committed(outcome) => self.committed(outcome).await,
             JobEventKind::VmmGone => self.vmm_gone().await,
         }
@@ -456,6 +492,7 @@ impl Actor {
         if let Some(guest) = guest {
             self.configure_again(&guest).await;
             self.settle_volumes(&guest).await;
+            self.settle_containers(&guest).await;
             self.run_post_snapshot_hook();
         }
         self.publish(EventKind::Updated);
@@ -532,6 +569,9 @@ impl Actor {
         if let Err(error) = self.end_vmm().await {
             tracing::error!(vm = %self.record.id, %error, "end VMM failed");
         }
+        if state != VmState::Hibernated {
+            self.lose_containers("its VM ended").await;
+        }
         self.record.process = None;
         self.record.address_acknowledged = false;
         self.record.finished_at = Some(self.shared.node.clock.now());
@@ -602,7 +642,10 @@ impl Actor {
         let vmm_config = self.vmm_config();
         let (boot, log, job_events) = (self.record.boots, self.log.clone(), self.job_events.clone());
         let paused = self.paused.subscribe();
-        let job = follow::run(self.shared.clone(), vmm_config, boot, log, guest, paused, job_events);
+        let containers =
+            self.record.sandbox.is_some().then(|| (self.container_logs.clone(), self.statistics.clone()));
+        let outputs = Outputs { log, containers };
+        let job = follow::run(self.shared.clone(), vmm_config, boot, outputs, guest, paused, job_events);
         self.follower = Some(self.jobs.spawn(job));
     }
 
@@ -644,7 +687,8 @@ impl Actor {
     }
 
     fn publish(&self, kind: EventKind) {
-        self.view.send_replace(Arc::new(View { record: self.record.clone(), guest: self.guest.clone() }));
+        let (record, guest) = (self.record.clone(), self.guest.clone());
+        self.view.send_replace(Arc::new(View { record, guest, containers: self.containers.records() }));
         let event = HostEvent { kind, record: self.record.clone(), time: self.shared.node.clock.now() };
         let _no_watcher = self.shared.events.send(event);
     }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::hooks::{self, Hook};
 use super::launch::{Launched, Origin, Talk, launch};
 use super::{JobEvent, JobEventKind, Shared, StartedFrom, Up};
-use crate::vmm_config::{configuration, process};
+use crate::vmm_config::{configuration, process, sandbox_configuration};
 use crate::{ConsoleHandle, HostError, Record};
 
 /// The configuration includes mounts and the first use of a fresh disk.
@@ -189,7 +189,14 @@ async fn bring_up(
         shared.node.clock.now(),
     );
     request.takes_over = limits.takes_over;
-    let reply = client.configure(request, limits.identity).await.map_err(guest("configure"))?;
+    let reply = match &record.sandbox {
+        Some(sandbox) => {
+            let request = sandbox_configuration(sandbox, record, request);
+            client.configure_sandbox(request, limits.identity).await
+        }
+        None => client.configure(request, limits.identity).await,
+    };
+    let reply = reply.map_err(guest("configure"))?;
     let identity = began.elapsed();
     if let Some(address) = record.address {
         let expected = address.to_string();
@@ -201,7 +208,7 @@ async fn bring_up(
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
     let began = Instant::now();
-    if record.disk_image_vm.is_none() {
+    if record.disk_image_vm.is_none() && record.sandbox.is_none() {
         client.start_workload(process(record)).await.map_err(guest("start the workload"))?;
     }
     Ok(Up { guest: client, identity, workload: began.elapsed() })

@@ -10,7 +10,9 @@ use coracle_proto::guest as pb;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{JobEvent, JobEventKind, Shared};
+use super::container_table::ContainerLogs;
+use super::text::bounded;
+use super::{JobEvent, JobEventKind, Shared, session};
 use crate::{Exit, LogEntry, LogStream};
 use coracle_logs::LogWriter;
 
@@ -26,12 +28,20 @@ const STEADY: Duration = Duration::from_secs(30);
 /// How long output may trickle in after the workload has ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
+/// Where the guest's output goes.
+pub(super) struct Outputs {
+    /// That of the workload.
+    pub(super) log: Arc<Mutex<LogWriter>>,
+    /// Logs and statistics of containers, for a guest that has them instead of a workload.
+    pub(super) containers: Option<(ContainerLogs, watch::Sender<Option<Arc<pb::Statistics>>>)>,
+}
+
 /// Follows one boot until its workload has ended.
 pub(super) async fn run(
     shared: Arc<Shared>,
     vmm_config: VmmConfig,
     boot: u32,
-    log: Arc<Mutex<LogWriter>>,
+    outputs: Outputs,
     first: Option<GuestClient>,
     mut paused: watch::Receiver<bool>,
     job_events: mpsc::Sender<JobEvent>,
@@ -39,6 +49,7 @@ pub(super) async fn run(
     let send = async |kind| {
         let _task_gone = job_events.send(JobEvent { boot, kind }).await;
     };
+    let log = outputs.log;
     let (mut session, mut backoff) = (first, Backoff::new());
     loop {
         // A paused guest sends no hello.
@@ -58,7 +69,17 @@ pub(super) async fn run(
         };
         let began = Instant::now();
         send(JobEventKind::Session(Some(client.clone()))).await;
-        if let Some(exit) = follow_session(&client, boot, &log, &paused).await {
+        let exit = match &outputs.containers {
+            Some((logs, statistics)) => {
+                tokio::select! {
+                    () = session::follow(&client, logs, statistics, (boot, &job_events)) => {}
+                    () = pulse(&client, &paused) => {}
+                }
+                None
+            }
+            None => follow_session(&client, boot, &log, &paused).await,
+        };
+        if let Some(exit) = exit {
             send(JobEventKind::Exited(exit)).await;
             let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log)).await;
             send(JobEventKind::Drained).await;
@@ -135,9 +156,4 @@ async fn pump_logs(client: &GuestClient, boot: u32, log: &Arc<Mutex<LogWriter>>)
             Err(_) => return false,
         }
     }
-}
-
-/// Guests are hostile: a text of theirs is cut and cleaned before it is kept.
-pub(super) fn bounded(text: String) -> String {
-    text.chars().filter(|c| !c.is_control()).take(500).collect()
 }

@@ -15,7 +15,7 @@ fn names_and_places_come_from_the_source() {
         ("/v/data.ext4", SourceKind::Disk(Filesystem::Ext4), "data", "/mnt/data"),
         ("/srv/www", SourceKind::Directory, "www", "/mnt/www"),
     ] {
-        let volume = plan_volume(&[], &VolumeRequest::default(), &found(path, kind)).unwrap();
+        let volume = plan_volume(&[], &[], &VolumeRequest::default(), &found(path, kind)).unwrap();
         assert_eq!((volume.name.as_str(), volume.target.as_str()), (name, target));
     }
 }
@@ -25,15 +25,18 @@ fn slots_are_taken_by_kind_until_there_is_none() {
     let mut volumes = vec![];
     for want in [13, 14, 15] {
         let name = format!("w{want}");
-        let next = plan_volume(&volumes, &request(&name, "", false), &found("/w", SourceKind::Raw)).unwrap();
+        let next =
+            plan_volume(&volumes, &[], &request(&name, "", false), &found("/w", SourceKind::Raw)).unwrap();
         assert_eq!(next.slot(), Some(want));
         assert!(!crate::vmm_config::volume_disk(&next).unwrap().read_only);
         volumes.push(next);
     }
-    let full = plan_volume(&volumes, &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap_err();
+    let full =
+        plan_volume(&volumes, &[], &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap_err();
     assert!(full.contains("no free slot for a writable disk"), "{full}");
     let image = plan_volume(
         &volumes,
+        &[],
         &request("image", "", false),
         &found("/i", SourceKind::Disk(Filesystem::Erofs)),
     );
@@ -41,14 +44,17 @@ fn slots_are_taken_by_kind_until_there_is_none() {
     assert_eq!((image.slot(), image.read_only), (Some(1), true), "EROFS is never written");
     assert!(crate::vmm_config::volume_disk(&image).unwrap().read_only);
     let gap = volumes.remove(1);
-    let back = plan_volume(&volumes, &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap();
+    let back =
+        plan_volume(&volumes, &[], &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap();
     assert_eq!(back.slot(), gap.slot(), "a gap is filled, the others keep their slots");
 }
 
 #[test]
 fn what_does_not_fit_is_refused_with_what_to_do() {
-    let data = plan_volume(&[], &request("data", "/data", false), &found("/d", SourceKind::Raw)).unwrap();
-    let www = plan_volume(&[], &request("www", "/www", false), &found("/w", SourceKind::Directory)).unwrap();
+    let data =
+        plan_volume(&[], &[], &request("data", "/data", false), &found("/d", SourceKind::Raw)).unwrap();
+    let www =
+        plan_volume(&[], &[], &request("www", "/www", false), &found("/w", SourceKind::Directory)).unwrap();
     let have = [data, www];
     for (request, words) in [
         (request("data", "/other", false), "already: choose another name"),
@@ -61,7 +67,7 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
         (request("x", "/proc/x", false), "the guest's own"),
         (request("x", "/dev", false), "the guest's own"),
     ] {
-        let refused = plan_volume(&have, &request, &found("/d", SourceKind::Raw)).unwrap_err();
+        let refused = plan_volume(&have, &[], &request, &found("/d", SourceKind::Raw)).unwrap_err();
         assert!(refused.contains(words), "{request:?}: {refused}");
     }
 }
@@ -69,8 +75,8 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
 #[test]
 fn a_disk_that_was_not_left_is_written_before_it_is_read() {
     let left = VolumeSource { dirty: true, ..found("/d", SourceKind::Disk(Filesystem::Ext4)) };
-    assert!(plan_volume(&[], &request("data", "", false), &left).is_ok());
-    let refused = plan_volume(&[], &request("data", "", true), &left).unwrap_err();
+    assert!(plan_volume(&[], &[], &request("data", "", false), &left).is_ok());
+    let refused = plan_volume(&[], &[], &request("data", "", true), &left).unwrap_err();
     assert!(refused.contains("attach it once to be written"), "{refused}");
 }
 
@@ -78,7 +84,7 @@ fn a_disk_that_was_not_left_is_written_before_it_is_read() {
 fn a_disk_has_many_readers_or_one_writer() {
     let [a, b] = ["a", "b"].map(|name| VmId::of_name(&name.parse().unwrap()));
     let disk = found("/d", SourceKind::Raw);
-    let volume = |read_only| plan_volume(&[], &request("data", "", read_only), &disk).unwrap();
+    let volume = |read_only| plan_volume(&[], &[], &request("data", "", read_only), &disk).unwrap();
     let claims = Claims::default();
     claims.claim(&a, &volume(true), &disk).unwrap();
     claims.claim(&b, &volume(true), &disk).unwrap();

@@ -3,6 +3,7 @@
 
 mod accelerator;
 mod adopted;
+mod containers;
 mod full_disk;
 mod names;
 mod network;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod clone;
+mod containers;
 mod disk_image_vm;
 mod lifecycle;
 mod registry;

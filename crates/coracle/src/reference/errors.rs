@@ -340,6 +340,24 @@ const ENTRIES: &[Entry] = &[
         "List volumes: `coracle volume ls NAME`.",
     ),
     entry(
+        "COR-CTR-001",
+        "The VM has no container of that id.",
+        "It was removed, or it belongs to another VM.",
+        "List the containers of the VM.",
+    ),
+    entry(
+        "COR-CTR-002",
+        "The VM has another container of that id.",
+        "An id belongs to one container until that is removed.",
+        "Choose another id, or remove the other container.",
+    ),
+    entry(
+        "COR-CTR-003",
+        "The container is not in a state for this.",
+        "It runs already, has ended, or was never started; the message says which.",
+        "A container runs once: make a new one to run its image again.",
+    ),
+    entry(
         "COR-DRV-001",
         "The VMM failed.",
         "It did not start, ended, or refused a command; the message has its words.",

@@ -17,7 +17,7 @@ use crate::events::EventKind;
 use crate::files::blocking;
 use crate::vm::shared_dirs;
 use crate::vmm_config::{mount_request, volume_disk};
-use crate::volumes::{VolumeRequest, VolumeSource, plan_volume};
+use crate::volumes::{VolumeRequest, VolumeSource, plan_volume, sandbox_target};
 use crate::{GuestClient, HostError, Volume, VolumeKind, VolumePhase};
 use coracle_guest_client::GuestError;
 use coracle_share::{SharedDirServer, SharedDirSpec};
@@ -34,7 +34,11 @@ impl Actor {
         found: &VolumeSource,
     ) -> Result<(), HostError> {
         let invalid = |message| HostError::Invalid { message };
-        let mut volume = plan_volume(&self.record.volumes, request, found).map_err(invalid)?;
+        let mut volume =
+            plan_volume(&self.record.volumes, &self.record.images, request, found).map_err(invalid)?;
+        if self.record.sandbox.is_some() {
+            volume.target = sandbox_target(&volume.name);
+        }
         self.shared.claims.claim(&self.record.id, &volume, found).map_err(invalid)?;
         let name = volume.name.clone();
         let runs = self.record.state == VmState::Running;
@@ -190,13 +194,13 @@ impl Actor {
         vmm_config
     }
 
-    fn present_guest(&self, operation: &'static str) -> Result<GuestClient, HostError> {
+    pub(super) fn present_guest(&self, operation: &'static str) -> Result<GuestClient, HostError> {
         let absent =
             || self.guest_failed(operation, GuestError::unavailable("the guest agent is not connected"));
         self.guest.clone().ok_or_else(absent)
     }
 
-    fn guest_failed(&self, operation: &'static str, source: GuestError) -> HostError {
+    pub(super) fn guest_failed(&self, operation: &'static str, source: GuestError) -> HostError {
         HostError::Guest { name: self.record.name.to_string(), operation, source }
     }
 }

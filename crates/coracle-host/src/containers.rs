@@ -1,0 +1,170 @@
+//! Decisions about containers. Pure.
+
+use coracle_proto::guest as pb;
+use coracle_record::{
+    ContainerMountSource, ContainerRecord, ContainerState, PidNamespace, Resources, Security,
+};
+
+use crate::vmm_config::device;
+
+/// What a session with a guest asks for, for one container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settle {
+    /// Record and guest agree, or the guest's report of its end follows.
+    Keep,
+    /// The guest has to make it: it was recorded, and cut off then.
+    Make,
+    /// It was started, and the record does not say so yet.
+    Started,
+    /// The guest does not have it any more.
+    Lost,
+    /// No record has it: its creation or removal was cut off.
+    Remove,
+}
+
+/// Compares what is recorded of a container with what its guest says of it.
+pub(crate) fn settle(recorded: Option<ContainerState>, guest: Option<pb::WorkloadState>) -> Settle {
+    use pb::WorkloadState as Guest;
+    match (recorded, guest) {
+        (None, None) => Settle::Keep,
+        (None, Some(_)) => Settle::Remove,
+        (Some(ContainerState::Created), None) => Settle::Make,
+        (Some(ContainerState::Created), Some(Guest::Running | Guest::Exited)) => Settle::Started,
+        (Some(ContainerState::Running), None) => Settle::Lost,
+        // It was started, by what the record says, and a guest does not undo that.
+        (Some(ContainerState::Running), Some(Guest::NotStarted | Guest::Unspecified)) => Settle::Lost,
+        (Some(ContainerState::Created), Some(Guest::NotStarted | Guest::Unspecified))
+        | (Some(ContainerState::Running), Some(Guest::Running | Guest::Exited))
+        | (Some(ContainerState::Exited), _) => Settle::Keep,
+    }
+}
+
+/// Request to the guest to make a container whose image is in `slot`.
+pub(crate) fn create_request(record: &ContainerRecord, slot: usize) -> pb::CreateContainerRequest {
+    let spec = &record.spec;
+    let (pid_namespace, target_container) = match &spec.pid_namespace {
+        PidNamespace::Container => (pb::PidNamespace::Container, String::new()),
+        PidNamespace::Pod => (pb::PidNamespace::Pod, String::new()),
+        PidNamespace::Target(id) => (pb::PidNamespace::Target, id.to_string()),
+    };
+    pb::CreateContainerRequest {
+        id: record.id.to_string(),
+        image_device: device(slot),
+        image_fs: "erofs".to_owned(),
+        read_only_root: spec.read_only_root,
+        process: Some(pb::Process {
+            argv: spec.process.argv.clone(),
+            env: spec.process.env.clone(),
+            user: spec.process.user.clone(),
+            cwd: spec.process.cwd.clone(),
+            tty: spec.tty,
+            stdin: spec.stdin,
+            ..pb::Process::default()
+        }),
+        mounts: spec.mounts.iter().map(mount).collect(),
+        security: Some(security(&spec.security)),
+        cgroup: Some(limits(&spec.resources)),
+        pid_namespace: pid_namespace.into(),
+        target_container,
+        stop_signal: spec.stop_signal,
+    }
+}
+
+fn mount(mount: &coracle_record::ContainerMount) -> pb::ContainerMount {
+    use pb::container_mount::Source;
+    let source = match &mount.source {
+        ContainerMountSource::Volume { name, sub_path } => {
+            Source::Volume(pb::VolumeSource { name: name.clone(), sub_path: sub_path.clone() })
+        }
+        ContainerMountSource::Tmpfs { size_bytes, mode } => {
+            Source::Tmpfs(pb::TmpfsSource { size_bytes: *size_bytes, mode: *mode })
+        }
+    };
+    pb::ContainerMount { target: mount.target.clone(), read_only: mount.read_only, source: Some(source) }
+}
+
+fn security(security: &Security) -> pb::Security {
+    let rlimit = |(resource, soft, hard): &(u32, u64, u64)| pb::Rlimit {
+        resource: *resource,
+        soft: *soft,
+        hard: *hard,
+    };
+    pb::Security {
+        capabilities: security.capabilities,
+        no_new_privileges: security.no_new_privileges,
+        masked_paths: security.masked_paths.clone(),
+        read_only_paths: security.read_only_paths.clone(),
+        rlimits: security.rlimits.iter().map(rlimit).collect(),
+        oom_score_adj: security.oom_score_adj,
+        seccomp: security.seccomp.clone(),
+        privileged: security.privileged,
+    }
+}
+
+/// Limits of a container, as the guest sets them.
+pub(crate) fn limits(resources: &Resources) -> pb::CgroupLimits {
+    pb::CgroupLimits {
+        cpu_quota_us: resources.cpu_quota_us,
+        cpu_weight: resources.cpu_weight,
+        memory_max_bytes: resources.memory_max_bytes,
+        pids_max: resources.pids_max,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_record::{ContainerMount, ContainerSpec, Workload};
+    use coracle_types::UnixMillis;
+
+    use super::*;
+
+    #[test]
+    fn every_difference_is_settled() {
+        use ContainerState::{Created, Exited, Running};
+        use pb::WorkloadState as Guest;
+        for (recorded, guest, want) in [
+            (None, None, Settle::Keep),
+            (None, Some(Guest::NotStarted), Settle::Remove),
+            (None, Some(Guest::Running), Settle::Remove),
+            (None, Some(Guest::Exited), Settle::Remove),
+            (Some(Created), None, Settle::Make),
+            (Some(Created), Some(Guest::NotStarted), Settle::Keep),
+            (Some(Created), Some(Guest::Running), Settle::Started),
+            (Some(Created), Some(Guest::Exited), Settle::Started),
+            (Some(Running), None, Settle::Lost),
+            (Some(Running), Some(Guest::NotStarted), Settle::Lost),
+            (Some(Running), Some(Guest::Running), Settle::Keep),
+            (Some(Running), Some(Guest::Exited), Settle::Keep),
+            (Some(Exited), None, Settle::Keep),
+            (Some(Exited), Some(Guest::Running), Settle::Keep),
+            (Some(Exited), Some(Guest::Exited), Settle::Keep),
+        ] {
+            assert_eq!(settle(recorded, guest), want, "{recorded:?} {guest:?}");
+        }
+    }
+
+    #[test]
+    fn request_has_what_the_record_has() {
+        let source = ContainerMountSource::Volume { name: "data".into(), sub_path: "a".into() };
+        let spec = ContainerSpec {
+            process: Workload { argv: vec!["sh".into()], user: "web".into(), ..Workload::default() },
+            mounts: vec![ContainerMount { target: "/data".into(), read_only: true, source }],
+            security: Security { rlimits: vec![(7, 1, 2)], ..Security::default() },
+            resources: Resources { pids_max: Some(5), ..Resources::default() },
+            pid_namespace: PidNamespace::Target("main".parse().unwrap()),
+            stop_signal: 3,
+            ..ContainerSpec::default()
+        };
+        let record = ContainerRecord::new("web".parse().unwrap(), spec, String::new(), UnixMillis(0));
+        let request = create_request(&record, 3);
+        assert_eq!(request.image_device, "/dev/disk/by-id/virtio-slot3");
+        let (security, process) = (request.security.clone().unwrap(), request.process.clone().unwrap());
+        assert_eq!((security.rlimits[0].soft, process.user.as_str()), (1, "web"));
+        assert_eq!(
+            (request.pid_namespace(), request.target_container.as_str()),
+            (pb::PidNamespace::Target, "main")
+        );
+        assert_eq!((request.stop_signal, request.cgroup.unwrap().pids_max), (3, Some(5)));
+        assert!(request.mounts[0].read_only);
+    }
+}

@@ -1,0 +1,178 @@
+//! Containers of VMs: requests for the VM's task, and what is known without asking it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_image::PullPolicy;
+use coracle_oci::{OciError, Progress, PullOrigin, Reference};
+use coracle_proto::guest as pb;
+use coracle_record::{ContainerId, ContainerRecord, ContainerSpec, Resources};
+use tokio::sync::oneshot;
+
+use super::{Access, Host, NodeImage};
+use crate::vm::{ContainerRequest, Request};
+use crate::{HostError, files};
+
+impl Host {
+    /// Makes a container of a VM that was created as a sandbox and runs; its image is pulled where `pull` asks for it. What
+    /// the caller leaves empty of command, environment, user and directory comes from the image. Idempotent for an equal
+    /// spec. Cancel-safe: it runs to completion.
+    ///
+    /// # Errors
+    /// [`HostError::ContainerExists`], [`HostError::Image`], [`HostError::Invalid`], [`HostError::Refused`],
+    /// [`HostError::Guest`], [`HostError::Files`].
+    pub async fn create_container(
+        &self,
+        vm: &str,
+        id: ContainerId,
+        spec: ContainerSpec,
+        (pull, origin): (PullPolicy, PullOrigin),
+        progress: Arc<dyn Progress>,
+    ) -> Result<ContainerRecord, HostError> {
+        let failed = |source| HostError::Image { reference: spec.image.clone(), source };
+        let reference: Reference = spec.image.parse().map_err(|e: OciError| failed(e.into()))?;
+        let image = match self.ensure_image(&reference, (pull, origin), progress).await? {
+            NodeImage::Container(image) => image,
+            NodeImage::Disk(_) => {
+                let message = format!("{} is a disk image: a container needs a container image", spec.image);
+                return Err(HostError::Invalid { message });
+            }
+        };
+        let rootfs = self.images().rootfs(&image).await.map_err(failed)?.path;
+        let spec = Box::new(with_defaults(spec, &image.config)?);
+        let image_digest = image.digest.to_string();
+        self.ask_container(vm, ContainerRequest::Create { id, spec, image_digest, rootfs }).await
+    }
+
+    /// Starts the process of a container. `Ok` when it runs already.
+    ///
+    /// # Errors
+    /// [`HostError::NoContainer`], [`HostError::ContainerState`], [`HostError::Refused`], [`HostError::Guest`].
+    pub async fn start_container(&self, vm: &str, id: &ContainerId) -> Result<ContainerRecord, HostError> {
+        self.ask_container(vm, ContainerRequest::Start { id: id.clone() }).await
+    }
+
+    /// Ends a container, by SIGKILL after `grace`; returns when it has ended and its output is in the log. `Ok` when it has.
+    ///
+    /// # Errors
+    /// As [`Host::start_container`].
+    pub async fn stop_container(
+        &self,
+        vm: &str,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Result<ContainerRecord, HostError> {
+        self.ask_container(vm, ContainerRequest::Stop { id: id.clone(), grace }).await
+    }
+
+    /// Sends a signal to the first process of a container.
+    ///
+    /// # Errors
+    /// As [`Host::start_container`].
+    pub async fn kill_container(
+        &self,
+        vm: &str,
+        id: &ContainerId,
+        signal: i32,
+    ) -> Result<ContainerRecord, HostError> {
+        self.ask_container(vm, ContainerRequest::Kill { id: id.clone(), signal }).await
+    }
+
+    /// Changes limits of a container, without a restart.
+    ///
+    /// # Errors
+    /// As [`Host::start_container`].
+    pub async fn update_container(
+        &self,
+        vm: &str,
+        id: &ContainerId,
+        resources: Resources,
+    ) -> Result<ContainerRecord, HostError> {
+        self.ask_container(vm, ContainerRequest::Update { id: id.clone(), resources }).await
+    }
+
+    /// Ends and removes a container; returns when nothing but a log at a place of the caller's is left of it.
+    ///
+    /// # Errors
+    /// As [`Host::start_container`].
+    pub async fn remove_container(&self, vm: &str, id: &ContainerId) -> Result<ContainerRecord, HostError> {
+        self.ask_container(vm, ContainerRequest::Remove { id: id.clone() }).await
+    }
+
+    /// The containers of a VM, by id. Never waits.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`].
+    pub fn containers(&self, vm: &str) -> Result<Vec<ContainerRecord>, HostError> {
+        Ok(self.find(vm, Access::Read)?.containers.values().cloned().collect())
+    }
+
+    /// Resolves when a container has ended.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`], [`HostError::NoContainer`], also when it is removed meanwhile.
+    pub async fn wait_container(&self, vm: &str, id: &ContainerId) -> Result<ContainerRecord, HostError> {
+        let mut view = self.observe(vm)?;
+        let missing = || HostError::NoContainer { vm: vm.to_owned(), id: id.to_string() };
+        loop {
+            let record = view.borrow_and_update().containers.get(id).cloned().ok_or_else(missing)?;
+            if record.exit.is_some() {
+                return Ok(record);
+            }
+            view.changed().await.map_err(|_| missing())?;
+        }
+    }
+
+    /// Continues the log of a container in a new file, after the caller has renamed the old one.
+    ///
+    /// # Errors
+    /// [`HostError::NoContainer`]; [`HostError::Files`], and then there is no new file.
+    pub async fn reopen_container_log(&self, vm: &str, id: &ContainerId) -> Result<(), HostError> {
+        let handle = self.handle(vm, Access::Change)?;
+        let (logs, wanted) = (handle.container_logs, id.clone());
+        let reopened =
+            files::blocking(move || logs.lock().get_mut(&wanted).map(|log| log.reopen()).transpose());
+        let failed =
+            |source| HostError::Files { operation: "reopen a container's log", id: handle.id, source };
+        let missing = || HostError::NoContainer { vm: vm.to_owned(), id: id.to_string() };
+        reopened.await.map_err(failed)?.ok_or_else(missing)
+    }
+
+    /// What the guest said last of its containers; `None` before it said anything. At most some 10 s old. Never waits.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`].
+    pub fn container_statistics(&self, vm: &str) -> Result<Option<Arc<pb::Statistics>>, HostError> {
+        Ok(self.handle(vm, Access::Read)?.statistics.borrow().clone())
+    }
+
+    async fn ask_container(&self, vm: &str, request: ContainerRequest) -> Result<ContainerRecord, HostError> {
+        let handle = self.handle(vm, Access::Change)?;
+        let (reply, answer) = oneshot::channel();
+        let gone = || HostError::NotFound { name: vm.to_owned() };
+        handle.requests.send(Request::Container { request, reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+/// The spec with what the image says where it is silent. As in Kubernetes, a command discards the image's arguments.
+fn with_defaults(
+    mut spec: ContainerSpec,
+    image: &coracle_image::ImageConfig,
+) -> Result<ContainerSpec, HostError> {
+    let process = &mut spec.process;
+    if process.argv.is_empty() {
+        process.argv = [image.entrypoint.clone(), image.cmd.clone()].concat();
+    }
+    if process.argv.is_empty() {
+        let message = format!("image {} names no command; give one", spec.image);
+        return Err(HostError::Invalid { message });
+    }
+    process.env = super::create::environment(&image.env, &process.env);
+    for (own, of_image) in [(&mut process.user, &image.user), (&mut process.cwd, &image.workdir)] {
+        if own.is_empty() {
+            own.clone_from(of_image);
+        }
+    }
+    Ok(spec)
+}

@@ -1,0 +1,52 @@
+//! The session with a guest that has containers: their output goes to their logs, their starts and ends to the VM's task.
+
+use std::sync::Arc;
+
+use coracle_proto::guest as pb;
+use coracle_proto::guest::guest_frame::Message;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::container_table::{ContainerEnd, ContainerLogs};
+use super::text::bounded;
+use super::{JobEvent, JobEventKind};
+use crate::{Exit, GuestClient};
+
+/// Follows the containers of one session until it breaks. An end is reported when all output is in the log.
+pub(super) async fn follow(
+    client: &GuestClient,
+    logs: &ContainerLogs,
+    statistics: &watch::Sender<Option<Arc<pb::Statistics>>>,
+    (boot, events): (u32, &mpsc::Sender<JobEvent>),
+) {
+    let send = async |kind| {
+        let _task_gone = events.send(JobEvent { boot, kind }).await;
+    };
+    // Dropped with this future, which ends the guest's stream.
+    let (_open, closed) = oneshot::channel::<()>();
+    let open = async { drop(closed.await) };
+    let Ok(mut frames) = client.session(logs.next_offsets(), open).await else { return };
+    while let Ok(Some(frame)) = frames.message().await {
+        match frame.message {
+            Some(Message::Output(output)) => logs.append(&output),
+            Some(Message::Started(started)) => {
+                if let Ok(id) = started.container.parse() {
+                    send(JobEventKind::ContainerStarted(id)).await;
+                }
+            }
+            Some(Message::Exited(exited)) => {
+                if let Some(end) = end(&exited) {
+                    logs.finish(&end.id, exited.time_unix_ns);
+                    send(JobEventKind::ContainerExited(end)).await;
+                }
+            }
+            Some(Message::Statistics(new)) => drop(statistics.send_replace(Some(Arc::new(new)))),
+            None => {}
+        }
+    }
+}
+
+fn end(exited: &pb::ContainerExited) -> Option<ContainerEnd> {
+    let pb::ExitStatus { code, signal, error } = exited.exit.clone().unwrap_or_default();
+    let exit = Exit { code, signal, error: bounded(error) };
+    Some(ContainerEnd { id: exited.container.parse().ok()?, exit, oom_killed: exited.oom_killed })
+}

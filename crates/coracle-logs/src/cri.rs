@@ -1,0 +1,372 @@
+//! Logs of containers in the format of CRI (kubernetes, pkg/kubelet/kuberuntime/logs).
+//!
+//! `<time> <stream> <F|P> <content>`, one line a record; P: the line continues in the next record of the stream. Output is
+//! written as it comes, so the file is always a prefix of the output. How far it goes is kept beside it: after a crash
+//! the file is cut back to that, and the guest is asked for the rest, so that nothing is lost or written twice.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+use crate::LogStream;
+
+/// Longest content of one record, bytes.
+const CONTENT_MAX: usize = 16 * 1024;
+/// Size of the position on disk: inode, length, offset, open lines.
+const POSITION: usize = 8 + 8 + 8 + 1;
+
+/// The log of one container. One writer; readers open the file themselves. All calls block.
+#[derive(Debug)]
+pub struct CriLog {
+    path: PathBuf,
+    file: File,
+    position_file: File,
+    position: Position,
+    /// The file is renamed to `<name>.1` when it is so large.
+    rotate_bytes: Option<u64>,
+    /// Bytes of output that could not be written.
+    dropped: u64,
+}
+
+/// How far a log goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Position {
+    inode: u64,
+    length: u64,
+    /// Behind the last byte of the container's output that is in the file.
+    offset: u64,
+    /// The last record of stdout, and of stderr, was partial.
+    open: [bool; 2],
+}
+
+impl CriLog {
+    /// Opens the log at `path`, with its position in `position_path`. What a crash left behind the position is cut off.
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn open(path: &Path, position_path: &Path, rotate_bytes: Option<u64>) -> io::Result<Self> {
+        for path in [path, position_path] {
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        }
+        let position_file =
+            File::options().read(true).write(true).create(true).truncate(false).open(position_path)?;
+        let mut position = read_position(&position_file);
+        let file = append(path)?;
+        let metadata = file.metadata()?;
+        if metadata.ino() == position.inode && metadata.len() > position.length {
+            file.set_len(position.length)?;
+        }
+        (position.inode, position.length) = (metadata.ino(), file.metadata()?.len());
+        Ok(Self { path: path.to_owned(), file, position_file, position, rotate_bytes, dropped: 0 })
+    }
+
+    /// Where the container's output continues.
+    #[must_use]
+    pub fn next_offset(&self) -> u64 {
+        self.position.offset
+    }
+
+    /// Bytes of output that could not be written since the log was opened.
+    #[must_use]
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Appends output that begins at `offset`; what is there already is left out. Output that cannot be written is
+    /// dropped and counted: a container never waits for the disk of its node.
+    ///
+    /// # Errors
+    /// When it was dropped.
+    pub fn append(&mut self, stream: LogStream, offset: u64, time_ns: i64, data: &[u8]) -> io::Result<()> {
+        let known = self.position.offset.saturating_sub(offset);
+        let fresh = data.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or_default();
+        // The guest chooses its offsets: one without an end is none.
+        let Some(end) = offset.checked_add(data.len() as u64).filter(|_| !fresh.is_empty()) else {
+            return Ok(());
+        };
+        let mut next = Position { offset: end, ..self.position };
+        let open = &mut next.open[index(stream)];
+        let records = records(stream, time_ns, fresh, open);
+        self.write(&records, next, fresh.len())
+    }
+
+    /// Ends a line that has no end. Idempotent.
+    ///
+    /// # Errors
+    /// When the disk is full.
+    pub fn finish(&mut self, time_ns: i64) -> io::Result<()> {
+        for stream in [LogStream::Stdout, LogStream::Stderr] {
+            if self.position.open[index(stream)] {
+                let mut next = self.position;
+                next.open[index(stream)] = false;
+                let mut end = Vec::new();
+                record(&mut end, stream, time_ns, 'F', b"");
+                self.write(&end, next, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues in a new file at the path; the old one was renamed by the caller. Without success no file is made.
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        let file = append(&self.path)?;
+        let metadata = file.metadata()?;
+        let next = Position { inode: metadata.ino(), length: metadata.len(), ..self.position };
+        if let Err(error) = self.keep(next) {
+            let _ = fs::remove_file(&self.path);
+            return Err(error);
+        }
+        self.file = file;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8], mut next: Position, output: usize) -> io::Result<()> {
+        next.length = next.length.saturating_add(bytes.len() as u64);
+        if let Err(error) = self.file.write_all(bytes) {
+            let _cut_back = self.file.set_len(self.position.length);
+            self.dropped = self.dropped.saturating_add(output as u64);
+            self.position.offset = next.offset;
+            return Err(error);
+        }
+        self.keep(next)?;
+        if self.rotate_bytes.is_some_and(|limit| self.position.length >= limit) {
+            let mut old = self.path.clone().into_os_string();
+            old.push(".1");
+            fs::rename(&self.path, old)?;
+            self.reopen()?;
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, next: Position) -> io::Result<()> {
+        self.position_file.write_all_at(&next.encode(), 0)?;
+        self.position = next;
+        Ok(())
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    File::options().append(true).create(true).open(path)
+}
+
+fn index(stream: LogStream) -> usize {
+    match stream {
+        LogStream::Stdout => 0,
+        LogStream::Stderr => 1,
+    }
+}
+
+impl Position {
+    fn encode(self) -> [u8; POSITION] {
+        let mut bytes = [0; POSITION];
+        let open = u8::from(self.open[0]) | u8::from(self.open[1]) << 1;
+        let fields = [self.inode.to_le_bytes(), self.length.to_le_bytes(), self.offset.to_le_bytes()];
+        for (to, from) in bytes.iter_mut().zip(fields.concat().into_iter().chain([open])) {
+            *to = from;
+        }
+        bytes
+    }
+}
+
+/// A position that is missing or cut short is that of a log that was never written.
+fn read_position(file: &File) -> Position {
+    let mut bytes = [0; POSITION];
+    if file.read_exact_at(&mut bytes, 0).is_err() {
+        return Position::default();
+    }
+    let number = |at: usize| {
+        let field = bytes.get(at..at + 8).and_then(|field| field.try_into().ok());
+        field.map_or(0, u64::from_le_bytes)
+    };
+    let flags = bytes.last().copied().unwrap_or(0);
+    Position {
+        inode: number(0),
+        length: number(8),
+        offset: number(16),
+        open: [flags & 1 != 0, flags & 2 != 0],
+    }
+}
+
+/// The records of a piece of output. `open`: its first line continues one before, and afterwards whether its last one is
+/// to be continued.
+fn records(stream: LogStream, time_ns: i64, data: &[u8], open: &mut bool) -> Vec<u8> {
+    let mut text = Vec::with_capacity(data.len() + 64);
+    for line in data.split_inclusive(|byte| *byte == b'\n') {
+        let (content, ends) = match line.split_last() {
+            Some((b'\n', content)) => (content, true),
+            _ => (line, false),
+        };
+        let mut parts = content.chunks(CONTENT_MAX).peekable();
+        while let Some(part) = parts.next() {
+            let is_last = ends && parts.peek().is_none();
+            record(&mut text, stream, time_ns, if is_last { 'F' } else { 'P' }, part);
+        }
+        if ends && content.is_empty() {
+            record(&mut text, stream, time_ns, 'F', b"");
+        }
+        *open = !ends;
+    }
+    text
+}
+
+fn record(text: &mut Vec<u8>, stream: LogStream, time_ns: i64, tag: char, content: &[u8]) {
+    let time = Timestamp::from_nanosecond(i128::from(time_ns)).unwrap_or(Timestamp::UNIX_EPOCH);
+    let name = match stream {
+        LogStream::Stdout => "stdout",
+        LogStream::Stderr => "stderr",
+    };
+    text.extend(format!("{time:.9} {name} {tag} ").into_bytes());
+    text.extend(content);
+    text.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TIME: i64 = 1_800_000_000_123_456_789;
+
+    fn text(pieces: &[(LogStream, &str)]) -> String {
+        let mut open = [false; 2];
+        let records = pieces
+            .iter()
+            .flat_map(|(stream, data)| records(*stream, TIME, data.as_bytes(), &mut open[index(*stream)]));
+        String::from_utf8(records.collect()).unwrap().replace("2027-01-15T08:00:00.123456789Z ", "")
+    }
+
+    #[test]
+    fn lines_become_records() {
+        use LogStream::{Stderr, Stdout};
+        for (why, pieces, want) in [
+            ("two lines", vec![(Stdout, "a\nb\n")], "stdout F a\nstdout F b\n"),
+            ("an empty line", vec![(Stdout, "\n")], "stdout F \n"),
+            ("a line in pieces", vec![(Stdout, "a"), (Stdout, "b\n")], "stdout P a\nstdout F b\n"),
+            ("its end alone", vec![(Stdout, "a"), (Stdout, "\n")], "stdout P a\nstdout F \n"),
+            (
+                "two streams",
+                vec![(Stdout, "a"), (Stderr, "x\n"), (Stdout, "b\n")],
+                "stdout P a\nstderr F x\nstdout F b\n",
+            ),
+        ] {
+            assert_eq!(text(&pieces), want, "{why}");
+        }
+    }
+
+    #[test]
+    fn long_lines_are_split() {
+        let line = format!("{}\n", "x".repeat(2 * CONTENT_MAX));
+        let records = text(&[(LogStream::Stdout, &line)]);
+        let tags: Vec<_> = records.lines().map(|l| l.split(' ').nth(1).unwrap()).collect();
+        assert_eq!(tags, ["P", "F"]);
+    }
+
+    #[test]
+    fn time_has_nine_digits_and_a_zone() {
+        let mut text = Vec::new();
+        record(&mut text, LogStream::Stdout, 1_800_000_000_000_000_000, 'F', b"x");
+        assert_eq!(text, b"2027-01-15T08:00:00.000000000Z stdout F x\n");
+        text.clear();
+        record(&mut text, LogStream::Stderr, i64::MIN, 'F', b"");
+        assert!(text.ends_with(b"Z stderr F \n"), "a guest's clock is its own");
+    }
+
+    fn open(dir: &Path, rotate: Option<u64>) -> CriLog {
+        CriLog::open(&dir.join("pod/web/0.log"), &dir.join("web.position"), rotate).unwrap()
+    }
+
+    fn read(dir: &Path) -> String {
+        fs::read_to_string(dir.join("pod/web/0.log")).unwrap()
+    }
+
+    #[test]
+    fn crash_behind_the_position_is_undone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = open(dir.path(), None);
+        log.append(LogStream::Stdout, 0, TIME, b"one\ntw").unwrap();
+        let before = read(dir.path());
+        // Written, but the position was not.
+        File::options()
+            .append(true)
+            .open(dir.path().join("pod/web/0.log"))
+            .unwrap()
+            .write_all(b"torn")
+            .unwrap();
+        drop(log);
+        let mut log = open(dir.path(), None);
+        assert_eq!((log.next_offset(), read(dir.path())), (6, before));
+        // The guest repeats what it is not sure of.
+        log.append(LogStream::Stdout, 4, TIME, b"two\n").unwrap();
+        log.append(LogStream::Stdout, 0, TIME, b"one\n").unwrap();
+        assert!(read(dir.path()).ends_with(" stdout P tw\n2027-01-15T08:00:00.123456789Z stdout F o\n"));
+        assert_eq!(log.next_offset(), 8);
+    }
+
+    #[test]
+    fn renamed_log_is_left_to_its_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = open(dir.path(), None);
+        log.append(LogStream::Stdout, 0, TIME, b"one\n").unwrap();
+        let (path, old) = (dir.path().join("pod/web/0.log"), dir.path().join("pod/web/0.log.20270115"));
+        fs::rename(&path, &old).unwrap();
+        log.append(LogStream::Stdout, 4, TIME, b"two\n").unwrap();
+        log.reopen().unwrap();
+        log.append(LogStream::Stdout, 8, TIME, b"three\n").unwrap();
+        assert_eq!(fs::read_to_string(&old).unwrap().lines().count(), 2);
+        assert!(read(dir.path()).ends_with("stdout F three\n"));
+        drop(log);
+        assert_eq!(open(dir.path(), None).next_offset(), 14);
+        // A log whose directory has gone cannot be made anew, and no file is left.
+        let mut log = open(dir.path(), None);
+        fs::remove_dir_all(dir.path().join("pod")).unwrap();
+        assert!(log.reopen().is_err() && !path.exists());
+    }
+
+    #[test]
+    fn log_rotates_by_size_and_ends_open_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = open(dir.path(), Some(100));
+        log.append(LogStream::Stdout, 0, TIME, "x".repeat(100).as_bytes()).unwrap();
+        assert_eq!(read(dir.path()), "");
+        log.append(LogStream::Stdout, 100, TIME, b"y").unwrap();
+        log.finish(TIME).unwrap();
+        log.finish(TIME).unwrap();
+        assert_eq!(read(dir.path()).lines().map(|l| l.split(' ').nth(2).unwrap()).collect::<String>(), "PF");
+    }
+
+    #[test]
+    fn full_disk_drops_output_and_counts_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let full = Path::new("/dev/full");
+        let mut log = CriLog::open(full, &dir.path().join("position"), None).unwrap();
+        assert!(log.append(LogStream::Stdout, 0, TIME, b"lost\n").is_err());
+        assert_eq!((log.dropped_bytes(), log.next_offset()), (5, 5));
+    }
+
+    proptest! {
+        #[test]
+        fn output_survives_the_format(pieces in prop::collection::vec("[ab\n]{0,40}", 0..20)) {
+            let all: String = pieces.concat();
+            let mut open = false;
+            let records: Vec<u8> =
+                pieces.iter().flat_map(|p| records(LogStream::Stdout, TIME, p.as_bytes(), &mut open)).collect();
+            let mut got = String::new();
+            for line in String::from_utf8(records).unwrap().lines() {
+                let mut fields = line.splitn(4, ' ').skip(2);
+                let (tag, content) = (fields.next().unwrap(), fields.next().unwrap());
+                got.push_str(content);
+                if tag == "F" {
+                    got.push('\n');
+                }
+            }
+            prop_assert_eq!(got, all);
+        }
+    }
+}
