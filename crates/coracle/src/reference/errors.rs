@@ -20,7 +20,7 @@ const fn entry(code: &'static str, meaning: &'static str, cause: &'static str, f
 }
 
 /// Titles of the groups, by the middle of a code.
-const GROUPS: [(&str, &str); 14] = [
+const GROUPS: [(&str, &str); 15] = [
     ("CLI", "Command line"),
     ("API", "Kubernetes API server"),
     ("UP", "`coracle up`"),
@@ -28,6 +28,7 @@ const GROUPS: [(&str, &str); 14] = [
     ("VM", "VMs"),
     ("GST", "Guests"),
     ("VOL", "Volumes"),
+    ("CTR", "Containers"),
     ("DRV", "Hypervisors"),
     ("NET", "Network"),
     ("TPL", "Templates"),
