@@ -1,6 +1,7 @@
 //! The agent's state. It outlives sessions: what the host has set up and
 //! started is still there when it comes back.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use coracle_proto::guest::{
 };
 use tokio::sync::watch;
 
+use crate::cgroup::Cgroup;
 use crate::configure::{self, Plan};
 use crate::containers::Containers;
 use crate::error::Error;
@@ -52,6 +54,8 @@ pub struct Agent {
     /// One Configure at a time, also when its caller has gone.
     configured: Arc<tokio::sync::Mutex<Option<Plan>>>,
     root: RootSlot,
+    /// Limits of what runs here, where the machine has more.
+    limits: Arc<Mutex<Option<Cgroup>>>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) reaper: Arc<Reaper>,
     pub(crate) workload: Arc<Workload>,
@@ -84,6 +88,7 @@ impl Agent {
             role,
             configured: Arc::default(),
             root: Arc::new(Mutex::new(root)),
+            limits: Arc::default(),
             volumes: Arc::default(),
             reaper: Reaper::new(scope),
             workload: Workload::new(),
@@ -162,12 +167,18 @@ impl Agent {
         let work = async {
             let mut before = Arc::clone(&self.configured).lock_owned().await;
             let root = Arc::clone(&self.root);
+            let limits = Arc::clone(&self.limits);
             let volumes = Arc::clone(&self.volumes);
             let started =
                 self.workload.progress() != WorkloadPhase::NotStarted || !self.containers.is_empty();
             // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
-            tokio::task::spawn_blocking(move || apply(role, &mut before, plan, &root, &volumes, started))
-                .await
+            let apply = move || {
+                let made = plan.cgroup()?;
+                let applied = apply(role, &mut before, plan, &root, &volumes, started)?;
+                *limits.lock().unwrap_or_else(PoisonError::into_inner) = made;
+                Ok(applied)
+            };
+            tokio::task::spawn_blocking(apply).await
         };
         let done = tokio::time::timeout(CONFIGURE, work)
             .await
@@ -243,6 +254,16 @@ impl Agent {
     /// A directory on the disk that can be written.
     pub(crate) fn writable(&self) -> &'static Path {
         Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" })
+    }
+
+    /// What a process beside the containers writes to so that it is limited as the workload is.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub(crate) fn join_workload(&self) -> Result<Option<OwnedFd>, Error> {
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let procs = limits.as_ref().filter(|_| !self.is_sandbox()).map(Cgroup::procs);
+        procs.transpose().map_err(Error::io("open the workload's cgroup"))
     }
 
     /// The root of a container, or that of Configure.

@@ -4,10 +4,11 @@
 use std::io;
 use std::path::Path;
 
-use coracle_proto::guest::{ConfigureRequest, ConfigureSandboxRequest};
+use coracle_proto::guest::{CgroupLimits, ConfigureRequest, ConfigureSandboxRequest};
 use rustix::fs::Mode;
 use rustix::time::{ClockId, Timespec};
 
+use crate::cgroup::{CONTAINERS, Cgroup, WORKLOAD};
 use crate::console::say;
 use crate::error::Error;
 use crate::rootfs::Root;
@@ -28,6 +29,7 @@ pub(crate) struct Plan {
     pub(crate) root: Option<mounts::Plan>,
     /// Containers come later, instead of a root.
     pub(crate) sandbox: Option<sandbox::Plan>,
+    limits: Option<CgroupLimits>,
     /// Volumes that are mounted now, regardless of earlier ones.
     volumes: Volumes,
     /// Not part of what makes two requests the same.
@@ -77,6 +79,7 @@ impl Plan {
             network: request.network.as_ref().map(net::Plan::parse).transpose()?,
             root: request.root.as_ref().map(mounts::Plan::parse).transpose()?,
             sandbox: None,
+            limits: request.limits,
             volumes: Volumes(request.mounts.iter().map(volumes::Plan::parse).collect::<Result<_, _>>()?),
             hostname: request.hostname,
             machine_id: request.machine_id,
@@ -97,9 +100,16 @@ impl Plan {
             machine_id: request.machine_id,
             network: request.network,
             mounts: request.mounts,
+            limits: request.limits,
             ..ConfigureRequest::default()
         })?;
         Ok(Self { sandbox: Some(sandbox), ..plan })
+    }
+
+    /// The cgroup that keeps what runs here to its limits, if it has any; blocking.
+    pub(crate) fn cgroup(&self) -> Result<Option<Cgroup>, Error> {
+        let name = if self.sandbox.is_some() { CONTAINERS } else { WORKLOAD };
+        self.limits.as_ref().map(|limits| Cgroup::create(name, limits)).transpose()
     }
 
     pub(crate) fn volumes(&self) -> &[volumes::Plan] {

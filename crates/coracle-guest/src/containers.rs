@@ -5,7 +5,6 @@
 //!               └──────start, cannot run────────────▲
 //! ```
 
-mod cgroup;
 mod isolation;
 mod plan;
 mod root;
@@ -13,6 +12,7 @@ mod session;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -23,11 +23,10 @@ use coracle_proto::guest::{
 use rustix::process::{PidfdFlags, Signal};
 use tokio::sync::watch;
 
-use self::cgroup::Cgroup;
-pub(crate) use self::cgroup::Joined;
 use self::isolation::{First, FirstPid, Joins, Limits};
 use self::plan::{PidMode, Plan};
 use self::root::{ContainerRoot, Images};
+use crate::cgroup::{CONTAINERS, Cgroup, Joined};
 use crate::console::say;
 use crate::error::Error;
 use crate::process::Isolation;
@@ -100,7 +99,7 @@ impl Containers {
     }
 
     fn make(&self, plan: Plan) -> Result<(), Error> {
-        let cgroup = Cgroup::create(&plan.id, &plan.cgroup)?;
+        let cgroup = Cgroup::create(Path::new(CONTAINERS).join(&plan.id), &plan.cgroup)?;
         let (place, root) = match ContainerRoot::mount(&plan, &self.images) {
             Ok(mounted) => mounted,
             Err(error) => {

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::agent::Agent;
-use crate::containers::{Join, Joined};
+use crate::cgroup::Joined;
+use crate::containers::Join;
 use crate::error::Error;
 use crate::pipe::{CHUNK, Pipe};
 use crate::process::{self, Io, Running, SpawnError};
@@ -32,7 +33,7 @@ where
 {
     let reaper = &agent.reaper;
     let (started, cgroup) = match process.container.as_str() {
-        "" => (process::start(reaper, agent.root()?.as_ref(), process, false), None),
+        "" => (process::start(reaper, agent.root()?.as_ref(), process, false, agent.join_workload()?), None),
         id => {
             let Join { root, isolation, cgroup } = agent.containers.join(id)?;
             (process::start_isolated(reaper, &root, process, false, isolation), Some(cgroup))

@@ -13,6 +13,7 @@
 
 mod agent;
 mod base_mounts;
+mod cgroup;
 pub mod channel;
 mod configure;
 mod console;

@@ -84,8 +84,11 @@ pub(crate) trait Isolation: Send + Sync {
     fn restrict(&self) -> io::Result<()>;
 }
 
-/// Nothing but the root, as the workload of a guest without containers is.
-struct Chroot(Option<OwnedFd>);
+/// Nothing but root and limits, as the workload of a guest without containers is.
+struct Chroot {
+    root: Option<OwnedFd>,
+    cgroup: Option<OwnedFd>,
+}
 
 impl Isolation for Chroot {
     fn pid_namespace(&self) -> Option<PidNamespace> {
@@ -93,7 +96,10 @@ impl Isolation for Chroot {
     }
 
     fn enter(&self) -> io::Result<()> {
-        if let Some(dir) = &self.0 {
+        if let Some(cgroup) = &self.cgroup {
+            rustix::io::write(cgroup, b"0")?;
+        }
+        if let Some(dir) = &self.root {
             rustix::process::fchdir(dir.as_fd())?;
             rustix::process::chroot(c".")?;
         }
@@ -105,14 +111,16 @@ impl Isolation for Chroot {
     }
 }
 
-/// Starts `process` inside `root`, in a session of its own. A missing working directory is made when `make_cwd`.
+/// Starts `process` inside `root`, in a session of its own. A missing working directory is made when `make_cwd`. A process
+/// that writes to `cgroup` joins one.
 pub(crate) fn start(
     reaper: &Reaper,
     root: &Root,
     process: &Process,
     make_cwd: bool,
+    cgroup: Option<OwnedFd>,
 ) -> Result<Running, SpawnError> {
-    let chroot = Chroot(root.chroot_dir().map_err(Error::io("copy the root's handle"))?);
+    let chroot = Chroot { root: root.chroot_dir().map_err(Error::io("copy the root's handle"))?, cgroup };
     start_isolated(reaper, root, process, make_cwd, Box::new(chroot))
 }
 

@@ -47,7 +47,8 @@ impl Guest for Agent {
         if !self.containers.is_empty() {
             return Err(Error::State("this guest has containers".into()).into());
         }
-        let pid = self.workload.start(&self.reaper, self.root()?.as_ref(), &process)?;
+        let pid =
+            self.workload.start(&self.reaper, self.root()?.as_ref(), &process, self.join_workload()?)?;
         Ok(Response::new(StartWorkloadResponse { pid }))
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn run(plan: &Plan, reaper: &Reaper) -> Result<(), Error> {
 /// Runs the image's program until it ends, with any result.
 async fn program(reaper: &Reaper, root: &Root) -> Result<(), Error> {
     let process = Process { argv: vec![PROGRAM.into()], ..Process::default() };
-    match process::start(reaper, root, &process, true) {
+    match process::start(reaper, root, &process, true, None) {
         Ok(running) => match timeout(PROGRAM_LIMIT, running.exit).await {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::TimedOut("the program of the warm-up")),

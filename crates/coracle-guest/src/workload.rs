@@ -5,6 +5,7 @@
 //!      └──────────start, cannot run─────────▲
 //! ```
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -69,8 +70,9 @@ impl Workload {
         reaper: &Reaper,
         root: &Root,
         wanted: &Process,
+        cgroup: Option<OwnedFd>,
     ) -> Result<u32, Error> {
-        self.start_with(|| process::start(reaper, root, wanted, true))
+        self.start_with(|| process::start(reaper, root, wanted, true, cgroup))
     }
 
     /// As [`Workload::start`], set apart from the agent.

@@ -88,26 +88,32 @@ pub struct TemplatePolicy {
     pub count_max: usize,
     /// A template older than this is taken anew.
     pub age_max: Duration,
+    /// Memory that templates take together; the oldest go first.
+    pub bytes_max: u64,
 }
 
 impl Default for TemplatePolicy {
     fn default() -> Self {
-        Self { enabled: true, count_max: 8, age_max: Duration::from_secs(7 * 24 * 3600) }
+        Self { enabled: true, count_max: 8, age_max: Duration::from_secs(7 * 24 * 3600), bytes_max: 4 << 30 }
     }
 }
 
 /// Limits of the warm pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarmPoolPolicy {
-    /// Shapes that have one, those started last; 0: none has.
-    pub count_max: usize,
+    /// Size classes that have clones, those started last; 0: none has.
+    pub shapes_max: usize,
+    /// Clones that a size class has at least.
+    pub depth_min: usize,
+    /// Clones of all size classes together.
+    pub clones_max: usize,
     /// A shape without a start for so long has none.
     pub idle_max: Duration,
 }
 
 impl Default for WarmPoolPolicy {
     fn default() -> Self {
-        Self { count_max: 2, idle_max: Duration::from_secs(10 * 60) }
+        Self { shapes_max: 2, depth_min: 1, clones_max: 8, idle_max: Duration::from_secs(10 * 60) }
     }
 }
 

@@ -175,12 +175,59 @@ impl Templates {
     fn insert(&self, info: TemplateInfo, template: Arc<Template>) {
         let mut known = self.known();
         known.insert(info.key.clone(), Known { info, loaded: Some(template) });
-        let mut by_age: Vec<_> = known.values().map(|k| (k.info.taken_at, k.info.key.clone())).collect();
-        by_age.sort();
-        let spare = by_age.len().saturating_sub(self.policy().count_max.max(1));
+        let mut by_age: Vec<_> = known.values().map(|k| k.info.clone()).collect();
         drop(known);
-        for (_, key) in by_age.into_iter().take(spare) {
-            self.remove(&key);
+        by_age.sort_by(|a, b| (a.taken_at, &a.key).cmp(&(b.taken_at, &b.key)));
+        for info in by_age.iter().take(spare(&by_age, self.policy())) {
+            self.remove(&info.key);
+        }
+    }
+}
+
+/// How many of the templates, the oldest first, are more than the policy allows. The newest always stays.
+fn spare(by_age: &[TemplateInfo], policy: &TemplatePolicy) -> usize {
+    let mut left = by_age.len();
+    let mut bytes: u64 = by_age.iter().map(|info| info.ram_bytes).sum();
+    let mut spare = 0;
+    for info in by_age {
+        if left <= 1 || (left <= policy.count_max && bytes <= policy.bytes_max) {
+            break;
+        }
+        (left, bytes, spare) = (left - 1, bytes.saturating_sub(info.ram_bytes), spare + 1);
+    }
+    spare
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_types::{MemoryMib, UnixMillis, Vcpus};
+
+    use super::*;
+
+    #[test]
+    fn oldest_templates_go_first() {
+        let template = |ram_bytes| TemplateInfo {
+            key: TemplateKey::of("x", &[]),
+            vcpus: Vcpus::MIN,
+            memory: MemoryMib::MIN,
+            taken_at: UnixMillis(0),
+            took_ms: 0,
+            save_ms: 0,
+            ram_bytes,
+            disk_mib: 0,
+        };
+        for (why, sizes, count_max, bytes_max, want) in [
+            ("none", &[][..], 2, 10, 0),
+            ("they fit", &[5, 5], 2, 10, 0),
+            ("too many", &[1, 1, 1], 2, 10, 1),
+            ("too large", &[5, 5, 5], 8, 10, 1),
+            ("both", &[9, 1, 1, 1], 3, 2, 2),
+            ("the newest stays", &[20], 0, 10, 0),
+            ("and alone", &[1, 20], 8, 10, 1),
+        ] {
+            let templates: Vec<_> = sizes.iter().map(|bytes| template(*bytes)).collect();
+            let policy = TemplatePolicy { count_max, bytes_max, ..TemplatePolicy::default() };
+            assert_eq!(spare(&templates, &policy), want, "{why}");
         }
     }
 }

@@ -193,8 +193,8 @@ pub fn vmm_config(
     disks.extend(record.volumes.iter().filter_map(volume_disk));
     disks.extend(record.images.iter().map(image_disk));
     VmmConfig {
-        vcpus: record.vcpus,
-        memory: record.memory,
+        vcpus: record.machine_size().vcpus,
+        memory: record.machine_size().memory,
         kernel: record.kernel.clone().unwrap_or_else(|| config.kernel.clone()),
         initrd: config.initrd.clone(),
         disks,
@@ -280,7 +280,22 @@ pub fn configuration(
             overlay_device: device(own_slot(record)),
         }),
         mounts: record.volumes.iter().map(mount_request).collect(),
+        limits: limits(record),
     }
+}
+
+/// CPU time in each period of a quota, microseconds.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// What keeps a guest to its VM's size, where its VMM has more.
+fn limits(record: &Record) -> Option<pb::CgroupLimits> {
+    let class = record.machine_size();
+    let limits = pb::CgroupLimits {
+        cpu_quota_us: (class.vcpus != record.vcpus).then(|| u64::from(record.vcpus.get()) * CPU_PERIOD_US),
+        memory_max_bytes: (class.memory != record.memory).then(|| record.memory.bytes()),
+        ..pb::CgroupLimits::default()
+    };
+    (limits != pb::CgroupLimits::default()).then_some(limits)
 }
 
 /// The same for a guest whose containers come later.
@@ -289,8 +304,9 @@ pub fn sandbox_configuration(
     record: &Record,
     configuration: pb::ConfigureRequest,
 ) -> pb::ConfigureSandboxRequest {
-    let pb::ConfigureRequest { hostname, entropy, clock_unix_ns, machine_id, network, mounts, .. } =
-        configuration;
+    let pb::ConfigureRequest {
+        hostname, entropy, clock_unix_ns, machine_id, network, mounts, limits, ..
+    } = configuration;
     let network = network.map(|network| pb::Network {
         nameservers: match sandbox.nameservers.is_empty() {
             true => network.nameservers,
@@ -309,6 +325,7 @@ pub fn sandbox_configuration(
         overlay_device: device(own_slot(record)),
         sysctls: sandbox.sysctls.clone(),
         mounts,
+        limits,
     }
 }
 
@@ -355,7 +372,7 @@ fn is_kernel(head: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use coracle_types::VmState;
+    use coracle_types::{SizeClass, VmState};
 
     use super::*;
     use coracle_record::example;
@@ -374,6 +391,19 @@ mod tests {
         record.address = None;
         let user = configuration(&config(), &record, None, vec![], UnixMillis(5));
         assert_eq!(user.network.unwrap().address, "10.0.2.15/24");
+    }
+
+    #[test]
+    fn guest_keeps_the_size_of_its_vm() {
+        let mut record = example("web", VmState::Starting);
+        assert_eq!(limits(&record), None);
+        (record.vcpus, record.memory) = (3.try_into().unwrap(), 200.try_into().unwrap());
+        assert_eq!(limits(&record), None, "a VM of an earlier version has its own size");
+        record.size_class = Some(SizeClass::of(record.vcpus, record.memory));
+        let kept = limits(&record).unwrap();
+        assert_eq!((kept.cpu_quota_us, kept.memory_max_bytes), (Some(300_000), Some(200 << 20)));
+        let launched = vmm_config(&config(), &record, Accelerator::Kvm, None);
+        assert_eq!((launched.vcpus.get(), launched.memory.get()), (4, 256));
     }
 
     #[test]

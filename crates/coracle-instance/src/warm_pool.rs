@@ -1,7 +1,8 @@
-//! The warm pool: running clones, one for each of the VM shapes that were started last.
+//! The warm pool: clones that were warmed up and are paused, for the size classes that were started last. Paused, they
+//! take no CPU time.
 //!
 //! ```text
-//! a start of a shape ends ─▶ want ─▶ the task makes a clone, an instance of the pool
+//! a start of a shape ends ─▶ want ─▶ the task makes clones, instances of the pool
 //! the next one begins     ─▶ claim ─▶ assign: the instance is the VM's
 //! cut off, failed, idle   ─────────▶ the task ends it
 //! ```
@@ -11,6 +12,7 @@
 mod plan;
 mod task;
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,17 +25,20 @@ use coracle_types::{InstanceId, VmId};
 use tokio::sync::{Notify, OnceCell, oneshot};
 use tokio::time::{Instant, timeout};
 
-use self::plan::{Step, next};
+use self::plan::{DEMAND_WINDOW, Demand, MAKING_FIRST_GUESS, Step, depth, next};
 pub use self::task::run as serve;
 use crate::instances::InstanceOwner;
 use crate::node::Node;
 use crate::templates::Templates;
 use crate::{GuestClient, HostError, TemplateKey, files};
 
+/// Starts of one shape that are counted.
+const STARTS_MAX: usize = 256;
+
 /// Time for which a start waits for a clone of its shape that is just being made.
 const NEARLY_THERE: Duration = Duration::from_secs(2);
 
-/// A running clone with an open session, assigned to no VM.
+/// A clone with an open session, assigned to no VM.
 #[derive(Clone, Debug)]
 pub struct PooledVmm {
     /// The template that it was cloned from.
@@ -48,6 +53,8 @@ pub struct PooledVmm {
     pub attachment: Attachment,
     /// Size of the premounted disk.
     pub disk_mib: u64,
+    /// Its CPUs are held: whoever assigns it resumes it once its disks are in place.
+    pub paused: bool,
 }
 
 impl PooledVmm {
@@ -75,7 +82,9 @@ struct State {
     shapes: Vec<Shape>,
     ready: Vec<PooledVmm>,
     making: Option<Making>,
-    /// Dropped claims: to be ended.
+    /// Time that the latest clone took.
+    took: Option<Duration>,
+    /// Claims of clones that have died: to be ended.
     spent: Vec<InstanceId>,
 }
 
@@ -86,6 +95,14 @@ struct Shape {
     /// Config of its latest VM.
     vmm_config: VmmConfig,
     started: Instant,
+    /// Its starts within [`DEMAND_WINDOW`], the latest last.
+    starts: VecDeque<Instant>,
+}
+
+impl Shape {
+    fn starts_until(&self, now: Instant) -> usize {
+        self.starts.iter().filter(|start| **start + DEMAND_WINDOW > now).count()
+    }
 }
 
 /// The clone that is being made, and the start that waits for it.
@@ -139,22 +156,33 @@ impl WarmPool {
     /// The next step.
     fn next(&self, now: Instant) -> Step {
         let state = self.state();
-        let shapes: Vec<_> = state.shapes.iter().map(|shape| (&shape.key, shape.started)).collect();
+        let policy = &self.node.config.warm_pool;
+        let making = state.took.unwrap_or(MAKING_FIRST_GUESS);
+        let demand = |shape: &'_ Shape| depth(shape.starts_until(now), making, policy);
+        let shapes = state.shapes.iter();
+        let shapes: Vec<_> = shapes
+            .map(|shape| Demand { key: &shape.key, started: shape.started, depth: demand(shape) })
+            .collect();
         let ready: Vec<_> = state.ready.iter().map(|pooled| &pooled.key).collect();
-        next(&shapes, &ready, self.node.config.warm_pool.idle_max, now)
+        next(&shapes, &ready, policy, now)
     }
 
     /// Requests a pooled clone of a shape that was started. Never waits.
     pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig) {
-        let count_max = self.node.config.warm_pool.count_max;
+        let shapes_max = self.node.config.warm_pool.shapes_max;
         let able = self.node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
-        if count_max == 0 || !able {
+        if shapes_max == 0 || !able {
             return;
         }
         let mut state = self.state();
-        state.shapes.retain(|shape| shape.key != key);
-        state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: Instant::now() });
-        state.shapes.truncate(count_max);
+        let now = Instant::now();
+        let known = state.shapes.iter().position(|shape| shape.key == key).map(|at| state.shapes.remove(at));
+        let mut starts = known.map(|shape| shape.starts).unwrap_or_default();
+        starts.retain(|start| *start + DEMAND_WINDOW > now);
+        starts.truncate(STARTS_MAX);
+        starts.push_back(now);
+        state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: now, starts });
+        state.shapes.truncate(shapes_max);
         drop(state);
         self.changed.notify_one();
     }
@@ -182,7 +210,7 @@ impl WarmPool {
     }
 }
 
-/// A clone that a start has claimed. Dropped before [`Claim::assign`], it is ended.
+/// A clone that a start has claimed. Dropped before [`Claim::assign`], it is pooled again, or ended if it has died.
 #[derive(Debug)]
 pub struct Claim {
     warm_pool: Arc<WarmPool>,
@@ -212,13 +240,22 @@ impl Claim {
         self.warm_pool.node.instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
         self.pooled.take().ok_or(HostError::Stopping)
     }
+
+    /// The clone, which nothing claims.
+    fn into_pooled(mut self) -> Option<PooledVmm> {
+        self.pooled.take()
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if let Some(pooled) = self.pooled.take() {
-            self.warm_pool.state().spent.push(pooled.vmm_config.id);
-            self.warm_pool.changed.notify_one();
+        let Some(pooled) = self.pooled.take() else { return };
+        let mut state = self.warm_pool.state();
+        match pooled.vmm.is_alive() {
+            Ok(true) => state.ready.push(pooled),
+            _ => state.spent.push(pooled.vmm_config.id),
         }
+        drop(state);
+        self.warm_pool.changed.notify_one();
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
 use coracle_net::GuestNic;
 use coracle_oci::PullOrigin;
-use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId, VmName, VmState};
+use coracle_types::{InstanceId, MacAddr, MemoryMib, SizeClass, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
 
 pub use self::container::{
@@ -152,6 +152,9 @@ pub struct Record {
     /// Its containers come later, instead of an image and a workload of its own.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
+    /// What its VMM is launched with; `None`: its own size, as before there were classes.
+    #[serde(default)]
+    pub size_class: Option<SizeClass>,
     /// Images of containers that are in its slots.
     #[serde(default)]
     pub images: Vec<AttachedImage>,
@@ -270,6 +273,12 @@ impl Record {
         Some(GuestNic { instance: self.instance.clone()?, mac: self.mac, address })
     }
 
+    /// CPUs and memory of its VMM.
+    #[must_use]
+    pub fn machine_size(&self) -> SizeClass {
+        self.size_class.unwrap_or(SizeClass { vcpus: self.vcpus, memory: self.memory })
+    }
+
     /// The address for callers: only what the guest has acknowledged.
     #[must_use]
     pub fn reachable_address(&self) -> Option<Ipv4Addr> {
@@ -337,6 +346,7 @@ impl Record {
             disk_image_vm: None,
             origin: PullOrigin::Local,
             sandbox: None,
+            size_class: None,
             images: vec![],
         }
     }

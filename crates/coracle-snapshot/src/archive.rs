@@ -13,6 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use coracle_types::SizeClass;
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -150,13 +151,13 @@ pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<(
             info.schema
         )));
     }
-    let memory_max = (u64::from(info.memory.get()) << 20).saturating_add(DEVICES_MAX);
+    if info.size_class.is_some_and(|class| class != SizeClass::of(info.vcpus, info.memory)) {
+        return Err(refused("its machine is of another size class than its VM".to_owned()));
+    }
+    let memory = info.size_class.map_or(info.memory, |class| class.memory);
+    let memory_max = memory.bytes().saturating_add(DEVICES_MAX);
     if info.memory_bytes > memory_max {
-        return Err(refused(format!(
-            "{} bytes are no memory of {} MiB",
-            info.memory_bytes,
-            info.memory.get()
-        )));
+        return Err(refused(format!("{} bytes are no memory of {} MiB", info.memory_bytes, memory.get())));
     }
     if info.disk_mib.checked_mul(1 << 20) != Some(disk_length) {
         return Err(refused(format!("{disk_length} bytes are no disk of {} MiB", info.disk_mib)));

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use coracle_hypervisor::Compatibility;
-use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmName};
+use coracle_types::{MemoryMib, SizeClass, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
 pub use self::part::Part;
@@ -58,6 +58,9 @@ pub struct SnapshotInfo {
     pub vcpus: Vcpus,
     /// Guest memory.
     pub memory: MemoryMib,
+    /// What its VMM was launched with; `None`: the VM's own size.
+    #[serde(default)]
+    pub size_class: Option<SizeClass>,
     /// Kernel that the VM named; it is in the memory already.
     #[serde(default)]
     pub kernel: Option<PathBuf>,
@@ -107,6 +110,7 @@ impl SnapshotInfo {
             workload: record.workload.clone(),
             vcpus: record.vcpus,
             memory: record.memory,
+            size_class: record.size_class,
             kernel: record.kernel.clone(),
             disk_mib: record.disk_mib,
             premounted: record.premounted,

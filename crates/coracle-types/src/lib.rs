@@ -9,6 +9,6 @@ mod time;
 
 pub use id::{Identity, InstanceId, InvalidVmName, VmId, VmName};
 pub use mac::{InvalidMac, MacAddr};
-pub use size::{InvalidMemory, InvalidVcpus, MemoryMib, Vcpus};
+pub use size::{InvalidMemory, InvalidVcpus, MemoryMib, SizeClass, Vcpus};
 pub use state::{Op, Refused, VmState};
 pub use time::{Clock, UnixMillis};

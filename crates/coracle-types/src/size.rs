@@ -91,9 +91,49 @@ impl From<Vcpus> for u32 {
     }
 }
 
+/// CPUs and memory that a VMM is launched with: the least class that has what a VM asks for. VMs of one class share
+/// templates and pooled clones; the guest keeps each to its own size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SizeClass {
+    /// 1, 2, 4, 8, 16 or 32.
+    pub vcpus: Vcpus,
+    /// 128, 192, 256, 384, 512, 768, … MiB.
+    pub memory: MemoryMib,
+}
+
+impl SizeClass {
+    /// The class of a size.
+    #[must_use]
+    pub fn of(vcpus: Vcpus, memory: MemoryMib) -> Self {
+        let powers = (0..=20).map(|power| 128_u64 << power);
+        let classes = powers.flat_map(|base| [base, base + base / 2]);
+        let fitting = classes.filter_map(|mib| MemoryMib::try_from(mib).ok()).find(|class| *class >= memory);
+        let count = u32::from(vcpus).next_power_of_two();
+        Self { vcpus: Vcpus::try_from(count).unwrap_or(vcpus), memory: fitting.unwrap_or(memory) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn classes_are_the_next_ones_up() {
+        for (vcpus, mib, want) in [
+            (1_u32, 128_u64, (1, 128)),
+            (1, 129, (1, 192)),
+            (2, 200, (2, 256)),
+            (3, 257, (4, 384)),
+            (5, 1025, (8, 1536)),
+            (17, 3000, (32, 3072)),
+            (32, 1 << 20, (32, 1 << 20)),
+            (9, 800_000, (16, 1 << 20)),
+        ] {
+            let class = SizeClass::of(vcpus.try_into().unwrap(), mib.try_into().unwrap());
+            assert_eq!((class.vcpus.get(), class.memory.get()), want, "{vcpus} CPUs, {mib} MiB");
+        }
+    }
 
     #[test]
     fn limits_match_the_api() {

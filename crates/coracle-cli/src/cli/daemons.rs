@@ -129,10 +129,13 @@ pub struct NodeArgs {
     /// Keep so many templates; the oldest go first
     #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX", value_name = "COUNT", default_value_t = 8)]
     pub templates_max: usize,
+    /// Memory that templates take together, in MiB; the oldest go first
+    #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_MIB", value_name = "MIB", default_value_t = 4096)]
+    pub templates_max_mib: u64,
     /// Take a template anew when it is older, like 24h
     #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_AGE", value_name = "DURATION", default_value = "168h")]
     pub templates_max_age: jiff::SignedDuration,
-    /// Size of the warm pool: one running clone each for this many VM shapes, those started last; 0 disables it
+    /// Warm pool: clones that wait, paused, for VMs of this many size classes, those started last; 0 disables it
     #[arg(
         long,
         alias = "standbys",
@@ -141,6 +144,12 @@ pub struct NodeArgs {
         default_value_t = 2
     )]
     pub warm_pool: usize,
+    /// Pooled clones that a size class has at least; more while VMs are started faster than clones are made
+    #[arg(long, env = "CORACLE_NODE_WARM_POOL_MIN", value_name = "COUNT", default_value_t = 1)]
+    pub warm_pool_min: usize,
+    /// Pooled clones of all size classes together
+    #[arg(long, env = "CORACLE_NODE_WARM_POOL_MAX", value_name = "COUNT", default_value_t = 8)]
+    pub warm_pool_max: usize,
     /// End a pooled clone when no VM of its shape was started for this long
     #[arg(
         long,

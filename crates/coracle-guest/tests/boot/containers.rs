@@ -138,6 +138,7 @@ async fn configure(c: &mut Client) -> Result<()> {
         overlay_device: "/dev/vdb".into(),
         sysctls: [("net.ipv4.ip_unprivileged_port_start".to_owned(), "0".to_owned())].into(),
         mounts: vec![],
+        limits: Some(CgroupLimits { memory_max_bytes: Some(64 << 20), ..CgroupLimits::default() }),
     };
     for _ in 0..2 {
         let answer = c.configure_sandbox(request.clone()).await?.into_inner();
@@ -149,6 +150,10 @@ async fn configure(c: &mut Client) -> Result<()> {
 }
 
 async fn output_and_exit(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    // All containers together have the limits of the sandbox; one that exceeds them ends, and not the machine.
+    let script = "x=$(dd if=/dev/zero bs=1M count=100 | tr '\\0' x); echo no";
+    run(c, container("large", &["sh", "-c", script])).await?;
+    ensure!(frames.exit_of("large").await?.oom_killed, "{:?}", frames.output.get("large"));
     let script = "cat /etc/resolv.conf; hostname; tail -1 /etc/hosts; echo err >&2; exit 7";
     ensure!(run(c, container("one", &["sh", "-c", script])).await? > 1);
     let exited = frames.exit_of("one").await?;

@@ -96,6 +96,7 @@ fn request() -> ConfigureRequest {
         }),
         takes_over: false,
         mounts: vec![],
+        limits: Some(CgroupLimits { memory_max_bytes: Some(100 << 20), ..CgroupLimits::default() }),
     }
 }
 
@@ -207,6 +208,10 @@ async fn identity(c: &mut Client) -> Result<()> {
         rest.last().is_some_and(|dev| dev.contains("null") && dev.contains("ptmx") && !dev.contains("vda")),
         "{rest:?}"
     );
+    // The limits are those of the workload and of what is started beside it.
+    let limits = "cat /proc/self/cgroup /sys/fs/cgroup/workload/memory.max; wc -l < /sys/fs/cgroup/workload/cgroup.procs";
+    let got = exec(c, sh(limits), vec![]).await?.text();
+    ensure!(got.starts_with("0::/workload\n104857600\n"), "{got}");
     Ok(())
 }
 

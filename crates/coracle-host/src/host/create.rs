@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use coracle_hypervisor::{Driver as _, Forward};
 use coracle_image::{Image, PullOptions, PullPolicy};
 use coracle_oci::{Progress, PullOrigin, Reference};
-use coracle_types::{Identity, MemoryMib, Vcpus, VmId, VmName};
+use coracle_types::{Identity, MemoryMib, SizeClass, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
 
 use super::Host;
@@ -276,6 +276,8 @@ impl Host {
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
         let shape = (spec.vcpus, spec.memory);
+        // A system that a disk image brings keeps itself to nothing but what its machine has.
+        let size_class = image.disk_image_vm.is_none().then(|| SizeClass::of(spec.vcpus, spec.memory));
         let record = Record {
             owner: spec.owner,
             image: spec.image,
@@ -292,6 +294,7 @@ impl Host {
             volumes,
             disk_image_vm: image.disk_image_vm,
             sandbox: spec.sandbox,
+            size_class,
             origin: spec.origin,
             ..Record::new(id, spec.name, shape, image.workload, self.clock().now())
         };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use coracle_hypervisor::{Driver as _, VmmConfig};
 use coracle_image::Image;
 use coracle_oci::{NoProgress, OciError, PullOrigin, Reference};
-use coracle_types::{Identity, InvalidVmName, MemoryMib, Vcpus, VmId, VmName, VmState};
+use coracle_types::{Identity, InvalidVmName, MemoryMib, SizeClass, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
@@ -287,7 +287,8 @@ impl Host {
         let driver = &info.machine.driver;
         let mut vmm_config =
             of_shape(&shared.node.config, shared.node.accelerator_for(driver, &info.machine));
-        (vmm_config.vcpus, vmm_config.memory) = (info.vcpus, info.memory);
+        let size = info.size_class.unwrap_or(SizeClass { vcpus: info.vcpus, memory: info.memory });
+        (vmm_config.vcpus, vmm_config.memory) = (size.vcpus, size.memory);
         if let Some(disk_image_vm) = &info.disk_image_vm {
             vmm_config.machine_type =
                 machine_type(disk_image_vm, &VmPaths { state: vmm_config.state_dir.clone() });
@@ -364,6 +365,7 @@ impl Host {
             kernel,
             disk_mib: info.disk_mib,
             premounted: info.premounted,
+            size_class: info.size_class,
             address,
             metadata,
             boots: 1,

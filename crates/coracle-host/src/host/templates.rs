@@ -1,6 +1,6 @@
 //! What callers may ask of the host's templates.
 
-use coracle_types::{MemoryMib, Vcpus};
+use coracle_types::{MemoryMib, SizeClass, Vcpus};
 
 use super::Host;
 use crate::vmm_config::of_shape;
@@ -19,7 +19,7 @@ impl Host {
         self.0.shared.warm_pool.has(key)
     }
 
-    /// Takes the template of a shape, or finds it; returns when it is ready. Its guest has a fresh disk of `disk_mib`
+    /// Takes the template of the size class of this shape, or finds it; returns when it is ready. Its guest has a fresh disk of `disk_mib`
     /// mounted, for VMs that begin with one of that size; `None`: the node's default. Idempotent; cancel-safe: the taking
     /// runs to completion without the caller.
     ///
@@ -35,7 +35,8 @@ impl Host {
     ) -> Result<TemplateInfo, HostError> {
         let shared = &self.0.shared;
         let mut vmm_config = of_shape(&shared.node.config, shared.node.accelerator(""));
-        (vmm_config.vcpus, vmm_config.memory) = (vcpus, memory);
+        let class = SizeClass::of(vcpus, memory);
+        (vmm_config.vcpus, vmm_config.memory) = (class.vcpus, class.memory);
         if let Some(kernel) = self.kernel(kernel_path)? {
             vmm_config.kernel = kernel;
         }

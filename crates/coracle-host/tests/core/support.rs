@@ -56,7 +56,7 @@ impl Node {
         config.disk_mib = 16;
         config.memory_overcommit = 100.0;
         config.templates.enabled = false;
-        config.warm_pool.count_max = 0;
+        config.warm_pool.shapes_max = 0;
         let driver = Arc::new(FakeDriver::new(self.machines.clone()));
         Host::open(config, driver, network, Arc::new(self.store(images)), Clock::system()).await
     }

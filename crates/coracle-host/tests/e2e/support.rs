@@ -49,7 +49,7 @@ impl Node {
         config.run_dir = self.run();
         config.disk_mib = 256;
         config.templates.enabled = false;
-        config.warm_pool.count_max = 0;
+        config.warm_pool.shapes_max = 0;
         config
     }
 

@@ -9,12 +9,12 @@ use coracle_host::{Host, HostConfig, TemplateKey};
 use coracle_hypervisor::ProcessId;
 use coracle_hypervisor_testing::instances::vmms_of;
 use coracle_oci::NoProgress;
-use coracle_testkit::{eventually, netns};
+use coracle_testkit::{elapse, eventually, netns};
 use coracle_types::VmState;
 
 fn with_one_pooled(config: &mut HostConfig) {
     config.templates.enabled = true;
-    config.warm_pool.count_max = 1;
+    config.warm_pool.shapes_max = 1;
 }
 
 /// Waits until a clone of this shape is pooled, or none is.
@@ -44,6 +44,56 @@ fn left_over(node: &Node) -> (Vec<String>, Vec<PathBuf>) {
     let taps = taps.filter_map(|tap| tap.into_string().ok()).filter(|tap| tap.starts_with("ct")).collect();
     let instances = std::fs::read_dir(node.state().join("instances")).into_iter().flatten();
     (taps, instances.map(|dir| dir.unwrap().path()).collect())
+}
+
+/// Clock ticks that the process has run (proc_pid_stat(5), utime and stime).
+fn ticks(vmm: &ProcessId) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", vmm.pid)).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn sizes_of_one_class_share_a_paused_clone() {
+    netns::run_within(Duration::from_secs(120), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(with_one_pooled).await;
+        let sized = |name: &str, mib: u64| {
+            let mut spec = spec(name);
+            spec.memory = mib.try_into().unwrap();
+            spec
+        };
+        let warm =
+            host.warm_template(1.try_into().unwrap(), 250.try_into().unwrap(), "", None).await.unwrap();
+        assert_eq!(warm.memory.get(), 256);
+        for (name, mib) in [("small", 200), ("whole", 256)] {
+            until(&host, &warm.key, true).await;
+            let pooled = pooled_vmms(&node);
+            let before = ticks(&pooled[0]);
+            elapse(Duration::from_millis(500)).await;
+            assert!(ticks(&pooled[0]) <= before + 1, "a pooled clone is paused");
+            host.create(sized(name, mib), Arc::new(NoProgress)).await.unwrap();
+            let record = host.start(name, None).await.unwrap();
+            assert!(record.pooled && record.template.as_ref() == Some(&warm.key), "{name}");
+            assert_eq!(
+                record.memory.get(),
+                u32::try_from(mib).unwrap(),
+                "a VM has the size that was asked for"
+            );
+        }
+        let limit = exec(&host, "small", &["cat", "/sys/fs/cgroup/workload/memory.max"]).await.0;
+        assert_eq!(limit, format!("{}\n", 200 << 20), "its guest keeps to it");
+        assert_eq!(exec(&host, "whole", &["ls", "/sys/fs/cgroup/workload"]).await.1, 1);
+        // It hibernates and wakes with the machine that it has.
+        host.hibernate("small", None).await.unwrap();
+        host.resume("small", None).await.unwrap();
+        assert_eq!(exec(&host, "small", &["echo", "here"]).await.0, "here\n");
+        for name in ["small", "whole"] {
+            host.delete(name, true, None).await.unwrap();
+        }
+        host.shutdown().await;
+        host.network().teardown().await.unwrap();
+    });
 }
 
 #[test]

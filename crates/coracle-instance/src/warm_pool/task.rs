@@ -60,19 +60,27 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
             return warm_pool.forget(key);
         }
     };
+    let began = Instant::now();
     let started = start(warm_pool, key, &vmm_config).await;
     let first = warm_pool.state().making.take().and_then(|making| making.first);
     let made = match (started, first) {
-        (Ok(pooled), Some(first)) => {
-            // A start that no longer waits drops the claim, which ends the clone.
-            let _not_waiting = first.send(Claim::of(warm_pool, pooled));
-            return;
-        }
-        (Ok(pooled), None) => warm_up(warm_pool, &pooled).await.map(|()| pooled),
+        (Ok(pooled), Some(first)) => match first.send(Claim::of(warm_pool, pooled)) {
+            Ok(()) => return,
+            // The start no longer waits: it is pooled for the next one.
+            Err(late) => match late.into_pooled() {
+                Some(pooled) => rest(warm_pool, pooled).await,
+                None => return,
+            },
+        },
+        (Ok(pooled), None) => rest(warm_pool, pooled).await,
         (Err(error), _) => Err(error),
     };
     match made {
-        Ok(pooled) => warm_pool.state().ready.push(pooled),
+        Ok(pooled) => {
+            let mut state = warm_pool.state();
+            state.took = Some(began.elapsed());
+            state.ready.push(pooled);
+        }
         Err(error) => {
             tracing::warn!(template = %key, error = error.chain(), "make pooled clone failed");
             warm_pool.forget(key);
@@ -121,7 +129,16 @@ async fn start(
     let Cloned { process, channel } = templates.start_clone(&vmm_config, &template).await.map_err(driver)?;
     let guest =
         templates::connect_guest(&warm_pool.node, &vmm_config, process, channel, ANSWER_LIMIT).await?;
-    Ok(PooledVmm { key: key.clone(), vmm_config, vmm: process, guest, attachment, disk_mib })
+    let key = key.clone();
+    Ok(PooledVmm { key, vmm_config, vmm: process, guest, attachment, disk_mib, paused: false })
+}
+
+/// Warms a clone up and holds its CPUs.
+async fn rest(warm_pool: &WarmPool, pooled: PooledVmm) -> Result<PooledVmm, HostError> {
+    warm_up(warm_pool, &pooled).await?;
+    let driver = |source| HostError::Driver { name: pooled.vmm_config.id.to_string(), source };
+    warm_pool.node.driver.pause(&pooled.vmm_config).await.map_err(driver)?;
+    Ok(PooledVmm { paused: true, ..pooled })
 }
 
 /// Runs the configure path once in the guest, with a stand-in for the VM's image.

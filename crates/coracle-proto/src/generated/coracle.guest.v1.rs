@@ -68,6 +68,9 @@ pub struct ConfigureRequest {
     /// Volumes in the root, before the workload starts.
     #[prost(message, repeated, tag = "8")]
     pub mounts: ::prost::alloc::vec::Vec<MountRequest>,
+    /// Of the workload and of all that is started beside it, where the machine has more. Absent: none.
+    #[prost(message, optional, tag = "9")]
+    pub limits: ::core::option::Option<CgroupLimits>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MountRequest {
@@ -159,6 +162,9 @@ pub struct ConfigureSandboxRequest {
     /// Volumes for containers, in place before any of them is made; target is below /volumes.
     #[prost(message, repeated, tag = "8")]
     pub mounts: ::prost::alloc::vec::Vec<MountRequest>,
+    /// Of all containers together, where the machine has more. Absent: none.
+    #[prost(message, optional, tag = "9")]
+    pub limits: ::core::option::Option<CgroupLimits>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateContainerRequest {

@@ -139,9 +139,12 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
         count_max: args.templates_max,
         age_max: Duration::try_from(args.templates_max_age)
             .map_err(|_| Failure::usage("--templates-max-age is not negative"))?,
+        bytes_max: args.templates_max_mib.saturating_mul(1 << 20),
     };
     config.warm_pool = WarmPoolPolicy {
-        count_max: args.warm_pool,
+        shapes_max: args.warm_pool,
+        depth_min: args.warm_pool_min,
+        clones_max: args.warm_pool_max,
         idle_max: Duration::try_from(args.warm_pool_max_idle)
             .map_err(|_| Failure::usage("--warm-pool-max-idle must not be negative"))?,
     };

@@ -154,7 +154,7 @@ impl Actor {
         part: &Path,
         more: u64,
     ) -> Result<Written, HostError> {
-        let room = (u64::from(self.record.memory.get()) << 20) + DEVICES_BYTES + more;
+        let room = (self.record.machine_size().memory.bytes()) + DEVICES_BYTES + more;
         let (dir, part) = (dir.to_owned(), part.to_owned());
         let reserved = blocking(move || reserve(&dir, &part, room)).await;
         let file = reserved.map_err(self.files_failed("reserve space for the memory"))?;

@@ -1,4 +1,4 @@
-//! Cgroups of containers (kernel, Documentation/admin-guide/cgroup-v2.rst), one below `containers` each.
+//! Cgroups of what the agent starts (kernel, Documentation/admin-guide/cgroup-v2.rst).
 
 use std::fs;
 use std::io;
@@ -11,27 +11,30 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::error::Error;
 
-const PARENT: &str = "/sys/fs/cgroup/containers";
+const HIERARCHY: &str = "/sys/fs/cgroup";
+/// The workload of a guest without containers, and all containers of one with them.
+pub(crate) const WORKLOAD: &str = "workload";
+pub(crate) const CONTAINERS: &str = "containers";
 const CONTROLLERS: [&str; 4] = ["+cpu", "+memory", "+pids", "+io"];
 /// Period of CPU quotas, microseconds.
 const PERIOD_US: u64 = 100_000;
 
-/// The cgroup of one container.
+/// One cgroup.
 #[derive(Debug)]
-pub(super) struct Cgroup(PathBuf);
+pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes it with its limits. Idempotent.
+    /// Makes it with its limits, and those above it. Idempotent.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(super) fn create(id: &str, limits: &CgroupLimits) -> Result<Self, Error> {
-        let path = Path::new(PARENT).join(id);
+    pub(crate) fn create(path: impl AsRef<Path>, limits: &CgroupLimits) -> Result<Self, Error> {
+        let path = Path::new(HIERARCHY).join(path);
         fs::create_dir_all(&path).map_err(Error::io(format!("make {}", path.display())))?;
-        for parent in ["/sys/fs/cgroup", PARENT] {
-            let file = Path::new(parent).join("cgroup.subtree_control");
+        let above: Vec<_> = path.ancestors().skip(1).take_while(|dir| dir.starts_with(HIERARCHY)).collect();
+        for dir in above.into_iter().rev() {
             for controller in CONTROLLERS {
-                let _not_in_every_kernel = fs::write(&file, controller);
+                let _not_in_every_kernel = fs::write(dir.join("cgroup.subtree_control"), controller);
             }
         }
         let cgroup = Self(path);
@@ -40,7 +43,7 @@ impl Cgroup {
     }
 
     /// Sets the limits that are given.
-    pub(super) fn update(&self, limits: &CgroupLimits) -> Result<(), Error> {
+    pub(crate) fn update(&self, limits: &CgroupLimits) -> Result<(), Error> {
         for (file, value) in settings(limits) {
             let path = self.0.join(file);
             fs::write(&path, &value).map_err(Error::io(format!("write {value} to {}", path.display())))?;
@@ -49,23 +52,23 @@ impl Cgroup {
     }
 
     /// A process that writes to this joins.
-    pub(super) fn procs(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn procs(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         Ok(rustix::fs::open(self.0.join("cgroup.procs"), flags, Mode::empty())?)
     }
 
     /// SIGKILL to every process in it.
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
         let _gone = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
     /// Did the kernel kill one of its processes for want of memory?
-    pub(super) fn oom_killed(&self) -> bool {
+    pub(crate) fn oom_killed(&self) -> bool {
         field(&self.read("memory.events"), "oom_kill") > 0
     }
 
     /// One below it, without limits of its own, for a process that joins the container.
-    pub(super) fn join(&self) -> io::Result<Joined> {
+    pub(crate) fn join(&self) -> io::Result<Joined> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let path = self.0.join(format!("exec-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&path)?;
@@ -73,7 +76,7 @@ impl Cgroup {
     }
 
     /// Without processes it can be removed. Idempotent.
-    pub(super) fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 let _ = fs::remove_dir(entry.path());
@@ -85,7 +88,7 @@ impl Cgroup {
         }
     }
 
-    pub(super) fn statistics(&self) -> ContainerStatistics {
+    pub(crate) fn statistics(&self) -> ContainerStatistics {
         let (cpu, memory) = (self.read("cpu.stat"), self.read("memory.stat"));
         let number = |file: &str| self.read(file).trim().parse().unwrap_or(0);
         let usage: u64 = number("memory.current");
@@ -119,7 +122,7 @@ pub(crate) struct Joined(Cgroup);
 
 impl Joined {
     /// A process that writes to this joins.
-    pub(super) fn procs(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn procs(&self) -> io::Result<OwnedFd> {
         self.0.procs()
     }
 
