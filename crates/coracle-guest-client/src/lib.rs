@@ -252,21 +252,35 @@ impl GuestClient {
         within(limit, self.rpc().configure_sandbox(request)).await
     }
 
-    /// Makes a container, within 30 s. Idempotent.
+    /// Makes a container, within 30 s, and gives who its process runs as, where the guest can tell. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
-    pub async fn create_container(&self, request: pb::CreateContainerRequest) -> Result<(), GuestError> {
-        within(CONTAINER_LIMIT, self.rpc().create_container(request)).await.map(drop)
+    pub async fn create_container(
+        &self,
+        request: pb::CreateContainerRequest,
+    ) -> Result<Option<pb::ProcessUser>, GuestError> {
+        within(CONTAINER_LIMIT, self.rpc().create_container(request)).await.map(|made| made.user)
     }
 
-    /// Starts a container's process, within 10 s. Idempotent.
+    /// Starts a container's process, within 10 s; gives why it could not run. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
-    pub async fn start_container(&self, id: &str) -> Result<(), GuestError> {
+    pub async fn start_container(&self, id: &str) -> Result<Option<pb::ExitStatus>, GuestError> {
         let request = pb::StartContainerRequest { id: id.to_owned() };
-        within(ASK_LIMIT, self.rpc().start_container(request)).await.map(drop)
+        within(ASK_LIMIT, self.rpc().start_container(request)).await.map(|started| started.exit)
+    }
+
+    /// Streams of a container that runs: its output from now on, then its exit. The first of `requests` starts it.
+    ///
+    /// # Errors
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] when it does not run or has no input.
+    pub async fn attach(
+        &self,
+        requests: impl Stream<Item = pb::AttachRequest> + Send + 'static,
+    ) -> Result<Streaming<pb::ExecResponse>, GuestError> {
+        Ok(self.rpc().attach(requests).await?.into_inner())
     }
 
     /// Ends a container's processes, after `grace` at the latest by SIGKILL, and returns when they have ended. Idempotent.

@@ -24,8 +24,8 @@ use crate::workload::{Workload, WorkloadPhase};
 use crate::{metrics, mounts, sys, warmup};
 
 /// Optional abilities that this agent has.
-const FEATURES: [&str; 9] =
-    ["containers", "copy", "exec", "logs", "metrics", "port-forward", "session", "tty", "volumes"];
+const FEATURES: [&str; 10] =
+    ["attach", "containers", "copy", "exec", "logs", "metrics", "port-forward", "session", "tty", "volumes"];
 /// Limit for one Configure.
 const CONFIGURE: Duration = Duration::from_secs(20);
 /// Limit for a volume to come or go: a disk may have much to write.

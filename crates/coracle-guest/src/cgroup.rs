@@ -16,6 +16,10 @@ const HIERARCHY: &str = "/sys/fs/cgroup";
 pub(crate) const WORKLOAD: &str = "workload";
 pub(crate) const CONTAINERS: &str = "containers";
 const CONTROLLERS: [&str; 4] = ["+cpu", "+memory", "+pids", "+io"];
+/// Processes of one container whose descriptors are counted.
+const INSPECTED_MAX: u64 = 256;
+/// What a container may have set beside its limits.
+const UNIFIED: [&str; 4] = ["cpu.", "memory.", "pids.", "io."];
 /// Period of CPU quotas, microseconds.
 const PERIOD_US: u64 = 100_000;
 
@@ -44,7 +48,7 @@ impl Cgroup {
 
     /// Sets the limits that are given.
     pub(crate) fn update(&self, limits: &CgroupLimits) -> Result<(), Error> {
-        for (file, value) in settings(limits) {
+        for (file, value) in settings(limits)? {
             let path = self.0.join(file);
             fs::write(&path, &value).map_err(Error::io(format!("write {value} to {}", path.display())))?;
         }
@@ -89,7 +93,8 @@ impl Cgroup {
     }
 
     pub(crate) fn statistics(&self) -> ContainerStatistics {
-        let (cpu, memory) = (self.read("cpu.stat"), self.read("memory.stat"));
+        let (cpu, memory, events) =
+            (self.read("cpu.stat"), self.read("memory.stat"), self.read("memory.events"));
         let number = |file: &str| self.read(file).trim().parse().unwrap_or(0);
         let usage: u64 = number("memory.current");
         let micro = |name| field(&cpu, name).saturating_mul(1000);
@@ -102,13 +107,42 @@ impl Cgroup {
             cpu_throttled_periods: field(&cpu, "nr_throttled"),
             memory_usage_bytes: usage,
             memory_working_set_bytes: usage.saturating_sub(field(&memory, "inactive_file")),
+            memory_peak_bytes: number("memory.peak"),
+            memory_kernel_bytes: field(&memory, "kernel"),
+            memory_mapped_file_bytes: field(&memory, "file_mapped"),
+            memory_swap_bytes: number("memory.swap.current"),
+            memory_limit_hits: field(&events, "max"),
+            oom_kills: field(&events, "oom_kill"),
+            threads: number("pids.current"),
             memory_rss_bytes: field(&memory, "anon"),
             memory_cache_bytes: field(&memory, "file"),
             page_faults: field(&memory, "pgfault"),
             major_page_faults: field(&memory, "pgmajfault"),
-            processes: number("pids.current"),
-            ..ContainerStatistics::default()
+            ..self.processes()
         }
+    }
+
+    /// Processes, and what they have open. A process that vanishes meanwhile does not count.
+    fn processes(&self) -> ContainerStatistics {
+        let mut counted = ContainerStatistics::default();
+        let below = fs::read_dir(&self.0).into_iter().flatten().flatten().map(|entry| entry.path());
+        for dir in std::iter::once(self.0.clone()).chain(below.filter(|path| path.is_dir())) {
+            let members = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            for pid in members.lines() {
+                counted.processes = counted.processes.saturating_add(1);
+                if counted.processes > INSPECTED_MAX {
+                    continue;
+                }
+                let open = fs::read_dir(Path::new("/proc").join(pid).join("fd"));
+                for entry in open.into_iter().flatten().flatten() {
+                    let target = fs::read_link(entry.path()).unwrap_or_default();
+                    let is_socket = target.as_os_str().as_encoded_bytes().starts_with(b"socket:");
+                    counted.file_descriptors = counted.file_descriptors.saturating_add(1);
+                    counted.sockets = counted.sockets.saturating_add(u64::from(is_socket));
+                }
+            }
+        }
+        counted
     }
 
     fn read(&self, file: &str) -> String {
@@ -139,7 +173,7 @@ impl Drop for Joined {
 }
 
 /// Files and what is written to them.
-fn settings(limits: &CgroupLimits) -> Vec<(&'static str, String)> {
+fn settings(limits: &CgroupLimits) -> Result<Vec<(&str, String)>, Error> {
     let or_max = |value: u64| if value == 0 { "max".to_owned() } else { value.to_string() };
     let all = [
         ("cpu.max", limits.cpu_quota_us.map(|quota| format!("{} {PERIOD_US}", or_max(quota)))),
@@ -147,7 +181,16 @@ fn settings(limits: &CgroupLimits) -> Vec<(&'static str, String)> {
         ("memory.max", limits.memory_max_bytes.map(or_max)),
         ("pids.max", limits.pids_max.map(or_max)),
     ];
-    all.into_iter().filter_map(|(file, value)| Some((file, value?))).collect()
+    let plain = |file: &str| {
+        file.len() <= 64
+            && file.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._".contains(&b))
+            && UNIFIED.iter().any(|controller| file.starts_with(controller))
+    };
+    if let Some(file) = limits.unified.keys().find(|file| !plain(file)) {
+        return Err(Error::invalid(format!("invalid cgroup file {file:?}")));
+    }
+    let unified = limits.unified.iter().map(|(file, value)| (file.as_str(), value.clone()));
+    Ok(all.into_iter().filter_map(|(file, value)| Some((file, value?))).chain(unified).collect())
 }
 
 /// The number behind a name in a flat-keyed file.
@@ -167,11 +210,21 @@ mod tests {
             cpu_weight: Some(0),
             memory_max_bytes: Some(1 << 20),
             pids_max: Some(0),
+            unified: [("memory.oom.group".to_owned(), "1".to_owned())].into(),
         };
-        let want = [("cpu.max", "50000 100000"), ("memory.max", "1048576"), ("pids.max", "max")];
-        let got = settings(&limits);
+        let want = [
+            ("cpu.max", "50000 100000"),
+            ("memory.max", "1048576"),
+            ("pids.max", "max"),
+            ("memory.oom.group", "1"),
+        ];
+        let got = settings(&limits).unwrap();
         assert_eq!(got.iter().map(|(file, value)| (*file, value.as_str())).collect::<Vec<_>>(), want);
-        assert!(settings(&CgroupLimits::default()).is_empty());
+        assert!(settings(&CgroupLimits::default()).unwrap().is_empty());
+        for bad in ["cgroup.procs", "memory.max/../x", "../x", ""] {
+            let unified = [(bad.to_owned(), "1".to_owned())].into();
+            assert!(settings(&CgroupLimits { unified, ..CgroupLimits::default() }).is_err(), "{bad}");
+        }
     }
 
     #[test]

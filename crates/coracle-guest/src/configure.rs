@@ -21,7 +21,7 @@ const RESOLVER: &str = "/etc/resolv.conf";
 const RESOLVER_MAX: usize = 64 * 1024;
 
 /// A checked request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     hostname: String,
     machine_id: String,

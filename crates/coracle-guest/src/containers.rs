@@ -5,6 +5,7 @@
 //!               └──────start, cannot run────────────▲
 //! ```
 
+mod attach;
 mod isolation;
 mod plan;
 mod root;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use coracle_proto::guest::{
-    CgroupLimits, ContainerExited, ContainerStatistics, ContainerStatus, CreateContainerRequest,
+    CgroupLimits, ContainerExited, ContainerStatistics, ContainerStatus, CreateContainerRequest, ProcessUser,
     WorkloadState,
 };
 use rustix::process::{PidfdFlags, Signal};
@@ -83,12 +84,15 @@ impl Containers {
     ///
     /// # Errors
     /// An invalid request, another container with the id, or a kernel that refuses.
-    pub(crate) async fn create(self: &Arc<Self>, request: CreateContainerRequest) -> Result<(), Error> {
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        request: CreateContainerRequest,
+    ) -> Result<Option<ProcessUser>, Error> {
         let plan = Plan::parse(request)?;
         let _one_at_a_time = self.mounting.lock().await;
         if let Some(existing) = self.lock().get(&plan.id) {
             let why = format!("container {} exists and is another one", plan.id);
-            return if existing.plan == plan { Ok(()) } else { Err(Error::State(why)) };
+            return if existing.plan == plan { Ok(existing.user()) } else { Err(Error::State(why)) };
         }
         if self.lock().len() >= CONTAINERS_MAX {
             return Err(Error::State(format!("{CONTAINERS_MAX} containers exist already")));
@@ -98,7 +102,7 @@ impl Containers {
         made.map_err(|_| Error::TimedOut("making a container"))?
     }
 
-    fn make(&self, plan: Plan) -> Result<(), Error> {
+    fn make(&self, plan: Plan) -> Result<Option<ProcessUser>, Error> {
         let cgroup = Cgroup::create(Path::new(CONTAINERS).join(&plan.id), &plan.cgroup)?;
         let (place, root) = match ContainerRoot::mount(&plan, &self.images) {
             Ok(mounted) => mounted,
@@ -109,19 +113,20 @@ impl Containers {
         };
         let (root, workload, id) = (Arc::new(root), Workload::new(), plan.id.clone());
         let container = Container { plan, place, root, cgroup, workload, first: OnceLock::new() };
+        let user = container.user();
         self.lock().insert(id, Arc::new(container));
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
-        Ok(())
+        Ok(user)
     }
 
-    /// Starts the container's process, once. Gives its process id, 0 when it is over.
+    /// Starts the container's process, once. Gives its process id, 0 when it is over, and why it could not run.
     ///
     /// # Errors
     /// No such container, or an invalid process.
-    pub(crate) fn start(&self, id: &str, reaper: &Reaper) -> Result<u32, Error> {
+    pub(crate) fn start(&self, id: &str, reaper: &Reaper) -> Result<(u32, Option<Exit>), Error> {
         let container = self.get(id)?;
         if !matches!(container.workload.progress(), WorkloadPhase::NotStarted) {
-            return Ok(container.pid());
+            return Ok((container.pid(), container.failure()));
         }
         let isolation = self.isolation(&container)?;
         let (root, process) = (&container.root, &container.plan.process);
@@ -131,7 +136,8 @@ impl Containers {
         {
             let _once = container.first.set(Arc::new(process));
         }
-        Ok(pid)
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        Ok((pid, container.failure()))
     }
 
     fn isolation(&self, container: &Container) -> Result<First, Error> {
@@ -292,6 +298,20 @@ impl Container {
             WorkloadPhase::Running(pid) => number(pid),
             WorkloadPhase::NotStarted | WorkloadPhase::Exited(_) => 0,
         }
+    }
+
+    /// Why it never ran.
+    fn failure(&self) -> Option<Exit> {
+        match self.workload.progress() {
+            WorkloadPhase::Exited(exit) => Some(exit).filter(|exit| !exit.error.is_empty()),
+            WorkloadPhase::NotStarted | WorkloadPhase::Running(_) => None,
+        }
+    }
+
+    /// Who its process runs as; `None` when the image does not have that user.
+    fn user(&self) -> Option<ProcessUser> {
+        let user = crate::process::identity(&self.root, &self.plan.process).ok()?;
+        Some(ProcessUser { uid: user.uid, gid: user.gid, groups: user.groups })
     }
 
     fn first_process(&self) -> Result<Arc<OwnedFd>, Error> {

@@ -16,7 +16,7 @@ const TICK_NS: u64 = 10_000_000;
 pub(crate) fn collect(overlay: &Path) -> MetricsResponse {
     let (memory_total_bytes, memory_available_bytes) = memory(&read("/proc/meminfo"));
     let cpu = cpu(&read("/proc/stat"));
-    let (net_receive_bytes, net_transmit_bytes) = network(&read("/proc/net/dev"));
+    let net = network(&read("/proc/net/dev"));
     let disk = rustix::fs::statvfs(overlay).ok();
     let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
     MetricsResponse {
@@ -25,8 +25,16 @@ pub(crate) fn collect(overlay: &Path) -> MetricsResponse {
         cpu_user_ns: cpu.user,
         cpu_system_ns: cpu.system,
         cpu_steal_ns: cpu.steal,
-        net_receive_bytes,
-        net_transmit_bytes,
+        net_receive_bytes: net[0],
+        net_receive_packets: net[1],
+        net_receive_errors: net[2],
+        net_receive_dropped: net[3],
+        net_transmit_bytes: net[8],
+        net_transmit_packets: net[9],
+        net_transmit_errors: net[10],
+        net_transmit_dropped: net[11],
+        overlay_inodes: disk.as_ref().map_or(0, |d| d.f_files),
+        overlay_inodes_free: disk.as_ref().map_or(0, |d| d.f_ffree),
         overlay_total_bytes: disk.as_ref().map_or(0, |d| d.f_blocks.saturating_mul(d.f_frsize)),
         overlay_available_bytes: disk.as_ref().map_or(0, |d| d.f_bavail.saturating_mul(d.f_frsize)),
         processes: processes(),
@@ -74,13 +82,14 @@ fn cpu(text: &str) -> Cpu {
     Cpu { user: sum(&[0, 1]), system: sum(&[2, 5, 6]), steal: sum(&[7]) }
 }
 
-/// Received and sent bytes of all links but loopback, of `/proc/net/dev`.
-fn network(text: &str) -> (u64, u64) {
+/// The sixteen counters of all links but loopback, of `/proc/net/dev`: bytes, packets, errors, dropped and four more that
+/// were received, then those that were sent.
+fn network(text: &str) -> [u64; 16] {
     let links = text.lines().filter_map(|l| l.split_once(':')).filter(|(name, _)| name.trim() != "lo");
-    links.fold((0u64, 0u64), |(received, sent), (_, counters)| {
-        let mut fields = counters.split_whitespace().map(|n| n.parse::<u64>().unwrap_or(0));
-        let (r, t) = (fields.next().unwrap_or(0), fields.nth(7).unwrap_or(0));
-        (received.saturating_add(r), sent.saturating_add(t))
+    links.fold([0; 16], |mut sums, (_, counters)| {
+        let fields = counters.split_whitespace().map(|n| n.parse::<u64>().unwrap_or(0));
+        sums.iter_mut().zip(fields).for_each(|(sum, field)| *sum = sum.saturating_add(field));
+        sums
     })
 }
 
@@ -109,7 +118,7 @@ mod tests {
         let stat = "cpu  100 5 30 900 7 2 3 11 0 0\ncpu0 1 1 1 1\n";
         assert_eq!(cpu(stat), Cpu { user: 1_050_000_000, system: 350_000_000, steal: 110_000_000 });
         let dev = "Inter-|   Receive\n face |bytes packets\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0:700 3 0 0 0 0 0 0 800 4 0 0 0 0 0 0\n";
-        assert_eq!(network(dev), (700, 800));
+        assert_eq!((network(dev)[0], network(dev)[8], network(dev)[9]), (700, 800, 4));
         assert_eq!(resident_pages("500 123 90 1 0 2 0\n"), 123);
     }
 
@@ -118,7 +127,7 @@ mod tests {
         for text in ["", "cpu ", "MemTotal:", "eth0:", "a:b:c\ncpu x y z\nMemTotal: -1", "\u{fffd}"] {
             assert_eq!(
                 (memory(text), cpu(text), network(text), resident_pages(text)),
-                ((0, 0), Cpu::default(), (0, 0), 0),
+                ((0, 0), Cpu::default(), [0; 16], 0),
                 "{text:?}"
             );
         }

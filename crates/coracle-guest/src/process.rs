@@ -249,7 +249,7 @@ struct Launch {
 
 impl Launch {
     fn prepare(root: &Root, process: &Process, make_cwd: bool) -> Result<Self, SpawnError> {
-        let identity = identity(root, &process.user)?;
+        let identity = identity(root, process)?;
         let env = environment(process, &identity)?;
         let (argv0, args) = arguments(process)?;
         let cwd = if process.cwd.is_empty() { "/" } else { process.cwd.as_str() };
@@ -293,12 +293,14 @@ impl Launch {
     }
 }
 
-fn identity(root: &Root, user: &str) -> Result<ProcessUser, SpawnError> {
+/// Who a process of this root runs as.
+pub(crate) fn identity(root: &Root, process: &Process) -> Result<ProcessUser, SpawnError> {
     let text = |path: &str| {
         root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned())
     };
     let (passwd, group) = (text("/etc/passwd").unwrap_or_default(), text("/etc/group").unwrap_or_default());
-    user::resolve(user, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
+    let wanted = (process.user.as_str(), process.groups_policy(), process.groups.as_slice());
+    user::resolve_with_groups(wanted, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
 }
 
 fn arguments(process: &Process) -> Result<(String, Vec<String>), Error> {

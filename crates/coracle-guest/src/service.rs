@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use coracle_proto::guest::attach_request::Message as Attach;
 use coracle_proto::guest::copy_in_request::Message as CopyIn;
 use coracle_proto::guest::exec_request::Message as Exec;
 use coracle_proto::guest::folder_answer::Message as ServeFolder;
@@ -167,16 +168,16 @@ impl Guest for Agent {
         if !self.is_sandbox() {
             return Err(Error::State("configure the sandbox first".into()).into());
         }
-        self.containers.create(request.into_inner()).await?;
-        Ok(Response::new(CreateContainerResponse {}))
+        let user = self.containers.create(request.into_inner()).await?;
+        Ok(Response::new(CreateContainerResponse { user }))
     }
 
     async fn start_container(
         &self,
         request: Request<StartContainerRequest>,
     ) -> Answer<StartContainerResponse> {
-        let pid = self.containers.start(&request.into_inner().id, &self.reaper)?;
-        Ok(Response::new(StartContainerResponse { pid }))
+        let (pid, exit) = self.containers.start(&request.into_inner().id, &self.reaper)?;
+        Ok(Response::new(StartContainerResponse { pid, exit: exit.map(Into::into) }))
     }
 
     async fn stop_container(&self, request: Request<StopContainerRequest>) -> Answer<StopContainerResponse> {
@@ -211,6 +212,16 @@ impl Guest for Agent {
 
     async fn list_containers(&self, _: Request<ListContainersRequest>) -> Answer<ListContainersResponse> {
         Ok(Response::new(ListContainersResponse { containers: self.containers.list() }))
+    }
+
+    type AttachStream = TaskStream<ExecResponse>;
+
+    async fn attach(&self, request: Request<Streaming<AttachRequest>>) -> Answer<Self::AttachStream> {
+        let mut input = request.into_inner();
+        let Some(Attach::Start(start)) = first(&mut input).await?.message else {
+            return Err(Status::invalid_argument("the first message is not `start`"));
+        };
+        Ok(Response::new(self.containers.attach(&start, input)?))
     }
 
     type SessionStream = TaskStream<GuestFrame>;

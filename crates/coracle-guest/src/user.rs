@@ -1,6 +1,8 @@
 //! Who a process runs as: an OCI user string against the image's own
 //! `/etc/passwd` and `/etc/group`. Pure. The rules are those of runc.
 
+use coracle_proto::guest::GroupsPolicy;
+
 /// Most supplementary groups given to a process.
 const GROUPS_MAX: usize = 256;
 
@@ -11,6 +13,30 @@ pub(crate) struct ProcessUser {
     pub(crate) gid: u32,
     pub(crate) groups: Vec<u32>,
     pub(crate) home: String,
+}
+
+/// As [`resolve`], with the groups that `policy` gives beside the user's own, and `extra` ones.
+pub(crate) fn resolve_with_groups(
+    (user, policy, extra): (&str, GroupsPolicy, &[u32]),
+    passwd: &str,
+    group: &str,
+) -> Result<ProcessUser, String> {
+    let mut resolved = resolve(user, passwd, group)?;
+    let member = |uid: u32| {
+        let login = entries(passwd).find(|e| e.get(2).is_some_and(|f| f.parse() == Ok(uid)));
+        login.map(|e| memberships(group, e.first().copied().unwrap_or(""))).unwrap_or_default()
+    };
+    let given = match policy {
+        GroupsPolicy::Unspecified => std::mem::take(&mut resolved.groups),
+        GroupsPolicy::Merge => [vec![resolved.gid], member(resolved.uid)].concat(),
+        GroupsPolicy::Strict => vec![resolved.gid],
+    };
+    for group in given.into_iter().chain(extra.iter().copied()) {
+        if !resolved.groups.contains(&group) && resolved.groups.len() < GROUPS_MAX {
+            resolved.groups.push(group);
+        }
+    }
+    Ok(resolved)
 }
 
 /// Resolves `""`, `"0"`, `"name"`, `"uid:gid"`, `"name:group"`. A number needs no entry; a name does.
@@ -34,13 +60,7 @@ pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUs
     let own_gid = field(3).and_then(|g| g.parse().ok()).unwrap_or(0);
 
     let Some(group_name) = group_name else {
-        let groups = entries(group)
-            .filter(|e| {
-                !login.is_empty() && e.get(3).is_some_and(|members| members.split(',').any(|m| m == login))
-            })
-            .filter_map(|e| e.get(2)?.parse().ok())
-            .take(GROUPS_MAX)
-            .collect();
+        let groups = memberships(group, &login);
         return Ok(ProcessUser { uid, gid: own_gid, groups, home });
     };
     let gid = match group_name.parse() {
@@ -51,6 +71,16 @@ pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUs
             .ok_or_else(|| format!("no group {group_name:?} in /etc/group"))?,
     };
     Ok(ProcessUser { uid, gid, groups: Vec::new(), home })
+}
+
+/// Groups that list `login` as a member.
+fn memberships(group: &str, login: &str) -> Vec<u32> {
+    let lists = |members: &&str| members.split(',').any(|m| m == login);
+    entries(group)
+        .filter(|e| !login.is_empty() && e.get(3).is_some_and(lists))
+        .filter_map(|e| e.get(2)?.parse().ok())
+        .take(GROUPS_MAX)
+        .collect()
 }
 
 fn entries(text: &str) -> impl Iterator<Item = Vec<&str>> {
@@ -88,6 +118,20 @@ mod tests {
                 .map(|i| (i.uid, i.gid, i.groups.clone(), i.home.as_str()))
                 .map_err(String::as_str);
             assert_eq!(got, want, "{why}");
+        }
+    }
+
+    #[test]
+    fn policy_decides_about_groups_of_the_image() {
+        use GroupsPolicy::{Merge, Strict, Unspecified};
+        for (why, user, policy, extra, want) in [
+            ("as it was", "web", Unspecified, &[][..], &[40, 41][..]),
+            ("merged, also with a group of its own", "33:7", Merge, &[60, 7], &[7, 40, 41, 60]),
+            ("strict", "33:7", Strict, &[60], &[7, 60]),
+            ("a user without an entry", "1000", Merge, &[60], &[0, 60]),
+        ] {
+            let got = resolve_with_groups((user, policy, extra), PASSWD, GROUP).unwrap();
+            assert_eq!(got.groups, want, "{why}");
         }
     }
 

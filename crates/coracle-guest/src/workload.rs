@@ -37,12 +37,22 @@ pub(crate) enum WorkloadPhase {
     Exited(Exit),
 }
 
+/// Our ends of a process's input.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Input {
+    /// `None`: it has none, or it is closed.
+    pub(crate) stdin: Option<Arc<Pipe>>,
+    pub(crate) terminal: Option<Arc<Pipe>>,
+}
+
 #[derive(Debug)]
 pub(crate) struct Workload {
     progress: watch::Sender<WorkloadPhase>,
     /// Guest wall clock at its end, nanoseconds since 1970.
     ended_ns: AtomicI64,
     logs: Arc<Logs>,
+    /// What attachments write to, while it runs.
+    input: Mutex<Input>,
     /// The task that reads the output and waits for the exit; ends by itself.
     keeper: Mutex<JoinSet<()>>,
 }
@@ -50,7 +60,13 @@ pub(crate) struct Workload {
 impl Workload {
     pub(crate) fn new() -> Arc<Self> {
         let progress = watch::Sender::new(WorkloadPhase::NotStarted);
-        Arc::new(Self { progress, ended_ns: AtomicI64::new(0), logs: Logs::new(), keeper: Mutex::default() })
+        Arc::new(Self {
+            progress,
+            ended_ns: AtomicI64::new(0),
+            logs: Logs::new(),
+            input: Mutex::default(),
+            keeper: Mutex::default(),
+        })
     }
 
     pub(crate) fn progress(&self) -> WorkloadPhase {
@@ -103,7 +119,8 @@ impl Workload {
             Ok(running) => {
                 self.progress.send_replace(WorkloadPhase::Running(running.pid));
                 let this = Arc::clone(self);
-                keeper.spawn(async move { this.keep(running.io, running.exit).await });
+                let output = self.split(running.io);
+                keeper.spawn(async move { this.keep(output, running.exit).await });
                 Ok(number(running.pid))
             }
             Err(SpawnError::Cannot(exit)) => {
@@ -151,26 +168,52 @@ impl Workload {
         }
     }
 
+    /// Where attachments write to now.
+    pub(crate) fn input(&self) -> Input {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The process reads the end of its input, once those have gone who write now.
+    pub(crate) fn close_stdin(&self) {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner).stdin = None;
+    }
+
+    /// Keeps the input, so that a process that asked for an open one does not read its end; gives the output.
+    fn split(&self, io: Io) -> Output {
+        let (input, output) = match io {
+            Io::Pipes { stdin, stdout, stderr } => {
+                (Input { stdin: stdin.map(Arc::new), terminal: None }, Output::Pipes { stdout, stderr })
+            }
+            Io::Terminal { master, stdin } => {
+                let master = Arc::new(master);
+                let typed = stdin.then(|| master.clone());
+                (Input { stdin: typed, terminal: Some(master.clone()) }, Output::Terminal(master))
+            }
+        };
+        *self.input.lock().unwrap_or_else(PoisonError::into_inner) = input;
+        output
+    }
+
     /// Takes the output until the end, whether or not anyone reads the logs.
-    async fn keep(&self, io: Io, exit: oneshot::Receiver<Exit>) {
+    async fn keep(&self, output: Output, exit: oneshot::Receiver<Exit>) {
         let (gone, over) = watch::channel(false);
         let exit = async {
             let exit =
                 exit.await.unwrap_or(Exit { code: 255, signal: 0, error: "its status was lost".into() });
             self.ended_ns.store(crate::sys::wall_clock_ns(), Ordering::Relaxed);
             self.progress.send_replace(WorkloadPhase::Exited(exit));
+            *self.input.lock().unwrap_or_else(PoisonError::into_inner) = Input::default();
             gone.send_replace(true);
         };
-        match io {
-            // Stdin has no writer, but a workload that asked for an open stdin must not read its end.
-            Io::Pipes { stdin: _open, stdout, stderr } => {
+        match output {
+            Output::Pipes { stdout, stderr } => {
                 tokio::join!(
                     exit,
                     self.record(&stdout, Stream::Stdout, over.clone()),
                     self.record(&stderr, Stream::Stderr, over)
                 );
             }
-            Io::Terminal { master, .. } => {
+            Output::Terminal(master) => {
                 tokio::join!(exit, self.record(&master, Stream::Stdout, over));
             }
         }
@@ -202,6 +245,12 @@ impl Workload {
     fn keeper(&self) -> MutexGuard<'_, JoinSet<()>> {
         self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Our ends of a process's output.
+enum Output {
+    Pipes { stdout: Pipe, stderr: Pipe },
+    Terminal(Arc<Pipe>),
 }
 
 /// Ends when the process is over and `silence` has passed since this was called.

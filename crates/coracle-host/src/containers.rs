@@ -2,10 +2,13 @@
 
 use coracle_proto::guest as pb;
 use coracle_record::{
-    ContainerMountSource, ContainerRecord, ContainerState, PidNamespace, Resources, Security,
+    ContainerMountSource, ContainerRecord, ContainerState, GroupsPolicy, PidNamespace, Resources, Security,
 };
 
 use crate::vmm_config::device;
+
+/// File system of image files.
+const IMAGE_FS: &str = "erofs";
 
 /// What a session with a guest asks for, for one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,38 +42,57 @@ pub(crate) fn settle(recorded: Option<ContainerState>, guest: Option<pb::Workloa
     }
 }
 
-/// Request to the guest to make a container whose image is in `slot`.
-pub(crate) fn create_request(record: &ContainerRecord, slot: usize) -> pb::CreateContainerRequest {
+/// Request to the guest to make a container. `slot` says where an image is, by its digest; `None` when one is nowhere.
+pub(crate) fn create_request(
+    record: &ContainerRecord,
+    slot: impl Fn(&str) -> Option<usize>,
+) -> Option<pb::CreateContainerRequest> {
     let spec = &record.spec;
     let (pid_namespace, target_container) = match &spec.pid_namespace {
         PidNamespace::Container => (pb::PidNamespace::Container, String::new()),
         PidNamespace::Pod => (pb::PidNamespace::Pod, String::new()),
         PidNamespace::Target(id) => (pb::PidNamespace::Target, id.to_string()),
     };
-    pb::CreateContainerRequest {
+    Some(pb::CreateContainerRequest {
         id: record.id.to_string(),
-        image_device: device(slot),
-        image_fs: "erofs".to_owned(),
+        image_device: device(slot(&record.image_digest)?),
+        image_fs: IMAGE_FS.to_owned(),
         read_only_root: spec.read_only_root,
-        process: Some(pb::Process {
-            argv: spec.process.argv.clone(),
-            env: spec.process.env.clone(),
-            user: spec.process.user.clone(),
-            cwd: spec.process.cwd.clone(),
-            tty: spec.tty,
-            stdin: spec.stdin,
-            ..pb::Process::default()
-        }),
-        mounts: spec.mounts.iter().map(mount).collect(),
+        process: Some(process(spec)),
+        mounts: spec.mounts.iter().map(|m| mount(m, &slot)).collect::<Option<_>>()?,
         security: Some(security(&spec.security)),
         cgroup: Some(limits(&spec.resources)),
         pid_namespace: pid_namespace.into(),
         target_container,
         stop_signal: spec.stop_signal,
+        stdin_once: spec.stdin_once,
+    })
+}
+
+/// The process of a container.
+pub(crate) fn process(spec: &coracle_record::ContainerSpec) -> pb::Process {
+    let policy = match spec.groups_policy {
+        GroupsPolicy::OfUser => pb::GroupsPolicy::Unspecified,
+        GroupsPolicy::Merge => pb::GroupsPolicy::Merge,
+        GroupsPolicy::Strict => pb::GroupsPolicy::Strict,
+    };
+    pb::Process {
+        argv: spec.process.argv.clone(),
+        env: spec.process.env.clone(),
+        user: spec.process.user.clone(),
+        cwd: spec.process.cwd.clone(),
+        tty: spec.tty,
+        stdin: spec.stdin,
+        groups_policy: policy.into(),
+        groups: spec.groups.clone(),
+        ..pb::Process::default()
     }
 }
 
-fn mount(mount: &coracle_record::ContainerMount) -> pb::ContainerMount {
+fn mount(
+    mount: &coracle_record::ContainerMount,
+    slot: impl Fn(&str) -> Option<usize>,
+) -> Option<pb::ContainerMount> {
     use pb::container_mount::Source;
     let source = match &mount.source {
         ContainerMountSource::Volume { name, sub_path } => {
@@ -79,8 +101,14 @@ fn mount(mount: &coracle_record::ContainerMount) -> pb::ContainerMount {
         ContainerMountSource::Tmpfs { size_bytes, mode } => {
             Source::Tmpfs(pb::TmpfsSource { size_bytes: *size_bytes, mode: *mode })
         }
+        ContainerMountSource::Image { digest, sub_path } => Source::Image(pb::ImageSource {
+            device: device(slot(digest)?),
+            fs: IMAGE_FS.to_owned(),
+            sub_path: sub_path.clone(),
+        }),
     };
-    pb::ContainerMount { target: mount.target.clone(), read_only: mount.read_only, source: Some(source) }
+    let (target, read_only) = (mount.target.clone(), mount.read_only);
+    Some(pb::ContainerMount { target, read_only, source: Some(source) })
 }
 
 fn security(security: &Security) -> pb::Security {
@@ -108,6 +136,7 @@ pub(crate) fn limits(resources: &Resources) -> pb::CgroupLimits {
         cpu_weight: resources.cpu_weight,
         memory_max_bytes: resources.memory_max_bytes,
         pids_max: resources.pids_max,
+        unified: resources.unified.clone(),
     }
 }
 
@@ -146,17 +175,22 @@ mod tests {
     #[test]
     fn request_has_what_the_record_has() {
         let source = ContainerMountSource::Volume { name: "data".into(), sub_path: "a".into() };
+        let image = ContainerMountSource::Image { digest: "b".into(), sub_path: "en".into() };
         let spec = ContainerSpec {
             process: Workload { argv: vec!["sh".into()], user: "web".into(), ..Workload::default() },
-            mounts: vec![ContainerMount { target: "/data".into(), read_only: true, source }],
+            mounts: vec![
+                ContainerMount { target: "/data".into(), read_only: true, source },
+                ContainerMount { target: "/model".into(), read_only: true, source: image },
+            ],
             security: Security { rlimits: vec![(7, 1, 2)], ..Security::default() },
             resources: Resources { pids_max: Some(5), ..Resources::default() },
             pid_namespace: PidNamespace::Target("main".parse().unwrap()),
             stop_signal: 3,
             ..ContainerSpec::default()
         };
-        let record = ContainerRecord::new("web".parse().unwrap(), spec, String::new(), UnixMillis(0));
-        let request = create_request(&record, 3);
+        let record = ContainerRecord::new("web".parse().unwrap(), spec, "a".into(), UnixMillis(0));
+        assert_eq!(create_request(&record, |digest| (digest == "a").then_some(3)), None, "b is nowhere");
+        let request = create_request(&record, |digest| Some(if digest == "a" { 3 } else { 4 })).unwrap();
         assert_eq!(request.image_device, "/dev/disk/by-id/virtio-slot3");
         let (security, process) = (request.security.clone().unwrap(), request.process.clone().unwrap());
         assert_eq!((security.rlimits[0].soft, process.user.as_str()), (1, "web"));
@@ -166,5 +200,9 @@ mod tests {
         );
         assert_eq!((request.stop_signal, request.cgroup.unwrap().pids_max), (3, Some(5)));
         assert!(request.mounts[0].read_only);
+        let Some(pb::container_mount::Source::Image(image)) = &request.mounts[1].source else {
+            panic!("not an image: {:?}", request.mounts)
+        };
+        assert_eq!((image.device.as_str(), image.sub_path.as_str()), ("/dev/disk/by-id/virtio-slot4", "en"));
     }
 }

@@ -34,8 +34,9 @@ pub use coracle_logs::{ConsoleHandle, LogEntry, LogStream};
 pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
     BootFirmware, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
-    ContainerState, DiskImageVm, Exit, Fence, Filesystem, InvalidSnapshotName, Owner, PidNamespace, Record,
-    Resources, Sandbox, Security, SnapshotName, TemplateKey, Volume, VolumeKind, VolumePhase, Workload,
+    ContainerState, DiskImageVm, Exit, Fence, Filesystem, GroupsPolicy, InvalidSnapshotName, Owner,
+    PidNamespace, ProcessUser, Record, Resources, Sandbox, Security, SnapshotName, TemplateKey, Volume,
+    VolumeKind, VolumePhase, Workload,
 };
 pub use coracle_snapshot::SnapshotInfo;
 

@@ -20,7 +20,7 @@ use coracle_types::{InstanceId, Op, VmId};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 pub(crate) use actor::{Commit, spawn};
-pub(crate) use container_table::ContainerRequest;
+pub(crate) use container_table::{ContainerImage, ContainerRequest};
 
 use crate::memory_images::MemoryImages;
 use crate::node::Node;

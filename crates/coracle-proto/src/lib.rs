@@ -33,3 +33,10 @@ pub mod guest {
 pub mod market {
     include!("generated/coracle.market.v1.rs");
 }
+
+/// `runtime.v1`: what a kubelet asks of a container runtime.
+#[cfg(feature = "cri")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+pub mod cri {
+    include!("generated/runtime.v1.rs");
+}

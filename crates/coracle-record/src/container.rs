@@ -129,6 +129,9 @@ pub struct ContainerRecord {
     /// The kernel killed a process of it for want of memory.
     #[serde(default)]
     pub oom_killed: bool,
+    /// Who its process runs as, as its image says; `None`: that is not known.
+    #[serde(default)]
+    pub user: Option<ProcessUser>,
 }
 
 /// What a caller wants of a container.
@@ -143,6 +146,12 @@ pub struct ContainerSpec {
     pub tty: bool,
     /// Its standard input stays open.
     pub stdin: bool,
+    /// The end of the first attachment's input is the end of its standard input.
+    pub stdin_once: bool,
+    /// Which groups its process has beside the user's own.
+    pub groups_policy: GroupsPolicy,
+    /// Groups beside those of the policy.
+    pub groups: Vec<u32>,
     /// It cannot write to its root.
     pub read_only_root: bool,
     /// Mounts, in order.
@@ -197,6 +206,40 @@ pub enum ContainerMountSource {
         #[serde(default)]
         mode: u32,
     },
+    /// Another image, or a directory or file in it. Always read-only.
+    Image {
+        /// Digest of its manifest.
+        digest: String,
+        /// Path in it; empty: all of it.
+        #[serde(default)]
+        sub_path: String,
+    },
+}
+
+/// Groups of a process beside those that a caller names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum GroupsPolicy {
+    /// Those that /etc/group of the image has for the user; none where the user names a group.
+    #[default]
+    OfUser,
+    /// The user's own group and those that /etc/group of the image has for the user.
+    Merge,
+    /// The user's own group.
+    Strict,
+}
+
+/// Who a process runs as.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessUser {
+    /// User.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+    /// All other groups.
+    #[serde(default)]
+    pub groups: Vec<u32>,
 }
 
 /// What a container may do.
@@ -222,7 +265,7 @@ pub struct Security {
 }
 
 /// Limits of a container. `None`: as it is; 0: no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Resources {
     /// Microseconds of CPU time in each 100 ms.
@@ -233,6 +276,8 @@ pub struct Resources {
     pub memory_max_bytes: Option<u64>,
     /// Processes and threads.
     pub pids_max: Option<u64>,
+    /// Further files of its cgroup (cgroup v2) and what is written to them.
+    pub unified: BTreeMap<String, String>,
 }
 
 /// Whose processes a container sees.
@@ -262,7 +307,17 @@ impl ContainerRecord {
             finished_at: None,
             exit: None,
             oom_killed: false,
+            user: None,
         }
+    }
+
+    /// Manifest digests of its image and of those that it mounts.
+    pub fn images(&self) -> impl Iterator<Item = &str> {
+        let mounted = self.spec.mounts.iter().filter_map(|mount| match &mount.source {
+            ContainerMountSource::Image { digest, .. } => Some(digest.as_str()),
+            ContainerMountSource::Volume { .. } | ContainerMountSource::Tmpfs { .. } => None,
+        });
+        std::iter::once(self.image_digest.as_str()).chain(mounted)
     }
 
     /// Its process has ended without a report of the guest: with the VM, or while the node had no session with it.

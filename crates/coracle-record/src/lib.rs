@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::container::{
     AttachedImage, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
-    ContainerState, InvalidContainerId, PidNamespace, Resources, Sandbox, Security,
+    ContainerState, GroupsPolicy, InvalidContainerId, PidNamespace, ProcessUser, Resources, Sandbox,
+    Security,
 };
 pub use self::disk_image_vm::{BootFirmware, DiskImageVm};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};

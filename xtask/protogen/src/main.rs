@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use prost::Message;
 
-const PROTOS: [&str; 4] = [
+const PROTOS: [&str; 5] = [
+    "cri/runtime.proto",
     "firecracker/v1/firecracker.proto",
     "coracle/guest/v1/guest.proto",
     "coracle/host/v1/host.proto",

@@ -36,6 +36,7 @@ pub(super) struct Plan {
     pub(super) cgroup: CgroupLimits,
     pub(super) pid_namespace: PidMode,
     pub(super) stop_signal: Signal,
+    pub(super) stdin_once: bool,
 }
 
 /// Whose processes a container sees.
@@ -60,6 +61,8 @@ pub(super) enum MountSource {
     Volume { name: String, sub_path: PathBuf },
     /// Options of a tmpfs.
     Tmpfs { options: CString },
+    /// A path in another image.
+    Image { device: PathBuf, filesystem: &'static str, sub_path: PathBuf },
 }
 
 /// What a container's processes may do.
@@ -84,6 +87,7 @@ impl Plan {
             overlay_device: String::new(),
         };
         mounts::Plan::parse(&image)?;
+        let filesystem = filesystem(&wire.image_fs);
         if wire.mounts.len() > LIST_MAX {
             return Err(Error::invalid(format!("more than {LIST_MAX} mounts")));
         }
@@ -101,7 +105,7 @@ impl Plan {
         };
         Ok(Self {
             image: mounts::device(&wire.image_device)?,
-            filesystem: if wire.image_fs == "ext4" { "ext4" } else { "erofs" },
+            filesystem,
             read_only_root: wire.read_only_root,
             process: wire.process.ok_or_else(|| Error::invalid("no process"))?,
             mounts: wire.mounts.iter().map(Mount::parse).collect::<Result<_, _>>()?,
@@ -109,9 +113,15 @@ impl Plan {
             cgroup: wire.cgroup.unwrap_or_default(),
             pid_namespace,
             stop_signal,
+            stdin_once: wire.stdin_once,
             id: wire.id,
         })
     }
+}
+
+/// Of a request that was checked.
+fn filesystem(name: &str) -> &'static str {
+    if name == "ext4" { "ext4" } else { "erofs" }
 }
 
 /// A signal of the wire. Signal numbers above 31 are those of real-time signals, which `rustix` names by number too.
@@ -156,6 +166,20 @@ impl Mount {
                 let options = format!("mode={mode:04o}{size}");
                 let options = CString::new(options).map_err(|_| Error::invalid("options of a tmpfs"))?;
                 MountSource::Tmpfs { options }
+            }
+            Some(Source::Image(image)) => {
+                let sub_path = PathBuf::from(&image.sub_path);
+                if sub_path.is_absolute() || !is_plain(&sub_path) {
+                    return Err(Error::invalid(format!("invalid sub path {:?} of an image", image.sub_path)));
+                }
+                let of_image = coracle_proto::guest::RootMount {
+                    image_device: image.device.clone(),
+                    image_fs: image.fs.clone(),
+                    overlay_device: String::new(),
+                };
+                mounts::Plan::parse(&of_image)?;
+                let device = mounts::device(&image.device)?;
+                MountSource::Image { device, filesystem: filesystem(&image.fs), sub_path }
             }
             None => return Err(Error::invalid("a mount without a source")),
         };

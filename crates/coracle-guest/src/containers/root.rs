@@ -44,7 +44,7 @@ pub(super) struct ImageMount {
 impl Images {
     /// Mounts an image, if no container has it yet; blocking.
     fn mount(&self, device: &Path, filesystem: &str) -> Result<ImageMount, Error> {
-        let place = Path::new(IMAGES).join(device.file_name().unwrap_or_default());
+        let place = image_place(device);
         let mut images = self.lock();
         let users = images.entry(device.to_owned()).or_insert(0);
         if *users == 0 {
@@ -82,6 +82,10 @@ impl Images {
     }
 }
 
+fn image_place(device: &Path) -> PathBuf {
+    Path::new(IMAGES).join(device.file_name().unwrap_or_default())
+}
+
 /// The mounted root of one container.
 #[derive(Debug)]
 pub(super) struct ContainerRoot {
@@ -90,6 +94,8 @@ pub(super) struct ContainerRoot {
     /// Upper and work directory of its overlay.
     writable: PathBuf,
     image: ImageMount,
+    /// Images that are mounted in it.
+    volumes: Vec<ImageMount>,
 }
 
 impl ContainerRoot {
@@ -99,12 +105,14 @@ impl ContainerRoot {
     /// When a disk, a volume or a place is missing, or the kernel refuses.
     pub(super) fn mount(plan: &Plan, images: &Images) -> Result<(Self, Root), Error> {
         let image = images.mount(&plan.image, plan.filesystem)?;
-        let container = Self {
+        let mut container = Self {
             place: Path::new(ROOTS).join(&plan.id),
             writable: Path::new(OVERLAY).join("containers").join(&plan.id),
             image,
+            volumes: vec![],
         };
-        match container.assemble(plan) {
+        let mounted = container.mount_images(plan, images);
+        match mounted.and_then(|()| container.assemble(plan)) {
             Ok(root) => Ok((container, root)),
             Err(error) => {
                 if let Err(left) = container.remove(images) {
@@ -113,6 +121,15 @@ impl ContainerRoot {
                 Err(error)
             }
         }
+    }
+
+    fn mount_images(&mut self, plan: &Plan, images: &Images) -> Result<(), Error> {
+        for mount in &plan.mounts {
+            if let MountSource::Image { device, filesystem, .. } = &mount.source {
+                self.volumes.push(images.mount(device, filesystem)?);
+            }
+        }
+        Ok(())
     }
 
     fn assemble(&self, plan: &Plan) -> Result<Root, Error> {
@@ -152,6 +169,7 @@ impl ContainerRoot {
     /// Takes the root apart; blocking. Everything below goes with it.
     pub(super) fn leave(&self, images: &Images) {
         let _not_mounted = rustix::mount::unmount(&self.place, UnmountFlags::DETACH);
+        self.volumes.iter().for_each(|volume| images.release(volume));
         images.release(&self.image);
     }
 
@@ -229,23 +247,38 @@ fn add(root: &Root, mounted: &mut Mounted, mount: &Mount) -> Result<(), Error> {
             mounted.mount_on(root, "tmpfs", &path, DIRECTORY, flags, options).map(drop)
         }
         MountSource::Volume { name, sub_path } => {
-            let source = source(name, sub_path)?;
-            let is_dir = rootfs::is(&source, FileType::Directory).map_err(Error::io("inspect a volume"))?;
-            let at = if is_dir { dir_place(root, target) } else { file_place(root, target) };
-            let at = at.map_err(Error::io(format!("make {} in the container", target.display())))?;
-            let failed = |what: &str| format!("{what} {} of volume {name}", target.display());
-            rustix::mount::mount_bind_recursive(handle(&source), handle(&at))
-                .map_err(Error::io(failed("mount")))?;
-            mounted.push(root, target)?;
-            if mount.read_only {
-                let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-                let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed("find")))?;
-                rustix::mount::mount_remount(handle(&top), flags, c"")
-                    .map_err(Error::io(failed("make read-only")))?;
-            }
-            Ok(())
+            bind((root, mounted), target, &source(name, sub_path)?, mount.read_only)
+        }
+        MountSource::Image { device, sub_path, .. } => {
+            let image = Root::open(&image_place(device)).map_err(Error::io("open the image of a mount"))?;
+            let source = image
+                .resolve(sub_path_or_all(sub_path), OFlags::PATH)
+                .map_err(Error::io(format!("find {} in an image", sub_path.display())))?;
+            bind((root, mounted), target, &source, true)
         }
     }
+}
+
+/// Puts a directory or a file at its place in the container.
+fn bind(
+    (root, mounted): (&Root, &mut Mounted),
+    target: &Path,
+    source: &OwnedFd,
+    read_only: bool,
+) -> Result<(), Error> {
+    let is_dir = rootfs::is(source, FileType::Directory).map_err(Error::io("inspect a volume"))?;
+    let at = if is_dir { dir_place(root, target) } else { file_place(root, target) };
+    let at = at.map_err(Error::io(format!("make {} in the container", target.display())))?;
+    let failed = |what: &str| format!("{what} {}", target.display());
+    rustix::mount::mount_bind_recursive(handle(source), handle(&at)).map_err(Error::io(failed("mount")))?;
+    mounted.push(root, target)?;
+    if read_only {
+        let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+        let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed("find")))?;
+        rustix::mount::mount_remount(handle(&top), flags, c"")
+            .map_err(Error::io(failed("make read-only")))?;
+    }
+    Ok(())
 }
 
 /// A volume, or a directory or file in it. A missing directory is made.

@@ -21,6 +21,8 @@ use crate::workload::{WorkloadPhase, number};
 
 /// Between two reports.
 const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
+/// From a change to a report about it.
+const SETTLED: Duration = Duration::from_millis(500);
 
 impl Containers {
     /// Sends frames until the host closes its side. Where the output of each container continues is in `first`.
@@ -73,11 +75,20 @@ impl Containers {
     }
 
     async fn report(&self, metrics: impl Fn() -> MetricsResponse, outbox: &Outbox<GuestFrame>) {
+        let mut changed = self.changed.subscribe();
         let mut period = interval(STATISTICS_PERIOD);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            period.tick().await;
-            let statistics = Statistics { sandbox: Some(metrics()), containers: self.statistics() };
+            tokio::select! {
+                _ = period.tick() => {}
+                Ok(()) = changed.changed() => {
+                    period.reset_after(SETTLED);
+                    continue;
+                }
+            }
+            let time_unix_ns = crate::sys::wall_clock_ns();
+            let statistics =
+                Statistics { sandbox: Some(metrics()), containers: self.statistics(), time_unix_ns };
             if send(outbox, Message::Statistics(statistics)).await.is_err() {
                 return;
             }

@@ -294,6 +294,7 @@ async fn out_of_memory(c: &mut Client, frames: &mut Frames) -> Result<()> {
         pids_max: Some(16),
         cpu_quota_us: Some(50_000),
         cpu_weight: Some(50),
+        ..CgroupLimits::default()
     };
     let request =
         container("greedy", &["sh", "-c", "x=$(dd if=/dev/zero bs=1M count=64 | tr '\\0' x); echo no"]);

@@ -1,16 +1,17 @@
 //! Containers of VMs: requests for the VM's task, and what is known without asking it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_image::PullPolicy;
+use coracle_image::{Image, PullPolicy};
 use coracle_oci::{OciError, Progress, PullOrigin, Reference};
 use coracle_proto::guest as pb;
-use coracle_record::{ContainerId, ContainerRecord, ContainerSpec, Resources};
+use coracle_record::{ContainerId, ContainerRecord, ContainerSpec, ContainerState, Resources};
 use tokio::sync::oneshot;
 
 use super::{Access, Host, NodeImage};
-use crate::vm::{ContainerRequest, Request};
+use crate::vm::{ContainerImage, ContainerRequest, Request};
 use crate::{HostError, files};
 
 impl Host {
@@ -31,17 +32,36 @@ impl Host {
     ) -> Result<ContainerRecord, HostError> {
         let failed = |source| HostError::Image { reference: spec.image.clone(), source };
         let reference: Reference = spec.image.parse().map_err(|e: OciError| failed(e.into()))?;
-        let image = match self.ensure_image(&reference, (pull, origin), progress).await? {
-            NodeImage::Container(image) => image,
+        match self.ensure_image(&reference, (pull, origin), progress).await? {
+            NodeImage::Container(image) => self.create_container_of(vm, id, spec, &image, &[]).await,
             NodeImage::Disk(_) => {
                 let message = format!("{} is a disk image: a container needs a container image", spec.image);
-                return Err(HostError::Invalid { message });
+                Err(HostError::Invalid { message })
             }
-        };
-        let rootfs = self.images().rootfs(&image).await.map_err(failed)?.path;
+        }
+    }
+
+    /// As [`Host::create_container`], of an image that this node has; `mounted` are the images of its mounts.
+    ///
+    /// # Errors
+    /// As [`Host::create_container`].
+    pub async fn create_container_of(
+        &self,
+        vm: &str,
+        id: ContainerId,
+        spec: ContainerSpec,
+        image: &Image,
+        mounted: &[Image],
+    ) -> Result<ContainerRecord, HostError> {
         let spec = Box::new(with_defaults(spec, &image.config)?);
-        let image_digest = image.digest.to_string();
-        self.ask_container(vm, ContainerRequest::Create { id, spec, image_digest, rootfs }).await
+        let mut images = Vec::new();
+        for image in std::iter::once(image).chain(mounted) {
+            let failed = |source| HostError::Image { reference: image.digest.to_string(), source };
+            let rootfs = self.images().rootfs(image).await.map_err(failed)?.path;
+            images.push(ContainerImage { digest: image.digest.to_string(), rootfs });
+        }
+        let image = images.remove(0);
+        self.ask_container(vm, ContainerRequest::Create { id, spec, image, mounted: images }).await
     }
 
     /// Starts the process of a container. `Ok` when it runs already.
@@ -78,7 +98,7 @@ impl Host {
         self.ask_container(vm, ContainerRequest::Kill { id: id.clone(), signal }).await
     }
 
-    /// Changes limits of a container, without a restart.
+    /// Changes limits of a container, without a restart; `metadata` is added to what it was made with.
     ///
     /// # Errors
     /// As [`Host::start_container`].
@@ -87,8 +107,30 @@ impl Host {
         vm: &str,
         id: &ContainerId,
         resources: Resources,
+        metadata: BTreeMap<String, String>,
     ) -> Result<ContainerRecord, HostError> {
-        self.ask_container(vm, ContainerRequest::Update { id: id.clone(), resources }).await
+        self.ask_container(vm, ContainerRequest::Update { id: id.clone(), resources, metadata }).await
+    }
+
+    /// A command for [`Host::guest`] that joins a container: its user, environment and directory.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`], [`HostError::NoContainer`], [`HostError::ContainerState`] when it does not run.
+    pub fn container_process(
+        &self,
+        vm: &str,
+        id: &ContainerId,
+        argv: Vec<String>,
+    ) -> Result<pb::Process, HostError> {
+        let view = self.find(vm, Access::Read)?;
+        let missing = || HostError::NoContainer { vm: vm.to_owned(), id: id.to_string() };
+        let record = view.containers.get(id).ok_or_else(missing)?;
+        if record.state != ContainerState::Running {
+            let (vm, id, why) = (vm.to_owned(), id.to_string(), "it is not running");
+            return Err(HostError::ContainerState { vm, id, operation: "run a command in", why });
+        }
+        let process = crate::containers::process(&record.spec);
+        Ok(pb::Process { argv, container: id.to_string(), tty: false, stdin: false, ..process })
     }
 
     /// Ends and removes a container; returns when nothing but a log at a place of the caller's is left of it.

@@ -15,11 +15,20 @@ use crate::{Exit, HostError};
 /// The record of the container that was asked about.
 pub(crate) type ContainerReply = oneshot::Sender<Result<ContainerRecord, HostError>>;
 
+/// An image of this node that a container needs.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerImage {
+    /// Digest of its manifest.
+    pub(crate) digest: String,
+    /// Its root file system.
+    pub(crate) rootfs: PathBuf,
+}
+
 /// What can be asked of a container.
 #[derive(Debug)]
 pub(crate) enum ContainerRequest {
     /// Answers when it is made.
-    Create { id: ContainerId, spec: Box<ContainerSpec>, image_digest: String, rootfs: PathBuf },
+    Create { id: ContainerId, spec: Box<ContainerSpec>, image: ContainerImage, mounted: Vec<ContainerImage> },
     /// Answers when its process runs, or could not.
     Start { id: ContainerId },
     /// Answers when it has ended and its output is in the log.
@@ -27,7 +36,7 @@ pub(crate) enum ContainerRequest {
     /// Answers when the signal is sent.
     Kill { id: ContainerId, signal: i32 },
     /// Answers when the limits are set.
-    Update { id: ContainerId, resources: Resources },
+    Update { id: ContainerId, resources: Resources, metadata: BTreeMap<String, String> },
     /// Answers with its last record when nothing is left of it.
     Remove { id: ContainerId },
 }

@@ -72,7 +72,7 @@ pub(super) async fn run(
         let exit = match &outputs.containers {
             Some((logs, statistics)) => {
                 tokio::select! {
-                    () = session::follow(&client, logs, statistics, (boot, &job_events)) => {}
+                    () = session::follow(&client, logs, statistics, &shared.node.clock, (boot, &job_events)) => {}
                     () = pulse(&client, &paused) => {}
                 }
                 None

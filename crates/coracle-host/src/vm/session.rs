@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_frame::Message;
+use coracle_types::Clock;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::container_table::{ContainerEnd, ContainerLogs};
@@ -16,6 +17,7 @@ pub(super) async fn follow(
     client: &GuestClient,
     logs: &ContainerLogs,
     statistics: &watch::Sender<Option<Arc<pb::Statistics>>>,
+    clock: &Clock,
     (boot, events): (u32, &mpsc::Sender<JobEvent>),
 ) {
     let send = async |kind| {
@@ -39,7 +41,11 @@ pub(super) async fn follow(
                     send(JobEventKind::ContainerExited(end)).await;
                 }
             }
-            Some(Message::Statistics(new)) => drop(statistics.send_replace(Some(Arc::new(new)))),
+            Some(Message::Statistics(mut new)) => {
+                // A guest's clock proves nothing.
+                new.time_unix_ns = clock.now().0.saturating_mul(1_000_000);
+                drop(statistics.send_replace(Some(Arc::new(new))));
+            }
             None => {}
         }
     }

@@ -106,8 +106,14 @@ async fn refusals_name_the_container() {
     let again = host.start_container("pod", &id("main")).await.unwrap_err();
     assert_eq!(again.to_string(), "cannot start container main of VM pod: it has ended");
     let limits = Resources { pids_max: Some(9), ..Resources::default() };
-    let updated = host.update_container("pod", &id("idle"), limits).await.unwrap();
-    assert_eq!(updated.spec.resources.pids_max, Some(9));
+    let updated = host
+        .update_container("pod", &id("idle"), limits, [("a".to_owned(), "b".to_owned())].into())
+        .await
+        .unwrap();
+    assert_eq!((updated.spec.resources.pids_max, updated.spec.metadata["a"].as_str()), (Some(9), "b"));
+    create(&host, "missing", spec(&["missing"])).await.unwrap();
+    let missing = host.start_container("pod", &id("missing")).await.unwrap();
+    assert_eq!(missing.exit.unwrap().error, "missing: not found", "the answer says why");
 
     let workload = VmSpec::of("web".parse().unwrap(), IMAGE);
     host.create(workload, Arc::new(NoProgress)).await.unwrap();

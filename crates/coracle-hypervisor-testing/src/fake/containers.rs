@@ -1,5 +1,5 @@
 //! Containers of a pretended guest. `echo TEXT` prints and ends with 0, `exit CODE` ends, `oom` is killed for want of
-//! memory; everything else runs until it is stopped.
+//! memory, `missing` cannot run; everything else runs until it is stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl Containers {
         Ok(())
     }
 
-    pub(super) fn start(&self, id: &str) -> Result<u32, Status> {
+    pub(super) fn start(&self, id: &str) -> Result<pb::StartContainerResponse, Status> {
         self.change(id, |container| {
             if container.state != WorkloadState::NotStarted {
                 return;
@@ -66,12 +66,19 @@ impl Containers {
                     container.output = format!("{}\n", words.join(" ")).into_bytes();
                     container.end(0, false);
                 }
+                ["missing"] => {
+                    container.end(127, false);
+                    let exit = container.exit.as_mut().and_then(|exited| exited.exit.as_mut());
+                    exit.into_iter().for_each(|exit| exit.error = "missing: not found".to_owned());
+                }
                 ["exit", code] => container.end(code.parse().unwrap_or(255), false),
                 ["oom"] => container.end(137, true),
                 _ => {}
             }
         })?;
-        Ok(u32::from(self.is_running(id)) * 2)
+        let exit = self.change(id, |container| container.exit.clone())?.and_then(|exited| exited.exit);
+        let exit = exit.filter(|exit| !exit.error.is_empty());
+        Ok(pb::StartContainerResponse { pid: u32::from(self.is_running(id)) * 2, exit })
     }
 
     pub(super) fn stop(&self, id: &str) -> Result<pb::ExitStatus, Status> {
@@ -214,7 +221,8 @@ async fn follow(
 
 async fn report(frames: &Frames) {
     loop {
-        let statistics = pb::Statistics { sandbox: Some(pb::MetricsResponse::default()), containers: vec![] };
+        let statistics =
+            pb::Statistics { sandbox: Some(pb::MetricsResponse::default()), ..Default::default() };
         if send(frames, Message::Statistics(statistics)).await.is_err() {
             return;
         }

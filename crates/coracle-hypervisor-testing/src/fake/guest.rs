@@ -351,15 +351,15 @@ impl Guest for FakeGuest {
         request: Request<pb::CreateContainerRequest>,
     ) -> Reply<pb::CreateContainerResponse> {
         self.containers.create(request.into_inner())?;
-        Ok(Response::new(pb::CreateContainerResponse {}))
+        let user = Some(pb::ProcessUser { uid: 0, gid: 0, groups: vec![0] });
+        Ok(Response::new(pb::CreateContainerResponse { user }))
     }
 
     async fn start_container(
         &self,
         request: Request<pb::StartContainerRequest>,
     ) -> Reply<pb::StartContainerResponse> {
-        let pid = self.containers.start(&request.into_inner().id)?;
-        Ok(Response::new(pb::StartContainerResponse { pid }))
+        Ok(Response::new(self.containers.start(&request.into_inner().id)?))
     }
 
     async fn stop_container(
@@ -400,6 +400,39 @@ impl Guest for FakeGuest {
         _: Request<pb::ListContainersRequest>,
     ) -> Reply<pb::ListContainersResponse> {
         Ok(Response::new(pb::ListContainersResponse { containers: self.containers.list() }))
+    }
+
+    type AttachStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;
+
+    /// Sends back what it is sent, until the client closes its input.
+    async fn attach(&self, request: Request<Streaming<pb::AttachRequest>>) -> Reply<Self::AttachStream> {
+        use pb::attach_request::Message as In;
+        let mut request = request.into_inner();
+        let Some(In::Start(start)) = request.message().await?.and_then(|m| m.message) else {
+            return Err(Status::invalid_argument("the first message starts an attachment"));
+        };
+        if !self.containers.is_running(&start.container) {
+            return Err(Status::failed_precondition("the container is not running"));
+        }
+        let (replies, stream) = mpsc::channel(8);
+        let echo = async move {
+            use pb::exec_response::Message as Out;
+            while let Ok(Some(message)) = request.message().await {
+                let reply = match message.message {
+                    Some(In::Stdin(data)) => Out::Stdout(data),
+                    Some(In::CloseStdin(true)) => break,
+                    _ => continue,
+                };
+                if replies.send(Ok(pb::ExecResponse { message: Some(reply) })).await.is_err() {
+                    return;
+                }
+            }
+            let exit = Out::Exit(pb::ExitStatus::default());
+            let _client_gone = replies.send(Ok(pb::ExecResponse { message: Some(exit) })).await;
+        };
+        #[expect(clippy::disallowed_methods, reason = "ends with the stream that it serves")]
+        tokio::spawn(echo);
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
     type SessionStream = BoxStream<'static, Result<pb::GuestFrame, Status>>;

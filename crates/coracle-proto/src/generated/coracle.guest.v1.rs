@@ -194,9 +194,25 @@ pub struct CreateContainerRequest {
     /// For StopContainer; 0: SIGTERM.
     #[prost(int32, tag = "11")]
     pub stop_signal: i32,
+    /// The end of the first attachment's input is the end of its standard input.
+    #[prost(bool, tag = "12")]
+    pub stdin_once: bool,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct CreateContainerResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateContainerResponse {
+    /// Who its process runs as.
+    #[prost(message, optional, tag = "1")]
+    pub user: ::core::option::Option<ProcessUser>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProcessUser {
+    #[prost(uint32, tag = "1")]
+    pub uid: u32,
+    #[prost(uint32, tag = "2")]
+    pub gid: u32,
+    #[prost(uint32, repeated, tag = "3")]
+    pub groups: ::prost::alloc::vec::Vec<u32>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContainerMount {
     /// Absolute path in the container; what is missing is made, a file where the source is one.
@@ -204,7 +220,7 @@ pub struct ContainerMount {
     pub target: ::prost::alloc::string::String,
     #[prost(bool, tag = "2")]
     pub read_only: bool,
-    #[prost(oneof = "container_mount::Source", tags = "3, 4")]
+    #[prost(oneof = "container_mount::Source", tags = "3, 4, 5")]
     pub source: ::core::option::Option<container_mount::Source>,
 }
 /// Nested message and enum types in `ContainerMount`.
@@ -215,7 +231,21 @@ pub mod container_mount {
         Volume(super::VolumeSource),
         #[prost(message, tag = "4")]
         Tmpfs(super::TmpfsSource),
+        /// Always read-only.
+        #[prost(message, tag = "5")]
+        Image(super::ImageSource),
     }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImageSource {
+    /// As CreateContainerRequest.image_device and image_fs.
+    #[prost(string, tag = "1")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub fs: ::prost::alloc::string::String,
+    /// A directory or a file in it, which must exist; empty: all of it.
+    #[prost(string, tag = "3")]
+    pub sub_path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeSource {
@@ -270,7 +300,7 @@ pub struct Rlimit {
     pub hard: u64,
 }
 /// Absent: as it is; 0: no limit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CgroupLimits {
     /// Microseconds of CPU time in each 100 ms.
     #[prost(uint64, optional, tag = "1")]
@@ -282,17 +312,53 @@ pub struct CgroupLimits {
     pub memory_max_bytes: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "4")]
     pub pids_max: ::core::option::Option<u64>,
+    /// Further files of the cgroup, by name, and what is written to them; only those of cpu, memory, pids and io.
+    #[prost(btree_map = "string, string", tag = "5")]
+    pub unified: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartContainerRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartContainerResponse {
     /// Process id in the guest; 0 when it had already exited.
     #[prost(uint32, tag = "1")]
     pub pid: u32,
+    /// Set when it could not run, with the reason.
+    #[prost(message, optional, tag = "2")]
+    pub exit: ::core::option::Option<ExitStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachRequest {
+    #[prost(oneof = "attach_request::Message", tags = "1, 2, 3, 4")]
+    pub message: ::core::option::Option<attach_request::Message>,
+}
+/// Nested message and enum types in `AttachRequest`.
+pub mod attach_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Start(super::AttachStart),
+        #[prost(bytes, tag = "2")]
+        Stdin(::prost::alloc::vec::Vec<u8>),
+        #[prost(bool, tag = "3")]
+        CloseStdin(bool),
+        #[prost(message, tag = "4")]
+        Resize(super::Resize),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachStart {
+    #[prost(string, tag = "1")]
+    pub container: ::prost::alloc::string::String,
+    /// Its input comes from this call, too. What the container was made without is FAILED_PRECONDITION.
+    #[prost(bool, tag = "2")]
+    pub stdin: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StopContainerRequest {
@@ -322,7 +388,7 @@ pub struct RemoveContainerRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveContainerResponse {}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UpdateContainerRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
@@ -433,6 +499,9 @@ pub struct Statistics {
     pub sandbox: ::core::option::Option<MetricsResponse>,
     #[prost(message, repeated, tag = "2")]
     pub containers: ::prost::alloc::vec::Vec<ContainerStatistics>,
+    /// When they were taken, nanoseconds since 1970.
+    #[prost(int64, tag = "3")]
+    pub time_unix_ns: i64,
 }
 /// Of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst).
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -471,6 +540,25 @@ pub struct ContainerStatistics {
     pub filesystem_used_bytes: u64,
     #[prost(uint64, tag = "16")]
     pub filesystem_inodes: u64,
+    #[prost(uint64, tag = "17")]
+    pub memory_peak_bytes: u64,
+    #[prost(uint64, tag = "18")]
+    pub memory_kernel_bytes: u64,
+    #[prost(uint64, tag = "19")]
+    pub memory_mapped_file_bytes: u64,
+    #[prost(uint64, tag = "20")]
+    pub memory_swap_bytes: u64,
+    /// How often a limit was reached, and how many processes the kernel killed for it.
+    #[prost(uint64, tag = "21")]
+    pub memory_limit_hits: u64,
+    #[prost(uint64, tag = "22")]
+    pub oom_kills: u64,
+    #[prost(uint64, tag = "23")]
+    pub threads: u64,
+    #[prost(uint64, tag = "24")]
+    pub file_descriptors: u64,
+    #[prost(uint64, tag = "25")]
+    pub sockets: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Network {
@@ -536,6 +624,11 @@ pub struct Process {
     /// Of Exec in a container: after this every process of it is killed; 0: no limit.
     #[prost(uint32, tag = "10")]
     pub timeout_ms: u32,
+    #[prost(enumeration = "GroupsPolicy", tag = "11")]
+    pub groups_policy: i32,
+    /// Groups beside those that the policy gives.
+    #[prost(uint32, repeated, tag = "12")]
+    pub groups: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartWorkloadRequest {
@@ -738,6 +831,22 @@ pub struct MetricsResponse {
     pub processes: u32,
     #[prost(uint64, tag = "11")]
     pub agent_rss_bytes: u64,
+    #[prost(uint64, tag = "12")]
+    pub net_receive_packets: u64,
+    #[prost(uint64, tag = "13")]
+    pub net_receive_errors: u64,
+    #[prost(uint64, tag = "14")]
+    pub net_receive_dropped: u64,
+    #[prost(uint64, tag = "15")]
+    pub net_transmit_packets: u64,
+    #[prost(uint64, tag = "16")]
+    pub net_transmit_errors: u64,
+    #[prost(uint64, tag = "17")]
+    pub net_transmit_dropped: u64,
+    #[prost(uint64, tag = "18")]
+    pub overlay_inodes: u64,
+    #[prost(uint64, tag = "19")]
+    pub overlay_inodes_free: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ShutdownRequest {
@@ -810,6 +919,39 @@ impl PidNamespace {
             "PID_NAMESPACE_CONTAINER" => Some(Self::Container),
             "PID_NAMESPACE_POD" => Some(Self::Pod),
             "PID_NAMESPACE_TARGET" => Some(Self::Target),
+            _ => None,
+        }
+    }
+}
+/// Groups of a process beside its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum GroupsPolicy {
+    /// Those that /etc/group has for the user; none where `user` names a group.
+    Unspecified = 0,
+    /// The user's own group and those that /etc/group has for the user.
+    Merge = 1,
+    /// The user's own group.
+    Strict = 2,
+}
+impl GroupsPolicy {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "GROUPS_POLICY_UNSPECIFIED",
+            Self::Merge => "GROUPS_POLICY_MERGE",
+            Self::Strict => "GROUPS_POLICY_STRICT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "GROUPS_POLICY_UNSPECIFIED" => Some(Self::Unspecified),
+            "GROUPS_POLICY_MERGE" => Some(Self::Merge),
+            "GROUPS_POLICY_STRICT" => Some(Self::Strict),
             _ => None,
         }
     }
@@ -1329,6 +1471,25 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "ListContainers"));
             self.inner.unary(req, path, codec).await
         }
+        /// Streams of a container that runs: its output from now on, and its standard input. First message: start. Ends with
+        /// the container's exit, and it continues when the call ends.
+        pub async fn attach(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::AttachRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ExecResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Attach");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Attach"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// Output, ends and statistics of all containers, for as long as the call lasts. Flow control of the stream holds
         /// back output; a container is never blocked by it, its oldest output is dropped instead (a gap in the offsets).
         pub async fn session(
@@ -1536,6 +1697,17 @@ pub mod guest_server {
             &self,
             request: tonic::Request<super::ListContainersRequest>,
         ) -> std::result::Result<tonic::Response<super::ListContainersResponse>, tonic::Status>;
+        /// Server streaming response type for the Attach method.
+        type AttachStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ExecResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Streams of a container that runs: its output from now on, and its standard input. First message: start. Ends with
+        /// the container's exit, and it continues when the call ends.
+        async fn attach(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::AttachRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::AttachStream>, tonic::Status>;
         /// Server streaming response type for the Session method.
         type SessionStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::GuestFrame, tonic::Status>,
@@ -2548,6 +2720,45 @@ pub mod guest_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/Attach" => {
+                    #[allow(non_camel_case_types)]
+                    struct AttachSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::StreamingService<super::AttachRequest> for AttachSvc<T> {
+                        type Response = super::ExecResponse;
+                        type ResponseStream = T::AttachStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::AttachRequest>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Guest>::attach(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AttachSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

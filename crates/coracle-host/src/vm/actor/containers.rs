@@ -16,18 +16,22 @@ use std::time::Duration;
 use coracle_guest_client::GuestError;
 use coracle_hypervisor::Driver as _;
 use coracle_logs::CriLog;
-use coracle_record::{AttachedImage, ContainerId, ContainerRecord, ContainerSpec, ContainerState, Resources};
+use coracle_proto::guest as pb;
+use coracle_record::{
+    AttachedImage, ContainerId, ContainerRecord, ContainerSpec, ContainerState, ProcessUser, Resources,
+};
 use coracle_types::Op;
 
 use super::Actor;
 use crate::containers::{Settle, create_request, limits, settle};
 use crate::events::EventKind;
 use crate::files::blocking;
-use crate::vm::container_table::{ContainerEnd, ContainerReply, ContainerRequest};
+use crate::vm::container_table::{ContainerEnd, ContainerImage, ContainerReply, ContainerRequest};
+use crate::vm::text::bounded;
 use crate::vm::{JobEvent, JobEventKind};
 use crate::vmm_config::image_disk;
 use crate::volumes::free_slot;
-use crate::{GuestClient, HostError, files};
+use crate::{Exit, GuestClient, HostError, files};
 
 /// Size at which a log turns over whose place the node chose; others belong to who chose the place.
 const LOG_ROTATE_BYTES: u64 = 10 << 20;
@@ -35,13 +39,15 @@ const LOG_ROTATE_BYTES: u64 = 10 << 20;
 impl Actor {
     pub(super) async fn container_request(&mut self, request: ContainerRequest, reply: ContainerReply) {
         let done = match request {
-            ContainerRequest::Create { id, spec, image_digest, rootfs } => {
-                self.create_container(id, *spec, image_digest, rootfs).await
+            ContainerRequest::Create { id, spec, image, mounted } => {
+                self.create_container(id, *spec, image, mounted).await
             }
             ContainerRequest::Start { id } => self.start_container(&id).await,
             ContainerRequest::Stop { id, grace } => return self.stop_container(id, grace, reply),
             ContainerRequest::Kill { id, signal } => self.kill_container(&id, signal).await,
-            ContainerRequest::Update { id, resources } => self.update_container(&id, resources).await,
+            ContainerRequest::Update { id, resources, metadata } => {
+                self.update_container(&id, resources, metadata).await
+            }
             ContainerRequest::Remove { id } => self.remove_container(&id).await,
         };
         let _caller_gone = reply.send(done);
@@ -51,8 +57,8 @@ impl Actor {
         &mut self,
         id: ContainerId,
         spec: ContainerSpec,
-        image_digest: String,
-        rootfs: PathBuf,
+        image: ContainerImage,
+        mounted: Vec<ContainerImage>,
     ) -> Result<ContainerRecord, HostError> {
         if let Some(existing) = self.containers.records.get(&id) {
             let vm = self.record.name.to_string();
@@ -64,21 +70,40 @@ impl Actor {
             };
         }
         let guest = self.container_guest("make a container")?;
-        let slot = self.attach_image(&image_digest, rootfs).await?;
-        let record = ContainerRecord::new(id, spec, image_digest, self.shared.node.clock.now());
-        let made = async {
-            self.save_container(&record).await?;
-            self.open_log(&record)?;
-            let request = create_request(&record, slot);
-            guest.create_container(request).await.map_err(|e| self.guest_failed("make a container", e))
-        };
-        if let Err(error) = made.await {
-            self.forget_container(&record.id).await?;
-            return Err(error);
+        let mut record = ContainerRecord::new(id, spec, image.digest.clone(), self.shared.node.clock.now());
+        match self.make_container(&guest, &record, [vec![image], mounted].concat()).await {
+            Ok(user) => record.user = user,
+            Err(error) => {
+                self.forget_container(&record.id).await?;
+                return Err(error);
+            }
         }
+        self.save_container(&record).await?;
         self.containers.put(record.clone());
         self.publish(EventKind::Updated);
         Ok(record)
+    }
+
+    /// Gives who its process runs as, if the guest knows. What a failure leaves is for the caller to remove.
+    async fn make_container(
+        &mut self,
+        guest: &GuestClient,
+        record: &ContainerRecord,
+        images: Vec<ContainerImage>,
+    ) -> Result<Option<ProcessUser>, HostError> {
+        for image in images {
+            self.attach_image(&image.digest, image.rootfs).await?;
+        }
+        self.save_container(record).await?;
+        self.open_log(record)?;
+        let missing = || HostError::Invalid { message: "an image of a mount is not on this node".to_owned() };
+        let request = create_request(record, |digest| self.slot_of(digest)).ok_or_else(missing)?;
+        let made = guest.create_container(request).await;
+        made.map(|user| user.map(process_user)).map_err(|e| self.guest_failed("make a container", e))
+    }
+
+    fn slot_of(&self, digest: &str) -> Option<usize> {
+        self.record.images.iter().find(|image| image.digest == digest).map(|image| image.slot)
     }
 
     async fn start_container(&mut self, id: &ContainerId) -> Result<ContainerRecord, HostError> {
@@ -90,8 +115,12 @@ impl Actor {
         }
         let guest = self.container_guest("start a container")?;
         let started = guest.start_container(id.as_str()).await;
-        started.map_err(|error| self.guest_failed("start a container", error))?;
+        let failure = started.map_err(|error| self.guest_failed("start a container", error))?;
         self.container_started(id).await?;
+        if let Some(exit) = failure {
+            let exit = Exit { code: exit.code, signal: exit.signal, error: bounded(exit.error) };
+            self.container_exited(ContainerEnd { id: id.clone(), exit, oom_killed: false }).await?;
+        }
         self.container(id)
     }
 
@@ -141,6 +170,7 @@ impl Actor {
         &mut self,
         id: &ContainerId,
         resources: Resources,
+        metadata: BTreeMap<String, String>,
     ) -> Result<ContainerRecord, HostError> {
         let mut record = self.container(id)?;
         if record.state == ContainerState::Exited {
@@ -150,11 +180,13 @@ impl Actor {
         let updated = guest.update_container(id.as_str(), limits(&resources)).await;
         updated.map_err(|error| self.guest_failed("update a container", error))?;
         let old = record.spec.resources;
+        record.spec.metadata.extend(metadata);
         record.spec.resources = Resources {
             cpu_quota_us: resources.cpu_quota_us.or(old.cpu_quota_us),
             cpu_weight: resources.cpu_weight.or(old.cpu_weight),
             memory_max_bytes: resources.memory_max_bytes.or(old.memory_max_bytes),
             pids_max: resources.pids_max.or(old.pids_max),
+            unified: old.unified.into_iter().chain(resources.unified).collect(),
         };
         self.save_container(&record).await?;
         self.containers.put(record.clone());
@@ -211,12 +243,11 @@ impl Actor {
             Settle::Keep => Ok(()),
             Settle::Make => {
                 let record = self.container(id)?;
-                let image = self.record.images.iter().find(|image| image.digest == record.image_digest);
-                let Some(slot) = image.map(|image| image.slot) else {
+                let Some(request) = create_request(&record, |digest| self.slot_of(digest)) else {
                     return self.lose_container(id, "its image was detached").await;
                 };
-                let made = guest.create_container(create_request(&record, slot)).await;
-                made.map_err(|error| self.guest_failed("make a container", error))
+                let made = guest.create_container(request).await;
+                made.map(drop).map_err(|error| self.guest_failed("make a container", error))
             }
             Settle::Started => self.container_started(id).await,
             Settle::Lost => self.lose_container(id, "the guest does not have it any more").await,
@@ -294,8 +325,8 @@ impl Actor {
 
     /// The slot of an image, attached if no container has it yet.
     async fn attach_image(&mut self, digest: &str, rootfs: PathBuf) -> Result<usize, HostError> {
-        if let Some(image) = self.record.images.iter().find(|image| image.digest == digest) {
-            return Ok(image.slot);
+        if let Some(slot) = self.slot_of(digest) {
+            return Ok(slot);
         }
         let slot = free_slot(&self.record.volumes, &self.record.images, true);
         let slot = slot.map_err(|message| HostError::Invalid { message })?;
@@ -338,7 +369,9 @@ impl Actor {
         removed.map_err(self.files_failed("remove the files of a container"))?;
         Arc::make_mut(&mut self.containers.records).remove(id);
         let digests: Vec<_> = self.record.images.iter().map(|image| image.digest.clone()).collect();
-        let used = |digest: &String| self.containers.records.values().any(|c| c.image_digest == *digest);
+        let used = |digest: &String| {
+            self.containers.records.values().any(|container| container.images().any(|image| image == digest))
+        };
         let unused: Vec<_> = digests.into_iter().filter(|digest| !used(digest)).collect();
         for digest in unused {
             self.detach_image(&digest).await?;
@@ -403,4 +436,8 @@ impl Actor {
         self.record.state.admit(Op::Guest).map_err(refused)?;
         self.present_guest(operation)
     }
+}
+
+fn process_user(user: pb::ProcessUser) -> ProcessUser {
+    ProcessUser { uid: user.uid, gid: user.gid, groups: user.groups }
 }

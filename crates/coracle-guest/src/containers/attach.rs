@@ -1,0 +1,104 @@
+//! Attachments to containers that run: their output from now on, and their input.
+
+use std::sync::Arc;
+
+use coracle_proto::guest::attach_request::Message as In;
+use coracle_proto::guest::exec_response::Message as Out;
+use coracle_proto::guest::{AttachRequest, AttachStart, ExecResponse, Stream};
+use futures_util::StreamExt;
+use tonic::Status;
+
+use super::{Container, Containers};
+use crate::error::Error;
+use crate::process;
+use crate::task_stream::{Outbox, TaskStream};
+use crate::workload::{Workload, WorkloadPhase};
+
+impl Containers {
+    /// Streams of a container that runs. It continues when the stream is dropped.
+    ///
+    /// # Errors
+    /// No such container, it does not run, or it has no input.
+    pub(crate) fn attach<S>(&self, start: &AttachStart, input: S) -> Result<TaskStream<ExecResponse>, Error>
+    where
+        S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Send + Unpin + 'static,
+    {
+        let container = self.get(&start.container)?;
+        if !matches!(container.workload.progress(), WorkloadPhase::Running(_)) {
+            return Err(Error::State(format!("container {} is not running", start.container)));
+        }
+        if start.stdin && !container.plan.process.stdin {
+            return Err(Error::State(format!("container {} has no input", start.container)));
+        }
+        let wants_input = start.stdin;
+        Ok(TaskStream::new(|outbox, tasks| {
+            tasks.spawn(async move {
+                let typing = forward(&container, input, wants_input);
+                let printing = print(&container, &outbox);
+                tokio::pin!(typing, printing);
+                tokio::select! {
+                    () = &mut printing => return,
+                    () = &mut typing => {}
+                }
+                printing.await;
+            });
+        }))
+    }
+}
+
+/// Closes the input of a container that has it for one attachment only.
+struct CloseInput(Option<Arc<Workload>>);
+
+impl Drop for CloseInput {
+    fn drop(&mut self) {
+        if let Some(workload) = &self.0 {
+            workload.close_stdin();
+        }
+    }
+}
+
+/// Serves the client's messages to the last.
+async fn forward<S>(container: &Container, mut input: S, wants_input: bool)
+where
+    S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Unpin,
+{
+    let once = wants_input && container.plan.stdin_once;
+    let _closed_with_this = CloseInput(once.then(|| container.workload.clone()));
+    while let Some(Ok(request)) = input.next().await {
+        let streams = container.workload.input();
+        match request.message {
+            Some(In::Stdin(bytes)) if wants_input => {
+                if let Some(stdin) = streams.stdin {
+                    let _it_closed_its_input = stdin.write_all(&bytes).await;
+                }
+            }
+            Some(In::CloseStdin(true)) if once => container.workload.close_stdin(),
+            Some(In::Resize(to)) => {
+                if let Some(terminal) = streams.terminal {
+                    let (rows, columns) = process::dimensions(to.rows, to.cols);
+                    let _it_has_ended = terminal.resize(rows, columns);
+                }
+            }
+            Some(In::Stdin(_) | In::CloseStdin(_) | In::Start(_)) | None => {}
+        }
+    }
+}
+
+/// Sends what the container prints from now on, and then how it ended.
+async fn print(container: &Container, outbox: &Outbox<ExecResponse>) {
+    let logs = container.workload.logs();
+    let Ok(output) = logs.follow(logs.end()) else { return };
+    let mut output = Box::pin(output);
+    while let Some(Ok(chunk)) = output.next().await {
+        let message = match chunk.stream() {
+            Stream::Stderr => Out::Stderr(chunk.data),
+            Stream::Stdout | Stream::Unspecified => Out::Stdout(chunk.data),
+        };
+        if outbox.send(Ok(ExecResponse { message: Some(message) })).await.is_err() {
+            return;
+        }
+    }
+    let exit = container.workload.exited().await;
+    let message = Some(Out::Exit(exit.into()));
+    let _client_gone = outbox.send(Ok(ExecResponse { message })).await;
+}
