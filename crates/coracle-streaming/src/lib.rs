@@ -1,0 +1,35 @@
+//! Server side of kubectl's exec, attach and port-forward: SPDY/3.1, WebSocket v1/v4/v5, and the port-forward tunnel.
+//!
+//! ```text
+//! request ─▶ handshake (pure) ─▶ 400 · 403
+//!                 └─▶ 101, a task of `Tasks`:
+//!                      spdy       frame, header_block (pure) ─▶ table (pure) ─▶ connection ─▶ session · port_forward
+//!                      websocket  channel (pure) ─▶ session · port_forward;  tunnel: SPDY inside of messages
+//! session: streams and outcome       forward: one forwarded connection       tokens: single-use paths
+//! ```
+//!
+//! Facts: SPDY draft 3.1 as Kubernetes' clients speak it, RFC 6455, `k8s.io/apimachinery` and `k8s.io/kubelet` streaming
+//! protocols. What this crate never does: run a process, dial a port, authenticate, or buffer without a bound.
+
+mod activity;
+mod forward;
+#[doc(hidden)]
+pub mod fuzz;
+mod handshake;
+mod limits;
+mod outbox;
+mod resize;
+mod serve;
+mod session;
+mod spdy;
+mod status;
+mod tasks;
+mod tokens;
+mod websocket;
+
+pub use forward::{Connection, Dial, Duplex};
+pub use limits::Limits;
+pub use serve::{Body, serve_port_forward, serve_session};
+pub use session::{Outcome, Reader, RunSession, Session, Streams, TerminalSize, Writer};
+pub use tasks::Tasks;
+pub use tokens::{Token, Tokens, TooMany};

@@ -1,0 +1,130 @@
+//! Upgrades requests, and runs what they ask for.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio_util::sync::CancellationToken;
+
+use crate::forward::Dial;
+use crate::handshake::{self, Accepted, Asked, PortForward, Refused};
+use crate::limits::Limits;
+use crate::session::{RunSession, Streams};
+use crate::spdy;
+use crate::tasks::Tasks;
+
+/// Body of the answers: empty, or the reason of a refusal.
+pub type Body = Full<Bytes>;
+
+/// Upgrades a request to the protocol that its headers ask for, and runs the session in a task of `tasks`; or answers 400
+/// or 403. The request must come from an HTTP/1.1 server that allows upgrades. `streams` are those that the server decided
+/// on: parameters of the request are not read. With a terminal there is no standard error.
+pub fn serve_session<B>(
+    request: Request<B>,
+    streams: Streams,
+    run: Box<dyn RunSession>,
+    limits: &Limits,
+    tasks: &Tasks,
+) -> Response<Body> {
+    let (accepted, connection) = match upgrade(request, handshake::session) {
+        Ok(upgrade) => upgrade,
+        Err(refused) => return refuse(refused),
+    };
+    let limits = limits.clone();
+    tasks.spawn(async move |stop: CancellationToken| {
+        let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
+        match accepted.protocol {
+            handshake::Session::Spdy(version) => {
+                let request = spdy::session::Request { streams, version, run, limits: limits.clone() };
+                spdy::serve(connection, &limits, stop, async |incoming, outbox, activity| {
+                    spdy::session::serve(request, incoming, outbox, activity).await;
+                })
+                .await;
+            }
+            handshake::Session::WebSocket(_) => {}
+        }
+    });
+    switch(accepted.headers)
+}
+
+/// Upgrades a request to the protocol that its headers ask for, and forwards connections to ports that `dial` reaches in a
+/// task of `tasks`; or answers 400 or 403. `ports` are those of the request, for old WebSocket clients that cannot name them
+/// otherwise; may be empty.
+pub fn serve_port_forward<B>(
+    request: Request<B>,
+    ports: &[u16],
+    dial: Arc<dyn Dial>,
+    limits: &Limits,
+    tasks: &Tasks,
+) -> Response<Body> {
+    let (accepted, connection) = match upgrade(request, handshake::port_forward) {
+        Ok(upgrade) => upgrade,
+        Err(refused) => return refuse(refused),
+    };
+    let (_ports, limits) = (ports.to_vec(), limits.clone());
+    tasks.spawn(async move |stop: CancellationToken| {
+        let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
+        match accepted.protocol {
+            PortForward::Spdy => {
+                let time = limits.stream_creation;
+                spdy::serve(connection, &limits, stop, async |incoming, _outbox, activity| {
+                    spdy::port_forward::serve(dial, time, incoming, activity).await;
+                })
+                .await;
+            }
+            PortForward::Tunnel | PortForward::WebSocket(_) => {}
+        }
+    });
+    switch(accepted.headers)
+}
+
+/// What a request asks for, and its connection.
+fn upgrade<B, T>(
+    mut request: Request<B>,
+    choose: fn(Asked<'_>) -> Result<Accepted<T>, Refused>,
+) -> Result<(Accepted<T>, OnUpgrade), Refused> {
+    let connection = request.extensions_mut().remove::<OnUpgrade>();
+    let asked = Asked { method: request.method(), version: request.version(), headers: request.headers() };
+    let accepted = choose(asked)?;
+    let connection = connection.ok_or_else(|| Refused {
+        status: StatusCode::BAD_REQUEST,
+        headers: Vec::new(),
+        reason: "cannot upgrade connection: the server does not allow it",
+    })?;
+    Ok((accepted, connection))
+}
+
+/// The connection, once the answer is sent. It has what the client sent behind its request.
+async fn upgraded(
+    connection: OnUpgrade,
+    limits: &Limits,
+    stop: &CancellationToken,
+) -> Option<TokioIo<Upgraded>> {
+    let connection = tokio::time::timeout(limits.stream_creation, connection);
+    match stop.run_until_cancelled(connection).await {
+        Some(Ok(Ok(upgraded))) => Some(TokioIo::new(upgraded)),
+        // The client disconnected before the answer, or the server stops.
+        Some(Ok(Err(_)) | Err(_)) | None => None,
+    }
+}
+
+fn switch(headers: HeaderMap) -> Response<Body> {
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *response.headers_mut() = headers;
+    response
+}
+
+fn refuse(refused: Refused) -> Response<Body> {
+    let mut response = Response::new(Body::from(format!("{}\n", refused.reason)));
+    *response.status_mut() = refused.status;
+    for (name, value) in refused.headers {
+        response.headers_mut().append(name, value);
+    }
+    let text = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, text);
+    response
+}

@@ -1,0 +1,133 @@
+//! The client's side of SPDY, for tests.
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use flate2::{Compress, Compression, FlushCompress};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::dictionary::DICTIONARY;
+use super::frame::{Decoder, Frame, StreamId};
+use super::header_block::Inflater;
+
+/// Compresses header blocks as clients do.
+pub(crate) struct Deflater(Compress);
+
+impl Deflater {
+    pub(crate) fn new() -> Self {
+        Self::with_level(Compression::best())
+    }
+
+    pub(crate) fn with_level(level: Compression) -> Self {
+        let mut zlib = Compress::new(level, true);
+        zlib.set_dictionary(&DICTIONARY).unwrap();
+        Self(zlib)
+    }
+
+    /// A block with `headers`.
+    pub(crate) fn block(&mut self, headers: &[(String, String)]) -> Vec<u8> {
+        let mut plain = BytesMut::new();
+        plain.put_u32(headers.len().try_into().unwrap());
+        for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+            plain.put_u32(text.len().try_into().unwrap());
+            plain.put_slice(text.as_bytes());
+        }
+        self.raw(&plain)
+    }
+
+    /// A block with any content.
+    pub(crate) fn raw(&mut self, plain: &[u8]) -> Vec<u8> {
+        self.compress(plain, FlushCompress::Sync)
+    }
+
+    /// A block at whose end the stream ends.
+    pub(crate) fn finished(&mut self) -> Vec<u8> {
+        self.compress(&[0; 4], FlushCompress::Finish)
+    }
+
+    fn compress(&mut self, plain: &[u8], flush: FlushCompress) -> Vec<u8> {
+        let mut out = Vec::with_capacity(2 * plain.len() + 100);
+        let before = self.0.total_in();
+        self.0.compress_vec(plain, &mut out, flush).unwrap();
+        assert_eq!(self.0.total_in() - before, plain.len() as u64);
+        out
+    }
+}
+
+/// A client of a connection.
+pub(crate) struct Peer<C> {
+    connection: C,
+    input: BytesMut,
+    decoder: Decoder,
+    deflater: Deflater,
+    inflater: Inflater,
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Peer<C> {
+    pub(crate) fn new(connection: C) -> Self {
+        let (decoder, inflater) = (Decoder::default(), Inflater::new());
+        Self { connection, input: BytesMut::new(), decoder, deflater: Deflater::new(), inflater }
+    }
+
+    pub(crate) async fn send(&mut self, frame: Frame) {
+        self.raw(&frame.encode()).await;
+    }
+
+    pub(crate) async fn raw(&mut self, bytes: &[u8]) {
+        self.try_raw(bytes).await.unwrap();
+    }
+
+    pub(crate) async fn try_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.connection.write_all(bytes).await
+    }
+
+    pub(crate) async fn data(&mut self, id: u32, fin: bool, payload: &'static [u8]) {
+        self.send(Frame::Data { id: StreamId(id), fin, payload: Bytes::from_static(payload) }).await;
+    }
+
+    pub(crate) async fn open(&mut self, id: u32, headers: &[(&str, &str)]) {
+        self.open_with(id, false, headers).await;
+    }
+
+    pub(crate) async fn open_with(&mut self, id: u32, fin: bool, headers: &[(&str, &str)]) {
+        let headers: Vec<_> = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let block = self.deflater.block(&headers).into();
+        self.send(Frame::SynStream { id: StreamId(id), fin, unidirectional: false, block }).await;
+    }
+
+    /// The next frame as text; `None` at the end of the connection. Data of a stream are text, `.` is its end.
+    pub(crate) async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(frame) = self.decoder.next(&mut self.input).unwrap() {
+                return Some(self.shown(frame));
+            }
+            if self.connection.read_buf(&mut self.input).await.unwrap_or(0) == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// The next frames up to the end of the connection.
+    pub(crate) async fn rest(&mut self) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Some(frame) = self.next().await {
+            all.push(frame);
+        }
+        all
+    }
+
+    fn shown(&mut self, frame: Frame) -> String {
+        match frame {
+            Frame::Data { id, fin, payload } => {
+                let text = String::from_utf8_lossy(&payload);
+                format!("{id}:{text}{}", if fin { "." } else { "" })
+            }
+            Frame::SynReply { id, block, .. } => {
+                assert_eq!(self.inflater.headers(&block), Ok(super::header_block::Headers::default()));
+                format!("reply {id}")
+            }
+            Frame::RstStream { id, status } => format!("reset {id} {status}"),
+            Frame::Ping { id } => format!("ping {id}"),
+            Frame::GoAway { last, status } => format!("goaway {last} {status}"),
+            frame => format!("{frame:?}"),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Port-forward over SPDY: pairs the two streams of each forwarded connection, dials, and copies.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::connection::Incoming;
+use super::frame::{Reset, StreamId};
+use super::header_block::Headers;
+use super::stream::{Pending, Stream};
+use crate::activity::Activity;
+use crate::forward::{self, Dial};
+
+/// Purpose of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Error,
+    Data,
+}
+
+/// What the two streams of a forwarded connection have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    /// Header `requestid`.
+    Request(String),
+    /// Old clients send none: id of the error stream, which the data stream follows.
+    Stream(u32),
+}
+
+/// What a stream is for. Pure.
+#[derive(Debug, PartialEq, Eq)]
+struct Purpose {
+    kind: Kind,
+    port: u16,
+    key: Key,
+}
+
+fn purpose(id: StreamId, headers: &Headers) -> Option<Purpose> {
+    let kind = match headers.get("streamtype")? {
+        "error" => Kind::Error,
+        "data" => Kind::Data,
+        _ => return None,
+    };
+    let port = headers.get("port")?.parse().ok().filter(|port| *port != 0)?;
+    let key = match headers.get("requestid") {
+        Some(request) if !request.is_empty() => Key::Request(request.to_owned()),
+        _ => Key::Stream(if kind == Kind::Error { id.0 } else { id.0.checked_sub(2)? }),
+    };
+    Some(Purpose { kind, port, key })
+}
+
+/// The first stream of a pair.
+struct Waiting {
+    stream: Stream,
+    kind: Kind,
+    port: u16,
+    end: Instant,
+}
+
+/// Streams that wait for the second of their pair.
+struct Pairs {
+    waiting: HashMap<Key, Waiting>,
+    time: Duration,
+}
+
+/// Both streams of a forwarded connection.
+struct Pair {
+    error: Stream,
+    data: Stream,
+    port: u16,
+}
+
+impl Pairs {
+    /// Accepts or refuses a stream. `Some` when its pair is complete.
+    fn add(&mut self, pending: Pending) -> Option<Pair> {
+        let Some(Purpose { kind, port, key }) = purpose(pending.id, &pending.headers) else {
+            pending.refuse(Reset::Protocol);
+            return None;
+        };
+        if self.waiting.get(&key).is_some_and(|first| first.kind == kind || first.port != port) {
+            pending.refuse(Reset::Protocol);
+            return None;
+        }
+        let stream = pending.accept()?;
+        match (self.waiting.remove(&key), kind) {
+            (Some(Waiting { stream: data, .. }), Kind::Error) => Some(Pair { error: stream, data, port }),
+            (Some(Waiting { stream: error, .. }), Kind::Data) => Some(Pair { error, data: stream, port }),
+            (None, _) => {
+                let end = Instant::now() + self.time;
+                self.waiting.insert(key, Waiting { stream, kind, port, end });
+                None
+            }
+        }
+    }
+
+    /// Resets streams whose time is over.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        for (_, first) in self.waiting.extract_if(|_, first| first.end <= now) {
+            first.stream.reset(Reset::Cancel);
+        }
+    }
+
+    /// When a stream's time is over. Cancel-safe.
+    async fn expired(&self) {
+        match self.waiting.values().map(|first| first.end).min() {
+            Some(end) => sleep_until(end).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Forwards connections until the client opens no more and the last one ends.
+pub(crate) async fn serve(dial: Arc<dyn Dial>, time: Duration, mut incoming: Incoming, activity: Activity) {
+    let mut pairs = Pairs { waiting: HashMap::new(), time };
+    // Dropping the set ends the connections with the session.
+    let mut connections = JoinSet::new();
+    let mut open = true;
+    while open || !connections.is_empty() {
+        tokio::select! {
+            pending = incoming.recv(), if open => match pending {
+                Some(pending) => {
+                    if let Some(pair) = pairs.add(pending) {
+                        connections.spawn(forward(pair, Arc::clone(&dial)));
+                    }
+                }
+                None => open = false,
+            },
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            () = pairs.expired() => pairs.expire(),
+            _interruption = activity.interrupted() => return,
+        }
+    }
+}
+
+/// Serves one forwarded connection. Go's client takes any text on the error stream for the end of all its connections.
+async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
+    let Pair { error, data, port } = pair;
+    let gone = data.gone();
+    let Stream { output: mut error, .. } = error;
+    let connection = tokio::select! {
+        connection = dial.dial(port) => connection,
+        () = gone.cancelled() => return,
+    };
+    let mut connection = match connection {
+        Ok(connection) => connection,
+        Err(reason) => {
+            let text = format!("cannot forward port {port}: {reason}");
+            let _gone = error.write_all(text.as_bytes()).await;
+            drop(error);
+            data.reset(Reset::Cancel);
+            return;
+        }
+    };
+    let Stream { id, input, output } = data;
+    let mut client = tokio::io::join(input, output);
+    let copied = tokio::select! {
+        copied = forward::copy(&mut client, &mut connection) => copied.is_ok(),
+        () = gone.cancelled() => true,
+    };
+    if !copied {
+        let (input, output) = client.into_inner();
+        Stream { id, input, output }.reset(Reset::Cancel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spdy::header_block::Inflater;
+    use crate::spdy::peer::Deflater;
+
+    fn headers(all: &[(&str, &str)]) -> Headers {
+        let all: Vec<_> = all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Inflater::new().headers(&Deflater::new().block(&all)).unwrap()
+    }
+
+    #[test]
+    fn purpose_table() {
+        let request = |kind, port| Some(Purpose { kind, port, key: Key::Request("7".into()) });
+        let stream = |kind, n| Some(Purpose { kind, port: 80, key: Key::Stream(n) });
+        for (why, id, given, want) in [
+            ("error stream", 1, vec!["error", "80", "7"], request(Kind::Error, 80)),
+            ("data stream", 3, vec!["data", "65535", "7"], request(Kind::Data, 65535)),
+            ("old client, error stream", 5, vec!["error", "80"], stream(Kind::Error, 5)),
+            ("old client, data stream", 7, vec!["data", "80"], stream(Kind::Data, 5)),
+            ("empty request id", 7, vec!["data", "80", ""], stream(Kind::Data, 5)),
+            ("old client, no error stream before", 1, vec!["data", "80"], None),
+            ("unknown type", 1, vec!["stdin", "80", "7"], None),
+            ("no port", 1, vec!["data"], None),
+            ("port 0", 1, vec!["data", "0", "7"], None),
+            ("port too large", 1, vec!["data", "65536", "7"], None),
+            ("port is no number", 1, vec!["data", "http", "7"], None),
+            ("nothing", 1, vec![], None),
+        ] {
+            let given: Vec<_> = ["streamtype", "port", "requestid"].into_iter().zip(given).collect();
+            assert_eq!(purpose(StreamId(id), &headers(&given)), want, "{why}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! An exec or attach session over SPDY: collects its streams, runs it, reports its outcome.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::connection::Incoming;
+use super::frame::Reset;
+use super::stream::Stream;
+use crate::activity::Activity;
+use crate::limits::Limits;
+use crate::outbox::Outbox;
+use crate::resize;
+use crate::session::{Outcome, RunSession, Session, Streams};
+use crate::status::{self, Form};
+
+/// Sizes that wait for the session.
+const SIZES: usize = 4;
+
+/// A version of the remote command protocol on SPDY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Version {
+    V1,
+    V2,
+    V3,
+    V4,
+}
+
+impl Version {
+    fn form(self) -> Form {
+        if self == Self::V4 { Form::Json } else { Form::Text }
+    }
+}
+
+/// Purpose of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Error,
+    Stdin,
+    Stdout,
+    Stderr,
+    Resize,
+}
+
+const KINDS: [(&str, Kind); 5] = [
+    ("error", Kind::Error),
+    ("stdin", Kind::Stdin),
+    ("stdout", Kind::Stdout),
+    ("stderr", Kind::Stderr),
+    ("resize", Kind::Resize),
+];
+
+/// Whether the client opens a stream of `kind`. Pure.
+fn is_wanted(kind: Kind, streams: Streams, version: Version) -> bool {
+    match kind {
+        Kind::Error => true,
+        Kind::Stdin => streams.stdin,
+        Kind::Stdout => streams.stdout,
+        Kind::Stderr => streams.stderr && !streams.tty,
+        Kind::Resize => streams.tty && version >= Version::V3,
+    }
+}
+
+/// Streams of a session, by their kind.
+#[derive(Debug, Default)]
+struct Collected([Option<Stream>; KINDS.len()]);
+
+impl Collected {
+    fn slot(&mut self, kind: Kind) -> &mut Option<Stream> {
+        let [error, stdin, stdout, stderr, resize] = &mut self.0;
+        match kind {
+            Kind::Error => error,
+            Kind::Stdin => stdin,
+            Kind::Stdout => stdout,
+            Kind::Stderr => stderr,
+            Kind::Resize => resize,
+        }
+    }
+
+    fn missing(&mut self, streams: Streams, version: Version) -> Vec<&'static str> {
+        let wanted = KINDS.iter().filter(|(_, kind)| is_wanted(*kind, streams, version));
+        wanted.filter(|(_, kind)| self.slot(*kind).is_none()).map(|(name, _)| *name).collect()
+    }
+}
+
+/// What a session is.
+pub(crate) struct Request {
+    pub(crate) streams: Streams,
+    pub(crate) version: Version,
+    pub(crate) run: Box<dyn RunSession>,
+    pub(crate) limits: Limits,
+}
+
+/// Runs the session of a connection. Dropping the future drops the session.
+pub(crate) async fn serve(
+    request: Request,
+    mut incoming: Incoming,
+    outbox: Outbox<Bytes>,
+    activity: Activity,
+) {
+    let Request { streams, version, run, limits } = request;
+    let mut all = Collected::default();
+    let end = Instant::now() + limits.stream_creation;
+    let outcome = tokio::select! {
+        collected = collect(&mut all, &mut incoming, streams, version, end) => collected,
+        interruption = activity.interrupted() => Err(interruption.to_string()),
+    };
+    let outcome = match outcome {
+        Ok(()) => {
+            tokio::select! {
+                outcome = run_session(&mut all, run, &outbox) => outcome,
+                interruption = activity.interrupted() => Outcome::Failed(interruption.to_string()),
+                never = refuse_all(&mut incoming) => match never {},
+            }
+        }
+        Err(reason) => Outcome::Failed(reason),
+    };
+    // The client takes an error stream that ends without a word for success.
+    if let Some(Stream { mut output, .. }) = all.slot(Kind::Error).take() {
+        let _gone = output.write_all(&status::content(&outcome, version.form())).await;
+    }
+}
+
+/// Waits for the streams that the session needs.
+///
+/// # Errors
+/// When some did not come before `end`, or the client opens no more.
+async fn collect(
+    all: &mut Collected,
+    incoming: &mut Incoming,
+    streams: Streams,
+    version: Version,
+    end: Instant,
+) -> Result<(), String> {
+    loop {
+        let missing = all.missing(streams, version);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let Ok(Some(pending)) = timeout_at(end, incoming.recv()).await else {
+            return Err(format!("cannot run session: streams not opened: {}", missing.join(", ")));
+        };
+        let name = pending.headers.get("streamtype");
+        let kind = KINDS.iter().find(|(known, _)| Some(*known) == name).map(|(_, kind)| *kind);
+        match kind.filter(|kind| is_wanted(*kind, streams, version)).map(|kind| all.slot(kind)) {
+            Some(slot @ None) => *slot = pending.accept(),
+            _ => pending.refuse(Reset::Protocol),
+        }
+    }
+}
+
+/// Refuses what the client opens during a session. Without more to come it waits.
+async fn refuse_all(incoming: &mut Incoming) -> Infallible {
+    while let Some(pending) = incoming.recv().await {
+        pending.refuse(Reset::Protocol);
+    }
+    std::future::pending().await
+}
+
+/// Runs the process, and returns when its output is sent.
+async fn run_session(all: &mut Collected, run: Box<dyn RunSession>, outbox: &Outbox<Bytes>) -> Outcome {
+    let (sizes, resize) = mpsc::channel(SIZES);
+    let (stdin, stdin_end) = all.slot(Kind::Stdin).take().map(|s| (s.input, s.output)).unzip();
+    let (resizes, resize_end) = all.slot(Kind::Resize).take().map(|s| (s.input, s.output)).unzip();
+    let [stdout, stderr] = [Kind::Stdout, Kind::Stderr].map(|kind| all.slot(kind).take().map(|s| s.output));
+    let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(|output| output.ender()).collect();
+    let session = Session {
+        stdin: stdin.map(|input| Box::new(input) as _),
+        stdout: stdout.map(|output| Box::new(output) as _),
+        stderr: stderr.map(|output| Box::new(output) as _),
+        resize,
+    };
+    let sizes = async {
+        match resizes {
+            Some(input) => resize::pump(input, sizes).await,
+            None => drop(sizes),
+        }
+        std::future::pending::<Infallible>().await
+    };
+    let outcome = tokio::select! {
+        outcome = run.run(session) => outcome,
+        never = sizes => match never {},
+    };
+    // A writer that outlived the session cannot write any more.
+    enders.iter().for_each(|ender| ender.end());
+    drop((stdin_end, resize_end));
+    outbox.written().await;
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wanted_streams_table() {
+        let all = Streams { stdin: true, stdout: true, stderr: true, tty: false };
+        for (why, streams, version, want) in [
+            ("all but the size without a terminal", all, Version::V4, "error stdin stdout stderr"),
+            ("nothing asked for", Streams::default(), Version::V4, "error"),
+            (
+                "a terminal has no stderr",
+                Streams { tty: true, ..all },
+                Version::V4,
+                "error stdin stdout resize",
+            ),
+            ("v3 has sizes", Streams { tty: true, ..all }, Version::V3, "error stdin stdout resize"),
+            ("v2 has none", Streams { tty: true, ..all }, Version::V2, "error stdin stdout"),
+            ("v1 has none", Streams { tty: true, ..all }, Version::V1, "error stdin stdout"),
+        ] {
+            assert_eq!(Collected::default().missing(streams, version).join(" "), want, "{why}");
+        }
+    }
+}

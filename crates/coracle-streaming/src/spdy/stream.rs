@@ -1,0 +1,143 @@
+//! A stream of a SPDY connection, as its session sees it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::io::DuplexStream;
+use tokio_util::sync::CancellationToken;
+
+use super::frame::{Frame, Reset, StreamId, data};
+use super::header_block::{EmptyBlocks, Headers};
+use super::table::{Half, Local};
+use crate::outbox::{Encode, Ender, Outbox, Output};
+
+/// Data frames of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataFrames(pub(crate) StreamId);
+
+impl Encode for DataFrames {
+    type Message = Bytes;
+
+    fn data(&self, payload: &[u8]) -> Bytes {
+        data(self.0, false, payload)
+    }
+
+    fn end(&self) -> Option<Bytes> {
+        Some(data(self.0, true, b""))
+    }
+}
+
+/// What the reader of the connection keeps of an open stream.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    /// Takes what the client sends; `None` after its end.
+    pub(crate) input: Option<DuplexStream>,
+    ender: Ender<DataFrames>,
+}
+
+impl Remote {
+    /// The client reset the stream, or is gone.
+    pub(crate) fn reset(&self) {
+        self.ender.gone().cancel();
+    }
+}
+
+impl Half for Remote {
+    fn local(&self) -> Local {
+        if self.ender.gone().is_cancelled() {
+            Local::Reset
+        } else if self.ender.is_ended() {
+            Local::Ended
+        } else {
+            Local::Open
+        }
+    }
+}
+
+/// A stream that the client asks for. Dropping it refuses it.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) id: StreamId,
+    pub(crate) headers: Headers,
+    /// `None` when it was accepted or refused.
+    parts: Option<(DuplexStream, Ender<DataFrames>)>,
+    outbox: Outbox<Bytes>,
+    blocks: Arc<Mutex<EmptyBlocks>>,
+}
+
+impl Pending {
+    /// A stream with `headers`, and its part for the reader of the connection. `input_max` bytes of its input are
+    /// buffered.
+    pub(crate) fn new(
+        id: StreamId,
+        headers: Headers,
+        input_max: usize,
+        outbox: &Outbox<Bytes>,
+        blocks: &Arc<Mutex<EmptyBlocks>>,
+    ) -> (Self, Remote) {
+        let (near, far) = tokio::io::duplex(input_max);
+        let ender = Ender::new(DataFrames(id), outbox.clone(), CancellationToken::new());
+        let remote = Remote { input: Some(near), ender: ender.clone() };
+        let parts = Some((far, ender));
+        (Self { id, headers, parts, outbox: outbox.clone(), blocks: Arc::clone(blocks) }, remote)
+    }
+
+    /// Confirms the stream to the client. `None` when the client reset it.
+    pub(crate) fn accept(mut self) -> Option<Stream> {
+        let (input, ender) = self.parts.take()?;
+        if ender.gone().is_cancelled() {
+            return None;
+        }
+        // Under the lock, since the compression needs the blocks in the order of the queue.
+        let mut blocks = self.blocks.lock();
+        self.outbox.control(Frame::SynReply { id: self.id, fin: false, block: blocks.next_block() }.encode());
+        Some(Stream { id: self.id, input, output: Output::new(ender) })
+    }
+
+    /// Resets the stream.
+    pub(crate) fn refuse(mut self, status: Reset) {
+        self.reset(status);
+    }
+
+    fn reset(&mut self, status: Reset) {
+        if let Some((_, ender)) = self.parts.take() {
+            reset(&ender, &self.outbox, self.id, status);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.reset(Reset::Refused);
+    }
+}
+
+fn reset(ender: &Ender<DataFrames>, outbox: &Outbox<Bytes>, id: StreamId, status: Reset) {
+    if !ender.gone().is_cancelled() {
+        ender.gone().cancel();
+        outbox.control(Frame::RstStream { id, status: status as u32 }.encode());
+    }
+}
+
+/// An open stream. Its input ends when the client ended its half, reset the stream or is gone; its output ends when it is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) id: StreamId,
+    pub(crate) input: DuplexStream,
+    pub(crate) output: Output<DataFrames>,
+}
+
+impl Stream {
+    /// Closes both halves at once.
+    pub(crate) fn reset(self, status: Reset) {
+        let ender = self.output.ender();
+        reset(&ender, ender.outbox(), self.id, status);
+    }
+
+    /// Cancelled when the stream was reset.
+    pub(crate) fn gone(&self) -> CancellationToken {
+        self.output.ender().gone().clone()
+    }
+}

@@ -1,0 +1,161 @@
+//! Which streams of a connection are open, and what a frame for one of them means. Pure.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::frame::{Reset, StreamId};
+
+/// Closed streams whose late frames get no answer, because they had one.
+const SILENT_MAX: usize = 1024;
+
+/// Our half of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Local {
+    /// Data may follow.
+    Open,
+    /// Its end was sent.
+    Ended,
+    /// Both halves were reset.
+    Reset,
+}
+
+/// A stream that knows the state of our half.
+pub(crate) trait Half {
+    /// State of our half.
+    fn local(&self) -> Local;
+}
+
+/// What a data frame is for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Arrival<'a, S> {
+    /// The stream takes it.
+    Deliver(&'a mut S),
+    /// It was on its way when the stream was closed.
+    Discard,
+    /// The stream must be reset, if it is open, and the client gets this status.
+    Answer(Reset),
+}
+
+/// Streams of one connection.
+#[derive(Debug)]
+pub(crate) struct Table<S> {
+    last: StreamId,
+    open: HashMap<StreamId, Entry<S>>,
+    silent: BTreeSet<StreamId>,
+    open_max: usize,
+}
+
+#[derive(Debug)]
+struct Entry<S> {
+    stream: S,
+    remote_ended: bool,
+}
+
+impl<S: Half> Table<S> {
+    pub(crate) fn new(open_max: usize) -> Self {
+        Self { last: StreamId(0), open: HashMap::new(), silent: BTreeSet::new(), open_max }
+    }
+
+    /// Whether the client may open stream `id`; if so, [`Self::insert`] follows.
+    ///
+    /// # Errors
+    /// Why the stream must be reset; one that is open as `id`, too.
+    pub(crate) fn admit(&mut self, id: StreamId) -> Result<(), Reset> {
+        if id.0.is_multiple_of(2) || id <= self.last {
+            self.silence(id);
+            return Err(Reset::Protocol);
+        }
+        self.last = id;
+        if self.open.len() >= self.open_max {
+            self.sweep();
+        }
+        if self.open.len() >= self.open_max {
+            self.silence(id);
+            return Err(Reset::Refused);
+        }
+        Ok(())
+    }
+
+    /// Adds a stream that was admitted; with `remote_ended` the client sends no data on it.
+    pub(crate) fn insert(&mut self, id: StreamId, stream: S, remote_ended: bool) {
+        self.open.insert(id, Entry { stream, remote_ended });
+    }
+
+    /// Data for stream `id`.
+    pub(crate) fn arrival(&mut self, id: StreamId) -> Arrival<'_, S> {
+        let Some(entry) = self.open.get(&id) else {
+            return self.answer_once(id, Reset::InvalidStream);
+        };
+        if entry.stream.local() == Local::Reset {
+            self.close(id);
+            self.silence(id);
+            return Arrival::Discard;
+        }
+        if entry.remote_ended {
+            return self.answer_once(id, Reset::AlreadyClosed);
+        }
+        match self.open.get_mut(&id) {
+            Some(entry) => Arrival::Deliver(&mut entry.stream),
+            None => Arrival::Discard,
+        }
+    }
+
+    /// The client ended its half of stream `id`.
+    pub(crate) fn remote_end(&mut self, id: StreamId) {
+        if let Some(entry) = self.open.get_mut(&id) {
+            entry.remote_ended = true;
+            if entry.stream.local() != Local::Open {
+                self.open.remove(&id);
+            }
+        }
+    }
+
+    /// Removes stream `id`.
+    pub(crate) fn close(&mut self, id: StreamId) -> Option<S> {
+        self.open.remove(&id).map(|entry| entry.stream)
+    }
+
+    /// All open streams.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = &S> {
+        self.open.values().map(|entry| &entry.stream)
+    }
+
+    fn answer_once(&mut self, id: StreamId, status: Reset) -> Arrival<'_, S> {
+        if self.silent.contains(&id) {
+            return Arrival::Discard;
+        }
+        self.silence(id);
+        Arrival::Answer(status)
+    }
+
+    fn silence(&mut self, id: StreamId) {
+        self.silent.insert(id);
+        if self.silent.len() > SILENT_MAX {
+            self.silent.pop_first();
+        }
+    }
+
+    /// Removes streams that ended after the last frame of the client.
+    fn sweep(&mut self) {
+        let ended: Vec<_> =
+            self.open.iter().filter(|(_, entry)| entry.is_over()).map(|(id, _)| *id).collect();
+        for id in ended {
+            if self.close(id).is_some_and(|stream| stream.local() == Local::Reset) {
+                self.silence(id);
+            }
+        }
+    }
+}
+
+impl<S: Half> Entry<S> {
+    fn is_over(&self) -> bool {
+        match self.stream.local() {
+            Local::Open => false,
+            Local::Ended => self.remote_ended,
+            Local::Reset => true,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,41 @@
+//! Owner of the tasks of connections.
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Owns the tasks of upgraded connections. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Tasks {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Tasks {
+    /// No tasks; they end when `stop` is cancelled.
+    #[must_use]
+    pub fn new(stop: CancellationToken) -> Self {
+        Self { tracker: TaskTracker::new(), stop }
+    }
+
+    /// Closes all connections and waits for their tasks. Idempotent; cancel-safe. Each task ends within the time that
+    /// [`crate::Limits`] gives to the last message.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
+    /// Connections that are open or being closed.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.tracker.len()
+    }
+
+    /// Runs the task of one connection, which ends soon after its token is cancelled.
+    pub(crate) fn spawn<F>(&self, task: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.tracker.spawn(task(self.stop.child_token()));
+    }
+}
