@@ -3,7 +3,7 @@
 use std::io;
 
 use async_trait::async_trait;
-use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncWrite, copy, copy_bidirectional_with_sizes, split};
 
 use crate::outbox::PAYLOAD_MAX;
 
@@ -29,9 +29,30 @@ pub trait Dial: Send + Sync + 'static {
 ///
 /// # Errors
 /// When either side fails; both should be closed then.
-pub(crate) async fn copy<C>(client: &mut C, connection: &mut Connection) -> io::Result<()>
+pub(crate) async fn copy_both<C>(client: &mut C, connection: &mut Connection) -> io::Result<()>
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
     copy_bidirectional_with_sizes(client, connection, PAYLOAD_MAX, PAYLOAD_MAX).await.map(|_lengths| ())
+}
+
+/// Copies both ways until the pod closed its half, for a client that cannot close its own, and learns of the pod's by the
+/// end of the whole.
+///
+/// # Errors
+/// When either side fails.
+pub(crate) async fn copy_until_served(
+    mut input: impl AsyncRead + Unpin,
+    mut output: impl AsyncWrite + Unpin,
+    connection: Connection,
+) -> io::Result<()> {
+    let (mut from, mut to) = split(connection);
+    let sending = async {
+        copy(&mut input, &mut to).await?;
+        std::future::pending::<io::Result<()>>().await
+    };
+    tokio::select! {
+        received = copy(&mut from, &mut output) => received.map(|_length| ()),
+        failed = sending => failed,
+    }
 }

@@ -172,7 +172,8 @@ fn by_websocket<T: Copy>(
 
 const NONE: &str = "cannot upgrade connection: none of the protocol versions is supported";
 
-fn refusal(reason: &'static str) -> Refused {
+/// The answer 400.
+pub(crate) fn refusal(reason: &'static str) -> Refused {
     Refused { status: StatusCode::BAD_REQUEST, headers: Vec::new(), reason }
 }
 

@@ -19,6 +19,7 @@ mod handshake;
 mod limits;
 mod outbox;
 mod resize;
+mod run;
 mod serve;
 mod session;
 mod spdy;

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use crate::forward::Dial;
@@ -15,6 +16,9 @@ use crate::limits::Limits;
 use crate::session::{RunSession, Streams};
 use crate::spdy;
 use crate::tasks::Tasks;
+use crate::websocket;
+use crate::websocket::port_forward::channels;
+use crate::websocket::tunnel::Tunnel;
 
 /// Body of the answers: empty, or the reason of a refusal.
 pub type Body = Full<Bytes>;
@@ -38,13 +42,16 @@ pub fn serve_session<B>(
         let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
         match accepted.protocol {
             handshake::Session::Spdy(version) => {
-                let request = spdy::session::Request { streams, version, run, limits: limits.clone() };
+                let time = limits.stream_creation;
+                let request = spdy::session::Request { streams, version, process: run, time };
                 spdy::serve(connection, &limits, stop, async |incoming, outbox, activity| {
                     spdy::session::serve(request, incoming, outbox, activity).await;
                 })
                 .await;
             }
-            handshake::Session::WebSocket(_) => {}
+            handshake::Session::WebSocket(variant) => {
+                websocket::session::serve(connection, variant, streams, run, &limits, stop).await;
+            }
         }
     });
     switch(accepted.headers)
@@ -64,21 +71,41 @@ pub fn serve_port_forward<B>(
         Ok(upgrade) => upgrade,
         Err(refused) => return refuse(refused),
     };
-    let (_ports, limits) = (ports.to_vec(), limits.clone());
+    let channels = match accepted.protocol {
+        PortForward::WebSocket(coding) => channels(ports, coding),
+        PortForward::Spdy | PortForward::Tunnel => Some(Vec::new()),
+    };
+    let Some(channels) = channels else {
+        return refuse(handshake::refusal(
+            "invalid parameter \"port\": none, 0, or more than there are channels",
+        ));
+    };
+    let limits = limits.clone();
     tasks.spawn(async move |stop: CancellationToken| {
         let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
         match accepted.protocol {
-            PortForward::Spdy => {
-                let time = limits.stream_creation;
-                spdy::serve(connection, &limits, stop, async |incoming, _outbox, activity| {
-                    spdy::port_forward::serve(dial, time, incoming, activity).await;
-                })
-                .await;
+            PortForward::Spdy => forward_by_spdy(connection, dial, &limits, stop).await,
+            PortForward::Tunnel => {
+                forward_by_spdy(Tunnel::new(connection).await, dial, &limits, stop).await;
             }
-            PortForward::Tunnel | PortForward::WebSocket(_) => {}
+            PortForward::WebSocket(coding) => {
+                websocket::port_forward::serve(connection, coding, channels, dial, &limits, stop).await;
+            }
         }
     });
     switch(accepted.headers)
+}
+
+async fn forward_by_spdy<C: AsyncRead + AsyncWrite>(
+    connection: C,
+    dial: Arc<dyn Dial>,
+    limits: &Limits,
+    stop: CancellationToken,
+) {
+    spdy::serve(connection, limits, stop, async |incoming, _outbox, activity| {
+        spdy::port_forward::serve(dial, limits.stream_creation, incoming, activity).await;
+    })
+    .await;
 }
 
 /// What a request asks for, and its connection.

@@ -34,7 +34,7 @@ const KUBERNETES: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.3
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
 /// In the order in which they are built: what `up` waits for comes first.
-const BUILDS: [Build; 7] = [
+const BUILDS: [Build; 8] = [
     Build {
         module: "kubernetes",
         flags: KUBERNETES,
@@ -75,6 +75,13 @@ const BUILDS: [Build; 7] = [
     },
     Build { module: "oras", flags: PLAIN, purpose: Purpose::Test, usual: 5, programs: &[own("oras")] },
     Build { module: "s3", flags: PLAIN, purpose: Purpose::Test, usual: 10, programs: &[own("s3-server")] },
+    Build {
+        module: "streaming",
+        flags: PLAIN,
+        purpose: Purpose::Test,
+        usual: 20,
+        programs: &[own("streaming-client")],
+    },
 ];
 
 /// A program whose `main` lies in the module's own directory.

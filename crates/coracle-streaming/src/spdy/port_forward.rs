@@ -159,7 +159,7 @@ async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
     let Stream { id, input, output } = data;
     let mut client = tokio::io::join(input, output);
     let copied = tokio::select! {
-        copied = forward::copy(&mut client, &mut connection) => copied.is_ok(),
+        copied = forward::copy_both(&mut client, &mut connection) => copied.is_ok(),
         () = gone.cancelled() => true,
     };
     if !copied {

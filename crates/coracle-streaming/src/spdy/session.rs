@@ -1,24 +1,20 @@
 //! An exec or attach session over SPDY: collects its streams, runs it, reports its outcome.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::Incoming;
 use super::frame::Reset;
 use super::stream::Stream;
 use crate::activity::Activity;
-use crate::limits::Limits;
 use crate::outbox::Outbox;
-use crate::resize;
-use crate::session::{Outcome, RunSession, Session, Streams};
+use crate::run::{self, Ends};
+use crate::session::{Outcome, RunSession, Streams};
 use crate::status::{self, Form};
-
-/// Sizes that wait for the session.
-const SIZES: usize = 4;
 
 /// A version of the remote command protocol on SPDY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,8 +86,9 @@ impl Collected {
 pub(crate) struct Request {
     pub(crate) streams: Streams,
     pub(crate) version: Version,
-    pub(crate) run: Box<dyn RunSession>,
-    pub(crate) limits: Limits,
+    pub(crate) process: Box<dyn RunSession>,
+    /// For the client to open the streams.
+    pub(crate) time: Duration,
 }
 
 /// Runs the session of a connection. Dropping the future drops the session.
@@ -101,18 +98,21 @@ pub(crate) async fn serve(
     outbox: Outbox<Bytes>,
     activity: Activity,
 ) {
-    let Request { streams, version, run, limits } = request;
+    let Request { streams, version, process, time } = request;
     let mut all = Collected::default();
-    let end = Instant::now() + limits.stream_creation;
+    let end = Instant::now() + time;
     let outcome = tokio::select! {
         collected = collect(&mut all, &mut incoming, streams, version, end) => collected,
         interruption = activity.interrupted() => Err(interruption.to_string()),
     };
     let outcome = match outcome {
         Ok(()) => {
+            let mut split = |kind| all.slot(kind).take().map(|s| (s.input, s.output)).unzip();
+            // The output of an input ends with the session: the client waits for the end of each stream.
+            let [(stdin, _stdin_end), (resize, _resize_end)] = [Kind::Stdin, Kind::Resize].map(&mut split);
+            let [(_, stdout), (_, stderr)] = [Kind::Stdout, Kind::Stderr].map(&mut split);
             tokio::select! {
-                outcome = run_session(&mut all, run, &outbox) => outcome,
-                interruption = activity.interrupted() => Outcome::Failed(interruption.to_string()),
+                outcome = run::run(process, Ends { stdin, stdout, stderr, resize }, &outbox, &activity) => outcome,
                 never = refuse_all(&mut incoming) => match never {},
             }
         }
@@ -158,37 +158,6 @@ async fn refuse_all(incoming: &mut Incoming) -> Infallible {
         pending.refuse(Reset::Protocol);
     }
     std::future::pending().await
-}
-
-/// Runs the process, and returns when its output is sent.
-async fn run_session(all: &mut Collected, run: Box<dyn RunSession>, outbox: &Outbox<Bytes>) -> Outcome {
-    let (sizes, resize) = mpsc::channel(SIZES);
-    let (stdin, stdin_end) = all.slot(Kind::Stdin).take().map(|s| (s.input, s.output)).unzip();
-    let (resizes, resize_end) = all.slot(Kind::Resize).take().map(|s| (s.input, s.output)).unzip();
-    let [stdout, stderr] = [Kind::Stdout, Kind::Stderr].map(|kind| all.slot(kind).take().map(|s| s.output));
-    let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(|output| output.ender()).collect();
-    let session = Session {
-        stdin: stdin.map(|input| Box::new(input) as _),
-        stdout: stdout.map(|output| Box::new(output) as _),
-        stderr: stderr.map(|output| Box::new(output) as _),
-        resize,
-    };
-    let sizes = async {
-        match resizes {
-            Some(input) => resize::pump(input, sizes).await,
-            None => drop(sizes),
-        }
-        std::future::pending::<Infallible>().await
-    };
-    let outcome = tokio::select! {
-        outcome = run.run(session) => outcome,
-        never = sizes => match never {},
-    };
-    // A writer that outlived the session cannot write any more.
-    enders.iter().for_each(|ender| ender.end());
-    drop((stdin_end, resize_end));
-    outbox.written().await;
-    outcome
 }
 
 #[cfg(test)]

@@ -1,0 +1,63 @@
+//! Runs the process of a session on its streams, whichever the protocol.
+
+use std::convert::Infallible;
+
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
+
+use crate::activity::Activity;
+use crate::outbox::{Encode, Outbox, Output};
+use crate::resize;
+use crate::session::{Outcome, RunSession, Session};
+
+/// Sizes that wait for the session.
+const SIZES: usize = 4;
+
+/// Our ends of the streams of a session.
+#[derive(Debug)]
+pub(crate) struct Ends<E: Encode> {
+    pub(crate) stdin: Option<DuplexStream>,
+    pub(crate) stdout: Option<Output<E>>,
+    pub(crate) stderr: Option<Output<E>>,
+    pub(crate) resize: Option<DuplexStream>,
+}
+
+/// Runs the process, and returns when it ended and its output is sent, or when the connection is interrupted. Dropping the
+/// future drops the session.
+pub(crate) async fn run<E: Encode>(
+    run: Box<dyn RunSession>,
+    ends: Ends<E>,
+    outbox: &Outbox<E::Message>,
+    activity: &Activity,
+) -> Outcome {
+    let Ends { stdin, stdout, stderr, resize } = ends;
+    let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(Output::ender).collect();
+    let (sender, sizes) = mpsc::channel(SIZES);
+    let session = Session {
+        stdin: stdin.map(|input| Box::new(input) as _),
+        stdout: stdout.map(|output| Box::new(output) as _),
+        stderr: stderr.map(|output| Box::new(output) as _),
+        resize: sizes,
+    };
+    let resizing = async {
+        match resize {
+            Some(input) => resize::pump(input, sender).await,
+            None => drop(sender),
+        }
+        std::future::pending::<Infallible>().await
+    };
+    let running = async {
+        let outcome = tokio::select! {
+            outcome = run.run(session) => outcome,
+            never = resizing => match never {},
+        };
+        // A writer that outlives the session must not write after its end.
+        enders.iter().for_each(|ender| ender.end());
+        outbox.written().await;
+        outcome
+    };
+    tokio::select! {
+        outcome = running => outcome,
+        interruption = activity.interrupted() => Outcome::Failed(interruption.to_string()),
+    }
+}

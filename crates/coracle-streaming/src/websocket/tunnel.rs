@@ -1,0 +1,86 @@
+//! A byte stream inside of WebSocket messages, which cut it anywhere.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures_util::{Sink as _, Stream as _};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Error;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role};
+
+use super::config;
+
+/// The byte stream. Its end is that of the connection; shutting it down sends the close code 1000.
+#[derive(Debug)]
+pub(crate) struct Tunnel<C> {
+    socket: WebSocketStream<C>,
+    /// What is left of the last message.
+    message: Bytes,
+    closing: bool,
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
+    /// A tunnel on a connection after its handshake.
+    pub(crate) async fn new(connection: C) -> Self {
+        let socket = WebSocketStream::from_raw_socket(connection, Role::Server, Some(config())).await;
+        Self { socket, message: Bytes::new(), closing: false }
+    }
+}
+
+fn failed(error: Error) -> io::Error {
+    match error {
+        Error::Io(error) => error,
+        error => io::Error::other(error),
+    }
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<C> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.message.is_empty() {
+            match ready!(Pin::new(&mut self.socket).poll_next(cx)) {
+                Some(Ok(Message::Binary(data))) => self.message = data,
+                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
+                Some(Ok(Message::Close(_))) | None => return Poll::Ready(Ok(())),
+                Some(Ok(Message::Text(_))) => {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "a text message")));
+                }
+                Some(Err(error)) => return Poll::Ready(Err(failed(error))),
+            }
+        }
+        let length = self.message.len().min(buf.remaining());
+        buf.put_slice(&self.message.split_to(length));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<C> {
+    /// Each call makes a message.
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(failed)?;
+        let message = Message::Binary(Bytes::copy_from_slice(bytes));
+        Pin::new(&mut self.socket).start_send(message).map_err(failed)?;
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(failed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.closing {
+            ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(failed)?;
+            let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
+            Pin::new(&mut self.socket).start_send(Message::Close(Some(close))).map_err(failed)?;
+            self.closing = true;
+        }
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(failed)
+    }
+}
