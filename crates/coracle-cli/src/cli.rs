@@ -17,7 +17,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags};
 pub use daemons::{
-    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, RegistryFlags, UpArgs,
+    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, ReachChoice,
+    RegistryFlags, UpArgs,
 };
 pub use format::Format;
 pub use market::{
@@ -265,9 +266,12 @@ pub struct RunArgs {
     /// Host name of the guest
     #[arg(long, default_value = "")]
     pub hostname: String,
-    /// Publish a guest port on the host (networks inside the VMM only)
-    #[arg(short, long, value_name = "[ADDR:]HOST:GUEST")]
+    /// Publish a guest port on the host
+    #[arg(short, long, value_name = "[ADDR:]HOST:GUEST[/udp]")]
     pub publish: Vec<String>,
+    /// What the guest may reach beside what is outside of the node
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub reach: Vec<ReachChoice>,
     /// Use this address
     #[arg(long, default_value = "")]
     pub ip: String,

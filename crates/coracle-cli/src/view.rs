@@ -92,6 +92,7 @@ pub(crate) struct Port {
     host_address: String,
     host_port: u32,
     guest_port: u32,
+    protocol: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -177,6 +178,7 @@ impl Vm {
             host_address: p.host_address.clone(),
             host_port: p.host_port,
             guest_port: p.guest_port,
+            protocol: p.protocol.clone(),
         };
         let exit = |e: &pb::ExitStatus| Exit { code: e.code, signal: e.signal, error: e.error.clone() };
         Self {
@@ -403,6 +405,7 @@ pub(crate) mod tests {
                 host_address: "127.0.0.1".into(),
                 host_port: 8080,
                 guest_port: 80,
+                protocol: "tcp".into(),
             }],
             boots: 1,
             agent_connected: true,

@@ -137,6 +137,8 @@ async fn restore(
         shape: Some((spec.vcpus, spec.memory)),
         metadata: spec.metadata,
         origin: spec.origin,
+        reach: spec.reach,
+        ..RestoreSpec::default()
     };
     let record = host.restore(snapshot, wanted).await?;
     created();

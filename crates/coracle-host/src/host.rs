@@ -21,7 +21,7 @@ use self::directory::Directory;
 pub use self::registries::chunk_progress;
 pub use self::resolve::Access;
 pub use self::resolve_image::NodeImage;
-pub use self::snapshots::RestoreSpec;
+pub use self::snapshots::{RestoreSpec, RestoredIdentity};
 use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
 use crate::templates::Templates;
@@ -185,6 +185,9 @@ impl Host {
         for record in records.iter().filter(|r| r.address.is_some()) {
             if let Err(error) = shared.node.network.lease(&record.id, record.address) {
                 tracing::error!(vm = %record.id, %error, "address of a VM cannot be kept");
+            }
+            if let Err(error) = shared.node.network.claim_ports(&record.id, &record.ports) {
+                tracing::error!(vm = %record.id, %error, "ports of a VM cannot be kept");
             }
         }
         match shared.node.network.sweep(&shared.node.instances.ids()).await {

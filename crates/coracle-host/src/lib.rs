@@ -43,6 +43,8 @@ pub use coracle_snapshot::SnapshotInfo;
 pub use commit_annotation::{COMMIT_ANNOTATION, commit_request};
 pub use events::{EventKind, HostEvent};
 
-pub use host::{Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, VmSpec, chunk_progress};
+pub use host::{
+    Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, RestoredIdentity, VmSpec, chunk_progress,
+};
 pub use vm::View;
 pub use volumes::VolumeRequest;

@@ -74,8 +74,15 @@ pub(crate) struct Handle {
 
 pub(crate) type Reply = oneshot::Sender<Result<Record, HostError>>;
 
-/// The record, and what was copied of its memory.
-pub(crate) type Copied = oneshot::Sender<Result<(Record, SavedMemory), HostError>>;
+/// What was copied of a VM.
+#[derive(Debug)]
+pub(crate) struct VmCopy {
+    pub(crate) record: Record,
+    pub(crate) containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
+    pub(crate) saved: SavedMemory,
+}
+
+pub(crate) type Copied = oneshot::Sender<Result<VmCopy, HostError>>;
 
 /// What can be asked of a VM's task.
 #[derive(Debug)]

@@ -51,6 +51,47 @@ pub(crate) struct VolumeSource {
     dirty: bool,
 }
 
+impl VolumeSource {
+    /// That of a volume of a VM.
+    ///
+    /// # Errors
+    /// When it does not exist any more.
+    pub(crate) fn of(volume: &Volume) -> io::Result<Self> {
+        let metadata = volume.source.metadata()?;
+        let kind = match volume.kind {
+            VolumeKind::SharedDir => SourceKind::Directory,
+            VolumeKind::Disk { filesystem, .. } => SourceKind::Disk(filesystem),
+            VolumeKind::Block { .. } => SourceKind::Raw,
+        };
+        let inode = (metadata.dev(), metadata.ino());
+        Ok(Self { path: volume.source.clone(), inode, kind, dirty: false })
+    }
+
+    /// A volume of a restored VM over this source, which must be what the snapshot had.
+    pub(crate) fn as_volume(
+        &self,
+        name: &str,
+        kind: VolumeKind,
+        target: &str,
+        read_only: bool,
+    ) -> Result<Volume, String> {
+        check_target(target)?;
+        let fits = match (self.kind, kind) {
+            (SourceKind::Directory, VolumeKind::SharedDir) => true,
+            (SourceKind::Disk(found), VolumeKind::Disk { filesystem, .. }) => {
+                found == filesystem && read_only
+            }
+            (SourceKind::Raw, VolumeKind::Block { .. }) => read_only,
+            _ => false,
+        };
+        if !fits || !is_name(name) {
+            return Err(format!("{} is not what the snapshot has as volume {name}", self.path.display()));
+        }
+        let (name, target) = (name.to_owned(), target.to_owned());
+        Ok(Volume { name, source: self.path.clone(), kind, target, read_only, phase: VolumePhase::There })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SourceKind {
     Directory,
@@ -274,14 +315,7 @@ impl Claims {
         let claims = Self::default();
         for record in records {
             for volume in &record.volumes {
-                if let Ok(metadata) = volume.source.metadata() {
-                    let inode = (metadata.dev(), metadata.ino());
-                    let found = VolumeSource {
-                        path: volume.source.clone(),
-                        inode,
-                        kind: SourceKind::Raw,
-                        dirty: false,
-                    };
+                if let Ok(found) = VolumeSource::of(volume) {
                     let _two_records_may_have_it_by_now = claims.claim(&record.id, volume, &found);
                 }
             }

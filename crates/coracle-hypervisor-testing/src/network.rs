@@ -5,8 +5,9 @@ use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
-use coracle_net::{Attachment, GuestNic, Ipam, Lease, NetError, Network, Subnet};
-use coracle_types::{InstanceId, MacAddr, VmId};
+use coracle_hypervisor::Forward;
+use coracle_net::{Attachment, Endpoint, GuestNic, Ipam, Lease, NetError, Network, Subnet};
+use coracle_types::{InstanceId, VmId};
 
 /// Assigns addresses and makes no devices: for VMMs that exist in memory only.
 #[derive(Debug)]
@@ -34,6 +35,10 @@ impl Network for AddressOnly {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).lease(id, wanted).map(Some)
     }
 
+    fn claim_ports(&self, _: &VmId, _: &[Forward]) -> Result<(), NetError> {
+        Ok(())
+    }
+
     fn release(&self, id: &VmId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).release(id);
     }
@@ -46,7 +51,7 @@ impl Network for AddressOnly {
         Ok(Attachment::User)
     }
 
-    async fn attach(&self, _: &InstanceId, _: MacAddr, _: Option<Lease>) -> Result<Attachment, NetError> {
+    async fn attach(&self, _: &InstanceId, _: &Endpoint) -> Result<Attachment, NetError> {
         Ok(Attachment::User)
     }
 

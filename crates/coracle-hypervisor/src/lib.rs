@@ -35,4 +35,6 @@ pub use memory::{MemoryFile, SealedFile};
 pub use process::{ProcessId, find_by_argument};
 pub use snapshots::{Compatibility, Saved, Snapshots, cpu_model};
 pub use templates::{Cloned, Template, Templates};
-pub use vmm_config::{Accelerator, Disk, Firmware, Forward, MachineType, Nic, NicBackend, Slots, VmmConfig};
+pub use vmm_config::{
+    Accelerator, Disk, Firmware, Forward, MachineType, Nic, NicBackend, Protocol, Slots, VmmConfig,
+};

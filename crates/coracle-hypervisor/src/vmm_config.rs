@@ -115,10 +115,35 @@ impl Slots {
     }
 }
 
-/// One TCP port of the host that leads into the guest.
+/// Transport protocol of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Protocol {
+    /// As in rules of nft(8) and options of QEMU.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// One port of the host that leads into the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Forward {
+    /// Its protocol. Records of earlier versions have TCP only.
+    #[serde(default)]
+    pub protocol: Protocol,
     /// Address of the host that listens.
     pub host_address: Ipv4Addr,
     /// Port of the host.

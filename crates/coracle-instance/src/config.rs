@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::Jail;
+use coracle_net::Reach;
 use coracle_oci::Registries;
 use sha2::{Digest, Sha256};
 
@@ -27,6 +28,8 @@ pub struct HostConfig {
     /// Guests of a network inside the VMM reach what the daemon's user reaches, the host's loopback and metadata addresses
     /// included. Off: nothing but the ports that lead in.
     pub user_network_open: bool,
+    /// What guests of the bridge reach beside what is outside of the node, all of them.
+    pub guest_reach: Reach,
     /// Size of a VM's writable disk unless the caller says otherwise, in MiB. Sparse.
     pub disk_mib: u64,
     /// From start to acknowledged configuration.
@@ -70,6 +73,7 @@ impl HostConfig {
             boots_at_once: 4,
             memory_overcommit: 1.0,
             user_network_open: false,
+            guest_reach: Reach::default(),
             nameservers: nameservers(),
             registries: Registries::default(),
             jail: Jail::is_possible(),

@@ -1,20 +1,22 @@
 //! The bridge network of one node.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use coracle_types::{InstanceId, MacAddr, VmId};
+use coracle_hypervisor::Forward;
+use coracle_types::{InstanceId, VmId};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::link::{Links, vanished};
+use crate::ports::HostPorts;
 use crate::rules::Rules;
-use crate::{Attachment, GuestNic, Ipam, Lease, NetError, Network, Subnet};
+use crate::{Attachment, Endpoint, GuestNic, Ipam, Lease, NetError, Network, Subnet};
 
 /// Taps carry the digits of the instance; the prefix tells them from other programs' taps.
 const TAP_PREFIX: &str = "ct";
@@ -29,10 +31,11 @@ pub struct BridgeNetwork {
     /// The file does not have this subnet yet.
     is_new: bool,
     ipam: Mutex<Ipam>,
+    ports: Mutex<HostPorts>,
     links: Links,
     rules: Rules,
-    /// Taps that the filter has rules for.
-    filtered: Mutex<HashSet<String>>,
+    /// What the filter has rules for, by tap.
+    filtered: Mutex<HashMap<String, GuestNic>>,
     /// `nft` takes a lock of its own and fails when two batches collide.
     firewall: AsyncMutex<()>,
 }
@@ -57,7 +60,7 @@ impl BridgeNetwork {
         let (subnet, is_new) = choose(&links, &path, wanted).await?;
         let suffix = suffix(state_dir);
         let name = format!("cor{suffix}");
-        let rules = Rules::new(&suffix);
+        let rules = Rules::new(&suffix, &name, subnet);
         let ipam = Mutex::new(Ipam::new(subnet));
         Ok(Self {
             name,
@@ -65,6 +68,7 @@ impl BridgeNetwork {
             subnet,
             is_new,
             ipam,
+            ports: Mutex::default(),
             links,
             rules,
             filtered: Mutex::default(),
@@ -85,19 +89,30 @@ impl BridgeNetwork {
         Ok(names.filter(|name| name.starts_with(TAP_PREFIX) && ports.join(name).exists()).collect())
     }
 
-    async fn connect(&self, id: &InstanceId, mac: MacAddr, lease: Option<Lease>) -> Result<(), NetError> {
-        let Some(Lease { address, .. }) = lease else {
+    async fn connect(&self, id: &InstanceId, endpoint: &Endpoint) -> Result<(), NetError> {
+        let Some(Lease { address, .. }) = endpoint.lease else {
             return Err(NetError::NoLease { instance: id.clone() });
         };
+        let tap = id.tap_name();
+        let Endpoint { mac, reach, ref ports, .. } = *endpoint;
+        let guest = GuestNic { instance: id.clone(), mac, address, reach, ports: ports.clone() };
         {
             let _one_at_a_time = self.firewall.lock().await;
-            self.filtered.lock().insert(id.tap_name());
-            self.rules.allow(&GuestNic { instance: id.clone(), mac, address }).await?;
+            let before = self.filtered.lock().insert(tap.clone(), guest.clone());
+            self.rules.allow(&guest, before.as_ref()).await?;
         }
-        let tap = id.tap_name();
+        if !ports.is_empty() {
+            route_loopback(&self.name)?;
+        }
         let index = self.links.ensure_tap(&tap, self.rules.group()).await?;
         let bridge = self.links.index(&self.name).await?.ok_or_else(|| vanished(&self.name))?;
-        self.links.up(&tap, index, Some(bridge)).await
+        self.links.up(&tap, index, Some(bridge)).await?;
+        if !ports.is_empty() {
+            // Where the host filters bridged packets by its IPv4 tables, a guest that uses its own port of the node gets
+            // its packet back by the bridge port that it came from (ip-link(8), `hairpin`).
+            switch_on(&format!("/sys/class/net/{tap}/brport/hairpin_mode"))?;
+        }
+        Ok(())
     }
 
     fn ipam(&self) -> MutexGuard<'_, Ipam> {
@@ -144,13 +159,22 @@ async fn keep(path: &Path, subnet: Subnet) -> Result<(), NetError> {
 }
 
 fn enable_forwarding() -> Result<(), NetError> {
-    const SWITCH: &str = "/proc/sys/net/ipv4/ip_forward";
-    let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "1");
+    switch_on("/proc/sys/net/ipv4/ip_forward")
+}
+
+/// Packets from the node's loopback may leave by the bridge: what connects to a port on 127.0.0.1 is led to a guest. What
+/// comes from guests for these addresses is refused by their filters.
+fn route_loopback(bridge: &str) -> Result<(), NetError> {
+    switch_on(&format!("/proc/sys/net/ipv4/conf/{bridge}/route_localnet"))
+}
+
+fn switch_on(path: &str) -> Result<(), NetError> {
+    let on = std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1");
     if on {
         return Ok(());
     }
-    std::fs::write(SWITCH, "1")
-        .map_err(|source| NetError::Link { operation: format!("switch on {SWITCH}"), source })
+    std::fs::write(path, "1")
+        .map_err(|source| NetError::Link { operation: format!("switch on {path}"), source })
 }
 
 #[async_trait]
@@ -175,8 +199,9 @@ impl Network for BridgeNetwork {
                     self.links.set_group(&tap, index, self.rules.group()).await?;
                 }
             }
-            *self.filtered.lock() = guests.iter().map(|guest| guest.instance.tap_name()).collect();
-            self.rules.replace(self.subnet, guests).await?;
+            let by_tap = guests.iter().map(|guest| (guest.instance.tap_name(), guest.clone()));
+            *self.filtered.lock() = by_tap.collect();
+            self.rules.replace(guests).await?;
         }
         self.links.ensure_bridge(&self.name, self.subnet).await?;
         enable_forwarding()
@@ -186,8 +211,13 @@ impl Network for BridgeNetwork {
         self.ipam().lease(id, wanted).map(Some)
     }
 
+    fn claim_ports(&self, id: &VmId, ports: &[Forward]) -> Result<(), NetError> {
+        self.ports.lock().claim(id, ports)
+    }
+
     fn release(&self, id: &VmId) {
         self.ipam().release(id);
+        self.ports.lock().release(id);
     }
 
     async fn create_interface(&self, id: &InstanceId) -> Result<Attachment, NetError> {
@@ -197,13 +227,8 @@ impl Network for BridgeNetwork {
     }
 
     /// The filter comes before the tap goes up: no packet passes unfiltered.
-    async fn attach(
-        &self,
-        id: &InstanceId,
-        mac: MacAddr,
-        lease: Option<Lease>,
-    ) -> Result<Attachment, NetError> {
-        if let Err(error) = self.connect(id, mac, lease).await {
+    async fn attach(&self, id: &InstanceId, endpoint: &Endpoint) -> Result<Attachment, NetError> {
+        if let Err(error) = self.connect(id, endpoint).await {
             if let Err(error) = self.cut_off(id).await {
                 tracing::error!(instance = %id, %error, "take down tap failed");
             }
@@ -220,8 +245,11 @@ impl Network for BridgeNetwork {
         let tap = id.tap_name();
         self.links.delete(&tap).await?;
         let _one_at_a_time = self.firewall.lock().await;
-        if self.filtered.lock().contains(&tap) {
-            self.rules.forget(&tap).await?;
+        let guest = self.filtered.lock().get(&tap).cloned();
+        if let Some(guest) = guest {
+            let shares = |(other, nic): (&String, &GuestNic)| *other != tap && nic.address == guest.address;
+            let keep_address = self.filtered.lock().iter().any(shares);
+            self.rules.forget(&guest, keep_address).await?;
             self.filtered.lock().remove(&tap);
         }
         Ok(())

@@ -13,6 +13,7 @@
 mod bridge;
 mod ipam;
 mod link;
+mod ports;
 mod rules;
 mod subnet;
 mod tap;
@@ -23,7 +24,9 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use coracle_hypervisor::Forward;
 use coracle_types::{InstanceId, MacAddr, VmId};
+use serde::{Deserialize, Serialize};
 
 pub use bridge::BridgeNetwork;
 pub use ipam::Ipam;
@@ -50,6 +53,42 @@ pub struct GuestNic {
     pub mac: MacAddr,
     /// Its address.
     pub address: Ipv4Addr,
+    /// What it may reach beside the outside.
+    pub reach: Reach,
+    /// Ports of the node that lead to it.
+    pub ports: Vec<Forward>,
+}
+
+/// What a guest may reach beside what is outside of its node. Link-local addresses and those of metadata services are
+/// refused always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Reach {
+    /// Other guests of the node that may reach guests.
+    pub guests: bool,
+    /// Services of the node.
+    pub node: bool,
+}
+
+impl Reach {
+    /// What either of the two admits.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { guests: self.guests || other.guests, node: self.node || other.node }
+    }
+}
+
+/// A VM as its network has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// MAC of its NIC.
+    pub mac: MacAddr,
+    /// Its address; `None` where guests have none that the node gives.
+    pub lease: Option<Lease>,
+    /// What it may reach.
+    pub reach: Reach,
+    /// Ports of the node that lead to it.
+    pub ports: Vec<Forward>,
 }
 
 /// Where a VMM plugs in its NIC.
@@ -86,7 +125,14 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// [`NetError::Exhausted`]; [`NetError::Taken`] or [`NetError::Outside`] for a wanted address.
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError>;
 
-    /// Gives the address back. Nothing happens when there is none.
+    /// Reserves ports of the node for a VM, or none of them; another program's are refused. Idempotent: what the VM has and
+    /// is not among them is given back.
+    ///
+    /// # Errors
+    /// [`NetError::PortTaken`], [`NetError::Port`].
+    fn claim_ports(&self, id: &VmId, ports: &[Forward]) -> Result<(), NetError>;
+
+    /// Gives address and ports back. Nothing happens when there are none.
     fn release(&self, id: &VmId);
 
     /// Makes the interface for the VMM, which passes no packets until [`Network::attach`].
@@ -95,17 +141,12 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// [`NetError::Link`].
     async fn create_interface(&self, id: &InstanceId) -> Result<Attachment, NetError>;
 
-    /// Makes the interface if it is missing, with its filters for the MAC and the leased address, and connects it. A failure
-    /// leaves it disconnected. Where VMs are given addresses, one without a lease is refused.
+    /// Makes the interface if it is missing, with its filters, and connects it. A failure leaves it disconnected. Where VMs
+    /// are given addresses, one without a lease is refused.
     ///
     /// # Errors
     /// [`NetError::Link`], [`NetError::Rules`].
-    async fn attach(
-        &self,
-        id: &InstanceId,
-        mac: MacAddr,
-        lease: Option<Lease>,
-    ) -> Result<Attachment, NetError>;
+    async fn attach(&self, id: &InstanceId, endpoint: &Endpoint) -> Result<Attachment, NetError>;
 
     /// Disconnects the interface: the VMM keeps it open, and no packet passes until [`Network::attach`].
     ///
@@ -153,6 +194,11 @@ impl Network for UserNetwork {
         }
     }
 
+    /// The VMM listens on them itself.
+    fn claim_ports(&self, _: &VmId, _: &[Forward]) -> Result<(), NetError> {
+        Ok(())
+    }
+
     fn release(&self, _: &VmId) {}
 
     async fn prepare(&self, _: &[GuestNic]) -> Result<(), NetError> {
@@ -163,7 +209,7 @@ impl Network for UserNetwork {
         Ok(Attachment::User)
     }
 
-    async fn attach(&self, _: &InstanceId, _: MacAddr, _: Option<Lease>) -> Result<Attachment, NetError> {
+    async fn attach(&self, _: &InstanceId, _: &Endpoint) -> Result<Attachment, NetError> {
         Ok(Attachment::User)
     }
 
@@ -193,6 +239,22 @@ pub enum NetError {
     Exhausted {
         /// The subnet.
         subnet: Subnet,
+    },
+    /// A port of the node belongs to another VM.
+    #[error("port {}/{} of {} is in use by VM {holder}", .forward.host_port, .forward.protocol.as_str(), .forward.host_address)]
+    PortTaken {
+        /// What was wanted.
+        forward: Forward,
+        /// Who has it.
+        holder: VmId,
+    },
+    /// The node does not give a port.
+    #[error("cannot listen on port {}/{} of {}", .forward.host_port, .forward.protocol.as_str(), .forward.host_address)]
+    Port {
+        /// What was wanted.
+        forward: Forward,
+        /// Why.
+        source: io::Error,
     },
     /// A wanted address belongs to another VM.
     #[error("address {address} is in use by VM {holder}")]

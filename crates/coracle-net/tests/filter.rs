@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coracle_net::{BridgeNetwork, GuestNic, NetError, Network};
+use coracle_net::{BridgeNetwork, Endpoint, GuestNic, NetError, Network, Reach};
 use coracle_testkit::wire::{self, Frame, Sniffer, Station, Tap};
 use coracle_testkit::{netns, tools};
 use coracle_types::{MacAddr, VmId};
@@ -18,7 +18,13 @@ const RESTARTS: usize = 20;
 
 fn guest(name: &str, address: [u8; 4]) -> GuestNic {
     let vm = VmId::of_name(&name.parse().unwrap());
-    GuestNic { mac: MacAddr::of(&vm), instance: vm.into(), address: Ipv4Addr::from(address) }
+    GuestNic {
+        mac: MacAddr::of(&vm),
+        instance: vm.into(),
+        address: Ipv4Addr::from(address),
+        reach: Reach { guests: true, node: false },
+        ports: vec![],
+    }
 }
 
 fn attacker() -> GuestNic {
@@ -42,7 +48,8 @@ async fn open(state: &Path) -> BridgeNetwork {
 async fn attach(network: &BridgeNetwork, guest: &GuestNic) -> Result<(), NetError> {
     let vm: VmId = guest.instance.as_str().parse().unwrap();
     let lease = network.lease(&vm, Some(guest.address))?;
-    network.attach(&guest.instance, guest.mac, lease).await.map(drop)
+    let endpoint = Endpoint { mac: guest.mac, lease, reach: guest.reach, ports: guest.ports.clone() };
+    network.attach(&guest.instance, &endpoint).await.map(drop)
 }
 
 /// A guest that sends all its frames over and over.

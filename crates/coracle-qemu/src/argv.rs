@@ -208,9 +208,10 @@ fn netdev(backend: &NicBackend, tap: Option<RawFd>) -> String {
         (NicBackend::User { forwards, isolated }, _) => {
             // QEMU's network has no finer switch: without this the guest may connect wherever this process may.
             let restrict = if *isolated { ",restrict=on" } else { "" };
-            let forwards = forwards
-                .iter()
-                .map(|f| format!(",hostfwd=tcp:{}:{}-:{}", f.host_address, f.host_port, f.guest_port));
+            let forwards = forwards.iter().map(|f| {
+                let protocol = f.protocol.as_str();
+                format!(",hostfwd={protocol}:{}:{}-:{}", f.host_address, f.host_port, f.guest_port)
+            });
             format!("user,id=net0{restrict}{}", forwards.collect::<String>())
         }
     }
@@ -356,7 +357,7 @@ fn escape(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coracle_hypervisor::{Disk, Forward, Slots};
+    use coracle_hypervisor::{Disk, Forward, Protocol, Slots};
     use coracle_types::{InstanceId, MacAddr, VmId};
 
     use super::*;
@@ -396,7 +397,12 @@ mod tests {
 
     #[test]
     fn golden_user_under_kvm() {
-        let forward = Forward { host_address: [127, 0, 0, 1].into(), host_port: 8080, guest_port: 80 };
+        let forward = Forward {
+            protocol: Protocol::Tcp,
+            host_address: [127, 0, 0, 1].into(),
+            host_port: 8080,
+            guest_port: 80,
+        };
         let vmm_config = vmm_config(NicBackend::User { forwards: vec![forward], isolated: true });
         insta::assert_snapshot!(argv(&vmm_config, Accelerator::Kvm, 2_500_000, Birth::Cold).join("\n"));
     }

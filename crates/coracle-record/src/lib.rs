@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Compatibility, Forward, ProcessId};
-use coracle_net::GuestNic;
+use coracle_net::{Endpoint, GuestNic, Lease, Reach};
 use coracle_oci::PullOrigin;
 use coracle_types::{InstanceId, MacAddr, MemoryMib, SizeClass, UnixMillis, Vcpus, VmId, VmName, VmState};
 use serde::{Deserialize, Serialize};
@@ -84,6 +84,9 @@ pub struct Record {
     /// Host ports that lead in.
     #[serde(default)]
     pub ports: Vec<Forward>,
+    /// What it may reach beside what is outside of the node.
+    #[serde(default)]
+    pub reach: Reach,
     /// Opaque labels of the caller, returned unchanged.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
@@ -174,6 +177,9 @@ pub struct SavedMemory {
     /// The snapshot that it was copied from: the guest gets another identity before it is resumed.
     #[serde(default)]
     pub of: Option<SnapshotName>,
+    /// The guest keeps the identity that it has, though the memory was copied.
+    #[serde(default)]
+    pub same_identity: bool,
     /// Version of the guest agent in it; empty: it did not say.
     #[serde(default)]
     pub agent: String,
@@ -271,7 +277,14 @@ impl Record {
     /// What the packet filter must admit while the VM runs; `None` for a VM without a VMM or an address.
     pub fn running_guest(&self) -> Option<GuestNic> {
         let address = self.address.filter(|_| self.state.has_vmm())?;
-        Some(GuestNic { instance: self.instance.clone()?, mac: self.mac, address })
+        let (reach, ports) = (self.reach, self.ports.clone());
+        Some(GuestNic { instance: self.instance.clone()?, mac: self.mac, address, reach, ports })
+    }
+
+    /// The VM as its network has it, with this lease.
+    #[must_use]
+    pub fn endpoint(&self, lease: Option<Lease>) -> Endpoint {
+        Endpoint { mac: self.mac, lease, reach: self.reach, ports: self.ports.clone() }
     }
 
     /// CPUs and memory of its VMM.
@@ -324,6 +337,7 @@ impl Record {
             address: None,
             address_acknowledged: false,
             ports: vec![],
+            reach: Reach::default(),
             metadata: BTreeMap::new(),
             accelerator: None,
             instance: None,

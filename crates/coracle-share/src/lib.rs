@@ -35,6 +35,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use server::SharedDirServer;
+pub use table::begin_copied_table;
 
 /// Seconds for which the guest caches names and attributes.
 const CACHED: u64 = 1;

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
@@ -97,6 +97,21 @@ impl Table {
         (self.written, self.kept) = (0, text.len() as u64);
         Ok(())
     }
+}
+
+/// Ids and epochs that a copy of a guest cannot hold: those of its original are below.
+const COPY_FIRST_ID: u64 = 1 << 48;
+const COPY_EPOCH: u64 = 1 << 32;
+
+/// Begins the table of a guest that is a copy of another one, or that continues over another directory: what its kernel
+/// holds of the directory is stale, and never taken for something else. Blocking.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn begin_copied_table(path: &Path) -> io::Result<()> {
+    let mut text = String::from(HEADER);
+    text.extend([Change::Next { id: COPY_FIRST_ID }, Change::Epoch { count: COPY_EPOCH }].iter().map(line));
+    write_atomic(path, text.as_bytes())
 }
 
 fn replay(bytes: &[u8], nodes: &mut Nodes) -> io::Result<()> {

@@ -8,11 +8,14 @@
 //! Whoever made the archive is not trusted: three entries of these names in this order, each of the length and the digest
 //! that the first one tells, extents inside the disk. Nothing of it is ever a path.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use coracle_hypervisor::Slots;
+use coracle_record::VolumeKind;
 use coracle_types::SizeClass;
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
@@ -154,6 +157,7 @@ pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<(
     if info.size_class.is_some_and(|class| class != SizeClass::of(info.vcpus, info.memory)) {
         return Err(refused("its machine is of another size class than its VM".to_owned()));
     }
+    check_slots(info)?;
     let memory = info.size_class.map_or(info.memory, |class| class.memory);
     let memory_max = memory.bytes().saturating_add(DEVICES_MAX);
     if info.memory_bytes > memory_max {
@@ -161,6 +165,21 @@ pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<(
     }
     if info.disk_mib.checked_mul(1 << 20) != Some(disk_length) {
         return Err(refused(format!("{disk_length} bytes are no disk of {} MiB", info.disk_mib)));
+    }
+    Ok(())
+}
+
+/// Disks of a copy are read-only, each in a slot of its own that is not the root's.
+fn check_slots(info: &SnapshotInfo) -> io::Result<()> {
+    let disks = info.volumes.iter().filter_map(|volume| match volume.kind {
+        VolumeKind::Disk { slot, .. } | VolumeKind::Block { slot } => Some(slot),
+        VolumeKind::SharedDir => None,
+    });
+    let mut taken = HashSet::from([0]);
+    for slot in disks.chain(info.images.iter().map(|image| image.slot)) {
+        if !Slots::default().is_read_only(slot) || !taken.insert(slot) {
+            return Err(refused(format!("slot {slot} is not free for one of its disks")));
+        }
     }
     Ok(())
 }

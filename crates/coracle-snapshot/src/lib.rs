@@ -27,7 +27,10 @@ use serde::{Deserialize, Serialize};
 pub use self::part::Part;
 
 use coracle_files as files;
-use coracle_record::{DiskImageVm, Owner, Record, SavedMemory, SnapshotName, Workload};
+use coracle_record::{
+    AttachedImage, ContainerId, ContainerRecord, DiskImageVm, Owner, Record, Sandbox, SavedMemory,
+    SnapshotName, Volume, VolumeKind, Workload,
+};
 
 /// Version of the manifest. A newer one is refused.
 const SCHEMA: u32 = 1;
@@ -89,6 +92,21 @@ pub struct SnapshotInfo {
     /// What is special about a VM whose disk image brought its own kernel.
     #[serde(default, alias = "system")]
     pub disk_image_vm: Option<DiskImageVm>,
+    /// Host name of the VM; empty: that of its name.
+    #[serde(default)]
+    pub hostname: String,
+    /// Shared directories and read-only disks, which a restore gives new sources.
+    #[serde(default)]
+    pub volumes: Vec<SnapshotVolume>,
+    /// Its VM had containers.
+    #[serde(default)]
+    pub sandbox: Option<Sandbox>,
+    /// Their images and the slots that they are in.
+    #[serde(default)]
+    pub images: Vec<SnapshotImage>,
+    /// What ran in it.
+    #[serde(default)]
+    pub containers: Vec<ContainerRecord>,
     /// The cluster object that its VM belonged to; all empty for that of a local VM.
     #[serde(default)]
     pub owner: Owner,
@@ -97,10 +115,60 @@ pub struct SnapshotInfo {
     pub shared_with: BTreeSet<String>,
 }
 
+/// A volume of the VM, without its source, which is the node's own affair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotVolume {
+    /// Its name in the VM.
+    pub name: String,
+    /// What it is, and the slot of a disk.
+    pub kind: VolumeKind,
+    /// Absolute path in the guest.
+    pub target: String,
+    /// The guest may not write it.
+    pub read_only: bool,
+}
+
+impl SnapshotVolume {
+    fn of(volume: &Volume) -> Self {
+        let Volume { name, kind, target, read_only, .. } = volume.clone();
+        Self { name, kind, target, read_only }
+    }
+}
+
+/// An image of containers in a slot of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotImage {
+    /// Reference by which a container named it.
+    pub reference: String,
+    /// Digest of its manifest.
+    pub digest: String,
+    /// The slot.
+    pub slot: usize,
+}
+
+/// The place of a log belongs to the node that chose it.
+fn without_place(mut container: ContainerRecord) -> ContainerRecord {
+    container.spec.log_path = None;
+    container
+}
+
 impl SnapshotInfo {
     /// The manifest of a snapshot of the VM of `record`, whose disk takes `disk_bytes`.
     #[must_use]
-    pub fn of(name: SnapshotName, record: &Record, saved: SavedMemory, disk_bytes: u64) -> Self {
+    pub fn of(
+        name: SnapshotName,
+        record: &Record,
+        containers: &BTreeMap<ContainerId, ContainerRecord>,
+        saved: SavedMemory,
+        disk_bytes: u64,
+    ) -> Self {
+        let image = |image: &AttachedImage| {
+            let user = containers.values().find(|container| container.image_digest == image.digest);
+            let reference = user.map(|container| container.spec.image.clone()).unwrap_or_default();
+            SnapshotImage { reference, digest: image.digest.clone(), slot: image.slot }
+        };
         Self {
             schema: SCHEMA,
             name,
@@ -122,6 +190,11 @@ impl SnapshotInfo {
             memory_bytes: saved.bytes,
             disk_bytes,
             disk_image_vm: record.disk_image_vm.clone(),
+            hostname: record.hostname.clone(),
+            volumes: record.volumes.iter().map(SnapshotVolume::of).collect(),
+            sandbox: record.sandbox.clone(),
+            images: record.images.iter().map(image).collect(),
+            containers: containers.values().cloned().map(without_place).collect(),
             owner: record.owner.clone(),
             shared_with: BTreeSet::new(),
         }
@@ -266,9 +339,15 @@ mod tests {
             cpu: text("cpu"),
             devices: text("devices"),
         };
-        let saved =
-            SavedMemory { machine, bytes: 6, saved_at: UnixMillis(5), of: None, agent: "1.2.3".to_owned() };
-        SnapshotInfo::of(name.parse().unwrap(), &record, saved, 4)
+        let saved = SavedMemory {
+            machine,
+            bytes: 6,
+            saved_at: UnixMillis(5),
+            of: None,
+            same_identity: false,
+            agent: "1.2.3".to_owned(),
+        };
+        SnapshotInfo::of(name.parse().unwrap(), &record, &BTreeMap::new(), saved, 4)
     }
 
     pub(crate) fn fill(store: &SnapshotStore, name: &str) -> SnapshotInfo {

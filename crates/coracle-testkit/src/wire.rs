@@ -9,10 +9,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use crate::netns::Netns;
 
 /// Begins the payload of every frame; the kind follows, ended by a line feed.
 const MARK: &[u8] = b"coracle-frame:";
@@ -235,4 +238,74 @@ pub fn is_up(interface: &str) -> bool {
     let flags = std::fs::read_to_string(format!("/sys/class/net/{interface}/flags")).unwrap();
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap();
     flags & 1 == 1
+}
+
+/// A guest that is a network namespace: its interface is joined to the tap that its VMM would have open.
+#[derive(Debug)]
+pub struct GuestHost {
+    netns: Netns,
+    stop: Arc<AtomicBool>,
+    pumps: Vec<JoinHandle<()>>,
+}
+
+impl GuestHost {
+    /// The guest at that tap, with an address in a /24 whose first one is the gateway's.
+    ///
+    /// # Panics
+    /// When the interface cannot be made.
+    #[must_use]
+    pub fn start(tap: &str, station: Station) -> Self {
+        let netns = Netns::new().unwrap();
+        let inner = netns.sync(|| {
+            let inner = Tap::open("eth0");
+            let [a, b, c, _] = station.address.octets();
+            let mac = station.mac.map(|byte| format!("{byte:02x}")).join(":");
+            for line in [
+                format!("link set eth0 address {mac}"),
+                format!("addr add {}/24 dev eth0", station.address),
+                "link set eth0 up".to_owned(),
+                format!("route add default via {a}.{b}.{c}.1"),
+            ] {
+                let status = Command::new("busybox").arg("ip").args(line.split(' ')).status().unwrap();
+                assert!(status.success(), "ip {line}");
+            }
+            inner
+        });
+        let outer = Tap::open(tap);
+        let stop = Arc::new(AtomicBool::new(false));
+        let pump = |from: File, to: File| {
+            let stop = stop.clone();
+            std::thread::spawn(move || pump(from, to, &stop))
+        };
+        let pumps =
+            vec![pump(inner.0.try_clone().unwrap(), outer.0.try_clone().unwrap()), pump(outer.0, inner.0)];
+        Self { netns, stop, pumps }
+    }
+
+    /// Runs `f` in the guest.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        self.netns.sync(f)
+    }
+
+    /// Closes the tap and ends the guest.
+    ///
+    /// # Panics
+    /// When a thread of it did.
+    pub fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for pump in self.pumps {
+            pump.join().unwrap();
+        }
+    }
+}
+
+/// Passes frames on until it is stopped. An interface that is down or full drops them.
+fn pump(mut from: File, mut to: File, stop: &AtomicBool) {
+    let mut frame = [0; 2048];
+    while !stop.load(Ordering::Relaxed) {
+        match from.read(&mut frame) {
+            Ok(length) => drop(to.write(&frame[..length])),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }

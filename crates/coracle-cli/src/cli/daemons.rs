@@ -117,6 +117,9 @@ pub struct NodeArgs {
     /// Network of guests: bridge needs root [default: bridge for root, else user]
     #[arg(long, env = "CORACLE_NODE_NETWORK", value_enum)]
     pub network: Option<NetworkMode>,
+    /// What every guest of the bridge may reach beside what is outside of the node
+    #[arg(long, env = "CORACLE_NODE_GUEST_REACH", value_enum, value_delimiter = ',')]
+    pub guest_reach: Vec<ReachChoice>,
     /// Subnet of guests [default: the first free /24 of 10.100.0.0/16]
     #[arg(long, env = "CORACLE_NODE_SUBNET")]
     pub subnet: Option<coracle_net::Subnet>,
@@ -210,6 +213,15 @@ pub struct NodeArgs {
     /// Started under the name of the original agent
     #[arg(long, hide = true)]
     pub legacy: bool,
+}
+
+/// What guests of the bridge may reach beside what is outside of their node.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReachChoice {
+    /// Other guests that may reach guests
+    Guests,
+    /// Services of the node
+    Node,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]

@@ -96,6 +96,18 @@ pub struct RestoreArgs {
     /// Name of the new VM [default: that of the VM that the snapshot was taken of]
     #[arg(long, default_value = "", hide_default_value = true)]
     pub name: String,
+    /// Source of a volume of the snapshot: a directory or file of the node, or the name of a disk. Repeatable
+    #[arg(long, value_name = "NAME=SOURCE", value_parser = volume_source)]
+    pub volume: Vec<(String, String)>,
+    /// Keep name, MAC, machine id and, where it is free, address of the snapshot's VM, which no longer exists
+    #[arg(long, conflicts_with = "name")]
+    pub same_identity: bool,
+}
+
+/// `NAME=SOURCE` of `--volume`.
+fn volume_source(text: &str) -> Result<(String, String), String> {
+    let (name, source) = text.split_once('=').ok_or("not NAME=SOURCE")?;
+    Ok((name.to_owned(), source.parse::<super::volume::Source>()?.0))
 }
 
 #[derive(Args, Debug)]

@@ -8,7 +8,7 @@ use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use tonic::transport::Channel;
 
-use crate::cli::{Global, Pull, RunArgs};
+use crate::cli::{Global, Pull, ReachChoice, RunArgs};
 use crate::client::connect_local;
 use crate::commands::{image, vm, volume};
 use crate::error::{Failure, exit};
@@ -141,6 +141,7 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         user: args.user.clone(),
         workdir: args.workdir.clone(),
         ports: args.publish.iter().map(|p| publish(p)).collect::<Result<_, _>>()?,
+        reach: Some(reach(&args.reach)),
         disk_mib: args.disk.unwrap_or(0),
         cold: args.cold,
         driver: args.driver.clone(),
@@ -169,17 +170,27 @@ fn variable(text: &str) -> String {
     }
 }
 
-/// `8080:80`, `127.0.0.1:8080:80`.
+/// `8080:80`, `127.0.0.1:8080:80`, `53:53/udp`.
 fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
-    let bad = || Failure::usage(format!("invalid port {text:?}: want [ADDRESS:]HOSTPORT:GUESTPORT"));
-    let parts: Vec<_> = text.split(':').collect();
+    let bad = || Failure::usage(format!("invalid port {text:?}: want [ADDRESS:]HOSTPORT:GUESTPORT[/udp]"));
+    let (numbers, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+    if !matches!(protocol, "tcp" | "udp") {
+        return Err(bad());
+    }
+    let parts: Vec<_> = numbers.split(':').collect();
     let (address, host, guest) = match parts.as_slice() {
         [host, guest] => ("", host, guest),
         [address, host, guest] => (*address, host, guest),
         _ => return Err(bad()),
     };
     let port = |text: &str| text.parse::<u16>().map(u32::from).map_err(|_| bad());
-    Ok(pb::PortMapping { host_address: address.to_owned(), host_port: port(host)?, guest_port: port(guest)? })
+    let (host_address, protocol) = (address.to_owned(), protocol.to_owned());
+    Ok(pb::PortMapping { host_address, host_port: port(host)?, guest_port: port(guest)?, protocol })
+}
+
+/// What `--reach` names.
+fn reach(named: &[ReachChoice]) -> pb::Reach {
+    pb::Reach { guests: named.contains(&ReachChoice::Guests), node: named.contains(&ReachChoice::Node) }
 }
 
 /// What became of the image that was asked for. A command that failed leaves none, and its code says enough.
@@ -271,7 +282,8 @@ mod tests {
     fn published_ports_are_parsed_or_refused() {
         let port = publish("127.0.0.1:8080:80").unwrap();
         assert_eq!((port.host_address.as_str(), port.host_port, port.guest_port), ("127.0.0.1", 8080, 80));
-        for bad in ["80", "a:b", "1:2:3:4", "70000:80"] {
+        assert_eq!(publish("53:53/udp").unwrap().protocol, "udp");
+        for bad in ["80", "a:b", "1:2:3:4", "70000:80", "1:2/sctp"] {
             assert!(publish(bad).is_err(), "{bad}");
         }
     }

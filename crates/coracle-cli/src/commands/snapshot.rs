@@ -53,8 +53,14 @@ pub async fn run(global: &Global, command: SnapshotCommand) -> miette::Result<u8
 pub async fn restore(global: &Global, args: RestoreArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle restore").await?;
     let progress = said(&format!("restoring {}", args.snapshot));
-    let request =
-        pb::RestoreVmRequest { snapshot: args.snapshot.clone(), name: args.name, ..Default::default() };
+    let volume = |(name, source)| pb::Volume { name, source, ..Default::default() };
+    let request = pb::RestoreVmRequest {
+        snapshot: args.snapshot.clone(),
+        name: args.name,
+        volumes: args.volume.into_iter().map(volume).collect(),
+        same_identity: args.same_identity,
+        ..Default::default()
+    };
     let restored = client.restore_vm(request).await;
     progress.done();
     match restored {

@@ -9,7 +9,8 @@ use coracle_host::{
     BootFirmware, EventKind, Exit, Host, HostEvent, LocalUser, Owner, PullPolicy, TemplateInfo, View, VmSpec,
     Volume, VolumeKind, VolumeRequest,
 };
-use coracle_hypervisor::{Forward, Probe};
+use coracle_hypervisor::{Forward, Probe, Protocol};
+use coracle_net::Reach;
 use coracle_oci::PullOrigin;
 use coracle_proto::host as pb;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
@@ -57,6 +58,7 @@ pub(super) fn vm_spec(
         workdir: request.workdir,
         metadata,
         ports: request.ports.iter().map(forward).collect::<Result<_, _>>().map_err(invalid)?,
+        reach: request.reach.map(reach).unwrap_or_default(),
         disk_mib: Some(request.disk_mib).filter(|mib| *mib > 0),
         idempotent: request.idempotent,
         cold: request.cold,
@@ -158,16 +160,23 @@ pub(super) fn template(info: &TemplateInfo, pooled: bool) -> pb::Template {
 
 fn forward(port: &pb::PortMapping) -> Result<Forward, String> {
     let number = |port: u32| {
-        u16::try_from(port)
-            .ok()
-            .filter(|p| *p > 0)
-            .ok_or_else(|| format!("invalid TCP port {port}: 1 to 65535"))
+        u16::try_from(port).ok().filter(|p| *p > 0).ok_or_else(|| format!("invalid port {port}: 1 to 65535"))
+    };
+    let protocol = match port.protocol.as_str() {
+        "" | "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        other => return Err(format!("invalid protocol {other:?}: tcp or udp")),
     };
     let host_address = match port.host_address.as_str() {
         "" => Ipv4Addr::LOCALHOST,
         text => text.parse().map_err(|_| format!("invalid IPv4 address {text:?}"))?,
     };
-    Ok(Forward { host_address, host_port: number(port.host_port)?, guest_port: number(port.guest_port)? })
+    let (host_port, guest_port) = (number(port.host_port)?, number(port.guest_port)?);
+    Ok(Forward { protocol, host_address, host_port, guest_port })
+}
+
+pub(super) fn reach(reach: pb::Reach) -> Reach {
+    Reach { guests: reach.guests, node: reach.node }
 }
 
 /// A VM with its present state.
@@ -203,6 +212,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
                 host_address: f.host_address.to_string(),
                 host_port: f.host_port.into(),
                 guest_port: f.guest_port.into(),
+                protocol: f.protocol.as_str().to_owned(),
             })
             .collect(),
         boots: record.boots,

@@ -384,8 +384,8 @@ impl HostRpc for HostService {
     }
 
     async fn restore_vm(&self, request: Request<pb::RestoreVmRequest>) -> Reply<pb::Vm> {
-        let origin = origin(&request);
-        snapshots::restore(&self.host, request.into_inner(), origin).await
+        let caller = (origin(&request), local_user(&request));
+        snapshots::restore(&self.host, request.into_inner(), caller).await
     }
 
     async fn fork_vm(&self, request: Request<pb::ForkVmRequest>) -> Reply<pb::ForkVmResponse> {

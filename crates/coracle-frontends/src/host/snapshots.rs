@@ -2,7 +2,10 @@
 
 use std::io;
 
-use coracle_host::{Host, InvalidSnapshotName, RestoreSpec, SnapshotInfo, SnapshotName, chunk_progress};
+use coracle_host::{
+    Host, InvalidSnapshotName, LocalUser, RestoreSpec, RestoredIdentity, SnapshotInfo, SnapshotName,
+    chunk_progress,
+};
 use coracle_oci::{PullOrigin, Step};
 use coracle_proto::host as pb;
 use tokio::sync::mpsc;
@@ -56,13 +59,23 @@ pub(super) async fn list(host: &Host) -> Reply<pb::ListSnapshotsResponse> {
     Ok(Response::new(pb::ListSnapshotsResponse { snapshots }))
 }
 
-pub(super) async fn restore(host: &Host, request: pb::RestoreVmRequest, origin: PullOrigin) -> Reply<pb::Vm> {
+pub(super) async fn restore(
+    host: &Host,
+    request: pb::RestoreVmRequest,
+    (origin, user): (PullOrigin, LocalUser),
+) -> Reply<pb::Vm> {
     let vm = match request.name.as_str() {
         "" => None,
         text => Some(text.parse().map_err(|e: coracle_types::InvalidVmName| invalid(e))?),
     };
     let owner = convert::owner_of(request.owner.unwrap_or_default());
-    let spec = RestoreSpec { name: vm, owner, origin, ..RestoreSpec::default() };
+    let volumes = request.volumes.into_iter().map(|volume| convert::volume_request(volume, user)).collect();
+    let identity = match request.same_identity {
+        true => RestoredIdentity::Same,
+        false => RestoredIdentity::New,
+    };
+    let reach = request.reach.map(convert::reach).unwrap_or_default();
+    let spec = RestoreSpec { name: vm, owner, origin, volumes, identity, reach, ..RestoreSpec::default() };
     let record = host.restore(&request.snapshot, spec).await.or_status()?;
     let view = host.get(record.id.as_str()).or_status()?;
     Ok(Response::new(convert::vm(host, &view)))

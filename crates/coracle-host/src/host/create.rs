@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Driver as _, Forward};
 use coracle_image::{Image, PullOptions, PullPolicy};
+use coracle_net::Reach;
 use coracle_oci::{Progress, PullOrigin, Reference};
 use coracle_types::{Identity, MemoryMib, SizeClass, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
@@ -57,6 +58,8 @@ pub struct VmSpec {
     pub metadata: BTreeMap<String, String>,
     /// Ports that lead in.
     pub ports: Vec<Forward>,
+    /// What it may reach beside what every VM of the node may.
+    pub reach: Reach,
     /// Size of the writable disk; `None` is the node's default.
     pub disk_mib: Option<u64>,
     /// Creating an identical VM again succeeds.
@@ -97,6 +100,7 @@ impl VmSpec {
             workdir: String::new(),
             metadata: BTreeMap::new(),
             ports: vec![],
+            reach: Reach::default(),
             disk_mib: None,
             idempotent: false,
             cold: false,
@@ -271,6 +275,8 @@ impl Host {
             .network
             .lease(&id, spec.address)
             .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
+        let claimed = self.0.shared.node.network.claim_ports(&id, &spec.ports);
+        claimed.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let volumes = self.claim_volumes(&id, (&spec.volumes, spec.sandbox.is_some()), found)?;
         let driver = spec.driver;
         let hostname =
@@ -288,6 +294,7 @@ impl Host {
             hostname,
             address: lease.map(|l| l.address),
             ports: spec.ports,
+            reach: spec.reach.or(self.config().guest_reach),
             metadata: spec.metadata,
             cold: spec.cold,
             driver,

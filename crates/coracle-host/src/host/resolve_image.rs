@@ -222,13 +222,16 @@ impl Host {
         self.disk_images().name(digest, name, bytes, self.clock().now().0).map_err(state)
     }
 
-    /// The file that the disk of a snapshot's VM lies over.
+    /// The file that the disk of a snapshot's VM lies over; empty for a sandbox, whose disk lies over nothing.
     pub(super) async fn file_under(
         &self,
         info: &crate::SnapshotInfo,
         origin: PullOrigin,
     ) -> Result<PathBuf, HostError> {
         let failed = |source| HostError::Image { reference: info.image.clone(), source };
+        if info.sandbox.is_some() {
+            return Ok(PathBuf::new());
+        }
         if info.disk_image_vm.is_none() {
             let image = self.image_of(info, origin).await?;
             return Ok(self.images().rootfs(&image).await.map_err(failed)?.path);

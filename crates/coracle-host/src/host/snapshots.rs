@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use coracle_hypervisor::{Driver as _, VmmConfig};
 use coracle_image::Image;
+use coracle_net::Reach;
 use coracle_oci::{NoProgress, OciError, PullOrigin, Reference};
 use coracle_types::{Identity, InvalidVmName, MemoryMib, SizeClass, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
@@ -15,11 +16,15 @@ use tokio::sync::oneshot;
 
 use super::resolve_image::exact_reference;
 use super::{Access, Host};
-use crate::vm::Request;
+use crate::vm::{Request, VmCopy};
 use crate::vmm_config::{VmPaths, machine_type, of_shape};
-use crate::{COMMIT_ANNOTATION, EventKind, HostError, Owner, PullPolicy, Record, SnapshotName, files};
-use coracle_record::SavedMemory;
-use coracle_snapshot::{Part, SnapshotInfo, SnapshotStore, archive};
+use crate::volumes::VolumeSource;
+use crate::{
+    COMMIT_ANNOTATION, EventKind, HostError, Owner, PullPolicy, Record, SnapshotName, Volume, VolumeKind,
+    VolumeRequest, files,
+};
+use coracle_record::{AttachedImage, ContainerRecord, SavedMemory};
+use coracle_snapshot::{Part, SnapshotImage, SnapshotInfo, SnapshotStore, SnapshotVolume, archive};
 
 /// Copies of one VM that may be asked for at once.
 const FORKS_MAX: u32 = 64;
@@ -41,6 +46,23 @@ pub struct RestoreSpec {
     pub metadata: BTreeMap<String, String>,
     /// On whose behalf a registry is asked for an image that is not here.
     pub origin: PullOrigin,
+    /// Sources of the snapshot's volumes, by name; targets are those of the snapshot.
+    pub volumes: Vec<VolumeRequest>,
+    /// Who it is.
+    pub identity: RestoredIdentity,
+    /// What it may reach beside what every VM of the node may.
+    pub reach: Reach,
+}
+
+/// Identity of a restored VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RestoredIdentity {
+    /// Its own: the guest gets new names, a new MAC and a new machine id, and the image's post-clone hook runs.
+    #[default]
+    New,
+    /// That of the snapshot's VM, which moves here or wakes: it must not exist any more, anywhere. Name and owner are the
+    /// snapshot's; so are MAC and machine id, and the address where it is free.
+    Same,
 }
 
 impl Host {
@@ -166,7 +188,11 @@ impl Host {
         let host = self.clone();
         self.run_to_completion(async move {
             let under = host.file_under(&info, spec.origin).await?;
-            host.restore_from(&info, &under, spec).await
+            let mut found = Vec::new();
+            for request in &spec.volumes {
+                found.push((request.name.clone(), host.inspect_volume(request).await?));
+            }
+            host.restore_from(&info, &under, spec, &found).await
         })
         .await
     }
@@ -187,7 +213,7 @@ impl Host {
         self.run_to_completion(async move {
             let name = host.snapshot_name(&format!("fork-{}", record.name));
             let info = host.copy_into(record.id.as_str(), host.begin_snapshot(name)?).await?;
-            let forked = host.fork_from(&info, names, record.origin).await;
+            let forked = host.fork_from(&info, names, &record).await;
             if let Err(error) = host.delete_snapshot(info.name.as_str()).await {
                 tracing::warn!(snapshot = %info.name, %error, "snapshot of a fork not removed");
             }
@@ -200,8 +226,17 @@ impl Host {
         &self,
         info: &SnapshotInfo,
         names: Vec<VmName>,
-        origin: PullOrigin,
+        Record { volumes, origin, .. }: &Record,
     ) -> Result<Vec<Record>, HostError> {
+        let (origin, mut found) = (*origin, Vec::new());
+        for volume in volumes {
+            let source = VolumeSource::of(volume).map_err(|source| HostError::State {
+                operation: format!("read volume {}", volume.name),
+                source,
+            })?;
+            found.push((volume.name.clone(), source));
+        }
+        let found = &found;
         let under = self.file_under(info, origin).await?;
         let _shared = match names.len() {
             0 | 1 => None,
@@ -219,7 +254,7 @@ impl Host {
         };
         let restored = names.into_iter().map(|name| {
             let spec = RestoreSpec { name: Some(name), origin, ..RestoreSpec::default() };
-            self.restore_from(info, &under, spec)
+            self.restore_from(info, &under, spec, found)
         });
         let (mut made, mut failed) = (Vec::new(), None);
         let mut outcomes = stream::iter(restored).buffered(FORKS_AT_ONCE);
@@ -243,8 +278,13 @@ impl Host {
         info: &SnapshotInfo,
         under: &Path,
         spec: RestoreSpec,
+        found: &[(String, VolumeSource)],
     ) -> Result<Record, HostError> {
-        let name = spec.name.unwrap_or_else(|| info.vm.clone());
+        let name = spec.name.clone().unwrap_or_else(|| info.vm.clone());
+        if spec.identity == RestoredIdentity::Same && name != info.vm {
+            let message = format!("{name} cannot have the identity of {}: leave its name out", info.vm);
+            return Err(HostError::Invalid { message });
+        }
         if let Some((vcpus, memory)) = spec.shape.filter(|shape| *shape != (info.vcpus, info.memory)) {
             let machine =
                 |vcpus: Vcpus, memory: MemoryMib| format!("{} CPUs and {} MiB", vcpus.get(), memory.get());
@@ -257,9 +297,7 @@ impl Host {
         let Owner { cluster, namespace, name: object, uid, .. } = &spec.owner;
         let id = VmId::of_object(&name, Identity { cluster, namespace, name: object, uid });
         let reservation = self.reserve(&id, &name, info.vcpus, info.memory)?;
-        let metadata = if spec.metadata.is_empty() { inherited(&info.metadata) } else { spec.metadata };
-        let owned = (spec.owner, spec.origin);
-        let laid_out = self.lay_out_copy(info, under, (&name, &id), owned, metadata).await;
+        let laid_out = self.lay_out_copy(info, under, (&name, &id), spec, found).await;
         match laid_out.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
@@ -317,19 +355,28 @@ impl Host {
 
     /// The image whose root the snapshot's disk lies over: by digest, from its registry where it is not here.
     pub(super) async fn image_of(&self, info: &SnapshotInfo, origin: PullOrigin) -> Result<Image, HostError> {
-        let failed = |source| HostError::Image { reference: info.image.clone(), source };
-        if let Ok(digest) = info.image_digest.parse()
+        self.image_by_digest(&info.image, &info.image_digest, origin).await
+    }
+
+    async fn image_by_digest(
+        &self,
+        image: &str,
+        wanted: &str,
+        origin: PullOrigin,
+    ) -> Result<Image, HostError> {
+        let failed = |source| HostError::Image { reference: image.to_owned(), source };
+        if let Ok(digest) = wanted.parse()
             && let Some(image) = self.images().get_by_digest(&digest).await.map_err(failed)?
         {
             return Ok(image);
         }
-        let exact = exact_reference(&info.image, &info.image_digest);
+        let exact = exact_reference(image, wanted);
         let reference: Reference = exact.parse().map_err(|e: OciError| failed(e.into()))?;
-        let image = self.pull(&reference, (PullPolicy::IfNotPresent, origin), Arc::new(NoProgress)).await?;
-        if image.digest.to_string() == info.image_digest {
-            return Ok(image);
+        let pulled = self.pull(&reference, (PullPolicy::IfNotPresent, origin), Arc::new(NoProgress)).await?;
+        if pulled.digest.to_string() == wanted {
+            return Ok(pulled);
         }
-        Err(HostError::NoSnapshotImage { image: info.image.clone(), digest: info.image_digest.clone() })
+        Err(HostError::NoSnapshotImage { image: image.to_owned(), digest: wanted.to_owned() })
     }
 
     async fn lay_out_copy(
@@ -337,9 +384,13 @@ impl Host {
         info: &SnapshotInfo,
         under: &Path,
         (name, id): (&VmName, &VmId),
-        (owner, origin): (Owner, PullOrigin),
-        metadata: BTreeMap<String, String>,
+        spec: RestoreSpec,
+        found: &[(String, VolumeSource)],
     ) -> Result<Record, HostError> {
+        let volumes = self.restored_volumes(info, id, found)?;
+        let images = self.restored_images(info, spec.origin).await?;
+        let metadata = if spec.metadata.is_empty() { inherited(&info.metadata) } else { spec.metadata };
+        let (owner, origin) = (spec.owner, spec.origin);
         // Of an archive's making, perhaps, and what a later boot would start.
         let kernel = match info.kernel.as_ref().and_then(|path| path.to_str()) {
             Some(path) => self.kernel(path)?,
@@ -351,11 +402,15 @@ impl Host {
             bytes: info.memory_bytes,
             saved_at: info.taken_at,
             of: Some(info.name.clone()),
+            same_identity: spec.identity == RestoredIdentity::Same,
             agent: info.agent.clone(),
         };
         let shape = (info.vcpus, info.memory);
         let record = Record {
-            hostname: super::create::hostname(name, &owner),
+            hostname: match spec.identity {
+                RestoredIdentity::Same if !info.hostname.is_empty() => info.hostname.clone(),
+                _ => super::create::hostname(name, &owner),
+            },
             owner,
             state: VmState::Hibernated,
             message: format!("made from snapshot {}", info.name),
@@ -372,14 +427,65 @@ impl Host {
             driver: info.machine.driver.clone(),
             saved: Some(saved),
             disk_image_vm: info.disk_image_vm.clone(),
+            reach: spec.reach.or(self.config().guest_reach),
+            sandbox: info.sandbox.clone(),
+            images,
+            volumes,
             origin,
             ..Record::new(id.clone(), name.clone(), shape, info.workload.clone(), self.clock().now())
         };
         let (paths, store, snapshot) =
             (VmPaths::of(self.config(), id), self.snapshot_store(), info.name.clone());
-        let copy = move || copy_files(&paths, &store, &snapshot, record);
+        let containers = info.containers.clone();
+        let copy = move || copy_files(&paths, &store, &snapshot, &containers, record);
         let failed = |source| HostError::Files { operation: "copy the files", id: id.clone(), source };
         files::blocking(copy).await.map_err(failed)
+    }
+
+    /// Volumes of the snapshot over sources of this node. They are the VM's own from here on.
+    fn restored_volumes(
+        &self,
+        info: &SnapshotInfo,
+        id: &VmId,
+        found: &[(String, VolumeSource)],
+    ) -> Result<Vec<Volume>, HostError> {
+        let invalid = |message| HostError::Invalid { message };
+        if let Some((unknown, _)) =
+            found.iter().find(|(name, _)| info.volumes.iter().all(|v| v.name != *name))
+        {
+            return Err(invalid(format!("snapshot {} has no volume {unknown}", info.name)));
+        }
+        let mut volumes = Vec::new();
+        for SnapshotVolume { name, kind, target, read_only } in &info.volumes {
+            let missing = || {
+                let name = format!("--volume {name}=SOURCE");
+                invalid(format!(
+                    "snapshot {} has volumes of the node that it is from: give {name}",
+                    info.name
+                ))
+            };
+            let (_, source) = found.iter().find(|(given, _)| given == name).ok_or_else(missing)?;
+            let volume = source.as_volume(name, *kind, target, *read_only).map_err(invalid)?;
+            self.0.shared.claims.claim(id, &volume, source).map_err(invalid)?;
+            volumes.push(volume);
+        }
+        Ok(volumes)
+    }
+
+    /// Images of the snapshot's containers, pulled where they are not here.
+    async fn restored_images(
+        &self,
+        info: &SnapshotInfo,
+        origin: PullOrigin,
+    ) -> Result<Vec<AttachedImage>, HostError> {
+        let mut images = Vec::new();
+        for SnapshotImage { reference, digest, slot } in &info.images {
+            let image = self.image_by_digest(reference, digest, origin).await?;
+            let failed = |source| HostError::Image { reference: reference.clone(), source };
+            let rootfs = self.images().rootfs(&image).await.map_err(failed)?.path;
+            images.push(AttachedImage { digest: digest.clone(), rootfs, slot: *slot });
+        }
+        Ok(images)
     }
 
     /// The address that the snapshot's VM had, when it is free here; else any.
@@ -401,10 +507,10 @@ impl Host {
         let gone = || HostError::NotFound { name: vm.to_owned() };
         let request = Request::Snapshot { dir: part.dir().to_owned(), reply };
         handle.requests.send(request).await.map_err(|_| gone())?;
-        let (record, saved) = answer.await.map_err(|_| gone())??;
+        let VmCopy { record, containers, saved } = answer.await.map_err(|_| gone())??;
         let sealed = files::blocking(move || {
             let disk_bytes = files::allocated_bytes(&part.dir().join(coracle_snapshot::DISK_FILE));
-            let info = SnapshotInfo::of(part.name().clone(), &record, saved, disk_bytes);
+            let info = SnapshotInfo::of(part.name().clone(), &record, &containers, saved, disk_bytes);
             part.seal(&info)?;
             Ok(info)
         });
@@ -445,6 +551,7 @@ fn copy_files(
     paths: &VmPaths,
     store: &SnapshotStore,
     snapshot: &SnapshotName,
+    containers: &[ContainerRecord],
     record: Record,
 ) -> io::Result<Record> {
     let overlay = paths.own_disk(&record);
@@ -454,6 +561,15 @@ fn copy_files(
     std::fs::hard_link(store.memory_of(snapshot), paths.saved_memory())?;
     files::copy_sparse(&store.disk_of(snapshot), &overlay)?;
     std::fs::File::open(&overlay)?.sync_all()?;
+    std::fs::create_dir_all(paths.containers())?;
+    for container in containers {
+        container.save(&paths.containers().join(format!("{}.json", container.id)))?;
+    }
+    for volume in record.volumes.iter().filter(|volume| volume.kind == VolumeKind::SharedDir) {
+        let table = paths.folder_table(&volume.name);
+        table.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        coracle_share::begin_copied_table(&table)?;
+    }
     record.save(&paths.record())?;
     files::sync_parent(&paths.state)?;
     Ok(record)

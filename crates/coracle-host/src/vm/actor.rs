@@ -254,7 +254,7 @@ impl Actor {
         let (network, record) = (&self.shared.node.network, &self.record);
         let Some(instance) = &record.instance else { return Ok(()) };
         let outcome = match network.lease(&record.id, record.address) {
-            Ok(lease) => network.attach(instance, record.mac, lease).await.map(drop),
+            Ok(lease) => network.attach(instance, &record.endpoint(lease)).await.map(drop),
             Err(error) => {
                 if let Err(error) = network.cut_off(instance).await {
                     tracing::error!(vm = %record.id, %error, "take down tap failed");

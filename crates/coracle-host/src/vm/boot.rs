@@ -88,8 +88,8 @@ async fn attend(
             let kind = JobEventKind::Loaded { instance, vmm, go };
             let _task_gone = job_events.send(JobEvent { boot: record.boots, kind }).await;
             recorded.await.map_err(|_| HostError::Stopping)?;
-            if record.saved.as_ref().is_some_and(|saved| saved.of.is_some()) {
-                limits = Limits::of_copy(shared);
+            if let Some(saved) = record.saved.as_ref().filter(|saved| saved.of.is_some()) {
+                limits = Limits::of_copy(shared, saved.same_identity);
             }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
             shared.node.driver.resume(&vmm_config).await.map_err(driver)?;
@@ -129,19 +129,27 @@ struct Limits {
     identity: Duration,
     /// Its workload runs already, as that of the VM it is a copy of.
     takes_over: bool,
+    /// And it is that VM, which has moved.
+    same_identity: bool,
 }
 
 impl Limits {
     fn of_boot(shared: &Shared, record: &Record) -> Self {
-        Self { hello: limit(shared, record), identity: CONFIGURE_LIMIT, takes_over: false }
+        Self {
+            hello: limit(shared, record),
+            identity: CONFIGURE_LIMIT,
+            takes_over: false,
+            same_identity: false,
+        }
     }
 
     fn of_clone(shared: &Shared) -> Self {
-        Self { hello: CLONE_HELLO_LIMIT, identity: shared.node.config.identity_limit, takes_over: false }
+        let identity = shared.node.config.identity_limit;
+        Self { hello: CLONE_HELLO_LIMIT, identity, takes_over: false, same_identity: false }
     }
 
-    fn of_copy(shared: &Shared) -> Self {
-        Self { takes_over: true, ..Self::of_clone(shared) }
+    fn of_copy(shared: &Shared, same_identity: bool) -> Self {
+        Self { takes_over: true, same_identity, ..Self::of_clone(shared) }
     }
 }
 
@@ -204,7 +212,7 @@ async fn bring_up(
             return Err(HostError::Address { name: record.name.to_string(), address });
         }
     }
-    if limits.takes_over {
+    if limits.takes_over && !limits.same_identity {
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
     let began = Instant::now();

@@ -101,7 +101,7 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
         let vmm = shared.node.driver.find(&known).await.map_err(driver)?;
         if let Some(vmm) = vmm.filter(|vmm| record.process == Some(*vmm)) {
             let attachment =
-                shared.node.network.attach(instance, record.mac, lease).await.map_err(network)?;
+                shared.node.network.attach(instance, &record.endpoint(lease)).await.map_err(network)?;
             // Interrupted between the end of loading and the first step, it is paused.
             shared.node.driver.resume(&known).await.map_err(driver)?;
             return Ok(found(shared, record, vmm, &attachment));
@@ -196,7 +196,8 @@ async fn start_new(
     let record = &Record { instance: Some(id.clone()), ..record.clone() };
     let started = async {
         let attachment = shared.node.network.create_interface(&id).await.map_err(network)?;
-        let attach = async { shared.node.network.attach(&id, record.mac, lease).await.map_err(network) };
+        let endpoint = record.endpoint(lease);
+        let attach = async { shared.node.network.attach(&id, &endpoint).await.map_err(network) };
         tokio::try_join!(attach, start(shared, record, &attachment, how)).map(|(_, launched)| launched)
     };
     let started = started.await;
@@ -280,7 +281,8 @@ async fn fill(
     let network = |source| HostError::Network { name: record.name.to_string(), source };
     let id = &pooled.vmm_config.id;
     let record = &Record { instance: Some(id.clone()), ..record.clone() };
-    let attach = async { shared.node.network.attach(id, record.mac, lease).await.map_err(network) };
+    let endpoint = record.endpoint(lease);
+    let attach = async { shared.node.network.attach(id, &endpoint).await.map_err(network) };
     let fill = async {
         let premounted = prepare_files(shared, record, fresh).await?;
         let vmm_config = vmm_config_of(shared, record, &pooled.attachment, premounted);

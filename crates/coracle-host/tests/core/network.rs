@@ -5,9 +5,10 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use coracle_hypervisor::Forward;
 use coracle_hypervisor_testing::AddressOnly;
-use coracle_net::{Attachment, GuestNic, Lease, NetError, Network, Subnet};
-use coracle_types::{InstanceId, MacAddr, VmId};
+use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet};
+use coracle_types::{InstanceId, VmId};
 
 use super::support::{Node, create};
 
@@ -53,6 +54,10 @@ impl Network for Recorder {
         self.addresses.lease(id, wanted)
     }
 
+    fn claim_ports(&self, id: &VmId, ports: &[Forward]) -> Result<(), NetError> {
+        self.addresses.claim_ports(id, ports)
+    }
+
     fn release(&self, id: &VmId) {
         self.addresses.release(id);
     }
@@ -61,14 +66,9 @@ impl Network for Recorder {
         self.addresses.create_interface(id).await
     }
 
-    async fn attach(
-        &self,
-        id: &InstanceId,
-        mac: MacAddr,
-        lease: Option<Lease>,
-    ) -> Result<Attachment, NetError> {
+    async fn attach(&self, id: &InstanceId, endpoint: &Endpoint) -> Result<Attachment, NetError> {
         self.note("attach".to_owned());
-        self.addresses.attach(id, mac, lease).await
+        self.addresses.attach(id, endpoint).await
     }
 
     async fn cut_off(&self, _: &InstanceId) -> Result<(), NetError> {

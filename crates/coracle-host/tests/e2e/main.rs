@@ -7,6 +7,7 @@ mod disk_image_vm;
 mod lifecycle;
 mod registry;
 mod snapshot;
+mod snapshot_volumes;
 mod support;
 mod suspend;
 mod volumes;

@@ -133,7 +133,7 @@ pub mod pull_snapshot_response {
         Snapshot(super::Snapshot),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RestoreVmRequest {
     #[prost(string, tag = "1")]
     pub snapshot: ::prost::alloc::string::String,
@@ -142,6 +142,16 @@ pub struct RestoreVmRequest {
     pub name: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
+    /// Sources of the snapshot's volumes, by name.
+    #[prost(message, repeated, tag = "4")]
+    pub volumes: ::prost::alloc::vec::Vec<Volume>,
+    /// The VM keeps name, MAC, machine id and, where it is free, address of the snapshot's VM, which must not exist any
+    /// more, anywhere. Otherwise it gets an identity of its own.
+    #[prost(bool, tag = "5")]
+    pub same_identity: bool,
+    /// As in CreateVmRequest.
+    #[prost(message, optional, tag = "6")]
+    pub reach: ::core::option::Option<Reach>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ForkVmRequest {
@@ -267,13 +277,26 @@ pub struct DriverInfo {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortMapping {
-    /// Address of the host to listen on; empty: 127.0.0.1.
+    /// Address of the host to listen on; empty: 127.0.0.1. 0.0.0.0 is every address.
     #[prost(string, tag = "1")]
     pub host_address: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub host_port: u32,
     #[prost(uint32, tag = "3")]
     pub guest_port: u32,
+    /// tcp (or empty) or udp.
+    #[prost(string, tag = "4")]
+    pub protocol: ::prost::alloc::string::String,
+}
+/// What a guest of the bridge may reach beside what is outside of its node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Reach {
+    /// Other guests that may reach guests.
+    #[prost(bool, tag = "1")]
+    pub guests: bool,
+    /// Services of the node.
+    #[prost(bool, tag = "2")]
+    pub node: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVmRequest {
@@ -353,6 +376,9 @@ pub struct CreateVmRequest {
     /// another one is ALREADY_EXISTS, even where the creation is idempotent.
     #[prost(string, tag = "26")]
     pub spec_hash: ::prost::alloc::string::String,
+    /// Absent: nothing but what every VM of the node may.
+    #[prost(message, optional, tag = "27")]
+    pub reach: ::core::option::Option<Reach>,
 }
 /// A disk or a directory of the node that a guest sees.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -11,7 +11,7 @@ use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, Ho
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
 use coracle_hypervisor::{Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
-use coracle_net::{BridgeNetwork, Network, Subnet, UserNetwork};
+use coracle_net::{BridgeNetwork, Network, Reach, Subnet, UserNetwork};
 use coracle_oci::Registries;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_proto::host::host_server::HostServer;
@@ -29,7 +29,7 @@ use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use super::limits::{self, Connections};
 use super::{announce, default_tools, kvm_probe_of, make_dir};
-use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs};
+use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
 use coracle_cli::error::{Failure, of_host as failure};
 use coracle_cli::registries;
 use coracle_cli::tasks::{Tasks, stop_signal};
@@ -133,6 +133,10 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     config.kernel_dirs.clone_from(&args.kernel_dir);
     config.volume_dirs.clone_from(&args.volume_dir);
     config.memory_overcommit = args.memory_overcommit;
+    config.guest_reach = Reach {
+        guests: args.guest_reach.contains(&ReachChoice::Guests),
+        node: args.guest_reach.contains(&ReachChoice::Node),
+    };
     config.user_network_open = network_mode(args) == NetworkMode::UserOpen;
     config.templates = TemplatePolicy {
         enabled: !args.no_templates,

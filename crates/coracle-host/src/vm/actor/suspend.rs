@@ -20,11 +20,11 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::{Actor, EventKind, JobEvent, JobEventKind, Reply};
-use crate::HostError;
 use crate::files::{self, blocking};
-use crate::vm::Copied;
 use crate::vm::hooks::{self, Hook};
 use crate::vm::text::bounded;
+use crate::vm::{Copied, VmCopy};
+use crate::{HostError, Volume};
 use coracle_guest_client::GAP;
 use coracle_record::SavedMemory;
 use coracle_snapshot::{DISK_FILE, MEMORY_FILE};
@@ -142,7 +142,14 @@ impl Actor {
             Ok(bytes)
         });
         let bytes = sealed.await.map_err(self.files_failed("keep the memory"))?;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.node.clock.now(), of: None, agent })
+        Ok(SavedMemory {
+            machine,
+            bytes,
+            saved_at: self.shared.node.clock.now(),
+            of: None,
+            same_identity: false,
+            agent,
+        })
     }
 
     /// Reserves the space and `more`, leaves the guest, holds it and writes its memory to `part` in `dir`. It stands
@@ -183,7 +190,7 @@ impl Actor {
     /// Copies memory and disk of one instant into `dir` and restores the power state. Synced when it answers.
     pub(super) async fn snapshot(&mut self, dir: PathBuf, reply: Copied) {
         let copied = match self.record.state {
-            _ if !self.record.volumes.is_empty() => Err(self.has_volumes()),
+            _ if self.record.volumes.iter().any(is_written) => Err(self.has_volumes()),
             VmState::Hibernated => self.copy_saved(dir).await,
             _ => match self.run_pre_snapshot_hook().await {
                 Ok(()) => self.copy_live(dir).await,
@@ -191,7 +198,11 @@ impl Actor {
             },
         };
         self.run_post_snapshot_hook();
-        let copied = copied.map(|memory| (self.record.clone(), memory));
+        let copied = copied.map(|saved| VmCopy {
+            record: self.record.clone(),
+            containers: self.containers.records(),
+            saved,
+        });
         let _caller_gone = reply.send(copied);
     }
 
@@ -246,7 +257,14 @@ impl Actor {
         goes_on?;
         let synced = blocking(move || memory.sync_all().and_then(|()| disk.sync_all())).await;
         synced.map_err(self.files_failed("write the snapshot to disk"))?;
-        Ok(SavedMemory { machine, bytes, saved_at: self.shared.node.clock.now(), of: None, agent })
+        Ok(SavedMemory {
+            machine,
+            bytes,
+            saved_at: self.shared.node.clock.now(),
+            of: None,
+            same_identity: false,
+            agent,
+        })
     }
 
     /// Of a VM at rest: its memory is there, and never written again.
@@ -265,10 +283,11 @@ impl Actor {
 
     /// A copy would use files that the original writes.
     fn has_volumes(&self) -> HostError {
-        let names: Vec<_> = self.record.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let written = self.record.volumes.iter().filter(|volume| is_written(volume));
+        let names: Vec<_> = written.map(|volume| volume.name.as_str()).collect();
         let name = &self.record.name;
         let message = format!(
-            "VM {name} has volumes, and a copy of it would write the same files: detach {} first",
+            "VM {name} writes to disks, and a copy of it would write the same files: detach {} first",
             names.join(", ")
         );
         HostError::Invalid { message }
@@ -363,4 +382,9 @@ fn trim(mut file: &File) -> io::Result<u64> {
     let bytes = file.stream_position()?;
     file.set_len(bytes)?;
     Ok(bytes)
+}
+
+/// A disk that the guest writes. A shared directory is the node's, and any number of guests write to it.
+fn is_written(volume: &Volume) -> bool {
+    volume.slot().is_some() && !volume.read_only
 }

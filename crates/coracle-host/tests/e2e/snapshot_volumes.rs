@@ -1,0 +1,157 @@
+//! Snapshots of VMs with shared directories and with containers, and VMs that keep their identity when they move.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_host::{
+    ContainerSpec, Host, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, VmSpec,
+    VolumeRequest, Workload,
+};
+use coracle_oci::NoProgress;
+use coracle_testkit::{eventually, netns};
+
+use crate::support::{IMAGE, Node, counted, counter, exec, guest, run, until_counted};
+
+fn shared(source: &Path) -> VolumeRequest {
+    let source = source.to_str().unwrap().to_owned();
+    VolumeRequest { name: "data".into(), source, ..VolumeRequest::default() }
+}
+
+fn dir(node: &Node, name: &str, text: &str) -> std::path::PathBuf {
+    let dir = node.dir.path().join(name);
+    std::fs::create_dir_all(dir.join("deep")).unwrap();
+    std::fs::write(dir.join("deep/file"), text).unwrap();
+    dir
+}
+
+async fn read(host: &Host, vm: &str) -> String {
+    let line = "cat /mnt/data/deep/file /mnt/data/only-* 2>&1";
+    exec(host, vm, &["sh", "-c", line]).await.0
+}
+
+#[test]
+fn shared_directories_get_new_sources() {
+    netns::run_within(Duration::from_secs(180), || async {
+        let Some(node) = Node::new().await else { return };
+        let (one, two) = (dir(&node, "one", "one\n"), dir(&node, "two", "two\n"));
+        std::fs::write(two.join("only-two"), "and more\n").unwrap();
+        let volume_dirs = vec![node.dir.path().to_owned()];
+        let host = node.open_with(|config| config.volume_dirs = volume_dirs).await;
+        run(&host, "web").await;
+        host.attach_volume("web", shared(&one), None).await.unwrap();
+        assert!(read(&host, "web").await.starts_with("one\n"));
+        let info = host.save_snapshot("web", Some("first".parse().unwrap())).await.unwrap();
+        assert_eq!(info.volumes.len(), 1);
+        assert!(!serde_json::to_string(&info).unwrap().contains("/one"), "a source is the node's own affair");
+
+        // Without a source, with one that is none, and with one too many.
+        let restore = async |name: &str, volumes: Vec<VolumeRequest>| {
+            let name = Some(name.parse().unwrap());
+            host.restore("first", RestoreSpec { name, volumes, ..RestoreSpec::default() }).await
+        };
+        let refused = restore("copy", vec![]).await.unwrap_err().chain();
+        assert!(refused.contains("give --volume data=SOURCE"), "{refused}");
+        let file = node.dir.path().join("file.raw");
+        std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+        let refused = restore("copy", vec![shared(&file)]).await.unwrap_err().chain();
+        assert!(refused.contains("is not what the snapshot has as volume data"), "{refused}");
+        let other = VolumeRequest { name: "other".into(), ..shared(&two) };
+        assert!(restore("copy", vec![other]).await.unwrap_err().chain().contains("has no volume other"));
+
+        restore("copy", vec![shared(&two)]).await.unwrap();
+        assert_eq!(read(&host, "copy").await, "two\nand more\n", "what it knew of the other one is stale");
+        exec(&host, "copy", &["sh", "-c", "echo written > /mnt/data/new"]).await;
+        assert_eq!(std::fs::read_to_string(two.join("new")).unwrap(), "written\n");
+        assert!(!one.join("new").exists());
+        // A fork shares the directory of its original.
+        let forks = host.fork("web", 2, None).await.unwrap();
+        for fork in &forks {
+            assert!(read(&host, fork.name.as_str()).await.starts_with("one\n"));
+        }
+        for vm in host.list() {
+            host.delete(vm.record.id.as_str(), true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+/// What a guest says of itself, but its boot id, which is of the boot.
+async fn who(host: &Host, vm: &str) -> String {
+    let line = "hostname; cat /etc/machine-id; ip -o link show eth0 | grep -o 'link/ether [0-9a-f:]*'";
+    exec(host, vm, &["sh", "-c", line]).await.0
+}
+
+#[test]
+fn moved_vm_keeps_its_identity() {
+    netns::run_within(Duration::from_secs(180), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let before = counter(&host, "web").await;
+        until_counted(&host, "web", 3).await;
+        let was = who(&host, "web").await;
+        host.hibernate("web", None).await.unwrap();
+        host.save_snapshot("web", Some("moving".parse().unwrap())).await.unwrap();
+        let same = || RestoreSpec { identity: RestoredIdentity::Same, ..RestoreSpec::default() };
+        assert!(host.restore("moving", same()).await.is_err(), "it still exists");
+        host.delete("web", true, None).await.unwrap();
+        let renamed = RestoreSpec { name: Some("other".parse().unwrap()), ..same() };
+        let refused = host.restore("moving", renamed).await.unwrap_err().chain();
+        assert!(refused.contains("cannot have the identity of web"), "{refused}");
+        let after = host.restore("moving", same()).await.unwrap();
+        assert_eq!((after.mac, after.address), (before.mac, before.address));
+        assert_eq!(who(&host, "web").await, was);
+        let seen = counted(&host, "web").await;
+        until_counted(&host, "web", seen + 3).await;
+        host.delete("web", true, None).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+#[test]
+fn sandbox_moves_with_its_containers() {
+    netns::run_within(Duration::from_secs(180), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        let vm = VmSpec { sandbox: Some(Sandbox::default()), ..VmSpec::of("pod".parse().unwrap(), "") };
+        host.create(vm, Arc::new(NoProgress)).await.unwrap();
+        host.start("pod", None).await.unwrap();
+        let count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.05; done";
+        let argv = ["sh", "-c", &format!("mkdir -p /tmp; {count}")].map(str::to_owned).to_vec();
+        let process = Workload { argv, ..Workload::default() };
+        let spec = ContainerSpec { image: IMAGE.to_owned(), process, ..ContainerSpec::default() };
+        let (id, from) = ("main".parse().unwrap(), (PullPolicy::Never, PullOrigin::Local));
+        host.create_container("pod", id, spec, from, Arc::new(NoProgress)).await.unwrap();
+        let id = "main".parse().unwrap();
+        let started = host.start_container("pod", &id).await.unwrap();
+        host.hibernate("pod", None).await.unwrap();
+        host.save_snapshot("pod", Some("moving".parse().unwrap())).await.unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let import = async {
+            let taken = host.import_snapshot("arrived".parse().unwrap(), reader).await;
+            taken.unwrap()
+        };
+        let (exported, arrived) = tokio::join!(host.export_snapshot("moving", writer), import);
+        exported.unwrap();
+        assert_eq!((arrived.images.len(), arrived.containers.len()), (1, 1));
+        host.delete("pod", true, None).await.unwrap();
+        let spec = RestoreSpec { identity: RestoredIdentity::Same, ..RestoreSpec::default() };
+        host.restore("arrived", spec).await.unwrap();
+        let moved = host.get("pod").unwrap().containers[&id].clone();
+        assert_eq!(
+            (moved.state, moved.started_at),
+            (started.state, started.started_at),
+            "it was not restarted"
+        );
+        let guest = guest(&host, "pod").await;
+        let listed = eventually("it runs", async || guest.list_containers().await.ok());
+        assert_eq!(listed.await.unwrap().len(), 1);
+        host.stop_container("pod", &id, Duration::ZERO).await.unwrap();
+        host.remove_container("pod", &id).await.unwrap();
+        host.delete("pod", true, None).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}

@@ -1,0 +1,142 @@
+//! The IPv4 table of a node: masquerading, ports of the node that lead to guests, and what guests may reach. Pure.
+//!
+//! ```text
+//! host_ports, local_ports   to a port of the node ─▶ chain of the guest that has it ─▶ dnat
+//! to_node                   from guests: replies and pings, and what `reach_node` admits
+//! between_guests            routed from guest to guest: only where both are in `reach_guests`
+//! to_outside                masquerade
+//! ```
+
+use coracle_hypervisor::Forward;
+use serde_json::{Value, json};
+
+use super::expr::{accept, drop, field, is, is_not, known_connections, matches, network};
+use crate::{GuestNic, Subnet};
+
+/// Addresses of guests that reach other guests, and that reach the node.
+pub(super) const REACH_GUESTS: &str = "reach_guests";
+const REACH_NODE: &str = "reach_node";
+
+/// Ports of the node, by protocol and number, or by address as well.
+const ANY_ADDRESS: &str = "ports";
+const ONE_ADDRESS: &str = "ports_at";
+
+/// The table, which exists and is empty.
+pub(super) fn base(table: &str, bridge: &str, subnet: Subnet) -> Vec<Value> {
+    let mut ops = declarations(table);
+    let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
+        json!({"add": {"chain": {"family": "ip", "table": table, "name": name,
+            "type": kind, "hook": hook, "prio": priority, "policy": "accept"}}})
+    };
+    let rule = |chain: &str, expr: Vec<Value>| json!({"add": {"rule": {"family": "ip", "table": table, "chain": chain, "expr": expr}}});
+    let guests = network(subnet);
+    for (name, hook) in [("host_ports", "prerouting"), ("local_ports", "output")] {
+        ops.push(chain(name, "nat", hook, -100));
+        let (protocol, port) = (json!({"meta": {"key": "l4proto"}}), field("th", "dport"));
+        let at = json!({"concat": [field("ip", "daddr"), protocol.clone(), port.clone()]});
+        ops.push(rule(name, vec![json!({"vmap": {"key": at, "data": format!("@{ONE_ADDRESS}")}})]));
+        let to_node = is(json!({"fib": {"result": "type", "flags": "daddr"}}), json!("local"));
+        let any = json!({"vmap": {"key": {"concat": [protocol, port]}, "data": format!("@{ANY_ADDRESS}")}});
+        ops.push(rule(name, vec![to_node, any]));
+    }
+    ops.push(chain("to_node", "filter", "input", 0));
+    let from_guests = || is(json!({"meta": {"key": "iifname"}}), json!(bridge));
+    let is_echo = is(field("icmp", "type"), json!("echo-request"));
+    let reaches_node = is(field("ip", "saddr"), json!(format!("@{REACH_NODE}")));
+    for admitted in [known_connections(), is_echo, reaches_node] {
+        ops.push(rule("to_node", vec![from_guests(), admitted, accept()]));
+    }
+    ops.push(rule("to_node", vec![from_guests(), drop()]));
+    ops.push(chain("between_guests", "filter", "forward", 0));
+    ops.push(rule("between_guests", vec![known_connections(), accept()]));
+    let between = |from: Value, to: Value| vec![is(field("ip", "saddr"), from), is(field("ip", "daddr"), to)];
+    let open = json!(format!("@{REACH_GUESTS}"));
+    ops.push(rule("between_guests", [between(open.clone(), open), vec![accept()]].concat()));
+    ops.push(rule("between_guests", [between(guests.clone(), guests.clone()), vec![drop()]].concat()));
+    ops.push(chain("to_outside", "nat", "postrouting", 100));
+    // A guest that reaches another one, or itself, by a port of the node must get its replies from there.
+    let translated = matches("in", json!({"ct": {"key": "status"}}), json!("dnat"));
+    let masquerade = || json!({"masquerade": null});
+    let hairpin = [between(guests.clone(), guests.clone()), vec![translated, masquerade()]].concat();
+    let loopback = json!({"prefix": {"addr": "127.0.0.0", "len": 8}});
+    let local = [between(loopback, guests.clone()), vec![masquerade()]].concat();
+    let outside =
+        vec![is(field("ip", "saddr"), guests.clone()), is_not(field("ip", "daddr"), guests), masquerade()];
+    ops.extend([hairpin, local, outside].map(|expr| rule("to_outside", expr)));
+    ops
+}
+
+fn declarations(table: &str) -> Vec<Value> {
+    let map = |name: &str, key: &[&str]| json!({"add": {"map": {"family": "ip", "table": table, "name": name, "type": key, "map": "verdict"}}});
+    let set = |name: &str| json!({"add": {"set": {"family": "ip", "table": table, "name": name, "type": "ipv4_addr"}}});
+    vec![
+        map(ANY_ADDRESS, &["inet_proto", "inet_service"]),
+        map(ONE_ADDRESS, &["ipv4_addr", "inet_proto", "inet_service"]),
+        set(REACH_GUESTS),
+        set(REACH_NODE),
+    ]
+}
+
+/// What the table has of one guest, in a table without anything of it.
+pub(super) fn guest(table: &str, guest: &GuestNic) -> Vec<Value> {
+    let tap = guest.instance.tap_name();
+    let mut ops = Vec::new();
+    if !guest.ports.is_empty() {
+        ops.push(json!({"add": chain(table, &tap)}));
+        ops.push(json!({"flush": chain(table, &tap)}));
+    }
+    for port in &guest.ports {
+        let expr = [
+            is(field(port.protocol.as_str(), "dport"), json!(port.host_port)),
+            json!({"dnat": {"addr": guest.address.to_string(), "port": port.guest_port}}),
+        ];
+        ops.push(json!({"add": {"rule": {"family": "ip", "table": table, "chain": tap, "expr": expr}}}));
+    }
+    ops.extend(guest.ports.iter().map(|port| json!({"add": port_element(table, &tap, *port)})));
+    ops.extend(memberships(guest).into_iter().map(|set| json!({"add": member(table, set, guest)})));
+    ops
+}
+
+/// Removes everything of a guest. The batch is all or nothing, so everything is made first, so that removing it never
+/// fails. `keep_address`: another guest has that address by now.
+pub(super) fn forget(table: &str, guest: &GuestNic, keep_address: bool) -> Vec<Value> {
+    let tap = guest.instance.tap_name();
+    let mut ops = vec![json!({"add": {"table": {"family": "ip", "name": table}}})];
+    ops.extend(declarations(table));
+    if !guest.ports.is_empty() {
+        ops.push(json!({"add": chain(table, &tap)}));
+        for port in &guest.ports {
+            let element = port_element(table, &tap, *port);
+            ops.extend([json!({"add": element}), json!({"delete": element})]);
+        }
+        ops.extend([json!({"flush": chain(table, &tap)}), json!({"delete": chain(table, &tap)})]);
+    }
+    for set in memberships(guest).into_iter().filter(|_| !keep_address) {
+        let element = member(table, set, guest);
+        ops.extend([json!({"add": element}), json!({"delete": element})]);
+    }
+    ops
+}
+
+fn memberships(guest: &GuestNic) -> Vec<&'static str> {
+    let sets = [(guest.reach.guests, REACH_GUESTS), (guest.reach.node, REACH_NODE)];
+    sets.into_iter().filter_map(|(is_member, set)| is_member.then_some(set)).collect()
+}
+
+fn chain(table: &str, tap: &str) -> Value {
+    json!({"chain": {"family": "ip", "table": table, "name": tap}})
+}
+
+fn member(table: &str, set: &str, guest: &GuestNic) -> Value {
+    json!({"element": {"family": "ip", "table": table, "name": set, "elem": [guest.address.to_string()]}})
+}
+
+fn port_element(table: &str, tap: &str, port: Forward) -> Value {
+    let (protocol, number) = (json!(port.protocol.as_str()), json!(port.host_port));
+    let (map, key) = match port.host_address.is_unspecified() {
+        true => (ANY_ADDRESS, json!([protocol, number])),
+        false => (ONE_ADDRESS, json!([port.host_address.to_string(), protocol, number])),
+    };
+    let verdict = json!({"goto": {"target": tap}});
+    json!({"element": {"family": "ip", "table": table, "name": map, "elem": [[{"concat": key}, verdict]]}})
+}
