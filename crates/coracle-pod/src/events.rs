@@ -1,0 +1,193 @@
+//! Events of pods: their reasons, and what steps say when they begin, end and fail.
+
+use crate::env::Note;
+use crate::step::{HookKind, Step};
+
+/// Reasons of events, as the kubelet and the reference library of virtual nodes spell them.
+pub mod reason {
+    /// An image is being pulled.
+    pub const PULLING: &str = "Pulling";
+    /// An image is on the node.
+    pub const PULLED: &str = "Pulled";
+    /// A container was made.
+    pub const CREATED: &str = "Created";
+    /// A container was started.
+    pub const STARTED: &str = "Started";
+    /// A container is being ended.
+    pub const KILLING: &str = "Killing";
+    /// A restart or a pull waits.
+    pub const BACK_OFF: &str = "BackOff";
+    /// Something of a container failed.
+    pub const FAILED: &str = "Failed";
+    /// A probe failed.
+    pub const UNHEALTHY: &str = "Unhealthy";
+    /// A probe passed with a warning.
+    pub const PROBE_WARNING: &str = "ProbeWarning";
+    /// Files of a volume cannot be written.
+    pub const FAILED_MOUNT: &str = "FailedMount";
+    /// The VM cannot be made or started.
+    pub const FAILED_CREATE_POD_SANDBOX: &str = "FailedCreatePodSandBox";
+    /// A postStart hook failed.
+    pub const FAILED_POST_START_HOOK: &str = "FailedPostStartHook";
+    /// A preStop hook failed.
+    pub const FAILED_PRE_STOP_HOOK: &str = "FailedPreStopHook";
+    /// Keys of an object that no environment can have.
+    pub const INVALID_ENVIRONMENT_VARIABLE_NAMES: &str = "InvalidEnvironmentVariableNames";
+    /// Fields of the spec without effect here.
+    pub const IGNORED_FIELDS: &str = "IgnoredFields";
+    /// Fields of the spec that this node cannot honour.
+    pub const UNSUPPORTED_FIELDS: &str = "UnsupportedFields";
+    /// The pod ran longer than it may.
+    pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+    /// An optional ConfigMap is missing.
+    pub const OPTIONAL_CONFIG_MAP_NOT_FOUND: &str = "OptionalConfigMapNotFound";
+    /// An optional key of a ConfigMap is missing.
+    pub const OPTIONAL_CONFIG_MAP_KEY_NOT_FOUND: &str = "OptionalConfigMapKeyNotFound";
+    /// An optional Secret is missing.
+    pub const OPTIONAL_SECRET_NOT_FOUND: &str = "OptionalSecretNotFound";
+    /// An optional key of a Secret is missing.
+    pub const OPTIONAL_SECRET_KEY_NOT_FOUND: &str = "OptionalSecretKeyNotFound";
+    /// A ConfigMap is missing, and its container waits.
+    pub const MANDATORY_CONFIG_MAP_NOT_FOUND: &str = "MandatoryConfigMapNotFound";
+    /// A key of a ConfigMap is missing, and its container waits.
+    pub const MANDATORY_CONFIG_MAP_KEY_NOT_FOUND: &str = "MandatoryConfigMapKeyNotFound";
+    /// A Secret is missing, and its container waits.
+    pub const MANDATORY_SECRET_NOT_FOUND: &str = "MandatorySecretNotFound";
+    /// A key of a Secret is missing, and its container waits.
+    pub const MANDATORY_SECRET_KEY_NOT_FOUND: &str = "MandatorySecretKeyNotFound";
+}
+
+/// An event of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodEvent {
+    /// Warning instead of Normal.
+    pub is_warning: bool,
+    /// One of [`reason`].
+    pub reason: &'static str,
+    /// One sentence.
+    pub message: String,
+    /// The container that it is about.
+    pub container: Option<String>,
+}
+
+impl PodEvent {
+    /// About something that works.
+    #[must_use]
+    pub fn normal(reason: &'static str, container: Option<&str>, message: impl Into<String>) -> Self {
+        let container = container.map(str::to_owned);
+        Self { is_warning: false, reason, message: message.into(), container }
+    }
+
+    /// About something that does not.
+    #[must_use]
+    pub fn warning(reason: &'static str, container: Option<&str>, message: impl Into<String>) -> Self {
+        Self { is_warning: true, ..Self::normal(reason, container, message) }
+    }
+
+    /// About an object that a container could do without.
+    #[must_use]
+    pub fn of_note(note: &Note, container: &str) -> Self {
+        Self::warning(note.reason, Some(container), note.message.clone())
+    }
+}
+
+/// The event of a step that begins.
+#[must_use]
+pub fn begun(step: &Step) -> Option<PodEvent> {
+    match step {
+        Step::PullImage { name, image, .. } => {
+            Some(PodEvent::normal(reason::PULLING, Some(name), format!("Pulling image {image:?}")))
+        }
+        Step::StopContainer { name, why, .. } => {
+            Some(PodEvent::normal(reason::KILLING, Some(name), format!("Stopping container {name}: {why}")))
+        }
+        Step::StartSandbox(_)
+        | Step::StopSandbox { .. }
+        | Step::RemoveSandbox
+        | Step::WriteVolume(_)
+        | Step::RequestToken(_)
+        | Step::CreateContainer { .. }
+        | Step::StartContainer { .. }
+        | Step::RunHook { .. }
+        | Step::RemoveContainer { .. }
+        | Step::Probe { .. }
+        | Step::Cancel(_) => None,
+    }
+}
+
+/// The event of a step that succeeded.
+#[must_use]
+pub fn succeeded(step: &Step) -> Option<PodEvent> {
+    match step {
+        Step::PullImage { name, image, .. } => {
+            Some(PodEvent::normal(reason::PULLED, Some(name), format!("Image {image:?} is on the node")))
+        }
+        Step::CreateContainer { name, .. } => {
+            Some(PodEvent::normal(reason::CREATED, Some(name), format!("Created container {name}")))
+        }
+        Step::StartContainer { name, .. } => {
+            Some(PodEvent::normal(reason::STARTED, Some(name), format!("Started container {name}")))
+        }
+        Step::StartSandbox(_)
+        | Step::StopSandbox { .. }
+        | Step::RemoveSandbox
+        | Step::WriteVolume(_)
+        | Step::RequestToken(_)
+        | Step::RunHook { .. }
+        | Step::StopContainer { .. }
+        | Step::RemoveContainer { .. }
+        | Step::Probe { .. }
+        | Step::Cancel(_) => None,
+    }
+}
+
+/// The event of a step that failed.
+#[must_use]
+pub fn failed(step: &Step, why: &str) -> PodEvent {
+    let name = step.container();
+    let warn = |reason, message: String| PodEvent::warning(reason, name, message);
+    match step {
+        Step::StartSandbox(_) | Step::StopSandbox { .. } | Step::RemoveSandbox => {
+            warn(reason::FAILED_CREATE_POD_SANDBOX, format!("cannot {}: {why}", phrase(step)))
+        }
+        Step::WriteVolume(content) => {
+            warn(reason::FAILED_MOUNT, format!("cannot write volume {:?}: {why}", content.name))
+        }
+        Step::RequestToken(request) => warn(
+            reason::FAILED_MOUNT,
+            format!("cannot request a token for volume {:?}: {why}", request.volume),
+        ),
+        Step::RunHook { kind: HookKind::PostStart, .. } => {
+            warn(reason::FAILED_POST_START_HOOK, format!("postStart hook failed: {why}"))
+        }
+        Step::RunHook { kind: HookKind::PreStop, .. } => {
+            warn(reason::FAILED_PRE_STOP_HOOK, format!("preStop hook failed: {why}"))
+        }
+        Step::PullImage { image, .. } => warn(reason::FAILED, format!("cannot pull image {image:?}: {why}")),
+        Step::CreateContainer { .. }
+        | Step::StartContainer { .. }
+        | Step::StopContainer { .. }
+        | Step::RemoveContainer { .. }
+        | Step::Probe { .. }
+        | Step::Cancel(_) => warn(reason::FAILED, format!("cannot {}: {why}", phrase(step))),
+    }
+}
+
+/// What a step does, for "cannot …".
+fn phrase(step: &Step) -> &'static str {
+    match step {
+        Step::StartSandbox(_) => "start the VM",
+        Step::StopSandbox { .. } => "stop the VM",
+        Step::RemoveSandbox => "remove the VM",
+        Step::WriteVolume(_) => "write a volume",
+        Step::RequestToken(_) => "request a token",
+        Step::PullImage { .. } => "pull the image",
+        Step::CreateContainer { .. } => "create the container",
+        Step::StartContainer { .. } => "start the container",
+        Step::RunHook { .. } => "run the hook",
+        Step::StopContainer { .. } => "stop the container",
+        Step::RemoveContainer { .. } => "remove the container",
+        Step::Probe { .. } => "run the probe",
+        Step::Cancel(_) => "cancel the step",
+    }
+}

@@ -1,0 +1,337 @@
+//! The runtime of pods on the host core: one sandbox VM for each pod, its directories, its containers.
+
+mod files;
+mod views;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use coracle_host::{
+    Access, ContainerMountSource, Fault, Host, HostError, NodeImage, Owner, PullOrigin, PullPolicy, VmSpec,
+    VolumeRequest,
+};
+use coracle_hypervisor::{Forward, Protocol};
+use coracle_oci::{NoProgress, Reference};
+use coracle_proto::guest as pb;
+use coracle_record::{ContainerId, ContainerRecord};
+use coracle_types::VmName;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::container_spec::NewContainer;
+use crate::observed::RuntimeState;
+use crate::runtime::{ErrorKind, Exec, PodRuntime, RuntimeError};
+use crate::step::{HostPort, SandboxSpec, SandboxVolume, SandboxVolumeSource};
+use crate::volume::VolumeContent;
+pub use files::PodDirs;
+
+/// Most of a command's output that is kept, bytes.
+const OUTPUT_MAX: usize = 10 << 10;
+/// Time for the answer of the guest after it killed a command.
+const KILL_MARGIN: Duration = Duration::from_secs(5);
+/// Signal of a kill.
+const SIGKILL: i32 = 9;
+/// Longest part of a VM's name that is the pod's.
+const NAME_MAX: usize = 200;
+
+/// Whose pod it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodId {
+    /// Namespace of the object.
+    pub namespace: String,
+    /// Name of the object.
+    pub name: String,
+    /// Its uid, which keeps it apart from a later pod of the same name.
+    pub uid: String,
+}
+
+/// One pod on the host core.
+#[derive(Debug)]
+pub struct HostRuntime {
+    host: Host,
+    pod: PodId,
+    vm: VmName,
+    dirs: PodDirs,
+    /// The VM as it was seen last.
+    seen: Mutex<Option<watch::Receiver<Arc<coracle_host::View>>>>,
+    /// Termination messages, read once.
+    messages: Mutex<BTreeMap<ContainerId, String>>,
+}
+
+impl HostRuntime {
+    /// The pod `pod`, whose files are below `dirs`.
+    ///
+    /// # Errors
+    /// When its name and uid cannot name a VM.
+    pub fn new(host: Host, pod: PodId, dirs: PodDirs) -> Result<Self, RuntimeError> {
+        let cut: String = pod.name.chars().take(NAME_MAX).collect();
+        let vm = format!("{cut}-{}", pod.uid).parse::<VmName>();
+        let vm = vm.map_err(|error| RuntimeError::other(error.to_string()))?;
+        Ok(Self { host, pod, vm, dirs, seen: Mutex::default(), messages: Mutex::default() })
+    }
+
+    /// Name of its VM.
+    #[must_use]
+    pub fn vm(&self) -> &VmName {
+        &self.vm
+    }
+
+    async fn image(
+        &self,
+        reference: &str,
+        policy: PullPolicy,
+    ) -> Result<(String, Box<coracle_image::Image>), RuntimeError> {
+        let parsed: Reference = reference.parse().map_err(|error: coracle_oci::OciError| RuntimeError {
+            message: format!("invalid image {reference:?}: {error}"),
+            kind: ErrorKind::InvalidImageName,
+        })?;
+        let found =
+            self.host.ensure_image(&parsed, (policy, PullOrigin::Cluster), Arc::new(NoProgress)).await;
+        match found {
+            Ok(NodeImage::Container(image)) => Ok((image.digest.to_string(), image)),
+            Ok(NodeImage::Disk(_)) => Err(RuntimeError::other(format!(
+                "{reference} is a disk image: a container needs a container image"
+            ))),
+            Err(error) if policy == PullPolicy::Never && error.fault() == Fault::NotFound => {
+                Err(RuntimeError { kind: ErrorKind::ImageNeverPull, ..failed(&error) })
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    async fn vm_spec(&self, spec: &SandboxSpec) -> Result<VmSpec, RuntimeError> {
+        let mut volumes = Vec::new();
+        for volume in &spec.volumes {
+            volumes.push(self.volume(volume).await?);
+        }
+        let owner = Owner {
+            namespace: self.pod.namespace.clone(),
+            name: self.pod.name.clone(),
+            uid: self.pod.uid.clone(),
+            ..Owner::default()
+        };
+        Ok(VmSpec {
+            owner,
+            origin: PullOrigin::Cluster,
+            vcpus: spec.vcpus,
+            memory: spec.memory,
+            hostname: spec.hostname.clone(),
+            ports: spec.ports.iter().map(forward).collect::<Result<_, _>>()?,
+            volumes,
+            sandbox: Some(spec.sandbox.clone()),
+            idempotent: true,
+            ..VmSpec::of(self.vm.clone(), "")
+        })
+    }
+
+    async fn volume(&self, volume: &SandboxVolume) -> Result<VolumeRequest, RuntimeError> {
+        // The node's own choice is not checked against the directories that users may name.
+        let (source, local_user) = match &volume.source {
+            SandboxVolumeSource::Area(area) => (self.dirs.area(*area).display().to_string(), Some(0)),
+            SandboxVolumeSource::Claim(source) => (source.clone(), Some(0)),
+            SandboxVolumeSource::HostPath { path, create } => {
+                if *create {
+                    self.make_host_path(path).await?;
+                }
+                (path.clone(), None)
+            }
+        };
+        let (name, read_only) = (volume.name.clone(), volume.read_only);
+        Ok(VolumeRequest { name, source, read_only, local_user, ..VolumeRequest::default() })
+    }
+
+    /// Makes a directory that a pod names, when the nearest one that exists is allowed.
+    async fn make_host_path(&self, path: &str) -> Result<(), RuntimeError> {
+        let path = PathBuf::from(path);
+        let plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+        let nearest = path.ancestors().find(|dir| dir.exists()).map(PathBuf::from);
+        let Some(nearest) = nearest.filter(|_| plain) else {
+            return Err(RuntimeError::other(format!("invalid path {}", path.display())));
+        };
+        self.host.granted_path(&nearest, None).await.map_err(|error| failed(&error))?;
+        let made = coracle_files::blocking(move || std::fs::create_dir_all(path)).await;
+        made.map_err(|error| RuntimeError::other(format!("cannot make a directory: {error}")))
+    }
+
+    async fn messages(&self, records: &[ContainerRecord]) {
+        let unread: Vec<_> = {
+            let known = self.messages.lock();
+            records.iter().filter(|one| one.exit.is_some() && !known.contains_key(&one.id)).cloned().collect()
+        };
+        if unread.is_empty() {
+            return;
+        }
+        let (dirs, state) = (self.dirs.clone(), self.host.config().state_dir.clone());
+        let vm = self.host.find(self.vm.as_str(), Access::Change).map(|view| view.record.id.clone());
+        let Ok(vm) = vm else { return };
+        let read = move || {
+            let message = |record: &ContainerRecord| {
+                let log =
+                    state.join("vms").join(vm.as_str()).join("containers").join(format!("{}.log", record.id));
+                (record.id.clone(), files::termination_message(&dirs, record, &log))
+            };
+            Ok(unread.iter().map(message).collect::<Vec<_>>())
+        };
+        match coracle_files::blocking(read).await {
+            Ok(read) => self.messages.lock().extend(read),
+            Err(error) => tracing::warn!(%error, "read termination messages failed"),
+        }
+    }
+}
+
+/// A failure of the host core.
+fn failed(error: &HostError) -> RuntimeError {
+    let kind = if error.fault() == Fault::NotFound { ErrorKind::NotFound } else { ErrorKind::Other };
+    RuntimeError { message: error.chain(), kind }
+}
+
+fn forward(port: &HostPort) -> Result<Forward, RuntimeError> {
+    let host_address = match port.host_address {
+        None => std::net::Ipv4Addr::UNSPECIFIED,
+        Some(std::net::IpAddr::V4(address)) => address,
+        Some(std::net::IpAddr::V6(address)) => {
+            return Err(RuntimeError::other(format!(
+                "invalid hostIP {address}: ports of IPv4 addresses are forwarded"
+            )));
+        }
+    };
+    Ok(Forward {
+        protocol: if port.udp { Protocol::Udp } else { Protocol::Tcp },
+        host_address,
+        host_port: port.host_port,
+        guest_port: port.container_port,
+    })
+}
+
+#[async_trait]
+impl PodRuntime for HostRuntime {
+    async fn observe(&self) -> Result<RuntimeState, RuntimeError> {
+        let mut receiver = match self.host.observe(self.vm.as_str()) {
+            Err(error) if error.fault() == Fault::NotFound => {
+                *self.seen.lock() = None;
+                return Ok(RuntimeState::default());
+            }
+            found => found.map_err(|error| failed(&error))?,
+        };
+        let view = receiver.borrow_and_update().clone();
+        *self.seen.lock() = Some(receiver);
+        let records: Vec<_> = view.containers.values().cloned().collect();
+        self.messages(&records).await;
+        let messages = self.messages.lock();
+        Ok(views::runtime_state(&view.record, &records, &messages))
+    }
+
+    async fn changed(&self) {
+        let seen = self.seen.lock().clone();
+        match seen {
+            // A VM that is gone is a change, too; the next observation sees it.
+            Some(mut seen) => drop(seen.changed().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn start_sandbox(&self, spec: &SandboxSpec) -> Result<(), RuntimeError> {
+        self.dirs.make().await?;
+        let exists = self.host.find(self.vm.as_str(), Access::Change).is_ok();
+        if !exists {
+            let spec = self.vm_spec(spec).await?;
+            self.host.create(spec, Arc::new(NoProgress)).await.map_err(|error| failed(&error))?;
+        }
+        self.host.start(self.vm.as_str(), None).await.map(drop).map_err(|error| failed(&error))
+    }
+
+    async fn stop_sandbox(&self, grace: Duration) -> Result<(), RuntimeError> {
+        self.host.stop(self.vm.as_str(), grace, None).await.map(drop).map_err(|error| failed(&error))
+    }
+
+    async fn remove_sandbox(&self) -> Result<(), RuntimeError> {
+        match self.host.delete(self.vm.as_str(), true, None).await {
+            Err(error) if error.fault() != Fault::NotFound => return Err(failed(&error)),
+            _ => {}
+        }
+        self.dirs.remove().await
+    }
+
+    async fn write_volume(&self, content: &VolumeContent) -> Result<(), RuntimeError> {
+        let at = crate::execute::now(self.host.clock());
+        self.dirs.write(content.clone(), at).await
+    }
+
+    async fn pull_image(&self, image: &str, policy: PullPolicy) -> Result<(), RuntimeError> {
+        self.image(image, policy).await.map(drop)
+    }
+
+    async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {
+        let (_, image) = self.image(&container.spec.image, PullPolicy::Never).await?;
+        let spec = container.of_image(&image.config.entrypoint, &image.config.user);
+        let mut spec = spec.map_err(RuntimeError::other)?;
+        let mut mounted = Vec::new();
+        for mount in &mut spec.mounts {
+            if let ContainerMountSource::Image { digest, .. } = &mut mount.source {
+                let (found, image) = self.image(digest, PullPolicy::IfNotPresent).await?;
+                *digest = found;
+                mounted.push(*image);
+            }
+        }
+        self.dirs.make_files(container.files.clone()).await?;
+        let made = self.host.create_container_of(self.vm.as_str(), id.clone(), spec, &image, &mounted).await;
+        made.map(drop).map_err(|error| failed(&error))
+    }
+
+    async fn start_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        self.host.start_container(self.vm.as_str(), id).await.map(drop).map_err(|error| failed(&error))
+    }
+
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
+        self.host.stop_container(self.vm.as_str(), id, grace).await.map(drop).map_err(|error| failed(&error))
+    }
+
+    async fn remove_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let removed = self.host.remove_container(self.vm.as_str(), id).await;
+        removed.map_err(|error| failed(&error))?;
+        self.messages.lock().remove(id);
+        self.dirs.remove_message(id.clone()).await
+    }
+
+    async fn exec(&self, id: &ContainerId, argv: &[String], limit: Duration) -> Result<Exec, RuntimeError> {
+        let process = self.host.container_process(self.vm.as_str(), id, argv.to_vec());
+        let mut process = process.map_err(|error| failed(&error))?;
+        process.timeout_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
+        let view = self.host.find(self.vm.as_str(), Access::Read).map_err(|error| failed(&error))?;
+        let guest = view.guest.clone().ok_or_else(|| RuntimeError::other("the guest has no session"))?;
+        let began = Instant::now();
+        let ran = timeout(limit.saturating_add(KILL_MARGIN), collect(&guest, process)).await;
+        match ran {
+            Err(_) => Ok(Exec::TimedOut),
+            Ok(Ok((exit, _))) if exit.signal == SIGKILL && began.elapsed() >= limit => Ok(Exec::TimedOut),
+            Ok(Ok((exit, _))) if !exit.error.is_empty() => Err(RuntimeError::other(exit.error)),
+            Ok(Ok((exit, output))) => Ok(Exec::Exited { code: exit.code, output }),
+            Ok(Err(why)) => Err(RuntimeError::other(why)),
+        }
+    }
+}
+
+/// Runs a command to its end; keeps the beginning of what it prints. The guest is hostile: the rest is read and dropped.
+async fn collect(
+    guest: &coracle_host::GuestClient,
+    process: pb::Process,
+) -> Result<(pb::ExitStatus, String), String> {
+    use pb::exec_response::Message;
+    let mut replies = guest.exec(process).await.map_err(|error| error.to_string())?;
+    let mut output = Vec::new();
+    while let Some(reply) = replies.message().await.map_err(|status| status.message().to_owned())? {
+        match reply.message {
+            Some(Message::Stdout(data) | Message::Stderr(data)) => {
+                let room = OUTPUT_MAX.saturating_sub(output.len());
+                output.extend_from_slice(data.get(..room.min(data.len())).unwrap_or_default());
+            }
+            Some(Message::Exit(exit)) => return Ok((exit, String::from_utf8_lossy(&output).into_owned())),
+            Some(Message::Started(_)) | None => {}
+        }
+    }
+    Err("the session ended before the command did".to_owned())
+}

@@ -1,0 +1,34 @@
+//! Pods in VMs: what a kubelet does for a pod, over the containers of the host core.
+//!
+//! Everything that decides is pure: [`plan::plan`] takes a snapshot of a pod, of what exists of it and of the time, and says
+//! what to do, what the status shall say, and when to come back. This crate never speaks to the API server and never
+//! launches a VMM: [`runtime::PodRuntime`] and [`runtime::PodObject`] stand for both.
+//!
+//! ```text
+//! pod, objects, containers, probes, now ─▶ plan ─▶ steps ─▶ PodRuntime (the host core)
+//!        ▲                                  └────▶ status, events ─▶ PodObject (the API server)
+//!        └──────────── changes ◀──────────────────────┘
+//! ```
+
+pub mod container_spec;
+pub mod declared;
+pub mod env;
+pub mod events;
+mod execute;
+pub mod fields;
+mod hook;
+pub mod host;
+mod members;
+pub mod network;
+pub mod objects;
+pub mod observed;
+mod outcome;
+pub mod plan;
+pub mod probe;
+pub mod quantity;
+pub mod resources;
+pub mod runtime;
+mod status;
+pub mod step;
+pub mod task;
+pub mod volume;

@@ -1,0 +1,188 @@
+//! The declared containers of a pod beside what exists of them. Pure.
+
+use std::time::Duration;
+
+use coracle_record::ContainerId;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+
+use crate::container_spec::container_id;
+use crate::declared::{AfterExit, ContainerKind, DeclaredContainer, declared, pod_policy};
+use crate::observed::{ContainerView, Exited, Observed, SandboxPhase, add, backoff, until};
+use crate::probe::{ProbeKind, Verdict};
+use crate::step::HookKind;
+
+/// A container that ran this long counts as healthy: its next restart does not wait.
+const HEALTHY_AFTER: Duration = Duration::from_secs(600);
+/// Scheme of container ids in the status.
+const SCHEME: &str = "coracle://";
+
+/// A declared container and its attempts.
+#[derive(Debug)]
+pub(crate) struct Member<'a> {
+    pub(crate) declared: DeclaredContainer<'a>,
+    /// The latest attempt that exists.
+    pub(crate) latest: Option<&'a ContainerView>,
+    /// The attempt before it.
+    pub(crate) previous: Option<&'a ContainerView>,
+    /// Attempts before that one.
+    pub(crate) older: Vec<&'a ContainerView>,
+}
+
+/// All declared containers, in starting order.
+pub(crate) fn members<'a>(o: &Observed<'a>) -> Vec<Member<'a>> {
+    let attempts_of = |name: &str| {
+        let mut attempts: Vec<_> = o.runtime.containers.iter().filter(|view| view.name == name).collect();
+        attempts.sort_by_key(|view| std::cmp::Reverse(view.attempt));
+        attempts
+    };
+    let member = |declared: DeclaredContainer<'a>| {
+        let mut attempts = attempts_of(declared.name()).into_iter();
+        let (latest, previous) = (attempts.next(), attempts.next());
+        Member { declared, latest, previous, older: attempts.collect() }
+    };
+    declared(o.pod).into_iter().map(member).collect()
+}
+
+/// The status of a container as it was reported last.
+pub(crate) fn reported_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
+    let lists =
+        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    lists.into_iter().flatten().flatten().find(|one| one.name == name)
+}
+
+/// The id of a container in the status.
+pub(crate) fn status_id(id: &ContainerId) -> String {
+    format!("{SCHEME}{id}")
+}
+
+/// An ended container that is to be started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Restart {
+    /// When.
+    pub(crate) at: Timestamp,
+    /// How long it waits after its end.
+    pub(crate) delay: Duration,
+    /// Quick restarts in a row, this one among them.
+    pub(crate) streak: u32,
+}
+
+impl<'a> Member<'a> {
+    pub(crate) fn name(&self) -> &str {
+        self.declared.name()
+    }
+
+    pub(crate) fn kind(&self) -> ContainerKind {
+        self.declared.kind
+    }
+
+    pub(crate) fn running(&self) -> Option<&'a ContainerView> {
+        self.latest.filter(|view| view.is_running())
+    }
+
+    pub(crate) fn exited(&self) -> Option<&'a Exited> {
+        self.latest.and_then(ContainerView::exited)
+    }
+
+    /// True for an attempt of the present run of the VM.
+    pub(crate) fn is_current(&self, o: &Observed<'_>) -> bool {
+        let began = o.runtime.sandbox.as_ref().and_then(|sandbox| sandbox.started_at);
+        let of_this_run =
+            |view: &ContainerView| view.is_running() || began.is_some_and(|began| view.created_at >= began);
+        self.latest.is_some_and(of_this_run)
+    }
+
+    /// What follows the end of its latest attempt; `None` when it has not ended.
+    pub(crate) fn after_exit(&self, o: &Observed<'_>) -> Option<AfterExit> {
+        let code = self.exited()?.code;
+        Some(self.declared.after_exit(pod_policy(o.pod.spec.as_ref()), code))
+    }
+
+    /// When its ended attempt may be followed by another one.
+    pub(crate) fn restart(&self) -> Option<Restart> {
+        let (view, exited) = (self.latest?, self.exited()?);
+        let ran = view.started_at.map(|began| until(began, exited.at)).unwrap_or_default();
+        let streak = if ran >= HEALTHY_AFTER { 0 } else { view.streak };
+        let delay = backoff(streak);
+        Some(Restart { at: add(exited.at, delay), delay, streak: streak.saturating_add(1) })
+    }
+
+    /// Number of the next attempt: after those that exist, and after what was reported of those that do not any more.
+    pub(crate) fn next_attempt(&self, o: &Observed<'_>) -> u32 {
+        let existing = self.latest.map(|view| view.attempt.saturating_add(1));
+        let reported =
+            reported_status(o.reported, self.name()).filter(|status| status.container_id.is_some());
+        let reported =
+            reported.map(|status| u32::try_from(status.restart_count).unwrap_or(0).saturating_add(1));
+        existing.or(reported).unwrap_or(0)
+    }
+
+    /// Id of an attempt.
+    pub(crate) fn id(&self, o: &Observed<'_>, attempt: u32) -> ContainerId {
+        container_id(o.pod.metadata.uid.as_deref().unwrap_or_default(), self.name(), attempt)
+    }
+
+    /// What was reported of this very attempt.
+    fn reported<'r>(&self, o: &Observed<'r>, view: &ContainerView) -> Option<&'r ContainerStatus> {
+        let id = status_id(&view.id);
+        reported_status(o.reported, self.name())
+            .filter(|status| status.container_id.as_deref() == Some(id.as_str()))
+    }
+
+    /// True when its postStart hook ran, or there is none. A container is reported as running only after its hook, so that
+    /// the report shows it when the memory is lost.
+    pub(crate) fn is_hooked(&self, o: &Observed<'_>, view: &ContainerView) -> bool {
+        let hook =
+            self.declared.container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
+        let was_running = || {
+            let state = self.reported(o, view).and_then(|status| status.state.as_ref());
+            state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+        };
+        hook.is_none() || o.memory.hooks.contains(&(view.id.clone(), HookKind::PostStart)) || was_running()
+    }
+
+    /// What a probe of its running attempt says.
+    pub(crate) fn verdict(&self, o: &Observed<'_>, kind: ProbeKind, view: &ContainerView) -> Verdict {
+        let state = o.memory.probes.get(&(view.id.clone(), kind));
+        state.map_or(Verdict::Pending, |state| state.verdict)
+    }
+
+    /// True when it runs and its startup is over.
+    pub(crate) fn is_started(&self, o: &Observed<'_>) -> bool {
+        let Some(view) = self.running().filter(|view| self.is_hooked(o, view)) else { return false };
+        let was_started = || self.reported(o, view).is_some_and(|status| status.started == Some(true));
+        match (ProbeKind::Startup.of(&self.declared.container), self.verdict(o, ProbeKind::Startup, view)) {
+            (None, _) | (Some(_), Verdict::Passed) => true,
+            (Some(_), Verdict::Failed) => false,
+            (Some(_), Verdict::Pending) => was_started(),
+        }
+    }
+
+    /// True when it takes requests. What was reported counts until its probe has a result.
+    pub(crate) fn is_ready(&self, o: &Observed<'_>) -> bool {
+        let up = o.runtime.sandbox.as_ref().is_some_and(|sandbox| sandbox.phase == SandboxPhase::Ready);
+        let Some(view) = self.running().filter(|_| up && self.is_started(o)) else { return false };
+        let was_ready = || self.reported(o, view).is_some_and(|status| status.ready);
+        match (ProbeKind::Readiness.of(&self.declared.container), self.verdict(o, ProbeKind::Readiness, view))
+        {
+            (None, _) | (Some(_), Verdict::Passed) => true,
+            (Some(_), Verdict::Failed) => false,
+            (Some(_), Verdict::Pending) => was_ready(),
+        }
+    }
+
+    /// True for an init container that need not run any more in this run of the VM.
+    pub(crate) fn is_done(&self, o: &Observed<'_>) -> bool {
+        match self.kind() {
+            ContainerKind::Init => self.is_current(o) && self.exited().is_some_and(|exited| exited.code == 0),
+            ContainerKind::Sidecar => self.is_started(o),
+            ContainerKind::App | ContainerKind::Ephemeral => true,
+        }
+    }
+}
+
+/// True when init containers are over: all are done, or a container of the app was made after them.
+pub(crate) fn is_initialized(o: &Observed<'_>, members: &[Member<'_>]) -> bool {
+    let app_is_there = members.iter().any(|m| m.kind() == ContainerKind::App && m.is_current(o));
+    app_is_there || members.iter().all(|m| m.is_done(o))
+}

@@ -1,0 +1,154 @@
+//! What a pod is up to: it runs, or it comes to an end.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Pass;
+use crate::declared::{AfterExit, ContainerKind};
+use crate::events::reason;
+use crate::fields;
+use crate::members::is_initialized;
+use crate::observed::{add, seconds};
+
+/// Grace of pods whose spec does not say one (API reference of PodSpec).
+const GRACE: i64 = 30;
+
+/// What a pod is up to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// Its containers shall run.
+    Run,
+    /// Nothing of it shall run.
+    End(Ending),
+}
+
+/// How a pod comes to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ending {
+    /// When what still runs is killed.
+    pub(crate) deadline: Timestamp,
+    /// At once, without hooks and without a report.
+    pub(crate) forced: bool,
+    /// The object is removed afterwards.
+    pub(crate) remove: bool,
+    /// Why, for events.
+    pub(crate) why: String,
+    /// What its status says in the end; `None`: by its containers.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// The end of a pod as its status says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// `Succeeded` or `Failed`.
+    pub phase: &'static str,
+    /// Reason of the status.
+    pub reason: Option<String>,
+    /// Message of the status.
+    pub message: Option<String>,
+}
+
+impl Outcome {
+    fn failed(reason: &str, message: String) -> Self {
+        Self { phase: "Failed", reason: Some(reason.to_owned()), message: Some(message) }
+    }
+}
+
+impl Pass<'_> {
+    pub(crate) fn intent(&mut self) -> Intent {
+        if self.o.forced {
+            let why = "the pod was removed".to_owned();
+            let deadline = self.o.now;
+            return Intent::End(Ending { deadline, forced: true, remove: true, why, outcome: None });
+        }
+        let outcome = self.outcome();
+        if let Some(deleted) = &self.o.pod.metadata.deletion_timestamp {
+            let outcome = outcome.map(|(outcome, _, _)| outcome);
+            let forced = self.o.pod.metadata.deletion_grace_period_seconds == Some(0);
+            let why = "the pod is deleted".to_owned();
+            return Intent::End(Ending { deadline: deleted.0, forced, remove: true, why, outcome });
+        }
+        match outcome {
+            Some((outcome, deadline, why)) => {
+                let (forced, remove, outcome) = (false, false, Some(outcome));
+                Intent::End(Ending { deadline, forced, remove, why, outcome })
+            }
+            None => Intent::Run,
+        }
+    }
+
+    /// The end that the pod has come to without its deletion, when its containers are killed, and why.
+    fn outcome(&mut self) -> Option<(Outcome, Timestamp, String)> {
+        let (o, grace) = (self.o, self.grace());
+        let ended = |phase| {
+            let outcome =
+                Outcome { phase, reason: o.reported.reason.clone(), message: o.reported.message.clone() };
+            Some((outcome, o.now, "the pod has ended".to_owned()))
+        };
+        match o.reported.phase.as_deref() {
+            Some("Succeeded") => return ended("Succeeded"),
+            Some("Failed") => return ended("Failed"),
+            _ => {}
+        }
+        if let Some(verdict) = o.verdict {
+            let outcome = Outcome::failed(&verdict.reason, verdict.message.clone());
+            return Some((outcome, verdict.deadline, verdict.message.clone()));
+        }
+        if let Some(rejection) = self.rejection() {
+            let why = rejection.message.clone().unwrap_or_default();
+            return Some((rejection, o.now, why));
+        }
+        let limit = o.pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+        let began = o.reported.start_time.as_ref().map_or(o.now, |time| time.0);
+        if let Some(limit) = limit {
+            let end = add(began, seconds(limit));
+            if end <= o.now {
+                let message = "Pod was active on the node longer than the specified deadline".to_owned();
+                let outcome = Outcome::failed(reason::DEADLINE_EXCEEDED, message.clone());
+                return Some((outcome, add(end, grace), message));
+            }
+            self.wake_at(end);
+        }
+        let (phase, end) = self.completion()?;
+        let outcome = Outcome { phase, reason: None, message: None };
+        Some((outcome, add(end, grace), "the pod has ended".to_owned()))
+    }
+
+    /// A pod with fields that cannot be honoured is not begun.
+    fn rejection(&self) -> Option<Outcome> {
+        if self.o.runtime.sandbox.is_some() {
+            return None;
+        }
+        let rejected = fields::review(self.o.pod).rejected;
+        let first = rejected.first()?;
+        let list: Vec<_> = rejected.iter().map(|field| format!("{}: {}", field.path, field.note)).collect();
+        Some(Outcome::failed(first.reason, format!("this node cannot run the pod: {}", list.join("; "))))
+    }
+
+    /// The phase that the containers have led to for good, and when.
+    fn completion(&self) -> Option<(&'static str, Timestamp)> {
+        let o = &self.o;
+        let stays = |m: &&crate::members::Member<'_>| m.after_exit(o) == Some(AfterExit::Stay);
+        if !is_initialized(o, &self.members) {
+            let init = self.members.iter().filter(|m| m.kind() == ContainerKind::Init);
+            let failed = init.filter(stays).filter_map(|m| m.exited()).find(|exited| exited.code != 0);
+            if let Some(failed) = failed {
+                return Some(("Failed", failed.at));
+            }
+        }
+        let apps: Vec<_> = self.members.iter().filter(|m| m.kind() == ContainerKind::App).collect();
+        let ends: Vec<_> = apps.iter().copied().filter(stays).filter_map(|m| m.exited()).collect();
+        if apps.is_empty() || ends.len() < apps.len() {
+            return None;
+        }
+        let phase = if ends.iter().all(|exited| exited.code == 0) { "Succeeded" } else { "Failed" };
+        ends.iter().map(|exited| exited.at).max().map(|at| (phase, at))
+    }
+
+    /// Time between the wish to end a container and its kill.
+    pub(super) fn grace(&self) -> Duration {
+        let spec = self.o.pod.spec.as_ref();
+        seconds(spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(GRACE))
+    }
+}

@@ -1,0 +1,110 @@
+//! Carries out one check of a probe.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{ProbeCheck, ProbeOutcome, http};
+use crate::runtime::{Exec, PodRuntime};
+use coracle_record::ContainerId;
+
+/// Tries of one check whose outcome is unknown.
+const TRIES: u32 = 3;
+/// Most characters of a command's output in a message.
+const OUTPUT_MAX: usize = 256;
+
+/// Checks over the network of the node. The frontend implements gRPC; tests replace all of it.
+#[async_trait]
+pub trait Network: Send + Sync {
+    /// Sends a request of a probe or a hook once.
+    async fn http(&self, request: &crate::step::HttpRequest, limit: Duration) -> ProbeOutcome {
+        http::get(request, limit).await
+    }
+
+    /// Opens a connection and closes it.
+    async fn tcp(&self, host: &str, port: u16, limit: Duration) -> ProbeOutcome {
+        match timeout(limit, TcpStream::connect((host, port))).await {
+            Ok(Ok(_)) => ProbeOutcome::Success,
+            Ok(Err(error)) => ProbeOutcome::Failure(format!("cannot connect to {host} port {port}: {error}")),
+            Err(_) => ProbeOutcome::Failure(format!(
+                "cannot connect to {host} port {port}: no answer within {limit:?}"
+            )),
+        }
+    }
+
+    /// Asks `grpc.health.v1.Health/Check` about a service. SERVING passes; any other status, and no connection, fails.
+    async fn grpc(&self, host: &str, port: u16, service: &str, limit: Duration) -> ProbeOutcome;
+}
+
+/// Carries out a check; up to three tries while its outcome is unknown. Each try is bounded by `limit`. Cancel-safe: the
+/// runtime ends a command that was cut off.
+pub async fn check(
+    runtime: &dyn PodRuntime,
+    network: &dyn Network,
+    id: &ContainerId,
+    check: &ProbeCheck,
+    limit: Duration,
+) -> ProbeOutcome {
+    let mut outcome = once(runtime, network, id, check, limit).await;
+    for _ in 1..TRIES {
+        if !matches!(outcome, ProbeOutcome::Unknown(_)) {
+            break;
+        }
+        outcome = once(runtime, network, id, check, limit).await;
+    }
+    outcome
+}
+
+async fn once(
+    runtime: &dyn PodRuntime,
+    network: &dyn Network,
+    id: &ContainerId,
+    check: &ProbeCheck,
+    limit: Duration,
+) -> ProbeOutcome {
+    match check {
+        ProbeCheck::Exec(argv) => match runtime.exec(id, argv, limit).await {
+            Ok(exec) => judge(&exec, limit),
+            Err(error) => ProbeOutcome::Unknown(error.message),
+        },
+        ProbeCheck::Http(request) => network.http(request, limit).await,
+        ProbeCheck::Tcp { host, port } => network.tcp(host, *port, limit).await,
+        ProbeCheck::Grpc { host, port, service } => network.grpc(host, *port, service, limit).await,
+        ProbeCheck::Invalid(why) => ProbeOutcome::Unknown(why.clone()),
+    }
+}
+
+fn judge(exec: &Exec, limit: Duration) -> ProbeOutcome {
+    match exec {
+        Exec::Exited { code: 0, .. } => ProbeOutcome::Success,
+        Exec::Exited { code, output } => {
+            let clean = output.chars().take(OUTPUT_MAX).map(|c| if c.is_control() { ' ' } else { c });
+            let said: String = clean.collect();
+            let said = said.trim();
+            let colon = if said.is_empty() { "" } else { ": " };
+            ProbeOutcome::Failure(format!("command exited with code {code}{colon}{said}"))
+        }
+        Exec::TimedOut => ProbeOutcome::Failure(format!("command did not end within {limit:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_of_a_command_decides_its_check() {
+        let limit = Duration::from_secs(1);
+        let failure = |text: &str| ProbeOutcome::Failure(text.to_owned());
+        for (exec, want) in [
+            (Exec::Exited { code: 0, output: "x".into() }, ProbeOutcome::Success),
+            (Exec::Exited { code: 2, output: String::new() }, failure("command exited with code 2")),
+            (Exec::Exited { code: 1, output: "a\nb\n".into() }, failure("command exited with code 1: a b")),
+            (Exec::TimedOut, failure("command did not end within 1s")),
+        ] {
+            assert_eq!(judge(&exec, limit), want, "{exec:?}");
+        }
+    }
+}

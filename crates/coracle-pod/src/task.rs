@@ -1,0 +1,314 @@
+//! The task of one pod: observe, plan, execute, report, until nothing is left of the pod.
+//!
+//! Steps are jobs: the task itself waits for nothing but their ends, changes, and timers. So a pull does not delay a
+//! deletion, and an API server that is away delays nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_types::Clock;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::events::{self, PodEvent};
+use crate::execute::{Peers, execute, now};
+use crate::objects::Objects;
+use crate::observed::{Memory, NodeFacts, Observed, RuntimeState, Verdict};
+use crate::outcome::{Effect, forget_gone, settle};
+use crate::plan::{Plan, plan};
+use crate::probe::prober::Network;
+use crate::probe::{self, ProbeTiming};
+use crate::runtime::{PodObject, PodRuntime, RuntimeError};
+use crate::step::{Step, Target};
+
+/// Limit of a call to the API server.
+const API_LIMIT: Duration = Duration::from_secs(30);
+/// Limit of an observation.
+const OBSERVE_LIMIT: Duration = Duration::from_secs(30);
+/// Time after a failed observation or call to the API server until the next one.
+const RETRY: Duration = Duration::from_secs(5);
+/// The pod is looked at again after this time, even when nothing seems to have changed.
+const RESYNC: Duration = Duration::from_secs(60);
+
+/// What a frontend knows of a pod. A new value is planned for at once.
+#[derive(Clone, Debug)]
+pub struct PodInput {
+    /// The object, as it was read last.
+    pub pod: Arc<Pod>,
+    /// Objects that it names.
+    pub objects: Arc<Objects>,
+    /// Its node.
+    pub node: Arc<NodeFacts>,
+    /// A decision of the node against it.
+    pub verdict: Option<Verdict>,
+    /// The object vanished: everything is ended at once.
+    pub forced: bool,
+}
+
+/// Everything that the task of a pod works with.
+#[derive(Clone)]
+pub struct PodPeers {
+    /// The VM and its containers.
+    pub runtime: Arc<dyn PodRuntime>,
+    /// The object at the API server.
+    pub object: Arc<dyn PodObject>,
+    /// The network of the node.
+    pub network: Arc<dyn Network>,
+    /// The wall clock.
+    pub clock: Clock,
+}
+
+/// Why the task of a pod ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing is left of the pod, and its object is removed.
+    Removed,
+    /// It was asked to end, or its frontend is gone. The pod keeps running.
+    Stopped,
+}
+
+/// What a job brings.
+enum JobEnd {
+    Step {
+        serial: u64,
+        step: Box<Step>,
+        result: Result<Effect, RuntimeError>,
+    },
+    Reported {
+        status: Box<PodStatus>,
+        result: Result<(), RuntimeError>,
+    },
+    Removed(Result<(), RuntimeError>),
+    /// The time after a failed call to the API server is over.
+    ApiRested,
+}
+
+struct Task {
+    peers: PodPeers,
+    memory: Memory,
+    reported: PodStatus,
+    jobs: JoinSet<JobEnd>,
+    /// The job of each target, by the number of its start.
+    running: BTreeMap<Target, (u64, AbortHandle)>,
+    serial: u64,
+    /// A call to the API server is under way, or rests after a failure.
+    api_busy: bool,
+    /// Events of the last plan: each is sent when it appears.
+    shown: BTreeSet<PodEvent>,
+    removed: bool,
+}
+
+/// Runs a pod until nothing is left of it, or until `stop`. Its owner joins it. Cancel-safe: a later run continues from what
+/// exists.
+pub async fn run(peers: PodPeers, mut input: watch::Receiver<PodInput>, stop: CancellationToken) -> Ended {
+    let reported = input.borrow().pod.status.clone().unwrap_or_default();
+    let mut task = Task {
+        peers,
+        memory: Memory::default(),
+        reported,
+        jobs: JoinSet::new(),
+        running: BTreeMap::new(),
+        serial: 0,
+        api_busy: false,
+        shown: BTreeSet::new(),
+        removed: false,
+    };
+    let ended = task.until_end(&mut input, &stop).await;
+    task.jobs.shutdown().await;
+    ended
+}
+
+impl Task {
+    async fn until_end(&mut self, input: &mut watch::Receiver<PodInput>, stop: &CancellationToken) -> Ended {
+        loop {
+            let seen = input.borrow_and_update().clone();
+            let wait = match self.observe().await {
+                Ok(runtime) => {
+                    forget_gone(&mut self.memory, &runtime);
+                    let plan = self.plan(&seen, &runtime);
+                    let requeue = plan.requeue.unwrap_or(RESYNC).min(RESYNC);
+                    if self.follow(&seen, plan) {
+                        return Ended::Removed;
+                    }
+                    requeue
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "observe pod failed");
+                    RETRY
+                }
+            };
+            let runtime = Arc::clone(&self.peers.runtime);
+            tokio::select! {
+                () = stop.cancelled() => return Ended::Stopped,
+                changed = input.changed() => if changed.is_err() { return Ended::Stopped },
+                Some(end) = self.jobs.join_next(), if !self.jobs.is_empty() => {
+                    if let Ok(end) = end {
+                        self.job_ended(&seen, end);
+                    }
+                }
+                () = runtime.changed() => {}
+                () = sleep(wait) => {}
+            }
+            if self.removed {
+                return Ended::Removed;
+            }
+        }
+    }
+
+    async fn observe(&self) -> Result<RuntimeState, RuntimeError> {
+        let limit = || RuntimeError::other(format!("no answer within {} s", OBSERVE_LIMIT.as_secs()));
+        timeout(OBSERVE_LIMIT, self.peers.runtime.observe()).await.unwrap_or_else(|_| Err(limit()))
+    }
+
+    fn observed<'a>(&'a self, input: &'a PodInput, runtime: &'a RuntimeState) -> Observed<'a> {
+        Observed {
+            pod: &input.pod,
+            node: &input.node,
+            objects: &input.objects,
+            runtime,
+            memory: &self.memory,
+            reported: &self.reported,
+            verdict: input.verdict.as_ref(),
+            forced: input.forced,
+            now: now(&self.peers.clock),
+        }
+    }
+
+    fn plan(&self, input: &PodInput, runtime: &RuntimeState) -> Plan {
+        plan(&self.observed(input, runtime))
+    }
+
+    /// Starts what the plan says. True when nothing is left to do for the pod.
+    fn follow(&mut self, input: &PodInput, plan: Plan) -> bool {
+        let events: BTreeSet<_> = plan.events.into_iter().collect();
+        for event in events.difference(&self.shown) {
+            self.peers.object.event(event.clone());
+        }
+        self.shown = events;
+        for step in plan.steps {
+            self.begin(step);
+        }
+        if input.forced {
+            return plan.finished;
+        }
+        if !self.api_busy {
+            if plan.status != self.reported {
+                self.report(plan.status);
+            } else if plan.finished {
+                self.remove();
+            }
+        }
+        false
+    }
+
+    /// Starts a step; one that works on the same target is cut off.
+    fn begin(&mut self, step: Step) {
+        let target = step.target();
+        if let Some((_, earlier)) = self.running.remove(&target) {
+            earlier.abort();
+            self.memory.busy.remove(&target);
+        }
+        if matches!(step, Step::Cancel(_)) {
+            return;
+        }
+        if let Some(event) = events::begun(&step) {
+            self.peers.object.event(event);
+        }
+        tracing::debug!(step = step.verb(), container = step.container(), "begin step");
+        self.serial += 1;
+        let (serial, peers) = (self.serial, self.peers.clone());
+        self.memory.busy.insert(target.clone(), step.clone());
+        let job = async move {
+            let used = Peers {
+                runtime: &*peers.runtime,
+                object: &*peers.object,
+                network: &*peers.network,
+                clock: &peers.clock,
+            };
+            let result = execute(&used, &step).await;
+            JobEnd::Step { serial, step: Box::new(step), result }
+        };
+        let handle = self.jobs.spawn(job);
+        self.running.insert(target, (serial, handle));
+    }
+
+    fn report(&mut self, status: PodStatus) {
+        self.api_busy = true;
+        let object = Arc::clone(&self.peers.object);
+        self.jobs.spawn(async move {
+            let result = bounded(object.report(&status)).await;
+            JobEnd::Reported { status: Box::new(status), result }
+        });
+    }
+
+    fn remove(&mut self) {
+        self.api_busy = true;
+        let object = Arc::clone(&self.peers.object);
+        self.jobs.spawn(async move { JobEnd::Removed(bounded(object.remove()).await) });
+    }
+
+    fn job_ended(&mut self, input: &PodInput, end: JobEnd) {
+        match end {
+            JobEnd::Step { serial, step, result } => self.step_ended(input, serial, &step, result),
+            JobEnd::Reported { status, result } => match result {
+                Ok(()) => {
+                    self.api_busy = false;
+                    self.reported = *status;
+                }
+                Err(error) => self.rest_api("report status", &error),
+            },
+            JobEnd::Removed(result) => match result {
+                Ok(()) => self.removed = true,
+                Err(error) => self.rest_api("remove pod", &error),
+            },
+            JobEnd::ApiRested => self.api_busy = false,
+        }
+    }
+
+    fn rest_api(&mut self, operation: &'static str, error: &RuntimeError) {
+        tracing::warn!(operation, %error, "call to the API server failed");
+        self.jobs.spawn(async {
+            sleep(RETRY).await;
+            JobEnd::ApiRested
+        });
+    }
+
+    fn step_ended(
+        &mut self,
+        input: &PodInput,
+        serial: u64,
+        step: &Step,
+        result: Result<Effect, RuntimeError>,
+    ) {
+        let target = step.target();
+        // One that was replaced has no say, although it ended before it could be cut off.
+        if self.running.get(&target).is_none_or(|(latest, _)| *latest != serial) {
+            return;
+        }
+        self.running.remove(&target);
+        if let Err(error) = &result {
+            tracing::warn!(step = step.verb(), container = step.container(), %error, "step of pod failed");
+        }
+        let timing = timing_of(input, step);
+        if let Some(event) = settle(&mut self.memory, step, result, timing, now(&self.peers.clock)) {
+            self.peers.object.event(event);
+        }
+    }
+}
+
+/// Numbers of the probe that a step belongs to.
+fn timing_of(input: &PodInput, step: &Step) -> Option<ProbeTiming> {
+    let Step::Probe { name, kind, .. } = step else { return None };
+    let all = crate::declared::declared(&input.pod);
+    let one = all.iter().find(|one| one.name() == name)?;
+    kind.of(&one.container).map(probe::timing)
+}
+
+async fn bounded(call: impl Future<Output = Result<(), RuntimeError>>) -> Result<(), RuntimeError> {
+    let limit = || RuntimeError::other(format!("no answer within {} s", API_LIMIT.as_secs()));
+    timeout(API_LIMIT, call).await.unwrap_or_else(|_| Err(limit()))
+}

@@ -1,0 +1,144 @@
+//! Volumes of a pod: which files the node writes, what is attached to the VM, and where containers mount it.
+//!
+//! ```text
+//! configMap, secret, downwardAPI, projected ─▶ area config  volumes/<name>/..data ─▶ a directory per version
+//! emptyDir                                  ─▶ area data    volumes/<name>     (medium Memory: area memory)
+//! hostPath, persistentVolumeClaim           ─▶ a volume of the VM, v<index>
+//! image                                     ─▶ a mount of the container
+//! ```
+
+mod attach;
+pub mod beneath;
+mod files;
+mod mounts;
+mod tokens;
+pub mod writer;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{Pod, Volume};
+use sha2::{Digest, Sha256};
+
+pub(crate) use attach::pull_policy;
+pub use attach::sandbox_volumes;
+pub use files::{VolumeError, desired};
+pub(crate) use mounts::HOSTS_FILE;
+pub use mounts::{MountsError, container_mounts};
+pub(crate) use tokens::due;
+pub use tokens::{TokenRequest, token_requests};
+
+use crate::step::Area;
+
+/// What a volume of the node shall contain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeContent {
+    /// Name of the volume.
+    pub name: String,
+    /// The directory that it lies in.
+    pub area: Area,
+    /// Where it lies in it.
+    pub path: String,
+    /// What is there.
+    pub layout: Layout,
+}
+
+/// What is at the place of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// A directory for the containers to write.
+    Directory,
+    /// Files that change all at once, by relative path.
+    Files(BTreeMap<String, FileContent>),
+    /// One file that is written in place, because containers mount the file itself.
+    File(FileContent),
+}
+
+/// A file of a volume.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FileContent {
+    /// What is in it.
+    pub bytes: Vec<u8>,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+impl fmt::Debug for FileContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes, mode {:o}", self.bytes.len(), self.mode)
+    }
+}
+
+impl VolumeContent {
+    /// Digest of all that is in it.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update(bytes.len().to_be_bytes());
+            hash.update(bytes);
+        };
+        part(self.path.as_bytes());
+        match &self.layout {
+            Layout::Directory => part(b"directory"),
+            Layout::File(file) => {
+                part(&file.mode.to_be_bytes());
+                part(&file.bytes);
+            }
+            Layout::Files(files) => {
+                for (path, file) in files {
+                    part(path.as_bytes());
+                    part(&file.mode.to_be_bytes());
+                    part(&file.bytes);
+                }
+            }
+        }
+        hex::encode(hash.finalize())
+    }
+}
+
+/// Where a volume is found by containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In a directory of the node, at a path.
+    Area(Area, String),
+    /// An image, by reference.
+    Image(String),
+    /// A volume of the VM.
+    Attached(String),
+}
+
+/// The volumes of a pod, in order.
+pub(crate) fn volumes(pod: &Pod) -> impl Iterator<Item = (usize, &Volume)> {
+    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).enumerate()
+}
+
+/// Where a volume is found.
+pub(crate) fn place(index: usize, volume: &Volume) -> Place {
+    let path = format!("volumes/{}", volume.name);
+    if let Some(empty) = &volume.empty_dir {
+        let area = if empty.medium.as_deref() == Some("Memory") { Area::Memory } else { Area::Data };
+        Place::Area(area, path)
+    } else if is_config(volume) {
+        Place::Area(Area::Config, path)
+    } else if let Some(image) = &volume.image {
+        Place::Image(image.reference.clone().unwrap_or_default())
+    } else {
+        Place::Attached(format!("v{index}"))
+    }
+}
+
+/// True for a volume whose files the node writes from objects.
+pub(crate) fn is_config(volume: &Volume) -> bool {
+    volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.downward_api.is_some()
+        || volume.projected.is_some()
+}
+
+/// A relative path without a way out: parts of 1 to 255 bytes, none of them `.` or `..`, at most 4096 bytes.
+pub(crate) fn is_plain_path(path: &str) -> bool {
+    path.len() <= 4096
+        && !path.contains('\0')
+        && path.split('/').all(|part| (1..=255).contains(&part.len()) && part != "." && part != "..")
+}

@@ -1,0 +1,68 @@
+//! Volumes that are attached to the VM of a pod. Pure.
+
+use coracle_host::PullPolicy;
+use k8s_openapi::api::core::v1::Volume;
+
+use super::{Place, VolumeError, place, volumes};
+use crate::objects::Objects;
+use crate::step::{Area, SandboxVolume, SandboxVolumeSource};
+use k8s_openapi::api::core::v1::Pod;
+
+/// All volumes of the VM of a pod: its own directories, as far as it needs them, then those of the spec.
+///
+/// # Errors
+/// [`VolumeError::Missing`] for a claim that is not bound, or a source without support.
+pub fn sandbox_volumes(pod: &Pod, objects: &Objects) -> Result<Vec<SandboxVolume>, VolumeError> {
+    let areas: Vec<Area> = volumes(pod)
+        .filter_map(|(index, volume)| match place(index, volume) {
+            Place::Area(area, _) => Some(area),
+            Place::Image(_) | Place::Attached(_) => None,
+        })
+        .collect();
+    let needed = [Area::Config, Area::Data, Area::Memory].into_iter();
+    // Termination messages and /etc/hosts lie in the data directory.
+    let needed = needed.filter(|area| *area == Area::Data || areas.contains(area));
+    let mut all: Vec<_> = needed
+        .map(|area| SandboxVolume {
+            name: area.name().to_owned(),
+            source: SandboxVolumeSource::Area(area),
+            read_only: area == Area::Config,
+        })
+        .collect();
+    for (index, volume) in volumes(pod) {
+        if let Place::Attached(name) = place(index, volume) {
+            let (source, read_only) = attached(volume, objects)
+                .map_err(|why| VolumeError::Missing { volume: volume.name.clone(), why })?;
+            all.push(SandboxVolume { name, source, read_only });
+        }
+    }
+    Ok(all)
+}
+
+fn attached(volume: &Volume, objects: &Objects) -> Result<(SandboxVolumeSource, bool), String> {
+    if let Some(source) = &volume.host_path {
+        let create = source.type_.as_deref() == Some("DirectoryOrCreate");
+        return Ok((SandboxVolumeSource::HostPath { path: source.path.clone(), create }, false));
+    }
+    if let Some(source) = &volume.persistent_volume_claim {
+        let claim = objects.claims.get(&source.claim_name);
+        let claim =
+            claim.ok_or_else(|| format!("claim {:?} is not bound on this node", source.claim_name))?;
+        let read_only = claim.read_only || source.read_only == Some(true);
+        return Ok((SandboxVolumeSource::Claim(claim.source.clone()), read_only));
+    }
+    Err("its source is not supported".to_owned())
+}
+
+/// When to ask the registry for an image: as the spec says, else each time for the tag `latest`.
+pub(crate) fn pull_policy(policy: Option<&str>, reference: &str) -> PullPolicy {
+    let file_name = reference.rsplit('/').next().unwrap_or_default();
+    let is_latest = !reference.contains('@') && (!file_name.contains(':') || file_name.ends_with(":latest"));
+    match policy {
+        Some("Always") => PullPolicy::Always,
+        Some("Never") => PullPolicy::Never,
+        Some("IfNotPresent") => PullPolicy::IfNotPresent,
+        _ if is_latest => PullPolicy::Always,
+        _ => PullPolicy::IfNotPresent,
+    }
+}
