@@ -28,7 +28,7 @@ const fn target(name: &'static str, run: fn(&[u8])) -> Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
     target("archive", coracle_disk::fuzz::archive),
     target("disk", coracle_disk::fuzz::disk),
     target("folder", folder::run),
@@ -38,6 +38,8 @@ pub const TARGETS: [Target; 10] = [
     target("reference", reference),
     target("request", coracle_registry::fuzz::request),
     target("snapshot", snapshot),
+    target("spdy", coracle_streaming::fuzz::spdy),
+    target("spdy-headers", coracle_streaming::fuzz::header_block),
     target("chunk", coracle_disk::fuzz::chunk),
 ];
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Why a session is ended before its process.
@@ -29,6 +29,7 @@ impl fmt::Display for Interruption {
 /// When a frame was last read or written on a connection. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Activity {
+    /// Time of the last frame.
     last: Arc<Mutex<Instant>>,
     idle: Duration,
     stop: CancellationToken,
@@ -47,15 +48,28 @@ impl Activity {
 
     /// Returns when the session must end. Cancel-safe.
     pub(crate) async fn interrupted(&self) -> Interruption {
+        tokio::select! {
+            () = self.quiet(self.idle) => Interruption::Idle(self.idle),
+            () = self.stop.cancelled() => Interruption::Stop,
+        }
+    }
+
+    /// Returns when there was no frame for `linger`; that time after a stop, and that of `idle` in all cases. Cancel-safe.
+    pub(crate) async fn lingered(&self, linger: Duration) {
+        tokio::select! {
+            () = self.quiet(linger) => {}
+            () = sleep(self.idle) => {}
+            () = async { self.stop.cancelled().await; sleep(linger).await } => {}
+        }
+    }
+
+    async fn quiet(&self, time: Duration) {
         loop {
-            let end = *self.last.lock() + self.idle;
+            let end = *self.last.lock() + time;
             if end <= Instant::now() {
-                return Interruption::Idle(self.idle);
+                return;
             }
-            tokio::select! {
-                () = sleep_until(end) => {}
-                () = self.stop.cancelled() => return Interruption::Stop,
-            }
+            sleep_until(end).await;
         }
     }
 }
@@ -89,5 +103,8 @@ mod tests {
         let activity = Activity::new(Duration::from_secs(10), stop.clone());
         stop.cancel();
         assert_eq!(activity.interrupted().await, Interruption::Stop);
+        let (start, linger) = (Instant::now(), Duration::from_secs(3));
+        activity.lingered(linger).await;
+        assert_eq!(start.elapsed(), linger);
     }
 }

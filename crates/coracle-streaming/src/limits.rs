@@ -11,10 +11,11 @@ pub struct Limits {
     /// From the upgrade until all streams of a session exist, and from the first stream of a forwarded connection to its
     /// second: 30 seconds.
     pub stream_creation: Duration,
-    /// For the last message (status, end of streams), once the output before it is sent: 10 seconds.
+    /// For what is still to be sent when the server ends a session (stop, idle, protocol error), and for the end of the
+    /// connection: 10 seconds. What a process has written before it ended has the time of `idle` instead.
     pub last_message: Duration,
-    /// From the last message until the client closes the connection: 5 seconds. Closing before that could destroy what
-    /// the client has not read yet.
+    /// The connection is open until the client closes it, as long as the client sends something so often: 10 seconds.
+    /// Clients ping every 5 seconds. Closing before that could destroy what the client has not read yet.
     pub linger: Duration,
     /// Between unrequested pongs to a WebSocket client whose input is blocked, so that its pings, which nothing reads
     /// then, do not run into its limit of 60 seconds: 15 seconds.
@@ -31,7 +32,7 @@ impl Default for Limits {
             idle: Duration::from_secs(4 * 60 * 60),
             stream_creation: Duration::from_secs(30),
             last_message: Duration::from_secs(10),
-            linger: Duration::from_secs(5),
+            linger: Duration::from_secs(10),
             pong: Duration::from_secs(15),
             streams_max: 512,
             input_max: 64 << 10,

@@ -234,6 +234,14 @@ impl<E: Encode> Output<E> {
         Self { ender, room }
     }
 
+    /// Queues a last text, which does not wait for room, and ends the stream.
+    pub(crate) fn finish(self, text: &[u8]) {
+        let Ender { encode, outbox, ended, gone } = &self.ender;
+        if !ended.load(Ordering::Acquire) && !gone.is_cancelled() {
+            text.chunks(PAYLOAD_MAX).for_each(|part| outbox.control(encode.data(part)));
+        }
+    }
+
     pub(crate) fn ender(&self) -> Ender<E> {
         self.ender.clone()
     }

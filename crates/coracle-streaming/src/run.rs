@@ -6,7 +6,7 @@ use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
 use crate::activity::Activity;
-use crate::outbox::{Encode, Outbox, Output};
+use crate::outbox::{Encode, Ender, Outbox, Output};
 use crate::resize;
 use crate::session::{Outcome, RunSession, Session};
 
@@ -22,14 +22,8 @@ pub(crate) struct Ends<E: Encode> {
     pub(crate) resize: Option<DuplexStream>,
 }
 
-/// Runs the process, and returns when it ended and its output is sent, or when the connection is interrupted. Dropping the
-/// future drops the session.
-pub(crate) async fn run<E: Encode>(
-    run: Box<dyn RunSession>,
-    ends: Ends<E>,
-    outbox: &Outbox<E::Message>,
-    activity: &Activity,
-) -> Outcome {
+/// Runs the process, and returns when it ended or the connection is interrupted. Dropping the future drops the session.
+pub(crate) async fn run<E: Encode>(run: Box<dyn RunSession>, ends: Ends<E>, activity: &Activity) -> Outcome {
     let Ends { stdin, stdout, stderr, resize } = ends;
     let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(Output::ender).collect();
     let (sender, sizes) = mpsc::channel(SIZES);
@@ -46,18 +40,20 @@ pub(crate) async fn run<E: Encode>(
         }
         std::future::pending::<Infallible>().await
     };
-    let running = async {
-        let outcome = tokio::select! {
-            outcome = run.run(session) => outcome,
-            never = resizing => match never {},
-        };
-        // A writer that outlives the session must not write after its end.
-        enders.iter().for_each(|ender| ender.end());
-        outbox.written().await;
-        outcome
-    };
-    tokio::select! {
-        outcome = running => outcome,
+    let outcome = tokio::select! {
+        outcome = run.run(session) => outcome,
+        never = resizing => match never {},
         interruption = activity.interrupted() => Outcome::Failed(interruption.to_string()),
+    };
+    // A writer that outlives the session must not write after its end.
+    enders.iter().for_each(Ender::end);
+    outcome
+}
+
+/// Returns when all that is queued is sent, to a slow client, too; or when the connection is interrupted.
+pub(crate) async fn sent<T>(outbox: &Outbox<T>, activity: &Activity) {
+    tokio::select! {
+        () = outbox.written() => {}
+        _interruption = activity.interrupted() => {}
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 
 mod connection;
-pub(crate) use connection::serve;
+pub(crate) use connection::{Incoming, serve};
 pub(crate) mod dictionary;
 pub(crate) mod frame;
 pub(crate) mod header_block;

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{Decoder, Frame, FrameError, GoAway, Reset, StreamId};
@@ -92,7 +92,7 @@ pub(crate) async fn serve<C, F>(
     let written = async {
         let Ok(Ok(mut write)) = timeout(limits.last_message, writer).await else { return };
         if reading {
-            sleep(limits.linger).await;
+            activity.lingered(limits.linger).await;
         }
         let _either = timeout(limits.last_message, write.shutdown()).await;
     };

@@ -4,22 +4,7 @@ use tokio::io::DuplexStream;
 use tokio::time::Instant;
 
 use super::*;
-use crate::spdy::peer::Peer;
-
-/// Serves `session` to the client that `client` plays, until both return.
-async fn connected<S, C>(
-    limits: Limits,
-    session: impl FnOnce(Incoming, Outbox<Bytes>, Activity) -> S,
-    client: impl FnOnce(Peer<DuplexStream>) -> C,
-) -> C::Output
-where
-    S: Future<Output = ()>,
-    C: Future,
-{
-    let (near, far) = tokio::io::duplex(1 << 20);
-    let serving = serve(near, &limits, CancellationToken::new(), session);
-    tokio::join!(serving, client(Peer::new(far))).1
-}
+use crate::spdy::peer::{Peer, connected};
 
 /// Echoes each stream until the client opens no more.
 async fn echo(mut incoming: Incoming, _outbox: Outbox<Bytes>, _activity: Activity) {
@@ -38,22 +23,16 @@ async fn echo(mut incoming: Incoming, _outbox: Outbox<Bytes>, _activity: Activit
 
 const DATA: [(&str, &str); 1] = [("streamtype", "data")];
 
-async fn expect(peer: &mut Peer<DuplexStream>, want: &[&str]) {
-    for want in want {
-        assert_eq!(peer.next().await.as_deref(), Some(*want));
-    }
-}
-
 #[tokio::test]
 async fn streams_are_answered_and_end_with_the_connection() {
     let rest = connected(Limits::default(), echo, async |mut peer| {
         peer.open(1, &DATA).await;
         peer.data(1, false, b"one").await;
-        expect(&mut peer, &["reply 1", "1:one"]).await;
+        peer.expect(&["reply 1", "1:one"]).await;
         peer.open_with(3, true, &DATA).await;
-        expect(&mut peer, &["reply 3", "3:."]).await;
+        peer.expect(&["reply 3", "3:."]).await;
         peer.data(1, true, b"two").await;
-        expect(&mut peer, &["1:two", "1:."]).await;
+        peer.expect(&["1:two", "1:."]).await;
         peer.send(Frame::GoAway { last: StreamId(0), status: 0 }).await;
         peer.next().await
     });
@@ -65,22 +44,22 @@ async fn control_frames_are_answered_as_they_ask() {
     connected(Limits::default(), echo, async |mut peer| {
         peer.send(Frame::Ping { id: 2 }).await;
         peer.send(Frame::Ping { id: 3 }).await;
-        expect(&mut peer, &["ping 3"]).await;
+        peer.expect(&["ping 3"]).await;
         peer.raw(&hex::decode("800300040000000400000000").unwrap()).await;
         peer.raw(&hex::decode("80030009000000080000000100001000").unwrap()).await;
         peer.raw(&hex::decode("8003000b00000003aabbcc").unwrap()).await;
         peer.open(1, &DATA).await;
-        expect(&mut peer, &["reply 1"]).await;
+        peer.expect(&["reply 1"]).await;
         peer.open(4, &DATA).await;
         peer.open(1, &DATA).await;
         peer.open(5, &[("streamtype", "bad")]).await;
         peer.data(9, true, b"lost").await;
         peer.data(9, true, b"lost").await;
         peer.data(5, true, b"late").await;
-        expect(&mut peer, &["reset 4 1", "reset 1 1", "reset 9 2", "reset 5 1"]).await;
+        peer.expect(&["reset 4 1", "reset 1 1", "reset 9 2", "reset 5 1"]).await;
         peer.data(1, true, b"late").await;
         peer.send(Frame::Ping { id: 5 }).await;
-        expect(&mut peer, &["ping 5"]).await;
+        peer.expect(&["ping 5"]).await;
     })
     .await;
 }
@@ -94,7 +73,7 @@ async fn blocks_of_refused_streams_are_inflated() {
             assert_eq!(peer.next().await, Some(format!("reset {id} 1")));
         }
         peer.open(7, &DATA).await;
-        expect(&mut peer, &["reply 7"]).await;
+        peer.expect(&["reply 7"]).await;
     })
     .await;
 }
@@ -114,9 +93,9 @@ async fn data_before_the_reply_are_kept() {
         peer.open(1, &DATA).await;
         peer.data(1, true, b"early").await;
         peer.send(Frame::Ping { id: 1 }).await;
-        expect(&mut peer, &["ping 1"]).await;
+        peer.expect(&["ping 1"]).await;
         sender.send(()).unwrap();
-        expect(&mut peer, &["reply 1", "1:early", "1:."]).await;
+        peer.expect(&["reply 1", "1:early", "1:."]).await;
     })
     .await;
 }
@@ -153,7 +132,7 @@ async fn blocked_input_does_not_stop_other_streams_or_pings() {
         let mut ends = [peer.next().await.unwrap(), peer.next().await.unwrap()];
         ends.sort();
         assert_eq!(ends, ["1:.", "3:."]);
-        expect(&mut peer, &["goaway 3 0"]).await;
+        peer.expect(&["goaway 3 0"]).await;
     })
     .await;
 }
@@ -170,10 +149,10 @@ async fn reset_of_the_client_ends_both_halves() {
     };
     connected(Limits::default(), session, async |mut peer| {
         peer.open(1, &DATA).await;
-        expect(&mut peer, &["reply 1"]).await;
+        peer.expect(&["reply 1"]).await;
         peer.data(1, false, b"before").await;
         peer.send(Frame::RstStream { id: StreamId(1), status: Reset::Cancel as u32 }).await;
-        expect(&mut peer, &["goaway 1 0"]).await;
+        peer.expect(&["goaway 1 0"]).await;
     })
     .await;
 }
@@ -188,7 +167,7 @@ async fn protocol_errors_end_the_connection() {
     for (why, bytes) in hostile {
         let rest = connected(Limits::default(), echo, async |mut peer| {
             peer.open(1, &DATA).await;
-            expect(&mut peer, &["reply 1"]).await;
+            peer.expect(&["reply 1"]).await;
             peer.raw(bytes).await;
             peer.rest().await
         });
@@ -214,11 +193,11 @@ async fn streams_beyond_the_limit_are_refused() {
         for id in [1, 3, 5] {
             peer.open(id, &DATA).await;
         }
-        expect(&mut peer, &["reset 5 3", "reply 1", "reply 3"]).await;
+        peer.expect(&["reset 5 3", "reply 1", "reply 3"]).await;
         peer.data(1, true, b"").await;
-        expect(&mut peer, &["1:."]).await;
+        peer.expect(&["1:."]).await;
         peer.open(7, &DATA).await;
-        expect(&mut peer, &["reply 7"]).await;
+        peer.expect(&["reply 7"]).await;
     })
     .await;
 }
@@ -246,7 +225,7 @@ async fn connection_lingers_until_the_client_closes_it() {
     let start = Instant::now();
     let done = async |_incoming, _outbox, _activity| {};
     connected(Limits::default(), done, async |mut peer| {
-        expect(&mut peer, &["goaway 0 0"]).await;
+        peer.expect(&["goaway 0 0"]).await;
         peer.data(1, false, b"late").await;
     })
     .await;

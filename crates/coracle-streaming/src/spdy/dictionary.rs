@@ -3,74 +3,16 @@
 /// Length of the dictionary.
 pub(crate) const LENGTH: usize = 1423;
 
-/// Strings with their length (u32, big-endian) in front.
-const PREFIXED: [&str; 65] = [
-    "options",
-    "head",
-    "post",
-    "put",
-    "delete",
-    "trace",
-    "accept",
-    "accept-charset",
-    "accept-encoding",
-    "accept-language",
-    "accept-ranges",
-    "age",
-    "allow",
-    "authorization",
-    "cache-control",
-    "connection",
-    "content-base",
-    "content-encoding",
-    "content-language",
-    "content-length",
-    "content-location",
-    "content-md5",
-    "content-range",
-    "content-type",
-    "date",
-    "etag",
-    "expect",
-    "expires",
-    "from",
-    "host",
-    "if-match",
-    "if-modified-since",
-    "if-none-match",
-    "if-range",
-    "if-unmodified-since",
-    "last-modified",
-    "location",
-    "max-forwards",
-    "pragma",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "range",
-    "referer",
-    "retry-after",
-    "server",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "vary",
-    "via",
-    "warning",
-    "www-authenticate",
-    "method",
-    "get",
-    "status",
-    "200 OK",
-    "version",
-    "HTTP/1.1",
-    "url",
-    "public",
-    "set-cookie",
-    "keep-alive",
-    "origin",
-];
+/// Strings that have their length (u32, big-endian) in front.
+const PREFIXED: &str = concat!(
+    "options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age|allow|",
+    "authorization|cache-control|connection|content-base|content-encoding|content-language|content-length|",
+    "content-location|content-md5|content-range|content-type|date|etag|expect|expires|from|host|if-match|",
+    "if-modified-since|if-none-match|if-range|if-unmodified-since|last-modified|location|max-forwards|pragma|",
+    "proxy-authenticate|proxy-authorization|range|referer|retry-after|server|te|trailer|transfer-encoding|upgrade|",
+    "user-agent|vary|via|warning|www-authenticate|method|get|status|200 OK|version|HTTP/1.1|url|public|set-cookie|",
+    "keep-alive|origin|",
+);
 
 /// Text without lengths.
 const PLAIN: &str = concat!(
@@ -93,29 +35,31 @@ const _: () = assert!(adler32(&DICTIONARY) == ADLER);
 
 const fn build() -> [u8; LENGTH] {
     let mut out = [0; LENGTH];
-    let (mut at, mut n) = (0, 0);
-    while n < PREFIXED.len() {
-        let text = PREFIXED[n].as_bytes();
-        assert!(text.len() < 256);
-        #[expect(clippy::cast_possible_truncation, reason = "asserted above; no conversion is const")]
-        {
-            out[at + 3] = text.len() as u8;
+    let (prefixed, plain) = (PREFIXED.as_bytes(), PLAIN.as_bytes());
+    let (mut at, mut start, mut n) = (0, 0, 0);
+    while n < prefixed.len() {
+        if prefixed[n] == b'|' {
+            // Of the four bytes of a length the last is enough.
+            let (length, text) = (n - start, prefixed.split_at(start).1);
+            #[expect(clippy::cast_possible_truncation, reason = "a wrong length changes the checksum")]
+            copy(&[0, 0, 0, length as u8], 4, &mut out, at);
+            copy(text, length, &mut out, at + 4);
+            (at, start) = (at + 4 + length, n + 1);
         }
-        at = copy(text, &mut out, at + 4);
         n += 1;
     }
-    assert!(copy(PLAIN.as_bytes(), &mut out, at) == LENGTH);
+    copy(plain, plain.len(), &mut out, at);
+    assert!(at + plain.len() == LENGTH);
     out
 }
 
-/// Copies `text` to `out[at..]` and returns where it ends.
-const fn copy(text: &[u8], out: &mut [u8; LENGTH], at: usize) -> usize {
+/// Copies the first `length` bytes of `text` to `out[at..]`.
+const fn copy(text: &[u8], length: usize, out: &mut [u8; LENGTH], at: usize) {
     let mut n = 0;
-    while n < text.len() {
+    while n < length {
         out[at + n] = text[n];
         n += 1;
     }
-    at + n
 }
 
 const fn adler32(bytes: &[u8]) -> u32 {

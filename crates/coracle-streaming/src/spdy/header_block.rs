@@ -4,7 +4,7 @@
 //! zlib, preset dictionary, sync flush after each block:  count u32 · count × (length u32 · name · length u32 · value)
 //! ```
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::dictionary::{ADLER, DICTIONARY};
@@ -29,13 +29,25 @@ pub(crate) enum BlockError {
 
 /// Headers of a stream, in the order of the block; names are lower-case and unique.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Headers(Vec<(String, String)>);
+pub(crate) struct Headers(pub(crate) Vec<(String, String)>);
 
 impl Headers {
     /// The value of header `name`; of several, which NUL separates, the first.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
         value.split('\0').next()
+    }
+
+    /// The block before its compression.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = BytesMut::new();
+        let put = |out: &mut BytesMut, length: usize| out.put_uint(length as u64, 4);
+        put(&mut out, self.0.len());
+        for text in self.0.iter().flat_map(|(name, value)| [name, value]) {
+            put(&mut out, text.len());
+            out.put_slice(text.as_bytes());
+        }
+        out.into()
     }
 }
 

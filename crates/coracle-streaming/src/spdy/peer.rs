@@ -1,12 +1,17 @@
 //! The client's side of SPDY, for tests.
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use flate2::{Compress, Compression, FlushCompress};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
+use tokio_util::sync::CancellationToken;
 
+use super::connection::{Incoming, serve};
 use super::dictionary::DICTIONARY;
 use super::frame::{Decoder, Frame, StreamId};
-use super::header_block::Inflater;
+use super::header_block::{Headers, Inflater};
+use crate::activity::Activity;
+use crate::limits::Limits;
+use crate::outbox::Outbox;
 
 /// Compresses header blocks as clients do.
 pub(crate) struct Deflater(Compress);
@@ -24,13 +29,7 @@ impl Deflater {
 
     /// A block with `headers`.
     pub(crate) fn block(&mut self, headers: &[(String, String)]) -> Vec<u8> {
-        let mut plain = BytesMut::new();
-        plain.put_u32(headers.len().try_into().unwrap());
-        for text in headers.iter().flat_map(|(name, value)| [name, value]) {
-            plain.put_u32(text.len().try_into().unwrap());
-            plain.put_slice(text.as_bytes());
-        }
-        self.raw(&plain)
+        self.raw(&Headers(headers.to_vec()).encode())
     }
 
     /// A block with any content.
@@ -50,6 +49,21 @@ impl Deflater {
         assert_eq!(self.0.total_in() - before, plain.len() as u64);
         out
     }
+}
+
+/// Serves `session` to the client that `client` plays, until both return.
+pub(crate) async fn connected<S, C>(
+    limits: Limits,
+    session: impl FnOnce(Incoming, Outbox<Bytes>, Activity) -> S,
+    client: impl FnOnce(Peer<DuplexStream>) -> C,
+) -> C::Output
+where
+    S: Future<Output = ()>,
+    C: Future,
+{
+    let (near, far) = tokio::io::duplex(1 << 20);
+    let serving = serve(near, &limits, CancellationToken::new(), session);
+    tokio::join!(serving, client(Peer::new(far))).1
 }
 
 /// A client of a connection.
@@ -99,9 +113,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Peer<C> {
             if let Some(frame) = self.decoder.next(&mut self.input).unwrap() {
                 return Some(self.shown(frame));
             }
+            self.input.reserve(1 << 16); // so that no frame is cut that came as a whole
             if self.connection.read_buf(&mut self.input).await.unwrap_or(0) == 0 {
                 return None;
             }
+        }
+    }
+
+    /// Panics unless the next frames are these.
+    pub(crate) async fn expect(&mut self, want: &[&str]) {
+        for want in want {
+            assert_eq!(self.next().await.as_deref(), Some(*want));
         }
     }
 
@@ -121,7 +143,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Peer<C> {
                 format!("{id}:{text}{}", if fin { "." } else { "" })
             }
             Frame::SynReply { id, block, .. } => {
-                assert_eq!(self.inflater.headers(&block), Ok(super::header_block::Headers::default()));
+                assert_eq!(self.inflater.headers(&block), Ok(Headers::default()));
                 format!("reply {id}")
             }
             Frame::RstStream { id, status } => format!("reset {id} {status}"),

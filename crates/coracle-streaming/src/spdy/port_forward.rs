@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
@@ -141,7 +140,7 @@ pub(crate) async fn serve(dial: Arc<dyn Dial>, time: Duration, mut incoming: Inc
 async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
     let Pair { error, data, port } = pair;
     let gone = data.gone();
-    let Stream { output: mut error, .. } = error;
+    let Stream { output: error, .. } = error;
     let connection = tokio::select! {
         connection = dial.dial(port) => connection,
         () = gone.cancelled() => return,
@@ -150,8 +149,7 @@ async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
         Ok(connection) => connection,
         Err(reason) => {
             let text = format!("cannot forward port {port}: {reason}");
-            let _gone = error.write_all(text.as_bytes()).await;
-            drop(error);
+            error.finish(text.as_bytes());
             data.reset(Reset::Cancel);
             return;
         }
@@ -169,36 +167,5 @@ async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::spdy::header_block::Inflater;
-    use crate::spdy::peer::Deflater;
-
-    fn headers(all: &[(&str, &str)]) -> Headers {
-        let all: Vec<_> = all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Inflater::new().headers(&Deflater::new().block(&all)).unwrap()
-    }
-
-    #[test]
-    fn purpose_table() {
-        let request = |kind, port| Some(Purpose { kind, port, key: Key::Request("7".into()) });
-        let stream = |kind, n| Some(Purpose { kind, port: 80, key: Key::Stream(n) });
-        for (why, id, given, want) in [
-            ("error stream", 1, vec!["error", "80", "7"], request(Kind::Error, 80)),
-            ("data stream", 3, vec!["data", "65535", "7"], request(Kind::Data, 65535)),
-            ("old client, error stream", 5, vec!["error", "80"], stream(Kind::Error, 5)),
-            ("old client, data stream", 7, vec!["data", "80"], stream(Kind::Data, 5)),
-            ("empty request id", 7, vec!["data", "80", ""], stream(Kind::Data, 5)),
-            ("old client, no error stream before", 1, vec!["data", "80"], None),
-            ("unknown type", 1, vec!["stdin", "80", "7"], None),
-            ("no port", 1, vec!["data"], None),
-            ("port 0", 1, vec!["data", "0", "7"], None),
-            ("port too large", 1, vec!["data", "65536", "7"], None),
-            ("port is no number", 1, vec!["data", "http", "7"], None),
-            ("nothing", 1, vec![], None),
-        ] {
-            let given: Vec<_> = ["streamtype", "port", "requestid"].into_iter().zip(given).collect();
-            assert_eq!(purpose(StreamId(id), &headers(&given)), want, "{why}");
-        }
-    }
-}
+#[path = "port_forward_tests.rs"]
+mod tests;

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::Incoming;
@@ -112,16 +111,17 @@ pub(crate) async fn serve(
             let [(stdin, _stdin_end), (resize, _resize_end)] = [Kind::Stdin, Kind::Resize].map(&mut split);
             let [(_, stdout), (_, stderr)] = [Kind::Stdout, Kind::Stderr].map(&mut split);
             tokio::select! {
-                outcome = run::run(process, Ends { stdin, stdout, stderr, resize }, &outbox, &activity) => outcome,
+                outcome = run::run(process, Ends { stdin, stdout, stderr, resize }, &activity) => outcome,
                 never = refuse_all(&mut incoming) => match never {},
             }
         }
         Err(reason) => Outcome::Failed(reason),
     };
     // The client takes an error stream that ends without a word for success.
-    if let Some(Stream { mut output, .. }) = all.slot(Kind::Error).take() {
-        let _gone = output.write_all(&status::content(&outcome, version.form())).await;
+    if let Some(Stream { output, .. }) = all.slot(Kind::Error).take() {
+        output.finish(&status::content(&outcome, version.form()));
     }
+    run::sent(&outbox, &activity).await;
 }
 
 /// Waits for the streams that the session needs.
@@ -161,26 +161,5 @@ async fn refuse_all(incoming: &mut Incoming) -> Infallible {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wanted_streams_table() {
-        let all = Streams { stdin: true, stdout: true, stderr: true, tty: false };
-        for (why, streams, version, want) in [
-            ("all but the size without a terminal", all, Version::V4, "error stdin stdout stderr"),
-            ("nothing asked for", Streams::default(), Version::V4, "error"),
-            (
-                "a terminal has no stderr",
-                Streams { tty: true, ..all },
-                Version::V4,
-                "error stdin stdout resize",
-            ),
-            ("v3 has sizes", Streams { tty: true, ..all }, Version::V3, "error stdin stdout resize"),
-            ("v2 has none", Streams { tty: true, ..all }, Version::V2, "error stdin stdout"),
-            ("v1 has none", Streams { tty: true, ..all }, Version::V1, "error stdin stdout"),
-        ] {
-            assert_eq!(Collected::default().missing(streams, version).join(" "), want, "{why}");
-        }
-    }
-}
+#[path = "session_tests.rs"]
+mod tests;

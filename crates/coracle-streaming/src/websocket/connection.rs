@@ -52,7 +52,8 @@ pub(crate) async fn serve<C, F>(
         WebSocketStream::from_raw_socket(connection, Role::Server, Some(config())).await.split();
     let (outbox, queue) = outbox::channel();
     let activity = Activity::new(limits.idle, stop);
-    let reader = Reader { inputs, outbox: outbox.clone(), activity: activity.clone(), pong: limits.pong };
+    let (pong, last) = (limits.pong, limits.last_message);
+    let reader = Reader { inputs, outbox: outbox.clone(), activity: activity.clone(), pong, last };
     let mut reader = std::pin::pin!(reader.run(stream));
     let mut writer = std::pin::pin!(write_all(queue, sink, &activity));
     let (reading, code) = tokio::select! {
@@ -81,7 +82,7 @@ pub(crate) async fn serve<C, F>(
         if let Ok(Ok(())) = timeout(limits.last_message, writer).await
             && reading
         {
-            sleep(limits.linger).await;
+            activity.lingered(limits.linger).await;
         }
     };
     tokio::select! {
@@ -122,6 +123,7 @@ struct Reader {
     outbox: Outbox<Message>,
     activity: Activity,
     pong: Duration,
+    last: Duration,
 }
 
 impl Reader {
@@ -140,7 +142,11 @@ impl Reader {
                 }
                 // The library answers pings when it is asked for the next message.
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
-                Message::Close(_) => return Ok(()),
+                Message::Close(_) => {
+                    // So it answers the close, too.
+                    let _either = timeout(self.last, stream.next()).await;
+                    return Ok(());
+                }
             }
         }
         Ok(())

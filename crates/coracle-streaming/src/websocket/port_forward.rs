@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, duplex};
 use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::protocol::Message;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +14,7 @@ use crate::activity::Activity;
 use crate::forward::{self, Dial};
 use crate::limits::Limits;
 use crate::outbox::{Encode as _, Outbox, Output};
+use crate::run;
 
 /// Channels of a port: of its data, and of its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +65,7 @@ pub(crate) async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
         }
         tokio::select! {
             _interruption = activity.interrupted() => {}
-            _ended = connections.join_all() => outbox.written().await,
+            _ended = connections.join_all() => run::sent(&outbox, &activity).await,
         }
     };
     connection::serve(connection, inputs, limits, stop, session).await;
@@ -75,7 +76,7 @@ async fn forward(
     port: u16,
     input: DuplexStream,
     data: Output<Channel>,
-    mut error: Output<Channel>,
+    error: Output<Channel>,
     dial: Arc<dyn Dial>,
 ) {
     match dial.dial(port).await {
@@ -84,7 +85,7 @@ async fn forward(
         }
         Err(reason) => {
             let text = format!("cannot forward port {port}: {reason}");
-            let _gone = error.write_all(text.as_bytes()).await;
+            error.finish(text.as_bytes());
         }
     }
 }

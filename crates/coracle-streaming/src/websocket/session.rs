@@ -1,6 +1,6 @@
 //! An exec or attach session over WebSocket: one channel per stream, which all exist from the start.
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, duplex};
+use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio_tungstenite::tungstenite::protocol::Message;
 use tokio_util::sync::CancellationToken;
 
@@ -43,9 +43,10 @@ pub(crate) async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
             .map(|(channel, wanted)| wanted.then(|| output(coding, channel, &outbox)));
         let first = ready_channel(streams);
         outbox.control(Channel { coding, number: first }.data(b""));
-        let outcome = run::run(process, Ends { stdin, stdout, stderr, resize }, &outbox, &activity).await;
+        let outcome = run::run(process, Ends { stdin, stdout, stderr, resize }, &activity).await;
         let content = status::content(&outcome, form);
-        let _gone = output(coding, ERROR, &outbox).write_all(&content).await;
+        output(coding, ERROR, &outbox).finish(&content);
+        run::sent(&outbox, &activity).await;
     };
     connection::serve(connection, inputs, limits, stop, session).await;
 }

@@ -48,7 +48,12 @@ impl<C: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<C> {
             match ready!(Pin::new(&mut self.socket).poll_next(cx)) {
                 Some(Ok(Message::Binary(data))) => self.message = data,
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                Some(Ok(Message::Close(_))) | None => return Poll::Ready(Ok(())),
+                Some(Ok(Message::Close(_))) => {
+                    // The library has an answer ready.
+                    let _either = Pin::new(&mut self.socket).poll_flush(cx);
+                    return Poll::Ready(Ok(()));
+                }
+                None => return Poll::Ready(Ok(())),
                 Some(Ok(Message::Text(_))) => {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "a text message")));
                 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coracle_streaming::Limits;
-use coracle_testkit::eventually;
+use coracle_testkit::{elapse, eventually};
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
@@ -179,6 +179,26 @@ async fn client_with_blocked_input_gets_pongs() {
     for want in ["1:", "pong", "pong"] {
         assert_eq!(next(&mut socket).await.as_deref(), Some(want));
     }
+}
+
+/// Its last output is in the buffers of the kernel: a close would destroy it, since the client's pings are unread then.
+#[tokio::test]
+async fn client_that_pings_gets_all_before_the_close() {
+    let linger = Duration::from_millis(500);
+    let served = Served::with_limits(Limits { linger, ..Limits::default() }).await;
+    let mut socket = websocket(&served, "/exec/zeros-200000?stdout", "v5.channel.k8s.io").await.unwrap();
+    for _ in 0..20 {
+        socket.send(Message::Ping(Bytes::new())).await.unwrap();
+        // The time is the subject: the client lives for longer than the server would wait for a silent one.
+        elapse(linger / 5).await;
+    }
+    let all = rest(&mut socket).await;
+    let zeros: usize = all.iter().filter_map(|message| Some(message.strip_prefix("1:")?.len())).sum();
+    assert_eq!((zeros, all.last().map(String::as_str)), (200_000, Some("close 1000")));
+    // A silent one is not waited for longer.
+    let socket = websocket(&served, "/exec/exit-0?stdout", "v5.channel.k8s.io").await.unwrap();
+    eventually("the task ends", async || (served.tasks.open() == 0).then_some(())).await.unwrap();
+    drop(socket);
 }
 
 #[tokio::test]

@@ -3,11 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use coracle_testkit::eventually;
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::timeout;
 
 use crate::clients::{Kind, SPDY, SPDY_V2, SPDY_V3, V4, V5, exec, finish, start};
-use crate::support::Served;
+use crate::support::{DEADLINE, Served};
 
-/// MiB that are sent each way. A run with `CORACLE_STREAMING_MIB=100` takes a minute.
+/// MiB that are sent each way; `CORACLE_STREAMING_MIB` in longer runs.
 fn mib() -> usize {
     std::env::var("CORACLE_STREAMING_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(16)
 }
@@ -73,7 +75,7 @@ async fn session_ends_with_its_process_while_input_is_open() {
     for kind in [SPDY, V5, V4] {
         let Some(mut child) = start(&served, kind, "exit-7", "stdin stdout", &[]) else { return };
         let open = child.stdin.take();
-        let output = tokio::time::timeout(crate::support::DEADLINE, child.wait_with_output()).await;
+        let output = timeout(DEADLINE, child.wait_with_output()).await;
         assert_eq!(output.unwrap().unwrap().status.code(), Some(7), "{kind:?}");
         drop(open);
     }
@@ -128,6 +130,27 @@ async fn session_is_dropped_when_its_client_is_killed() {
         child.kill().await.unwrap();
         eventually("the session is dropped", async || (running() == 0).then_some(())).await.unwrap();
         eventually("its task ends", async || (served.tasks.open() == 0).then_some(())).await.unwrap();
+    }
+}
+
+/// A client whose output is not read: the process waits, and input and sizes reach it meanwhile.
+#[tokio::test]
+async fn unread_output_does_not_block_input_or_sizes() {
+    for kind in [SPDY, V5, V4] {
+        let served = Served::new().await;
+        let flags = ["-sizes", "80x24"];
+        let Some(mut child) = start(&served, kind, "flood", "stdin stdout tty", &flags) else { return };
+        let blocked = || served.seen.blocked.load(Ordering::SeqCst) == 1;
+        eventually("the session is blocked", async || blocked().then_some(())).await.unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"line\n").await.unwrap();
+        let got = || served.seen.got.lock().len() == 2;
+        eventually("input arrives", async || got().then_some(())).await.unwrap();
+        assert_eq!(*served.seen.got.lock(), ["line\n", "80x24"], "{kind:?}");
+        let output = timeout(DEADLINE, child.wait_with_output()).await.unwrap().unwrap();
+        let flooded = usize::try_from(served.seen.flooded.load(Ordering::SeqCst)).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(0), flooded + 3), "{kind:?}");
+        drop(stdin);
     }
 }
 
