@@ -12,6 +12,8 @@ use coracle_oci::{Digest, Reference};
 pub struct Image {
     /// Digest of the image manifest for this platform: the identity of the image.
     pub digest: Digest,
+    /// Digest of its configuration, which is the same in every registry and with every compression of the layers.
+    pub config_digest: Digest,
     /// Names of the image, sorted. Empty for an untagged image.
     pub references: Vec<Reference>,
     /// `amd64`, `arm64`, …; empty when not specified.
@@ -28,6 +30,17 @@ pub struct Image {
     pub chain_id: Digest,
     /// Time of creation, if specified.
     pub created: Option<Timestamp>,
+}
+
+/// Name of a stored image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageName {
+    /// The name.
+    pub reference: Reference,
+    /// Digest of the manifest that it stands for.
+    pub digest: Digest,
+    /// Digest of the multi-platform index through which it was found, if there is one.
+    pub index: Option<Digest>,
 }
 
 /// One layer.

@@ -57,7 +57,7 @@ pub use content::{
 };
 pub use decompress::{Budget, DecompressReader};
 pub use error::ImageError;
-pub use image::{ExposedPort, Image, ImageConfig, Layer, Protocol};
+pub use image::{ExposedPort, Image, ImageConfig, ImageName, Layer, Protocol};
 pub use limits::Limits;
 pub use pull::{PullOptions, PullPolicy};
 pub use push::{PushOptions, PushReport};

@@ -203,6 +203,7 @@ pub(crate) fn image(manifest: &ImageManifest, config: Config, references: Vec<Re
     let layers: Vec<Layer> = manifest.layers.iter().zip(&diff_ids).map(layer).collect();
     Image {
         digest: manifest.digest,
+        config_digest: manifest.config.digest,
         references,
         architecture: config.architecture.clone().unwrap_or_default(),
         os: config.os.clone().unwrap_or_default(),

@@ -14,8 +14,8 @@ use std::{collections::HashSet, fmt, path::Path, sync::Arc};
 use coracle_oci::{Descriptor, Digest, NoProgress, Progress, Reference};
 
 use crate::{
-    Image, ImageError, PruneReport, PullOptions, PushOptions, PushReport, Rootfs, Source, StoreOptions,
-    commit,
+    Image, ImageError, ImageName, PruneReport, PullOptions, PushOptions, PushReport, Rootfs, Source,
+    StoreOptions, commit,
     content::{ContentStore, blocking, index::Entry, prune},
     export, import, pull, push,
 };
@@ -163,6 +163,30 @@ impl Store {
             if known { inner.image(&digest) } else { Ok(None) }
         })
         .await
+    }
+
+    /// All names, in their order. Never waits for a file.
+    #[must_use]
+    pub fn names(&self) -> Vec<ImageName> {
+        let named =
+            |e: &Entry| Some(ImageName { reference: e.reference.clone()?, digest: e.digest, index: e.index });
+        self.0.index().entries.iter().filter_map(named).collect()
+    }
+
+    /// Removes images with all of their names. Their content stays until a prune. Returns false when none of them was
+    /// stored. Idempotent.
+    ///
+    /// # Errors
+    /// [`ImageError::Oci`] for a file operation.
+    pub async fn remove_images(&self, digests: &[Digest]) -> Result<bool, ImageError> {
+        let (inner, digests) = (Arc::clone(&self.0), digests.to_vec());
+        blocking(move || inner.change(|index| Ok(index.remove(&digests)))).await
+    }
+
+    /// Directory of the store.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.0.layout.dir
     }
 
     /// Descriptor of a stored image's manifest.

@@ -42,6 +42,8 @@ pub enum Credentials {
     },
     /// Bearer token, sent unchanged.
     Bearer(Secret),
+    /// Refresh token. Token servers exchange it for a token.
+    Identity(Secret),
 }
 
 impl Default for Credentials {
@@ -57,6 +59,7 @@ impl fmt::Debug for Credentials {
             Self::Anonymous => f.write_str("Anonymous"),
             Self::Basic { user, .. } => write!(f, "Basic({user:?})"),
             Self::Bearer(_) => f.write_str("Bearer"),
+            Self::Identity(_) => f.write_str("Identity"),
         }
     }
 }

@@ -93,6 +93,18 @@ pub struct NodeArgs {
     /// Serve everything that the node does here, to callers with a certificate
     #[arg(long, env = "CORACLE_NODE_HOST_LISTEN", value_name = "ADDR")]
     pub host_listen: Option<SocketAddr>,
+    /// Serve CRI v1 to a kubelet on this socket
+    #[arg(long, env = "CORACLE_NODE_CRI_LISTEN", value_name = "SOCKET")]
+    pub cri_listen: Option<PathBuf>,
+    /// Runtime handlers that Pods may name, beside the default one
+    #[arg(
+        long,
+        env = "CORACLE_NODE_CRI_HANDLERS",
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "coracle"
+    )]
+    pub cri_handlers: Vec<String>,
     /// Certificate of the node
     #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,

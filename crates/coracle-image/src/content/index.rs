@@ -69,6 +69,13 @@ impl Index {
         self.entries.sort_by(|a, b| (&a.reference, &a.digest).cmp(&(&b.reference, &b.digest)));
     }
 
+    /// Removes images with all of their names. False when there was none of them.
+    pub(crate) fn remove(&mut self, digests: &[Digest]) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|e| !digests.contains(&e.digest));
+        self.entries.len() != before
+    }
+
     /// Removes a name. False when no entry had it.
     pub(crate) fn untag(&mut self, reference: &Reference) -> bool {
         let Some(place) = self.entries.iter().position(|e| e.reference.as_ref() == Some(reference)) else {
@@ -192,6 +199,8 @@ mod tests {
         assert_eq!(index.entries.len(), 2, "a name replaces the nameless entry");
         index.put(entry(None, b"x"));
         assert_eq!(index.entries.len(), 2);
+        assert!(index.remove(&[Digest::of(b"x")]) && !index.remove(&[Digest::of(b"x")]));
+        assert_eq!(index.entries.len(), 1, "only the other one is left");
     }
 
     #[test]

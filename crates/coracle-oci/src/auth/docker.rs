@@ -62,6 +62,7 @@ pub(crate) async fn lookup(credentials: &Credentials, registry: &str) -> Result<
             return Ok(Login::Basic { user: user.clone(), password: password.clone() });
         }
         Credentials::Bearer(token) => return Ok(Login::Bearer(token.clone())),
+        Credentials::Identity(token) => return Ok(Login::Identity(token.clone())),
         Credentials::Docker { dir } => dir.clone().or_else(default_dir),
     };
     let Some(dir) = dir else { return Ok(Login::Anonymous) };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
+use coracle_cri::{CriOptions, CriServer};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver, Jail};
 use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, HostService, LegacyConfig};
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
@@ -69,6 +70,9 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         let service = AgentService::new(host.clone(), options, metrics);
         let bound = serve_agent(&mut tasks, &args, at, service).await?;
         announce_node(&mut tasks, &args, &host, bound, host_bound).await?;
+    }
+    if let Some(socket) = &args.cri_listen {
+        serve_cri(&mut tasks, &host, &args, socket)?;
     }
     if let Some(at) = args.admin_listen {
         let listener = listen(at).await?;
@@ -249,16 +253,7 @@ async fn listen(at: SocketAddr) -> miette::Result<TcpListener> {
 
 /// The local control socket: only its owner may use it.
 async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Path) -> miette::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    if let Some(dir) = socket.parent() {
-        make_dir(dir)?;
-    }
-    // This process has the lock of the host, so an existing socket is stale.
-    let _absent = std::fs::remove_file(socket);
-    let listener = UnixListener::bind(socket)
-        .into_diagnostic()
-        .wrap_err_with(|| format!("listen on {}", socket.display()))?;
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).into_diagnostic()?;
+    let listener = private_socket(socket)?;
     let link = state.join("host.sock");
     if link != socket {
         let _absent = std::fs::remove_file(&link);
@@ -274,6 +269,35 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
             .into_diagnostic()
     });
     Ok(())
+}
+
+/// The kubelet's socket: only root may use it.
+fn serve_cri(tasks: &mut Tasks, host: &Host, args: &NodeArgs, socket: &Path) -> miette::Result<()> {
+    let listener = private_socket(socket)?;
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let options = CriOptions {
+        handlers: args.cri_handlers.clone(),
+        vcpus_max: processors,
+        systemd_cgroups: Path::new("/run/systemd/system").is_dir(),
+        ..CriOptions::default()
+    };
+    let server = CriServer::new(host.clone(), options);
+    tasks.spawn("cri", |stop| async move { server.serve(listener, stop).await.into_diagnostic() });
+    Ok(())
+}
+
+/// A socket of its owner alone. The process has the lock of the host, so an existing one is stale.
+fn private_socket(socket: &Path) -> miette::Result<UnixListener> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(dir) = socket.parent() {
+        make_dir(dir)?;
+    }
+    let _absent = std::fs::remove_file(socket);
+    let listener = UnixListener::bind(socket)
+        .into_diagnostic()
+        .wrap_err_with(|| format!("listen on {}", socket.display()))?;
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).into_diagnostic()?;
+    Ok(listener)
 }
 
 /// Ends a server, and with it the long answers of the host.

@@ -1,0 +1,93 @@
+//! Commands in containers whose output is the answer.
+
+use std::time::Duration;
+
+use coracle_guest_client::GuestError;
+use coracle_host::HostError;
+use coracle_proto::cri::{ExecSyncRequest, ExecSyncResponse};
+use coracle_proto::guest::{self, ExitStatus, exec_response::Message};
+use tokio::time::Instant;
+use tonic::{Status, Streaming};
+
+use crate::refusal::{Refusal, of_host};
+use crate::server::CriServer;
+
+/// Most that is kept of each stream, bytes.
+const OUTPUT_MAX: usize = 16 << 20;
+/// What the guest may take beyond the limit of a command to report its end.
+const REPORT_LIMIT: Duration = Duration::from_secs(10);
+const KILLED: i32 = 9;
+
+impl CriServer {
+    /// Runs a command and gives its output and exit code. After the timeout all that it started is killed.
+    pub(crate) async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse, Status> {
+        let ExecSyncRequest { container_id, cmd, timeout } = request;
+        if cmd.is_empty() {
+            return Err(Refusal::invalid("command", "it is empty").into());
+        }
+        let (pod, container) = self.0.table.container(&self.0.host, &container_id)?;
+        let process = self.0.host.container_process(pod.id(), &container.record.id, cmd);
+        let mut process = process.map_err(|e| of_host(&e))?;
+        let limit = u64::try_from(timeout).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
+        process.timeout_ms = limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX));
+        let guest = self.0.host.guest(pod.id()).await.map_err(|e| of_host(&e))?;
+        let began = Instant::now();
+        let run = async {
+            let replies = guest.exec(process).await?;
+            collect(replies).await
+        };
+        let ended = match limit {
+            None => run.await,
+            Some(limit) => match tokio::time::timeout(limit + REPORT_LIMIT, run).await {
+                Ok(ended) => ended,
+                Err(_) => return Err(Refusal::ExecTimeout(timeout).into()),
+            },
+        };
+        let failed = |source| {
+            of_host(&HostError::Guest { name: pod.id().to_owned(), operation: "run a command", source })
+        };
+        let (response, exit) = ended.map_err(failed)?;
+        if exit.signal == KILLED && limit.is_some_and(|limit| began.elapsed() >= limit) {
+            return Err(Refusal::ExecTimeout(timeout).into());
+        }
+        Ok(response)
+    }
+}
+
+/// Output to the end, and how the command ended. A command that could not run says why on its standard error.
+async fn collect(
+    mut replies: Streaming<guest::ExecResponse>,
+) -> Result<(ExecSyncResponse, ExitStatus), GuestError> {
+    let mut response = ExecSyncResponse::default();
+    while let Some(reply) = replies.message().await? {
+        match reply.message {
+            Some(Message::Stdout(data)) => append(&mut response.stdout, &data),
+            Some(Message::Stderr(data)) => append(&mut response.stderr, &data),
+            Some(Message::Exit(exit)) => {
+                append(&mut response.stderr, exit.error.as_bytes());
+                response.exit_code = exit.code;
+                return Ok((response, exit));
+            }
+            Some(Message::Started(_)) | None => {}
+        }
+    }
+    Err(GuestError::unavailable("the session ended before the command did"))
+}
+
+fn append(output: &mut Vec<u8>, data: &[u8]) {
+    let room = OUTPUT_MAX.saturating_sub(output.len());
+    output.extend_from_slice(data.get(..room.min(data.len())).unwrap_or_default());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_cut_at_its_limit() {
+        let mut output = vec![0; OUTPUT_MAX - 1];
+        append(&mut output, b"abc");
+        append(&mut output, b"d");
+        assert_eq!((output.len(), output.last()), (OUTPUT_MAX, Some(&b'a')));
+    }
+}

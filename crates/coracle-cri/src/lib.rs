@@ -1,0 +1,33 @@
+//! CRI v1 server: an unmodified kubelet runs its pods in VMs of this node.
+//!
+//! ```text
+//! kubelet ──unix socket──▶ service (runtime.v1) ─▶ sandboxes · containers · images · exec · stats · events
+//!                                                     │ translate (pure): request ─▶ VmSpec, ContainerSpec
+//!                                                     │ status, metrics (pure): records ─▶ messages
+//!         ◀──127.0.0.1, SPDY and WebSocket── streams  ▼
+//!                                                  host core (one VM a pod, containers in it)
+//! ```
+//! The host core has all state; what only the kubelet knows of a pod is in the metadata of its records ([`facts`]), so
+//! that a restart of the daemon loses nothing. What this crate never does: touch a guest or a file for a list or a status.
+
+mod containers;
+mod events;
+mod exec;
+mod facts;
+mod images;
+mod lists;
+mod metrics;
+mod options;
+mod refusal;
+mod sandboxes;
+mod seccomp;
+mod server;
+mod service;
+mod stats;
+mod status;
+mod streams;
+mod table;
+mod translate;
+
+pub use options::CriOptions;
+pub use server::{CriError, CriServer};

@@ -1,0 +1,37 @@
+//! Settings of the server.
+
+/// Settings of the server.
+#[derive(Clone, Debug)]
+pub struct CriOptions {
+    /// Names of the handlers that pods may ask for, beside the empty one.
+    pub handlers: Vec<String>,
+    /// Memory of a VM whose pod has no limit, MiB.
+    pub memory_mib: u64,
+    /// What a guest's kernel and agent need beside the containers, MiB.
+    pub overhead_mib: u64,
+    /// Virtual CPUs of a VM whose pod has no limit.
+    pub vcpus: u64,
+    /// Most of them that a VM gets.
+    pub vcpus_max: u64,
+    /// Pods that ask for the host's network get the VM's, and no address is reported for them.
+    pub degrade_host_network: bool,
+    /// References of images that the kubelet's garbage collection leaves alone.
+    pub pinned_images: Vec<String>,
+    /// The host is run by systemd, whose slices hold the pods' cgroups.
+    pub systemd_cgroups: bool,
+}
+
+impl Default for CriOptions {
+    fn default() -> Self {
+        Self {
+            handlers: vec!["coracle".to_owned()],
+            memory_mib: 512,
+            overhead_mib: 64,
+            vcpus: 2,
+            vcpus_max: 32,
+            degrade_host_network: false,
+            pinned_images: vec![],
+            systemd_cgroups: false,
+        }
+    }
+}

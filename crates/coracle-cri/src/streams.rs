@@ -1,0 +1,116 @@
+//! Exec, attach and port-forward: addresses on 127.0.0.1 that a kubelet passes its clients on to, and what runs behind
+//! them.
+
+mod forward;
+mod server;
+mod session;
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use coracle_host::ContainerId;
+use coracle_proto::cri::{AttachRequest, ExecRequest, PortForwardRequest};
+use coracle_proto::guest;
+use coracle_streaming::{Streams, Tokens};
+use tonic::Status;
+
+use crate::refusal::{Refusal, of_host};
+use crate::server::CriServer;
+
+/// What waits for its client.
+#[derive(Debug)]
+enum Waiting {
+    Exec { sandbox: String, process: guest::Process, streams: Streams },
+    Attach { sandbox: String, container: ContainerId, streams: Streams },
+    PortForward { sandbox: String },
+}
+
+/// The address, and what waits there.
+#[derive(Default)]
+pub(crate) struct Streaming {
+    address: OnceLock<SocketAddr>,
+    waiting: Tokens<Waiting>,
+}
+
+impl std::fmt::Debug for Streaming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Streaming").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Refuses what no session can be. Pure.
+fn check(streams: Streams) -> Result<(), Refusal> {
+    match streams {
+        Streams { tty: true, stderr: true, .. } => {
+            Err(Refusal::invalid("streams", "a terminal has no standard error"))
+        }
+        Streams { stdin: false, stdout: false, stderr: false, .. } => {
+            Err(Refusal::invalid("streams", "none of stdin, stdout and stderr is asked for"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl CriServer {
+    pub(crate) fn exec_url(&self, request: ExecRequest) -> Result<String, Status> {
+        let ExecRequest { container_id, cmd, tty, stdin, stdout, stderr } = request;
+        let streams = Streams { stdin, stdout, stderr, tty };
+        check(streams)?;
+        if cmd.is_empty() {
+            return Err(Refusal::invalid("command", "it is empty").into());
+        }
+        let (pod, container) = self.0.table.container(&self.0.host, &container_id)?;
+        let process = self.0.host.container_process(pod.id(), &container.record.id, cmd);
+        let process = process.map_err(|e| of_host(&e))?;
+        let process = guest::Process { tty, stdin, ..process };
+        self.hand_out("exec", Waiting::Exec { sandbox: pod.id().to_owned(), process, streams })
+    }
+
+    pub(crate) fn attach_url(&self, request: AttachRequest) -> Result<String, Status> {
+        let AttachRequest { container_id, stdin, tty, stdout, stderr } = request;
+        let streams = Streams { stdin, stdout, stderr, tty };
+        check(streams)?;
+        let (pod, container) = self.0.table.container(&self.0.host, &container_id)?;
+        if !container.is_running() {
+            let (operation, why) = ("attach to", "it is not running");
+            return Err(Refusal::State { operation, what: "container", id: container_id, why }.into());
+        }
+        let (sandbox, container) = (pod.id().to_owned(), container.record.id.clone());
+        self.hand_out("attach", Waiting::Attach { sandbox, container, streams })
+    }
+
+    pub(crate) fn port_forward_url(&self, request: PortForwardRequest) -> Result<String, Status> {
+        let pod = self.0.table.pod(&self.0.host, &request.pod_sandbox_id)?;
+        if !pod.is_ready() {
+            let (operation, id, why) = ("forward ports of", request.pod_sandbox_id, "it is not ready");
+            return Err(Refusal::State { operation, what: "sandbox", id, why }.into());
+        }
+        self.hand_out("portforward", Waiting::PortForward { sandbox: request.pod_sandbox_id })
+    }
+
+    fn hand_out(&self, verb: &str, waiting: Waiting) -> Result<String, Status> {
+        let streaming = &self.0.streaming;
+        let address = streaming.address.get().ok_or_else(|| Status::unavailable("the server is starting"))?;
+        let token = streaming.waiting.issue(waiting).map_err(|_| Refusal::TooManySessions)?;
+        Ok(format!("http://{address}/{verb}/{}", token.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_table() {
+        let streams = |stdin, stdout, stderr, tty| Streams { stdin, stdout, stderr, tty };
+        for (why, streams, good) in [
+            ("none", streams(false, false, false, false), false),
+            ("a terminal with stderr", streams(true, true, true, true), false),
+            ("a terminal", streams(true, true, false, true), true),
+            ("input alone", streams(true, false, false, false), true),
+            ("all", streams(true, true, true, false), true),
+        ] {
+            assert_eq!(check(streams).is_ok(), good, "{why}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! From the configuration of a pod sandbox to a VM. Pure.
+
+use std::net::Ipv4Addr;
+
+use coracle_host::{Sandbox, VmSpec};
+use coracle_hypervisor::{Forward, Protocol as HostProtocol};
+use coracle_proto::cri::{
+    LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxMetadata, PortMapping, Protocol,
+};
+use coracle_types::{MemoryMib, Vcpus, VmName};
+
+use super::security::refuse_host_labels;
+use crate::CriOptions;
+use crate::facts::SandboxFacts;
+use crate::refusal::Refusal;
+
+/// Period of CPU quotas that callers leave out, microseconds.
+const CPU_PERIOD_US: i64 = 100_000;
+
+/// VM of a sandbox.
+///
+/// # Errors
+/// What a VM cannot be, or what is wrong with the request.
+pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> Result<VmSpec, Refusal> {
+    let config = &facts.config;
+    check_metadata(config.metadata.as_ref())?;
+    check_handler(&facts.handler, options)?;
+    let linux = config.linux.clone().unwrap_or_default();
+    check_security(&linux, options)?;
+    let name: VmName = id.parse().map_err(|_| Refusal::invalid("id", id))?;
+    let (vcpus, memory) = size(&linux, options);
+    let dns = config.dns_config.clone().unwrap_or_default();
+    let sandbox = Sandbox {
+        nameservers: dns.servers,
+        search_domains: dns.searches,
+        resolver_options: dns.options,
+        sysctls: linux.sysctls.into_iter().collect(),
+    };
+    let hostname = match config.hostname.as_str() {
+        "" => config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default(),
+        given => given,
+    };
+    Ok(VmSpec {
+        vcpus,
+        memory,
+        hostname: hostname.chars().take(64).collect(),
+        metadata: facts.to_metadata(),
+        ports: config
+            .port_mappings
+            .iter()
+            .filter_map(|port| forward(port).transpose())
+            .collect::<Result<_, _>>()?,
+        sandbox: Some(sandbox),
+        ..VmSpec::of(name, "")
+    })
+}
+
+fn check_metadata(metadata: Option<&PodSandboxMetadata>) -> Result<(), Refusal> {
+    match metadata {
+        Some(m) if !m.name.is_empty() && !m.namespace.is_empty() && !m.uid.is_empty() => Ok(()),
+        _ => Err(Refusal::invalid("sandbox metadata", "name, namespace or uid is missing")),
+    }
+}
+
+fn check_handler(handler: &str, options: &CriOptions) -> Result<(), Refusal> {
+    if handler.is_empty() || options.handlers.iter().any(|known| known == handler) {
+        return Ok(());
+    }
+    let known = options.handlers.join(", ");
+    Err(Refusal::invalid("runtime handler", format!("\"{handler}\" is not one of: {known}")))
+}
+
+/// Namespaces that only the host has, and labels that its kernel alone knows.
+fn check_security(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> Result<(), Refusal> {
+    let security = linux.security_context.clone().unwrap_or_default();
+    if security.run_as_group.is_some() && security.run_as_user.is_none() {
+        return Err(Refusal::invalid("sandbox security context", "a group without a user"));
+    }
+    refuse_host_labels(security.apparmor.as_ref(), "")?;
+    check_namespaces(&security.namespace_options.unwrap_or_default(), options)
+}
+
+pub(crate) fn check_namespaces(namespaces: &NamespaceOption, options: &CriOptions) -> Result<(), Refusal> {
+    let unsupported = |what, why| Err(Refusal::Unsupported { what, why });
+    match namespaces.network() {
+        NamespaceMode::Node if !options.degrade_host_network => {
+            return unsupported("the host's network", "a VM has a network of its own");
+        }
+        NamespaceMode::Container => return unsupported("a network of one container", "a pod has one"),
+        NamespaceMode::Target => return unsupported("another pod's network", "a VM has one of its own"),
+        NamespaceMode::Node | NamespaceMode::Pod => {}
+    }
+    match namespaces.ipc() {
+        NamespaceMode::Node => return unsupported("the host's IPC", "a VM has a kernel of its own"),
+        NamespaceMode::Pod | NamespaceMode::Container | NamespaceMode::Target => {}
+    }
+    match &namespaces.userns_options {
+        Some(user) if user.mode() != NamespaceMode::Node => {
+            unsupported("a user namespace", "the handler does not announce them")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Size of the VM: the sum of the containers' limits and what its kernel and agent need.
+fn size(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> (Vcpus, MemoryMib) {
+    let resources = linux.resources.clone().unwrap_or_default();
+    let limit = u64::try_from(resources.memory_limit_in_bytes).unwrap_or(0);
+    let memory_mib = match limit.div_ceil(1 << 20) {
+        0 => options.memory_mib,
+        limit => limit.saturating_add(options.overhead_mib),
+    };
+    let period = if resources.cpu_period > 0 { resources.cpu_period } else { CPU_PERIOD_US };
+    let vcpus = match resources.cpu_quota {
+        quota if quota > 0 => u64::try_from(quota).unwrap_or(1).div_ceil(period.unsigned_abs()),
+        _ => options.vcpus,
+    };
+    let vcpus = u32::try_from(vcpus.clamp(1, options.vcpus_max.max(1))).unwrap_or(u32::MAX);
+    let memory_mib = memory_mib.max(MemoryMib::MIN.get().into());
+    (vcpus.try_into().unwrap_or(Vcpus::MIN), memory_mib.try_into().unwrap_or(MemoryMib::MIN))
+}
+
+/// A host port that leads in; `None`: the pod only says which port it listens on.
+fn forward(port: &PortMapping) -> Result<Option<Forward>, Refusal> {
+    if port.host_port == 0 {
+        return Ok(None);
+    }
+    let number = |value: i32| {
+        let number = u16::try_from(value).ok().filter(|port| *port > 0);
+        number.ok_or_else(|| Refusal::invalid("port mapping", format!("{value} is not a port")))
+    };
+    let host_address = match port.host_ip.as_str() {
+        "" | "::" => Ipv4Addr::UNSPECIFIED,
+        address => address
+            .parse()
+            .map_err(|_| Refusal::invalid("port mapping", format!("{address} is not an IPv4 address")))?,
+    };
+    let protocol = match port.protocol() {
+        Protocol::Tcp => HostProtocol::Tcp,
+        Protocol::Udp => HostProtocol::Udp,
+        Protocol::Sctp => {
+            return Err(Refusal::Unsupported { what: "SCTP on a host port", why: "only TCP and UDP are" });
+        }
+    };
+    let (host_port, guest_port) = (number(port.host_port)?, number(port.container_port)?);
+    Ok(Some(Forward { protocol, host_address, host_port, guest_port }))
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::cri::{
+        DnsConfig, LinuxContainerResources, LinuxSandboxSecurityContext, PodSandboxConfig, SecurityProfile,
+        UserNamespace, security_profile::ProfileType,
+    };
+
+    use super::*;
+
+    fn facts(change: impl FnOnce(&mut PodSandboxConfig)) -> SandboxFacts {
+        let (name, uid, namespace) = ("web".into(), "u".into(), "default".into());
+        let metadata = Some(PodSandboxMetadata { name, uid, namespace, attempt: 0 });
+        let mut config = PodSandboxConfig { metadata, ..PodSandboxConfig::default() };
+        change(&mut config);
+        SandboxFacts { config, handler: String::new() }
+    }
+
+    fn spec(change: impl FnOnce(&mut PodSandboxConfig)) -> Result<VmSpec, Refusal> {
+        vm_spec("ab12", &facts(change), &CriOptions::default())
+    }
+
+    fn resources(memory: i64, quota: i64, period: i64) -> Option<LinuxPodSandboxConfig> {
+        let resources = LinuxContainerResources {
+            memory_limit_in_bytes: memory,
+            cpu_quota: quota,
+            cpu_period: period,
+            ..LinuxContainerResources::default()
+        };
+        Some(LinuxPodSandboxConfig { resources: Some(resources), ..LinuxPodSandboxConfig::default() })
+    }
+
+    #[test]
+    fn size_follows_the_limits() {
+        for (why, memory, quota, period, want) in [
+            ("no limits", 0, 0, 0, (2, 512)),
+            ("unlimited", -1, -1, 100_000, (2, 512)),
+            ("limit and overhead", 256 << 20, 150_000, 100_000, (2, 320)),
+            ("at least what boots", 1, 1, 100_000, (1, 128)),
+            ("another period", 128 << 20, 30_000, 10_000, (3, 192)),
+            ("a period left out", 128 << 20, 100_000, 0, (1, 192)),
+        ] {
+            let spec = spec(|config| config.linux = resources(memory, quota, period)).unwrap();
+            assert_eq!((spec.vcpus.get(), spec.memory.get()), want, "{why}");
+        }
+    }
+
+    #[test]
+    fn names_resolver_and_ports_are_passed_on() {
+        let spec = spec(|config| {
+            config.dns_config = Some(DnsConfig {
+                servers: vec!["10.96.0.10".into()],
+                searches: vec!["svc".into()],
+                options: vec!["ndots:5".into()],
+            });
+            let port = PortMapping { container_port: 80, host_port: 8080, ..PortMapping::default() };
+            config.port_mappings = vec![port.clone(), PortMapping { host_port: 0, ..port }];
+        })
+        .unwrap();
+        let sandbox = spec.sandbox.unwrap();
+        assert_eq!(spec.hostname, "web");
+        assert_eq!(
+            (sandbox.nameservers[0].as_str(), sandbox.resolver_options[0].as_str()),
+            ("10.96.0.10", "ndots:5")
+        );
+        assert_eq!(spec.ports.len(), 1);
+        assert_eq!((spec.ports[0].host_port, spec.ports[0].guest_port), (8080, 80));
+    }
+
+    #[test]
+    fn what_a_vm_cannot_be_is_refused() {
+        let namespaces = |change: fn(&mut NamespaceOption)| {
+            let mut options = NamespaceOption::default();
+            change(&mut options);
+            let security = LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..LinuxSandboxSecurityContext::default()
+            };
+            Some(LinuxPodSandboxConfig {
+                security_context: Some(security),
+                ..LinuxPodSandboxConfig::default()
+            })
+        };
+        let apparmor =
+            SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: "x".into() };
+        let labelled = LinuxSandboxSecurityContext { apparmor: Some(apparmor), ..Default::default() };
+        let labelled = LinuxPodSandboxConfig { security_context: Some(labelled), ..Default::default() };
+        for (why, linux) in [
+            ("host network", namespaces(|o| o.network = NamespaceMode::Node.into())),
+            ("host IPC", namespaces(|o| o.ipc = NamespaceMode::Node.into())),
+            ("user namespace", namespaces(|o| o.userns_options = Some(UserNamespace::default()))),
+            ("AppArmor profile of the host", Some(labelled)),
+        ] {
+            let refused = spec(|config| config.linux = linux).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{why}: {refused}");
+        }
+        assert!(spec(|config| config.linux = namespaces(|o| o.pid = NamespaceMode::Node.into())).is_ok());
+        assert!(spec(|config| config.metadata = None).is_err());
+        let unknown = SandboxFacts { handler: "runc".into(), ..facts(|_| ()) };
+        let refused = vm_spec("ab12", &unknown, &CriOptions::default()).unwrap_err();
+        assert!(refused.to_string().contains("\"runc\" is not one of"), "{refused}");
+        let degraded = CriOptions { degrade_host_network: true, ..CriOptions::default() };
+        let host_network =
+            facts(|config| config.linux = namespaces(|o| o.network = NamespaceMode::Node.into()));
+        assert!(vm_spec("ab12", &host_network, &degraded).is_ok());
+    }
+}

@@ -1,0 +1,9 @@
+//! The server as a kubelet sees it: raw calls over its socket. Tests of the rows of critest carry their names.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod basics;
+mod idempotence;
+mod images;
+mod restart;
+mod support;
+mod unimplemented;
