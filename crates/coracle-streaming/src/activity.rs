@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::limits;
+
 /// Why a session is ended before its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
@@ -65,7 +67,7 @@ impl Activity {
 
     async fn quiet(&self, time: Duration) {
         loop {
-            let end = *self.last.lock() + time;
+            let end = limits::end(*self.last.lock(), time);
             if end <= Instant::now() {
                 return;
             }

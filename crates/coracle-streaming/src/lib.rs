@@ -4,8 +4,9 @@
 //! request ─▶ handshake (pure) ─▶ 400 · 403
 //!                 └─▶ 101, a task of `Tasks`:
 //!                      spdy       frame, header_block (pure) ─▶ table (pure) ─▶ connection ─▶ session · port_forward
-//!                      websocket  channel (pure) ─▶ session · port_forward;  tunnel: SPDY inside of messages
-//! session: streams and outcome       forward: one forwarded connection       tokens: single-use paths
+//!                      websocket  channel (pure) ─▶ connection ─▶ session · port_forward;  tunnel: SPDY in messages
+//! both sessions ─▶ run: the process on its streams, sizes     outbox: what a connection sends, in order and bounded
+//! both port-forwards ─▶ forward: one connection               tokens: single-use paths
 //! ```
 //!
 //! Facts: SPDY draft 3.1 as Kubernetes' clients speak it, RFC 6455, `k8s.io/apimachinery` and `k8s.io/kubelet` streaming

@@ -2,6 +2,16 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+/// A time limit that is longer is none; the sum of the clock and a duration has a limit of its own.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The end of a time limit that begins at `start`.
+pub(crate) fn end(start: Instant, time: Duration) -> Instant {
+    start + time.min(LONGEST)
+}
+
 /// Limits and time limits of one connection. `Default` has the kubelet's where it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -17,8 +17,8 @@ impl Tasks {
         Self { tracker: TaskTracker::new(), stop }
     }
 
-    /// Closes all connections and waits for their tasks. Idempotent; cancel-safe. Each task ends within the time that
-    /// [`crate::Limits`] gives to the last message.
+    /// Closes all connections and waits for their tasks. Idempotent; cancel-safe. Sessions end at once; their connections
+    /// within the times of [`crate::Limits`] for the last message and for lingering.
     pub async fn stop(&self) {
         self.stop.cancel();
         self.tracker.close();

@@ -13,6 +13,7 @@ use super::header_block::Headers;
 use super::stream::{Pending, Stream};
 use crate::activity::Activity;
 use crate::forward::{self, Dial};
+use crate::limits;
 
 /// Purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ impl Pairs {
             (Some(Waiting { stream: data, .. }), Kind::Error) => Some(Pair { error: stream, data, port }),
             (Some(Waiting { stream: error, .. }), Kind::Data) => Some(Pair { error, data: stream, port }),
             (None, _) => {
-                let end = Instant::now() + self.time;
+                let end = limits::end(Instant::now(), self.time);
                 self.waiting.insert(key, Waiting { stream, kind, port, end });
                 None
             }

@@ -10,6 +10,7 @@ use super::connection::Incoming;
 use super::frame::Reset;
 use super::stream::Stream;
 use crate::activity::Activity;
+use crate::limits;
 use crate::outbox::Outbox;
 use crate::run::{self, Ends};
 use crate::session::{Outcome, RunSession, Streams};
@@ -99,7 +100,7 @@ pub(crate) async fn serve(
 ) {
     let Request { streams, version, process, time } = request;
     let mut all = Collected::default();
-    let end = Instant::now() + time;
+    let end = limits::end(Instant::now(), time);
     let outcome = tokio::select! {
         collected = collect(&mut all, &mut incoming, streams, version, end) => collected,
         interruption = activity.interrupted() => Err(interruption.to_string()),

@@ -19,6 +19,7 @@ pub(crate) struct Kind {
 pub(crate) const SPDY: Kind = Kind { via: "spdy", protocols: "" };
 pub(crate) const SPDY_V3: Kind = Kind { via: "spdy", protocols: "v3.channel.k8s.io" };
 pub(crate) const SPDY_V2: Kind = Kind { via: "spdy", protocols: "v2.channel.k8s.io" };
+pub(crate) const SPDY_V1: Kind = Kind { via: "spdy", protocols: "channel.k8s.io" };
 pub(crate) const V5: Kind = Kind { via: "websocket", protocols: "" };
 pub(crate) const V4: Kind = Kind { via: "websocket", protocols: "v4.channel.k8s.io" };
 

@@ -6,7 +6,7 @@ use coracle_testkit::eventually;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::timeout;
 
-use crate::clients::{Kind, SPDY, SPDY_V2, SPDY_V3, V4, V5, exec, finish, start};
+use crate::clients::{Kind, SPDY, SPDY_V1, SPDY_V2, SPDY_V3, V4, V5, exec, finish, start};
 use crate::support::{DEADLINE, Served};
 
 /// MiB that are sent each way; `CORACLE_STREAMING_MIB` in longer runs.
@@ -48,7 +48,7 @@ async fn failures_reach_each_client_as_text() {
         assert_eq!(ended.code, Some(99), "{ended:?}");
         assert!(ended.stderr.contains(want), "{kind:?}: {ended:?}");
     }
-    for kind in [SPDY_V3, SPDY_V2] {
+    for kind in [SPDY_V3, SPDY_V2, SPDY_V1] {
         let Some(ended) = exec(&served, kind, "exit-0", "stdout", b"").await else { return };
         assert_eq!((ended.code, ended.stdout()), (Some(0), "out".into()), "{kind:?}");
     }
