@@ -15,8 +15,8 @@ pub use expand::expand;
 pub use field::{FieldContext, field, resource_field};
 pub use services::service_variables;
 
-use crate::events::reason;
 use crate::objects::Objects;
+use crate::reason;
 
 /// The variables of a container, and what is worth an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

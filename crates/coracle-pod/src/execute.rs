@@ -6,12 +6,12 @@ use coracle_types::Clock;
 use jiff::Timestamp;
 use tokio::time::{sleep, timeout};
 
-use crate::observed::until;
 use crate::outcome::Effect;
 use crate::probe::ProbeOutcome;
 use crate::probe::prober::{self, Network};
 use crate::runtime::{Exec, PodObject, PodRuntime, RuntimeError};
 use crate::step::{HookAction, Step};
+use crate::time::until;
 use coracle_record::ContainerId;
 
 /// Time that a step may take beyond what it waits for on purpose.

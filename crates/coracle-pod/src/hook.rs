@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 
-use crate::observed::seconds;
 use crate::probe::http;
 use crate::step::HookAction;
+use crate::time::seconds;
 
 /// What a hook does, with the address of its pod.
 #[must_use]

@@ -25,8 +25,9 @@ use tokio::time::timeout;
 use crate::container_spec::NewContainer;
 use crate::observed::RuntimeState;
 use crate::runtime::{ErrorKind, Exec, PodRuntime, RuntimeError};
-use crate::step::{HostPort, SandboxSpec, SandboxVolume, SandboxVolumeSource};
+use crate::step::{HostPort, SandboxSpec};
 use crate::volume::VolumeContent;
+use crate::volume::{SandboxVolume, SandboxVolumeSource};
 pub use files::PodDirs;
 
 /// Most of a command's output that is kept, bytes.

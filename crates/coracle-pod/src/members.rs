@@ -8,9 +8,10 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use crate::container_spec::container_id;
 use crate::declared::{AfterExit, ContainerKind, DeclaredContainer, declared, pod_policy};
-use crate::observed::{ContainerView, Exited, Observed, SandboxPhase, add, backoff, until};
+use crate::observed::{ContainerView, Exited, Observed, SandboxPhase};
 use crate::probe::{ProbeKind, Verdict};
 use crate::step::HookKind;
+use crate::time::{add, backoff, until};
 
 /// A container that ran this long counts as healthy: its next restart does not wait.
 const HEALTHY_AFTER: Duration = Duration::from_secs(600);

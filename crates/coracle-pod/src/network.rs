@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig, PodSpec};
 
-use crate::observed::NodeFacts;
+use crate::node::{NodeFacts, ResolverConfig};
 
 /// Limits of resolvers that the kubelet keeps to (Kubernetes documentation, "DNS for Services and Pods").
 const NAMESERVERS_MAX: usize = 3;
@@ -14,17 +14,6 @@ const SEARCH_BYTES_MAX: usize = 2048;
 /// Longest host name of a kernel (HOST_NAME_MAX of Linux, linux/utsname.h), and longest label of DNS.
 const HOSTNAME_MAX: usize = 64;
 const LABEL_MAX: usize = 63;
-
-/// What resolv.conf(5) says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ResolverConfig {
-    /// Name servers.
-    pub nameservers: Vec<String>,
-    /// Search domains.
-    pub searches: Vec<String>,
-    /// Options, as `name` or `name:value`.
-    pub options: Vec<String>,
-}
 
 /// A host name that a kernel cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,21 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
 
-use coracle_types::MemoryMib;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
-use crate::network::ResolverConfig;
+use crate::node::NodeFacts;
 use crate::objects::Objects;
 use crate::probe::{ProbeKind, ProbeState};
 use crate::step::{HookKind, Step, Target};
+use crate::time::{add, backoff};
+use crate::volume::Token;
 use coracle_record::{ContainerId, ProcessUser};
-
-/// First delay after a failure, and the longest one.
-const BACKOFF_FIRST: Duration = Duration::from_secs(10);
-const BACKOFF_MAX: Duration = Duration::from_secs(300);
 
 /// A snapshot that a plan decides from.
 #[derive(Clone, Copy, Debug)]
@@ -39,29 +35,6 @@ pub struct Observed<'a> {
     pub forced: bool,
     /// The time.
     pub now: Timestamp,
-}
-
-/// What pods see of their node.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NodeFacts {
-    /// Name of the Node object.
-    pub name: String,
-    /// Addresses of the node.
-    pub addresses: Vec<IpAddr>,
-    /// Domain of the cluster, as `cluster.local`.
-    pub cluster_domain: String,
-    /// Name servers of the cluster.
-    pub cluster_dns: Vec<IpAddr>,
-    /// The resolver of the node, for pods with the policy Default.
-    pub resolver: ResolverConfig,
-    /// CPUs that pods may have.
-    pub allocatable_cpus: u32,
-    /// Memory that pods may have.
-    pub allocatable_memory: MemoryMib,
-    /// Memory of a pod that asks for none.
-    pub default_memory: MemoryMib,
-    /// Memory of the guest's kernel and agent, beside that of the containers.
-    pub guest_overhead_mib: u32,
 }
 
 /// A decision of the node against a pod: admission failed, or it was evicted.
@@ -227,75 +200,5 @@ impl Failure {
     #[must_use]
     pub fn retry_at(&self) -> Timestamp {
         add(self.at, backoff(self.count))
-    }
-}
-
-/// A token of a service account.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token {
-    /// The secret.
-    pub value: String,
-    /// When it was issued.
-    pub issued_at: Timestamp,
-    /// When it ends.
-    pub expires_at: Timestamp,
-}
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Token").field("expires_at", &self.expires_at).finish_non_exhaustive()
-    }
-}
-
-/// Delay before try number `count` + 1: nothing, 10 s, then twice the last one, up to 5 min.
-#[must_use]
-pub fn backoff(count: u32) -> Duration {
-    match count.checked_sub(1) {
-        None => Duration::ZERO,
-        Some(doublings) => BACKOFF_FIRST.saturating_mul(1 << doublings.min(10)).min(BACKOFF_MAX),
-    }
-}
-
-/// The time `later`; the latest that there is where it would be beyond.
-#[must_use]
-pub fn add(time: Timestamp, later: Duration) -> Timestamp {
-    let later = SignedDuration::try_from(later).unwrap_or(SignedDuration::MAX);
-    time.checked_add(later).unwrap_or(Timestamp::MAX)
-}
-
-/// Time from `now` until `then`; nothing when it has passed.
-#[must_use]
-pub fn until(now: Timestamp, then: Timestamp) -> Duration {
-    Duration::try_from(then.duration_since(now)).unwrap_or_default()
-}
-
-/// Seconds of the API, which are never negative after its validation.
-#[must_use]
-pub fn seconds(value: i64) -> Duration {
-    Duration::from_secs(u64::try_from(value).unwrap_or(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backoff_doubles_up_to_five_minutes() {
-        let delays: Vec<_> = (0..9).map(|count| backoff(count).as_secs()).collect();
-        assert_eq!(delays, [0, 10, 20, 40, 80, 160, 300, 300, 300]);
-        assert_eq!(backoff(u32::MAX), BACKOFF_MAX);
-    }
-
-    #[test]
-    fn times_beyond_the_calendar_are_its_end() {
-        assert_eq!(add(Timestamp::UNIX_EPOCH, Duration::MAX), Timestamp::MAX);
-        assert_eq!(until(Timestamp::MAX, Timestamp::UNIX_EPOCH), Duration::ZERO);
-    }
-
-    #[test]
-    fn token_is_not_shown_in_logs() {
-        let (issued_at, expires_at) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
-        let shown = format!("{:?}", Token { value: "secret".into(), issued_at, expires_at });
-        assert!(!shown.contains("secret"), "{shown}");
     }
 }

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use crate::events::{self, PodEvent, reason};
-use crate::observed::{Failure, Memory, RuntimeState, Token};
+use crate::events::{self, PodEvent};
+use crate::observed::{Failure, Memory, RuntimeState};
 use crate::probe::{self, ProbeOutcome, ProbeTiming};
+use crate::reason;
 use crate::runtime::{ErrorKind, RuntimeError};
 use crate::step::{HookKind, Step};
+use crate::volume::Token;
 
 /// What a step brought.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,20 +13,16 @@ mod intent;
 mod probes;
 mod run;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 
-pub use intent::Outcome;
-pub(crate) use intent::{Ending, Intent};
-
 use crate::events::PodEvent;
-use crate::members::{Member, members};
-use crate::observed::{Observed, add, until};
+use crate::observed::Observed;
+use crate::pass::{Intent, Pass};
 use crate::status;
 use crate::step::{Step, Target};
+use crate::time::until;
 
 /// What to do, what the status shall say, and when to come back.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,34 +39,10 @@ pub struct Plan {
     pub finished: bool,
 }
 
-/// Why a container does not run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Waiting {
-    pub(crate) reason: &'static str,
-    pub(crate) message: Option<String>,
-}
-
-/// A plan in the making.
-pub(crate) struct Pass<'a> {
-    pub(crate) o: Observed<'a>,
-    pub(crate) members: Vec<Member<'a>>,
-    steps: Vec<Step>,
-    events: Vec<PodEvent>,
-    pub(crate) waiting: BTreeMap<String, Waiting>,
-    wake: Option<Timestamp>,
-}
-
 /// Decides.
 #[must_use]
 pub fn plan(o: &Observed<'_>) -> Plan {
-    let mut pass = Pass {
-        o: *o,
-        members: members(o),
-        steps: vec![],
-        events: vec![],
-        waiting: BTreeMap::new(),
-        wake: None,
-    };
+    let mut pass = Pass::new(*o);
     let intent = pass.intent();
     let mut at_rest = false;
     match &intent {
@@ -91,43 +63,4 @@ pub fn plan(o: &Observed<'_>) -> Plan {
     }
     let requeue = pass.wake.map(|at| until(o.now, at));
     Plan { steps: pass.steps, events: pass.events, status, requeue, finished }
-}
-
-impl<'a> Pass<'a> {
-    fn step(&mut self, step: Step) {
-        self.steps.push(step);
-    }
-
-    fn event(&mut self, event: PodEvent) {
-        self.events.push(event);
-    }
-
-    /// Comes back then at the latest.
-    fn wake_at(&mut self, at: Timestamp) {
-        self.wake = Some(self.wake.map_or(at, |earlier| earlier.min(at)));
-    }
-
-    fn wake_after(&mut self, time: Duration) {
-        self.wake_at(add(self.o.now, time));
-    }
-
-    fn busy(&self, target: &Target) -> Option<&'a Step> {
-        self.o.memory.busy.get(target)
-    }
-
-    fn is_free(&self, target: &Target) -> bool {
-        !self.o.memory.busy.contains_key(target)
-    }
-
-    /// Adds a step, unless its last failure is too recent.
-    fn retry(&mut self, target: Target, step: Step) {
-        match self.o.memory.failures.get(&target) {
-            Some(failure) if failure.retry_at() > self.o.now => self.wake_at(failure.retry_at()),
-            _ => self.step(step),
-        }
-    }
-
-    fn wait(&mut self, name: &str, reason: &'static str, message: Option<String>) {
-        self.waiting.insert(name.to_owned(), Waiting { reason, message });
-    }
 }

@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::observed::{add, seconds};
-use crate::step::HttpRequest;
+use crate::probe::http::HttpRequest;
+use crate::time::{add, seconds};
 
 pub mod http;
 pub mod prober;

@@ -5,7 +5,7 @@ use coracle_types::{MemoryMib, Vcpus};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
 use crate::declared::{ContainerKind, declared};
-use crate::observed::NodeFacts;
+use crate::node::NodeFacts;
 use crate::quantity::Amount;
 
 /// Microseconds of the period that CPU quotas count in, and the least quota that a kernel takes (sched-bwc.rst).

@@ -10,8 +10,9 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::container_spec::NewContainer;
 use crate::events::PodEvent;
-use crate::observed::{RuntimeState, Token};
+use crate::observed::RuntimeState;
 use crate::step::SandboxSpec;
+use crate::volume::Token;
 use crate::volume::{TokenRequest, VolumeContent};
 
 /// A call that failed.

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::declared::ContainerKind;
 use crate::members::{Member, is_initialized, reported_status};
 use crate::observed::Observed;
-use crate::plan::{Intent, Pass};
+use crate::pass::{Intent, Pass};
 use crate::resources::qos_class;
 
 pub(crate) use container::container_status;

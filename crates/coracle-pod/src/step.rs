@@ -9,8 +9,9 @@ use coracle_types::{MemoryMib, Vcpus};
 use jiff::Timestamp;
 
 use crate::container_spec::NewContainer;
+use crate::probe::http::HttpRequest;
 use crate::probe::{ProbeCheck, ProbeKind};
-use crate::volume::{TokenRequest, VolumeContent};
+use crate::volume::{SandboxVolume, TokenRequest, VolumeContent};
 
 /// What a step works on. At most one step works on a target at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,21 +145,6 @@ pub enum HookAction {
     Invalid(String),
 }
 
-/// A GET request of a probe or a hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HttpRequest {
-    /// `http` or `https`.
-    pub scheme: &'static str,
-    /// Where to connect: an address or a name.
-    pub host: String,
-    /// Port.
-    pub port: u16,
-    /// Path with query, beginning with `/`.
-    pub path: String,
-    /// Headers of the pod's spec.
-    pub headers: Vec<(String, String)>,
-}
-
 /// The VM of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxSpec {
@@ -187,56 +173,6 @@ pub struct HostPort {
     pub host_port: u16,
     /// Port of the pod.
     pub container_port: u16,
-}
-
-/// A volume that is attached to the VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SandboxVolume {
-    /// Its name in the VM.
-    pub name: String,
-    /// What it is.
-    pub source: SandboxVolumeSource,
-    /// The guest may not write it.
-    pub read_only: bool,
-}
-
-/// What a volume of a VM is made from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SandboxVolumeSource {
-    /// One of the pod's own directories.
-    Area(Area),
-    /// A directory of the node that the pod's author chose; the node must allow it.
-    HostPath {
-        /// Absolute path.
-        path: String,
-        /// It is made when it does not exist.
-        create: bool,
-    },
-    /// A disk or a directory that the node's storage chose.
-    Claim(String),
-}
-
-/// A directory that the node keeps for a pod, each one volume of the VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Area {
-    /// Configuration and secrets: in the node's memory, the guest only reads it.
-    Config,
-    /// Directories on the node's disk that the guest writes.
-    Data,
-    /// Directories in the node's memory that the guest writes.
-    Memory,
-}
-
-impl Area {
-    /// Name of its volume in the VM.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Config => "config",
-            Self::Data => "data",
-            Self::Memory => "memory",
-        }
-    }
 }
 
 impl Step {

@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::events::{self, PodEvent};
 use crate::execute::{Peers, execute, now};
+use crate::node::NodeFacts;
 use crate::objects::Objects;
-use crate::observed::{Memory, NodeFacts, Observed, RuntimeState, Verdict};
+use crate::observed::{Memory, Observed, RuntimeState, Verdict};
 use crate::outcome::{Effect, forget_gone, settle};
 use crate::plan::{Plan, plan};
 use crate::probe::prober::Network;

@@ -7,6 +7,7 @@
 //! image                                     ─▶ a mount of the container
 //! ```
 
+mod area;
 mod attach;
 pub mod beneath;
 mod files;
@@ -20,15 +21,14 @@ use std::fmt;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use sha2::{Digest, Sha256};
 
+pub use area::Area;
 pub(crate) use attach::pull_policy;
-pub use attach::sandbox_volumes;
+pub use attach::{SandboxVolume, SandboxVolumeSource, sandbox_volumes};
 pub use files::{VolumeError, desired};
 pub(crate) use mounts::HOSTS_FILE;
 pub use mounts::{MountsError, container_mounts};
 pub(crate) use tokens::due;
-pub use tokens::{TokenRequest, token_requests};
-
-use crate::step::Area;
+pub use tokens::{Token, TokenRequest, token_requests};
 
 /// What a volume of the node shall contain.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 
 use super::ConfigError;
 use crate::declared::declared;
-use crate::observed::NodeFacts;
+use crate::node::NodeFacts;
 use crate::quantity::Amount;
 
 /// Where fields are read from.

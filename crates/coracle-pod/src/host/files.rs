@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::container_spec::{key, termination_file};
 use crate::runtime::RuntimeError;
-use crate::step::Area;
+use crate::volume::Area;
 use crate::volume::{VolumeContent, beneath, writer};
 
 /// Longest termination message, and what of a log stands for one (API reference of Container, terminationMessagePolicy).

@@ -3,16 +3,18 @@
 use coracle_record::ContainerId;
 use coracle_types::MemoryMib;
 
-use super::Pass;
 use super::run::MISSING_RETRY;
 use crate::container_spec::{Attempt, container_spec};
 use crate::declared::{AfterExit, ContainerKind, pod_policy};
-use crate::events::{PodEvent, reason};
+use crate::events::PodEvent;
 use crate::hook;
 use crate::members::{Member, is_initialized};
-use crate::observed::{ContainerPhase, ContainerView, add};
+use crate::observed::{ContainerPhase, ContainerView};
+use crate::pass::Pass;
+use crate::reason;
 use crate::resources::vm_size;
 use crate::step::{HookKind, Step, Target};
+use crate::time::add;
 use crate::volume::pull_policy;
 
 /// Exit code of a container that was killed.

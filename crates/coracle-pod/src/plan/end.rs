@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Ending, Pass};
 use crate::declared::ContainerKind;
 use crate::hook;
 use crate::members::Member;
-use crate::observed::{ContainerView, SandboxPhase, add, until};
+use crate::observed::{ContainerView, SandboxPhase};
+use crate::pass::{Ending, Pass};
 use crate::step::{HookKind, Step, Target};
+use crate::time::{add, until};
 
 /// Least time between the signal that asks a container to end and its kill.
 const GRACE_MIN: Duration = Duration::from_secs(2);

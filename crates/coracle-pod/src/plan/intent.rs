@@ -4,56 +4,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Pass;
 use crate::declared::{AfterExit, ContainerKind};
-use crate::events::reason;
 use crate::fields;
 use crate::members::is_initialized;
-use crate::observed::{add, seconds};
+use crate::pass::{Ending, Intent, Outcome, Pass};
+use crate::reason;
+use crate::time::{add, seconds};
 
 /// Grace of pods whose spec does not say one (API reference of PodSpec).
 const GRACE: i64 = 30;
-
-/// What a pod is up to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Intent {
-    /// Its containers shall run.
-    Run,
-    /// Nothing of it shall run.
-    End(Ending),
-}
-
-/// How a pod comes to its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ending {
-    /// When what still runs is killed.
-    pub(crate) deadline: Timestamp,
-    /// At once, without hooks and without a report.
-    pub(crate) forced: bool,
-    /// The object is removed afterwards.
-    pub(crate) remove: bool,
-    /// Why, for events.
-    pub(crate) why: String,
-    /// What its status says in the end; `None`: by its containers.
-    pub(crate) outcome: Option<Outcome>,
-}
-
-/// The end of a pod as its status says it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// `Succeeded` or `Failed`.
-    pub phase: &'static str,
-    /// Reason of the status.
-    pub reason: Option<String>,
-    /// Message of the status.
-    pub message: Option<String>,
-}
-
-impl Outcome {
-    fn failed(reason: &str, message: String) -> Self {
-        Self { phase: "Failed", reason: Some(reason.to_owned()), message: Some(message) }
-    }
-}
 
 impl Pass<'_> {
     pub(crate) fn intent(&mut self) -> Intent {

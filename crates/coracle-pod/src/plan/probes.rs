@@ -1,10 +1,11 @@
 //! Probes of a running container, and what their failure leads to.
 
-use super::Pass;
 use crate::members::Member;
-use crate::observed::{ContainerView, add, seconds};
+use crate::observed::ContainerView;
+use crate::pass::Pass;
 use crate::probe::{self, ProbeKind, Verdict};
 use crate::step::{Step, Target};
+use crate::time::{add, seconds};
 
 impl<'a> Pass<'a> {
     pub(super) fn probes(&mut self, m: &Member<'a>, view: &'a ContainerView) {

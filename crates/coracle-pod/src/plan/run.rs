@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use coracle_record::Sandbox;
 
-use super::Pass;
 use crate::env::FieldContext;
-use crate::events::{PodEvent, reason};
+use crate::events::PodEvent;
 use crate::fields;
 use crate::network::{hostname, hosts_file, resolver};
 use crate::observed::SandboxPhase;
+use crate::pass::Pass;
+use crate::reason;
 use crate::resources::vm_size;
-use crate::step::{Area, HostPort, SandboxSpec, Step, Target};
+use crate::step::{HostPort, SandboxSpec, Step, Target};
+use crate::volume::Area;
 use crate::volume::{
     FileContent, HOSTS_FILE, Layout, VolumeContent, VolumeError, desired, due, sandbox_volumes,
 };

@@ -7,7 +7,6 @@ use reqwest::header::{ACCEPT, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGE
 use reqwest::redirect::Policy;
 
 use super::{ProbeOutcome, port};
-use crate::step::HttpRequest;
 
 /// As kubelets call themselves; servers let probes through by it.
 const AGENT: &str = "kube-probe/1.36";
@@ -16,6 +15,21 @@ const REDIRECTS_MAX: usize = 10;
 /// Most bytes of an answer that are read, and shown.
 const BODY_MAX: usize = 10 << 10;
 const SHOWN_MAX: usize = 256;
+
+/// A GET request of a probe or a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpRequest {
+    /// `http` or `https`.
+    pub scheme: &'static str,
+    /// Where to connect: an address or a name.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Path with query, beginning with `/`.
+    pub path: String,
+    /// Headers of the pod's spec.
+    pub headers: Vec<(String, String)>,
+}
 
 /// The request of an `httpGet`, sent to the pod's address unless it names another host.
 ///

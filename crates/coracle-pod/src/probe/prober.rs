@@ -19,7 +19,7 @@ const OUTPUT_MAX: usize = 256;
 #[async_trait]
 pub trait Network: Send + Sync {
     /// Sends a request of a probe or a hook once.
-    async fn http(&self, request: &crate::step::HttpRequest, limit: Duration) -> ProbeOutcome {
+    async fn http(&self, request: &crate::probe::http::HttpRequest, limit: Duration) -> ProbeOutcome {
         http::get(request, limit).await
     }
 

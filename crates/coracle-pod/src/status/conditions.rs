@@ -6,7 +6,7 @@ use super::time;
 use crate::declared::ContainerKind;
 use crate::members::{Member, is_initialized};
 use crate::observed::SandboxPhase;
-use crate::plan::{Intent, Pass};
+use crate::pass::{Intent, Pass};
 
 const SCHEDULED: &str = "PodScheduled";
 const READY_TO_START: &str = "PodReadyToStartContainers";

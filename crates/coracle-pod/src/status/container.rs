@@ -11,7 +11,7 @@ use super::time;
 use crate::declared::ContainerKind;
 use crate::members::{Member, is_initialized, reported_status, status_id};
 use crate::observed::{ContainerPhase, ContainerView, Exited};
-use crate::plan::{Intent, Pass};
+use crate::pass::{Intent, Pass};
 
 /// Longest message of a container's end in a status, bytes (API reference of Container, terminationMessagePath).
 const MESSAGE_MAX: usize = 4096;

@@ -3,10 +3,37 @@
 use coracle_host::PullPolicy;
 use k8s_openapi::api::core::v1::Volume;
 
+use super::area::Area;
 use super::{Place, VolumeError, place, volumes};
 use crate::objects::Objects;
-use crate::step::{Area, SandboxVolume, SandboxVolumeSource};
 use k8s_openapi::api::core::v1::Pod;
+
+/// A volume that is attached to the VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxVolume {
+    /// Its name in the VM.
+    pub name: String,
+    /// What it is.
+    pub source: SandboxVolumeSource,
+    /// The guest may not write it.
+    pub read_only: bool,
+}
+
+/// What a volume of a VM is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxVolumeSource {
+    /// One of the pod's own directories.
+    Area(Area),
+    /// A directory of the node that the pod's author chose; the node must allow it.
+    HostPath {
+        /// Absolute path.
+        path: String,
+        /// It is made when it does not exist.
+        create: bool,
+    },
+    /// A disk or a directory that the node's storage chose.
+    Claim(String),
+}
 
 /// All volumes of the VM of a pod: its own directories, as far as it needs them, then those of the spec.
 ///

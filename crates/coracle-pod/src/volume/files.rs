@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, DownwardAPIVolumeFile, KeyToPath, Secret, Volume, VolumeProjection,
 };
 
+use super::tokens::Token;
 use super::{FileContent, Layout, Place, VolumeContent, is_plain_path, place, volumes};
 use crate::env::{FieldContext, field, resource_field};
 use crate::objects::Objects;
-use crate::observed::Token;
 
 /// Mode of files where nothing says another one.
 const MODE: i32 = 0o644;

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 
 use super::{Place, is_plain_path, place, volumes};
 use crate::env::expand;
-use crate::step::Area;
+use crate::volume::Area;
 
 /// A mount that cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

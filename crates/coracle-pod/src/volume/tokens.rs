@@ -7,13 +7,30 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::volumes;
-use crate::observed::{Token, add, seconds, until};
+use crate::time::{add, seconds, until};
 
 /// Lifetime of a token whose volume does not say one, and the shortest that the API server issues.
 const LIFETIME: i64 = 3607;
 const LIFETIME_MIN: i64 = 600;
 /// A token is renewed after this time at the latest.
 const AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// A token of a service account.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// The secret.
+    pub value: String,
+    /// When it was issued.
+    pub issued_at: Timestamp,
+    /// When it ends.
+    pub expires_at: Timestamp,
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token").field("expires_at", &self.expires_at).finish_non_exhaustive()
+    }
+}
 
 /// A token that a volume shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,5 +124,12 @@ mod tests {
         let both = ["token", "vault"].map(|path| (("v".to_owned(), path.to_owned()), token.clone())).into();
         assert_eq!(due(&pod, &both, now), (vec![], Some(add(now, Duration::from_secs(800)))));
         assert_eq!(due(&pod, &both, add(now, Duration::from_secs(800))).0.len(), 2);
+    }
+
+    #[test]
+    fn token_is_not_shown_in_logs() {
+        let (issued_at, expires_at) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
+        let shown = format!("{:?}", Token { value: "secret".into(), issued_at, expires_at });
+        assert!(!shown.contains("secret"), "{shown}");
     }
 }

@@ -145,7 +145,7 @@ fn remove_rest(dir: &Path, version: &str, files: &BTreeMap<String, FileContent>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::Area;
+    use crate::volume::Area;
 
     fn content(files: &[(&str, &str)]) -> VolumeContent {
         let file = |text: &str| FileContent { bytes: text.as_bytes().to_vec(), mode: 0o640 };

@@ -26,7 +26,10 @@ fn hostname_follows_the_spec() {
         ),
         (
             json!({"containers": [], "hostname": "n".repeat(50), "subdomain": "s", "setHostnameAsFQDN": true}),
-            Err(format!("invalid host name \"{}.s.shop.svc.cluster.local\": more than 64 bytes", "n".repeat(50))),
+            Err(format!(
+                "invalid host name \"{}.s.shop.svc.cluster.local\": more than 64 bytes",
+                "n".repeat(50)
+            )),
         ),
         (json!({"containers": [], "hostnameOverride": "a.b.c"}), Ok("a.b.c".to_owned())),
     ] {

@@ -1,7 +1,7 @@
 //! What the tests of pods share.
 
-use coracle_pod::network::ResolverConfig;
-use coracle_pod::observed::NodeFacts;
+use coracle_pod::node::NodeFacts;
+use coracle_pod::node::ResolverConfig;
 
 /// A node.
 pub(crate) fn node() -> NodeFacts {

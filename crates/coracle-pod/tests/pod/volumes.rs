@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use coracle_pod::env::FieldContext;
 use coracle_pod::objects::{ClaimSource, Objects};
-use coracle_pod::observed::Token;
-use coracle_pod::step::Area;
-use coracle_pod::step::SandboxVolumeSource;
+use coracle_pod::volume::Area;
+use coracle_pod::volume::SandboxVolumeSource;
+use coracle_pod::volume::Token;
 use coracle_pod::volume::*;
 
 fn objects() -> Objects {

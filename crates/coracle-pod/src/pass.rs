@@ -1,0 +1,115 @@
+//! A plan in the making: what is observed, and what was decided so far.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::events::PodEvent;
+use crate::members::{Member, members};
+use crate::observed::Observed;
+use crate::step::{Step, Target};
+use crate::time::add;
+
+/// What a pod is up to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// Its containers shall run.
+    Run,
+    /// Nothing of it shall run.
+    End(Ending),
+}
+
+/// How a pod comes to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ending {
+    /// When what still runs is killed.
+    pub(crate) deadline: Timestamp,
+    /// At once, without hooks and without a report.
+    pub(crate) forced: bool,
+    /// The object is removed afterwards.
+    pub(crate) remove: bool,
+    /// Why, for events.
+    pub(crate) why: String,
+    /// What its status says in the end; `None`: by its containers.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// The end of a pod as its status says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// `Succeeded` or `Failed`.
+    pub(crate) phase: &'static str,
+    /// Reason of the status.
+    pub(crate) reason: Option<String>,
+    /// Message of the status.
+    pub(crate) message: Option<String>,
+}
+
+impl Outcome {
+    pub(crate) fn failed(reason: &str, message: String) -> Self {
+        Self { phase: "Failed", reason: Some(reason.to_owned()), message: Some(message) }
+    }
+}
+
+/// Why a container does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) reason: &'static str,
+    pub(crate) message: Option<String>,
+}
+
+/// A plan in the making.
+pub(crate) struct Pass<'a> {
+    pub(crate) o: Observed<'a>,
+    pub(crate) members: Vec<Member<'a>>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) events: Vec<PodEvent>,
+    pub(crate) waiting: BTreeMap<String, Waiting>,
+    /// When to come back at the latest.
+    pub(crate) wake: Option<Timestamp>,
+}
+
+impl<'a> Pass<'a> {
+    pub(crate) fn new(o: Observed<'a>) -> Self {
+        let members = members(&o);
+        Self { o, members, steps: vec![], events: vec![], waiting: BTreeMap::new(), wake: None }
+    }
+
+    pub(crate) fn step(&mut self, step: Step) {
+        self.steps.push(step);
+    }
+
+    pub(crate) fn event(&mut self, event: PodEvent) {
+        self.events.push(event);
+    }
+
+    /// Comes back then at the latest.
+    pub(crate) fn wake_at(&mut self, at: Timestamp) {
+        self.wake = Some(self.wake.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    pub(crate) fn wake_after(&mut self, time: Duration) {
+        self.wake_at(add(self.o.now, time));
+    }
+
+    pub(crate) fn busy(&self, target: &Target) -> Option<&'a Step> {
+        self.o.memory.busy.get(target)
+    }
+
+    pub(crate) fn is_free(&self, target: &Target) -> bool {
+        !self.o.memory.busy.contains_key(target)
+    }
+
+    /// Adds a step, unless its last failure is too recent.
+    pub(crate) fn retry(&mut self, target: Target, step: Step) {
+        match self.o.memory.failures.get(&target) {
+            Some(failure) if failure.retry_at() > self.o.now => self.wake_at(failure.retry_at()),
+            _ => self.step(step),
+        }
+    }
+
+    pub(crate) fn wait(&mut self, name: &str, reason: &'static str, message: Option<String>) {
+        self.waiting.insert(name.to_owned(), Waiting { reason, message });
+    }
+}

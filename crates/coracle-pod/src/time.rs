@@ -1,0 +1,55 @@
+//! Arithmetic of times, which never fails: what is beyond the calendar is its end.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+/// First delay after a failure, and the longest one.
+const BACKOFF_FIRST: Duration = Duration::from_secs(10);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);
+
+/// Delay before try number `count` + 1: nothing, 10 s, then twice the last one, up to 5 min.
+#[must_use]
+pub fn backoff(count: u32) -> Duration {
+    match count.checked_sub(1) {
+        None => Duration::ZERO,
+        Some(doublings) => BACKOFF_FIRST.saturating_mul(1 << doublings.min(10)).min(BACKOFF_MAX),
+    }
+}
+
+/// The time `later`; the latest that there is where it would be beyond.
+#[must_use]
+pub fn add(time: Timestamp, later: Duration) -> Timestamp {
+    let later = SignedDuration::try_from(later).unwrap_or(SignedDuration::MAX);
+    time.checked_add(later).unwrap_or(Timestamp::MAX)
+}
+
+/// Time from `now` until `then`; nothing when it has passed.
+#[must_use]
+pub fn until(now: Timestamp, then: Timestamp) -> Duration {
+    Duration::try_from(then.duration_since(now)).unwrap_or_default()
+}
+
+/// Seconds of the API, which are never negative after its validation.
+#[must_use]
+pub fn seconds(value: i64) -> Duration {
+    Duration::from_secs(u64::try_from(value).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_doubles_up_to_five_minutes() {
+        let delays: Vec<_> = (0..9).map(|count| backoff(count).as_secs()).collect();
+        assert_eq!(delays, [0, 10, 20, 40, 80, 160, 300, 300, 300]);
+        assert_eq!(backoff(u32::MAX), BACKOFF_MAX);
+    }
+
+    #[test]
+    fn times_beyond_the_calendar_are_its_end() {
+        assert_eq!(add(Timestamp::UNIX_EPOCH, Duration::MAX), Timestamp::MAX);
+        assert_eq!(until(Timestamp::MAX, Timestamp::UNIX_EPOCH), Duration::ZERO);
+    }
+}
