@@ -13,7 +13,7 @@ use crate::{run, setup};
 pub(crate) use cold::Cold;
 
 /// The bench targets of the workspace.
-const BENCHES: [&str; 6] = ["agentpool", "bidnode", "boot", "clone", "market", "registry"];
+const BENCHES: [&str; 7] = ["agentpool", "bidnode", "boot", "clone", "cri", "market", "registry"];
 
 /// Runs the named benchmarks, or all but [`cold::NAME`].
 pub(crate) fn run_all(names: &[String], cold: Cold) -> Result<()> {

@@ -7,6 +7,7 @@ pub(crate) mod announce;
 pub(crate) mod bidnode;
 pub(crate) mod cluster;
 pub(crate) mod down;
+pub(crate) mod kubelet;
 mod limits;
 pub(crate) mod market;
 mod memory;

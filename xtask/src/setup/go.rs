@@ -56,13 +56,14 @@ const BUILDS: [Build; 8] = [
         module: "kubernetes",
         flags: KUBERNETES,
         purpose: Purpose::Test,
-        usual: 30,
+        usual: 75,
         programs: &[
             Program { name: "kube-scheduler", package: "k8s.io/kubernetes/cmd/kube-scheduler" },
             Program {
                 name: "kube-controller-manager",
                 package: "k8s.io/kubernetes/cmd/kube-controller-manager",
             },
+            Program { name: "kubelet", package: "k8s.io/kubernetes/cmd/kubelet" },
         ],
     },
     Build { module: "vcsim", flags: PLAIN, purpose: Purpose::Test, usual: 15, programs: &[own("vcsim")] },

@@ -52,7 +52,7 @@ pub enum Part {
     Scheduler,
     /// Makes ServiceAccounts, and runs Kubernetes' own controllers
     ControllerManager,
-    /// Not offered yet
+    /// Runs Pods as VMs of this machine
     Kubelet,
 }
 

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use coracle_host::{Sandbox, VmSpec};
 use coracle_hypervisor::{Forward, Protocol as HostProtocol};
+use coracle_net::Reach;
 use coracle_proto::cri::{
     LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxMetadata, PortMapping, Protocol,
 };
@@ -51,6 +52,8 @@ pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> R
             .filter_map(|port| forward(port).transpose())
             .collect::<Result<_, _>>()?,
         sandbox: Some(sandbox),
+        // As everywhere in Kubernetes, pods reach each other and their node.
+        reach: Reach { guests: true, node: true },
         ..VmSpec::of(name, "")
     })
 }

@@ -8,7 +8,7 @@ use coracle_api::{MikromVM, MikromVMSpec};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, Secret, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -142,6 +142,28 @@ pub(crate) async fn wait_service_account(client: &Client) -> miette::Result<()> 
         .await?;
     }
     Ok(())
+}
+
+/// Waits until the Node of a kubelet is Ready, by a heartbeat of this start: the Ready of an earlier one stays for a while.
+pub(crate) async fn wait_node(client: &Client, name: &str) -> miette::Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let began =
+        jiff::Timestamp::from_second(coracle_types::Clock::system().now().seconds()).into_diagnostic()?;
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        let node = nodes.get_opt(name).await.into_diagnostic()?;
+        let conditions = node.and_then(|node| node.status?.conditions).unwrap_or_default();
+        let is_ready = |condition: &NodeCondition| {
+            // The API writes whole seconds.
+            let fresh = condition.last_heartbeat_time.as_ref().is_some_and(|time| time.0 >= began);
+            condition.type_ == "Ready" && condition.status == "True" && fresh
+        };
+        if conditions.iter().any(is_ready) {
+            return Ok(());
+        }
+        let help = "its log is logs/kubelet.log in the state directory";
+        pause(deadline, || Failure::new("COR-UP-013", "the kubelet did not become ready").help(help)).await?;
+    }
 }
 
 /// Waits a moment, or fails when it is too late.

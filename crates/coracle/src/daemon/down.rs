@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::cluster;
+use super::{cluster, kubelet};
 use coracle_cli::cli::{DownArgs, Global};
 use coracle_cli::client;
 
@@ -27,7 +27,8 @@ pub(crate) const SUPERVISOR_FILE: &str = "up.pid";
 const GUEST_GRACE_MS: u32 = 5_000;
 
 /// Programs of a system.
-const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"];
+const PROGRAMS: [&str; 5] =
+    ["etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet"];
 const OWN_PROGRAMS: [&str; 2] = ["node", "operator"];
 
 /// Stops everything of this state directory. Idempotent: with nothing up it says so.
@@ -149,6 +150,7 @@ fn is_off_the_bridge(tap: &str) -> bool {
 
 /// VMMs, network and sockets.
 pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
+    kubelet::remove_traces(state)?;
     let run_dir = coracle_host::run_dir_of(state);
     for dir in std::fs::read_dir(&run_dir).into_iter().flatten().flatten() {
         if let Some(vmm) = launch::find_in(&dir.path()).into_diagnostic().wrap_err("find a VMM")? {

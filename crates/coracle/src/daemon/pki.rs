@@ -83,10 +83,34 @@ impl Authority {
         name: &str,
         usages: &[ExtendedKeyUsagePurpose],
     ) -> miette::Result<Leaf> {
-        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        self.leaf_for(dir, name, usages, &["localhost".to_owned(), "127.0.0.1".to_owned()])
+    }
+
+    /// As [`Self::leaf`], for these names and addresses.
+    pub(crate) fn leaf_for(
+        &self,
+        dir: &Path,
+        name: &str,
+        usages: &[ExtendedKeyUsagePurpose],
+        names: &[String],
+    ) -> miette::Result<Leaf> {
         let mut params = CertificateParams::new(names).into_diagnostic()?;
-        params.distinguished_name.push(DnType::CommonName, format!("coracle {name}"));
         params.extended_key_usages = usages.to_vec();
+        params.distinguished_name.push(DnType::CommonName, format!("coracle {name}"));
+        self.sign(dir, name, params)
+    }
+
+    /// Signs a client certificate of the group of administrators (Kubernetes documentation, "Authenticating", "X.509 client
+    /// certificates").
+    pub(crate) fn administrator(&self, dir: &Path, name: &str) -> miette::Result<Leaf> {
+        let mut params = CertificateParams::default();
+        params.extended_key_usages = vec![ClientAuth];
+        params.distinguished_name.push(DnType::CommonName, format!("coracle:{name}"));
+        params.distinguished_name.push(DnType::OrganizationName, "system:masters");
+        self.sign(dir, name, params)
+    }
+
+    fn sign(&self, dir: &Path, name: &str, mut params: CertificateParams) -> miette::Result<Leaf> {
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().into_diagnostic()?;
         let cert = params.signed_by(&key, &self.0).into_diagnostic()?;

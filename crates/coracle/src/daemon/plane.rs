@@ -79,27 +79,21 @@ pub(crate) struct Program {
 pub(crate) struct With {
     pub(crate) scheduler: bool,
     pub(crate) controller_manager: bool,
+    pub(crate) kubelet: bool,
 }
 
 impl With {
     /// What `--with` asks for.
-    ///
-    /// # Errors
-    /// When it is not offered.
-    pub(crate) fn of(parts: &[Part]) -> Result<Self, Failure> {
-        if parts.contains(&Part::Kubelet) {
-            return Err(Failure::new("COR-UP-009", "a kubelet is not offered yet")
-                .help("it needs the CRI server of the node, which does not exist yet; MikromVMs need none")
-                .exit(coracle_cli::error::exit::UNSUPPORTED));
-        }
-        Ok(Self {
+    pub(crate) fn of(parts: &[Part]) -> Self {
+        Self {
             scheduler: parts.contains(&Part::Scheduler),
             controller_manager: parts.contains(&Part::ControllerManager),
-        })
+            kubelet: parts.contains(&Part::Kubelet),
+        }
     }
 }
 
-fn find(name: &str, tools: Option<&Path>) -> Result<PathBuf, Failure> {
+pub(super) fn find(name: &str, tools: Option<&Path>) -> Result<PathBuf, Failure> {
     find_tool(name, tools).ok_or_else(|| {
         Failure::new("COR-UP-001", format!("{name} is not to be found")).help(
             "in a checkout: cargo xtask setup\nelsewhere: --tools DIR, or --kubeconfig FILE for a cluster that runs",
@@ -116,7 +110,7 @@ pub(crate) fn programs(
 ) -> miette::Result<Vec<Program>> {
     let dir = state.join("plane");
     super::make_dir(&dir)?;
-    let token = secrets(&dir)?;
+    let token = secrets(&dir, with)?;
     let certificates = Certificates::make(&dir)?;
     let admission = admission_config(&dir, &certificates.webhook_client)?;
     kubeconfig(&state.join("kubeconfig"), ports.apiserver, &certificates.authority, &token)?;
@@ -143,6 +137,8 @@ struct Certificates {
     etcd_client: pki::Leaf,
     /// Shown to webhooks, so that they answer only this client.
     webhook_client: pki::Leaf,
+    /// Shown to kubelets, with the rights of an administrator.
+    kubelet_client: pki::Leaf,
 }
 
 impl Certificates {
@@ -159,6 +155,7 @@ impl Certificates {
             etcd: etcd.leaf(&store, "etcd", &[ServerAuth, ClientAuth])?,
             etcd_client: etcd.leaf(&store, "apiserver", &[ClientAuth])?,
             webhook_client: authority.leaf(&api, "webhook-client", &[ClientAuth])?,
+            kubelet_client: authority.administrator(&api, "kubelet-client")?,
         })
     }
 }
@@ -239,6 +236,15 @@ fn apiserver(
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged=true".to_owned(),
     ];
+    if with.kubelet {
+        let (certificate, key) = &certificates.kubelet_client;
+        args.extend([
+            format!("--kubelet-client-certificate={}", certificate.display()),
+            format!("--kubelet-client-key={}", key.display()),
+            format!("--kubelet-certificate-authority={at}/pki/ca.crt"),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        ]);
+    }
     if !with.controller_manager {
         // Without a controller manager the default ServiceAccount does not exist.
         args.push("--disable-admission-plugins=ServiceAccount".to_owned());
@@ -280,8 +286,28 @@ pub(crate) fn late_programs(
     Ok(programs)
 }
 
-/// Signing key of ServiceAccounts and the administrator's token; made once.
-fn secrets(dir: &Path) -> miette::Result<String> {
+/// A kubeconfig by which a kubelet is the Node of that name.
+pub(crate) fn node_kubeconfig(state: &Path, node: &str) -> miette::Result<PathBuf> {
+    let ports = Ports::load_or_choose(state)?;
+    let dir = state.join("plane");
+    let authority = std::fs::read_to_string(authority_file(state)).into_diagnostic()?;
+    let tokens = std::fs::read_to_string(dir.join("tokens.csv")).into_diagnostic()?;
+    let user = format!("system:node:{node}");
+    let line = tokens.lines().find(|line| line.split(',').nth(1) == Some(&user));
+    let token = line.and_then(|line| line.split(',').next()).unwrap_or_default();
+    let path = dir.join("kubelet.kubeconfig");
+    kubeconfig(&path, ports.apiserver, &authority, token)?;
+    Ok(path)
+}
+
+/// A serving certificate of the API server's authority for a kubelet with these names and addresses.
+pub(crate) fn kubelet_certificate(state: &Path, names: &[String]) -> miette::Result<pki::Leaf> {
+    let dir = state.join("plane/pki");
+    pki::Authority::kept(&dir, "API server")?.leaf_for(&dir, "kubelet", &[ServerAuth], names)
+}
+
+/// Signing key of ServiceAccounts and the tokens of administrator and node; made once.
+fn secrets(dir: &Path, with: With) -> miette::Result<String> {
     let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
     if !public.exists() {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).into_diagnostic()?;
@@ -290,14 +316,22 @@ fn secrets(dir: &Path) -> miette::Result<String> {
         pki::write(&public, pair.public_key_pem().as_bytes())?;
     }
     let tokens = dir.join("tokens.csv");
-    if let Ok(text) = std::fs::read_to_string(&tokens)
-        && let Some(token) = text.split(',').next().filter(|t| t.len() == 32)
-    {
-        return Ok(token.to_owned());
+    let known = std::fs::read_to_string(&tokens).unwrap_or_default();
+    let of_user = |user: &str| {
+        let line = known.lines().find(|line| line.split(',').nth(1) == Some(user));
+        line.and_then(|line| line.split(',').next()).filter(|token| token.len() == 32).map(str::to_owned)
+    };
+    let token_of = |user: &str| of_user(user).unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
+    let admin = token_of("admin");
+    let mut text = format!("{admin},admin,admin,system:masters\n");
+    if with.kubelet {
+        let user = format!("system:node:{}", super::kubelet::node_name());
+        text.push_str(&format!("{},{user},{user},system:nodes\n", token_of(&user)));
     }
-    let token = format!("{:032x}", rand::random::<u128>());
-    pki::write(&tokens, format!("{token},admin,admin,system:masters\n").as_bytes())?;
-    Ok(token)
+    if text != known {
+        pki::write(&tokens, text.as_bytes())?;
+    }
+    Ok(admin)
 }
 
 fn kubeconfig(path: &Path, port: u16, authority: &str, token: &str) -> miette::Result<()> {

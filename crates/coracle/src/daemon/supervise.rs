@@ -32,16 +32,20 @@ pub(crate) const CHILD_GRACE: Duration = Duration::from_secs(20);
 const PLANE_GRACE: Duration = Duration::from_secs(2);
 
 /// Programs in the order in which they end: each after those that need it.
-const ORDER: [&[&str]; 3] =
-    [&["node", "operator"], &["kube-scheduler", "kube-controller-manager", "kube-apiserver"], &["etcd"]];
+const ORDER: [&[&str]; 4] = [
+    &["kubelet"],
+    &["node", "operator"],
+    &["kube-scheduler", "kube-controller-manager", "kube-apiserver"],
+    &["etcd"],
+];
 
 /// Where a program stands in [`ORDER`].
 fn rank(name: &str) -> usize {
-    ORDER.iter().position(|names| names.contains(&name)).unwrap_or(0)
+    ORDER.iter().position(|names| names.contains(&name)).unwrap_or(1)
 }
 
 fn grace(name: &str) -> Duration {
-    if rank(name) == 0 { CHILD_GRACE } else { PLANE_GRACE }
+    if rank(name) == 1 { CHILD_GRACE } else { PLANE_GRACE }
 }
 
 /// Lines of a program's log that go into the report of its failure.
@@ -75,6 +79,13 @@ impl Supervisor {
                 let _another_was_first = gave_up.try_send(failure);
             }
         });
+    }
+
+    /// Ends the kubelet, if there is one, and waits for it: it would start again what is stopped after it.
+    pub(crate) async fn stop_kubelet(&mut self) {
+        let (stop, children) = &mut self.ranks[0];
+        stop.cancel();
+        while children.join_next().await.is_some() {}
     }
 
     /// Ends every child and waits for it, those that need others first.

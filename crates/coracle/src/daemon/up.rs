@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! coracle up ─┬─ etcd ── kube-apiserver      (unless --kubeconfig names a cluster)
-//!             ├─ kube-scheduler, kube-controller-manager      (--with)
+//!             ├─ kube-scheduler, kube-controller-manager, kubelet      (--with)
 //!             ├─ coracle node ──▶ VMMs       (the VMMs outlive it)
 //!             └─ coracle operator ── admission webhook
 //! ```
@@ -15,6 +15,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use coracle_hypervisor::ProcessId;
+use coracle_net::Subnet;
 use coracle_proto::host as pb;
 use miette::{IntoDiagnostic, WrapErr};
 use tokio::process::Command;
@@ -23,7 +24,7 @@ use tokio::time::{Instant, sleep};
 use super::cluster::{self, READY_LIMIT};
 use super::plane::{self, Ports, Program, With};
 use super::supervise::{CHILD_GRACE, Supervisor, terminate};
-use super::{default_tools, down, make_dir, pki};
+use super::{default_tools, down, kubelet, make_dir, pki};
 use coracle_cli::cli::{Global, UpArgs};
 use coracle_cli::commands::image::import;
 use coracle_cli::error::{Failure, of_host};
@@ -34,7 +35,7 @@ const DEMO: &str = "localhost/coracle/demo:1";
 
 /// Starts the system; returns when it is stopped, or with `--detach` when it is Ready.
 pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
-    let with = With::of(&args.with)?;
+    let with = With::of(&args.with);
     if let Some(kubeconfig) = &args.kubeconfig {
         args.kubeconfig = Some(readable(kubeconfig)?);
         if !args.with.is_empty() {
@@ -67,6 +68,7 @@ pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()>
         }
     }
     let _absent = std::fs::remove_file(state.join("up.ready"));
+    children.stop_kubelet().await;
     down::stop_vms(global).await;
     children.stop().await;
     cluster::withdraw(&state).await;
@@ -177,7 +179,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     let pki = pki::make(&state.join("pki"))?;
     cluster::publish_client(&client, &pki).await?;
     let boot = boot_files(state, args.tools.as_deref())?;
-    children.start(node(state, args, (&kubeconfig, &boot), ports, &pki)?);
+    children.start(node(state, args, (&kubeconfig, &boot), ports, &pki, with)?);
     let mut host = wait_host(state).await?;
     let info = host.info(pb::InfoRequest {}).await.map_err(Failure::from)?.into_inner();
     let driver = info.drivers.first().cloned().unwrap_or_default();
@@ -212,6 +214,14 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     }
     say(if webhook.is_some() { "operator ready, admission answers" } else { "operator ready" });
     wait_late(&client, ports, with).await?;
+    if with.kubelet {
+        let subnet: Subnet = info.subnet.parse().map_err(|_| {
+            Failure::new("COR-UP-009", "a kubelet needs a network of the node").help("start it as root")
+        })?;
+        children.start(kubelet::program(state, args.tools.as_deref(), subnet.gateway())?);
+        cluster::wait_node(&client, &kubelet::node_name()).await?;
+        say("kubelet ready: pods run as VMs");
+    }
     eprintln!();
     eprintln!("  export KUBECONFIG={}", kubeconfig.display());
     if own {
@@ -275,6 +285,7 @@ fn node(
     (kubeconfig, boot): (&Path, &Path),
     ports: Ports,
     pki: &pki::Pki,
+    with: With,
 ) -> miette::Result<Program> {
     let show = |path: &Path| path.display().to_string();
     let mut args = vec![
@@ -288,6 +299,9 @@ fn node(
         ("--kubeconfig", show(kubeconfig)),
         ("--kernel-dir", show(&state.join("boot"))),
     ];
+    if with.kubelet {
+        args.push(("--cri-listen", show(&kubelet::cri_socket(state))));
+    }
     if let Some(dir) = &up.registries.registry_config {
         args.push(("--registry-config", show(&std::path::absolute(dir).into_diagnostic()?)));
     }

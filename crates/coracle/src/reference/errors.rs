@@ -191,9 +191,9 @@ const ENTRIES: &[Entry] = &[
     ),
     entry(
         "COR-UP-009",
-        "A kubelet is not offered.",
-        "The node has no CRI server yet.",
-        "Run without `kubelet` in `--with`; MikromVMs need none.",
+        "A kubelet cannot be started here.",
+        "It mounts volumes, makes cgroups and needs a network of the node, all of which need root.",
+        "Start as root, or run without `kubelet` in `--with`; MikromVMs need none.",
     ),
     entry(
         "COR-UP-010",
@@ -212,6 +212,12 @@ const ENTRIES: &[Entry] = &[
         "The scheduler or controller manager did not become ready.",
         "It ended, or cannot reach the API server.",
         "Read its log below the state directory.",
+    ),
+    entry(
+        "COR-UP-013",
+        "The kubelet did not become ready.",
+        "Its cgroups or volumes cannot be made, or the node's CRI server does not answer.",
+        "Read `logs/kubelet.log` and `logs/node.log` in the state directory.",
     ),
     entry(
         "COR-CFG-001",

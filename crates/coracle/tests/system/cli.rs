@@ -40,7 +40,6 @@ fn golden_errors_and_exit_codes() {
         &["cp", "a", "b"],
         &["run"],
         &["run", "--publish", "http", "image", "--state", state],
-        &["up", "--state", state, "--with", "kubelet"],
         &["up", "--state", state, "--kubeconfig", "/nowhere/kubeconfig"],
         &["up", "--state", state, "--kubeconfig", config, "--with", "scheduler"],
         &["up", "--state", state, "--webhook-url-host", "here"],

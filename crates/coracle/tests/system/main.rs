@@ -5,6 +5,7 @@ mod bad_input;
 mod cli;
 mod crash_node;
 mod credentials;
+mod kubelet;
 mod market;
 mod nginx;
 mod planes;
