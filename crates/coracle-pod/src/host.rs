@@ -14,6 +14,7 @@ use coracle_host::{
     VolumeRequest,
 };
 use coracle_hypervisor::{Forward, Protocol};
+use coracle_image::ImageError;
 use coracle_oci::{NoProgress, Reference};
 use coracle_proto::guest as pb;
 use coracle_record::{ContainerId, ContainerRecord};
@@ -97,7 +98,7 @@ impl HostRuntime {
             Ok(NodeImage::Disk(_)) => Err(RuntimeError::other(format!(
                 "{reference} is a disk image: a container needs a container image"
             ))),
-            Err(error) if policy == PullPolicy::Never && error.fault() == Fault::NotFound => {
+            Err(error @ HostError::Image { source: ImageError::NotPresent { .. }, .. }) => {
                 Err(RuntimeError { kind: ErrorKind::ImageNeverPull, ..failed(&error) })
             }
             Err(error) => Err(failed(&error)),

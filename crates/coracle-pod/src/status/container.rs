@@ -145,7 +145,8 @@ fn default_reason(pass: &Pass<'_>, m: &Member<'_>) -> &'static str {
 }
 
 fn ended(view: &ContainerView, exited: &Exited) -> ContainerState {
-    let never_ran = view.started_at.is_none() && !exited.error.is_empty();
+    // As shells have it: the program was not found, or cannot be run.
+    let never_ran = !exited.error.is_empty() && matches!(exited.code, 126 | 127);
     let (exit_code, reason) = match exited.code {
         code if exited.oom_killed => (code, "OOMKilled"),
         _ if never_ran => (128, "StartError"),

@@ -10,6 +10,7 @@ mod container_spec;
 mod env;
 mod fake;
 mod fields;
+mod host_core;
 mod network;
 mod plan;
 mod resources;
