@@ -345,3 +345,26 @@ fn changed_image_restarts_its_container() {
         Ok(())
     });
 }
+
+#[test]
+fn restarted_task_repeats_no_hook_and_keeps_readiness() {
+    Sim::run(SEED, async |sim| -> Result<()> {
+        let startup = json!({"tcpSocket": {"port": 1}, "periodSeconds": 1});
+        let readiness = json!({"tcpSocket": {"port": 80}, "periodSeconds": 1});
+        let hooks = json!({"postStart": {"exec": {"command": ["warm"]}}});
+        let world = World::new(
+            &sim,
+            web(json!({"lifecycle": hooks, "startupProbe": startup, "readinessProbe": readiness})),
+        );
+        let task = world.start();
+        world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
+        elapse(Duration::from_secs(5)).await; // what the readiness leads to is written
+        let before = world.fake.read(|state| state.reports);
+        drop(task);
+        let _task = world.start();
+        elapse(Duration::from_secs(60)).await; // the second task has observed and checked by then
+        assert_eq!(world.fake.seconds_of("exec web: warm").len(), 1);
+        assert_eq!(world.fake.read(|state| state.reports), before, "readiness did not flap");
+        Ok(())
+    });
+}
