@@ -74,11 +74,13 @@ const SUPPORT: [&str; 6] = [
 const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rustix"];
 
 /// Crates that serve or call gRPC. The host core is not one of them.
-const GRPC_CRATES: [&str; 9] = [
+const GRPC_CRATES: [&str; 11] = [
     "coracle-proto",
     "coracle-guest-client",
     "coracle-guest",
     "coracle-frontends",
+    "coracle-cri",
+    "coracle-vnode",
     "coracle-microvm",
     "coracle-bidnode",
     "coracle-market",

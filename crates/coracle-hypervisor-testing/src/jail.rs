@@ -36,7 +36,7 @@ pub async fn check_jail(driver: &dyn Driver, vmm_config: &VmmConfig) {
         assert!(line.is_some_and(|line| line.ends_with(&own)), "{controller}: {cgroups}");
     }
     driver.kill(vmm).await.unwrap();
-    remove_cgroup(&vmm_config.id).unwrap();
+    remove_cgroup(&vmm_config.id, None).unwrap();
     assert_eq!(driver.find(vmm_config).await.unwrap(), None);
 }
 

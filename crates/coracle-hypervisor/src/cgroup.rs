@@ -1,7 +1,8 @@
 //! The cgroup of a VMM: what it may take of the host's memory, CPUs and process ids.
 //!
 //! `<hierarchy>/coracle/<12 hex of the instance>`, outside of the daemon's own cgroup, so that a VMM survives the end of the
-//! daemon's unit or container. Hierarchies are those that the host has: one of version 2 (Linux,
+//! daemon's unit or container. The VMM of a pod moves below the cgroup of its pod, `<hierarchy>/<of the pod>/<12 hex>`, where
+//! the kubelet counts what its pods take. Hierarchies are those that the host has: one of version 2 (Linux,
 //! Documentation/admin-guide/cgroup-v2.rst), or one for each controller of version 1 (cgroups(7)).
 
 use std::fs::{self, File};
@@ -17,6 +18,8 @@ use crate::{Accelerator, VmmConfig};
 const PARENT: &str = "coracle";
 /// Controllers that limit a VMM.
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+/// Controllers of version 1 that only count.
+const ACCOUNTING: [&str; 1] = ["cpuacct"];
 /// Most threads of a VMM, workers of its disks included.
 const PIDS_MAX: u64 = 512;
 /// Period over which CPU time is counted, in microseconds: the kernel's default.
@@ -84,14 +87,60 @@ pub(crate) fn create(id: &InstanceId, limits: Limits) -> io::Result<Vec<File>> {
     Ok(entrances)
 }
 
-/// Removes the cgroup of an instance, whose processes have ended. Idempotent. Blocking, for a moment at most.
+/// Moves the VMM of an instance to a cgroup of its own below `parent`, which another program made: a path from the roots of
+/// the hierarchies, without `..`. A hierarchy that does not have it keeps the VMM where it is. Idempotent. Blocking.
+///
+/// # Errors
+/// With the file that cannot be written; the VMM may be in the new cgroups of some hierarchies.
+pub fn move_to_cgroup(id: &InstanceId, vmm: u32, parent: &str, limits: Limits) -> io::Result<()> {
+    let Some(parent) = below_root(parent) else {
+        let why = format!("invalid cgroup \"{parent}\": not a path below the root");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    };
+    for hierarchy in all_hierarchies()? {
+        let parent = hierarchy.root.join(&parent);
+        if !parent.is_dir() {
+            continue;
+        }
+        if hierarchy.is_v2 {
+            let passed: Vec<_> = hierarchy.controllers.iter().map(|name| format!("+{name}")).collect();
+            write(&parent.join("cgroup.subtree_control"), &passed.join(" "))?;
+        }
+        let dir = parent.join(id.short());
+        fs::create_dir_all(&dir)?;
+        for (file, value) in settings(&hierarchy, limits) {
+            write(&dir.join(file), &value)?;
+        }
+        write(&dir.join("cgroup.procs"), &vmm.to_string())?;
+    }
+    Ok(())
+}
+
+/// A path of a cgroup as kubelets write them, relative to the root of a hierarchy. A slice of systemd is below those that
+/// its name contains (systemd.slice(5)). Pure.
+fn below_root(parent: &str) -> Option<PathBuf> {
+    if let Some(name) = parent.strip_suffix(".slice").filter(|name| !name.contains('/')) {
+        let parts: Vec<_> = name.split('-').collect();
+        let slices = (1..=parts.len()).map(|count| format!("{}.slice", parts[..count].join("-")));
+        return (!parts.contains(&"")).then(|| slices.collect());
+    }
+    let relative = Path::new(parent.trim_start_matches('/'));
+    let is_plain = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    (is_plain && !relative.as_os_str().is_empty()).then(|| relative.to_owned())
+}
+
+/// Removes the cgroup of an instance, whose processes have ended, and that below `parent`, if it was moved there.
+/// Idempotent. Blocking, for a moment at most.
 ///
 /// # Errors
 /// When a process is still in it.
-pub fn remove_cgroup(id: &InstanceId) -> io::Result<()> {
+pub fn remove_cgroup(id: &InstanceId, parent: Option<&str>) -> io::Result<()> {
     let deadline = Instant::now() + EMPTY_WITHIN;
-    for hierarchy in hierarchies()? {
-        let dir = hierarchy.root.join(PARENT).join(id.short());
+    let moved = parent.and_then(below_root);
+    let parents = [Some(PathBuf::from(PARENT)), moved].into_iter().flatten();
+    let dirs = all_hierarchies()?.into_iter().map(|hierarchy| hierarchy.root);
+    let dirs: Vec<_> = dirs.collect();
+    for dir in parents.flat_map(|parent| dirs.iter().map(move |root| root.join(&parent).join(id.short()))) {
         loop {
             match fs::remove_dir(&dir) {
                 Ok(()) => break,
@@ -111,6 +160,24 @@ fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let controllers = |root: &Path| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     Ok(choose(&mounts, controllers))
+}
+
+/// As [`hierarchies`], and those of version 1 that only count.
+fn all_hierarchies() -> io::Result<Vec<Hierarchy>> {
+    let mut all = hierarchies()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    all.extend(counting(&mounts, &all));
+    Ok(all)
+}
+
+/// Hierarchies of version 1 with one of [`ACCOUNTING`] and nothing of [`CONTROLLERS`]. Pure.
+fn counting(mounts: &str, limiting: &[Hierarchy]) -> Vec<Hierarchy> {
+    let counts = |(root, kind, options): (PathBuf, &str, &str)| {
+        let counts = kind == "cgroup" && options.split(',').any(|name| ACCOUNTING.contains(&name.trim()));
+        let is_new = limiting.iter().all(|other| other.root != root);
+        (counts && is_new).then(|| Hierarchy { root, is_v2: false, controllers: vec![] })
+    };
+    mounts.lines().filter_map(cgroup_mount).filter_map(counts).collect()
 }
 
 /// Pure but for `v2_controllers`, the content of `cgroup.controllers` below a root.
@@ -178,6 +245,41 @@ mod tests {
 44 25 0:39 / /proc rw,relatime - proc proc rw
 ";
     const V2: &str = "30 25 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn cgroups_of_pods_are_below_the_root() {
+        for (parent, want) in [
+            ("/kubepods/burstable/pod1", Some("kubepods/burstable/pod1")),
+            (
+                "kubepods-besteffort-pod1_2.slice",
+                Some("kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1_2.slice"),
+            ),
+            ("/../etc", None),
+            ("a/../../b", None),
+            ("/", None),
+            ("", None),
+            ("-.slice", None),
+        ] {
+            assert_eq!(below_root(parent), want.map(PathBuf::from), "{parent}");
+        }
+    }
+
+    #[test]
+    fn accounting_hierarchy_follows_the_limits() {
+        let mounts =
+            format!("{V1}45 25 0:40 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct\n");
+        let limiting = choose(&mounts, |_| String::new());
+        let found = counting(&mounts, &limiting);
+        assert_eq!(
+            found.iter().map(|h| h.root.as_path()).collect::<Vec<_>>(),
+            [Path::new("/sys/fs/cgroup/cpuacct")]
+        );
+        let together = V1.replace("rw,cpu\n", "rw,cpu,cpuacct\n");
+        assert!(
+            counting(&together, &choose(&together, |_| String::new())).is_empty(),
+            "one hierarchy for both"
+        );
+    }
 
     #[test]
     fn hierarchies_table() {
@@ -250,8 +352,8 @@ mod tests {
             );
             child.kill().unwrap();
             child.wait().unwrap();
-            remove_cgroup(&id).unwrap();
-            remove_cgroup(&id).unwrap();
+            remove_cgroup(&id, None).unwrap();
+            remove_cgroup(&id, None).unwrap();
         }
     }
 }

@@ -25,7 +25,7 @@ pub mod vsock;
 
 pub use accel::{AcceleratorChoice, KvmProbe};
 pub use api::{ApiError, ApiSocket};
-pub use cgroup::{Limits, remove_cgroup};
+pub use cgroup::{Limits, move_to_cgroup, remove_cgroup};
 pub use driver::{Driver, Probe, end_vmms};
 pub use drivers::Drivers;
 pub use error::DriverError;

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::launch::{LOG_FILE, note_process};
 use coracle_hypervisor::{
-    Accelerator, Driver as _, Drivers, Jail, ProcessId, VmmConfig, end_vmms, remove_cgroup,
+    Accelerator, Driver as _, Drivers, Jail, Limits, ProcessId, VmmConfig, end_vmms, move_to_cgroup,
+    remove_cgroup,
 };
 use coracle_net::Network;
 use coracle_types::{InstanceId, VmId};
@@ -62,6 +63,9 @@ struct Instance {
     /// Name of its driver; empty: the node's default.
     #[serde(default)]
     driver: String,
+    /// The cgroup of a pod below which its VMM was moved, or was about to be.
+    #[serde(default)]
+    cgroup_parent: Option<String>,
 }
 
 /// The instances of a node.
@@ -88,7 +92,7 @@ impl Instances {
     /// # Errors
     /// [`HostError::State`]; nothing is left.
     pub async fn create(&self, owner: InstanceOwner, shape: VmmConfig) -> Result<VmmConfig, HostError> {
-        let instance = Instance { schema: SCHEMA, owner, driver: shape.driver.clone() };
+        let instance = Instance { schema: SCHEMA, owner, driver: shape.driver.clone(), cgroup_parent: None };
         // Before there is anything that an end at this moment could leave.
         let id = self.register(instance.clone());
         let InstancePaths { state: state_dir, run: run_dir } = InstancePaths::of(&self.config, &id);
@@ -124,11 +128,34 @@ impl Instances {
     /// # Errors
     /// [`HostError::State`]; its owner is the same as before.
     pub async fn assign(&self, id: &InstanceId, owner: InstanceOwner) -> Result<(), HostError> {
+        self.change(id, |instance| instance.owner = owner).await
+    }
+
+    /// Moves the VMM of an instance below the cgroup of its pod, where the kubelet counts it. The record has it first, so
+    /// that the cgroup is removed with the instance. Idempotent.
+    ///
+    /// # Errors
+    /// [`HostError::State`]; the VMM may have been moved in part.
+    pub async fn move_to_cgroup(
+        &self,
+        vmm_config: &VmmConfig,
+        vmm: ProcessId,
+        parent: &str,
+    ) -> Result<(), HostError> {
+        let id = &vmm_config.id;
+        self.change(id, |instance| instance.cgroup_parent = Some(parent.to_owned())).await?;
+        let (instance, parent, limits) = (id.clone(), parent.to_owned(), Limits::of(vmm_config));
+        let moved = files::blocking(move || move_to_cgroup(&instance, vmm.pid, &parent, limits)).await;
+        let operation = || format!("move instance {id} to the cgroup of its pod");
+        moved.map_err(|source| HostError::State { operation: operation(), source })
+    }
+
+    async fn change(&self, id: &InstanceId, change: impl FnOnce(&mut Instance)) -> Result<(), HostError> {
         let failed = |source| HostError::State { operation: format!("assign instance {id}"), source };
-        let Some(instance) = self.known().get(id).cloned() else {
+        let Some(mut instance) = self.known().get(id).cloned() else {
             return Err(failed(io::ErrorKind::NotFound.into()));
         };
-        let instance = Instance { owner, ..instance };
+        change(&mut instance);
         let (dir, written) = (InstancePaths::of(&self.config, id).state, instance.clone());
         files::blocking(move || write(&dir, &written)).await.map_err(failed)?;
         self.known().insert(id.clone(), instance);
@@ -144,7 +171,7 @@ impl Instances {
             note_process(&paths.run, process)?;
         }
         let owner = InstanceOwner::Vm(vm.clone());
-        let instance = Instance { schema: SCHEMA, owner, driver: driver.to_owned() };
+        let instance = Instance { schema: SCHEMA, owner, driver: driver.to_owned(), cgroup_parent: None };
         std::fs::create_dir_all(&paths.state)?;
         write(&paths.state, &instance)?;
         self.known().insert(id.clone(), instance);
@@ -182,7 +209,9 @@ impl Instances {
     pub async fn end(&self, id: &InstanceId, log: Option<&Path>) -> Result<(), HostError> {
         let driver = |source| HostError::Driver { name: id.to_string(), source };
         let paths = InstancePaths::of(&self.config, id);
-        let name = self.known().get(id).map(|instance| instance.driver.clone()).unwrap_or_default();
+        let known = self.known().get(id).cloned();
+        let (name, cgroup_parent) =
+            known.map(|instance| (instance.driver, instance.cgroup_parent)).unwrap_or_default();
         let name = self.driver.named(&name).map_or(String::new(), |driver| driver.name().to_owned());
         let shape = of_shape(&self.config, Accelerator::Tcg);
         let InstancePaths { state: state_dir, run: run_dir } = paths.clone();
@@ -196,7 +225,7 @@ impl Instances {
         let log = log.map(Path::to_owned);
         let cgroup = id.clone();
         let remove = move || {
-            remove_cgroup(&cgroup)?;
+            remove_cgroup(&cgroup, cgroup_parent.as_deref())?;
             if let Some(log) = log {
                 let _has_none = std::fs::rename(paths.state.join(LOG_FILE), log);
             }

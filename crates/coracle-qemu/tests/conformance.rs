@@ -43,7 +43,7 @@ async fn qemu_conforms() {
     conformance::check_templates(&driver(), &vmm_config(dir.path(), &boot)).await;
     conformance::check_snapshots(&driver(), &vmm_config(dir.path(), &boot)).await;
     conformance::check_disks(&driver(), &vmm_config(dir.path(), &boot)).await;
-    remove_cgroup(&vmm_config(dir.path(), &boot).id).unwrap();
+    remove_cgroup(&vmm_config(dir.path(), &boot).id, None).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,7 +74,7 @@ async fn a_pc_conforms() {
     conformance::check(driver, &pc).await;
     conformance::check_snapshots(&driver(), &pc).await;
     conformance::check_disks(&driver(), &pc).await;
-    remove_cgroup(&pc.id).unwrap();
+    remove_cgroup(&pc.id, None).unwrap();
     assert!(driver().templates(&pc).is_none());
 }
 

@@ -87,6 +87,9 @@ pub struct Record {
     /// What it may reach beside what is outside of the node.
     #[serde(default)]
     pub reach: Reach,
+    /// Cgroup of its pod, below which its VMM is; empty: that of the node.
+    #[serde(default)]
+    pub cgroup_parent: String,
     /// Opaque labels of the caller, returned unchanged.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
@@ -338,6 +341,7 @@ impl Record {
             address_acknowledged: false,
             ports: vec![],
             reach: Reach::default(),
+            cgroup_parent: String::new(),
             metadata: BTreeMap::new(),
             accelerator: None,
             instance: None,

@@ -25,6 +25,10 @@ pub(crate) async fn run() -> miette::Result<u8> {
         manifests.map(|(path, text)| (format!("deploy/{path}"), text)).collect();
     files.insert("docs/reference/cli.md".to_owned(), cli::page());
     files.insert("docs/reference/errors.md".to_owned(), errors::page());
+    files.insert(
+        "docs/reference/pods.md".to_owned(),
+        format!("{GENERATED}\n{}", coracle_pod::fields::markdown()),
+    );
     files.insert("docs/reference/metrics.md".to_owned(), metrics::page().await?);
     output::document(&Format::Json, &json!(files))?;
     Ok(0)

@@ -54,8 +54,22 @@ pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> R
         sandbox: Some(sandbox),
         // As everywhere in Kubernetes, pods reach each other and their node.
         reach: Reach { guests: true, node: true },
+        cgroup_parent: cgroup_of(config.linux.as_ref()),
         ..VmSpec::of(name, "")
     })
+}
+
+/// Cgroup of the pod for its VMM, which then counts as the pod's. The kubelet limits it to what the containers may take and
+/// the overhead of the RuntimeClass: where there are limits without overhead, a VMM would not fit.
+fn cgroup_of(linux: Option<&LinuxPodSandboxConfig>) -> String {
+    let Some(linux) = linux else { return String::new() };
+    let limits = linux.resources.clone().unwrap_or_default();
+    let overhead = linux.overhead.clone().unwrap_or_default();
+    let is_limited = limits.memory_limit_in_bytes > 0 || limits.cpu_quota > 0;
+    match is_limited && overhead.memory_limit_in_bytes == 0 {
+        true => String::new(),
+        false => linux.cgroup_parent.clone(),
+    }
 }
 
 fn check_metadata(metadata: Option<&PodSandboxMetadata>) -> Result<(), Refusal> {
@@ -178,6 +192,26 @@ mod tests {
             ..LinuxContainerResources::default()
         };
         Some(LinuxPodSandboxConfig { resources: Some(resources), ..LinuxPodSandboxConfig::default() })
+    }
+
+    #[test]
+    fn vmm_is_in_the_cgroup_of_a_pod_that_has_room_for_it() {
+        let linux = |memory, overhead: i64| {
+            let of = |memory_limit_in_bytes| {
+                Some(LinuxContainerResources { memory_limit_in_bytes, ..LinuxContainerResources::default() })
+            };
+            let overhead = of(overhead).filter(|_| overhead > 0);
+            let cgroup_parent = "/kubepods/podu".to_owned();
+            LinuxPodSandboxConfig { cgroup_parent, resources: of(memory), overhead, ..Default::default() }
+        };
+        for (why, memory, overhead, want) in [
+            ("no limits", 0, 0, "/kubepods/podu"),
+            ("limits without overhead", 16 << 20, 0, ""),
+            ("limits with overhead", 16 << 20, 1 << 30, "/kubepods/podu"),
+        ] {
+            let spec = spec(|config| config.linux = Some(linux(memory, overhead))).unwrap();
+            assert_eq!(spec.cgroup_parent, want, "{why}");
+        }
     }
 
     #[test]

@@ -59,6 +59,7 @@ pub(super) fn vm_spec(
         metadata,
         ports: request.ports.iter().map(forward).collect::<Result<_, _>>().map_err(invalid)?,
         reach: request.reach.map(reach).unwrap_or_default(),
+        cgroup_parent: String::new(),
         disk_mib: Some(request.disk_mib).filter(|mib| *mib > 0),
         idempotent: request.idempotent,
         cold: request.cold,

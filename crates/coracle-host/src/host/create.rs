@@ -60,6 +60,8 @@ pub struct VmSpec {
     pub ports: Vec<Forward>,
     /// What it may reach beside what every VM of the node may.
     pub reach: Reach,
+    /// Cgroup of its pod, below which its VMM is put; empty: that of the node.
+    pub cgroup_parent: String,
     /// Size of the writable disk; `None` is the node's default.
     pub disk_mib: Option<u64>,
     /// Creating an identical VM again succeeds.
@@ -101,6 +103,7 @@ impl VmSpec {
             metadata: BTreeMap::new(),
             ports: vec![],
             reach: Reach::default(),
+            cgroup_parent: String::new(),
             disk_mib: None,
             idempotent: false,
             cold: false,
@@ -295,6 +298,7 @@ impl Host {
             address: lease.map(|l| l.address),
             ports: spec.ports,
             reach: spec.reach.or(self.config().guest_reach),
+            cgroup_parent: spec.cgroup_parent,
             metadata: spec.metadata,
             cold: spec.cold,
             driver,

@@ -92,6 +92,19 @@ enum Start<'a> {
 /// memory to lose, from the next best. A VMM starts while its network is still made, which leads nowhere until its filters
 /// are in place.
 pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
+    let launched = launch_or_find(shared, record).await?;
+    if !record.cgroup_parent.is_empty() {
+        let Launched { vmm_config, vmm, .. } = &launched;
+        let moved = shared.node.instances.move_to_cgroup(vmm_config, *vmm, &record.cgroup_parent).await;
+        if let Err(error) = moved {
+            // It is limited all the same; only the kubelet counts it elsewhere.
+            tracing::warn!(vm = %record.id, error = error.chain(), "VMM not in the cgroup of its pod");
+        }
+    }
+    Ok(launched)
+}
+
+async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let name = || record.name.to_string();
     let network = |source| HostError::Network { name: name(), source };
     let driver = |source| HostError::Driver { name: name(), source };

@@ -150,15 +150,15 @@ fn is_off_the_bridge(tap: &str) -> bool {
 
 /// VMMs, network and sockets.
 pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
-    kubelet::remove_traces(state)?;
     let run_dir = coracle_host::run_dir_of(state);
     for dir in std::fs::read_dir(&run_dir).into_iter().flatten().flatten() {
         if let Some(vmm) = launch::find_in(&dir.path()).into_diagnostic().wrap_err("find a VMM")? {
             vmm.kill().await.into_diagnostic().wrap_err("end a VMM")?;
         }
     }
+    kubelet::remove_traces(state)?;
     for id in instances(state) {
-        remove_cgroup(&id).into_diagnostic().wrap_err_with(|| format!("remove the cgroup of {id}"))?;
+        remove_cgroup(&id, None).into_diagnostic().wrap_err_with(|| format!("remove the cgroup of {id}"))?;
     }
     if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
         let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;

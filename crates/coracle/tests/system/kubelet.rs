@@ -132,6 +132,12 @@ impl System {
         .await;
     }
 
+    /// Path of the kubelet's API behind the API server.
+    async fn node_path(&self, path: &str) -> String {
+        let node = self.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
+        format!("/api/v1/nodes/{node}/proxy/{path}")
+    }
+
     async fn end(self) {
         coracle_ok(&self.state, &["down"]).await;
         let left = coracle_hypervisor_testing::instances::processes_of(&self.state);
@@ -178,6 +184,21 @@ fn kubelet_runs_pods_as_vms() {
         // The kernel of the guest is not that of this machine: it is a VM.
         let guest = system.kubectl(&["exec", "web", "-c", "sidecar", "--", "uname", "-r"]).await.unwrap();
         assert_ne!(guest.trim(), std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim());
+        let summary = system.node_path("stats/summary").await;
+        // The kubelet looks at cgroups every ten seconds.
+        until("the VMM counts as its pod's", LIMIT, async || {
+            let stats = system.kubectl(&["get", "--raw", &summary]).await?;
+            let stats: serde_json::Value = serde_json::from_str(&stats).map_err(|e| e.to_string())?;
+            let mut pods = stats["pods"].as_array().into_iter().flatten();
+            let pod = pods.find(|pod| pod["podRef"]["name"] == "web").ok_or("no statistics")?;
+            let containers = pod["containers"].as_array().map(Vec::len);
+            match pod["memory"]["workingSetBytes"].as_u64() {
+                Some(bytes) if bytes > 32 << 20 && containers == Some(2) => Ok(()),
+                bytes => Err(format!("{bytes:?} bytes, {containers:?} containers")),
+            }
+        })
+        .await;
+
         let patch = r#"{"data":{"greeting":"goodbye"}}"#;
         system.kubectl(&["patch", "configmap", "settings", "-p", patch]).await.unwrap();
 
