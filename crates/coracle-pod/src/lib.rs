@@ -33,6 +33,7 @@ pub mod resources;
 pub mod runtime;
 mod status;
 pub mod step;
+pub mod streams;
 pub mod task;
 pub mod time;
 pub mod volume;

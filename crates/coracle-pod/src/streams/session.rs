@@ -1,0 +1,98 @@
+//! Sessions: a command in a container, and the streams of a container that runs.
+
+use async_trait::async_trait;
+use coracle_host::{Access, ContainerId, Host, HostError};
+use coracle_proto::guest as pb;
+use coracle_proto::guest::{attach_request, exec_request};
+use coracle_streaming::{Outcome, RunSession, Session, Streams};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::copy::{QUEUED, copy};
+
+/// A command in a container.
+#[derive(Debug)]
+pub struct ExecSession {
+    host: Host,
+    vm: String,
+    process: pb::Process,
+}
+
+impl ExecSession {
+    /// The command `argv` in a container that runs: with the container's user, environment and directory, a terminal and
+    /// an input as `streams` say. The guest runs it when the session begins.
+    ///
+    /// # Errors
+    /// As [`Host::container_process`].
+    pub fn new(
+        host: Host,
+        vm: &str,
+        container: &ContainerId,
+        argv: Vec<String>,
+        streams: Streams,
+    ) -> Result<Self, HostError> {
+        let process = host.container_process(vm, container, argv)?;
+        let process = pb::Process { tty: streams.tty, stdin: streams.stdin, ..process };
+        Ok(Self { host, vm: vm.to_owned(), process })
+    }
+}
+
+#[async_trait]
+impl RunSession for ExecSession {
+    async fn run(self: Box<Self>, session: Session) -> Outcome {
+        let guest = match self.host.guest(&self.vm).await {
+            Ok(guest) => guest,
+            Err(error) => return Outcome::Failed(error.chain()),
+        };
+        let start = pb::ExecRequest { message: Some(exec_request::Message::Start(self.process)) };
+        let (to_guest, requests) = mpsc::channel(QUEUED);
+        let first = to_guest.clone();
+        let call = async {
+            let _room_for_one = first.send(start).await;
+            Ok(guest.rpc().exec(ReceiverStream::new(requests)).await?.into_inner())
+        };
+        copy(&guest, session, to_guest, call).await
+    }
+}
+
+/// The streams of a container that runs.
+#[derive(Debug)]
+pub struct AttachSession {
+    host: Host,
+    vm: String,
+    container: ContainerId,
+    stdin: bool,
+}
+
+impl AttachSession {
+    /// The streams of `container`. Input is passed on when `streams` ask for it and the container was made with one.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`], [`HostError::NoContainer`].
+    pub fn new(host: Host, vm: &str, container: &ContainerId, streams: Streams) -> Result<Self, HostError> {
+        let view = host.find(vm, Access::Read)?;
+        let missing = || HostError::NoContainer { vm: vm.to_owned(), id: container.to_string() };
+        let record = view.containers.get(container).ok_or_else(missing)?;
+        let stdin = streams.stdin && record.spec.stdin;
+        Ok(Self { host, vm: vm.to_owned(), container: container.clone(), stdin })
+    }
+}
+
+#[async_trait]
+impl RunSession for AttachSession {
+    async fn run(self: Box<Self>, session: Session) -> Outcome {
+        let guest = match self.host.guest(&self.vm).await {
+            Ok(guest) => guest,
+            Err(error) => return Outcome::Failed(error.chain()),
+        };
+        let start = pb::AttachStart { container: self.container.to_string(), stdin: self.stdin };
+        let start = pb::AttachRequest { message: Some(attach_request::Message::Start(start)) };
+        let (to_guest, requests) = mpsc::channel(QUEUED);
+        let first = to_guest.clone();
+        let call = async {
+            let _room_for_one = first.send(start).await;
+            Ok(guest.rpc().attach(ReceiverStream::new(requests)).await?.into_inner())
+        };
+        copy(&guest, session, to_guest, call).await
+    }
+}

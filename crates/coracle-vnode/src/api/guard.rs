@@ -1,0 +1,136 @@
+//! Whose request it is, and whether it is allowed: before anything else of it is looked at.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use http::{HeaderMap, StatusCode, header};
+use sha2::{Digest as _, Sha256};
+
+use super::attributes::{Attributes, attributes};
+use super::cache::Cache;
+use super::refusal::Refusal;
+use super::reviews::{Access, Reviews};
+use super::user::User;
+
+/// How long an answer is good: those of the kubelet (`--authentication-token-webhook-cache-ttl`,
+/// `--authorization-webhook-cache-authorized-ttl`, `--authorization-webhook-cache-unauthorized-ttl`).
+const TOKEN_TIME: Duration = Duration::from_secs(2 * 60);
+const ALLOWED_TIME: Duration = Duration::from_secs(5 * 60);
+const DENIED_TIME: Duration = Duration::from_secs(30);
+/// A token that is invalid may be valid soon, as when its account was just made.
+const INVALID_TIME: Duration = Duration::from_secs(10);
+/// Longest token, bytes.
+const TOKEN_MAX: usize = 64 << 10;
+
+/// The user of a connection, by the certificate that its client showed.
+#[derive(Clone, Debug)]
+pub(super) struct Peer(pub(super) Option<Arc<User>>);
+
+/// Decides on requests.
+pub(super) struct Guard {
+    reviews: Box<dyn Reviews>,
+    /// Requests without credentials have a user, too.
+    anonymous: bool,
+    /// By the digest of the token.
+    tokens: Cache<[u8; 32], Option<User>>,
+    accesses: Cache<Access, bool>,
+}
+
+impl Guard {
+    pub(super) fn new(reviews: Box<dyn Reviews>, anonymous: bool) -> Self {
+        Self { reviews, anonymous, tokens: Cache::default(), accesses: Cache::default() }
+    }
+
+    /// The user of a request: of the certificate, else of the token, else the anonymous one where it is enabled.
+    async fn authenticate(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, Refusal> {
+        if let Some(user) = &peer.0 {
+            return Ok(User::clone(user));
+        }
+        let token = match bearer(headers) {
+            Some(token) => token,
+            None if self.anonymous && !headers.contains_key(header::AUTHORIZATION) => {
+                return Ok(User::anonymous());
+            }
+            None => return Err(Refusal::unauthorized()),
+        };
+        let digest = Sha256::digest(token).into();
+        if let Some(known) = self.tokens.get(&digest) {
+            return known.ok_or_else(Refusal::unauthorized);
+        }
+        let user = match self.reviews.token(token).await {
+            Ok(user) => user,
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "review token failed");
+                return Err(Refusal::unauthorized());
+            }
+        };
+        let time = if user.is_some() { TOKEN_TIME } else { INVALID_TIME };
+        self.tokens.put(digest, user.clone(), time);
+        user.ok_or_else(Refusal::unauthorized)
+    }
+
+    async fn authorize(&self, user: User, attributes: Attributes) -> Result<(), Refusal> {
+        let Attributes { verb, subresources } = attributes;
+        for subresource in subresources {
+            let access = Access { user: user.clone(), verb, subresource };
+            let allowed = match self.accesses.get(&access) {
+                Some(known) => known,
+                None => self.review(access).await?,
+            };
+            if allowed {
+                return Ok(());
+            }
+        }
+        let subresources = subresources.join(" ");
+        let name = user.name;
+        let message =
+            format!("Forbidden (user={name}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])");
+        Err(Refusal { status: StatusCode::FORBIDDEN, message })
+    }
+
+    async fn review(&self, access: Access) -> Result<bool, Refusal> {
+        match self.reviews.access(&access).await {
+            Ok(allowed) => {
+                self.accesses.put(access, allowed, if allowed { ALLOWED_TIME } else { DENIED_TIME });
+                Ok(allowed)
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "review access failed");
+                let (user, verb) = (access.user.name, access.verb);
+                Err(Refusal::internal(format!(
+                    "Authorization error (user={user}, verb={verb}, resource=nodes, subresource={})",
+                    access.subresource
+                )))
+            }
+        }
+    }
+}
+
+/// Lets a request through, or answers 401, 403 or 500.
+pub(super) async fn guard(
+    State(guard): State<Arc<Guard>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Refusal> {
+    let user = guard.authenticate(&peer, request.headers()).await?;
+    let is_upgrade = request.headers().contains_key(header::UPGRADE);
+    let attributes = attributes(request.method(), request.uri().path(), is_upgrade);
+    guard.authorize(user, attributes).await?;
+    Ok(next.run(request).await)
+}
+
+/// The token of a request.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    let fits = (1..=TOKEN_MAX).contains(&token.len());
+    (scheme.eq_ignore_ascii_case("bearer") && fits).then_some(token)
+}
+
+#[cfg(test)]
+mod tests;

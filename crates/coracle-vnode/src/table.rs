@@ -1,0 +1,116 @@
+//! Pods of this node, as its API shows them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coracle_record::{ContainerId, ContainerState};
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::RwLock;
+
+/// Pods of this node by uid. The tasks of pods write it, the API reads it. Neither waits for the other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PodTable(Arc<RwLock<BTreeMap<String, Arc<PodEntry>>>>);
+
+/// A pod of this node.
+#[derive(Clone, Debug)]
+pub(crate) struct PodEntry {
+    /// As it was read last, with the status that this node reports.
+    pub(crate) pod: Arc<Pod>,
+    /// Name of its VM in the host core, while there is one.
+    pub(crate) vm: Option<String>,
+    /// Containers that exist, by their name in the pod.
+    pub(crate) containers: BTreeMap<String, ContainerEntry>,
+}
+
+/// The newest attempt of a container.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerEntry {
+    /// Its id in the VM.
+    pub(crate) id: ContainerId,
+    /// How far it is.
+    pub(crate) state: ContainerState,
+    /// It has a terminal.
+    pub(crate) tty: bool,
+    /// It reads standard input.
+    pub(crate) stdin: bool,
+    /// CRI log file.
+    pub(crate) log: PathBuf,
+    /// The attempt before it, with its log file.
+    pub(crate) previous: Option<(ContainerId, PathBuf)>,
+}
+
+impl PodTable {
+    /// All pods, in the order of their uids.
+    pub(crate) fn list(&self) -> Vec<Arc<PodEntry>> {
+        self.0.read().values().cloned().collect()
+    }
+
+    /// The pod of that name, or the one with that uid. While an earlier pod of the same name is being ended, both exist:
+    /// without a uid the one that is not being deleted is found, else the newest.
+    pub(crate) fn find(&self, namespace: &str, name: &str, uid: Option<&str>) -> Option<Arc<PodEntry>> {
+        let pods = self.0.read();
+        let named = pods.values().filter(|entry| {
+            let metadata = &entry.pod.metadata;
+            metadata.namespace.as_deref() == Some(namespace)
+                && metadata.name.as_deref() == Some(name)
+                && uid.is_none_or(|uid| metadata.uid.as_deref() == Some(uid))
+        });
+        let age = |entry: &&Arc<PodEntry>| {
+            let metadata = &entry.pod.metadata;
+            (metadata.deletion_timestamp.is_none(), metadata.creation_timestamp.as_ref().map(|time| time.0))
+        };
+        named.max_by_key(age).cloned()
+    }
+
+    /// Adds or replaces a pod. One without a uid is not stored.
+    pub(crate) fn put(&self, entry: PodEntry) {
+        if let Some(uid) = entry.pod.metadata.uid.clone() {
+            self.0.write().insert(uid, Arc::new(entry));
+        }
+    }
+
+    /// Removes a pod. Nothing happens when it is not there.
+    pub(crate) fn remove(&self, uid: &str) {
+        self.0.write().remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(name: &str, uid: &str, created: &str, deleted: Option<&str>) -> PodEntry {
+        let pod = json!({"metadata": {
+            "namespace": "shop", "name": name, "uid": uid, "creationTimestamp": created, "deletionTimestamp": deleted,
+        }});
+        let pod = Arc::new(serde_json::from_value(pod).unwrap());
+        PodEntry { pod, vm: None, containers: BTreeMap::new() }
+    }
+
+    #[test]
+    fn table_finds_the_pod_that_a_name_means() {
+        let table = PodTable::default();
+        table.put(entry("web", "u1", "2026-01-02T00:00:00Z", Some("2026-01-03T00:00:00Z")));
+        table.put(entry("web", "u2", "2026-01-01T00:00:00Z", None));
+        table.put(entry("db", "u3", "2026-01-01T00:00:00Z", None));
+        let find = |namespace, name, uid| {
+            table.find(namespace, name, uid).and_then(|entry| entry.pod.metadata.uid.clone())
+        };
+        for (why, namespace, name, uid, want) in [
+            ("the one that stays", "shop", "web", None, Some("u2")),
+            ("the one with the uid", "shop", "web", Some("u1"), Some("u1")),
+            ("a uid of another pod", "shop", "web", Some("u3"), None),
+            ("another namespace", "bank", "web", None, None),
+            ("another name", "shop", "db", None, Some("u3")),
+        ] {
+            assert_eq!(find(namespace, name, uid).as_deref(), want, "{why}");
+        }
+        table.remove("u2");
+        table.remove("u2");
+        assert_eq!(find("shop", "web", None).as_deref(), Some("u1"), "the one that is being deleted is left");
+        assert_eq!(table.list().len(), 2);
+    }
+}
