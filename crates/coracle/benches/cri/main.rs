@@ -99,7 +99,13 @@ impl Kubelet {
 fn sandbox(name: &str) -> PodSandboxConfig {
     let text =
         |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    let resources = LinuxContainerResources { memory_limit_in_bytes: MEMORY_MIB << 20, ..Default::default() };
+    // One CPU, as the VMs that boot cold.
+    let resources = LinuxContainerResources {
+        memory_limit_in_bytes: MEMORY_MIB << 20,
+        cpu_quota: 100_000,
+        cpu_period: 100_000,
+        ..Default::default()
+    };
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: name.to_owned(),
