@@ -1,0 +1,67 @@
+//! What handlers share.
+
+use std::sync::Arc;
+
+use coracle_host::Host;
+use coracle_streaming::{Limits, Tasks};
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Api;
+use crate::stats::Rates;
+use crate::table::PodTable;
+
+/// Clones are the same.
+#[derive(Clone)]
+pub(super) struct Context(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) host: Host,
+    pub(super) pods: PodTable,
+    pub(super) node: String,
+    pub(super) sync_loop: watch::Receiver<bool>,
+    /// Upgraded connections.
+    pub(super) sessions: Tasks,
+    /// Connections to ports of pods.
+    pub(super) forwards: TaskTracker,
+    pub(super) limits: Limits,
+    pub(super) rates: Rates,
+    /// The server ends.
+    pub(super) stop: CancellationToken,
+}
+
+impl std::ops::Deref for Context {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl Context {
+    pub(super) fn new(api: Api, sessions: Tasks, stop: CancellationToken) -> Self {
+        Self(Arc::new(Inner {
+            host: api.host,
+            pods: api.pods,
+            node: api.node,
+            sync_loop: api.sync_loop,
+            sessions,
+            forwards: TaskTracker::new(),
+            limits: Limits::default(),
+            rates: Rates::default(),
+            stop,
+        }))
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::from_millisecond(self.host.clock().now().0).unwrap_or_default()
+    }
+
+    /// Waits for what sessions have left behind; they have ended.
+    pub(super) async fn stop(&self) {
+        self.forwards.close();
+        self.forwards.wait().await;
+    }
+}

@@ -1,0 +1,68 @@
+//! Exec, attach and port-forward of client-go's clients.
+
+use coracle_testkit::cluster::{self, Cluster};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::clients::{Proxy, finish, streaming_client};
+use super::world::{DEADLINE, MASTERS, World};
+
+async fn served(cluster: &Cluster, node: &str) -> (World, Proxy) {
+    let world = World::new(cluster.client(), node, false).await;
+    world.run("shop", "web", &["serve"], true).await;
+    let proxy = Proxy::new(&world, "admin", MASTERS).await;
+    (world, proxy)
+}
+
+#[test]
+fn commands_and_attachments_serve_each_client() {
+    cluster::run(async |cluster| {
+        let (world, proxy) = served(cluster, "streaming-node").await;
+        let exec = proxy.url("/exec/shop/web/main?output=1&error=1&command=say&command=two%20words");
+        let attach = proxy.url("/attach/shop/web/uid-web/main?input=1&output=1");
+        for (via, protocols) in [("spdy", ""), ("websocket", ""), ("websocket", "v4.channel.k8s.io")] {
+            let flags = ["exec", "-via", via, "-protocols", protocols];
+            let Some(client) = streaming_client(&[&flags[..], &[&exec]].concat()) else { return Ok(()) };
+            let (code, stdout, stderr) = finish(client, b"").await;
+            assert_eq!((code, stdout.as_str()), (Some(0), "say two words\n"), "{via} {protocols}: {stderr}");
+            if protocols.is_empty() {
+                let more = ["-stdin", "-stderr=false", &attach];
+                let client = streaming_client(&[&flags[..], &more].concat()).unwrap();
+                let (code, stdout, stderr) = finish(client, b"hello").await;
+                assert_eq!((code, stdout.as_str()), (Some(0), "hello"), "{via}: {stderr}");
+            }
+        }
+        world.end().await;
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn ports_are_forwarded_for_each_client() {
+    cluster::run(async |cluster| {
+        let (world, proxy) = served(cluster, "forwarding-node").await;
+        for via in ["spdy", "websocket"] {
+            let url = proxy.url("/portForward/shop/web");
+            let Some(mut client) = streaming_client(&["forward", "-via", via, &url, ":7"]) else {
+                return Ok(());
+            };
+            let mut lines = BufReader::new(client.stdout.as_mut().unwrap()).lines();
+            let line = timeout(DEADLINE, lines.next_line()).await??.unwrap_or_default();
+            let port = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
+            let port: u16 = port.unwrap_or_else(|| panic!("{via}: {line}")).parse()?;
+            let mut connection = TcpStream::connect(("127.0.0.1", port)).await?;
+            connection.write_all(b"ping").await?;
+            let mut answer = [0; 4];
+            timeout(DEADLINE, connection.read_exact(&mut answer)).await??;
+            connection.shutdown().await?;
+            let mut rest = Vec::new();
+            timeout(DEADLINE, connection.read_to_end(&mut rest)).await??;
+            assert_eq!((&answer, rest.len()), (b"ping", 0), "{via}");
+            drop(client.stdin.take());
+            timeout(DEADLINE, client.wait()).await??;
+        }
+        world.end().await;
+        anyhow::Ok(())
+    });
+}
