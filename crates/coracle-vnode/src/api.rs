@@ -10,6 +10,7 @@
 mod attributes;
 mod cache;
 mod context;
+mod error;
 mod guard;
 mod health;
 mod listener;
@@ -30,36 +31,22 @@ use std::sync::Arc;
 use axum::routing::{any, get, post};
 use axum::{Router, middleware};
 use coracle_host::Host;
-use coracle_streaming::Tasks;
+use coracle_streaming::{Limits, Tasks};
 use kube::Client;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use crate::stats::Rates;
 use crate::table::PodTable;
-use context::Context;
+use context::{Context, Shared};
+pub(crate) use error::ApiError;
 use guard::Guard;
 use listener::Tls;
 use reviews::KubeReviews;
 use tls::ClientCa;
-
-/// The API could not be served.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ApiError {
-    /// The certificates of the authorities cannot be used.
-    #[error("invalid client CA: {reason}")]
-    ClientCa {
-        /// What is wrong with them.
-        reason: String,
-    },
-    /// There are no usable settings of TLS.
-    #[error("cannot serve TLS")]
-    Tls {
-        /// Why.
-        source: rustls::Error,
-    },
-}
 
 /// The API of one node.
 pub(crate) struct Api {
@@ -93,7 +80,17 @@ impl Api {
         let reviews = KubeReviews { client: self.client.clone(), node: self.node.clone() };
         let guard = Arc::new(Guard::new(Box::new(reviews), self.anonymous));
         let sessions = Tasks::new(stop.clone());
-        let context = Context::new(self, sessions.clone(), stop.clone());
+        let context = Context::new(Shared {
+            host: self.host,
+            pods: self.pods,
+            node: self.node,
+            sync_loop: self.sync_loop,
+            sessions: sessions.clone(),
+            forwards: TaskTracker::new(),
+            limits: Limits::default(),
+            rates: Rates::default(),
+            stop: stop.clone(),
+        });
         let router = router(context.clone(), guard);
         let served = listener::serve(listener, Tls { serving: tls, client_ca }, router, stop.clone());
         let (served, ()) = tokio::join!(served, async {

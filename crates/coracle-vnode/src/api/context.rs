@@ -9,15 +9,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Api;
 use crate::stats::Rates;
 use crate::table::PodTable;
 
 /// Clones are the same.
 #[derive(Clone)]
-pub(super) struct Context(Arc<Inner>);
+pub(super) struct Context(Arc<Shared>);
 
-pub(super) struct Inner {
+/// Parts of it.
+pub(super) struct Shared {
     pub(super) host: Host,
     pub(super) pods: PodTable,
     pub(super) node: String,
@@ -33,26 +33,16 @@ pub(super) struct Inner {
 }
 
 impl std::ops::Deref for Context {
-    type Target = Inner;
+    type Target = Shared;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &Shared {
         &self.0
     }
 }
 
 impl Context {
-    pub(super) fn new(api: Api, sessions: Tasks, stop: CancellationToken) -> Self {
-        Self(Arc::new(Inner {
-            host: api.host,
-            pods: api.pods,
-            node: api.node,
-            sync_loop: api.sync_loop,
-            sessions,
-            forwards: TaskTracker::new(),
-            limits: Limits::default(),
-            rates: Rates::default(),
-            stop,
-        }))
+    pub(super) fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
     }
 
     pub(super) fn now(&self) -> Timestamp {

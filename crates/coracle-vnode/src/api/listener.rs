@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use super::ApiError;
+use super::error::ApiError;
 use super::guard::Peer;
 use super::tls::{self, ClientCa};
 

@@ -17,7 +17,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoClientAuth, WebPkiClientVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
 
-use super::ApiError;
+use super::error::ApiError;
 use super::user::User;
 
 /// Protocols that clients may choose; upgrades need the second.

@@ -6,11 +6,14 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio::time::timeout;
 
 use super::clients::{finish, spawn};
 use super::rights::allow;
-use super::world::World;
+use super::world::{DEADLINE, World};
 
 /// Address of the node: the API server refuses to pass raw requests on to loopback addresses.
 const ADDRESS: &str = "10.98.0.1";
@@ -71,7 +74,11 @@ fn kubectl_reaches_pods_through_the_api_server() {
             command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets);
             finish(spawn(&mut command), input).await
         };
-        for websockets in ["true", "false"] {
+        // The second time, the API server passes WebSockets on to the node as they are.
+        for websockets in ["true", "passed on", "false"] {
+            if websockets == "passed on" {
+                declare(cluster, node).await?;
+            }
             let (code, stdout, stderr) =
                 run(&["exec", "web", "-c", "main", "--", "say", "two words"], b"", websockets).await;
             assert_eq!((code, stdout.as_str()), (Some(0), "say two words\n"), "{websockets}: {stderr}");
@@ -92,7 +99,38 @@ fn kubectl_reaches_pods_through_the_api_server() {
         let (code, stdout, stderr) =
             run(&["get", "--raw", &format!("{raw}/runningpods/")], b"", "true").await;
         assert!(code == Some(0) && stdout.contains("\"name\":\"web\""), "{stdout} {stderr}");
+        for websockets in ["true", "false"] {
+            let mut command = Command::new(&kubectl);
+            command.arg("--kubeconfig").arg(cluster.kubeconfig()).args([
+                "-n",
+                &namespace,
+                "port-forward",
+                "web",
+                ":7",
+            ]);
+            let mut client = spawn(command.env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets));
+            let mut lines = BufReader::new(client.stdout.as_mut().unwrap()).lines();
+            let line = timeout(DEADLINE, lines.next_line()).await??.unwrap_or_default();
+            let port = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
+            let port: u16 = port.unwrap_or_else(|| panic!("{websockets}: {line}")).parse()?;
+            let mut connection = TcpStream::connect(("127.0.0.1", port)).await?;
+            connection.write_all(b"ping").await?;
+            let mut answer = [0; 4];
+            timeout(DEADLINE, connection.read_exact(&mut answer)).await??;
+            assert_eq!(&answer, b"ping", "{websockets}");
+            client.kill().await?;
+        }
         world.end().await;
         anyhow::Ok(())
     });
+}
+
+/// The node says that it understands WebSockets.
+async fn declare(cluster: &Cluster, node: &str) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client());
+    let status = json!({"status": {"declaredFeatures": ["ExtendWebSocketsToKubelet"]}});
+    let node = nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    let declared = node.status.and_then(|status| status.declared_features).unwrap_or_default();
+    anyhow::ensure!(declared == ["ExtendWebSocketsToKubelet"], "{declared:?}");
+    Ok(())
 }

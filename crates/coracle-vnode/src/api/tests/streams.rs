@@ -1,9 +1,13 @@
 //! Exec, attach and port-forward of client-go's clients.
 
+use coracle_host::ContainerState;
+use coracle_pod::streams::PortDialer;
+use coracle_streaming::Dial as _;
 use coracle_testkit::cluster::{self, Cluster};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use super::clients::{Proxy, finish, streaming_client};
 use super::world::{DEADLINE, MASTERS, World};
@@ -62,6 +66,51 @@ fn ports_are_forwarded_for_each_client() {
             drop(client.stdin.take());
             timeout(DEADLINE, client.wait()).await??;
         }
+        world.end().await;
+        anyhow::Ok(())
+    });
+}
+
+/// The client of an attachment goes without a word.
+#[test]
+fn attached_container_outlives_its_client() {
+    cluster::run(async |cluster| {
+        let (world, proxy) = served(cluster, "attaching-node").await;
+        let attach = proxy.url("/attach/shop/web/main?input=1&output=1");
+        for via in ["spdy", "websocket"] {
+            let flags = ["exec", "-via", via, "-stdin", "-stderr=false", &attach];
+            let Some(mut client) = streaming_client(&flags) else { return Ok(()) };
+            client.stdin.as_mut().unwrap().write_all(b"hello").await?;
+            let mut echo = [0; 5];
+            timeout(DEADLINE, client.stdout.as_mut().unwrap().read_exact(&mut echo)).await??;
+            client.kill().await?;
+            let container = world.host.containers("web")?.remove(0);
+            assert_eq!((&echo, container.state), (b"hello", ContainerState::Running), "{via}");
+        }
+        world.end().await;
+        anyhow::Ok(())
+    });
+}
+
+/// The guest of this test does not close connections by itself.
+#[test]
+fn dropped_connection_ends_in_the_guest() {
+    cluster::run(async |cluster| {
+        let (world, _proxy) = served(cluster, "dropping-node").await;
+        let tasks = TaskTracker::new();
+        let dial = PortDialer::new(world.host.clone(), "web", tasks.clone());
+        for write in [&b"ping"[..], b""] {
+            let mut connection = dial.dial(7).await.map_err(anyhow::Error::msg)?;
+            connection.write_all(write).await?;
+            let mut echo = vec![0; write.len()];
+            timeout(DEADLINE, connection.read_exact(&mut echo)).await??;
+            assert_eq!((echo.as_slice(), tasks.len()), (write, 1));
+            drop(connection);
+            tasks.close();
+            timeout(DEADLINE, tasks.wait()).await?;
+        }
+        world.host.stop("web", DEADLINE, None).await?;
+        assert!(dial.dial(7).await.is_err(), "the VM is off");
         world.end().await;
         anyhow::Ok(())
     });
