@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Api;
 use crate::table::{ContainerEntry, PodEntry, PodTable};
 
-const IMAGE: &str = "localhost/test/empty:1";
+pub(super) const IMAGE: &str = "localhost/test/empty:1";
 /// Group that may do everything.
 pub(super) const MASTERS: &str = "system:masters";
 /// No exchange of a test takes longer.
@@ -95,6 +95,17 @@ impl World {
     pub(super) async fn new(client: Client, node: &str, anonymous: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = open_host(dir.path()).await;
+        Self::of(host, dir, client, node, anonymous).await
+    }
+
+    /// As [`World::new`], of VMs in `dir`.
+    pub(super) async fn of(
+        host: Host,
+        dir: tempfile::TempDir,
+        client: Client,
+        node: &str,
+        anonymous: bool,
+    ) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
         let address = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
         let (ca, pods, stop) = (Authority::new("clients"), PodTable::default(), CancellationToken::new());
