@@ -79,7 +79,7 @@ impl Api {
         let client_ca = client_ca.map(|pem| ClientCa::new(&pem, clock)).transpose()?;
         let reviews = KubeReviews { client: self.client.clone(), node: self.node.clone() };
         let guard = Arc::new(Guard::new(Box::new(reviews), self.anonymous));
-        let sessions = Tasks::new(stop.clone());
+        let sessions = Tasks::new(stop.child_token());
         let context = Context::new(Shared {
             host: self.host,
             pods: self.pods,
@@ -92,11 +92,9 @@ impl Api {
             stop: stop.clone(),
         });
         let router = router(context.clone(), guard);
-        let served = listener::serve(listener, Tls { serving: tls, client_ca }, router, stop.clone());
-        let (served, ()) = tokio::join!(served, async {
-            stop.cancelled().await;
-            sessions.stop().await;
-        });
+        let tls = Tls { serving: tls, client_ca };
+        let served = listener::serve(listener, tls, router, stop).await;
+        sessions.stop().await;
         context.stop().await;
         served
     }

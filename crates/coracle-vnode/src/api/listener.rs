@@ -69,7 +69,12 @@ pub(super) async fn serve(
             }
         };
         if tls.serving.has_changed().unwrap_or(false) {
-            config = tls::server_config(&tls.serving.borrow_and_update().clone(), client_ca.as_deref())?;
+            match tls::server_config(&tls.serving.borrow_and_update().clone(), client_ca.as_deref()) {
+                Ok(renewed) => config = renewed,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "renew certificate failed");
+                }
+            }
         }
         let (acceptor, router) = (TlsAcceptor::from(config.clone()), router.clone());
         let (stop, client_ca) = (stop.clone(), client_ca.clone());
