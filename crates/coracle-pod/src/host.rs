@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use coracle_host::{
-    Access, ContainerMountSource, Fault, Host, HostError, NodeImage, Owner, PullOrigin, PullPolicy, VmSpec,
-    VolumeRequest,
+    Access, ContainerMountSource, Fault, Host, HostError, NodeImage, Owner, PullOrigin, PullPolicy, Record,
+    VmSpec, VolumeRequest,
 };
 use coracle_hypervisor::{Forward, Protocol};
 use coracle_image::ImageError;
+use coracle_net::Reach;
 use coracle_oci::{NoProgress, Reference};
 use coracle_proto::guest as pb;
 use coracle_record::{ContainerId, ContainerRecord};
@@ -23,7 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::container_spec::NewContainer;
+use crate::container_spec::{NewContainer, key};
 use crate::observed::RuntimeState;
 use crate::runtime::{ErrorKind, Exec, PodRuntime, RuntimeError};
 use crate::step::{HostPort, SandboxSpec};
@@ -49,6 +50,16 @@ pub struct PodId {
     pub name: String,
     /// Its uid, which keeps it apart from a later pod of the same name.
     pub uid: String,
+}
+
+impl PodId {
+    /// The pod that a VM was made for; `None` for a VM that [`HostRuntime`] did not make.
+    #[must_use]
+    pub fn of(record: &Record) -> Option<Self> {
+        let uid = record.metadata.get(key::POD_UID)?;
+        let Owner { namespace, name, .. } = record.owner.clone();
+        Some(Self { namespace, name, uid: uid.clone() })
+    }
 }
 
 /// One pod on the host core.
@@ -124,6 +135,9 @@ impl HostRuntime {
             hostname: spec.hostname.clone(),
             ports: spec.ports.iter().map(forward).collect::<Result<_, _>>()?,
             volumes,
+            metadata: [(key::POD_UID.to_owned(), self.pod.uid.clone())].into(),
+            // As everywhere in Kubernetes, pods reach each other and their node.
+            reach: Reach { guests: true, node: true },
             sandbox: Some(spec.sandbox.clone()),
             idempotent: true,
             ..VmSpec::of(self.vm.clone(), "")

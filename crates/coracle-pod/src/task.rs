@@ -11,7 +11,7 @@ use coracle_types::Clock;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::events::{self, PodEvent};
@@ -32,6 +32,8 @@ const API_LIMIT: Duration = Duration::from_secs(30);
 const OBSERVE_LIMIT: Duration = Duration::from_secs(30);
 /// Time after a failed observation or call to the API server until the next one.
 const RETRY: Duration = Duration::from_secs(5);
+/// A status that can wait is reported this long after it began to differ: until then, more may change.
+const REPORT_DELAY: Duration = Duration::from_secs(1);
 /// The pod is looked at again after this time, even when nothing seems to have changed.
 const RESYNC: Duration = Duration::from_secs(60);
 
@@ -92,6 +94,10 @@ struct Task {
     peers: PodPeers,
     memory: Memory,
     reported: PodStatus,
+    /// This task has reported a status.
+    has_reported: bool,
+    /// Since when the status differs from the reported one.
+    differs_since: Option<Instant>,
     jobs: JoinSet<JobEnd>,
     /// The job of each target, by the number of its start.
     running: BTreeMap<Target, (u64, AbortHandle)>,
@@ -111,6 +117,8 @@ pub async fn run(peers: PodPeers, mut input: watch::Receiver<PodInput>, stop: Ca
         peers,
         memory: Memory::default(),
         reported,
+        has_reported: false,
+        differs_since: None,
         jobs: JoinSet::new(),
         running: BTreeMap::new(),
         serial: 0,
@@ -135,7 +143,8 @@ impl Task {
                     if self.follow(&seen, plan) {
                         return Ended::Removed;
                     }
-                    requeue
+                    let report = self.differs_since.map(|since| REPORT_DELAY.saturating_sub(since.elapsed()));
+                    requeue.min(report.unwrap_or(RESYNC))
                 }
                 Err(error) => {
                     tracing::warn!(%error, "observe pod failed");
@@ -194,16 +203,30 @@ impl Task {
             self.begin(step);
         }
         if input.forced {
+            self.differs_since = None;
             return plan.finished;
         }
         if !self.api_busy {
-            if plan.status != self.reported {
+            if plan.status == self.reported {
+                self.differs_since = None;
+                if plan.finished {
+                    self.remove();
+                }
+            } else if self.is_due(input, &plan.status) {
                 self.report(plan.status);
-            } else if plan.finished {
-                self.remove();
             }
         }
         false
+    }
+
+    /// Whether a changed status is reported now. Others wait for the first one, for readiness and for the end; the rest is
+    /// held back for a moment, so that the start of a pod is a few writes and not one for each container.
+    fn is_due(&mut self, input: &PodInput, status: &PodStatus) -> bool {
+        let since = *self.differs_since.get_or_insert_with(Instant::now);
+        let ends = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+            || input.pod.metadata.deletion_timestamp.is_some();
+        let urgent = !self.has_reported || ends || is_ready(status) != is_ready(&self.reported);
+        urgent || since.elapsed() >= REPORT_DELAY
     }
 
     /// Starts a step; one that works on the same target is cut off.
@@ -238,7 +261,7 @@ impl Task {
     }
 
     fn report(&mut self, status: PodStatus) {
-        self.api_busy = true;
+        (self.api_busy, self.has_reported, self.differs_since) = (true, true, None);
         let object = Arc::clone(&self.peers.object);
         self.jobs.spawn(async move {
             let result = bounded(object.report(&status)).await;
@@ -299,6 +322,10 @@ impl Task {
             self.peers.object.event(event);
         }
     }
+}
+
+fn is_ready(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
 /// Numbers of the probe that a step belongs to.

@@ -1,5 +1,27 @@
-//! Virtual node: a Node of a cluster whose pods are VMs.
+//! Virtual node: a Node of a cluster whose pods are VMs of this host core.
+//!
+//! ```text
+//! API server ◀─Lease, Node status── node ─▶ certificate ─▶ api (kubelet's HTTPS API) ◀── kubectl logs, exec
+//!     │                                                      │ reads
+//!     └─watch of pods─▶ pods ─▶ coracle-pod ─▶ host core     ▼
+//!                         └──────────────────────────▶ table of pods
+//! ```
+//! What this crate never does: launch a VMM, decide what a pod's containers do ([`coracle_pod`] does), or end a VM for the
+//! absence of a pod that no fresh read confirmed. VMs keep running while the API server or this process is away.
 
+mod api;
+mod certificate;
+mod node;
 mod options;
-#[allow(dead_code, reason = "the API and the tasks of pods use it")]
+mod pods;
+mod stats;
 mod table;
+mod virtual_node;
+
+pub use options::{
+    CertificateSource, Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, VirtualNodeOptions,
+};
+pub use virtual_node::{VirtualNode, VirtualNodeError};
+
+/// Owner of the fields that this node writes (server-side apply).
+const FIELD_MANAGER: &str = "coracle-virtual-node";

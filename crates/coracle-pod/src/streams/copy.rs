@@ -6,9 +6,9 @@ use coracle_host::GuestClient;
 use coracle_proto::guest as pb;
 use coracle_proto::guest::{ExecResponse, attach_request, exec_request, exec_response::Message};
 use coracle_streaming::{Outcome, Reader, Session, TerminalSize, Writer};
+use futures_util::{Stream, TryStreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
-use tonic::{Status, Streaming};
 
 /// Bytes of input in one message.
 const CHUNK: usize = 32 << 10;
@@ -58,16 +58,20 @@ fn dimensions(size: TerminalSize) -> pb::Resize {
     pb::Resize { rows: size.rows.into(), cols: size.columns.into() }
 }
 
-/// Copies between client and guest until the process ends. `guest` keeps its session open meanwhile.
-pub(super) async fn copy<M: ToGuest>(
+/// Copies between client and guest until the process ends. `guest` keeps its session open meanwhile. Errors of `call` and of
+/// its replies are texts for the client.
+pub(super) async fn copy<M: ToGuest, R>(
     _guest: &GuestClient,
     session: Session,
     to_guest: mpsc::Sender<M>,
-    call: impl Future<Output = Result<Streaming<ExecResponse>, Status>>,
-) -> Outcome {
+    call: impl Future<Output = Result<R, String>>,
+) -> Outcome
+where
+    R: Stream<Item = Result<ExecResponse, String>> + Unpin,
+{
     let replies = match tokio::time::timeout(START_LIMIT, call).await {
         Ok(Ok(replies)) => replies,
-        Ok(Err(status)) => return Outcome::Failed(bounded(status.message())),
+        Ok(Err(why)) => return Outcome::Failed(why),
         Err(_) => return Outcome::Failed("the guest does not answer".to_owned()),
     };
     let Session { stdin, stdout, stderr, mut resize } = session;
@@ -107,12 +111,12 @@ async fn send_input<M: ToGuest>(stdin: Option<Reader>, to_guest: &mpsc::Sender<M
 
 /// Passes output on to the end. A client that does not read its output makes the process wait.
 async fn receive_output(
-    mut replies: Streaming<ExecResponse>,
+    mut replies: impl Stream<Item = Result<ExecResponse, String>> + Unpin,
     mut stdout: Option<Writer>,
     mut stderr: Option<Writer>,
 ) -> Outcome {
     loop {
-        let (writer, data) = match replies.message().await {
+        let (writer, data) = match replies.try_next().await {
             Ok(Some(reply)) => match reply.message {
                 Some(Message::Stdout(data)) => (&mut stdout, data),
                 Some(Message::Stderr(data)) => (&mut stderr, data),
@@ -128,7 +132,7 @@ async fn receive_output(
                 Some(Message::Started(_)) | None => continue,
             },
             Ok(None) => return Outcome::Failed("the guest ended the session".to_owned()),
-            Err(status) => return Outcome::Failed(bounded(status.message())),
+            Err(why) => return Outcome::Failed(why),
         };
         if let Some(open) = writer
             && open.write_all(&data).await.is_err()

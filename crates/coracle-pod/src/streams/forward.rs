@@ -10,6 +10,7 @@ use coracle_host::{GuestClient, Host};
 use coracle_proto::guest::port_forward_request::Message;
 use coracle_proto::guest::{PortForwardChunk, PortForwardHeader, PortForwardRequest};
 use coracle_streaming::{Connection, Dial};
+use futures_util::{Stream, TryStreamExt as _};
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, ReadHalf, WriteHalf,
 };
@@ -17,7 +18,6 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use tonic::Streaming;
 
 use super::copy::{QUEUED, bounded};
 
@@ -97,11 +97,11 @@ impl AsyncWrite for Forwarded {
 }
 
 /// Copies both ways until both halves are closed. `guest` keeps its session open meanwhile.
-async fn copy(
+async fn copy<E>(
     _guest: GuestClient,
     far: DuplexStream,
     to_guest: mpsc::Sender<PortForwardRequest>,
-    replies: Streaming<PortForwardChunk>,
+    replies: impl Stream<Item = Result<PortForwardChunk, E>> + Unpin,
 ) {
     let (reader, writer) = tokio::io::split(far);
     tokio::join!(send(reader, to_guest), receive(replies, writer));
@@ -122,8 +122,11 @@ async fn send(mut reader: ReadHalf<DuplexStream>, to_guest: mpsc::Sender<PortFor
     }
 }
 
-async fn receive(mut replies: Streaming<PortForwardChunk>, mut writer: WriteHalf<DuplexStream>) {
-    while let Ok(Some(chunk)) = replies.message().await {
+async fn receive<E>(
+    mut replies: impl Stream<Item = Result<PortForwardChunk, E>> + Unpin,
+    mut writer: WriteHalf<DuplexStream>,
+) {
+    while let Ok(Some(chunk)) = replies.try_next().await {
         if writer.write_all(&chunk.data).await.is_err() {
             return;
         }

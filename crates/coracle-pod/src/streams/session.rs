@@ -5,10 +5,11 @@ use coracle_host::{Access, ContainerId, Host, HostError};
 use coracle_proto::guest as pb;
 use coracle_proto::guest::{attach_request, exec_request};
 use coracle_streaming::{Outcome, RunSession, Session, Streams};
+use futures_util::TryStreamExt as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::copy::{QUEUED, copy};
+use super::copy::{QUEUED, bounded, copy};
 
 /// A command in a container.
 #[derive(Debug)]
@@ -49,7 +50,9 @@ impl RunSession for ExecSession {
         let first = to_guest.clone();
         let call = async {
             let _room_for_one = first.send(start).await;
-            Ok(guest.rpc().exec(ReceiverStream::new(requests)).await?.into_inner())
+            let replies = guest.rpc().exec(ReceiverStream::new(requests)).await;
+            let replies = replies.map_err(|status| bounded(status.message()))?.into_inner();
+            Ok(replies.map_err(|status| bounded(status.message())))
         };
         copy(&guest, session, to_guest, call).await
     }
@@ -91,7 +94,9 @@ impl RunSession for AttachSession {
         let first = to_guest.clone();
         let call = async {
             let _room_for_one = first.send(start).await;
-            Ok(guest.rpc().attach(ReceiverStream::new(requests)).await?.into_inner())
+            let replies = guest.rpc().attach(ReceiverStream::new(requests)).await;
+            let replies = replies.map_err(|status| bounded(status.message()))?.into_inner();
+            Ok(replies.map_err(|status| bounded(status.message())))
         };
         copy(&guest, session, to_guest, call).await
     }

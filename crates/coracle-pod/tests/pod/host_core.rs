@@ -189,6 +189,10 @@ async fn pod_ends_with_its_container_and_leaves_nothing() -> Result<()> {
     let container = status.container_statuses.unwrap().remove(0);
     assert!(container.container_id.unwrap().starts_with("coracle://"));
     assert!(container.image_id.starts_with("sha256:"));
+    let record = host.list()[0].record.clone();
+    let made_for = PodId { namespace: "shop".into(), name: "web".into(), uid: "u1".into() };
+    assert_eq!(PodId::of(&record), Some(made_for));
+    assert!(record.reach.guests && record.reach.node, "pods reach each other and their node");
     assert_eq!(running.delete().await, Ended::Removed);
     assert!(host.list().is_empty());
     assert!(is_empty(&node.path("pods")) && is_empty(&node.path("memory")), "files are left");

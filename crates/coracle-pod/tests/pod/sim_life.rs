@@ -228,3 +228,17 @@ fn exit_code_can_restart_all_containers() {
         Ok(())
     });
 }
+
+#[test]
+fn start_of_a_pod_is_few_status_writes() {
+    Sim::run(SEED, async |sim| -> Result<()> {
+        let container = |name: &str| json!({"name": name, "image": "web:1", "readinessProbe": {"exec": {"command": ["true"]}}});
+        let containers = json!({"containers": [container("a"), container("b"), container("c")]});
+        let world = World::new(&sim, containers);
+        let _task = world.start();
+        world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
+        let writes = world.fake.read(|state| state.reports);
+        assert!(writes <= 3, "{writes} writes from creation to Ready");
+        Ok(())
+    });
+}

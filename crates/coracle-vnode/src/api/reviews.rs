@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::timeout;
@@ -53,7 +51,7 @@ pub(super) struct KubeReviews {
 #[async_trait]
 impl Reviews for KubeReviews {
     async fn token(&self, token: &str) -> Result<Option<User>, ReviewError> {
-        let spec = TokenReviewSpec { token: Some(token.to_owned()), ..TokenReviewSpec::default() };
+        let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
         let review = TokenReview { spec, ..TokenReview::default() };
         let status = create(&self.client, &review).await?.status.unwrap_or_default();
         let valid = status.authenticated == Some(true);
@@ -86,7 +84,11 @@ impl Reviews for KubeReviews {
 
 async fn create<K>(client: &Client, review: &K) -> Result<K, ReviewError>
 where
-    K: kube::Resource<DynamicType = ()> + serde::Serialize + serde::de::DeserializeOwned + Clone + std::fmt::Debug,
+    K: kube::Resource<DynamicType = ()>
+        + serde::Serialize
+        + serde::de::DeserializeOwned
+        + Clone
+        + std::fmt::Debug,
 {
     let api = Api::all(client.clone());
     let answer = timeout(LIMIT, async { api.create(&PostParams::default(), review).await }).await;

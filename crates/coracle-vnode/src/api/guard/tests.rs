@@ -81,7 +81,7 @@ async fn decision_table() {
 async fn answers_are_kept_for_their_time() {
     let asked = Arc::new(AtomicUsize::new(0));
     let guard = Guard::new(Box::new(Names { asked: asked.clone() }), false);
-    let mut ask = async |authorization: &str, wait: u64| {
+    let ask = async |authorization: &str, wait: u64| {
         tokio::time::advance(Duration::from_secs(wait)).await;
         let before = asked.load(Ordering::SeqCst);
         decide(&guard, &peer(""), authorization, &Method::GET, "/metrics").await;
@@ -94,7 +94,11 @@ async fn answers_are_kept_for_their_time() {
     let denied = "Bearer get/stats";
     assert_eq!((ask(denied, 0).await, ask(denied, 29).await, ask(denied, 1).await), (2, 0, 1));
     assert_eq!((ask("Bearer invalid", 0).await, ask("Bearer invalid", 9).await), (1, 0));
-    assert_eq!((ask("Bearer broken", 0).await, ask("Bearer broken", 0).await), (1, 1), "a failure is not kept");
+    assert_eq!(
+        (ask("Bearer broken", 0).await, ask("Bearer broken", 0).await),
+        (1, 1),
+        "a failure is not kept"
+    );
 }
 
 #[tokio::test]

@@ -1,0 +1,23 @@
+//! Health of the node's daemon.
+
+use axum::extract::{Path, State};
+
+use super::context::Context;
+use super::refusal::Refusal;
+
+pub(super) async fn ok() -> &'static str {
+    "ok"
+}
+
+/// `ping` and `log` answer while the daemon does; `syncloop` while the task of the pods makes progress.
+pub(super) async fn check(
+    State(context): State<Context>,
+    Path(check): Path<String>,
+) -> Result<&'static str, Refusal> {
+    match check.as_str() {
+        "ping" | "log" => Ok("ok"),
+        "syncloop" if *context.sync_loop.borrow() => Ok("ok"),
+        "syncloop" => Err(Refusal::internal("the task of the pods makes no progress")),
+        other => Err(Refusal::not_found(format!("health check {other:?} not found"))),
+    }
+}

@@ -1,0 +1,189 @@
+//! `/containerLogs`: what a container printed, and what it prints while it runs.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, RawQuery, State};
+use axum::response::Response;
+use bytes::Bytes;
+use coracle_host::{ContainerId, ContainerState};
+use coracle_logs::{CriLogFollower, CriLogReader};
+use futures_util::stream;
+use http::{HeaderValue, header};
+use k8s_openapi::api::core::v1::ContainerStatus;
+
+use super::context::Context;
+use super::query::{LogOptions, pairs};
+use super::refusal::Refusal;
+use super::target::ContainerTarget;
+use crate::table::{ContainerEntry, PodEntry};
+
+/// Longest time for a file system to open a log.
+const OPEN_LIMIT: Duration = Duration::from_secs(30);
+
+/// Headers are sent at once, and the output as it comes, chunked. Following ends with the instance it began with, when the
+/// client goes, and when the server stops.
+pub(super) async fn read(
+    State(context): State<Context>,
+    Path(target): Path<ContainerTarget>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    let options = LogOptions::parse(&pairs(query.as_deref()), context.now())?;
+    let entry = target.find_pod(&context.pods)?;
+    let Instance { id, log } = choose(&entry, &target.container, options.previous)?;
+    let (vm, query) = (entry.vm.clone().unwrap_or_default(), options.query);
+    let opening = coracle_files::blocking(move || CriLogReader::open(&log, query));
+    let reader = match tokio::time::timeout(OPEN_LIMIT, opening).await {
+        Ok(Ok(reader)) => reader,
+        // A container that printed nothing may have no log yet, and one that is removed has none any more.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(text(Body::empty())),
+        Ok(Err(error)) => return Err(Refusal::internal(format!("cannot open the log: {error}"))),
+        Err(_) => return Err(Refusal::internal("cannot open the log: the file system does not answer")),
+    };
+    let ended = async move {
+        if options.follow {
+            // An instance that is removed has ended, too.
+            let end = context.host.wait_container(&vm, &id);
+            let _ended_or_stopped = context.stop.run_until_cancelled(end).await;
+        }
+    };
+    let follower = CriLogFollower::new(reader, ended);
+    let output = stream::try_unfold(follower, async |mut follower| {
+        let next = follower.next().await?;
+        Ok::<_, io::Error>(next.map(|output| (Bytes::from(output), follower)))
+    });
+    Ok(text(Body::from_stream(output)))
+}
+
+fn text(body: Body) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    response
+}
+
+/// One attempt of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Instance {
+    id: ContainerId,
+    log: PathBuf,
+}
+
+/// The instance whose log is wanted. Pure.
+///
+/// # Errors
+/// 400: it has not started yet; `previous`: none has ended before it.
+fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Refusal> {
+    let pod = entry.pod.metadata.name.as_deref().unwrap_or_default();
+    let status = status(entry, name);
+    let waits = status.and_then(|status| status.state.as_ref()?.waiting.as_ref());
+    let container = entry.containers.get(name);
+    let newest =
+        |container: &ContainerEntry| Instance { id: container.id.clone(), log: container.log.clone() };
+    let before = container.and_then(|container| container.previous.clone());
+    let before = before.map(|(id, log)| Instance { id, log });
+    let chosen = match container {
+        // It ended and waits for its next attempt: that one is the previous, as lastState says.
+        Some(container) if previous && waits.is_some() && container.state == ContainerState::Exited => {
+            Some(newest(container))
+        }
+        _ if previous => before,
+        Some(container) if container.state != ContainerState::Created => Some(newest(container)),
+        _ => before,
+    };
+    chosen.ok_or_else(|| match previous {
+        true => Refusal::bad_request(format!(
+            "previous terminated container \"{name}\" in pod \"{pod}\" not found"
+        )),
+        false => {
+            let reason = waits.and_then(|waiting| waiting.reason.as_deref());
+            let reason = match reason.unwrap_or("ContainerCreating") {
+                "ErrImagePull" => "image can't be pulled",
+                "ImagePullBackOff" => "trying and failing to pull image",
+                reason => reason,
+            };
+            let message = format!("container \"{name}\" in pod \"{pod}\" is waiting to start: {reason}");
+            Refusal::bad_request(message)
+        }
+    })
+}
+
+/// What the pod's status says of a container.
+fn status<'a>(entry: &'a PodEntry, name: &str) -> Option<&'a ContainerStatus> {
+    let status = entry.pod.status.as_ref()?;
+    let kinds =
+        [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
+    kinds.into_iter().flatten().flatten().find(|status| status.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn entry(container: Option<(ContainerState, bool)>, state: Value) -> PodEntry {
+        let pod = json!({
+            "metadata": {"name": "web"},
+            "status": {"containerStatuses": [{
+                "name": "main", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+            }]},
+        });
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let container = container.map(|(state, has_previous)| ContainerEntry {
+            id: "new".parse().unwrap(),
+            state,
+            tty: false,
+            stdin: false,
+            log: "/new.log".into(),
+            previous: has_previous.then(|| ("old".parse().unwrap(), "/old.log".into())),
+        });
+        let containers = container.map(|container| ("main".to_owned(), container)).into_iter().collect();
+        PodEntry { pod: Arc::new(pod), vm: Some("vm".into()), containers }
+    }
+
+    #[test]
+    fn instance_table() {
+        use ContainerState::{Created, Exited, Running};
+        let waiting = |reason: &str| json!({"waiting": {"reason": reason}});
+        let (runs, ended) = (json!({"running": {}}), json!({"terminated": {"exitCode": 0}}));
+        for (why, container, state, previous, want) in [
+            ("it runs", Some((Running, false)), runs.clone(), false, "new"),
+            ("it has ended", Some((Exited, true)), ended.clone(), false, "new"),
+            ("it is restarting", Some((Exited, true)), waiting("CrashLoopBackOff"), false, "new"),
+            (
+                "its next attempt is being made",
+                Some((Created, true)),
+                waiting("PodInitializing"),
+                false,
+                "old",
+            ),
+            (
+                "nothing exists",
+                None,
+                waiting("ContainerCreating"),
+                false,
+                "waiting to start: ContainerCreating",
+            ),
+            ("its image cannot be pulled", None, waiting("ErrImagePull"), false, "image can't be pulled"),
+            ("made, not started", Some((Created, false)), waiting("x"), false, "waiting to start: x"),
+            ("the one before", Some((Running, true)), runs.clone(), true, "old"),
+            ("none before", Some((Running, false)), runs, true, "previous terminated container \"main\""),
+            ("the one before the last", Some((Exited, true)), ended, true, "old"),
+            ("the last while restarting", Some((Exited, true)), waiting("CrashLoopBackOff"), true, "new"),
+            ("none yet", None, waiting("x"), true, "previous terminated container \"main\""),
+        ] {
+            match choose(&entry(container, state), "main", previous) {
+                Ok(instance) => assert_eq!(instance.id.as_str(), want, "{why}"),
+                Err(refusal) => {
+                    assert_eq!(refusal.status, 400, "{why}");
+                    assert!(refusal.message.contains(want), "{why}: {}", refusal.message);
+                }
+            }
+        }
+    }
+}

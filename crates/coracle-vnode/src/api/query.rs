@@ -1,0 +1,92 @@
+//! Queries of requests. Pure.
+
+mod logs;
+
+use coracle_streaming::Streams;
+
+use super::refusal::Refusal;
+pub(super) use logs::LogOptions;
+
+/// Names and values, in order.
+pub(super) type Pairs = Vec<(String, String)>;
+
+pub(super) fn pairs(query: Option<&str>) -> Pairs {
+    form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect()
+}
+
+/// The first value of a name.
+pub(super) fn first<'a>(pairs: &'a Pairs, name: &str) -> Option<&'a str> {
+    pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+}
+
+/// All values of a name, in order.
+pub(super) fn all(pairs: &Pairs, name: &str) -> Vec<String> {
+    pairs.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
+}
+
+/// Streams of an exec or attach. A terminal has no standard error: asked for both, the terminal is meant.
+///
+/// # Errors
+/// 400: there is none.
+pub(super) fn streams(pairs: &Pairs) -> Result<Streams, Refusal> {
+    let is_set = |name: &str| matches!(first(pairs, name), Some("1" | "true"));
+    let tty = is_set("tty");
+    let streams =
+        Streams { stdin: is_set("input"), stdout: is_set("output"), stderr: is_set("error") && !tty, tty };
+    match streams {
+        Streams { stdin: false, stdout: false, stderr: false, .. } => {
+            Err(Refusal::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
+        }
+        streams => Ok(streams),
+    }
+}
+
+/// Ports of an old WebSocket client, `port=80&port=81,82`.
+///
+/// # Errors
+/// 400: one of them is none.
+pub(super) fn ports(pairs: &Pairs) -> Result<Vec<u16>, Refusal> {
+    let values = all(pairs, "port");
+    let ports = values.iter().flat_map(|value| value.split(',')).map(|port| {
+        let parsed = port.trim().parse::<u16>().ok().filter(|port| *port > 0);
+        parsed.ok_or_else(|| Refusal::bad_request(format!("invalid port {port:?}: not 1 to 65535")))
+    });
+    ports.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_table() {
+        for (why, query, want) in [
+            ("none", "command=ls", None),
+            ("none, by their values", "input=0&output=false", None),
+            ("a terminal alone", "tty=1&error=1", None),
+            ("all", "input=1&output=1&error=1", Some((true, true, true, false))),
+            ("input alone", "input=1", Some((true, false, false, false))),
+            ("stderr of a terminal is dropped", "output=1&error=1&tty=1", Some((false, true, false, true))),
+        ] {
+            let got = streams(&pairs(Some(query))).map(|s| (s.stdin, s.stdout, s.stderr, s.tty));
+            assert_eq!(got.clone().ok(), want, "{why}");
+            assert!(want.is_some() || got.unwrap_err().status == 400, "{why}");
+        }
+    }
+
+    #[test]
+    fn commands_and_ports_are_read_in_order() {
+        let query = pairs(Some("command=sh&command=-c&output=1&command=echo+a%20b"));
+        assert_eq!(all(&query, "command"), ["sh", "-c", "echo a b"]);
+        for (query, want) in [
+            ("", Some(vec![])),
+            ("port=80", Some(vec![80])),
+            ("port=80,81&port=82", Some(vec![80, 81, 82])),
+            ("port=0", None),
+            ("port=65536", None),
+            ("port=http", None),
+        ] {
+            assert_eq!(ports(&pairs(Some(query))).ok(), want, "{query}");
+        }
+    }
+}

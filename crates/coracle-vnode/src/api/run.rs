@@ -1,0 +1,79 @@
+//! `/run`: a command in a container, and what it printed as the answer.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Task, Poll};
+use std::time::Duration;
+
+use axum::extract::{Path, RawQuery, State};
+use coracle_pod::streams::ExecSession;
+use coracle_streaming::{Outcome, RunSession as _, Session, Streams};
+use parking_lot::Mutex;
+use tokio::io::AsyncWrite;
+use tokio::sync::mpsc;
+
+use super::context::Context;
+use super::query::{first, pairs};
+use super::refusal::Refusal;
+use super::target::ContainerTarget;
+
+/// Most of the output that is kept, bytes; the rest is discarded.
+const OUTPUT_MAX: usize = 16 << 20;
+/// Longest time of a command.
+const LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
+
+/// `cmd` is split at spaces. The command ends when the client goes.
+pub(super) async fn run(
+    State(context): State<Context>,
+    Path(target): Path<ContainerTarget>,
+    RawQuery(query): RawQuery,
+) -> Result<Vec<u8>, Refusal> {
+    let query = pairs(query.as_deref());
+    let command = first(&query, "cmd").unwrap_or_default();
+    let command: Vec<_> = command.split(' ').map(str::to_owned).collect();
+    let found = target.find(&context.pods)?;
+    if command.iter().all(String::is_empty) {
+        return Err(Refusal::bad_request("invalid cmd: it is empty"));
+    }
+    let streams = Streams { stdout: true, stderr: true, ..Streams::default() };
+    let session = ExecSession::new(context.host.clone(), &found.vm, &found.container.id, command, streams);
+    let session = Box::new(session.map_err(|error| Refusal::of_host(&error))?);
+    let output = Output::default();
+    let (_none, resize) = mpsc::channel(1);
+    let (stdout, stderr) = (output.clone(), output.clone());
+    let streams =
+        Session { stdin: None, stdout: Some(Box::new(stdout)), stderr: Some(Box::new(stderr)), resize };
+    let outcome = tokio::time::timeout(LIMIT, session.run(streams)).await;
+    let output = std::mem::take(&mut *output.0.lock());
+    match outcome {
+        Ok(Outcome::Exited(0)) => Ok(output),
+        Ok(Outcome::Exited(code)) => {
+            let output = String::from_utf8_lossy(&output);
+            Err(Refusal::internal(format!("{output}command terminated with exit code {code}")))
+        }
+        Ok(Outcome::Failed(why)) => Err(Refusal::internal(why)),
+        Err(_) => Err(Refusal::internal("the command takes too long")),
+    }
+}
+
+/// Keeps what is written, up to a bound.
+#[derive(Clone, Debug, Default)]
+struct Output(Arc<Mutex<Vec<u8>>>);
+
+impl AsyncWrite for Output {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Task<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let mut kept = self.0.lock();
+        let room = OUTPUT_MAX.saturating_sub(kept.len());
+        kept.extend_from_slice(data.get(..room).unwrap_or(data));
+        Poll::Ready(Ok(data.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Task<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Task<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

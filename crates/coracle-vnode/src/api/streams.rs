@@ -1,0 +1,67 @@
+//! `/exec`, `/attach` and `/portForward`: upgrades of HTTP/1.1 requests.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::response::Response;
+use coracle_host::ContainerState;
+use coracle_pod::streams::{AttachSession, ExecSession, PortDialer};
+use coracle_streaming::{serve_port_forward, serve_session};
+
+use super::context::Context;
+use super::query::{all, pairs, ports, streams};
+use super::refusal::Refusal;
+use super::target::{ContainerTarget, PodTarget};
+
+/// A command in a container: `command` repeated, and the streams `input`, `output`, `error`, `tty`.
+pub(super) async fn exec(
+    State(context): State<Context>,
+    Path(target): Path<ContainerTarget>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let query = pairs(query.as_deref());
+    let streams = streams(&query)?;
+    let found = target.find(&context.pods)?;
+    let command = all(&query, "command");
+    if command.is_empty() {
+        return Err(Refusal::bad_request("invalid command: it is empty"));
+    }
+    let session = ExecSession::new(context.host.clone(), &found.vm, &found.container.id, command, streams);
+    let session = session.map_err(|error| Refusal::of_host(&error))?;
+    let response = serve_session(request, streams, Box::new(session), &context.limits, &context.sessions);
+    Ok(response.map(Body::new))
+}
+
+/// The streams of a container that runs.
+pub(super) async fn attach(
+    State(context): State<Context>,
+    Path(target): Path<ContainerTarget>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let streams = streams(&pairs(query.as_deref()))?;
+    let found = target.find(&context.pods)?;
+    if found.container.state != ContainerState::Running {
+        return Err(Refusal::bad_request(format!("container \"{}\" is not running", target.container)));
+    }
+    let session = AttachSession::new(context.host.clone(), &found.vm, &found.container.id, streams);
+    let session = session.map_err(|error| Refusal::of_host(&error))?;
+    let response = serve_session(request, streams, Box::new(session), &context.limits, &context.sessions);
+    Ok(response.map(Body::new))
+}
+
+/// Connections to ports of a pod. Old WebSocket clients name the ports in the query.
+pub(super) async fn port_forward(
+    State(context): State<Context>,
+    Path(target): Path<PodTarget>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let ports = ports(&pairs(query.as_deref()))?;
+    let vm = target.vm(&context)?;
+    let dial = Arc::new(PortDialer::new(context.host.clone(), &vm, context.forwards.clone()));
+    let response = serve_port_forward(request, &ports, dial, &context.limits, &context.sessions);
+    Ok(response.map(Body::new))
+}

@@ -1,0 +1,99 @@
+//! The pod or container that a path names.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::Deserialize;
+
+use super::context::Context;
+use super::refusal::Refusal;
+use crate::table::{ContainerEntry, PodEntry, PodTable};
+
+/// `/{namespace}/{pod}[/{uid}]` of a path.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct PodTarget {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    #[serde(default)]
+    pub(super) uid: Option<String>,
+}
+
+/// `/{namespace}/{pod}[/{uid}]/{container}` of a path.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct ContainerTarget {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    #[serde(default)]
+    pub(super) uid: Option<String>,
+    pub(super) container: String,
+}
+
+/// A container that has been made.
+pub(super) struct Found {
+    pub(super) vm: String,
+    pub(super) container: ContainerEntry,
+}
+
+impl PodTarget {
+    /// # Errors
+    /// 404: the node has no such pod.
+    pub(super) fn find(&self, pods: &PodTable) -> Result<Arc<PodEntry>, Refusal> {
+        pods.find(&self.namespace, &self.pod, self.uid.as_deref())
+            .ok_or_else(|| Refusal::not_found(format!("pod \"{}/{}\" not found", self.namespace, self.pod)))
+    }
+
+    /// Name of the pod's VM.
+    ///
+    /// # Errors
+    /// 404; 400: it has no VM.
+    pub(super) fn vm(&self, context: &Context) -> Result<String, Refusal> {
+        let entry = self.find(&context.pods)?;
+        let waits = || Refusal::bad_request(format!("pod \"{}/{}\" does not run", self.namespace, self.pod));
+        entry.vm.clone().ok_or_else(waits)
+    }
+}
+
+impl ContainerTarget {
+    /// The pod, which has a container of this name in its spec.
+    ///
+    /// # Errors
+    /// 404.
+    pub(super) fn find_pod(&self, pods: &PodTable) -> Result<Arc<PodEntry>, Refusal> {
+        let Self { namespace, pod, uid, container } = self;
+        let target = PodTarget { namespace: namespace.clone(), pod: pod.clone(), uid: uid.clone() };
+        let entry = target.find(pods)?;
+        if !container_names(&entry.pod).any(|name| name == container) {
+            let message = format!("container not found (\"{container}\" in pod \"{namespace}/{pod}\")");
+            return Err(Refusal::not_found(message));
+        }
+        Ok(entry)
+    }
+
+    /// The container's newest attempt.
+    ///
+    /// # Errors
+    /// 404; 400: it has not been made yet.
+    pub(super) fn find(&self, pods: &PodTable) -> Result<Found, Refusal> {
+        let entry = self.find_pod(pods)?;
+        match (&entry.vm, entry.containers.get(&self.container)) {
+            (Some(vm), Some(container)) => Ok(Found { vm: vm.clone(), container: container.clone() }),
+            _ => {
+                let Self { namespace, pod, container, .. } = self;
+                let message =
+                    format!("container \"{container}\" in pod \"{namespace}/{pod}\" is waiting to start");
+                Err(Refusal::bad_request(message))
+            }
+        }
+    }
+}
+
+/// Containers, init containers and ephemeral ones.
+fn container_names(pod: &Pod) -> impl Iterator<Item = &String> {
+    let spec = pod.spec.as_ref();
+    let containers = spec.into_iter().flat_map(|spec| {
+        let init = spec.init_containers.iter().flatten();
+        spec.containers.iter().chain(init).map(|container| &container.name)
+    });
+    let ephemeral = spec.into_iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
+    containers.chain(ephemeral.map(|container| &container.name))
+}

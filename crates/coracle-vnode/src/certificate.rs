@@ -1,0 +1,197 @@
+//! The certificate that the API of this node shows: from the cluster, from files, or signed by the node itself.
+//!
+//! ```text
+//! stored pair ─▶ valid? ─▶ shown until 80 % of its life ─▶ request ─▶ approved by a user ─▶ stored, shown
+//!                   └ no: signed by the node itself, with a warning ────┘
+//! ```
+
+mod authorities;
+mod pair;
+mod request;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_files::{blocking, write_atomic};
+use coracle_types::Clock;
+use jiff::Timestamp;
+use kube::Client;
+use rustls::ServerConfig;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use authorities::client_ca;
+pub(crate) use pair::{CertificateError, Subject};
+
+use crate::options::CertificateSource;
+use pair::Pair;
+use request::Request;
+
+/// Between two looks at the files of a certificate, and at the time of its end.
+const LOOK: Duration = Duration::from_secs(60);
+/// Time until a request is made again that could not be sent, or was denied.
+const RETRY: Duration = Duration::from_secs(30);
+const DENIED_RETRY: Duration = Duration::from_secs(3600);
+
+/// Files of the pair that the cluster signed, and of the key that it is asked to sign.
+const PAIR_FILE: &str = "kubelet-server.pem";
+const PENDING_FILE: &str = "kubelet-server-pending.key";
+
+/// Keeps the certificate of the API valid.
+pub(crate) struct Certificates {
+    client: Client,
+    source: CertificateSource,
+    subject: Subject,
+    dir: PathBuf,
+    clock: Clock,
+    shown: watch::Sender<Arc<ServerConfig>>,
+    pair: Pair,
+    /// The pair is from the configured source, not a stand-in.
+    is_final: bool,
+}
+
+impl Certificates {
+    /// Finds a pair to begin with: the one that is stored or named, else one that the node signs itself.
+    ///
+    /// # Errors
+    /// [`CertificateError`] for files that cannot be used.
+    pub(crate) async fn open(
+        client: Client,
+        source: CertificateSource,
+        subject: Subject,
+        dir: PathBuf,
+        clock: Clock,
+    ) -> Result<Self, CertificateError> {
+        let now = now(&clock);
+        let found = match &source {
+            CertificateSource::Files { certificate, key } => Some(read_pair(certificate, key).await?),
+            CertificateSource::Cluster => {
+                let file = dir.join(PAIR_FILE);
+                let stored = read_pair(&file, &file).await.ok();
+                stored.filter(|pair| now < pair.not_after && pair.is_of(&subject))
+            }
+            CertificateSource::SelfSigned => None,
+        };
+        let is_final = found.is_some() || source == CertificateSource::SelfSigned;
+        let pair = match found {
+            Some(pair) => pair,
+            None => Pair::self_signed(&subject, now)?,
+        };
+        let shown = watch::Sender::new(pair.config()?);
+        Ok(Self { client, source, subject, dir, clock, shown, pair, is_final })
+    }
+
+    /// What new connections use.
+    pub(crate) fn shown(&self) -> watch::Receiver<Arc<ServerConfig>> {
+        self.shown.subscribe()
+    }
+
+    /// Renews until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut pause = Duration::ZERO;
+        while stop.run_until_cancelled(sleep(pause)).await.is_some() {
+            let Some(turn) = stop.run_until_cancelled(self.turn()).await else { return };
+            pause = turn.unwrap_or_else(|error| {
+                tracing::warn!(error = chain(&error), "renew the certificate of the API failed");
+                if matches!(error, CertificateError::Denied { .. }) { DENIED_RETRY } else { RETRY }
+            });
+        }
+    }
+
+    /// One look; the time until the next one.
+    async fn turn(&mut self) -> Result<Duration, CertificateError> {
+        let now = now(&self.clock);
+        match self.source.clone() {
+            CertificateSource::Files { certificate, key } => {
+                let pair = read_pair(&certificate, &key).await?;
+                if pair != self.pair {
+                    self.show(pair)?;
+                }
+            }
+            CertificateSource::SelfSigned if now >= self.pair.renew_at() => {
+                self.show(Pair::self_signed(&self.subject, now)?)?;
+            }
+            CertificateSource::Cluster if !self.is_final || now >= self.pair.renew_at() => {
+                let pair = self.request().await?;
+                self.show(pair)?;
+                self.is_final = true;
+            }
+            CertificateSource::SelfSigned | CertificateSource::Cluster => {}
+        }
+        Ok(LOOK)
+    }
+
+    fn show(&mut self, pair: Pair) -> Result<(), CertificateError> {
+        self.shown.send_replace(pair.config()?);
+        tracing::info!(until = %pair.not_after, "the API has a new certificate");
+        self.pair = pair;
+        Ok(())
+    }
+
+    /// Asks the cluster; waits for as long as it takes to be approved. The key is kept, so that a request that a user
+    /// approves after a restart is not lost.
+    async fn request(&self) -> Result<Pair, CertificateError> {
+        let pending = self.dir.join(PENDING_FILE);
+        let key = read(&pending).await.ok().and_then(|pem| rcgen::KeyPair::from_pem(&pem).ok());
+        let key = match key {
+            Some(key) => key,
+            None => {
+                let key = rcgen::KeyPair::generate().map_err(|source| CertificateError::Make { source })?;
+                write(&pending, key.serialize_pem()).await?;
+                key
+            }
+        };
+        let request = Request::new(&self.subject, &key)?;
+        let issued = request.wait(&self.client).await;
+        if issued.is_ok() || matches!(issued, Err(CertificateError::Denied { .. })) {
+            remove(&pending).await;
+        }
+        let pair = Pair::parse(&issued?, &key.serialize_pem())?;
+        write(&self.dir.join(PAIR_FILE), pair.pem()).await?;
+        Ok(pair)
+    }
+}
+
+fn now(clock: &Clock) -> Timestamp {
+    Timestamp::from_millisecond(clock.now().0).unwrap_or_default()
+}
+
+/// An error and its causes, in one line.
+fn chain(error: &CertificateError) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+async fn read_pair(certificate: &Path, key: &Path) -> Result<Pair, CertificateError> {
+    Pair::parse(&read(certificate).await?, &read(key).await?)
+}
+
+async fn read(path: &Path) -> Result<String, CertificateError> {
+    let own = path.to_owned();
+    let failed = |source| CertificateError::File { operation: "read", path: path.to_owned(), source };
+    blocking(move || std::fs::read_to_string(own)).await.map_err(failed)
+}
+
+/// Readable for the daemon alone.
+async fn write(path: &Path, pem: String) -> Result<(), CertificateError> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let own = path.to_owned();
+    let failed = |source| CertificateError::File { operation: "write", path: path.to_owned(), source };
+    let work = move || {
+        if let Some(dir) = own.parent() {
+            std::fs::create_dir_all(dir)?;
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))?;
+        }
+        write_atomic(&own, pem.as_bytes())
+    };
+    blocking(work).await.map_err(failed)
+}
+
+async fn remove(path: &Path) {
+    let own = path.to_owned();
+    if let Err(error) = blocking(move || coracle_files::remove_file(&own)).await {
+        tracing::warn!(path = %path.display(), %error, "remove the key of a request failed");
+    }
+}

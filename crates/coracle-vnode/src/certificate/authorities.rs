@@ -1,0 +1,52 @@
+//! Authorities of the certificates of clients.
+
+use std::path::Path;
+use std::time::Duration;
+
+use coracle_files::blocking;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client};
+use tokio::time::{sleep, timeout};
+
+use super::CertificateError;
+
+/// Where the API server publishes them.
+const NAMESPACE: &str = "kube-system";
+const CONFIG_MAP: &str = "extension-apiserver-authentication";
+const KEY: &str = "client-ca-file";
+/// Limit of the question.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Time until it is asked again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Those of the file, else those that the cluster publishes, as soon as the API server answers. `None`, with a warning, when
+/// it publishes none, or not to this node. Cancel-safe.
+///
+/// # Errors
+/// [`CertificateError::File`].
+pub(crate) async fn client_ca(
+    client: &Client,
+    file: Option<&Path>,
+) -> Result<Option<Vec<u8>>, CertificateError> {
+    if let Some(path) = file {
+        let own = path.to_owned();
+        let failed = |source| CertificateError::File { operation: "read", path: path.to_owned(), source };
+        return blocking(move || std::fs::read(own)).await.map(Some).map_err(failed);
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+    let found = loop {
+        match timeout(LIMIT, maps.get_opt(CONFIG_MAP)).await {
+            Ok(Ok(map)) => break map.and_then(|map| map.data?.remove(KEY)).filter(|pem| !pem.is_empty()),
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => break None,
+            Ok(Err(error)) => tracing::warn!(%error, "read the authorities of clients failed"),
+            Err(_) => tracing::warn!("read the authorities of clients timed out"),
+        }
+        sleep(RETRY).await;
+    };
+    if found.is_none() {
+        tracing::warn!(
+            "the cluster names no authority of client certificates: clients of the API need tokens"
+        );
+    }
+    Ok(found.map(String::into_bytes))
+}

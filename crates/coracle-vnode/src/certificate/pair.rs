@@ -1,0 +1,230 @@
+//! A certificate with its key.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_pod::time::{add, until};
+use jiff::Timestamp;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+/// Organization of all nodes.
+const NODES: &str = "system:nodes";
+/// How long a certificate lasts that the node signs itself.
+const SELF_SIGNED_LIFE: Duration = Duration::from_secs(365 * 86400);
+
+/// A certificate could not be made, read or had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CertificateError {
+    /// A file cannot be read or written.
+    #[error("cannot {operation} {}", .path.display())]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It is not what it should be.
+    #[error("invalid certificate: {reason}")]
+    Invalid {
+        /// What is wrong.
+        reason: String,
+    },
+    /// Certificate and key cannot be used together.
+    #[error("cannot use the certificate with its key")]
+    Use {
+        /// Why not.
+        source: rustls::Error,
+    },
+    /// A key or a request cannot be made.
+    #[error("cannot make a certificate")]
+    Make {
+        /// Why not.
+        source: rcgen::Error,
+    },
+    /// The API server cannot be asked.
+    #[error("cannot {operation} certificate signing request {name:?}")]
+    Api {
+        /// What was tried.
+        operation: &'static str,
+        /// Name of the request.
+        name: String,
+        /// Why not.
+        source: Box<kube::Error>,
+    },
+    /// The request ended without a certificate.
+    #[error("certificate signing request {name:?} was not granted: {reason}")]
+    Denied {
+        /// Name of the request.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The request was removed before it was approved.
+    #[error("certificate signing request {name:?} not found")]
+    Gone {
+        /// Name of the request.
+        name: String,
+    },
+}
+
+/// Who the certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) node: String,
+    pub(crate) hostname: String,
+    pub(crate) address: IpAddr,
+}
+
+impl Subject {
+    /// Parameters of its certificate: common name and organization as the cluster asks for them of nodes.
+    pub(super) fn params(&self) -> Result<CertificateParams, CertificateError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, NODES);
+        params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", self.node));
+        let host = self.hostname.as_str().try_into().map_err(|source| CertificateError::Make { source })?;
+        params.subject_alt_names = vec![SanType::DnsName(host), SanType::IpAddress(self.address)];
+        Ok(params)
+    }
+}
+
+/// A chain of certificates with the key of the first.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Pair {
+    certificate: String,
+    key: String,
+    pub(super) not_before: Timestamp,
+    pub(super) not_after: Timestamp,
+    names: Vec<String>,
+}
+
+impl Pair {
+    /// Reads PEM texts; either may have the other one's part, too.
+    pub(super) fn parse(certificate: &str, key: &str) -> Result<Self, CertificateError> {
+        let invalid = |reason: String| CertificateError::Invalid { reason };
+        let first = CertificateDer::from_pem_slice(certificate.as_bytes());
+        let first = first.map_err(|error| invalid(format!("not a PEM certificate: {error}")))?;
+        let (_, parsed) = X509Certificate::from_der(&first).map_err(|error| invalid(error.to_string()))?;
+        let time =
+            |at: x509_parser::time::ASN1Time| Timestamp::from_second(at.timestamp()).unwrap_or_default();
+        let names = parsed.subject_alternative_name().ok().flatten();
+        let names = names.iter().flat_map(|names| &names.value.general_names).filter_map(name);
+        Ok(Self {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            not_before: time(parsed.validity().not_before),
+            not_after: time(parsed.validity().not_after),
+            names: names.collect(),
+        })
+    }
+
+    /// One that no other authority knows.
+    pub(super) fn self_signed(subject: &Subject, now: Timestamp) -> Result<Self, CertificateError> {
+        let failed = |source| CertificateError::Make { source };
+        let key = KeyPair::generate().map_err(failed)?;
+        let mut params = subject.params()?;
+        let day = |at: Timestamp| {
+            let date = at.to_zoned(jiff::tz::TimeZone::UTC).date();
+            let part = |number: i8| u8::try_from(number).unwrap_or(1);
+            rcgen::date_time_ymd(date.year().into(), part(date.month()), part(date.day()))
+        };
+        // From the day before on: clocks differ.
+        params.not_before =
+            day(add(now, Duration::ZERO).checked_sub(jiff::SignedDuration::from_hours(24)).unwrap_or(now));
+        params.not_after = day(add(now, SELF_SIGNED_LIFE));
+        let certificate = params.self_signed(&key).map_err(failed)?;
+        Self::parse(&certificate.pem(), &key.serialize_pem())
+    }
+
+    /// When a new one is wanted: after 80 % of its life.
+    pub(super) fn renew_at(&self) -> Timestamp {
+        add(self.not_before, until(self.not_before, self.not_after) / 5 * 4)
+    }
+
+    /// True when it has the names of the subject.
+    pub(super) fn is_of(&self, subject: &Subject) -> bool {
+        let wanted = [subject.hostname.clone(), subject.address.to_string()];
+        wanted.iter().all(|name| self.names.contains(name))
+    }
+
+    /// Both parts in one text.
+    pub(super) fn pem(&self) -> String {
+        format!("{}{}", self.certificate, self.key)
+    }
+
+    /// Settings of a server that shows it.
+    pub(super) fn config(&self) -> Result<Arc<ServerConfig>, CertificateError> {
+        let invalid =
+            |error: rustls::pki_types::pem::Error| CertificateError::Invalid { reason: error.to_string() };
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(self.certificate.as_bytes())
+            .collect::<Result<_, _>>()
+            .map_err(invalid)?;
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).map_err(invalid)?;
+        let failed = |source| CertificateError::Use { source };
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(failed)?;
+        Ok(Arc::new(config))
+    }
+}
+
+fn name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => match *bytes {
+            [a, b, c, d] => Some(IpAddr::from([*a, *b, *c, *d]).to_string()),
+            _ => <[u8; 16]>::try_from(*bytes).ok().map(|bytes| IpAddr::from(bytes).to_string()),
+        },
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn subject() -> Subject {
+        Subject { node: "vm-1".into(), hostname: "vm-1".into(), address: "192.0.2.1".parse().unwrap() }
+    }
+
+    #[test]
+    fn self_signed_pair_serves_its_subject() {
+        let now: Timestamp = "2026-11-24T12:00:00Z".parse().unwrap();
+        let pair = Pair::self_signed(&subject(), now).unwrap();
+        pair.config().unwrap();
+        assert!(pair.is_of(&subject()) && pair.not_before < now && now < pair.renew_at());
+        let moved = Subject { address: "192.0.2.2".parse().unwrap(), ..subject() };
+        assert!(!pair.is_of(&moved), "a node with another address needs another certificate");
+        assert!(Pair::parse(&pair.pem(), &pair.pem()).is_ok_and(|both| both.config().is_ok()));
+    }
+
+    #[test]
+    fn pair_is_renewed_at_80_percent_of_its_life() {
+        let now: Timestamp = "2026-11-24T12:00:00Z".parse().unwrap();
+        let mut pair = Pair::self_signed(&subject(), now).unwrap();
+        (pair.not_before, pair.not_after) =
+            (Timestamp::from_second(1000).unwrap(), Timestamp::from_second(2000).unwrap());
+        assert_eq!(pair.renew_at().as_second(), 1800);
+    }
+
+    #[test]
+    fn key_of_another_certificate_is_refused() {
+        let now = Timestamp::UNIX_EPOCH;
+        let [one, two] = [(); 2].map(|()| Pair::self_signed(&subject(), now).unwrap());
+        let mixed = Pair::parse(&one.certificate, &two.key).unwrap();
+        assert!(matches!(mixed.config(), Err(CertificateError::Use { .. })));
+        assert!(Pair::parse("text", "text").is_err());
+    }
+}

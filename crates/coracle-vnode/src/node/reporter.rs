@@ -1,0 +1,182 @@
+//! Registers the node and reports its status: when something changed, else at an interval.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_pod::node::NodeFacts;
+use coracle_types::Clock;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::facts::{Identity, Reader, Resources};
+use super::{object, status};
+use crate::FIELD_MANAGER;
+use crate::options::VirtualNodeOptions;
+
+/// Limit of a call to the API server.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Time until a registration or a report is tried again that failed.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// What the cluster says of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Registered {
+    /// Uid of its object; `None`: it is not registered.
+    pub(crate) uid: Option<String>,
+    /// Labels of its object; users may add some.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Networks that the cluster assigned to it.
+    pub(crate) pod_cidrs: Vec<String>,
+}
+
+/// Keeps the Node object.
+pub(crate) struct Reporter {
+    pub(crate) client: Client,
+    pub(crate) options: Arc<VirtualNodeOptions>,
+    pub(crate) identity: Identity,
+    pub(crate) reader: Reader,
+    pub(crate) clock: Clock,
+    /// Pods can be run.
+    pub(crate) ready: watch::Receiver<bool>,
+    pub(crate) registered: watch::Sender<Registered>,
+    pub(crate) facts: watch::Sender<Arc<NodeFacts>>,
+}
+
+/// The status that the API server has, and when it was written.
+struct Reported {
+    status: NodeStatus,
+    at: Instant,
+}
+
+impl Reporter {
+    /// Reports until `stop`. An object that was removed is registered again.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut reported = None;
+        loop {
+            let turn = timeout(LIMIT, self.turn(&mut reported));
+            let Some(turn) = stop.run_until_cancelled(turn).await else { return };
+            let wait = match turn {
+                Ok(Ok(())) => self.options.intervals.observe,
+                Ok(Err(error)) => {
+                    tracing::warn!(node = self.options.name, %error, "report the node failed");
+                    RETRY
+                }
+                Err(_) => {
+                    tracing::warn!(node = self.options.name, "report the node timed out");
+                    RETRY
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = self.ready.changed() => if changed.is_err() { return },
+                () = sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn turn(&mut self, reported: &mut Option<Reported>) -> kube::Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        if reported.is_none() {
+            let node = self.register(&nodes).await?;
+            let status = node.status.clone().unwrap_or_default();
+            self.publish(&node);
+            *reported = Some(Reported { status, at: Instant::now() });
+        }
+        let resources = self.reader.read().await;
+        self.see(&resources);
+        let Some(last) = reported.as_ref() else { return Ok(()) };
+        let now = Timestamp::from_millisecond(self.clock.now().0).unwrap_or_default();
+        let ready = *self.ready.borrow_and_update();
+        let wanted = status::derive(&self.identity, &resources, ready, Some(&last.status), now);
+        if !status::differs(&last.status, &wanted) && last.at.elapsed() < self.options.intervals.report {
+            return Ok(());
+        }
+        match self.apply(&nodes, &wanted).await {
+            Ok(node) => {
+                self.publish(&node);
+                *reported = Some(Reported { status: wanted, at: Instant::now() });
+                Ok(())
+            }
+            Err(error) => {
+                if is_not_found(&error) {
+                    *reported = None;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn register(&self, nodes: &Api<Node>) -> kube::Result<Node> {
+        let name = &self.options.name;
+        let Some(node) = nodes.get_opt(name).await? else {
+            let node = nodes.create(&PostParams::default(), &object::new_node(&self.options)).await?;
+            tracing::info!(node = name, "registered the node");
+            return Ok(node);
+        };
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let mut node = if has_labels(&node, &object::labels(&self.options)) {
+            node
+        } else {
+            nodes.patch(name, &params, &Patch::Apply(object::labels_patch(&self.options))).await?
+        };
+        if let Some(taints) = object::taints_patch(&self.options, &node) {
+            node = nodes.patch(name, &PatchParams::default(), &Patch::Merge(taints)).await?;
+        }
+        tracing::info!(node = name, "found the node in the cluster");
+        Ok(node)
+    }
+
+    async fn apply(&self, nodes: &Api<Node>, wanted: &NodeStatus) -> kube::Result<Node> {
+        let name = &self.options.name;
+        let patch = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": wanted});
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        nodes.patch_status(name, &params, &Patch::Apply(&patch)).await
+    }
+
+    fn publish(&self, node: &Node) {
+        let spec = node.spec.clone().unwrap_or_default();
+        let seen = Registered {
+            uid: node.metadata.uid.clone(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            pod_cidrs: spec.pod_cidrs.or(spec.pod_cidr.map(|cidr| vec![cidr])).unwrap_or_default(),
+        };
+        let assigned = seen.pod_cidrs.clone();
+        let is_new = self.registered.borrow().pod_cidrs != assigned;
+        self.registered.send_if_modified(|old| std::mem::replace(old, seen.clone()) != seen);
+        let own = self.reader.host.network().subnet().map(|subnet| subnet.to_string());
+        if let Some(own) = own.filter(|own| is_new && !assigned.is_empty() && !assigned.contains(own)) {
+            tracing::warn!(
+                own,
+                ?assigned,
+                "pods have addresses of another network than the cluster assigned: start the node with it as --subnet"
+            );
+        }
+    }
+
+    fn see(&self, resources: &Resources) {
+        let facts = self.identity.pod_facts(resources);
+        self.facts.send_if_modified(|old| {
+            let changed = **old != facts;
+            if changed {
+                *old = Arc::new(facts);
+            }
+            changed
+        });
+    }
+}
+
+fn has_labels(node: &Node, wanted: &BTreeMap<String, String>) -> bool {
+    let present = node.metadata.labels.clone().unwrap_or_default();
+    wanted.iter().all(|(key, value)| present.get(key) == Some(value))
+}
+
+fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}

@@ -1,0 +1,175 @@
+//! Whether the node takes a pod, as a kubelet decides it. Pure, apart from the ledger of what is taken.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use coracle_pod::node::NodeFacts;
+use coracle_pod::quantity::Amount;
+use coracle_pod::resources::vm_size;
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+
+use super::requests::{Requests, requests};
+use super::selector::may_run;
+
+/// A pod that the node does not take: reason and message of its status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+impl Refusal {
+    fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+/// What pods of the node have taken. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ledger(Arc<Mutex<BTreeMap<String, Requests>>>);
+
+impl Ledger {
+    /// Counts a pod that runs already.
+    pub(super) fn keep(&self, uid: &str, pod: &Pod) {
+        self.0.lock().insert(uid.to_owned(), requests(pod));
+    }
+
+    /// Counts a pod when it fits beside the others. Idempotent.
+    pub(super) fn take(&self, uid: &str, pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), Refusal> {
+        let mut taken = self.0.lock();
+        if taken.contains_key(uid) {
+            return Ok(());
+        }
+        fits(&taken.values().copied().collect::<Vec<_>>(), pod, node, pods_max)?;
+        taken.insert(uid.to_owned(), requests(pod));
+        Ok(())
+    }
+
+    /// A pod has ended.
+    pub(super) fn release(&self, uid: &str) {
+        self.0.lock().remove(uid);
+    }
+}
+
+/// A pod beside others.
+fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), Refusal> {
+    let wanted = requests(pod);
+    let sum = |part: fn(&Requests) -> Amount| taken.iter().map(part).fold(Amount::ZERO, Amount::plus);
+    let short = |reason, what: &str, wanted: u64, used: u64, capacity: u64| {
+        let message = format!(
+            "Node didn't have enough resource: {what}, requested: {wanted}, used: {used}, capacity: {capacity}"
+        );
+        Err(Refusal::new(reason, message))
+    };
+    let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
+    if count >= pods_max {
+        return short("OutOfpods", "pods", 1, count.into(), pods_max.into());
+    }
+    let (used, capacity) = (sum(|one| one.cpu), Amount::of_units(node.allocatable_cpus.into()));
+    if !wanted.cpu.is_zero() && wanted.cpu.plus(used) > capacity {
+        return short("OutOfcpu", "cpu", wanted.cpu.millis(), used.millis(), capacity.millis());
+    }
+    let (used, capacity) = (sum(|one| one.memory), Amount::of_units(node.allocatable_memory.bytes()));
+    if !wanted.memory.is_zero() && wanted.memory.plus(used) > capacity {
+        return short("OutOfmemory", "memory", wanted.memory.units(), used.units(), capacity.units());
+    }
+    // A VM that no empty node could hold would be tried forever.
+    let (_, vm) = vm_size(pod, node);
+    if vm > node.allocatable_memory {
+        return short("OutOfmemory", "memory", vm.bytes(), 0, capacity.units());
+    }
+    Ok(())
+}
+
+/// Whether the pod is for this node at all.
+pub(super) fn is_for(pod: &Pod, node: &str, labels: &BTreeMap<String, String>) -> Result<(), Refusal> {
+    if !may_run(pod, node, labels) {
+        return Err(Refusal::new(
+            "NodeAffinity",
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ));
+    }
+    let os = pod.spec.as_ref().and_then(|spec| spec.os.as_ref()).map(|os| os.name.as_str());
+    match os.filter(|os| *os != "linux") {
+        Some(os) => {
+            let message =
+                format!("Failed to admit pod as the OS field doesn't match node OS: {os:?} is not \"linux\"");
+            Err(Refusal::new("PodOSNotSupported", message))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_pod::node::ResolverConfig;
+    use serde_json::json;
+
+    use super::*;
+
+    fn node() -> NodeFacts {
+        NodeFacts {
+            name: "vm-1".into(),
+            addresses: vec![],
+            cluster_domain: String::new(),
+            cluster_dns: vec![],
+            resolver: ResolverConfig::default(),
+            allocatable_cpus: 4,
+            allocatable_memory: 4096.try_into().unwrap(),
+            default_memory: 512.try_into().unwrap(),
+            guest_overhead_mib: 64,
+        }
+    }
+
+    fn pod(cpu: &str, memory: &str) -> Pod {
+        let requests = json!({"cpu": cpu, "memory": memory});
+        serde_json::from_value(
+            json!({"spec": {"containers": [{"name": "a", "resources": {"requests": requests}}]}}),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn pods_are_taken_while_they_fit() {
+        let ledger = Ledger::default();
+        let take = |uid: &str, pod: &Pod| ledger.take(uid, pod, &node(), 3).map_err(|refusal| refusal.reason);
+        ledger.keep("running", &pod("2", "1Gi"));
+        for (why, uid, pod, want) in [
+            ("fits", "a", pod("1", "1Gi"), Ok(())),
+            ("again: counted once", "a", pod("1", "1Gi"), Ok(())),
+            ("too many CPUs", "b", pod("1500m", "0"), Err("OutOfcpu")),
+            ("too much memory", "c", pod("0", "3Gi"), Err("OutOfmemory")),
+            ("asks for nothing", "d", pod("0", "0"), Ok(())),
+            ("too many pods", "e", pod("0", "0"), Err("OutOfpods")),
+        ] {
+            assert_eq!(take(uid, &pod), want, "{why}");
+        }
+        ledger.release("a");
+        ledger.release("a");
+        assert_eq!(take("f", &pod("2", "3Gi")), Ok(()), "what ended is free");
+    }
+
+    #[test]
+    fn vm_larger_than_the_node_is_refused() {
+        let limits = json!({"memory": "4090Mi"});
+        let pod = json!({"spec": {"containers": [{"name": "a", "resources": {"limits": limits, "requests": {"memory": "1Mi"}}}]}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let refusal = Ledger::default().take("a", &pod, &node(), 10).unwrap_err();
+        assert_eq!(refusal.reason, "OutOfmemory");
+    }
+
+    #[test]
+    fn pods_for_other_nodes_are_refused() {
+        let labels = BTreeMap::new();
+        for (spec, want) in [
+            (json!({"containers": []}), None),
+            (json!({"containers": [], "os": {"name": "linux"}}), None),
+            (json!({"containers": [], "os": {"name": "windows"}}), Some("PodOSNotSupported")),
+            (json!({"containers": [], "nodeSelector": {"a": "b"}}), Some("NodeAffinity")),
+        ] {
+            let pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+            assert_eq!(is_for(&pod, "vm-1", &labels).err().map(|refusal| refusal.reason), want, "{spec}");
+        }
+    }
+}

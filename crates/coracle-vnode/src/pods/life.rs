@@ -1,0 +1,235 @@
+//! The life of one pod on this node: its task of `coracle-pod`, and what that task sees of the cluster.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_host::Host;
+use coracle_pod::events::PodEvent;
+use coracle_pod::host::{HostRuntime, PodDirs, PodId};
+use coracle_pod::node::NodeFacts;
+use coracle_pod::objects::{Objects, references};
+use coracle_pod::observed::Verdict;
+use coracle_pod::runtime::RuntimeError;
+use coracle_pod::task::{self, Ended, PodInput, PodPeers};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::admission::{Ledger, Refusal, is_for};
+use super::events::Recorder;
+use super::grpc::NodeNetwork;
+use super::object::ApiPod;
+use super::references::{ObjectWatches, Subscription};
+use super::row::Row;
+use super::runtime::ShownRuntime;
+use crate::node::Registered;
+use crate::options::VirtualNodeOptions;
+use crate::table::PodTable;
+
+/// Limit of a read, and time until it is repeated.
+const LIMIT: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_secs(5);
+/// Service account of pods that name none.
+const DEFAULT_ACCOUNT: &str = "default";
+
+/// What all pods of the node share. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) host: Host,
+    pub(super) client: Client,
+    pub(super) options: Arc<VirtualNodeOptions>,
+    pub(super) table: PodTable,
+    pub(super) ledger: Ledger,
+    pub(super) recorder: Recorder,
+    pub(super) watches: ObjectWatches,
+    pub(super) facts: watch::Receiver<Arc<NodeFacts>>,
+    pub(super) registered: watch::Receiver<Registered>,
+}
+
+/// A pod as the cluster shows it.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) pod: Arc<Pod>,
+    /// The object vanished: everything is ended at once.
+    pub(super) forced: bool,
+}
+
+impl Seen {
+    /// True when it shall end, so that what it names does not matter any more.
+    fn is_ending(&self) -> bool {
+        self.forced || self.pod.metadata.deletion_timestamp.is_some()
+    }
+}
+
+/// The life of one pod.
+pub(super) struct Life {
+    pub(super) shared: Shared,
+    pub(super) pod: PodId,
+    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) subscription: Subscription,
+}
+
+impl Life {
+    /// Runs until nothing is left of the pod, or until `stop`. Cancel-safe: a later one continues from what exists.
+    ///
+    /// # Errors
+    /// When no VM can have the name of the pod.
+    pub(super) async fn run(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
+        let Shared { host, client, options, table, ledger, recorder, .. } = self.shared.clone();
+        let first = self.seen.borrow().pod.clone();
+        let row = Arc::new(Row::new(table, host.clone(), first.clone()));
+        let (disk, memory) = super::directories(&options, &host);
+        let dirs = PodDirs::of(&disk, &memory, &self.pod.uid);
+        let inner = HostRuntime::new(host.clone(), self.pod.clone(), dirs)?;
+        row.look(inner.vm().as_str());
+        let account = first.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
+        let object = ApiPod {
+            client,
+            pod: self.pod.clone(),
+            account: account.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
+            events: recorder,
+            ledger,
+            row: row.clone(),
+        };
+        let peers = PodPeers {
+            runtime: Arc::new(ShownRuntime { inner, row: row.clone() }),
+            object: Arc::new(object),
+            network: Arc::new(NodeNetwork),
+            clock: host.clock().clone(),
+        };
+        let Some(objects) = stop.run_until_cancelled(self.objects()).await else { return Ok(Ended::Stopped) };
+        let Some(verdict) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
+        let now = self.seen.borrow_and_update().clone();
+        row.set_pod(&now.pod);
+        let input = PodInput {
+            pod: now.pod,
+            objects: Arc::new(objects),
+            node: self.shared.facts.borrow().clone(),
+            verdict,
+            forced: now.forced,
+        };
+        let (input, receiver) = watch::channel(input);
+        let mut ended = Box::pin(task::run(peers, receiver, stop));
+        tokio::select! {
+            ended = &mut ended => Ok(ended),
+            () = self.feed(&input, &row) => Ok(Ended::Stopped),
+        }
+    }
+
+    /// What the pod names, once all of it was looked for; nothing when it ends before.
+    async fn objects(&mut self) -> Objects {
+        let mut revision = self.shared.watches.revision();
+        loop {
+            let seen = self.seen.borrow_and_update().clone();
+            revision.borrow_and_update();
+            if let Some(objects) = self.gather(&seen.pod) {
+                return objects;
+            }
+            if seen.is_ending() {
+                return Objects::default();
+            }
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return Objects::default() },
+                _ = revision.changed() => {}
+            }
+        }
+    }
+
+    fn gather(&mut self, pod: &Pod) -> Option<Objects> {
+        let (watches, namespace) = (&self.shared.watches, &self.pod.namespace);
+        watches.subscribe(&mut self.subscription, namespace, references(pod));
+        watches.gather(&self.subscription, namespace)
+    }
+
+    /// Passes on what changes in the cluster. Ends when the pods of the node do.
+    async fn feed(&mut self, input: &watch::Sender<PodInput>, row: &Row) {
+        let mut revision = self.shared.watches.revision();
+        let mut facts = self.shared.facts.clone();
+        loop {
+            let seen = self.seen.borrow_and_update().clone();
+            revision.borrow_and_update();
+            row.set_pod(&seen.pod);
+            // Until a new name was looked for, the old objects count.
+            let objects = self.gather(&seen.pod);
+            let node = facts.borrow_and_update().clone();
+            input.send_if_modified(|input| {
+                let objects = objects.filter(|objects| *objects != *input.objects).map(Arc::new);
+                let changed = !Arc::ptr_eq(&seen.pod, &input.pod)
+                    || seen.forced != input.forced
+                    || node != input.node
+                    || objects.is_some();
+                input.objects = objects.unwrap_or_else(|| input.objects.clone());
+                (input.pod, input.forced, input.node) = (seen.pod.clone(), seen.forced, node);
+                changed
+            });
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                _ = revision.changed() => {}
+                _ = facts.changed() => {}
+            }
+        }
+    }
+
+    /// Whether the node takes the pod. One that runs, ends or has ended is taken.
+    async fn admit(&mut self) -> Option<Verdict> {
+        let seen = self.seen.borrow().clone();
+        let Shared { ledger, facts, options, .. } = &self.shared;
+        if seen.is_ending() || has_ended(&seen.pod) {
+            return None;
+        }
+        if has_begun(&seen.pod) {
+            ledger.keep(&self.pod.uid, &seen.pod);
+            return None;
+        }
+        let node = facts.borrow().clone();
+        let refusal = match self.refused_labels(&seen.pod).await {
+            None => ledger.take(&self.pod.uid, &seen.pod, &node, options.pods_max).err(),
+            refused => refused,
+        }?;
+        tracing::info!(ns = self.pod.namespace, name = self.pod.name, reason = refusal.reason, "pod refused");
+        self.shared
+            .recorder
+            .take(&self.pod, PodEvent::warning(refusal.reason, None, refusal.message.clone()));
+        Some(Verdict {
+            reason: refusal.reason.to_owned(),
+            message: refusal.message,
+            deadline: Timestamp::from_millisecond(self.shared.host.clock().now().0).unwrap_or_default(),
+            disruption: None,
+        })
+    }
+
+    /// Whether the pod is for another node. The scheduler may have seen newer labels: a refusal is of a fresh read.
+    async fn refused_labels(&self, pod: &Pod) -> Option<Refusal> {
+        let name = &self.shared.options.name;
+        let known = self.shared.registered.borrow().labels.clone();
+        is_for(pod, name, &known).err()?;
+        is_for(pod, name, &self.fresh_labels().await).err()
+    }
+
+    async fn fresh_labels(&self) -> BTreeMap<String, String> {
+        let nodes: Api<Node> = Api::all(self.shared.client.clone());
+        loop {
+            match timeout(LIMIT, nodes.get_metadata(&self.shared.options.name)).await {
+                Ok(Ok(node)) => return node.metadata.labels.unwrap_or_default(),
+                Ok(Err(error)) => tracing::warn!(%error, "read the labels of the node failed"),
+                Err(_) => tracing::warn!("read the labels of the node timed out"),
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+/// True when the pod will not run any more.
+pub(super) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// True when this node has taken the pod before.
+pub(super) fn has_begun(pod: &Pod) -> bool {
+    pod.status.as_ref().is_some_and(|status| status.start_time.is_some()) && !has_ended(pod)
+}

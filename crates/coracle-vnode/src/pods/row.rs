@@ -1,0 +1,97 @@
+//! The entry of one pod in the table that the API reads.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use coracle_host::{Access, Host, View};
+use coracle_pod::container_spec::key;
+use coracle_record::ContainerRecord;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use parking_lot::Mutex;
+
+use crate::table::{ContainerEntry, PodEntry, PodTable};
+
+/// The entry of one pod. Its writers are the task of the pod and its runtime; each write is one of the whole entry.
+#[derive(Debug)]
+pub(super) struct Row {
+    table: PodTable,
+    host: Host,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    entry: PodEntry,
+    /// The status that this node reports, once it has one.
+    status: Option<PodStatus>,
+}
+
+impl Row {
+    pub(super) fn new(table: PodTable, host: Host, pod: Arc<Pod>) -> Self {
+        let entry = PodEntry { pod, vm: None, containers: BTreeMap::new() };
+        let row = Self { table, host, state: Mutex::new(State { entry, status: None }) };
+        row.put(|_| {});
+        row
+    }
+
+    fn put(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock();
+        change(&mut state);
+        self.table.put(state.entry.clone());
+    }
+
+    /// A new version of the object, with the status that this node reports.
+    pub(super) fn set_pod(&self, pod: &Pod) {
+        self.put(|state| {
+            let status = state.status.clone().or_else(|| pod.status.clone());
+            state.entry.pod = Arc::new(Pod { status, ..pod.clone() });
+        });
+    }
+
+    /// The status that this node is about to report.
+    pub(super) fn set_status(&self, status: &PodStatus) {
+        self.put(|state| {
+            state.status = Some(status.clone());
+            let pod = Pod::clone(&state.entry.pod);
+            state.entry.pod = Arc::new(Pod { status: Some(status.clone()), ..pod });
+        });
+    }
+
+    /// What there is of its VM.
+    pub(super) fn look(&self, vm: &str) {
+        let view = self.host.find(vm, Access::Change).ok();
+        let vms = self.host.config().state_dir.join("vms");
+        self.put(|state| {
+            state.entry.vm = view.as_ref().map(|_| vm.to_owned());
+            state.entry.containers = view.map(|view| containers(&view, &vms)).unwrap_or_default();
+        });
+    }
+}
+
+fn containers(view: &View, vms: &std::path::Path) -> BTreeMap<String, ContainerEntry> {
+    let mut attempts: BTreeMap<String, Vec<&ContainerRecord>> = BTreeMap::new();
+    for record in view.containers.values() {
+        if let Some(name) = record.spec.metadata.get(key::NAME) {
+            attempts.entry(name.clone()).or_default().push(record);
+        }
+    }
+    let log = |record: &ContainerRecord| {
+        let own = || vms.join(view.record.id.as_str()).join("containers").join(format!("{}.log", record.id));
+        record.spec.log_path.clone().unwrap_or_else(own)
+    };
+    let entry = |(name, mut attempts): (String, Vec<&ContainerRecord>)| {
+        attempts.sort_by_key(|record| std::cmp::Reverse(record.spec.attempt));
+        let mut attempts = attempts.into_iter();
+        let newest = attempts.next()?;
+        let entry = ContainerEntry {
+            id: newest.id.clone(),
+            state: newest.state,
+            tty: newest.spec.tty,
+            stdin: newest.spec.stdin,
+            log: log(newest),
+            previous: attempts.next().map(|record| (record.id.clone(), log(record))),
+        };
+        Some((name, entry))
+    };
+    attempts.into_iter().filter_map(entry).collect()
+}

@@ -1,0 +1,75 @@
+//! The runtime of a pod on the host core, whose observations the table of pods shows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use coracle_host::PullPolicy;
+use coracle_pod::container_spec::NewContainer;
+use coracle_pod::host::HostRuntime;
+use coracle_pod::observed::RuntimeState;
+use coracle_pod::runtime::{Exec, PodRuntime, RuntimeError};
+use coracle_pod::step::SandboxSpec;
+use coracle_pod::volume::VolumeContent;
+use coracle_record::ContainerId;
+
+use super::row::Row;
+
+/// A runtime that shows what it observes.
+pub(super) struct ShownRuntime {
+    pub(super) inner: HostRuntime,
+    pub(super) row: Arc<Row>,
+}
+
+#[async_trait]
+impl PodRuntime for ShownRuntime {
+    async fn observe(&self) -> Result<RuntimeState, RuntimeError> {
+        let observed = self.inner.observe().await;
+        self.row.look(self.inner.vm().as_str());
+        observed
+    }
+
+    async fn changed(&self) {
+        self.inner.changed().await;
+    }
+
+    async fn start_sandbox(&self, spec: &SandboxSpec) -> Result<(), RuntimeError> {
+        self.inner.start_sandbox(spec).await
+    }
+
+    async fn stop_sandbox(&self, grace: Duration) -> Result<(), RuntimeError> {
+        self.inner.stop_sandbox(grace).await
+    }
+
+    async fn remove_sandbox(&self) -> Result<(), RuntimeError> {
+        self.inner.remove_sandbox().await
+    }
+
+    async fn write_volume(&self, content: &VolumeContent) -> Result<(), RuntimeError> {
+        self.inner.write_volume(content).await
+    }
+
+    async fn pull_image(&self, image: &str, policy: PullPolicy) -> Result<(), RuntimeError> {
+        self.inner.pull_image(image, policy).await
+    }
+
+    async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {
+        self.inner.create_container(id, container).await
+    }
+
+    async fn start_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        self.inner.start_container(id).await
+    }
+
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
+        self.inner.stop_container(id, grace).await
+    }
+
+    async fn remove_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        self.inner.remove_container(id).await
+    }
+
+    async fn exec(&self, id: &ContainerId, argv: &[String], limit: Duration) -> Result<Exec, RuntimeError> {
+        self.inner.exec(id, argv, limit).await
+    }
+}
