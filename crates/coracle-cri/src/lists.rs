@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use coracle_proto::cri::{
     Container, ContainerFilter, ContainerStatsFilter, PodSandbox, PodSandboxFilter, PodSandboxStatsFilter,
 };
@@ -9,17 +10,19 @@ use coracle_proto::cri::{
 use crate::server::CriServer;
 
 impl CriServer {
-    pub(crate) fn pod_sandboxes(&self, filter: Option<&PodSandboxFilter>) -> Vec<PodSandbox> {
+    /// Sandboxes as messages that are encoded already.
+    pub(crate) fn pod_sandboxes(&self, filter: Option<&PodSandboxFilter>) -> Vec<Bytes> {
         let pods = self.0.table.pods(&self.0.host);
-        let fits = |entry: &&PodSandbox| filter.is_none_or(|filter| fits_sandbox(entry, filter));
-        pods.iter().map(|pod| &pod.entry).filter(fits).cloned().collect()
+        let fits = |entry: &PodSandbox| filter.is_none_or(|filter| fits_sandbox(entry, filter));
+        pods.iter().filter(|pod| fits(&pod.entry)).map(|pod| pod.encoded.clone()).collect()
     }
 
-    pub(crate) fn container_list(&self, filter: Option<&ContainerFilter>) -> Vec<Container> {
+    /// Containers as messages that are encoded already.
+    pub(crate) fn container_list(&self, filter: Option<&ContainerFilter>) -> Vec<Bytes> {
         let pods = self.0.table.pods(&self.0.host);
-        let fits = |entry: &&Container| filter.is_none_or(|filter| fits_container(entry, filter));
-        let entries = pods.iter().flat_map(|pod| pod.containers.iter().map(|container| &container.entry));
-        entries.filter(fits).cloned().collect()
+        let fits = |entry: &Container| filter.is_none_or(|filter| fits_container(entry, filter));
+        let containers = pods.iter().flat_map(|pod| pod.containers.iter());
+        containers.filter(|one| fits(&one.entry)).map(|one| one.encoded.clone()).collect()
     }
 }
 

@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use coracle_host::{ContainerId, ContainerRecord, Host, Record, View};
 use coracle_proto::cri::{Container, ContainerState, PodSandbox, PodSandboxState};
 use coracle_types::VmId;
+use prost::Message as _;
 
 use crate::facts::{ContainerFacts, SandboxFacts};
 use crate::refusal::Refusal;
@@ -19,6 +21,8 @@ pub(crate) struct Pod {
     pub(crate) facts: Arc<SandboxFacts>,
     /// Its entry in a list.
     pub(crate) entry: PodSandbox,
+    /// The entry, encoded.
+    pub(crate) encoded: Bytes,
     pub(crate) containers: Arc<Vec<Ctr>>,
 }
 
@@ -29,6 +33,8 @@ pub(crate) struct Ctr {
     pub(crate) facts: ContainerFacts,
     /// Its entry in a list.
     pub(crate) entry: Container,
+    /// The entry, encoded.
+    pub(crate) encoded: Bytes,
 }
 
 impl Pod {
@@ -59,7 +65,8 @@ impl Pod {
             Some(known) => known.containers.clone(),
             None => Arc::new(Ctr::all(&entry.id, &view.containers)),
         };
-        Some(Arc::new(Self { view, facts, entry, containers }))
+        let encoded = entry.encode_to_vec().into();
+        Some(Arc::new(Self { view, facts, entry, encoded, containers }))
     }
 }
 
@@ -68,7 +75,8 @@ impl Ctr {
         let one = |record: &ContainerRecord| {
             let facts = ContainerFacts::of(record)?;
             let entry = status::container(sandbox, record, &facts);
-            Some(Self { record: record.clone(), facts, entry })
+            let encoded = entry.encode_to_vec().into();
+            Some(Self { record: record.clone(), facts, entry, encoded })
         };
         records.values().filter_map(one).collect()
     }

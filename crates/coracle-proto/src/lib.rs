@@ -39,4 +39,34 @@ pub mod market {
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod cri {
     include!("generated/runtime.v1.rs");
+
+    impl ListContainersResponse {
+        /// The containers.
+        ///
+        /// # Errors
+        /// When one of them is no message.
+        pub fn decode_containers(&self) -> Result<Vec<Container>, prost::DecodeError> {
+            self.containers.iter().map(|bytes| prost::Message::decode(bytes.clone())).collect()
+        }
+    }
+
+    impl StreamContainersResponse {
+        /// The containers.
+        ///
+        /// # Errors
+        /// When one of them is no message.
+        pub fn decode_containers(&self) -> Result<Vec<Container>, prost::DecodeError> {
+            self.containers.iter().map(|bytes| prost::Message::decode(bytes.clone())).collect()
+        }
+    }
+
+    impl ListPodSandboxResponse {
+        /// The sandboxes.
+        ///
+        /// # Errors
+        /// When one of them is no message.
+        pub fn decode_items(&self) -> Result<Vec<PodSandbox>, prost::DecodeError> {
+            self.items.iter().map(|bytes| prost::Message::decode(bytes.clone())).collect()
+        }
+    }
 }

@@ -15,6 +15,14 @@ const PROTOS: [&str; 5] = [
     "coracle/market/v1/market.proto",
 ];
 
+/// Lists of encoded messages, which are shared and not copied.
+const ENCODED_LISTS: [&str; 4] = [
+    ".runtime.v1.ListContainersResponse.containers",
+    ".runtime.v1.ListPodSandboxResponse.items",
+    ".runtime.v1.StreamContainersResponse.containers",
+    ".runtime.v1.StreamPodSandboxesResponse.pod_sandboxes",
+];
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
     let usage = "usage: coracle-protogen PROTO_DIR OUT_DIR";
@@ -33,7 +41,10 @@ fn generate(proto: &str, include: &Path, out: &Path) -> Result<()> {
         let path = out.join("firecracker.v1.bin");
         fs::write(&path, bare.encode_to_vec()).with_context(|| format!("write {}", path.display()))?;
     }
-    let config =
+    let mut config =
         tonic_prost_build::configure().build_transport(false).emit_rerun_if_changed(false).btree_map(".");
+    for list in ENCODED_LISTS {
+        config = config.bytes(list);
+    }
     Ok(config.out_dir(out).compile_fds(descriptors)?)
 }

@@ -258,7 +258,7 @@ async fn streamed_lists_have_each_object_once() {
     assert!(pods.message().await.unwrap().is_none(), "the stream ends");
     let mut all =
         kubelet.runtime.stream_containers(StreamContainersRequest::default()).await.unwrap().into_inner();
-    assert_eq!(all.message().await.unwrap().unwrap().containers[0].id, main);
+    assert_eq!(all.message().await.unwrap().unwrap().decode_containers().unwrap()[0].id, main);
     let mut stats = kubelet
         .runtime
         .stream_container_stats(StreamContainerStatsRequest::default())

@@ -199,11 +199,23 @@ impl Kubelet {
     }
 
     pub(crate) async fn sandboxes(&mut self) -> Vec<PodSandbox> {
-        self.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap().into_inner().items
+        self.runtime
+            .list_pod_sandbox(ListPodSandboxRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .decode_items()
+            .unwrap()
     }
 
     pub(crate) async fn containers(&mut self) -> Vec<Container> {
-        self.runtime.list_containers(ListContainersRequest::default()).await.unwrap().into_inner().containers
+        self.runtime
+            .list_containers(ListContainersRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .decode_containers()
+            .unwrap()
     }
 
     pub(crate) async fn image_status(&mut self, image: &str) -> Option<Image> {

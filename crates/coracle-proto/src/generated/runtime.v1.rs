@@ -348,20 +348,22 @@ pub struct PodSandbox {
     #[prost(string, tag = "7")]
     pub runtime_handler: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+/// Each a PodSandbox, encoded; see ListContainersResponse.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListPodSandboxResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub items: ::prost::alloc::vec::Vec<PodSandbox>,
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub items: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StreamPodSandboxesRequest {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<PodSandboxFilter>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+/// Each a PodSandbox, encoded; see ListContainersResponse.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StreamPodSandboxesResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub pod_sandboxes: ::prost::alloc::vec::Vec<PodSandbox>,
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub pod_sandboxes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PodSandboxStatsRequest {
@@ -750,20 +752,23 @@ pub struct Container {
     #[prost(string, tag = "10")]
     pub image_id: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+/// Each a Container, encoded once for each change of it: an embedded message and bytes are the same on the wire
+/// (Protocol Buffers documentation, "Encoding", "Submessages").
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListContainersResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub containers: ::prost::alloc::vec::Vec<Container>,
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub containers: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StreamContainersRequest {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<ContainerFilter>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+/// Each a Container, encoded; see ListContainersResponse.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StreamContainersResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub containers: ::prost::alloc::vec::Vec<Container>,
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub containers: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContainerStatusRequest {
