@@ -1,16 +1,13 @@
 //! Exec, attach and port-forward: addresses on 127.0.0.1 that a kubelet passes its clients on to, and what runs behind
 //! them.
 
-mod forward;
 mod server;
-mod session;
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-use coracle_host::ContainerId;
+use coracle_pod::streams::{AttachSession, ExecSession};
 use coracle_proto::cri::{AttachRequest, ExecRequest, PortForwardRequest};
-use coracle_proto::guest;
 use coracle_streaming::{Streams, Tokens};
 use tonic::Status;
 
@@ -20,8 +17,8 @@ use crate::server::CriServer;
 /// What waits for its client.
 #[derive(Debug)]
 enum Waiting {
-    Exec { sandbox: String, process: guest::Process, streams: Streams },
-    Attach { sandbox: String, container: ContainerId, streams: Streams },
+    Exec { session: Box<ExecSession>, streams: Streams },
+    Attach { session: Box<AttachSession>, streams: Streams },
     PortForward { sandbox: String },
 }
 
@@ -60,10 +57,9 @@ impl CriServer {
             return Err(Refusal::invalid("command", "it is empty").into());
         }
         let (pod, container) = self.0.table.container(&self.0.host, &container_id)?;
-        let process = self.0.host.container_process(pod.id(), &container.record.id, cmd);
-        let process = process.map_err(|e| of_host(&e))?;
-        let process = guest::Process { tty, stdin, ..process };
-        self.hand_out("exec", Waiting::Exec { sandbox: pod.id().to_owned(), process, streams })
+        let session = ExecSession::new(self.0.host.clone(), pod.id(), &container.record.id, cmd, streams);
+        let session = Box::new(session.map_err(|e| of_host(&e))?);
+        self.hand_out("exec", Waiting::Exec { session, streams })
     }
 
     pub(crate) fn attach_url(&self, request: AttachRequest) -> Result<String, Status> {
@@ -75,8 +71,9 @@ impl CriServer {
             let (operation, why) = ("attach to", "it is not running");
             return Err(Refusal::State { operation, what: "container", id: container_id, why }.into());
         }
-        let (sandbox, container) = (pod.id().to_owned(), container.record.id.clone());
-        self.hand_out("attach", Waiting::Attach { sandbox, container, streams })
+        let session = AttachSession::new(self.0.host.clone(), pod.id(), &container.record.id, streams);
+        let session = Box::new(session.map_err(|e| of_host(&e))?);
+        self.hand_out("attach", Waiting::Attach { session, streams })
     }
 
     pub(crate) fn port_forward_url(&self, request: PortForwardRequest) -> Result<String, Status> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use coracle_pod::streams::PortDialer;
 use coracle_streaming::{Body, Limits, Tasks, serve_port_forward, serve_session};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -18,8 +19,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Waiting;
-use super::forward::PodDial;
-use super::session::{Attached, Executed};
 use crate::server::CriServer;
 
 /// For a client to send its request.
@@ -88,16 +87,14 @@ impl CriServer {
         let waiting = self.0.streaming.waiting.take(token);
         let (limits, host) = (Limits::default(), self.0.host.clone());
         match (verb, waiting) {
-            ("exec", Some(Waiting::Exec { sandbox, process, streams })) => {
-                let run = Box::new(Executed { host, sandbox, process });
-                serve_session(request, streams, run, &limits, sessions)
+            ("exec", Some(Waiting::Exec { session, streams })) => {
+                serve_session(request, streams, session, &limits, sessions)
             }
-            ("attach", Some(Waiting::Attach { sandbox, container, streams })) => {
-                let run = Box::new(Attached { host, sandbox, container, wants_input: streams.stdin });
-                serve_session(request, streams, run, &limits, sessions)
+            ("attach", Some(Waiting::Attach { session, streams })) => {
+                serve_session(request, streams, session, &limits, sessions)
             }
             ("portforward", Some(Waiting::PortForward { sandbox })) => {
-                let dial = Arc::new(PodDial { host, sandbox, tasks: self.0.tasks.clone() });
+                let dial = Arc::new(PortDialer::new(host, &sandbox, self.0.tasks.clone()));
                 let ports = ports(request.uri().query().unwrap_or_default());
                 serve_port_forward(request, &ports, dial, &limits, sessions)
             }
