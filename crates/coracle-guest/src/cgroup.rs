@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use coracle_proto::guest::{CgroupLimits, ContainerStatistics};
 use rustix::fs::{Mode, OFlags};
@@ -20,6 +21,9 @@ const CONTROLLERS: [&str; 4] = ["+cpu", "+memory", "+pids", "+io"];
 const INSPECTED_MAX: u64 = 256;
 /// What a container may have set beside its limits.
 const UNIFIED: [&str; 4] = ["cpu.", "memory.", "pids.", "io."];
+/// For killed processes to leave their cgroup.
+const EMPTY_WAIT: Duration = Duration::from_secs(2);
+const EMPTY_POLL: Duration = Duration::from_millis(2);
 /// Period of CPU quotas, microseconds.
 const PERIOD_US: u64 = 100_000;
 
@@ -79,8 +83,20 @@ impl Cgroup {
         Ok(Joined(Self(path)))
     }
 
-    /// Without processes it can be removed. Idempotent.
+    /// Removes it, once the processes that were killed have ended; blocking. Idempotent.
     pub(crate) fn remove(&self) -> io::Result<()> {
+        let since = Instant::now();
+        loop {
+            match self.try_remove() {
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < EMPTY_WAIT => {
+                    std::thread::sleep(EMPTY_POLL);
+                }
+                removed => return removed,
+            }
+        }
+    }
+
+    fn try_remove(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 let _ = fs::remove_dir(entry.path());

@@ -45,7 +45,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 struct Container {
     plan: Plan,
     place: ContainerRoot,
-    root: Arc<Root>,
+    /// Open for as long as the container is there: it keeps the file systems below mounted.
+    root: Mutex<Option<Arc<Root>>>,
     cgroup: Cgroup,
     workload: Arc<Workload>,
     /// Its first process, once started.
@@ -111,7 +112,7 @@ impl Containers {
                 return Err(error);
             }
         };
-        let (root, workload, id) = (Arc::new(root), Workload::new(), plan.id.clone());
+        let (root, workload, id) = (Mutex::new(Some(Arc::new(root))), Workload::new(), plan.id.clone());
         let container = Container { plan, place, root, cgroup, workload, first: OnceLock::new() };
         let user = container.user();
         self.lock().insert(id, Arc::new(container));
@@ -129,8 +130,8 @@ impl Containers {
             return Ok((container.pid(), container.failure()));
         }
         let isolation = self.isolation(&container)?;
-        let (root, process) = (&container.root, &container.plan.process);
-        let pid = container.workload.start_isolated(reaper, root, process, Box::new(isolation))?;
+        let (root, process) = (container.root()?, &container.plan.process);
+        let pid = container.workload.start_isolated(reaper, &root, process, Box::new(isolation))?;
         if let WorkloadPhase::Running(first) = container.workload.progress()
             && let Ok(process) = rustix::process::pidfd_open(first, PidfdFlags::empty())
         {
@@ -166,7 +167,7 @@ impl Containers {
         let joined = container.cgroup.join().map_err(Error::io("make a cgroup in the container's"))?;
         let cgroup = joined.procs().map_err(Error::io("open the cgroup"))?;
         let joins = Joins { cgroup, first, limits: Limits::of(&container.plan.security) };
-        Ok(Join { root: container.root.clone(), isolation: Box::new(joins), cgroup: joined })
+        Ok(Join { root: container.root()?, isolation: Box::new(joins), cgroup: joined })
     }
 
     /// Root of a container, to copy files.
@@ -174,7 +175,7 @@ impl Containers {
     /// # Errors
     /// No such container.
     pub(crate) fn root(&self, id: &str) -> Result<Arc<Root>, Error> {
-        Ok(self.get(id)?.root.clone())
+        self.get(id)?.root()
     }
 
     /// Stop signal, grace, then the end of every process of the container. Gives how its first one ended.
@@ -225,6 +226,7 @@ impl Containers {
         let images = self.images.clone();
         let removing = container.clone();
         let removed = tokio::task::spawn_blocking(move || {
+            removing.close_root();
             removing.place.remove(&images)?;
             removing.cgroup.remove()
         });
@@ -268,6 +270,7 @@ impl Containers {
     /// Leaves the containers' file systems, so that the disk is clean. Best effort.
     pub(crate) fn leave(&self) {
         for container in std::mem::take(&mut *self.lock()).into_values() {
+            container.close_root();
             container.place.leave(&self.images);
         }
     }
@@ -300,6 +303,16 @@ impl Container {
         }
     }
 
+    /// Its root, until it is removed.
+    fn root(&self) -> Result<Arc<Root>, Error> {
+        let root = self.root.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        root.ok_or_else(|| Error::State(format!("container {} is being removed", self.plan.id)))
+    }
+
+    fn close_root(&self) {
+        self.root.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
     /// Why it never ran.
     fn failure(&self) -> Option<Exit> {
         match self.workload.progress() {
@@ -310,7 +323,7 @@ impl Container {
 
     /// Who its process runs as; `None` when the image does not have that user.
     fn user(&self) -> Option<ProcessUser> {
-        let user = crate::process::identity(&self.root, &self.plan.process).ok()?;
+        let user = crate::process::identity(self.root().ok()?.as_ref(), &self.plan.process).ok()?;
         Some(ProcessUser { uid: user.uid, gid: user.gid, groups: user.groups })
     }
 

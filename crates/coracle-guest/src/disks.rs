@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -17,6 +17,9 @@ pub(crate) const BY_SERIAL: &str = "/dev/disk/by-id/virtio-";
 const SLOT: &str = "slot";
 /// Size of a slot that no disk is in, bytes.
 const EMPTY_SLOT: u64 = 1 << 40;
+
+/// On a block device: fails while a file system has it (open(2)).
+const EXCLUSIVE: i32 = 0o200;
 
 /// Limit for a disk to appear.
 const DEVICE_WAIT: Duration = Duration::from_secs(2);
@@ -49,6 +52,22 @@ pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
     }
     crate::sys::flush_block_cache(file.as_fd()).map_err(Error::io(format!("flush {}", device.display())))?;
     Ok(node)
+}
+
+/// As [`ready`], once no file system is mounted from the disk any more. A mount of one that still is would show the disk
+/// that the slot had before: the kernel has one superblock a device. What was unmounted goes a moment later.
+pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
+    let since = Instant::now();
+    loop {
+        let node = ready(device)?;
+        match File::options().read(true).custom_flags(EXCLUSIVE).open(&node) {
+            Ok(_) => return Ok(node),
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < DEVICE_WAIT => {
+                std::thread::sleep(DEVICE_POLL);
+            }
+            Err(e) => return Err(Error::io(format!("{} is in use", device.display()))(e)),
+        }
+    }
 }
 
 /// The node of a disk that is named by its serial number. `NotFound` also while its slot is empty.

@@ -26,8 +26,9 @@ pub(crate) fn resolve_with_groups(
         let login = entries(passwd).find(|e| e.get(2).is_some_and(|f| f.parse() == Ok(uid)));
         login.map(|e| memberships(group, e.first().copied().unwrap_or(""))).unwrap_or_default()
     };
+    let of_user = std::mem::take(&mut resolved.groups);
     let given = match policy {
-        GroupsPolicy::Unspecified => std::mem::take(&mut resolved.groups),
+        GroupsPolicy::Unspecified => of_user,
         GroupsPolicy::Merge => [vec![resolved.gid], member(resolved.uid)].concat(),
         GroupsPolicy::Strict => vec![resolved.gid],
     };
@@ -128,6 +129,8 @@ mod tests {
             ("as it was", "web", Unspecified, &[][..], &[40, 41][..]),
             ("merged, also with a group of its own", "33:7", Merge, &[60, 7], &[7, 40, 41, 60]),
             ("strict", "33:7", Strict, &[60], &[7, 60]),
+            ("strict, without a group of its own", "web", Strict, &[60], &[34, 60]),
+            ("merged, the user's own group first", "web", Merge, &[], &[34, 40, 41]),
             ("a user without an entry", "1000", Merge, &[60], &[0, 60]),
         ] {
             let got = resolve_with_groups((user, policy, extra), PASSWD, GROUP).unwrap();

@@ -1,7 +1,7 @@
 //! The stream that carries what happens in containers: output, ends, statistics. All that it sends is kept by the
 //! containers themselves, so a stream that breaks loses nothing that its successor cannot ask for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use coracle_proto::guest::{
     ContainerOutput, ContainerStarted, GuestFrame, HostFrame, MetricsResponse, Statistics,
 };
 use futures_util::StreamExt;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::{Status, Streaming};
 
@@ -54,18 +54,28 @@ impl Containers {
     /// A task for each container, as they come.
     async fn follow(&self, from_offsets: BTreeMap<String, u64>, outbox: &Outbox<GuestFrame>) {
         let mut changed = self.changed.subscribe();
-        let mut followed: BTreeMap<String, Arc<Container>> = BTreeMap::new();
+        let mut followed: BTreeMap<String, (Arc<Container>, AbortHandle)> = BTreeMap::new();
+        let mut known_before = BTreeSet::new();
         let mut tasks = JoinSet::new();
         loop {
-            for container in self.snapshot() {
+            let now = self.snapshot();
+            followed.retain(|_, (container, task)| {
+                let stays = now.iter().any(|other| Arc::ptr_eq(other, container));
+                if !stays && container.workload.progress() == WorkloadPhase::NotStarted {
+                    task.abort(); // it would wait for a start; others end with their process
+                }
+                stays
+            });
+            for container in now {
                 let id = container.plan.id.clone();
-                // A container that was removed may be followed by another one with its id.
-                if followed.get(&id).is_some_and(|known| Arc::ptr_eq(known, &container)) {
+                if followed.contains_key(&id) {
                     continue;
                 }
-                let from = if followed.contains_key(&id) { None } else { from_offsets.get(&id) };
-                tasks.spawn(follow_one(container.clone(), from.copied().unwrap_or(0), outbox.clone()));
-                followed.insert(id, container);
+                // A container that was removed may be followed by another one with its id.
+                let is_first = known_before.insert(id.clone());
+                let from = if is_first { from_offsets.get(&id).copied() } else { None };
+                let task = tasks.spawn(follow_one(container.clone(), from.unwrap_or(0), outbox.clone()));
+                followed.insert(id, (container, task));
             }
             while tasks.try_join_next().is_some() {}
             if changed.changed().await.is_err() {
