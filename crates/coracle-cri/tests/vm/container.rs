@@ -1,0 +1,351 @@
+//! Groups: Container basic, volume, log, OOM, image volume, multiple containers.
+
+use std::time::Duration;
+
+use coracle_proto::cri::*;
+use coracle_testkit::eventually_within;
+use tonic::Code;
+
+use crate::pod::{Pod, Row, secured, shell};
+use crate::rows;
+use crate::support::IMAGE;
+
+pub(crate) fn rows() -> Vec<Row> {
+    rows![
+        runtime_should_support_creating_container,
+        runtime_should_support_starting_container,
+        runtime_should_support_stopping_container,
+        runtime_should_support_removing_created_container,
+        runtime_should_support_removing_running_container,
+        runtime_should_support_removing_stopped_container,
+        runtime_should_support_exec_sync,
+        runtime_should_support_exec_sync_with_timeout,
+        listing_stats_for_a_container,
+        runtime_should_support_starting_container_with_volume,
+        runtime_should_support_volume_when_host_path_is_symlink,
+        termination_message_is_in_the_file_of_the_host,
+        mounts_of_files_and_missing_directories,
+        mount_propagation_should_support_rslave_and_refuse_rshared,
+        runtime_should_support_starting_container_with_log,
+        runtime_should_support_reopening_container_log,
+        runtime_should_output_oom_killed_reason,
+        image_volume_should_be_read_only_with_its_digest,
+        image_volume_should_refuse_readonly_false,
+        image_volume_should_mount_a_sub_path,
+        image_volume_should_fail_for_a_missing_sub_path,
+        runtime_should_support_network_of_multiple_containers,
+        runtime_should_support_exec_in_multiple_containers,
+        runtime_should_update_container_resources,
+        container_that_cannot_start_says_why,
+    ]
+}
+
+async fn runtime_should_support_creating_container(pod: Pod) {
+    let id = pod.create(shell("create", "sleep 1000")).await.unwrap();
+    assert_eq!(pod.status(&id).await.state(), ContainerState::ContainerCreated);
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_support_starting_container(pod: Pod) {
+    let id = pod.run(shell("start", "sleep 1000")).await;
+    let status = pod.status(&id).await;
+    assert_eq!(status.state(), ContainerState::ContainerRunning);
+    assert!(status.started_at >= status.created_at && status.finished_at == 0);
+    assert_eq!(status.user.unwrap().linux.unwrap().uid, 0);
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_support_stopping_container(pod: Pod) {
+    let line = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.1; done";
+    let id = pod.run(shell("stop", line)).await;
+    let ready = eventually_within(Duration::from_secs(20), "the trap is set", async || {
+        (!pod.log(&pod.status(&id).await).is_empty()).then_some(())
+    });
+    ready.await.unwrap();
+    pod.stop(&id, 20).await;
+    let status = pod.status(&id).await;
+    assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 5));
+    pod.remove(&id).await;
+    let id = pod.run(shell("kill", "trap '' TERM; while :; do sleep 0.1; done")).await;
+    pod.stop(&id, 0).await;
+    let status = pod.status(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "Error"));
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_support_removing_created_container(pod: Pod) {
+    let id = pod.create(shell("remove", "sleep 1000")).await.unwrap();
+    pod.remove(&id).await;
+    let request = ContainerStatusRequest { container_id: id, verbose: false };
+    let gone = pod.kubelet.clone().runtime.container_status(request).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound);
+}
+
+async fn runtime_should_support_removing_running_container(pod: Pod) {
+    let id = pod.run(shell("remove", "sleep 1000")).await;
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_support_removing_stopped_container(pod: Pod) {
+    let id = pod.run(shell("remove", "sleep 1000")).await;
+    pod.stop(&id, 0).await;
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_support_exec_sync(pod: Pod) {
+    let id = pod.run(shell("exec", "sleep 1000")).await;
+    assert_eq!(pod.exec(&id, &["echo", "-n", "hello"]).await, ("hello".to_owned(), 0));
+    let failed = pod.try_exec(&id, &["sh", "-c", "echo out; echo err >&2; exit 3"], 0).await.unwrap();
+    assert_eq!((failed.stdout.as_slice(), failed.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
+    assert_eq!(failed.exit_code, 3, "an answer, not an error");
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_support_exec_sync_with_timeout(pod: Pod) {
+    let id = pod.run(shell("timeout", "sleep 1000")).await;
+    let late = pod.try_exec(&id, &["sh", "-c", "sleep 4321 & sleep 4321"], 1).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    let (left, _) = pod.exec(&id, &["sh", "-c", "ps -o args | grep '[s]leep 4321' | wc -l"]).await;
+    assert_eq!(left.trim(), "0", "all that it started is gone");
+    pod.remove(&id).await;
+}
+
+async fn listing_stats_for_a_container(pod: Pod) {
+    let id = pod.run(shell("stats", "while :; do :; done")).await;
+    let mut runtime = pod.kubelet.clone().runtime;
+    let request = || ContainerStatsRequest { container_id: id.clone() };
+    let first = runtime.container_stats(request()).await.unwrap().into_inner().stats.unwrap();
+    assert!(first.cpu.unwrap().timestamp > 0 && first.memory.unwrap().timestamp > 0, "at once");
+    let used = eventually_within(Duration::from_secs(15), "the guest reports", async || {
+        let stats = pod.kubelet.clone().runtime.container_stats(request()).await.ok()?.into_inner().stats?;
+        let cpu = stats.cpu?.usage_core_nano_seconds?.value;
+        (cpu > 0 && stats.memory?.working_set_bytes?.value > 0).then_some(cpu)
+    });
+    used.await.unwrap();
+    let pods = runtime.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).await.unwrap().into_inner();
+    let of_container = pods.pod_metrics.iter().flat_map(|pod| &pod.container_metrics);
+    let metrics = &of_container.into_iter().find(|one| one.container_id == id).unwrap().metrics;
+    let value = |name: &str| metrics.iter().find(|m| m.name == name).unwrap().value.unwrap().value;
+    assert!(value("container_processes") >= 1 && value("container_file_descriptors") >= 3);
+    assert!(value("container_fs_limit_bytes") > 0 && value("container_memory_usage_bytes") > 0);
+    pod.remove(&id).await;
+}
+
+fn mounted(name: &str, line: &str, host_path: &str, readonly: bool) -> ContainerConfig {
+    let mount =
+        Mount { container_path: "/data".into(), host_path: host_path.into(), readonly, ..Mount::default() };
+    ContainerConfig { mounts: vec![mount], ..shell(name, line) }
+}
+
+async fn runtime_should_support_starting_container_with_volume(pod: Pod) {
+    let dir = pod.dir.join("volume");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("in"), "from the host\n").unwrap();
+    let config = mounted("volume", "cat /data/in; echo out > /data/out", dir.to_str().unwrap(), false);
+    let (code, log) = pod.output(config).await;
+    assert_eq!((code, log), (0, vec!["from the host".to_owned()]));
+    assert_eq!(std::fs::read_to_string(dir.join("out")).unwrap(), "out\n");
+    let config = mounted("readonly", "touch /data/x", dir.to_str().unwrap(), true);
+    assert_ne!(pod.output(config).await.0, 0, "read-only on the host");
+}
+
+async fn runtime_should_support_volume_when_host_path_is_symlink(pod: Pod) {
+    let (dir, link) = (pod.dir.join("target"), pod.dir.join("link"));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    let config = mounted("symlink", "touch /data/made", link.to_str().unwrap(), false);
+    assert_eq!(pod.output(config).await.0, 0);
+    assert!(dir.join("made").exists());
+}
+
+async fn termination_message_is_in_the_file_of_the_host(pod: Pod) {
+    let file = pod.dir.join("termination");
+    std::fs::write(&file, "").unwrap();
+    let mount = Mount {
+        container_path: "/dev/termination-log".into(),
+        host_path: file.display().to_string(),
+        ..Mount::default()
+    };
+    let config = ContainerConfig {
+        mounts: vec![mount.clone()],
+        ..shell("message", "echo -n why > /dev/termination-log; exit 1")
+    };
+    let id = pod.run(config).await;
+    let (status, _) = pod.ended(&id).await;
+    assert_eq!(status.mounts, [mount], "where the kubelet looks");
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "why", "before the end is reported");
+    pod.remove(&id).await;
+}
+
+async fn mounts_of_files_and_missing_directories(pod: Pod) {
+    let hosts = pod.dir.join("hosts");
+    std::fs::write(&hosts, "10.0.0.9 kubernetes\n").unwrap();
+    let missing = pod.dir.join("made/by/the/runtime");
+    let mount = |container_path: &str, host_path: &std::path::Path| Mount {
+        container_path: container_path.into(),
+        host_path: host_path.display().to_string(),
+        ..Mount::default()
+    };
+    let mounts =
+        vec![mount("/data/deep", &missing), mount("/etc/hosts", &hosts), mount("/data", &pod.dir.join("x"))];
+    let config = ContainerConfig { mounts, ..shell("files", "cat /etc/hosts; touch /data/deep/here") };
+    assert_eq!(pod.output(config).await, (0, vec!["10.0.0.9 kubernetes".to_owned()]));
+    assert!(missing.join("here").exists());
+}
+
+async fn mount_propagation_should_support_rslave_and_refuse_rshared(pod: Pod) {
+    let propagated = |propagation: MountPropagation| {
+        let mut config = mounted("slave", "true", pod.dir.join("volume").to_str().unwrap(), false);
+        config.mounts[0].propagation = propagation.into();
+        config
+    };
+    assert_eq!(pod.output(propagated(MountPropagation::PropagationHostToContainer)).await.0, 0);
+    let refused = pod.create(propagated(MountPropagation::PropagationBidirectional)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+}
+
+async fn runtime_should_support_starting_container_with_log(pod: Pod) {
+    let long = "x".repeat(20_000);
+    let line = format!("echo hello; echo err >&2; echo {long}; echo -n rest");
+    let id = pod.run(shell("log", &line)).await;
+    let (status, _) = pod.ended(&id).await;
+    let text = std::fs::read_to_string(&status.log_path).unwrap();
+    for line in text.lines() {
+        let fields: Vec<_> = line.splitn(4, ' ').collect();
+        let (time, nanoseconds) = fields[0].split_once('.').unwrap();
+        assert_eq!((time.len(), nanoseconds.trim_end_matches('Z').len()), (19, 9), "{line:.60}");
+        assert!(["stdout", "stderr"].contains(&fields[1]) && ["F", "P"].contains(&fields[2]), "{line:.60}");
+        assert!(fields[3].len() <= 16_384);
+    }
+    assert!(text.contains(" stdout F hello\n") && text.contains(" stderr F err\n"));
+    // What was printed of a line is written before the line ends.
+    assert!(text.contains(" stdout P xxx") && text.contains(" stdout P rest\n"), "{text:.300}");
+    assert!(text.ends_with(" stdout F \n"), "the end of the stream ends the line");
+    pod.remove(&id).await;
+    assert!(std::path::Path::new(&status.log_path).exists());
+}
+
+async fn runtime_should_support_reopening_container_log(pod: Pod) {
+    let id = pod.run(shell("reopen", "n=0; while :; do n=$((n+1)); echo $n; sleep 0.05; done")).await;
+    let path = pod.status(&id).await.log_path;
+    let reopen = || ReopenContainerLogRequest { container_id: id.clone() };
+    let lines = |path: &str| std::fs::read_to_string(path).unwrap_or_default().lines().count();
+    let waits = |what: &'static str, path: String| async move {
+        eventually_within(Duration::from_secs(20), what, async || (lines(&path) > 2).then_some(()))
+            .await
+            .unwrap();
+    };
+    waits("the log grows", path.clone()).await;
+    let old = format!("{path}.20260801-100000");
+    std::fs::rename(&path, &old).unwrap();
+    pod.kubelet.clone().runtime.reopen_container_log(reopen()).await.unwrap();
+    assert!(std::path::Path::new(&path).exists(), "made before the answer");
+    waits("the new log grows", path.clone()).await;
+    pod.stop(&id, 0).await;
+    let refused = pod.kubelet.clone().runtime.reopen_container_log(reopen()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    let content = |path: &str| std::fs::read_to_string(path).unwrap();
+    let both = [content(&old), content(&path)].concat();
+    let counted: Vec<_> = both.lines().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect();
+    assert_eq!(counted, (1..=counted.len()).map(|n| n.to_string()).collect::<Vec<_>>(), "nothing is lost");
+    pod.remove(&id).await;
+}
+
+async fn runtime_should_output_oom_killed_reason(pod: Pod) {
+    let resources = LinuxContainerResources { memory_limit_in_bytes: 15 << 20, ..Default::default() };
+    let linux = Some(LinuxContainerConfig { resources: Some(resources), ..Default::default() });
+    let config = shell("oom", "exec dd if=/dev/zero of=/dev/null bs=20M count=1");
+    let id = pod.run(ContainerConfig { linux, ..config }).await;
+    let (status, _) = pod.ended(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
+    pod.remove(&id).await;
+}
+
+fn of_image(name: &str, line: &str, readonly: bool, image_sub_path: &str) -> ContainerConfig {
+    let mount = Mount {
+        container_path: "/model".into(),
+        readonly,
+        image: Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() }),
+        image_sub_path: image_sub_path.into(),
+        ..Mount::default()
+    };
+    ContainerConfig { mounts: vec![mount], ..shell(name, line) }
+}
+
+async fn image_volume_should_be_read_only_with_its_digest(pod: Pod) {
+    let id =
+        pod.run(of_image("image-ro", "cat /model/model/en/words; touch /model/x; exit 0", true, "")).await;
+    let (status, log) = pod.ended(&id).await;
+    assert_eq!(log[0], "hello");
+    assert!(log[1].contains("Read-only file system"), "{log:?}");
+    let image = status.mounts[0].image.clone().unwrap();
+    assert!(image.image_ref.contains("@sha256:"), "{image:?}");
+    pod.remove(&id).await;
+}
+
+async fn image_volume_should_refuse_readonly_false(pod: Pod) {
+    let refused = pod.create(of_image("image", "true", false, "")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+}
+
+async fn image_volume_should_mount_a_sub_path(pod: Pod) {
+    let (code, log) = pod.output(of_image("image", "cat /model/words", true, "model/en")).await;
+    assert_eq!((code, log), (0, vec!["hello".to_owned()]));
+}
+
+async fn image_volume_should_fail_for_a_missing_sub_path(pod: Pod) {
+    let refused = pod.create(of_image("image", "true", true, "no/such")).await.unwrap_err();
+    assert!(refused.message().starts_with("ImageVolumeMountFailed"), "{refused}");
+}
+
+async fn runtime_should_support_network_of_multiple_containers(pod: Pod) {
+    let server = pod.run(shell("server", "httpd -f -p 127.0.0.1:8080 -h /www")).await;
+    let line = "until wget -q -O - http://127.0.0.1:8080/; do sleep 0.2; done";
+    let (code, log) = pod.output(shell("client", line)).await;
+    assert_eq!((code, log.last().map(String::as_str)), (0, Some("hello")));
+    pod.remove(&server).await;
+}
+
+async fn runtime_should_support_exec_in_multiple_containers(pod: Pod) {
+    let (one, two) = (pod.run(shell("one", "sleep 1000")).await, pod.run(shell("two", "sleep 1000")).await);
+    pod.exec(&one, &["sh", "-c", "echo one > /tmp/which"]).await;
+    pod.exec(&two, &["sh", "-c", "echo two > /tmp/which"]).await;
+    assert_eq!(pod.exec(&one, &["cat", "/tmp/which"]).await.0, "one\n");
+    assert_eq!(pod.exec(&two, &["cat", "/tmp/which"]).await.0, "two\n");
+    pod.remove(&one).await;
+    pod.remove(&two).await;
+}
+
+async fn runtime_should_update_container_resources(pod: Pod) {
+    let config = secured(shell("resize", "sleep 1000"), |context| context.privileged = true);
+    let id = pod.run(config).await;
+    let resources = LinuxContainerResources {
+        memory_limit_in_bytes: 32 << 20,
+        cpu_quota: 25_000,
+        cpu_period: 50_000,
+        ..LinuxContainerResources::default()
+    };
+    let request = UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(resources),
+        ..UpdateContainerResourcesRequest::default()
+    };
+    pod.kubelet.clone().runtime.update_container_resources(request).await.unwrap();
+    let linux = pod.status(&id).await.resources.unwrap().linux.unwrap();
+    assert_eq!((linux.memory_limit_in_bytes, linux.cpu_quota, linux.cpu_period), (32 << 20, 25_000, 50_000));
+    let (memory, _) = pod.exec(&id, &["cat", "/sys/fs/cgroup/memory.max"]).await;
+    let (cpu, _) = pod.exec(&id, &["cat", "/sys/fs/cgroup/cpu.max"]).await;
+    assert_eq!((memory.trim(), cpu.trim()), ("33554432", "50000 100000"));
+    pod.remove(&id).await;
+}
+
+async fn container_that_cannot_start_says_why(pod: Pod) {
+    let config = ContainerConfig { command: vec!["/no/such".into()], ..shell("missing", "") };
+    let id = pod.create(config).await.unwrap();
+    let refused = pod.start(&id).await.unwrap_err();
+    assert!(refused.message().contains("/no/such: not found"), "{refused}");
+    let status = pod.status(&id).await;
+    assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 128));
+    assert_eq!(status.reason, "StartError");
+    pod.remove(&id).await;
+}

@@ -1,0 +1,62 @@
+//! The rows of critest that need a guest, on real VMs. Rows that do not change their sandbox share one.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod container;
+mod pod;
+mod sandbox;
+mod security;
+mod streaming;
+mod support;
+
+use std::time::Duration;
+
+use coracle_testkit::netns;
+
+use crate::pod::run_rows;
+use crate::support::Node;
+
+/// For one group of rows, on a machine that emulates processors.
+const LIMIT: Duration = Duration::from_secs(420);
+
+#[test]
+fn rows_of_containers_pass_on_a_vm() {
+    netns::run_within(LIMIT, || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        let pod = daemon.pod("containers").await;
+        run_rows(&pod, container::rows()).await;
+        daemon.end().await;
+    });
+}
+
+#[test]
+fn rows_of_security_contexts_pass_on_a_vm() {
+    netns::run_within(LIMIT, || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        let pod = daemon.pod("security").await;
+        run_rows(&pod, security::rows()).await;
+        daemon.end().await;
+    });
+}
+
+#[test]
+fn rows_of_streaming_pass_on_a_vm() {
+    netns::run_within(LIMIT, || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        let pod = daemon.pod("streaming").await;
+        run_rows(&pod, streaming::rows()).await;
+        daemon.end().await;
+    });
+}
+
+#[test]
+fn rows_of_sandboxes_pass_on_vms() {
+    netns::run_within(LIMIT, || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        sandbox::rows_pass(&daemon, &node).await;
+        daemon.end().await;
+    });
+}
