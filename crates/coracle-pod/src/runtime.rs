@@ -103,6 +103,9 @@ pub trait PodRuntime: Send + Sync {
 /// The object of a pod at the API server. Calls may fail for as long as it is away: pods keep running.
 #[async_trait]
 pub trait PodObject: Send + Sync {
+    /// Takes the status as it is now, which may be reported later. Returns at once.
+    fn observe(&self, _status: &PodStatus) {}
+
     /// Stores a status.
     async fn report(&self, status: &PodStatus) -> Result<(), RuntimeError>;
 

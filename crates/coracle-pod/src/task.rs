@@ -139,6 +139,7 @@ impl Task {
                 Ok(runtime) => {
                     forget_gone(&mut self.memory, &runtime);
                     let plan = self.plan(&seen, &runtime);
+                    self.peers.object.observe(&plan.status);
                     let requeue = plan.requeue.unwrap_or(RESYNC).min(RESYNC);
                     if self.follow(&seen, plan) {
                         return Ended::Removed;

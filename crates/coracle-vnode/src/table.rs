@@ -31,8 +31,10 @@ pub(crate) struct ContainerEntry {
     /// How far it is.
     pub(crate) state: ContainerState,
     /// It has a terminal.
+    #[expect(dead_code, reason = "clients say whether they have one; kept for the list of containers")]
     pub(crate) tty: bool,
     /// It reads standard input.
+    #[expect(dead_code, reason = "the guest refuses input itself; kept for the list of containers")]
     pub(crate) stdin: bool,
     /// CRI log file.
     pub(crate) log: PathBuf,

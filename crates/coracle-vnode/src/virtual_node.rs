@@ -104,6 +104,8 @@ impl VirtualNode {
         let begun = self.begin(&mut tasks, listener, bound, &ended).await;
         let first = match begun {
             Ok(()) => tokio::select! {
+                // Tasks that end because of it have not ended early.
+                biased;
                 () = stop.cancelled() => Ok(()),
                 Some(task) = tasks.join_next() => self.early(task),
             },

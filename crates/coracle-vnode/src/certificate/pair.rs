@@ -90,8 +90,12 @@ impl Subject {
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, NODES);
         params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", self.node));
-        let host = self.hostname.as_str().try_into().map_err(|source| CertificateError::Make { source })?;
-        params.subject_alt_names = vec![SanType::DnsName(host), SanType::IpAddress(self.address)];
+        params.subject_alt_names = vec![SanType::IpAddress(self.address)];
+        if self.hostname.parse::<IpAddr>().is_err() {
+            let host =
+                self.hostname.as_str().try_into().map_err(|source| CertificateError::Make { source })?;
+            params.subject_alt_names.push(SanType::DnsName(host));
+        }
         Ok(params)
     }
 }

@@ -82,8 +82,11 @@ fn status_patch(pod: &PodId, status: &PodStatus) -> Value {
 
 #[async_trait]
 impl PodObject for ApiPod {
-    async fn report(&self, status: &PodStatus) -> Result<(), RuntimeError> {
+    fn observe(&self, status: &PodStatus) {
         self.row.set_status(status);
+    }
+
+    async fn report(&self, status: &PodStatus) -> Result<(), RuntimeError> {
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             self.ledger.release(&self.pod.uid);
         }

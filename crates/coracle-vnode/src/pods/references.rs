@@ -43,7 +43,10 @@ struct Watched<T> {
 
 /// Objects of one kind that are watched, by namespace and name.
 #[derive(Debug)]
-struct Kind<T>(Mutex<BTreeMap<(String, String), Weak<Watched<T>>>>);
+struct Kind<T>(Mutex<WatchedByName<T>>);
+
+/// By namespace and name.
+type WatchedByName<T> = BTreeMap<(String, String), Weak<Watched<T>>>;
 
 /// All that pods of the node name. Clones are the same.
 #[derive(Clone)]
@@ -143,8 +146,7 @@ impl ObjectWatches {
             return;
         }
         let own = &*self.0;
-        let each = |names: &[String]| names.to_vec().into_iter();
-        let config_maps = each(&of.config_maps).map(|name| {
+        let config_maps = of.config_maps.iter().cloned().map(|name| {
             let watched = own.config_maps.get(namespace, &name, own, |known| {
                 follow(
                     Api::namespaced(own.client.clone(), namespace),
@@ -155,7 +157,7 @@ impl ObjectWatches {
             });
             (name, watched)
         });
-        let secrets = each(&of.secrets).map(|name| {
+        let secrets = of.secrets.iter().cloned().map(|name| {
             let watched = own.secrets.get(namespace, &name, own, |known| {
                 follow(
                     Api::namespaced(own.client.clone(), namespace),
@@ -166,7 +168,7 @@ impl ObjectWatches {
             });
             (name, watched)
         });
-        let claims = each(&of.claims).map(|name| {
+        let claims = of.claims.iter().cloned().map(|name| {
             let watched = own.claims.get(namespace, &name, own, |known| {
                 claims::follow(
                     own.client.clone(),

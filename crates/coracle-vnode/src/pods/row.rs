@@ -22,7 +22,7 @@ pub(super) struct Row {
 #[derive(Debug)]
 struct State {
     entry: PodEntry,
-    /// The status that this node reports, once it has one.
+    /// The status as this node sees it, once it has looked.
     status: Option<PodStatus>,
 }
 
@@ -48,8 +48,11 @@ impl Row {
         });
     }
 
-    /// The status that this node is about to report.
+    /// The status as this node sees it; the API server learns of it a moment later.
     pub(super) fn set_status(&self, status: &PodStatus) {
+        if self.state.lock().status.as_ref() == Some(status) {
+            return;
+        }
         self.put(|state| {
             state.status = Some(status.clone());
             let pod = Pod::clone(&state.entry.pod);

@@ -1,0 +1,15 @@
+//! The virtual node on a real API server, with VMs in memory.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail like tests"
+)]
+
+mod api;
+mod node;
+mod pods;
+mod provider_suite;
+mod restarts;
+mod streams;
+mod world;

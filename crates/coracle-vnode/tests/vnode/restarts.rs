@@ -1,0 +1,114 @@
+//! The daemon ends and begins again, and the world changes meanwhile.
+
+use anyhow::Result;
+use coracle_testkit::cluster;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::world::{World, container};
+
+#[test]
+fn restarted_daemon_adopts_its_pods() {
+    cluster::run(async |cluster| -> Result<()> {
+        let mut world = World::new(cluster).await?;
+        world.as_node(cluster).await?;
+        let daemon = world.start().await?;
+        world.create("web", &["serve"], json!({"restartPolicy": "Always"})).await?;
+        let before = world.until_ready("web").await?;
+        daemon.stop().await?;
+        let daemon = world.start().await?;
+        world.create("second", &["serve"], json!({})).await?;
+        world.until_ready("second").await?;
+        let after = world.pods().get("web").await?;
+        assert_eq!(container(&after), container(&before), "the container was adopted");
+        assert_eq!(after.status.as_ref().unwrap().pod_ip, before.status.as_ref().unwrap().pod_ip);
+        world.delete("web").await?;
+        world.until_gone("web").await?;
+        daemon.until_vms(1).await?;
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn vm_of_a_pod_that_is_gone_is_ended_at_start() {
+    cluster::run(async |cluster| -> Result<()> {
+        let mut world = World::new(cluster).await?;
+        world.as_node(cluster).await?;
+        let daemon = world.start().await?;
+        world.create("web", &["serve"], json!({})).await?;
+        world.until_ready("web").await?;
+        daemon.stop().await?;
+        world.force_delete("web").await?;
+        // One of the same name has nothing to do with it.
+        let second = world.create("web", &["serve"], json!({})).await?;
+        let daemon = world.start().await?;
+        world.until_ready("web").await?;
+        daemon.until_vms(1).await?;
+        assert!(daemon.vms()[0].ends_with(&*second.uid().unwrap()));
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn deletion_while_the_daemon_is_away_is_finished() {
+    cluster::run(async |cluster| -> Result<()> {
+        let world = World::new(cluster).await?;
+        let daemon = world.start().await?;
+        world.create("web", &["serve"], json!({})).await?;
+        world.until_ready("web").await?;
+        daemon.stop().await?;
+        world.delete("web").await?;
+        let daemon = world.start().await?;
+        world.until_gone("web").await?;
+        daemon.until_vms(0).await?;
+        assert!(!world.has_files());
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn ended_pod_stays_ended_after_a_restart() {
+    cluster::run(async |cluster| -> Result<()> {
+        let world = World::new(cluster).await?;
+        let daemon = world.start().await?;
+        world.create("sum", &["echo", "hi"], json!({})).await?;
+        let before = world.until_phase("sum", "Succeeded").await?;
+        daemon.stop().await?;
+        let daemon = world.start().await?;
+        world.create("next", &["serve"], json!({})).await?;
+        world.until_ready("next").await?;
+        let after = world.pods().get("sum").await?;
+        assert_eq!(after.resource_version(), before.resource_version(), "nothing is written again");
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn files_of_pods_that_never_had_a_vm_are_removed() {
+    cluster::run(async |cluster| -> Result<()> {
+        let world = World::new(cluster).await?;
+        for dir in ["state/pods/lost/data", "run/pods/lost/config"] {
+            std::fs::create_dir_all(world.path(dir))?;
+        }
+        let daemon = world.start().await?;
+        coracle_testkit::eventually("no files", async || (!world.has_files()).then_some(())).await?;
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn vm_of_no_pod_is_left_alone() {
+    cluster::run(async |cluster| -> Result<()> {
+        use coracle_host::VmSpec;
+        let world = World::new(cluster).await?;
+        let daemon = world.start().await?;
+        let spec = VmSpec::of("db".parse()?, crate::world::IMAGE);
+        daemon.host.create(spec, std::sync::Arc::new(coracle_oci::NoProgress)).await?;
+        world.create("web", &["serve"], json!({})).await?;
+        world.until_ready("web").await?;
+        world.force_delete("web").await?;
+        daemon.until_vms(1).await?;
+        assert_eq!(daemon.vms(), ["db"]);
+        daemon.stop().await
+    });
+}
