@@ -1,4 +1,4 @@
-//! Images: one for each configuration, by whatever names it was pulled.
+//! Images: one for each configuration, with all names by which it was pulled.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::MetadataExt as _;

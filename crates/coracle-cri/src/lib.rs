@@ -21,6 +21,7 @@ mod options;
 mod refusal;
 mod sandboxes;
 mod seccomp;
+mod serve;
 mod server;
 mod service;
 mod stats;
@@ -30,4 +31,5 @@ mod table;
 mod translate;
 
 pub use options::CriOptions;
-pub use server::{CriError, CriServer};
+pub use serve::CriError;
+pub use server::CriServer;

@@ -1,53 +1,20 @@
 //! The server: what its parts share, and its life.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use coracle_host::Host;
-use coracle_proto::cri::image_service_server::ImageServiceServer;
-use coracle_proto::cri::runtime_service_server::RuntimeServiceServer;
 use coracle_proto::cri::{
     RuntimeCondition, RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures, RuntimeStatus, StatusResponse,
 };
-use tokio::net::UnixListener;
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
-use tonic::transport::Server;
 
 use crate::CriOptions;
-use crate::facts::SandboxFacts;
-use crate::service::Service;
-use crate::status::is_acknowledged;
 use crate::streams::Streaming;
 use crate::table::Table;
-
-/// Largest reply that a kubelet takes, bytes.
-const REPLY_MAX: usize = 16 << 20;
-/// How long work that nobody waits for any more may take when the server ends.
-const DRAIN: Duration = Duration::from_secs(20);
-
-/// Why the server ended.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CriError {
-    /// The port for exec, attach and port-forward.
-    #[error("cannot listen on 127.0.0.1")]
-    Listen {
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// The socket of the kubelet.
-    #[error("cannot serve the kubelet")]
-    Serve {
-        /// What the transport says.
-        source: tonic::transport::Error,
-    },
-}
 
 /// CRI v1 over one host core. Clones are the same server.
 #[derive(Clone, Debug)]
@@ -67,7 +34,7 @@ pub(crate) struct Inner {
     /// What the kubelet said last.
     pub(crate) pod_cidr: Mutex<String>,
     pub(crate) streaming: Streaming,
-    /// Ends streams that would go on for ever.
+    /// Ends streams that have no end of their own.
     pub(crate) stopping: CancellationToken,
 }
 
@@ -86,50 +53,6 @@ impl CriServer {
             streaming: Streaming::default(),
             stopping: CancellationToken::new(),
         }))
-    }
-
-    /// Serves a kubelet until `stop`. Sandboxes whose creation was cut off by a restart are removed first. VMs outlive it.
-    ///
-    /// # Errors
-    /// [`CriError`].
-    pub async fn serve(&self, listener: UnixListener, stop: CancellationToken) -> Result<(), CriError> {
-        self.remove_unacknowledged().await;
-        let streaming =
-            self.streaming_server(stop.clone()).await.map_err(|source| CriError::Listen { source })?;
-        let service = Service(self.clone());
-        let (ending, stopping) = (stop.clone(), self.0.stopping.clone());
-        let ended = async move {
-            ending.cancelled().await;
-            stopping.cancel();
-        };
-        let server = Server::builder()
-            .add_service(RuntimeServiceServer::new(service.clone()).max_encoding_message_size(REPLY_MAX))
-            .add_service(ImageServiceServer::new(service).max_encoding_message_size(REPLY_MAX))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), ended);
-        let (served, ()) = tokio::join!(
-            async {
-                let served = server.await;
-                stop.cancel();
-                served
-            },
-            streaming
-        );
-        self.0.tasks.close();
-        let _late = tokio::time::timeout(DRAIN, self.0.tasks.wait()).await;
-        served.map_err(|source| CriError::Serve { source })
-    }
-
-    async fn remove_unacknowledged(&self) {
-        for view in self.0.host.list() {
-            let record = &view.record;
-            if SandboxFacts::of(record).is_none() || is_acknowledged(record) {
-                continue;
-            }
-            tracing::info!(vm = %record.id, "removing sandbox whose creation was cut off");
-            if let Err(error) = self.0.host.delete(record.name.as_str(), true, None).await {
-                tracing::warn!(vm = %record.id, error = error.chain(), "remove sandbox failed");
-            }
-        }
     }
 
     /// What the node can do, for a kubelet.

@@ -1,0 +1,85 @@
+//! Serving: the socket of the kubelet, the port of its clients' streams, and how both end.
+
+use std::io;
+use std::time::Duration;
+
+use coracle_proto::cri::image_service_server::ImageServiceServer;
+use coracle_proto::cri::runtime_service_server::RuntimeServiceServer;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+use crate::CriServer;
+use crate::facts::SandboxFacts;
+use crate::service::Service;
+use crate::status::is_acknowledged;
+
+/// Largest reply that a kubelet takes, bytes.
+const REPLY_MAX: usize = 16 << 20;
+/// Time for work without a caller when the server ends.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Why the server ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CriError {
+    /// The port for exec, attach and port-forward.
+    #[error("cannot listen on 127.0.0.1")]
+    Listen {
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The socket of the kubelet.
+    #[error("cannot serve the kubelet")]
+    Serve {
+        /// What the transport says.
+        source: tonic::transport::Error,
+    },
+}
+
+impl CriServer {
+    /// Serves a kubelet until `stop`. Sandboxes whose creation was cut off by a restart are removed first. VMs outlive it.
+    ///
+    /// # Errors
+    /// [`CriError`].
+    pub async fn serve(&self, listener: UnixListener, stop: CancellationToken) -> Result<(), CriError> {
+        self.remove_unacknowledged().await;
+        let streaming =
+            self.streaming_server(stop.clone()).await.map_err(|source| CriError::Listen { source })?;
+        let service = Service(self.clone());
+        let (ending, stopping) = (stop.clone(), self.0.stopping.clone());
+        let ended = async move {
+            ending.cancelled().await;
+            stopping.cancel();
+        };
+        let server = Server::builder()
+            .add_service(RuntimeServiceServer::new(service.clone()).max_encoding_message_size(REPLY_MAX))
+            .add_service(ImageServiceServer::new(service).max_encoding_message_size(REPLY_MAX))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), ended);
+        let (served, ()) = tokio::join!(
+            async {
+                let served = server.await;
+                stop.cancel();
+                served
+            },
+            streaming
+        );
+        self.0.tasks.close();
+        let _late = tokio::time::timeout(DRAIN, self.0.tasks.wait()).await;
+        served.map_err(|source| CriError::Serve { source })
+    }
+
+    async fn remove_unacknowledged(&self) {
+        for view in self.0.host.list() {
+            let record = &view.record;
+            if SandboxFacts::of(record).is_none() || is_acknowledged(record) {
+                continue;
+            }
+            tracing::info!(vm = %record.id, "removing sandbox whose creation was cut off");
+            if let Err(error) = self.0.host.delete(record.name.as_str(), true, None).await {
+                tracing::warn!(vm = %record.id, error = error.chain(), "remove sandbox failed");
+            }
+        }
+    }
+}
