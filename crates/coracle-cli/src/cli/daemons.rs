@@ -1,6 +1,6 @@
 //! Flags of the daemons and of the local system.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -105,6 +105,40 @@ pub struct NodeArgs {
         default_value = "coracle"
     )]
     pub cri_handlers: Vec<String>,
+    /// Register a Node of this name, whose Pods are VMs of this machine
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE", value_name = "NAME")]
+    pub virtual_node: Option<String>,
+    /// Serve the kubelet API of the virtual node here
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_LISTEN",
+        value_name = "ADDR",
+        default_value = "0.0.0.0:10250",
+        requires = "virtual_node"
+    )]
+    pub virtual_node_listen: SocketAddr,
+    /// Address at which the cluster reaches the virtual node [default: that of the interface with the default route]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_ADDRESS", value_name = "IP", requires = "virtual_node")]
+    pub virtual_node_address: Option<IpAddr>,
+    /// Taints of the virtual node when it registers; none: no taint
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_TAINT",
+        value_name = "KEY=VALUE:EFFECT,…",
+        value_delimiter = ',',
+        default_value = "virtual-kubelet.io/provider=cocoon:NoSchedule",
+        requires = "virtual_node"
+    )]
+    pub virtual_node_taint: Vec<String>,
+    /// Name servers of the cluster, for Pods of the virtual node
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_DNS",
+        value_name = "IP,…",
+        value_delimiter = ',',
+        requires = "virtual_node"
+    )]
+    pub virtual_node_dns: Vec<IpAddr>,
     /// Certificate of the node
     #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,

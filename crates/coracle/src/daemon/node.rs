@@ -19,6 +19,7 @@ use coracle_proto::host::host_server::HostServer;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use coracle_types::Clock;
+use coracle_vnode::{CertificateSource, InvalidTaint, VirtualNode, VirtualNodeOptions};
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -73,6 +74,9 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     }
     if let Some(socket) = &args.cri_listen {
         serve_cri(&mut tasks, &host, &args, socket)?;
+    }
+    if let Some(name) = &args.virtual_node {
+        run_virtual_node(&mut tasks, &host, &args, name).await?;
     }
     if let Some(at) = args.admin_listen {
         let listener = listen(at).await?;
@@ -283,6 +287,27 @@ fn serve_cri(tasks: &mut Tasks, host: &Host, args: &NodeArgs, socket: &Path) -> 
     };
     let server = CriServer::new(host.clone(), options);
     tasks.spawn("cri", |stop| async move { server.serve(listener, stop).await.into_diagnostic() });
+    Ok(())
+}
+
+/// A Node of the cluster whose pods are VMs of this host core.
+async fn run_virtual_node(tasks: &mut Tasks, host: &Host, args: &NodeArgs, name: &str) -> miette::Result<()> {
+    let connect = || announce::client(args.kubeconfig.as_deref(), args.in_cluster);
+    let (Some(client), Some(lease_client)) = (connect().await?, connect().await?) else {
+        return Err(Failure::usage("--virtual-node needs --kubeconfig or --in-cluster").into());
+    };
+    let taints = args.virtual_node_taint.iter().filter(|text| *text != "none").map(|text| text.parse());
+    let taints = taints.collect::<Result<_, InvalidTaint>>();
+    let mut options = VirtualNodeOptions::new(name);
+    options.taints = taints.map_err(|error| Failure::usage(error.to_string()))?;
+    options.listen = args.virtual_node_listen;
+    options.address = args.virtual_node_address;
+    options.cluster_dns.clone_from(&args.virtual_node_dns);
+    if let (Some(certificate), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) {
+        options.certificate = CertificateSource::Files { certificate, key };
+    }
+    let node = VirtualNode::new(host.clone(), client, options).with_lease_client(lease_client);
+    tasks.spawn("virtual node", |stop| async move { node.run(stop).await.into_diagnostic() });
     Ok(())
 }
 
