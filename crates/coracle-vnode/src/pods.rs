@@ -10,6 +10,7 @@ mod admission;
 mod claims;
 mod events;
 mod grpc;
+mod known;
 mod life;
 mod object;
 mod references;
@@ -119,10 +120,11 @@ pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
     let helpers_stop = CancellationToken::new();
     let (recorder, sender) = Recorder::new(client.clone(), options.name.clone(), host.clock().clone());
     let (services, known) = watch::channel(None);
-    let watches = ObjectWatches::new(client.clone(), known, helpers_stop.child_token());
+    let revision = known::Revision::new(0);
+    let watches = ObjectWatches::new(client.clone(), known, revision.clone(), helpers_stop.child_token());
     let mut helpers = JoinSet::new();
     helpers.spawn(sender.run(helpers_stop.child_token()));
-    helpers.spawn(services::follow(client.clone(), services, watches.clone(), helpers_stop.child_token()));
+    helpers.spawn(services::follow(client.clone(), services, revision, helpers_stop.child_token()));
     let ledger = admission::Ledger::default();
     let shared = Shared { host, client, options, table, ledger, recorder, watches, facts, registered };
     let mut pods = Pods {

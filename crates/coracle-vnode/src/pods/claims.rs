@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::references::Known;
+use super::known::{self, Known, Revision};
 
 /// Between two reads, until it is bound and afterwards.
 const UNBOUND: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ pub(super) async fn follow(
     namespace: String,
     name: String,
     known: watch::Sender<Known<Claim>>,
-    revision: watch::Sender<u64>,
+    revision: Revision,
 ) {
     loop {
         let mut pause = UNBOUND;
@@ -47,7 +47,7 @@ pub(super) async fn follow(
                 };
                 if changed {
                     known.send_replace(found.map_or(Known::Absent, |claim| Known::Present(Arc::new(claim))));
-                    revision.send_modify(|revision| *revision += 1);
+                    known::count(&revision);
                 }
             }
             Ok(Err(error)) => tracing::warn!(ns = namespace, name, %error, "read a claim failed"),

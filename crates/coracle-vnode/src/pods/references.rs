@@ -21,18 +21,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::claims::{self, Claim};
+use super::known::{self, Known, Revision};
 use super::services::Services;
-
-/// What is known of an object.
-#[derive(Clone, Debug)]
-pub(super) enum Known<T> {
-    /// Nothing yet.
-    Unknown,
-    /// It does not exist, or may not be read.
-    Absent,
-    /// It is there.
-    Present(Arc<T>),
-}
 
 /// An object that is watched until this is dropped.
 #[derive(Debug)]
@@ -59,7 +49,7 @@ struct Inner {
     claims: Kind<Claim>,
     services: watch::Receiver<Option<Services>>,
     /// Counts changes of all of them.
-    revision: watch::Sender<u64>,
+    revision: Revision,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -110,6 +100,7 @@ impl ObjectWatches {
     pub(super) fn new(
         client: Client,
         services: watch::Receiver<Option<Services>>,
+        revision: Revision,
         stop: CancellationToken,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -118,20 +109,15 @@ impl ObjectWatches {
             secrets: Kind::new(),
             claims: Kind::new(),
             services,
-            revision: watch::Sender::new(0),
+            revision,
             tasks: TaskTracker::new(),
             stop,
         }))
     }
 
-    /// Changes with each of the objects.
+    /// Changes with each of the objects, and with the services.
     pub(super) fn revision(&self) -> watch::Receiver<u64> {
         self.0.revision.subscribe()
-    }
-
-    /// Counts a change of the services.
-    pub(super) fn services_changed(&self) {
-        self.0.revision.send_modify(|revision| *revision += 1);
     }
 
     /// Waits for the tasks of all watches, which end with `stop`.
@@ -212,7 +198,7 @@ fn present<T>(watched: &BTreeMap<String, Arc<Watched<T>>>) -> Option<BTreeMap<St
 }
 
 /// Follows one object until its watch is dropped.
-async fn follow<K>(api: Api<K>, name: String, known: watch::Sender<Known<K>>, revision: watch::Sender<u64>)
+async fn follow<K>(api: Api<K>, name: String, known: watch::Sender<Known<K>>, revision: Revision)
 where
     K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Default,
@@ -232,7 +218,7 @@ where
                 known.send_replace(Known::Absent);
             }
         }
-        revision.send_modify(|revision| *revision += 1);
+        known::count(&revision);
     }
 }
 

@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::references::ObjectWatches;
+use super::known::{self, Revision};
 
 /// Namespace and name of the service of the API server.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
@@ -44,7 +44,7 @@ fn key(service: &Service) -> (String, String) {
 pub(super) async fn follow(
     client: Client,
     known: watch::Sender<Option<Services>>,
-    watches: ObjectWatches,
+    revision: Revision,
     stop: CancellationToken,
 ) {
     let mut events =
@@ -79,7 +79,7 @@ pub(super) async fn follow(
         };
         if now.as_ref() != Some(&next) {
             known.send_replace(Some(next));
-            watches.services_changed();
+            known::count(&revision);
         }
     }
 }
