@@ -4,6 +4,7 @@
 mod basics;
 mod idempotence;
 mod images;
+mod pulls;
 mod restart;
 mod support;
 mod unimplemented;

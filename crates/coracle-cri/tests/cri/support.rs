@@ -9,7 +9,7 @@ use coracle_host::{Host, HostConfig};
 use coracle_hypervisor_testing::AddressOnly;
 use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
 use coracle_image::{Source, Store, StoreOptions};
-use coracle_oci::NoProgress;
+use coracle_oci::{NoProgress, Registries};
 use coracle_proto::cri::image_service_client::ImageServiceClient;
 use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use coracle_proto::cri::*;
@@ -47,6 +47,7 @@ pub(crate) async fn connect(socket: PathBuf) -> Kubelet {
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     machines: Arc<FakeMachines>,
+    registries: Registries,
 }
 
 /// One life of the daemon.
@@ -68,14 +69,22 @@ impl Daemon {
 
 impl Node {
     pub(crate) async fn new() -> Self {
-        let node = Self { dir: tempfile::tempdir().unwrap(), machines: FakeMachines::new() };
+        Self::with(Registries::default()).await
+    }
+
+    /// One that reaches registries in this way.
+    pub(crate) async fn with(registries: Registries) -> Self {
+        let (dir, machines) = (tempfile::tempdir().unwrap(), FakeMachines::new());
+        let node = Self { dir, machines, registries };
         std::fs::create_dir(node.dir.path().join("state")).unwrap();
         node.import(IMAGE, "").await;
         node
     }
 
     fn store(&self) -> Store {
-        Store::open(self.dir.path().join("images"), StoreOptions::default()).unwrap()
+        let registries = self.registries.clone();
+        let options = StoreOptions { registries, retries: 0, ..StoreOptions::default() };
+        Store::open(self.dir.path().join("images"), options).unwrap()
     }
 
     pub(crate) async fn import(&self, name: &str, user: &str) {
@@ -226,6 +235,16 @@ impl Kubelet {
 
     pub(crate) async fn image_list(&mut self) -> Vec<Image> {
         self.images.list_images(ListImagesRequest::default()).await.unwrap().into_inner().images
+    }
+
+    pub(crate) async fn pull(
+        &mut self,
+        image: &str,
+        auth: Option<AuthConfig>,
+    ) -> Result<String, tonic::Status> {
+        let image = Some(ImageSpec { image: image.into(), ..ImageSpec::default() });
+        let request = PullImageRequest { image, auth, sandbox_config: None };
+        Ok(self.images.pull_image(request).await?.into_inner().image_ref)
     }
 
     pub(crate) async fn remove_image(&mut self, image: &str) -> Result<(), tonic::Status> {

@@ -26,6 +26,7 @@ pub(crate) async fn rows_pass(daemon: &Daemon, node: &Node) {
     let config = PodSandboxConfig {
         dns_config: Some(dns_config),
         hostname: "own-name".into(),
+        port_mappings: vec![PortMapping { container_port: 80, host_port: 12000, ..PortMapping::default() }],
         linux: Some(linux),
         ..daemon.config("whole")
     };
@@ -86,13 +87,22 @@ async fn runtime_should_support_port_of_a_container(pod: &Pod) {
     let status =
         pod.kubelet.clone().runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap();
     let ip = status.network.unwrap().ip;
-    let page = eventually_within(Duration::from_secs(30), "the page", async || {
-        let mut stream = tokio::net::TcpStream::connect((ip.as_str(), 80)).await.ok()?;
+    let at_pod = eventually_within(Duration::from_secs(30), "the page", async || page((&ip, 80)).await);
+    at_pod.await.unwrap();
+    let at_host = eventually_within(Duration::from_secs(30), "the page at the host port", async || {
+        page(("127.0.0.1", 12000)).await
+    });
+    at_host.await.unwrap();
+    pod.remove(&id).await;
+}
+
+async fn page(at: (&str, u16)) -> Option<()> {
+    let fetch = async {
+        let mut stream = tokio::net::TcpStream::connect(at).await.ok()?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await.ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).await.ok()?;
         text.ends_with("hello\n").then_some(())
-    });
-    page.await.unwrap();
-    pod.remove(&id).await;
+    };
+    tokio::time::timeout(Duration::from_secs(5), fetch).await.ok()?
 }
