@@ -17,7 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags};
 pub use daemons::{
-    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeArgs, OperatorArgs, Part, ReachChoice,
+    AcceleratorChoice, DownArgs, Group, NetworkMode, NodeAddress, NodeArgs, OperatorArgs, Part, ReachChoice,
     RegistryFlags, UpArgs,
 };
 pub use format::Format;

@@ -117,9 +117,15 @@ pub struct NodeArgs {
         requires = "virtual_node"
     )]
     pub virtual_node_listen: SocketAddr,
-    /// Address at which the cluster reaches the virtual node [default: that of the interface with the default route]
-    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_ADDRESS", value_name = "IP", requires = "virtual_node")]
-    pub virtual_node_address: Option<IpAddr>,
+    /// Address at which the cluster reaches the virtual node; bridge: that of the guests' bridge, where it listens alone
+    /// [default: that of the interface with the default route]
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_ADDRESS",
+        value_name = "IP|bridge",
+        requires = "virtual_node"
+    )]
+    pub virtual_node_address: Option<NodeAddress>,
     /// Taints of the virtual node when it registers; none: no taint
     #[arg(
         long,
@@ -259,6 +265,29 @@ pub struct NodeArgs {
     /// Started under the name of the original agent
     #[arg(long, hide = true)]
     pub legacy: bool,
+}
+
+/// Address of a virtual node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeAddress {
+    /// This one.
+    Ip(IpAddr),
+    /// The node's own on the bridge of its guests.
+    Bridge,
+}
+
+impl std::str::FromStr for NodeAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "bridge" => Ok(Self::Bridge),
+            text => text
+                .parse()
+                .map(Self::Ip)
+                .map_err(|_| format!("invalid address \"{text}\": want an IP or bridge")),
+        }
+    }
 }
 
 /// What guests of the bridge may reach beside what is outside of their node.

@@ -144,11 +144,15 @@ pub(crate) async fn wait_service_account(client: &Client) -> miette::Result<()> 
     Ok(())
 }
 
-/// Waits until the Node of a kubelet is Ready, by a heartbeat of this start: the Ready of an earlier one stays for a while.
-pub(crate) async fn wait_node(client: &Client, name: &str) -> miette::Result<()> {
+/// Now, in whole seconds, as the API writes times.
+pub(crate) fn this_second() -> miette::Result<jiff::Timestamp> {
+    jiff::Timestamp::from_second(coracle_types::Clock::system().now().seconds()).into_diagnostic()
+}
+
+/// Waits until the Node of a kubelet or of the virtual node is Ready, by a heartbeat since `began`: the Ready of an earlier
+/// start stays for a while.
+pub(crate) async fn wait_node(client: &Client, name: &str, began: jiff::Timestamp) -> miette::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let began =
-        jiff::Timestamp::from_second(coracle_types::Clock::system().now().seconds()).into_diagnostic()?;
     let deadline = Instant::now() + READY_LIMIT;
     loop {
         let node = nodes.get_opt(name).await.into_diagnostic()?;
@@ -161,8 +165,9 @@ pub(crate) async fn wait_node(client: &Client, name: &str) -> miette::Result<()>
         if conditions.iter().any(is_ready) {
             return Ok(());
         }
-        let help = "its log is logs/kubelet.log in the state directory";
-        pause(deadline, || Failure::new("COR-UP-013", "the kubelet did not become ready").help(help)).await?;
+        let help = "read logs/kubelet.log and logs/node.log in the state directory";
+        let failure = || Failure::new("COR-UP-013", format!("Node {name} did not become ready")).help(help);
+        pause(deadline, failure).await?;
     }
 }
 

@@ -70,6 +70,11 @@ pub(crate) fn node_name() -> String {
     hostname().to_lowercase()
 }
 
+/// Name of the virtual node of this machine, where there is no kubelet.
+pub(crate) fn virtual_node_name() -> String {
+    format!("{}-virtual", node_name())
+}
+
 /// A `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`. Pure.
 fn configuration(state: &Path, address: Ipv4Addr, (port, health): (u16, u16), serving: &pki::Leaf) -> Value {
     let root = root(state);

@@ -31,7 +31,7 @@ use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use super::limits::{self, Connections};
 use super::{announce, default_tools, kvm_probe_of, make_dir};
-use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
+use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeAddress, NodeArgs, ReachChoice};
 use coracle_cli::error::{Failure, of_host as failure};
 use coracle_cli::registries;
 use coracle_cli::tasks::{Tasks, stop_signal};
@@ -300,8 +300,17 @@ async fn run_virtual_node(tasks: &mut Tasks, host: &Host, args: &NodeArgs, name:
     let taints = taints.collect::<Result<_, InvalidTaint>>();
     let mut options = VirtualNodeOptions::new(name);
     options.taints = taints.map_err(|error| Failure::usage(error.to_string()))?;
-    options.listen = args.virtual_node_listen;
-    options.address = args.virtual_node_address;
+    (options.listen, options.address) = match args.virtual_node_address {
+        None => (args.virtual_node_listen, None),
+        Some(NodeAddress::Ip(address)) => (args.virtual_node_listen, Some(address)),
+        Some(NodeAddress::Bridge) => {
+            let subnet = host.network().subnet();
+            let subnet =
+                subnet.ok_or_else(|| Failure::usage("--virtual-node-address bridge needs a bridge"))?;
+            let address = subnet.gateway().into();
+            (SocketAddr::new(address, args.virtual_node_listen.port()), Some(address))
+        }
+    };
     options.cluster_dns.clone_from(&args.virtual_node_dns);
     if let (Some(certificate), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) {
         options.certificate = CertificateSource::Files { certificate, key };

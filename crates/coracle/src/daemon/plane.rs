@@ -80,15 +80,19 @@ pub(crate) struct With {
     pub(crate) scheduler: bool,
     pub(crate) controller_manager: bool,
     pub(crate) kubelet: bool,
+    /// Pods are scheduled, and no kubelet runs them.
+    pub(crate) virtual_node: bool,
 }
 
 impl With {
     /// What `--with` asks for.
     pub(crate) fn of(parts: &[Part]) -> Self {
+        let (scheduler, kubelet) = (parts.contains(&Part::Scheduler), parts.contains(&Part::Kubelet));
         Self {
-            scheduler: parts.contains(&Part::Scheduler),
+            scheduler,
             controller_manager: parts.contains(&Part::ControllerManager),
-            kubelet: parts.contains(&Part::Kubelet),
+            kubelet,
+            virtual_node: scheduler && !kubelet && rustix::process::geteuid().is_root(),
         }
     }
 }
@@ -236,14 +240,20 @@ fn apiserver(
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged=true".to_owned(),
     ];
-    if with.kubelet {
+    if with.kubelet || with.virtual_node {
         let (certificate, key) = &certificates.kubelet_client;
         args.extend([
             format!("--kubelet-client-certificate={}", certificate.display()),
             format!("--kubelet-client-key={}", key.display()),
-            format!("--kubelet-certificate-authority={at}/pki/ca.crt"),
+            // Published for the virtual node, which asks whose certificates it may trust.
+            format!("--client-ca-file={at}/pki/ca.crt"),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
         ]);
+    }
+    // The virtual node shows the certificate of its daemon, which is of another authority; the connection stays on this
+    // machine.
+    if with.kubelet {
+        args.push(format!("--kubelet-certificate-authority={at}/pki/ca.crt"));
     }
     if !with.controller_manager {
         // Without a controller manager the default ServiceAccount does not exist.

@@ -159,7 +159,7 @@ fn show(log: &Path, shown: usize) -> usize {
 }
 
 async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Supervisor) -> miette::Result<()> {
-    let began = Instant::now();
+    let (began, began_at) = (Instant::now(), cluster::this_second()?);
     let say = |what: &str| eprintln!("{:>6.1} s  {what}", began.elapsed().as_secs_f64());
     let ports = Ports::load_or_choose(state)?;
     let own = args.kubeconfig.is_none();
@@ -219,8 +219,12 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
             Failure::new("COR-UP-009", "a kubelet needs a network of the node").help("start it as root")
         })?;
         children.start(kubelet::program(state, args.tools.as_deref(), subnet.gateway())?);
-        cluster::wait_node(&client, &kubelet::node_name()).await?;
+        cluster::wait_node(&client, &kubelet::node_name(), began_at).await?;
         say("kubelet ready: pods run as VMs");
+    }
+    if with.virtual_node {
+        cluster::wait_node(&client, &kubelet::virtual_node_name(), began_at).await?;
+        say("virtual node ready: pods that tolerate its taint run as VMs");
     }
     eprintln!();
     eprintln!("  export KUBECONFIG={}", kubeconfig.display());
@@ -302,6 +306,12 @@ fn node(
     if with.kubelet {
         args.push(("--cri-listen", show(&kubelet::cri_socket(state))));
     }
+    if with.virtual_node {
+        let port = free_port()?;
+        args.push(("--virtual-node", kubelet::virtual_node_name()));
+        args.push(("--virtual-node-address", "bridge".to_owned()));
+        args.push(("--virtual-node-listen", format!("0.0.0.0:{port}")));
+    }
     if let Some(dir) = &up.registries.registry_config {
         args.push(("--registry-config", show(&std::path::absolute(dir).into_diagnostic()?)));
     }
@@ -310,6 +320,12 @@ fn node(
         program.args.push("--registry-deny-private".to_owned());
     }
     Ok(program)
+}
+
+/// A port that is free now; the virtual node tells the cluster which one it is.
+fn free_port() -> miette::Result<u16> {
+    let listener = std::net::TcpListener::bind("0.0.0.0:0").into_diagnostic()?;
+    Ok(listener.local_addr().into_diagnostic()?.port())
 }
 
 /// Every controller, with a market of its own: each kind of `examples/` is answered.

@@ -215,8 +215,8 @@ const ENTRIES: &[Entry] = &[
     ),
     entry(
         "COR-UP-013",
-        "The kubelet did not become ready.",
-        "Its cgroups or volumes cannot be made, or the node's CRI server does not answer.",
+        "The Node of the kubelet or the virtual node did not become ready.",
+        "Cgroups or volumes of the kubelet cannot be made, or the node's CRI server or kubelet API cannot be served.",
         "Read `logs/kubelet.log` and `logs/node.log` in the state directory.",
     ),
     entry(

@@ -14,3 +14,4 @@ mod registry_kill;
 mod registry_peers;
 mod support;
 mod up;
+mod virtual_node;
