@@ -32,8 +32,8 @@ pub mod key {
     pub const STREAK: &str = "coracle.dev/restart-streak";
 }
 
-/// Capabilities by number (linux/capability.h), and those that containers have by default.
-const CAPABILITIES: [&str; 41] = [
+/// Names of capabilities, by number (linux/capability.h).
+pub const CAPABILITIES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
     "DAC_READ_SEARCH",
@@ -76,6 +76,7 @@ const CAPABILITIES: [&str; 41] = [
     "BPF",
     "CHECKPOINT_RESTORE",
 ];
+/// What the OCI runtimes leave a container.
 const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",

@@ -1,6 +1,7 @@
 //! What a container may do, and as whom. Pure.
 
 use coracle_host::{GroupsPolicy, PidNamespace, Security};
+use coracle_pod::container_spec::CAPABILITIES;
 use coracle_proto::cri::{
     Capability, Int64Value, LinuxContainerResources, LinuxContainerSecurityContext, NamespaceMode,
     SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
@@ -8,50 +9,6 @@ use coracle_proto::cri::{
 
 use crate::refusal::Refusal;
 
-/// Names of capabilities, by number (linux/capability.h).
-const CAPABILITIES: [&str; 41] = [
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "DAC_READ_SEARCH",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "SETGID",
-    "SETUID",
-    "SETPCAP",
-    "LINUX_IMMUTABLE",
-    "NET_BIND_SERVICE",
-    "NET_BROADCAST",
-    "NET_ADMIN",
-    "NET_RAW",
-    "IPC_LOCK",
-    "IPC_OWNER",
-    "SYS_MODULE",
-    "SYS_RAWIO",
-    "SYS_CHROOT",
-    "SYS_PTRACE",
-    "SYS_PACCT",
-    "SYS_ADMIN",
-    "SYS_BOOT",
-    "SYS_NICE",
-    "SYS_RESOURCE",
-    "SYS_TIME",
-    "SYS_TTY_CONFIG",
-    "MKNOD",
-    "LEASE",
-    "AUDIT_WRITE",
-    "AUDIT_CONTROL",
-    "SETFCAP",
-    "MAC_OVERRIDE",
-    "MAC_ADMIN",
-    "SYSLOG",
-    "WAKE_ALARM",
-    "BLOCK_SUSPEND",
-    "AUDIT_READ",
-    "PERFMON",
-    "BPF",
-    "CHECKPOINT_RESTORE",
-];
 /// All of them.
 const ALL: u64 = (1 << CAPABILITIES.len()) - 1;
 /// What the OCI runtimes leave a container.
