@@ -180,7 +180,7 @@ impl CriServer {
         }
     }
 
-    /// An unknown image is no failure.
+    /// An unknown image succeeds.
     pub(crate) async fn image_status(&self, spec: &ImageSpec) -> Result<Option<cri::Image>, Status> {
         let stored = self.stored_image(&spec.image).await?;
         Ok(stored.map(|image| image.to_message(&self.0.options.pinned_images)))

@@ -9,6 +9,8 @@ pub struct CriOptions {
     pub memory_mib: u64,
     /// What a guest's kernel and agent need beside the containers, MiB.
     pub overhead_mib: u64,
+    /// What a VMM needs beside the memory of its guest, MiB.
+    pub vmm_overhead_mib: u64,
     /// Virtual CPUs of a VM whose pod has no limit.
     pub vcpus: u64,
     /// Most of them that a VM gets.
@@ -27,6 +29,7 @@ impl Default for CriOptions {
             handlers: vec!["coracle".to_owned()],
             memory_mib: 512,
             overhead_mib: 64,
+            vmm_overhead_mib: 512,
             vcpus: 2,
             vcpus_max: 32,
             degrade_host_network: false,

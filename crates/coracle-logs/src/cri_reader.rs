@@ -5,7 +5,7 @@
 //! <log>.1, <log> ─▶ segments ─▶ records (lines of the file, bounded) ─▶ query ─▶ output
 //!                      ▲ tail: where to begin          renamed or replaced log: the next segment
 //! ```
-//! Files are hostile: a line that is no record is skipped, of a long one the beginning is read.
+//! Files are hostile: a malformed line is skipped, of a long one the beginning is read.
 
 mod follow;
 mod record;

@@ -44,7 +44,7 @@ pub mod cri {
         /// The containers.
         ///
         /// # Errors
-        /// When one of them is no message.
+        /// When one of them cannot be decoded.
         pub fn decode_containers(&self) -> Result<Vec<Container>, prost::DecodeError> {
             self.containers.iter().map(|bytes| prost::Message::decode(bytes.clone())).collect()
         }
@@ -54,7 +54,7 @@ pub mod cri {
         /// The containers.
         ///
         /// # Errors
-        /// When one of them is no message.
+        /// When one of them cannot be decoded.
         pub fn decode_containers(&self) -> Result<Vec<Container>, prost::DecodeError> {
             self.containers.iter().map(|bytes| prost::Message::decode(bytes.clone())).collect()
         }
@@ -64,7 +64,7 @@ pub mod cri {
         /// The sandboxes.
         ///
         /// # Errors
-        /// When one of them is no message.
+        /// When one of them cannot be decoded.
         pub fn decode_items(&self) -> Result<Vec<PodSandbox>, prost::DecodeError> {
             self.items.iter().map(|bytes| prost::Message::decode(bytes.clone())).collect()
         }

@@ -87,7 +87,7 @@ pub(crate) struct Asked<'a> {
 /// Chooses the protocol of an exec or attach session.
 ///
 /// # Errors
-/// The refusal: 400 for a request that is no upgrade, 403 without a common protocol.
+/// The refusal: 400 for a request without an upgrade, 403 without a common protocol.
 pub(crate) fn session(asked: Asked<'_>) -> Result<Accepted<Session>, Refused> {
     let spdy = SPDY_SESSION.map(|(name, version)| (name, Session::Spdy(version)));
     let websocket = WEBSOCKET_SESSION.map(|(name, variant)| (name, Session::WebSocket(variant)));

@@ -48,7 +48,7 @@ pub struct UpArgs {
 /// A part of a control plane that not every system needs.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Places Pods on nodes
+    /// Places Pods on nodes; where there is no kubelet, a virtual node of this machine runs them
     Scheduler,
     /// Makes ServiceAccounts, and runs Kubernetes' own controllers
     ControllerManager,
@@ -169,7 +169,7 @@ pub struct NodeArgs {
     /// Network of guests: bridge needs root [default: bridge for root, else user]
     #[arg(long, env = "CORACLE_NODE_NETWORK", value_enum)]
     pub network: Option<NetworkMode>,
-    /// What every guest of the bridge may reach beside what is outside of the node
+    /// What guests of the bridge that are created from now on may reach beside what is outside of the node
     #[arg(long, env = "CORACLE_NODE_GUEST_REACH", value_enum, value_delimiter = ',')]
     pub guest_reach: Vec<ReachChoice>,
     /// Subnet of guests [default: the first free /24 of 10.100.0.0/16]

@@ -99,6 +99,9 @@ pub struct RestoreArgs {
     /// Source of a volume of the snapshot: a directory or file of the node, or the name of a disk. Repeatable
     #[arg(long, value_name = "NAME=SOURCE", value_parser = volume_source)]
     pub volume: Vec<(String, String)>,
+    /// What the guest may reach beside what is outside of the node
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub reach: Vec<super::ReachChoice>,
     /// Keep name, MAC, machine id and, where it is free, address of the snapshot's VM, which no longer exists
     #[arg(long, conflicts_with = "name")]
     pub same_identity: bool,

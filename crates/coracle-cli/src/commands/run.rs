@@ -189,7 +189,7 @@ fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
 }
 
 /// What `--reach` names.
-fn reach(named: &[ReachChoice]) -> pb::Reach {
+pub(super) fn reach(named: &[ReachChoice]) -> pb::Reach {
     pb::Reach { guests: named.contains(&ReachChoice::Guests), node: named.contains(&ReachChoice::Node) }
 }
 

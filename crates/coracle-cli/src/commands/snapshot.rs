@@ -59,6 +59,7 @@ pub async fn restore(global: &Global, args: RestoreArgs) -> miette::Result<u8> {
         name: args.name,
         volumes: args.volume.into_iter().map(volume).collect(),
         same_identity: args.same_identity,
+        reach: Some(super::run::reach(&args.reach)),
         ..Default::default()
     };
     let restored = client.restore_vm(request).await;

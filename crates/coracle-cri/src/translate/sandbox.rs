@@ -54,19 +54,21 @@ pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> R
         sandbox: Some(sandbox),
         // As everywhere in Kubernetes, pods reach each other and their node.
         reach: Reach { guests: true, node: true },
-        cgroup_parent: cgroup_of(config.linux.as_ref()),
+        cgroup_parent: cgroup_of(config.linux.as_ref(), options),
         ..VmSpec::of(name, "")
     })
 }
 
 /// Cgroup of the pod for its VMM, which then counts as the pod's. The kubelet limits it to what the containers may take and
-/// the overhead of the RuntimeClass: where there are limits without overhead, a VMM would not fit.
-fn cgroup_of(linux: Option<&LinuxPodSandboxConfig>) -> String {
+/// the overhead of the RuntimeClass: where that overhead is too small for guest and VMM, the VMM would be killed in it.
+fn cgroup_of(linux: Option<&LinuxPodSandboxConfig>, options: &CriOptions) -> String {
     let Some(linux) = linux else { return String::new() };
     let limits = linux.resources.clone().unwrap_or_default();
     let overhead = linux.overhead.clone().unwrap_or_default();
     let is_limited = limits.memory_limit_in_bytes > 0 || limits.cpu_quota > 0;
-    match is_limited && overhead.memory_limit_in_bytes == 0 {
+    let overhead_mib = u64::try_from(overhead.memory_limit_in_bytes).unwrap_or(0) >> 20;
+    let has_room = overhead_mib >= options.overhead_mib.saturating_add(options.vmm_overhead_mib);
+    match is_limited && !has_room {
         true => String::new(),
         false => linux.cgroup_parent.clone(),
     }
@@ -207,7 +209,8 @@ mod tests {
         for (why, memory, overhead, want) in [
             ("no limits", 0, 0, "/kubepods/podu"),
             ("limits without overhead", 16 << 20, 0, ""),
-            ("limits with overhead", 16 << 20, 1 << 30, "/kubepods/podu"),
+            ("limits with too little overhead", 16 << 20, 64 << 20, ""),
+            ("limits with overhead", 16 << 20, 576 << 20, "/kubepods/podu"),
         ] {
             let spec = spec(|config| config.linux = Some(linux(memory, overhead))).unwrap();
             assert_eq!(spec.cgroup_parent, want, "{why}");

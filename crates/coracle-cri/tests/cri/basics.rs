@@ -107,7 +107,7 @@ async fn runtime_should_preserve_sandbox_attributes() {
     let id = kubelet.runtime.run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id;
     let other = RunPodSandboxRequest { config: Some(sandbox("x")), runtime_handler: "runc".to_owned() };
     let refused = kubelet.runtime.run_pod_sandbox(other).await.unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument, "an unknown handler is no default");
+    assert_eq!(refused.code(), Code::InvalidArgument, "an unknown handler is refused");
     let (status, listed) = (kubelet.sandbox_status(&id).await.unwrap(), kubelet.sandboxes().await.remove(0));
     assert_eq!((&status.labels, &listed.labels), (&config.labels, &config.labels));
     assert_eq!((&status.annotations, &listed.annotations), (&config.annotations, &config.annotations));

@@ -20,7 +20,7 @@ async fn image_status_knows_all_kinds_of_references() {
     }
     let latest = kubelet.image_status("localhost/test/latest").await.unwrap();
     assert_eq!(latest.repo_tags, ["localhost/test/latest:latest"]);
-    assert_eq!(kubelet.image_status("localhost/test/none:1").await, None, "an unknown one is no failure");
+    assert_eq!(kubelet.image_status("localhost/test/none:1").await, None, "an unknown one succeeds");
     let filter = |image: &str| {
         let image = Some(ImageSpec { image: image.into(), ..ImageSpec::default() });
         ListImagesRequest { filter: Some(ImageFilter { image }) }

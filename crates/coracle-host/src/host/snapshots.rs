@@ -226,9 +226,9 @@ impl Host {
         &self,
         info: &SnapshotInfo,
         names: Vec<VmName>,
-        Record { volumes, origin, .. }: &Record,
+        Record { volumes, origin, reach, .. }: &Record,
     ) -> Result<Vec<Record>, HostError> {
-        let (origin, mut found) = (*origin, Vec::new());
+        let (origin, reach, mut found) = (*origin, *reach, Vec::new());
         for volume in volumes {
             let source = VolumeSource::of(volume).map_err(|source| HostError::State {
                 operation: format!("read volume {}", volume.name),
@@ -253,7 +253,7 @@ impl Host {
             }
         };
         let restored = names.into_iter().map(|name| {
-            let spec = RestoreSpec { name: Some(name), origin, ..RestoreSpec::default() };
+            let spec = RestoreSpec { name: Some(name), origin, reach, ..RestoreSpec::default() };
             self.restore_from(info, &under, spec, found)
         });
         let (mut made, mut failed) = (Vec::new(), None);

@@ -17,7 +17,7 @@ pub(super) struct Record<'a> {
 pub(super) const HEADER_MAX: usize = 128;
 
 impl<'a> Record<'a> {
-    /// A line without its newline; `None`: it is no record.
+    /// A line without its newline; `None`: it is malformed.
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let mut fields = line.splitn(4, |byte| *byte == b' ');
         let (time_text, stream, tags) = (fields.next()?, fields.next()?, fields.next()?);

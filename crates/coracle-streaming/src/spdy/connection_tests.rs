@@ -161,7 +161,7 @@ async fn reset_of_the_client_ends_both_halves() {
 async fn protocol_errors_end_the_connection() {
     let hostile: [(&str, &[u8]); 3] = [
         ("SPDY/2", b"\x80\x02\x00\x06\x00\x00\x00\x04\x00\x00\x00\x01"),
-        ("a block that is no zlib", b"\x80\x03\x00\x08\x00\x00\x00\x08\x00\x00\x00\x01abcd"),
+        ("a block without zlib", b"\x80\x03\x00\x08\x00\x00\x00\x08\x00\x00\x00\x01abcd"),
         ("a huge block", b"\x80\x03\x00\x01\x00\xff\xff\xff"),
     ];
     for (why, bytes) in hostile {

@@ -29,7 +29,7 @@ fn purpose_table() {
         ("no port", 1, vec!["data"], None),
         ("port 0", 1, vec!["data", "0", "7"], None),
         ("port too large", 1, vec!["data", "65536", "7"], None),
-        ("port is no number", 1, vec!["data", "http", "7"], None),
+        ("invalid port number", 1, vec!["data", "http", "7"], None),
         ("nothing", 1, vec![], None),
     ] {
         let given: Vec<_> = ["streamtype", "port", "requestid"].into_iter().zip(given).collect();
@@ -131,7 +131,7 @@ async fn failures_are_reported_on_their_own_streams() {
         open(&mut peer, 3, "data 1 5").await;
         let refused = "1:cannot forward port 1: connection refused";
         peer.expect(&["reply 1", "reply 3", refused, "1:.", "reset 3 5"]).await;
-        // A connection that breaks is no text: Go's client would end all others.
+        // A connection that breaks sends no text: Go's client would end all others.
         open(&mut peer, 5, "error 8 6").await;
         open(&mut peer, 7, "data 8 6").await;
         let mut frames = Vec::new();

@@ -219,6 +219,6 @@ mod tests {
         };
         assert_eq!(transitions(&third), [100, 100, 100, 200]);
         assert!(differs(&first, &second));
-        assert!(!differs(&second, &third), "a heartbeat alone is no change");
+        assert!(!differs(&second, &third), "a heartbeat alone changes nothing");
     }
 }

@@ -4,7 +4,7 @@
 //! user `system:node:NAME`, and a serving certificate of the API server's authority (Kubernetes documentation, "Using Node
 //! Authorization", "Kubelet authentication/authorization").
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use miette::{IntoDiagnostic, WrapErr};
@@ -51,7 +51,7 @@ pub(crate) fn program(state: &Path, tools: Option<&Path>, address: Ipv4Addr) -> 
     let kubeconfig = plane::node_kubeconfig(state, &name)?;
     let serving = plane::kubelet_certificate(state, &[name.clone(), address.to_string()])?;
     let file = root.join("config.json");
-    let [port, health] = free_ports(address)?;
+    let [port, health] = plane::free_ports([address, Ipv4Addr::LOCALHOST])?;
     let config = configuration(state, address, (port, health), &serving);
     pki::write(&file, &serde_json::to_vec_pretty(&config).into_diagnostic()?)?;
     let args = vec![
@@ -127,15 +127,6 @@ fn configuration(state: &Path, address: Ipv4Addr, (port, health): (u16, u16), se
 /// systemd owns the cgroups of the host and names them its way: the kubelet asks it for those at the top.
 fn is_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
-}
-
-fn free_ports(address: Ipv4Addr) -> miette::Result<[u16; 2]> {
-    let held = [address, Ipv4Addr::LOCALHOST].map(|at| TcpListener::bind((at, 0)));
-    let mut ports = [0; 2];
-    for (port, listener) in ports.iter_mut().zip(held) {
-        *port = listener.and_then(|listener| listener.local_addr()).into_diagnostic()?.port();
-    }
-    Ok(ports)
 }
 
 /// Cgroup below which the kubelet makes those of its pods: two systems on one machine do not meet.

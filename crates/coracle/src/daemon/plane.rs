@@ -1,7 +1,7 @@
 //! A local control plane: real etcd and kube-apiserver on loopback, and on request
 //! scheduler and controller manager.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -46,10 +46,7 @@ impl Ports {
         {
             return Ok(ports);
         }
-        // All are held until all are known, or the system would hand one out twice.
-        let held: Vec<_> =
-            (0..8).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>().into_diagnostic()?;
-        let mut free = held.iter().filter_map(|l| l.local_addr().ok()).map(|a| a.port());
+        let mut free = free_ports([Ipv4Addr::LOCALHOST; 8])?.into_iter();
         let mut next = || free.next().unwrap_or(0);
         let ports = Self {
             etcd: next(),
@@ -64,6 +61,17 @@ impl Ports {
         pki::write(&path, &serde_json::to_vec(&ports).into_diagnostic()?)?;
         Ok(ports)
     }
+}
+
+/// A free port of each address, all different: they are held until all are known.
+pub(super) fn free_ports<const N: usize>(addresses: [Ipv4Addr; N]) -> miette::Result<[u16; N]> {
+    let held = addresses.map(|at| TcpListener::bind((at, 0)));
+    let mut ports = [0; N];
+    for (port, listener) in ports.iter_mut().zip(&held) {
+        let bound = listener.as_ref().map_err(|e| miette::miette!("cannot listen: {e}"))?;
+        *port = bound.local_addr().into_diagnostic()?.port();
+    }
+    Ok(ports)
 }
 
 /// A child process to run: name, program, arguments.

@@ -10,6 +10,7 @@
 //! `coracle down` take everything away but the state directory.
 
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -307,7 +308,8 @@ fn node(
         args.push(("--cri-listen", show(&kubelet::cri_socket(state))));
     }
     if with.virtual_node {
-        let port = free_port()?;
+        // The node tells the cluster which one it is.
+        let [port] = plane::free_ports([Ipv4Addr::UNSPECIFIED])?;
         args.push(("--virtual-node", kubelet::virtual_node_name()));
         args.push(("--virtual-node-address", "bridge".to_owned()));
         args.push(("--virtual-node-listen", format!("0.0.0.0:{port}")));
@@ -320,12 +322,6 @@ fn node(
         program.args.push("--registry-deny-private".to_owned());
     }
     Ok(program)
-}
-
-/// A port that is free now; the virtual node tells the cluster which one it is.
-fn free_port() -> miette::Result<u16> {
-    let listener = std::net::TcpListener::bind("0.0.0.0:0").into_diagnostic()?;
-    Ok(listener.local_addr().into_diagnostic()?.port())
 }
 
 /// Every controller, with a market of its own: each kind of `examples/` is answered.

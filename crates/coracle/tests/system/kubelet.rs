@@ -30,8 +30,8 @@ spec:
   - name: prepare
     image: localhost/coracle/demo:1
     imagePullPolicy: Never
-    command: [sh, -c, "echo prepared > /work/page"]
-    volumeMounts: [{name: work, mountPath: /work}]
+    command: [sh, -c, "echo prepared > /srv/page"]
+    volumeMounts: [{name: work, mountPath: /srv}]
   - name: sidecar
     image: localhost/coracle/demo:1
     imagePullPolicy: Never
@@ -41,14 +41,14 @@ spec:
   - name: main
     image: localhost/coracle/demo:1
     imagePullPolicy: Never
-    command: [sh, -c, "echo password $PASSWORD in $NAME; exec busybox httpd -f -p 8080 -h /work"]
+    command: [sh, -c, "echo password $PASSWORD in $NAME; exec busybox httpd -f -p 8080 -h /srv"]
     env:
     - {name: PASSWORD, valueFrom: {secretKeyRef: {name: login, key: password}}}
     - {name: NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
     readinessProbe: {httpGet: {path: /page, port: 8080}, periodSeconds: 1}
     livenessProbe: {exec: {command: [sh, -c, "echo alive"]}, periodSeconds: 2}
     volumeMounts:
-    - {name: work, mountPath: /work}
+    - {name: work, mountPath: /srv}
     - {name: settings, mountPath: /settings}
   volumes:
   - {name: work, emptyDir: {}}
@@ -175,7 +175,7 @@ fn kubelet_runs_pods_as_vms() {
         system.wait(&["pod", "web"], READY, "True").await;
         let logs = system.kubectl(&["logs", "web", "-c", "main"]).await.unwrap();
         assert!(logs.contains("password swordfish in web"), "{logs}");
-        let exec = ["exec", "web", "-c", "main", "--", "cat", "/settings/greeting", "/work/page"];
+        let exec = ["exec", "web", "-c", "main", "--", "cat", "/settings/greeting", "/srv/page"];
         assert_eq!(system.kubectl(&exec).await.unwrap(), "helloprepared\n");
         let failed = system.kubectl(&["exec", "web", "-c", "main", "--", "sh", "-c", "exit 7"]).await;
         assert!(failed.unwrap_err().contains("exit code 7"));
@@ -249,7 +249,7 @@ fn pods_outlive_node_daemon_and_kubelet() {
             .await;
         }
         until("exec works again", LIMIT, async || {
-            system.kubectl(&["exec", "web", "-c", "main", "--", "cat", "/work/page"]).await
+            system.kubectl(&["exec", "web", "-c", "main", "--", "cat", "/srv/page"]).await
         })
         .await;
         assert_eq!(system.kubectl(&["get", "pod", "web", started]).await.unwrap(), before);

@@ -142,14 +142,7 @@ impl Actor {
             Ok(bytes)
         });
         let bytes = sealed.await.map_err(self.files_failed("keep the memory"))?;
-        Ok(SavedMemory {
-            machine,
-            bytes,
-            saved_at: self.shared.node.clock.now(),
-            of: None,
-            same_identity: false,
-            agent,
-        })
+        Ok(self.saved_now(machine, bytes, agent))
     }
 
     /// Reserves the space and `more`, leaves the guest, holds it and writes its memory to `part` in `dir`. It stands
@@ -257,14 +250,13 @@ impl Actor {
         goes_on?;
         let synced = blocking(move || memory.sync_all().and_then(|()| disk.sync_all())).await;
         synced.map_err(self.files_failed("write the snapshot to disk"))?;
-        Ok(SavedMemory {
-            machine,
-            bytes,
-            saved_at: self.shared.node.clock.now(),
-            of: None,
-            same_identity: false,
-            agent,
-        })
+        Ok(self.saved_now(machine, bytes, agent))
+    }
+
+    /// Memory of this VM that was just written.
+    fn saved_now(&self, machine: Compatibility, bytes: u64, agent: String) -> SavedMemory {
+        let saved_at = self.shared.node.clock.now();
+        SavedMemory { machine, bytes, saved_at, of: None, same_identity: false, agent }
     }
 
     /// Of a VM at rest: its memory is there, and never written again.
