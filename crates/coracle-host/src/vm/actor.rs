@@ -571,6 +571,8 @@ impl Actor {
         }
         if state != VmState::Hibernated {
             self.lose_containers("its VM ended").await;
+            // A directory that is open keeps its file system mounted. A hibernated guest has files of it open.
+            self.shared_dirs.clear();
         }
         self.record.process = None;
         self.record.address_acknowledged = false;

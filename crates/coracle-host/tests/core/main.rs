@@ -7,4 +7,5 @@ mod containers;
 mod full_disk;
 mod names;
 mod network;
+mod shared_dirs;
 mod support;
