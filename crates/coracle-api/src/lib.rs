@@ -5,6 +5,7 @@
 
 pub mod agentpool;
 pub mod bidnode;
+pub mod cocoon;
 pub mod keys;
 mod mikromvm;
 
@@ -15,6 +16,7 @@ pub use mikromvm::{
 
 pub use agentpool::{VsphereAgent, VsphereAgentPool};
 pub use bidnode::BidNode;
+pub use cocoon::{CocoonHibernation, CocoonSet};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
@@ -23,7 +25,14 @@ use kube::CustomResourceExt as _;
 /// to `deploy/`.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![MikromVM::crd(), VsphereAgentPool::crd(), VsphereAgent::crd(), BidNode::crd()]
+    vec![
+        MikromVM::crd(),
+        VsphereAgentPool::crd(),
+        VsphereAgent::crd(),
+        BidNode::crd(),
+        CocoonSet::crd(),
+        CocoonHibernation::crd(),
+    ]
 }
 
 /// The definitions as files of `deploy/kustomize/crds`: file name and YAML.
