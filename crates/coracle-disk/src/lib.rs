@@ -37,7 +37,9 @@ pub use file::{empty_overlay, raw_copy};
 pub use images::{DiskImage, DiskImages, digest_of, name_of};
 pub use pull::pull_disk;
 pub use push::push_disk;
-pub use snapshot::{RemoteSnapshot, SnapshotBase, SnapshotFile, find_snapshot, push_snapshot};
+pub use snapshot::{
+    RemoteSnapshot, SnapshotBase, SnapshotFile, delete_snapshot, find_snapshot, push_snapshot,
+};
 
 /// Format of a pushed disk. Pulls detect the format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -132,6 +132,15 @@ pub async fn find_snapshot(
     Ok(RemoteSnapshot { session, digest: Digest::of(&bytes), about, files, options: options.clone() })
 }
 
+/// Removes the tag of a snapshot. Its chunks are the registry's to collect. Idempotent.
+///
+/// # Errors
+/// Those of the registry.
+pub async fn delete_snapshot(reference: &Reference, options: &DiskOptions) -> Result<(), ImageError> {
+    let session = pull::open(reference, options, Operation::Push).await?;
+    Ok(session.delete_manifest(&reference.api_name()).await?)
+}
+
 impl RemoteSnapshot {
     /// Properties that [`push_snapshot`] was given.
     #[must_use]

@@ -1,11 +1,12 @@
 //! Configuration of the host core.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_hypervisor::Jail;
 use coracle_net::Reach;
-use coracle_oci::Registries;
+use coracle_oci::{Credentials, Registries};
 use sha2::{Digest, Sha256};
 
 /// Plain settings of one host core; parsed and checked at the edge.
@@ -46,6 +47,9 @@ pub struct HostConfig {
     pub nameservers: Vec<String>,
     /// How registries are reached; the image store has them, too.
     pub registries: Registries,
+    /// Credentials for snapshots and disks of single registries, by host and optional port; for all others docker's
+    /// configuration has them.
+    pub credentials: BTreeMap<String, Credentials>,
     /// VMMs run in a jail, each as a user of its own ([`Jail`]). Off where this process may not make one.
     pub jail: bool,
     /// Whether, and how many, machines are kept to start clones from.
@@ -76,6 +80,7 @@ impl HostConfig {
             guest_reach: Reach::default(),
             nameservers: nameservers(),
             registries: Registries::default(),
+            credentials: BTreeMap::new(),
             jail: Jail::is_possible(),
             templates: TemplatePolicy::default(),
             warm_pool: WarmPoolPolicy::default(),

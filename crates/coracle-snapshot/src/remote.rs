@@ -6,6 +6,7 @@
 use std::io;
 
 use coracle_disk::{RemoteSnapshot, SnapshotFile};
+use coracle_record::SnapshotName;
 use serde_json::Value;
 
 use crate::{DISK_FILE, MEMORY_FILE, Part, SnapshotInfo, SnapshotStore, archive};
@@ -32,6 +33,14 @@ pub fn about(info: &SnapshotInfo) -> io::Result<Value> {
 /// # Errors
 /// `InvalidData` with the reason when it is not what it should be.
 pub fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotInfo> {
+    inspect(remote, part.name().clone())
+}
+
+/// The same of one that is only looked at, under `name`.
+///
+/// # Errors
+/// As [`read`].
+pub fn inspect(remote: &RemoteSnapshot, name: SnapshotName) -> io::Result<SnapshotInfo> {
     let refused = |e| archive::refused(format!("what it says of itself is none: {e}"));
     let info: SnapshotInfo = serde_json::from_value(remote.about().clone()).map_err(refused)?;
     let length = |name: &str| {
@@ -43,5 +52,5 @@ pub fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotInfo> {
         return Err(archive::refused("its memory has another length than it says".to_owned()));
     }
     // Whoever pushed it does not say who may use it here.
-    Ok(SnapshotInfo { name: part.name().clone(), ..info.without_access() })
+    Ok(SnapshotInfo { name, ..info.without_access() })
 }

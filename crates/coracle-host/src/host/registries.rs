@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
-use coracle_disk::{DiskOptions, DiskProgress, DiskReport, SnapshotBase, find_snapshot, push_snapshot};
+use coracle_disk::{
+    DiskOptions, DiskProgress, DiskReport, SnapshotBase, delete_snapshot, find_snapshot, push_snapshot,
+};
 use coracle_image::ImageError;
-use coracle_oci::{PullOrigin, Reference};
+use coracle_oci::{OciError, PullOrigin, Reference};
 
 use super::Host;
-use crate::{HostError, SnapshotInfo, SnapshotName, files};
+use crate::{HostConfig, HostError, SnapshotInfo, SnapshotName, files};
 use coracle_snapshot::{Part, remote};
 
 impl Host {
     /// How disks and snapshots are moved.
-    pub(super) fn disk_options(&self, origin: PullOrigin) -> DiskOptions {
-        DiskOptions { registries: self.config().registries.clone(), origin, ..DiskOptions::default() }
+    pub(super) fn disk_options(&self, reference: &Reference, origin: PullOrigin) -> DiskOptions {
+        let HostConfig { registries, credentials, .. } = self.config();
+        let credentials = credentials.get(reference.registry()).cloned().unwrap_or_default();
+        DiskOptions { registries: registries.clone(), credentials, origin, ..DiskOptions::default() }
     }
 
     /// Sends a snapshot to a registry, in chunks. Those that the tag had before are not sent again. Idempotent;
@@ -33,7 +37,7 @@ impl Host {
         // The file of a disk image has a digest and no manifest.
         let manifest = info.image_digest.parse().ok().and_then(|digest| self.images().descriptor(&digest));
         let base = SnapshotBase { name: info.image, digest: info.image_digest, manifest };
-        let options = self.disk_options(PullOrigin::Local);
+        let options = self.disk_options(reference, PullOrigin::Local);
         let pushed = push_snapshot(&sources, &about, &base, reference, &options, progress).await;
         pushed.map_err(failed(reference))
     }
@@ -53,7 +57,7 @@ impl Host {
     ) -> Result<SnapshotInfo, HostError> {
         let taken = || HostError::SnapshotExists { name: name.to_string() };
         let part = self.snapshot_store().begin_pull(name.clone()).ok_or_else(taken)?;
-        let options = self.disk_options(PullOrigin::Local);
+        let options = self.disk_options(reference, PullOrigin::Local);
         match fill(&part, reference, &options, progress).await {
             Ok(info) => {
                 let sealed = files::blocking(move || part.seal(&info).map(|()| info));
@@ -70,6 +74,34 @@ impl Host {
                 Err(error)
             }
         }
+    }
+}
+
+impl Host {
+    /// What a registry says of a snapshot, without its owner; `None`: there is none of that name. Nothing is moved.
+    ///
+    /// # Errors
+    /// [`HostError::Archive`] with what is wrong with it; [`HostError::Image`] with what the registry said.
+    pub async fn remote_snapshot(&self, reference: &Reference) -> Result<Option<SnapshotInfo>, HostError> {
+        let options = self.disk_options(reference, PullOrigin::Local);
+        match find_snapshot(reference, &options).await {
+            Ok(found) => {
+                let name = SnapshotName::made_of(reference.repository(), reference.tag().unwrap_or("latest"));
+                let info = remote::inspect(&found, name).map_err(|source| HostError::Archive { source })?;
+                Ok(Some(info))
+            }
+            Err(ImageError::Oci(OciError::NotFound { .. })) => Ok(None),
+            Err(error) => Err(failed(reference)(error)),
+        }
+    }
+
+    /// Removes the tag of a snapshot from a registry, of any VM. Idempotent.
+    ///
+    /// # Errors
+    /// [`HostError::Image`] with what the registry said.
+    pub async fn delete_remote_snapshot(&self, reference: &Reference) -> Result<(), HostError> {
+        let options = self.disk_options(reference, PullOrigin::Local);
+        delete_snapshot(reference, &options).await.map_err(failed(reference))
     }
 }
 

@@ -97,8 +97,17 @@ impl Host {
         Ok(ResolvedImage {
             digest: image.digest.clone(),
             file,
-            workload: Workload { env: spec.env.clone(), ..Workload::default() },
-            disk_image_vm: Some(DiskImageVm { firmware, user_data: spec.user_data.clone() }),
+            workload: Workload {
+                argv: [spec.command.clone(), spec.args.clone()].concat(),
+                env: spec.env.clone(),
+                user: spec.user.clone(),
+                cwd: spec.workdir.clone(),
+            },
+            disk_image_vm: Some(DiskImageVm {
+                firmware,
+                user_data: spec.user_data.clone(),
+                resolver: spec.resolver.clone(),
+            }),
             disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib.max(least)),
         })
     }
@@ -169,7 +178,8 @@ impl Host {
         let pulled = images.path(&coracle_oci::Digest::of(reference.to_string().as_bytes()).to_string());
         let pulled = pulled.with_extension("pulled");
         let progress_of_chunks = chunk_progress(Step::Download, progress.clone());
-        let report = pull_disk(reference, &pulled, &self.disk_options(origin), progress_of_chunks).await;
+        let report =
+            pull_disk(reference, &pulled, &self.disk_options(reference, origin), progress_of_chunks).await;
         let report =
             report.map_err(|source| HostError::Image { reference: reference.to_string(), source })?;
         let taken = self.take_disk(&pulled, &report.digest.to_string(), reference, progress).await;
@@ -278,6 +288,7 @@ fn check_container(spec: &VmSpec) -> Result<(), HostError> {
     match spec {
         _ if !spec.user_data.is_empty() => only("user data"),
         _ if spec.firmware.is_some() => only("the firmware"),
+        _ if spec.resolver.is_some() => only("a resolver"),
         _ => Ok(()),
     }
 }
@@ -294,19 +305,17 @@ fn check_disk_image_vm(spec: &VmSpec, image: &DiskImage) -> Result<(), HostError
     let refused = |message: String| Err(HostError::Invalid { message });
     let disk_mib = image.disk_bytes.div_ceil(1 << 20);
     let has = |what: &str| format!("{} is a disk image, which has {what} of its own", spec.image);
-    if !spec.command.is_empty() || !spec.args.is_empty() {
-        return refused(format!("{}: run commands in it with exec, or by user data", has("a first process")));
-    }
-    if spec.metadata.contains_key(COMMIT_ANNOTATION) {
+    let has_command = !spec.command.is_empty() || !spec.args.is_empty();
+    if spec.metadata.contains_key(COMMIT_ANNOTATION) && !has_command {
         return refused(format!(
-            "{}: it ends no command that an image could be made after",
+            "{}: without a command there is no end after which an image could be made",
             has("a first process")
         ));
     }
     if !spec.kernel_path.is_empty() {
         return refused(has("a kernel"));
     }
-    if !spec.user.is_empty() || !spec.workdir.is_empty() {
+    if !has_command && (!spec.user.is_empty() || !spec.workdir.is_empty()) {
         return refused(has("users and directories"));
     }
     if spec.user_data.len() > USER_DATA_MAX {

@@ -180,6 +180,22 @@ impl Session {
         .await
     }
 
+    /// Removes a tag, or a manifest by digest. Idempotent: `Ok` when it is not there.
+    ///
+    /// # Errors
+    /// Those of every request; 405 of a registry that removes nothing.
+    pub async fn delete_manifest(&self, name: &str) -> Result<(), OciError> {
+        let delete = || async {
+            let request = self.request(Method::DELETE, &format!("manifests/{name}")).await;
+            let sent = self.send(request.timeout(self.timeouts.request), "delete manifest", "manifest").await;
+            match sent {
+                Ok(_) | Err(OciError::NotFound { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
+        };
+        self.retry(delete).await
+    }
+
     /// Requests a blob from `offset` on. The status is 206 when the response begins there, 200 when it begins at 0.
     pub(crate) async fn blob(&self, digest: &Digest, offset: u64) -> Result<Response, OciError> {
         let mut request = self.request(Method::GET, &format!("blobs/{digest}")).await;
