@@ -16,7 +16,7 @@ use crate::cgroup::Cgroup;
 use crate::configure::{self, Plan};
 use crate::containers::Containers;
 use crate::error::Error;
-use crate::reap::{Reaper, Scope};
+use crate::reap::{Exit, Reaper, Scope};
 use crate::rootfs::Root;
 use crate::shared_dir::SharedDir;
 use crate::volumes::{self, Volumes};
@@ -279,9 +279,18 @@ impl Agent {
         self.root_slot().take();
     }
 
-    /// A system runs what it runs; it has no workload of ours that could be started or end.
+    /// A system runs what it runs, and may be given a command beside it.
     pub(crate) fn is_system(&self) -> bool {
         self.role == Role::System
+    }
+
+    /// Waits for the end of a system's command, be it started already or not. What it wrote is on disk then: the host may
+    /// make an image of it. Cancel-safe.
+    pub(crate) async fn system_exit(&self) -> Exit {
+        let exit = self.workload.exited().await;
+        // A disk that hangs keeps the host waiting for the end, as it would keep the command.
+        let _synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
+        exit
     }
 
     /// Ends all sessions before the power-off.

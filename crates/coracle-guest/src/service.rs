@@ -41,9 +41,6 @@ impl Guest for Agent {
     }
 
     async fn start_workload(&self, request: Request<StartWorkloadRequest>) -> Answer<StartWorkloadResponse> {
-        if self.is_system() {
-            return Err(Error::State("this system runs what it runs; use exec".into()).into());
-        }
         let process = request.into_inner().process.ok_or_else(|| Error::invalid("no process"))?;
         if !self.containers.is_empty() {
             return Err(Error::State("this guest has containers".into()).into());
@@ -68,8 +65,11 @@ impl Guest for Agent {
 
     async fn wait_workload(&self, _: Request<WaitWorkloadRequest>) -> Answer<WaitWorkloadResponse> {
         if self.is_system() {
-            // Its end is the machine's.
-            self.closed().await;
+            let exit = tokio::select! {
+                exit = self.system_exit() => Some(exit.into()),
+                () = self.closed() => None,
+            };
+            return Ok(Response::new(WaitWorkloadResponse { exit }));
         }
         if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());

@@ -22,6 +22,7 @@ pub use self::registries::chunk_progress;
 pub use self::resolve::Access;
 pub use self::resolve_image::NodeImage;
 pub use self::snapshots::{RestoreSpec, RestoredIdentity};
+use crate::addresses::SharedAddresses;
 use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
 use crate::templates::Templates;
@@ -39,6 +40,7 @@ use coracle_record::SCHEMA;
 use coracle_snapshot::SnapshotStore;
 
 mod capacity;
+mod command;
 mod commit;
 mod containers;
 mod create;
@@ -83,6 +85,8 @@ struct Inner {
     images: Arc<Store>,
     disk_images: DiskImages,
     snapshots: SnapshotStore,
+    /// Addresses that VMs use of others.
+    addresses: Arc<SharedAddresses>,
     /// What each driver can do here, the default first.
     probes: Vec<(&'static str, Probe)>,
     directory: Mutex<Directory>,
@@ -123,6 +127,8 @@ impl Host {
             |(name, probe): &(&'static str, Probe)| (*name, probe.accelerator.unwrap_or(Accelerator::Tcg));
         let accelerators = probes.iter().map(known).collect();
         let mut records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
+        let addresses = Arc::new(SharedAddresses::new(network, &records));
+        let network: Arc<dyn Network> = addresses.clone();
         let instances = Instances::new(config.clone(), driver.clone(), network.clone());
         adopt_earlier(&instances, &mut records);
         // Before anything that takes time, and in one step: the VMs that run stay filtered.
@@ -159,6 +165,7 @@ impl Host {
             images,
             disk_images,
             snapshots,
+            addresses,
             probes,
             directory: Mutex::default(),
             tasks: Mutex::default(),
@@ -296,7 +303,8 @@ impl Host {
     /// # Errors
     /// Everything that can keep a guest from running.
     pub async fn start(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
-        self.ask(name, |reply| Request::Start { fence, reply }).await
+        let record = self.ask(name, |reply| Request::Start { fence, reply }).await?;
+        self.start_command(record).await
     }
 
     /// Powers a VM off and returns when it is; kills it after `grace`, at once when zero.

@@ -11,6 +11,7 @@
 //! A VMM outlives this process. After a restart `adopt.rs` decides, from the
 //! record and the process table alone, what each VM needs.
 
+mod addresses;
 mod adopt;
 mod commit_annotation;
 mod containers;
@@ -35,8 +36,8 @@ pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
     BootFirmware, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
     ContainerState, DiskImageVm, Exit, Fence, Filesystem, GroupsPolicy, InvalidSnapshotName, Owner,
-    PidNamespace, ProcessUser, Record, Resources, Sandbox, Security, SnapshotName, TemplateKey, Volume,
-    VolumeKind, VolumePhase, Workload,
+    PidNamespace, ProcessUser, Record, Resolver, Resources, Sandbox, Security, SnapshotName, TemplateKey,
+    Volume, VolumeKind, VolumePhase, Workload,
 };
 pub use coracle_snapshot::SnapshotInfo;
 

@@ -267,6 +267,19 @@ pub fn configuration(
             }
         }
     };
+    let resolver = record.disk_image_vm.as_ref().and_then(|settings| settings.resolver.as_ref());
+    let network = match resolver {
+        None => network,
+        Some(resolver) => pb::Network {
+            nameservers: match resolver.nameservers.is_empty() {
+                true => network.nameservers,
+                false => resolver.nameservers.clone(),
+            },
+            search_domains: resolver.search_domains.clone(),
+            resolver_options: resolver.options.clone(),
+            ..network
+        },
+    };
     pb::ConfigureRequest {
         hostname: record.hostname.clone(),
         entropy,

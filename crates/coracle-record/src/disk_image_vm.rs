@@ -11,6 +11,23 @@ pub struct DiskImageVm {
     /// User data for cloud-init or another reader of NoCloud seeds; may be empty.
     #[serde(default)]
     pub user_data: String,
+    /// Its resolver; `None`: that of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolver: Option<Resolver>,
+}
+
+/// Name resolution of a guest, as in `resolv.conf`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resolver {
+    /// Addresses of name servers.
+    pub nameservers: Vec<String>,
+    /// Domains in which short names are looked up.
+    #[serde(default)]
+    pub search_domains: Vec<String>,
+    /// Options of the resolver.
+    #[serde(default)]
+    pub options: Vec<String>,
 }
 
 /// What a PC runs first.

@@ -23,7 +23,7 @@ pub use self::container::{
     ContainerState, GroupsPolicy, InvalidContainerId, PidNamespace, ProcessUser, Resources, Sandbox,
     Security,
 };
-pub use self::disk_image_vm::{BootFirmware, DiskImageVm};
+pub use self::disk_image_vm::{BootFirmware, DiskImageVm, Resolver};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};
 pub use self::template_key::TemplateKey;
 pub use self::volume::{Filesystem, Volume, VolumeKind, VolumePhase};
@@ -165,6 +165,9 @@ pub struct Record {
     /// Images of containers that are in its slots.
     #[serde(default)]
     pub images: Vec<AttachedImage>,
+    /// The VM whose address, MAC and ports it uses; `None`: it has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_of: Option<VmId>,
 }
 
 /// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
@@ -367,6 +370,7 @@ impl Record {
             sandbox: None,
             size_class: None,
             images: vec![],
+            address_of: None,
         }
     }
 }

@@ -68,6 +68,8 @@ pub(super) fn vm_spec(
         sandbox: None,
         firmware: firmware(&request.firmware).map_err(invalid)?,
         user_data: request.user_data,
+        resolver: None,
+        address_of: None,
     })
 }
 

@@ -112,7 +112,8 @@ impl Host {
         self.ask_container(vm, ContainerRequest::Update { id: id.clone(), resources, metadata }).await
     }
 
-    /// A command for [`Host::guest`] that joins a container: its user, environment and directory.
+    /// A command for [`Host::guest`] that joins a container: its user, environment and directory. In a disk image VM, which
+    /// has no containers, it joins the VM's own command.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::NoContainer`], [`HostError::ContainerState`] when it does not run.
@@ -123,6 +124,10 @@ impl Host {
         argv: Vec<String>,
     ) -> Result<pb::Process, HostError> {
         let view = self.find(vm, Access::Read)?;
+        if view.record.disk_image_vm.is_some() {
+            let process = crate::vmm_config::process(&view.record);
+            return Ok(pb::Process { argv, ..process });
+        }
         let missing = || HostError::NoContainer { vm: vm.to_owned(), id: id.to_string() };
         let record = view.containers.get(id).ok_or_else(missing)?;
         if record.state != ContainerState::Running {

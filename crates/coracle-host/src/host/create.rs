@@ -13,13 +13,15 @@ use coracle_oci::{Progress, PullOrigin, Reference};
 use coracle_types::{Identity, MemoryMib, SizeClass, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
 
-use super::Host;
 use super::resolve_image::ResolvedImage;
+use super::{Access, Host};
 use crate::commit_annotation::commit_request;
 use crate::vmm_config::{VmPaths, check_kernel, of_shape};
 use crate::volumes::VolumeSource;
-use crate::{BootFirmware, EventKind, HostError, HostEvent, Owner, Record, VolumeRequest, Workload, files};
-use coracle_record::Sandbox;
+use crate::{
+    BootFirmware, EventKind, HostError, HostEvent, Owner, Record, View, VolumeRequest, Workload, files,
+};
+use coracle_record::{Resolver, Sandbox};
 
 /// What a caller wants.
 #[derive(Clone, Debug)]
@@ -78,6 +80,10 @@ pub struct VmSpec {
     pub firmware: Option<BootFirmware>,
     /// For a disk image: user data for cloud-init or another reader of NoCloud seeds. May be empty.
     pub user_data: String,
+    /// For a disk image: its resolver; `None`: that of the node.
+    pub resolver: Option<Resolver>,
+    /// The VM whose address, MAC and ports it uses, which must not run at the same time.
+    pub address_of: Option<VmName>,
 }
 
 impl VmSpec {
@@ -112,6 +118,8 @@ impl VmSpec {
             sandbox: None,
             firmware: None,
             user_data: String::new(),
+            resolver: None,
+            address_of: None,
         }
     }
 }
@@ -271,13 +279,10 @@ impl Host {
         kernel: Option<PathBuf>,
         found: &[VolumeSource],
     ) -> Result<Record, HostError> {
-        let lease = self
-            .0
-            .shared
-            .node
-            .network
-            .lease(&id, spec.address)
-            .map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
+        let lender = spec.address_of.as_ref().map(|name| self.lender(name, &id)).transpose()?;
+        let wanted = lender.as_ref().map_or(spec.address, |lender| lender.record.address);
+        let lease = self.0.shared.node.network.lease(&id, wanted);
+        let lease = lease.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let claimed = self.0.shared.node.network.claim_ports(&id, &spec.ports);
         claimed.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let volumes = self.claim_volumes(&id, (&spec.volumes, spec.sandbox.is_some()), found)?;
@@ -287,7 +292,7 @@ impl Host {
         let shape = (spec.vcpus, spec.memory);
         // A system that a disk image brings keeps itself to nothing but what its machine has.
         let size_class = image.disk_image_vm.is_none().then(|| SizeClass::of(spec.vcpus, spec.memory));
-        let record = Record {
+        let mut record = Record {
             owner: spec.owner,
             image: spec.image,
             image_digest: image.digest,
@@ -309,6 +314,9 @@ impl Host {
             origin: spec.origin,
             ..Record::new(id, spec.name, shape, image.workload, self.clock().now())
         };
+        if let Some(lender) = lender {
+            (record.address_of, record.mac) = (Some(lender.record.id.clone()), lender.record.mac);
+        }
         let paths = VmPaths::of(self.config(), &record.id);
         let id = record.id.clone();
         let save = move || -> io::Result<Record> {
@@ -319,6 +327,13 @@ impl Host {
         };
         let failed = |source| HostError::Files { operation: "write the record", id, source };
         files::blocking(save).await.map_err(failed)
+    }
+
+    /// The VM whose address a new one uses; the network knows of it from here on.
+    fn lender(&self, name: &VmName, borrower: &VmId) -> Result<Arc<View>, HostError> {
+        let lender = self.find(name.as_str(), Access::Change)?;
+        self.0.addresses.borrow(borrower, &lender.record.id);
+        Ok(lender)
     }
 }
 

@@ -159,7 +159,6 @@ fn what_does_not_fit_is_refused_before_anything_is_made() {
         let small = || system("small", "localhost/small:latest");
         let container = || spec("busy");
         for (what, request, says) in [
-            ("a command", VmSpec { command: vec!["sh".into()], ..small() }, "run commands in it with exec"),
             ("a kernel", VmSpec { kernel_path: "/boot/k".into(), ..small() }, "kernel"),
             ("a user", VmSpec { user: "me".into(), ..small() }, "users and directories of its own"),
             ("a smaller disk", VmSpec { disk_mib: Some(32), ..small() }, "smaller than the image's"),

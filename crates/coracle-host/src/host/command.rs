@@ -1,0 +1,23 @@
+//! The command of a disk image VM, which its guest agent starts once the system is up.
+
+use super::Host;
+use crate::vmm_config::process;
+use crate::{HostError, Record};
+
+impl Host {
+    /// Starts the command of a disk image VM that has one. Idempotent: the guest starts it once in each boot.
+    ///
+    /// # Errors
+    /// As [`Host::guest`].
+    pub(super) async fn start_command(&self, record: Record) -> Result<Record, HostError> {
+        let has_command = record.disk_image_vm.is_some() && !record.workload.argv.is_empty();
+        if !has_command || record.exit.is_some() {
+            return Ok(record);
+        }
+        let guest = self.guest(record.id.as_str()).await?;
+        let started = guest.start_workload(process(&record)).await;
+        let (name, operation) = (record.name.to_string(), "start the command");
+        started.map_err(|source| HostError::Guest { name, operation, source })?;
+        Ok(record)
+    }
+}
