@@ -1,16 +1,20 @@
 //! One VM's monitor: commands whose errors name the VM, and the waiting for a state.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
 use coracle_hypervisor::{DriverError, VmmConfig};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{Qmp, QmpError};
 
+/// Opening a disk.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// Saving or loading device state; milliseconds alone, more on a loaded host.
 const STATE_LIMIT: Duration = Duration::from_secs(20);
 /// Memory that goes with it may take as long as at this rate: a slow disk.
@@ -20,12 +24,20 @@ const STATE_POLL: Duration = Duration::from_millis(1);
 
 /// A file that the VMM may open, by the number of its file descriptor set.
 #[derive(Debug)]
-pub(crate) struct Lent(u64);
+pub(crate) struct Lent {
+    set: u64,
+    bytes: u64,
+}
 
 impl Lent {
     /// What the VMM calls it.
     pub(crate) fn name(&self) -> String {
-        format!("/dev/fdset/{}", self.0)
+        format!("/dev/fdset/{}", self.set)
+    }
+
+    /// Its length when it was opened.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -63,19 +75,20 @@ impl<'a> Monitor<'a> {
 
     /// Opens a file for the VMM, as a file descriptor set of its own, until [`Monitor::release`].
     pub(crate) async fn lend(&mut self, path: &Path, read_only: bool) -> Result<Lent, DriverError> {
-        let opened = File::options().read(true).write(!read_only).open(path);
-        let file = opened.map_err(|source| DriverError::Io {
+        let failed = |source| DriverError::Io {
             operation: format!("open {} for VMM {}", path.display(), self.vmm_config.id),
             source,
-        })?;
+        };
+        let (file, bytes) = open(path, read_only).await.map_err(failed)?;
         let lent = self.qmp.pass_file("add-fd", json!({}), file.as_fd()).await;
         let lent = lent.map_err(|source| control(self.vmm_config, "add-fd", source))?;
         let set = lent.get("fdset-id").and_then(Value::as_u64);
-        set.map(Lent).ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
+        set.map(|set| Lent { set, bytes })
+            .ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
     }
 
     /// Takes back what no node uses; a node keeps what it has opened.
-    pub(crate) async fn release(&mut self, Lent(set): Lent) {
+    pub(crate) async fn release(&mut self, Lent { set, .. }: Lent) {
         if let Err(error) = self.run("remove-fd", json!({"fdset-id": set})).await {
             tracing::debug!(vm = %self.vmm_config.id, set, %error, "file descriptor set not removed");
         }
@@ -121,13 +134,24 @@ impl<'a> Monitor<'a> {
                     return Err(control(self.vmm_config, "migrate", refused));
                 }
                 _ if Instant::now() >= deadline => {
-                    let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                    let late = io::Error::from(io::ErrorKind::TimedOut);
                     return Err(control(self.vmm_config, "migrate", late.into()));
                 }
                 _ => sleep(STATE_POLL).await,
             }
         }
     }
+}
+
+/// Opens a disk of a VM, and looks at its length. What it lies on may hang.
+async fn open(path: &Path, read_only: bool) -> io::Result<(File, u64)> {
+    let path = path.to_owned();
+    let opened = spawn_blocking(move || {
+        let file = File::options().read(true).write(!read_only).open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok((file, bytes))
+    });
+    timeout(OPEN_LIMIT, opened).await.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?
 }
 
 pub(crate) fn control(vmm_config: &VmmConfig, operation: &'static str, source: QmpError) -> DriverError {

@@ -19,6 +19,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 const LINE_MAX: usize = 1 << 20;
 /// A monitor greets at once; a loaded host takes its time.
 const GREETING_LIMIT: Duration = Duration::from_secs(20);
+/// From sending commands to the last of their answers. A command takes milliseconds, but `stop` waits for the writes that
+/// are under way (QEMU, `vm_stop`): without a limit a disk that hangs would hold its caller for ever.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// Lines before the greeting that are not for us.
 const STALE_MAX: usize = 64;
 
@@ -91,18 +94,21 @@ impl Qmp {
         &self.version
     }
 
-    /// Runs one command and returns its result. Not cancel-safe.
+    /// Runs one command and returns its result, within 20 s. Not cancel-safe.
     ///
     /// # Errors
-    /// [`QmpError::Refused`] with the VMM's own words.
+    /// [`QmpError::Refused`] with the VMM's own words; [`QmpError::Io`] also when it does not answer in time.
     pub async fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
         let line = self.command(command, arguments);
-        self.write.write_all(line.as_bytes()).await?;
-        self.reply(command, self.next_id).await
+        let run = async {
+            self.write.write_all(line.as_bytes()).await?;
+            self.reply(command, self.next_id).await
+        };
+        in_time(run).await
     }
 
     /// Runs commands in order, without waiting for one before the next is sent: each round costs a turn of the VMM's
-    /// loop. Those after one that is refused are run all the same. Not cancel-safe.
+    /// loop. Those after one that is refused are run all the same. All within 20 s. Not cancel-safe.
     ///
     /// # Errors
     /// The first refusal, as of [`Qmp::execute`].
@@ -112,19 +118,22 @@ impl Qmp {
             lines += &self.command(command, arguments);
             sent.push((command, self.next_id));
         }
-        self.write.write_all(lines.as_bytes()).await?;
-        let mut outcome = Ok(());
-        for (command, id) in sent {
-            match self.reply(command, id).await {
-                Err(refused @ QmpError::Refused { .. }) => outcome = outcome.and(Err(refused)),
-                other => drop(other?),
+        let run = async {
+            self.write.write_all(lines.as_bytes()).await?;
+            let mut outcome = Ok(());
+            for (command, id) in sent {
+                match self.reply(command, id).await {
+                    Err(refused @ QmpError::Refused { .. }) => outcome = outcome.and(Err(refused)),
+                    other => drop(other?),
+                }
             }
-        }
-        outcome
+            outcome
+        };
+        in_time(run).await
     }
 
-    /// Runs a command that takes an open file: `getfd`, after which commands know it as `fd:NAME`, or `add-fd`. Not
-    /// cancel-safe.
+    /// Runs a command that takes an open file: `getfd`, after which commands know it as `fd:NAME`, or `add-fd`. Within
+    /// 20 s. Not cancel-safe.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
@@ -135,17 +144,25 @@ impl Qmp {
         file: BorrowedFd<'_>,
     ) -> Result<Value, QmpError> {
         let line = self.command(command, arguments);
-        let socket: &UnixStream = self.write.as_ref();
-        let sent = loop {
-            socket.writable().await?;
-            match socket.try_io(Interest::WRITABLE, || send_with_file(socket, line.as_bytes(), file)) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                result => break result?,
-            }
+        let run = async {
+            let sent = self.send_with_file(line.as_bytes(), file).await?;
+            // The file goes with the first byte; the rest of the line is like any other.
+            self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
+            self.reply(command, self.next_id).await
         };
-        // The file goes with the first byte; the rest of the line is like any other.
-        self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
-        self.reply(command, self.next_id).await
+        in_time(run).await
+    }
+
+    /// Sends the beginning of `bytes`, at least one, with the file; how many.
+    async fn send_with_file(&self, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
+        let socket: &UnixStream = self.write.as_ref();
+        loop {
+            socket.writable().await?;
+            match socket.try_io(Interest::WRITABLE, || send_with_file(socket, bytes, file)) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
     }
 
     fn command(&mut self, command: &'static str, arguments: Value) -> String {
@@ -174,6 +191,13 @@ impl Qmp {
         let line = self.lines.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
         serde_json::from_str(&line).map_err(|_| QmpError::Protocol)
     }
+}
+
+/// Gives a VMM up that does not answer.
+async fn in_time<T>(run: impl Future<Output = Result<T, QmpError>>) -> Result<T, QmpError> {
+    let late =
+        || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
+    tokio::time::timeout(ANSWER_LIMIT, run).await.unwrap_or_else(|_| Err(late().into()))
 }
 
 /// sendmsg(2) with one file (unix(7), SCM_RIGHTS).
@@ -268,6 +292,28 @@ mod tests {
         assert!(matches!(qmp, Err(QmpError::Io(_))), "it went away");
         let (_dir, qmp) = monitor(&["hello"; STALE_MAX]).await;
         assert!(matches!(qmp, Err(QmpError::Protocol)), "an endless line is refused");
+    }
+
+    /// As while a disk of the VM hangs, which `stop` waits for.
+    #[tokio::test(start_paused = true)]
+    async fn commands_of_a_hung_vmm_are_given_up() {
+        let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
+        let lines: &'static [_] = Box::leak(Box::new([greeting, r#"{"return":{},"id":1}"#]));
+        let (_stays, qmp) = monitor(lines).await;
+        let mut qmp = qmp.unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let outcomes = [
+            qmp.execute("stop", json!({})).await.map(drop),
+            qmp.execute_all(vec![("stop", json!({}))]).await,
+            qmp.pass_file("add-fd", json!({}), std::os::fd::AsFd::as_fd(&file)).await.map(drop),
+        ];
+        for outcome in outcomes {
+            let refused = outcome.unwrap_err();
+            assert!(
+                matches!(&refused, QmpError::Io(e) if e.kind() == io::ErrorKind::TimedOut),
+                "{refused:?}"
+            );
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,13 +30,8 @@ impl Monitor<'_> {
             return self.plug(disk).await;
         }
         let slot = disk.slot;
-        let io = |source| DriverError::Io {
-            operation: format!("size disk {slot} of VMM {}", vmm_config.id),
-            source,
-        };
-        let bytes = std::fs::metadata(&disk.path).map_err(io)?.len();
-        let node = format!("disk{slot}");
         let lent = self.lend(&disk.path, disk.read_only).await?;
+        let (bytes, node) = (lent.bytes(), format!("disk{slot}"));
         let in_place = [add(&node, &lent, disk.read_only), reopen(slot, &node, disk.read_only)];
         let inserted = match disk.read_only {
             false => self.run_all(in_place.into_iter().chain([resize(slot, bytes)]).collect()).await,
