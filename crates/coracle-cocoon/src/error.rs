@@ -1,0 +1,56 @@
+//! Why a pass failed.
+
+use coracle_reconcile::{ApplyError, ElectionError};
+
+use crate::registry::RegistryError;
+
+/// A failed pass, or a configuration that does not work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The API server refused or could not be reached.
+    #[error("cannot {operation} {object}")]
+    Api {
+        /// The operation.
+        operation: &'static str,
+        /// `namespace/name`.
+        object: String,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// A write to a custom resource.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// The registry refused or could not be reached.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A pod with the name of one of the set's belongs to another owner.
+    #[error("pod {pod:?} exists and does not belong to the CocoonSet: delete it, or rename the set")]
+    NameTaken {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// Times of the election that do not fit together.
+    #[error(transparent)]
+    Election(#[from] ElectionError),
+}
+
+impl Error {
+    /// True for failures that pass by themselves: the pass is repeated, and logged at debug level only.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => {
+                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409 || status.code >= 500)
+            }
+            Self::Apply(error) => error.is_conflict(),
+            Self::Registry(_) | Self::NameTaken { .. } | Self::Election(_) => false,
+        }
+    }
+}
+
+/// A failure of the API server to do `operation` on `object`.
+pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
+    let object = object.into();
+    move |source| Error::Api { operation, object, source: Box::new(source) }
+}

@@ -1,0 +1,4 @@
+//! CocoonHibernations: observe, plan, execute, status.
+
+mod plan;
+pub(crate) mod reconcile;

@@ -1,0 +1,100 @@
+//! CocoonSets and CocoonHibernations: VMs behind pods, for clusters whose nodes run pods with the taint
+//! `virtual-kubelet.io/provider` as VMs.
+//!
+//! ```text
+//!  CocoonSet ─────────┐                                   ┌─▶ pods: create, annotate, delete
+//!  CocoonHibernation ─┼─▶ observe ─▶ plan (pure) ─▶ execute ─▶ registry: look up and remove saved states
+//!  pods ──────────────┘                   └─▶ status
+//! ```
+//! The pods' annotations say what the VMs should be, and the node's annotations what they are (`coracle_api::cocoon`). This
+//! crate never talks to a node, a driver or a guest, and never moves the state of a VM.
+
+mod config;
+mod context;
+mod error;
+mod hibernation;
+mod metrics;
+mod registry;
+mod set;
+
+use std::sync::Arc;
+
+use coracle_reconcile::{Election, Group, Runner};
+use kube::Client;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+pub use config::{Config, HIBERNATIONS, SETS, Settings, Times};
+pub use error::Error;
+pub use metrics::CocoonMetrics;
+pub use registry::{InvalidRegistry, OciTags, RegistryError, SnapshotTags};
+
+use context::Context;
+use hibernation::reconcile::Hibernations;
+use set::reconcile::Sets;
+
+/// Triggers of one object that come this close together are one.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+
+/// Runs both controllers until `stop`. Cancel-safe: the next run continues where this one was cancelled.
+///
+/// # Errors
+/// Only times of the election that do not fit together.
+pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let group = Group {
+        name: SETS,
+        election: config.election.clone(),
+        client: client.clone(),
+        clock: config.clock.clone(),
+        metrics: config.metrics.clone(),
+    };
+    let lead = |token: CancellationToken| {
+        let (client, config) = (client.clone(), config.clone());
+        async move {
+            Box::pin(work(client, config, token)).await;
+            Ok(())
+        }
+    };
+    group.run(stop, lead).await
+}
+
+async fn work(client: Client, config: Config, stop: CancellationToken) {
+    let (cx, writers) = Context::new(client, config);
+    let cx = Arc::new(cx);
+    let runner = |name, workers| Runner {
+        name,
+        workers,
+        debounce: DEBOUNCE,
+        backoffs: cx.backoffs.clone(),
+        metrics: cx.config.metrics.clone(),
+        clock: cx.config.clock.clone(),
+    };
+    let controlled = async {
+        if stop.run_until_cancelled(cx.ready()).await.is_none() {
+            return;
+        }
+        let sets = runner(SETS, cx.config.set_workers).run(
+            Arc::new(Sets(cx.clone())),
+            cx.sets.clone(),
+            cx.set_queue.clone(),
+            stop.clone(),
+        );
+        let hibernations = runner(HIBERNATIONS, cx.config.hibernation_workers).run(
+            Arc::new(Hibernations(cx.clone())),
+            cx.hibernations.clone(),
+            cx.hibernation_queue.clone(),
+            stop.clone(),
+        );
+        tokio::join!(sets, hibernations);
+    };
+    tokio::select! {
+        () = controlled => {}
+        () = cx.watch(writers) => {}
+    }
+}
+
+/// Leader election under the original's Lease.
+#[must_use]
+pub fn election(namespace: &str, identity: &str) -> Election {
+    Election::new(namespace, coracle_api::cocoon::keys::LEASE, identity)
+}

@@ -1,0 +1,94 @@
+//! What a pass over a set looks at: from the caches to see whether there is work, from the API server to do it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coracle_api::cocoon::{Desire, keys};
+use coracle_api::{CocoonHibernation, CocoonSet};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt as _, api::ListParams, runtime::reflector::ObjectRef};
+
+use super::plan;
+use crate::context::{Context, owner_of};
+use crate::error::{Error, api};
+
+/// Where objects are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The caches: cheap, and older than what was just written.
+    Cache,
+    /// The API server.
+    Server,
+}
+
+/// What a plan needs of the world.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) set: CocoonSet,
+    pub(crate) pods: Vec<Pod>,
+    pub(crate) held: BTreeSet<String>,
+    pub(crate) saved: BTreeMap<String, bool>,
+    pub(crate) taken: BTreeMap<String, String>,
+}
+
+/// Reads what concerns `set`. `None`: it is gone, or another one has its name.
+pub(crate) async fn observe(cx: &Context, set: &CocoonSet, from: Source) -> Result<Option<Snapshot>, Error> {
+    let namespace = set.namespace().unwrap_or_default();
+    let (set, pods, held) = match from {
+        Source::Cache => {
+            let here = |other: Option<String>| other.as_ref() == Some(&namespace);
+            let pods = cx.pods.state().into_iter().filter(|pod| here(pod.namespace()));
+            let pods: Vec<_> = pods.map(|pod| pod.as_ref().clone()).collect();
+            let objects = cx.hibernations.state();
+            let objects = objects.iter().filter(|object| here(object.namespace()));
+            let held = objects.filter_map(|object| held(object.0.as_ref().ok()?)).collect();
+            (set.clone(), pods, held)
+        }
+        Source::Server => {
+            let failed = |what| api(what, format!("{namespace}/{}", set.name_any()));
+            let found = cx.api::<CocoonSet>(&namespace).get_opt(&set.name_any()).await;
+            let found = found.map_err(failed("read CocoonSet"))?;
+            let Some(fresh) = found.filter(|fresh| fresh.uid() == set.uid()) else { return Ok(None) };
+            let of_set =
+                ListParams::default().labels(&format!("{}={}", keys::SET_NAME_LABEL, set.name_any()));
+            let pods = cx.api::<Pod>(&namespace).list(&of_set).await.map_err(failed("list pods of"))?.items;
+            let all = cx.api::<CocoonHibernation>(&namespace).list(&ListParams::default()).await;
+            let all = all.map_err(failed("list hibernations of"))?;
+            (fresh, pods, all.iter().filter_map(held).collect())
+        }
+    };
+    let uid = set.uid().unwrap_or_default();
+    let mut pods: Vec<_> =
+        pods.into_iter().filter(|pod| owner_of(pod).is_some_and(|owner| owner.uid == uid)).collect();
+    pods.sort_by_key(|pod| pod.name_any());
+    let mut saved = BTreeMap::new();
+    for vm in plan::questions(&set, &pods, &cx.config.settings) {
+        let is_saved = cx.config.registry.has(&vm, keys::TAG_HIBERNATE).await?;
+        saved.insert(vm, is_saved);
+    }
+    // Steps are planned on what the server says, and only they need it.
+    let taken = if from == Source::Server { taken(cx, &set) } else { BTreeMap::new() };
+    Ok(Some(Snapshot { set, pods, held, saved, taken }))
+}
+
+/// The pod that a hibernation holds.
+fn held(hibernation: &CocoonHibernation) -> Option<String> {
+    let holds =
+        hibernation.spec.desire == Desire::Hibernate && hibernation.metadata.deletion_timestamp.is_none();
+    holds.then(|| hibernation.spec.pod_ref.name.clone())
+}
+
+/// VM names of pods of other sets that begin like names of this one's. Dashes join namespace, set and slot, so the
+/// names of two sets can be the same.
+fn taken(cx: &Context, set: &CocoonSet) -> BTreeMap<String, String> {
+    let uid = set.uid().unwrap_or_default();
+    let prefix = format!("vk-{}-{}-", set.namespace().unwrap_or_default(), set.name_any());
+    let others = cx.pods.state().into_iter().filter_map(|pod| {
+        let vm = pod.annotations().get(keys::VM_NAME)?;
+        let is_other = owner_of(&pod).is_none_or(|owner| owner.uid != uid);
+        let managed = pod.annotations().get(keys::MANAGED).is_some_and(|managed| managed == "true");
+        (is_other && managed && vm.starts_with(&prefix))
+            .then(|| (vm.clone(), ObjectRef::from_obj(pod.as_ref())))
+    });
+    let shown = |pod: ObjectRef<Pod>| format!("{}/{}", pod.namespace.unwrap_or_default(), pod.name);
+    others.map(|(vm, pod)| (vm, shown(pod))).collect()
+}
