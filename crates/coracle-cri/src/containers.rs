@@ -12,10 +12,10 @@ use coracle_proto::cri::{
 use tonic::Status;
 
 use crate::facts::{ContainerFacts, resources_to_metadata};
-use crate::images::StoredImage;
+use crate::images::Content;
 use crate::refusal::{Refusal, of_host};
 use crate::seccomp;
-use crate::server::{CriServer, new_id};
+use crate::server::{Claim, CriServer, new_id};
 use crate::status;
 use crate::table::{Ctr, Pod};
 use crate::translate::container::{self, Inputs};
@@ -55,8 +55,11 @@ impl CriServer {
         if let Some(known) = pod.containers.iter().find(same) {
             return Err(exists(&known.entry.id).into());
         }
-        let planned = self.plan_container(&pod, config).await?;
         let id = new_id();
+        if pod.facts.disk {
+            return self.create_alone(claim, pod, id, config).await;
+        }
+        let planned = self.plan_container(&pod, config).await?;
         let parsed: ContainerId = id.parse().map_err(|_| Refusal::invalid("id", id.clone()))?;
         let (server, sandbox, made) = (self.clone(), pod.id().to_owned(), parsed.clone());
         let work = async move {
@@ -74,6 +77,29 @@ impl CriServer {
         Ok(id)
     }
 
+    /// Makes the VM that is the container of a disk pod.
+    async fn create_alone(
+        &self,
+        claim: Claim,
+        pod: Arc<Pod>,
+        id: String,
+        config: coracle_proto::cri::ContainerConfig,
+    ) -> Result<String, Status> {
+        let (server, made) = (self.clone(), id.clone());
+        let work = async move {
+            let _alone = server.change(pod.id()).await;
+            server.create_disk_container(&pod, &made, config).await.map(|()| made)
+        };
+        let server = self.clone();
+        let undo = async move {
+            let _until_it_is_gone = claim;
+            if let Err(error) = server.remove_disk_container(&id).await {
+                tracing::warn!(container = id, error = error.message(), "remove container failed");
+            }
+        };
+        self.run_or_undo(work, undo).await
+    }
+
     /// Looks at everything that a container needs, and decides.
     async fn plan_container(
         &self,
@@ -87,7 +113,11 @@ impl CriServer {
         let seccomp = seccomp_filter(&config).await?;
         let image_ref = stored.reference();
         let facts = ContainerFacts { config, image_id: stored.id.clone(), image_ref };
-        let StoredImage { image, .. } = stored;
+        let Content::Container(image) = stored.content else {
+            let why = "it is a disk image: choose a RuntimeClass with the handler coracle-disk";
+            return Err(Refusal::invalid("image", why).into());
+        };
+        let image = *image;
         let inputs =
             Inputs { facts: &facts, sandbox: &pod.facts.config, image: &image, found: &found, seccomp };
         let (spec, shares) = container::spec(inputs)?;
@@ -95,7 +125,10 @@ impl CriServer {
     }
 
     /// What lies at the sources of mounts. Images of mounts get their digested reference, which the kubelet reads back.
-    async fn look_at_mounts(&self, mounts: &mut [Mount]) -> Result<(Vec<Found>, Vec<Image>), Status> {
+    pub(crate) async fn look_at_mounts(
+        &self,
+        mounts: &mut [Mount],
+    ) -> Result<(Vec<Found>, Vec<Image>), Status> {
         let (mut found, mut images) = (Vec::new(), Vec::<Image>::new());
         for mount in mounts {
             if let Some(image) = &mut mount.image {
@@ -103,9 +136,12 @@ impl CriServer {
                 let missing = || Refusal::ImageVolume(format!("image {} is not on this node", image.image));
                 let stored = stored.ok_or_else(missing)?;
                 image.image_ref = stored.reference();
-                found.push(Found::Image(stored.image.digest.to_string()));
-                if images.iter().all(|known| known.digest != stored.image.digest) {
-                    images.push(stored.image);
+                let Content::Container(stored) = stored.content else {
+                    return Err(Refusal::ImageVolume(format!("image {} is a disk", image.image)).into());
+                };
+                found.push(Found::Image(stored.digest.to_string()));
+                if images.iter().all(|known| known.digest != stored.digest) {
+                    images.push(*stored);
                 }
                 continue;
             }
@@ -137,6 +173,9 @@ impl CriServer {
             ContainerState::Running => return Err(state("it runs already").into()),
             ContainerState::Exited => return Err(state("it has ended").into()),
         }
+        if pod.facts.disk {
+            return self.start_disk_container(&container).await;
+        }
         let started = self.0.host.start_container(pod.id(), &container.record.id).await;
         let started = started.map_err(|e| of_host(&e))?;
         match started.exit.as_ref().and_then(status::start_failure) {
@@ -152,6 +191,9 @@ impl CriServer {
             return Ok(());
         }
         let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        if pod.facts.disk {
+            return self.stop_disk_container(id, grace).await;
+        }
         match self.0.host.stop_container(pod.id(), &container.record.id, grace).await {
             Ok(_) | Err(HostError::NoContainer { .. } | HostError::NotFound { .. }) => Ok(()),
             Err(error) => Err(of_host(&error)),
@@ -161,6 +203,9 @@ impl CriServer {
     /// Ends and removes a container. `Ok` for an unknown one.
     pub(crate) async fn remove_container(&self, id: &str) -> Result<(), Status> {
         let Ok((pod, container)) = self.0.table.container(&self.0.host, id) else { return Ok(()) };
+        if pod.facts.disk {
+            return self.remove_disk_container(id).await;
+        }
         self.remove_from(pod.id(), &container.record.id).await
     }
 
@@ -192,7 +237,7 @@ impl CriServer {
         let status = status::container_status(&container.record, &container.facts, &pod.facts.config);
         let info = || {
             let argv = serde_json::json!({
-                "sandboxID": pod.id(), "vm": pod.record().id.to_string(), "argv": container.record.spec.process.argv,
+                "sandboxID": pod.id(), "vm": pod.vm(&container), "argv": container.record.spec.process.argv,
             });
             [("info".to_owned(), argv.to_string())].into()
         };
@@ -206,6 +251,10 @@ impl CriServer {
         request: UpdateContainerResourcesRequest,
     ) -> Result<(), Status> {
         let (pod, container) = self.0.table.container(&self.0.host, &request.container_id)?;
+        if pod.facts.disk {
+            let (what, why) = ("resize of a disk pod", "its VM keeps the size that it started with");
+            return Err(Refusal::Unsupported { what, why }.into());
+        }
         let update = request.linux.unwrap_or_default();
         let old = container.facts.config.linux.clone().unwrap_or_default().resources.unwrap_or_default();
         let metadata = resources_to_metadata(&resources::merged(old.clone(), &update));
@@ -223,6 +272,9 @@ impl CriServer {
         if !container.is_running() {
             let (operation, why) = ("reopen the log of", "it is not running");
             return Err(Refusal::State { operation, what: "container", id: id.to_owned(), why }.into());
+        }
+        if pod.facts.disk {
+            return self.reopen_disk_log(id).await;
         }
         let reopened = self.0.host.reopen_container_log(pod.id(), &container.record.id).await;
         reopened.map_err(|e| of_host(&e))

@@ -37,12 +37,14 @@ impl CriServer {
     pub(crate) fn container_events(&self) -> Events {
         let (events, stream) = mpsc::channel(QUEUED);
         let mut changes = self.0.host.events();
+        let mut logs = self.0.table.changes();
         let mut seen = seen(&self.0.table.pods(&self.0.host));
         let (server, stopping) = (self.clone(), self.0.stopping.clone());
         self.0.tasks.spawn(async move {
             loop {
                 let changed = tokio::select! {
-                    changed = changes.recv() => changed,
+                    changed = changes.recv() => changed.map(drop),
+                    _server_gone = logs.changed() => Ok(()),
                     () = events.closed() => return,
                     () = stopping.cancelled() => return,
                 };

@@ -26,11 +26,15 @@ impl CriServer {
             return Err(Refusal::invalid("command", "it is empty").into());
         }
         let (pod, container) = self.0.table.container(&self.0.host, &container_id)?;
-        let process = self.0.host.container_process(pod.id(), &container.record.id, cmd);
-        let mut process = process.map_err(|e| of_host(&e))?;
         let limit = u64::try_from(timeout).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
+        let vm = pod.vm(&container);
+        if pod.facts.disk {
+            self.await_boot(vm, limit).await;
+        }
+        let process = self.0.host.container_process(vm, &container.record.id, cmd);
+        let mut process = process.map_err(|e| of_host(&e))?;
         process.timeout_ms = limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX));
-        let guest = self.0.host.guest(pod.id()).await.map_err(|e| of_host(&e))?;
+        let guest = self.0.host.guest(vm).await.map_err(|e| of_host(&e))?;
         let began = Instant::now();
         let run = async {
             let replies = guest.exec(process).await?;
@@ -43,9 +47,8 @@ impl CriServer {
                 Err(_) => return Err(Refusal::ExecTimeout(timeout).into()),
             },
         };
-        let failed = |source| {
-            of_host(&HostError::Guest { name: pod.id().to_owned(), operation: "run a command", source })
-        };
+        let failed =
+            |source| of_host(&HostError::Guest { name: vm.to_owned(), operation: "run a command", source });
         let (response, exit) = ended.map_err(failed)?;
         if exit.signal == KILLED && limit.is_some_and(|limit| began.elapsed() >= limit) {
             return Err(Refusal::ExecTimeout(timeout).into());

@@ -17,12 +17,18 @@ const CONTAINER: &str = "cri-container";
 const RESOURCES: &str = "cri-resources";
 const IMAGE_ID: &str = "cri-image-id";
 const IMAGE_REF: &str = "cri-image-ref";
+/// Its container is a disk.
+const DISK: &str = "cri-disk";
+/// Sandbox of a VM that is the container of a disk pod.
+const POD: &str = "cri-pod";
 
 /// What a sandbox was made from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SandboxFacts {
     pub(crate) config: PodSandboxConfig,
     pub(crate) handler: String,
+    /// Its container is a VM of its own, which boots a disk image.
+    pub(crate) disk: bool,
 }
 
 /// What a container was made from.
@@ -38,15 +44,16 @@ pub(crate) struct ContainerFacts {
 
 impl SandboxFacts {
     pub(crate) fn to_metadata(&self) -> BTreeMap<String, String> {
-        [(SANDBOX, encode(&self.config)), (HANDLER, self.handler.clone())]
-            .map(|(key, value)| (key.to_owned(), value))
-            .into()
+        let disk = self.disk.then(|| (DISK, String::new()));
+        let facts = [(SANDBOX, encode(&self.config)), (HANDLER, self.handler.clone())];
+        facts.into_iter().chain(disk).map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
     /// Of a VM that is a sandbox of a kubelet.
     pub(crate) fn of(record: &Record) -> Option<Self> {
         let config = decode(record.metadata.get(SANDBOX)?)?;
-        Some(Self { config, handler: record.metadata.get(HANDLER).cloned().unwrap_or_default() })
+        let handler = record.metadata.get(HANDLER).cloned().unwrap_or_default();
+        Some(Self { config, handler, disk: record.metadata.contains_key(DISK) })
     }
 }
 
@@ -60,7 +67,11 @@ impl ContainerFacts {
 
     /// Of a container that a kubelet asked for, with the resources that it has now.
     pub(crate) fn of(record: &ContainerRecord) -> Option<Self> {
-        let metadata = &record.spec.metadata;
+        Self::of_metadata(&record.spec.metadata)
+    }
+
+    /// As [`ContainerFacts::of`], from the metadata alone.
+    pub(crate) fn of_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
         let mut config: ContainerConfig = decode(metadata.get(CONTAINER)?)?;
         if let Some(resources) = metadata.get(RESOURCES).and_then(|text| decode(text)) {
             config.linux.get_or_insert_default().resources = Some(resources);
@@ -68,6 +79,16 @@ impl ContainerFacts {
         let text = |key: &str| metadata.get(key).cloned().unwrap_or_default();
         Some(Self { config, image_id: text(IMAGE_ID), image_ref: text(IMAGE_REF) })
     }
+}
+
+/// Metadata of a VM that is the container of the disk pod with this sandbox.
+pub(crate) fn pod_to_metadata(sandbox: &str) -> BTreeMap<String, String> {
+    [(POD.to_owned(), sandbox.to_owned())].into()
+}
+
+/// Sandbox of a VM that is the container of a disk pod.
+pub(crate) fn pod_of(record: &Record) -> Option<&str> {
+    record.metadata.get(POD).map(String::as_str)
 }
 
 /// Metadata of a container whose resources were changed.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use coracle_host::PullPolicy;
+use coracle_host::{DiskImage, NodeImage, PullPolicy};
 use coracle_image::{Image, ImageName, PullOptions};
 use coracle_oci::{Credentials, Digest, NoProgress, OciError, Reference, Secret};
 use coracle_proto::cri::{
@@ -16,19 +16,29 @@ use coracle_proto::cri::{
 };
 use tonic::Status;
 
-use crate::refusal::{Refusal, of_host, of_image};
+use crate::refusal::{Refusal, of_host, of_image, of_pull};
 use crate::server::CriServer;
 use crate::status::nanoseconds;
+
+/// What an image is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Content {
+    /// A container image: one of those with its configuration.
+    Container(Box<Image>),
+    /// A disk image.
+    Disk(DiskImage),
+}
 
 /// An image as the kubelet sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StoredImage {
-    /// `sha256:…` of the configuration.
+    /// `sha256:…` of the configuration, or of what a disk image came from.
     pub(crate) id: String,
     pub(crate) repo_tags: Vec<String>,
     pub(crate) repo_digests: Vec<String>,
-    /// One of those with the configuration.
-    pub(crate) image: Image,
+    pub(crate) content: Content,
+    /// Bytes, never 0.
+    size: u64,
     /// Manifest digests of all of them.
     manifests: BTreeSet<Digest>,
     /// Digests of manifests and indexes by which they are known.
@@ -43,7 +53,7 @@ impl StoredImage {
 
     fn is(&self, wanted: &Wanted) -> bool {
         match wanted {
-            Wanted::Id(digest) => self.image.config_digest == *digest || self.manifests.contains(digest),
+            Wanted::Id(digest) => self.id == digest.to_string() || self.manifests.contains(digest),
             Wanted::Reference(reference) => match reference.digest() {
                 None => self.repo_tags.contains(&reference.to_string()),
                 Some(digest) => {
@@ -56,12 +66,15 @@ impl StoredImage {
     }
 
     fn to_message(&self, pinned: &[String]) -> cri::Image {
-        let (uid, username) = user(&self.image.config.user);
+        let (uid, username) = match &self.content {
+            Content::Container(image) => user(&image.config.user),
+            Content::Disk(_) => user(""),
+        };
         cri::Image {
             id: self.id.clone(),
             repo_tags: self.repo_tags.clone(),
             repo_digests: self.repo_digests.clone(),
-            size: self.image.size_bytes,
+            size: self.size,
             uid,
             username,
             spec: Some(ImageSpec { image: self.id.clone(), ..ImageSpec::default() }),
@@ -95,7 +108,8 @@ fn group(images: Vec<Image>, names: &[ImageName]) -> Vec<StoredImage> {
             id: config.to_string(),
             repo_tags: vec![],
             repo_digests: vec![],
-            image,
+            size: image.size_bytes,
+            content: Content::Container(Box::new(image)),
             manifests: BTreeSet::new(),
             known_as: BTreeSet::new(),
         });
@@ -116,6 +130,31 @@ fn group(images: Vec<Image>, names: &[ImageName]) -> Vec<StoredImage> {
         }
     }
     groups.into_values().collect()
+}
+
+/// A disk image, which takes `bytes` on the node. Pure.
+fn of_disk(image: DiskImage, bytes: u64) -> Option<StoredImage> {
+    let digest: Digest = image.digest.parse().ok()?;
+    let names = image.names.iter().filter_map(|name| name.parse::<Reference>().ok());
+    let (mut repo_tags, mut repo_digests) = (vec![], vec![]);
+    for name in names {
+        let repo_digest = format!("{}/{}@{digest}", name.registry(), name.repository());
+        if !repo_digests.contains(&repo_digest) {
+            repo_digests.push(repo_digest);
+        }
+        if name.digest().is_none() {
+            repo_tags.push(name.to_string());
+        }
+    }
+    Some(StoredImage {
+        id: digest.to_string(),
+        repo_tags,
+        repo_digests,
+        size: bytes.max(1),
+        content: Content::Disk(image),
+        manifests: [digest].into(),
+        known_as: [digest].into(),
+    })
 }
 
 /// User of an image for the kubelet: a number, or a name that is not looked up. Pure.
@@ -158,7 +197,15 @@ impl CriServer {
     async fn stored_images(&self) -> Result<Vec<StoredImage>, Status> {
         let store = self.0.host.images();
         let images = store.list().await.map_err(|e| of_image(&e))?;
-        Ok(group(images, &store.names()))
+        let host = self.0.host.clone();
+        let disks = tokio::task::spawn_blocking(move || {
+            let disks = host.disk_images();
+            let named = disks.list().into_iter().filter(|image| !image.names.is_empty());
+            named.map(|image| (disks.allocated_bytes(&image), image)).collect::<Vec<_>>()
+        });
+        let disks = disks.await.map_err(|_| Status::unavailable("the server is stopping"))?;
+        let disks = disks.into_iter().filter_map(|(bytes, image)| of_disk(image, bytes));
+        Ok(group(images, &store.names()).into_iter().chain(disks).collect())
     }
 
     /// The image of an id or a reference, if it is on this node.
@@ -200,7 +247,11 @@ impl CriServer {
             ..PullOptions::default()
         };
         let store = self.0.host.images().clone();
-        let image = store.pull(&reference, &options, Arc::new(NoProgress)).await.map_err(|e| of_image(&e))?;
+        let pulled = self.0.host.ensure_image_as(&reference, &options, Arc::new(NoProgress)).await;
+        let image = match pulled.map_err(|e| of_pull(&e))? {
+            NodeImage::Container(image) => image,
+            NodeImage::Disk(image) => return Ok(image.digest),
+        };
         let id = image.config_digest.to_string();
         // The first container would wait for it.
         self.0.tasks.spawn(async move {
@@ -214,8 +265,19 @@ impl CriServer {
     /// Removes an image with all of its names. `Ok` for an unknown one.
     pub(crate) async fn remove_image(&self, spec: &ImageSpec) -> Result<(), Status> {
         let Some(stored) = self.stored_image(&spec.image).await? else { return Ok(()) };
-        let digests: Vec<_> = stored.manifests.into_iter().collect();
-        self.0.host.images().remove_images(&digests).await.map_err(|e| of_image(&e))?;
+        match stored.content {
+            Content::Container(_) => {
+                let digests: Vec<_> = stored.manifests.into_iter().collect();
+                self.0.host.images().remove_images(&digests).await.map_err(|e| of_image(&e))?;
+            }
+            Content::Disk(image) => {
+                let names = image.names.iter().filter_map(|name| name.parse::<Reference>().ok());
+                let removed = names.map(|name| self.0.host.disk_images().unname(&name));
+                let removed: std::io::Result<()> = removed.collect();
+                removed
+                    .map_err(|e| Status::internal(format!("cannot remove image {}: {e}", image.digest)))?;
+            }
+        }
         let server = self.clone();
         self.0.tasks.spawn(async move { server.free_space().await });
         Ok(())
@@ -226,15 +288,22 @@ impl CriServer {
         let store = self.0.host.images();
         let pruned = async {
             let mut in_use: HashSet<Digest> = HashSet::new();
+            let mut disks_in_use: HashSet<String> = HashSet::new();
             in_use.extend(store.list().await.map_err(|e| of_image(&e))?.iter().map(|image| image.digest));
             for view in self.0.host.list() {
                 let of_containers = view.containers.values().flat_map(|record| record.images());
                 let all = of_containers.chain([view.record.image_digest.as_str()]);
                 in_use.extend(all.filter_map(|digest| digest.parse::<Digest>().ok()));
+                disks_in_use.insert(view.record.image_digest.clone());
             }
             let snapshots = self.0.host.snapshots().await.map_err(|e| of_host(&e))?;
             in_use
                 .extend(snapshots.iter().filter_map(|snapshot| snapshot.image_digest.parse::<Digest>().ok()));
+            disks_in_use.extend(snapshots.iter().map(|snapshot| snapshot.image_digest.clone()));
+            let host = self.0.host.clone();
+            let pruned = tokio::task::spawn_blocking(move || host.prune_disk_images(&disks_in_use, false));
+            let pruned = pruned.await.map_err(|_| Status::unavailable("the server is stopping"))?;
+            pruned.map_err(|e| of_host(&e))?;
             store.prune(&in_use, false).await.map_err(|e| of_image(&e))
         };
         if let Err(error) = pruned.await {

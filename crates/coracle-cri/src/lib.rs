@@ -11,9 +11,11 @@
 //! that a restart of the daemon loses nothing. What this crate never does: touch a guest or a file for a list or a status.
 
 mod containers;
+mod disk_pods;
 mod events;
 mod exec;
 mod facts;
+mod handlers;
 mod images;
 mod lists;
 mod metrics;
@@ -29,6 +31,7 @@ mod status;
 mod streams;
 mod table;
 mod translate;
+mod vm_container;
 
 pub use options::CriOptions;
 pub use serve::CriError;

@@ -3,8 +3,10 @@
 /// Settings of the server.
 #[derive(Clone, Debug)]
 pub struct CriOptions {
-    /// Names of the handlers that pods may ask for, beside the empty one.
+    /// Names of the handlers that pods may ask for, beside the empty one and one for each driver.
     pub handlers: Vec<String>,
+    /// Names of the handlers of pods whose container is a disk image in a VM of its own.
+    pub disk_handlers: Vec<String>,
     /// Memory of a VM whose pod has no limit, MiB.
     pub memory_mib: u64,
     /// What a guest's kernel and agent need beside the containers, MiB.
@@ -27,6 +29,7 @@ impl Default for CriOptions {
     fn default() -> Self {
         Self {
             handlers: vec!["coracle".to_owned()],
+            disk_handlers: ["coracle-disk", "macvm"].map(str::to_owned).to_vec(),
             memory_mib: 512,
             overhead_mib: 64,
             vmm_overhead_mib: 512,

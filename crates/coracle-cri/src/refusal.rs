@@ -90,6 +90,14 @@ pub(crate) fn of_image(error: &ImageError) -> Status {
     }
 }
 
+/// As [`of_image`], of the host core.
+pub(crate) fn of_pull(error: &HostError) -> Status {
+    match error {
+        HostError::Image { source, .. } => of_image(source),
+        error => of_host(error),
+    }
+}
+
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -11,19 +11,22 @@ use coracle_proto::cri::{
 use tonic::Status;
 
 use crate::facts::SandboxFacts;
+use crate::handlers::{self, Mode};
 use crate::refusal::{Refusal, of_host};
 use crate::server::{CriServer, new_id};
 use crate::status;
-use crate::table::Pod;
+use crate::table::{Ctr, Pod};
 use crate::translate::sandbox::vm_spec;
 
 impl CriServer {
     /// Starts the VM of a pod and gives the sandbox's id. The same request again gives the same one.
     pub(crate) async fn run_pod_sandbox(&self, request: RunPodSandboxRequest) -> Result<String, Status> {
         let config = request.config.unwrap_or_default();
-        let facts = SandboxFacts { config, handler: request.runtime_handler };
+        let handler = handlers::find(&self.0.handlers, &request.runtime_handler)?;
+        let disk = handler.mode == Mode::Disk;
+        let facts = SandboxFacts { config, handler: request.runtime_handler, disk };
         let id = new_id();
-        let spec = vm_spec(&id, &facts, &self.0.options)?;
+        let spec = vm_spec(&id, &facts, &handler.driver, &self.0.options)?;
         let name = name_of(&facts.config);
         let exists = |id: &str| Refusal::Exists { what: "sandbox", name: name.clone(), id: id.to_owned() };
         let claim = self.claim(name.clone()).ok_or_else(|| exists("one that is being created"))?;
@@ -34,7 +37,10 @@ impl CriServer {
         let (host, vm) = (self.0.host.clone(), id.clone());
         let work = async move {
             host.create(spec, Arc::new(NoProgress)).await.map_err(|e| of_host(&e))?;
-            host.start(&vm, None).await.map_err(|e| of_host(&e))?;
+            // The container of a disk pod is a VM of its own: this one has its address meanwhile.
+            if !disk {
+                host.start(&vm, None).await.map_err(|e| of_host(&e))?;
+            }
             Ok(vm)
         };
         let host = self.0.host.clone();
@@ -52,11 +58,18 @@ impl CriServer {
     pub(crate) async fn stop_pod_sandbox(&self, id: &str) -> Result<(), Status> {
         let Ok(pod) = self.0.table.pod(&self.0.host, id) else { return Ok(()) };
         let running = pod.containers.iter().filter(|container| container.is_running());
-        let ends =
-            running.map(|container| self.0.host.stop_container(id, &container.record.id, Duration::ZERO));
+        let ends = running.map(|container| self.end_container(&pod, container));
         for ended in futures_util::future::join_all(ends).await {
-            if let Err(error) = ended {
-                tracing::debug!(sandbox = id, error = error.chain(), "end container failed, its VM ends");
+            match ended {
+                Err(error) if pod.facts.disk => return Err(error),
+                Err(error) => {
+                    tracing::debug!(
+                        sandbox = id,
+                        error = error.message(),
+                        "end container failed, its VM ends"
+                    );
+                }
+                Ok(()) => {}
             }
         }
         match self.0.host.stop(id, Duration::ZERO, None).await {
@@ -65,10 +78,20 @@ impl CriServer {
         }
     }
 
+    async fn end_container(&self, pod: &Pod, container: &Ctr) -> Result<(), Status> {
+        if pod.facts.disk {
+            return self.stop_disk_container(&container.entry.id, Duration::ZERO).await;
+        }
+        let ended = self.0.host.stop_container(pod.id(), &container.record.id, Duration::ZERO).await;
+        ended.map(drop).map_err(|e| of_host(&e))
+    }
+
     /// Removes a sandbox with all that is in it. `Ok` for an unknown one.
     pub(crate) async fn remove_pod_sandbox(&self, id: &str) -> Result<(), Status> {
-        if self.0.table.pod(&self.0.host, id).is_err() {
-            return Ok(());
+        let Ok(pod) = self.0.table.pod(&self.0.host, id) else { return Ok(()) };
+        // Those whose address is this VM's go first.
+        for vm in &pod.vms {
+            self.remove_disk_container(vm.view.record.name.as_str()).await?;
         }
         match self.0.host.delete(id, true, None).await {
             Ok(()) | Err(HostError::NotFound { .. }) => Ok(()),
@@ -93,9 +116,8 @@ impl CriServer {
 }
 
 pub(crate) fn container_statuses(pod: &Pod) -> Vec<coracle_proto::cri::ContainerStatus> {
-    let one = |container: &crate::table::Ctr| {
-        status::container_status(&container.record, &container.facts, &pod.facts.config)
-    };
+    let one =
+        |container: &Ctr| status::container_status(&container.record, &container.facts, &pod.facts.config);
     pod.containers.iter().map(one).collect()
 }
 

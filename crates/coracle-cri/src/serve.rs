@@ -45,6 +45,7 @@ impl CriServer {
     /// [`CriError`].
     pub async fn serve(&self, listener: UnixListener, stop: CancellationToken) -> Result<(), CriError> {
         self.remove_unacknowledged().await;
+        self.attend_all();
         let streaming =
             self.streaming_server(stop.clone()).await.map_err(|source| CriError::Listen { source })?;
         let service = Service(self.clone());
@@ -73,7 +74,7 @@ impl CriServer {
     async fn remove_unacknowledged(&self) {
         for view in self.0.host.list() {
             let record = &view.record;
-            if SandboxFacts::of(record).is_none() || is_acknowledged(record) {
+            if SandboxFacts::of(record).is_none_or(|facts| is_acknowledged(record, &facts)) {
                 continue;
             }
             tracing::info!(vm = %record.id, "removing sandbox whose creation was cut off");

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use crate::CriOptions;
+use crate::handlers::{self, Handler};
 use crate::streams::Streaming;
 use crate::table::Table;
 
@@ -24,6 +25,7 @@ pub struct CriServer(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) host: Host,
     pub(crate) options: CriOptions,
+    pub(crate) handlers: Vec<Handler>,
     pub(crate) table: Table,
     /// Work that goes to its end even when its caller has gone.
     pub(crate) tasks: TaskTracker,
@@ -42,7 +44,10 @@ impl CriServer {
     /// A server over a host core.
     #[must_use]
     pub fn new(host: Host, options: CriOptions) -> Self {
+        let usable = host.probes().iter().filter(|(_, probe)| probe.accelerator.is_some());
+        let drivers: Vec<_> = usable.map(|(name, _)| *name).collect();
         Self(Arc::new(Inner {
+            handlers: handlers::all(&options, &drivers),
             host,
             options,
             table: Table::default(),
@@ -67,8 +72,10 @@ impl CriServer {
         let stopping = host.stopping().is_cancelled().then_some(("Stopping", "the node is stopping"));
         let why = "guests have no address that the node can reach: start it as root";
         let no_network = host.network().subnet().is_none().then_some(("NoPodNetwork", why));
-        let handlers = [String::new()].into_iter().chain(self.0.options.handlers.clone());
-        let handler = |name| RuntimeHandler { name, features: Some(RuntimeHandlerFeatures::default()) };
+        let handler = |handler: &Handler| RuntimeHandler {
+            name: handler.name.clone(),
+            features: Some(RuntimeHandlerFeatures::default()),
+        };
         let info = || {
             let cidr = self.0.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let facts = serde_json::json!({ "podCIDR": cidr, "network": host.network().mode() });
@@ -79,7 +86,7 @@ impl CriServer {
                 conditions: vec![condition("RuntimeReady", stopping), condition("NetworkReady", no_network)],
             }),
             info: if verbose { info() } else { Default::default() },
-            runtime_handlers: handlers.map(handler).collect(),
+            runtime_handlers: self.0.handlers.iter().map(handler).collect(),
             features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
         }
     }

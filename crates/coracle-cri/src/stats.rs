@@ -43,7 +43,13 @@ impl Report {
 impl CriServer {
     /// The last report of a pod; an empty one of now when there is none yet.
     pub(crate) fn report(&self, pod: &Pod) -> Report {
-        let statistics = self.0.host.container_statistics(pod.id()).ok().flatten().unwrap_or_default();
+        let statistics = match pod.containers.iter().rfind(|container| container.is_running()) {
+            Some(container) if pod.facts.disk => {
+                self.0.table.attended_by(&container.entry.id).and_then(|attended| attended.statistics)
+            }
+            _ => self.0.host.container_statistics(pod.id()).ok().flatten(),
+        };
+        let statistics = statistics.unwrap_or_default();
         let time = match statistics.time_unix_ns {
             0 => nanoseconds(self.0.host.clock().now()),
             time => time,

@@ -24,13 +24,16 @@ pub(crate) fn nanoseconds(time: UnixMillis) -> i64 {
 }
 
 /// Has the server acknowledged this sandbox? One that never ran was not.
-pub(crate) fn is_acknowledged(record: &Record) -> bool {
-    record.started_at.is_some() && !matches!(record.state, VmState::Creating | VmState::Deleting)
+pub(crate) fn is_acknowledged(record: &Record, facts: &SandboxFacts) -> bool {
+    let was_started = record.started_at.is_some() || facts.disk;
+    was_started && !matches!(record.state, VmState::Creating | VmState::Deleting)
 }
 
-/// A paused or hibernated VM is one that the node resumes.
-pub(crate) fn sandbox_state(state: VmState) -> PodSandboxState {
+/// A paused or hibernated VM is one that the node resumes. The VM of a disk pod's sandbox never runs: it is there until it
+/// is stopped.
+pub(crate) fn sandbox_state(state: VmState, disk: bool) -> PodSandboxState {
     match state {
+        VmState::Created if disk => PodSandboxState::SandboxReady,
         VmState::Running | VmState::Paused | VmState::Hibernating | VmState::Hibernated => {
             PodSandboxState::SandboxReady
         }
@@ -49,7 +52,7 @@ pub(crate) fn pod_sandbox(record: &Record, facts: &SandboxFacts) -> PodSandbox {
     PodSandbox {
         id: record.name.to_string(),
         metadata: Some(facts.config.metadata.clone().unwrap_or_default()),
-        state: sandbox_state(record.state).into(),
+        state: sandbox_state(record.state, facts.disk).into(),
         created_at: nanoseconds(record.created_at),
         labels: facts.config.labels.clone(),
         annotations: facts.config.annotations.clone(),
@@ -64,8 +67,9 @@ pub(crate) fn pod_sandbox_status(record: &Record, facts: &SandboxFacts) -> PodSa
     let security = facts.config.linux.clone().unwrap_or_default().security_context.unwrap_or_default();
     let namespaces = security.namespace_options.unwrap_or_default();
     let has_own_network = namespaces.network() != NamespaceMode::Node;
-    let ready = sandbox_state(record.state) == PodSandboxState::SandboxReady;
-    let ip = record.reachable_address().filter(|_| ready && has_own_network);
+    let ready = sandbox_state(record.state, facts.disk) == PodSandboxState::SandboxReady;
+    let address = if facts.disk { record.address } else { record.reachable_address() };
+    let ip = address.filter(|_| ready && has_own_network);
     PodSandboxStatus {
         id,
         metadata,
@@ -218,7 +222,14 @@ mod tests {
             (VmState::Stopped, false),
             (VmState::Failed, false),
         ] {
-            assert_eq!(sandbox_state(state) == PodSandboxState::SandboxReady, ready, "{state}");
+            assert_eq!(sandbox_state(state, false) == PodSandboxState::SandboxReady, ready, "{state}");
+        }
+        for (state, ready) in [(VmState::Created, true), (VmState::Stopped, false)] {
+            assert_eq!(
+                sandbox_state(state, true) == PodSandboxState::SandboxReady,
+                ready,
+                "of disks: {state}"
+            );
         }
     }
 

@@ -5,6 +5,7 @@ mod server;
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use coracle_pod::streams::{AttachSession, ExecSession};
 use coracle_proto::cri::{AttachRequest, ExecRequest, PortForwardRequest};
@@ -14,12 +15,15 @@ use tonic::Status;
 use crate::refusal::{Refusal, of_host};
 use crate::server::CriServer;
 
+/// How long a request waits for a VM that boots; the kubelet gives it two minutes.
+const BOOT_WAIT: Duration = Duration::from_secs(90);
+
 /// What waits for its client.
 #[derive(Debug)]
 enum Waiting {
     Exec { session: Box<ExecSession>, streams: Streams },
     Attach { session: Box<AttachSession>, streams: Streams },
-    PortForward { sandbox: String },
+    PortForward { vm: String },
 }
 
 /// The address, and what waits there.
@@ -49,7 +53,7 @@ fn check(streams: Streams) -> Result<(), Refusal> {
 }
 
 impl CriServer {
-    pub(crate) fn exec_url(&self, request: ExecRequest) -> Result<String, Status> {
+    pub(crate) async fn exec_url(&self, request: ExecRequest) -> Result<String, Status> {
         let ExecRequest { container_id, cmd, tty, stdin, stdout, stderr } = request;
         let streams = Streams { stdin, stdout, stderr, tty };
         check(streams)?;
@@ -57,7 +61,11 @@ impl CriServer {
             return Err(Refusal::invalid("command", "it is empty").into());
         }
         let (pod, container) = self.0.table.container(&self.0.host, &container_id)?;
-        let session = ExecSession::new(self.0.host.clone(), pod.id(), &container.record.id, cmd, streams);
+        if pod.facts.disk {
+            self.await_boot(pod.vm(&container), Some(BOOT_WAIT)).await;
+        }
+        let session =
+            ExecSession::new(self.0.host.clone(), pod.vm(&container), &container.record.id, cmd, streams);
         let session = Box::new(session.map_err(|e| of_host(&e))?);
         self.hand_out("exec", Waiting::Exec { session, streams })
     }
@@ -71,7 +79,8 @@ impl CriServer {
             let (operation, why) = ("attach to", "it is not running");
             return Err(Refusal::State { operation, what: "container", id: container_id, why }.into());
         }
-        let session = AttachSession::new(self.0.host.clone(), pod.id(), &container.record.id, streams);
+        let session =
+            AttachSession::new(self.0.host.clone(), pod.vm(&container), &container.record.id, streams);
         let session = Box::new(session.map_err(|e| of_host(&e))?);
         self.hand_out("attach", Waiting::Attach { session, streams })
     }
@@ -82,7 +91,8 @@ impl CriServer {
             let (operation, id, why) = ("forward ports of", request.pod_sandbox_id, "it is not ready");
             return Err(Refusal::State { operation, what: "sandbox", id, why }.into());
         }
-        self.hand_out("portforward", Waiting::PortForward { sandbox: request.pod_sandbox_id })
+        let vm = self.running_vm(&pod)?.to_owned();
+        self.hand_out("portforward", Waiting::PortForward { vm })
     }
 
     fn hand_out(&self, verb: &str, waiting: Waiting) -> Result<String, Status> {

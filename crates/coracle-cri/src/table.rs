@@ -2,17 +2,21 @@
 //! core, so that it never differs from it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use coracle_host::{ContainerId, ContainerRecord, Host, Record, View};
+use coracle_logs::CriLog;
 use coracle_proto::cri::{Container, ContainerState, PodSandbox, PodSandboxState};
+use coracle_proto::guest::Statistics;
 use coracle_types::VmId;
 use prost::Message as _;
+use tokio::sync::watch;
 
-use crate::facts::{ContainerFacts, SandboxFacts};
+use crate::facts::{ContainerFacts, SandboxFacts, pod_of};
 use crate::refusal::Refusal;
 use crate::status;
+use crate::vm_container::container_record;
 
 /// A sandbox with its containers.
 #[derive(Clone, Debug)]
@@ -24,6 +28,31 @@ pub(crate) struct Pod {
     /// The entry, encoded.
     pub(crate) encoded: Bytes,
     pub(crate) containers: Arc<Vec<Ctr>>,
+    /// Of a disk pod: the VMs of its containers, in the same order.
+    pub(crate) vms: Vec<ContainerVm>,
+}
+
+/// The VM that a container of a disk pod is.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerVm {
+    pub(crate) view: Arc<View>,
+    /// A task attends it: its log is not whole yet.
+    attended: bool,
+}
+
+impl ContainerVm {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.view, &other.view) && self.attended == other.attended
+    }
+}
+
+/// What is kept of the VM of a container while a task attends it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attended {
+    /// `None`: the container has no log.
+    pub(crate) log: Option<Arc<Mutex<CriLog>>>,
+    /// What the guest said last.
+    pub(crate) statistics: Option<Arc<Statistics>>,
 }
 
 /// A container.
@@ -54,31 +83,56 @@ impl Pod {
         self.containers.iter().find(|container| container.entry.id == id)
     }
 
-    fn new(view: Arc<View>, known: Option<&Self>) -> Option<Arc<Self>> {
+    /// Name of the VM that a container is in, or is.
+    pub(crate) fn vm<'a>(&'a self, container: &'a Ctr) -> &'a str {
+        if self.facts.disk { &container.entry.id } else { self.id() }
+    }
+
+    /// Was it made from these?
+    fn is_of(&self, view: &Arc<View>, vms: &[ContainerVm]) -> bool {
+        let same_vms = self.vms.len() == vms.len() && self.vms.iter().zip(vms).all(|(a, b)| a.is(b));
+        Arc::ptr_eq(&self.view, view) && same_vms
+    }
+
+    fn new(view: Arc<View>, vms: Vec<ContainerVm>, known: Option<&Self>) -> Option<Arc<Self>> {
         let facts = match known {
             Some(known) => known.facts.clone(), // never change
             None => Arc::new(SandboxFacts::of(&view.record)?),
         };
         let entry = status::pod_sandbox(&view.record, &facts);
-        let same = known.filter(|known| Arc::ptr_eq(&known.view.containers, &view.containers));
-        let containers = match same {
-            Some(known) => known.containers.clone(),
-            None => Arc::new(Ctr::all(&entry.id, &view.containers)),
+        let same = known.filter(|known| Arc::ptr_eq(&known.view.containers, &view.containers) && !facts.disk);
+        let (containers, vms) = match same {
+            Some(known) => (known.containers.clone(), vms),
+            None if facts.disk => {
+                let of = |vm: ContainerVm| Some((Ctr::of_vm(&entry.id, &vm, &facts)?, vm));
+                let (containers, vms) = vms.into_iter().filter_map(of).unzip();
+                (Arc::new(containers), vms)
+            }
+            None => (Arc::new(Ctr::all(&entry.id, &view.containers)), vms),
         };
         let encoded = entry.encode_to_vec().into();
-        Some(Arc::new(Self { view, facts, entry, encoded, containers }))
+        Some(Arc::new(Self { view, facts, entry, encoded, containers, vms }))
     }
 }
 
 impl Ctr {
     fn all(sandbox: &str, records: &BTreeMap<ContainerId, ContainerRecord>) -> Vec<Self> {
-        let one = |record: &ContainerRecord| {
-            let facts = ContainerFacts::of(record)?;
-            let entry = status::container(sandbox, record, &facts);
-            let encoded = entry.encode_to_vec().into();
-            Some(Self { record: record.clone(), facts, entry, encoded })
-        };
+        let one =
+            |record: &ContainerRecord| Some(Self::new(sandbox, record.clone(), ContainerFacts::of(record)?));
         records.values().filter_map(one).collect()
+    }
+
+    fn of_vm(sandbox: &str, vm: &ContainerVm, pod: &SandboxFacts) -> Option<Self> {
+        let record = &vm.view.record;
+        let facts = ContainerFacts::of_metadata(&record.metadata)?;
+        let record = container_record(record, &facts, &pod.config, vm.attended)?;
+        Some(Self::new(sandbox, record, facts))
+    }
+
+    fn new(sandbox: &str, record: ContainerRecord, facts: ContainerFacts) -> Self {
+        let entry = status::container(sandbox, &record, &facts);
+        let encoded = entry.encode_to_vec().into();
+        Self { record, facts, entry, encoded }
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -88,26 +142,89 @@ impl Ctr {
 
 /// All sandboxes that the kubelet knows.
 #[derive(Debug, Default)]
-pub(crate) struct Table(Mutex<HashMap<VmId, Arc<Pod>>>);
+pub(crate) struct Table {
+    known: Mutex<HashMap<VmId, Arc<Pod>>>,
+    /// VMs of containers that tasks attend, by name.
+    attended: Mutex<HashMap<String, Attended>>,
+    /// Changes when a task has left a VM.
+    left: watch::Sender<()>,
+}
 
 impl Table {
     /// All sandboxes as they are now. Never waits for a guest or a file.
     pub(crate) fn pods(&self, host: &Host) -> Vec<Arc<Pod>> {
         let views = host.list();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vms = self.container_vms(&views);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut pods = Vec::with_capacity(views.len());
         for view in views {
+            let vms = vms.remove(view.record.name.as_str()).unwrap_or_default();
             let before = known.get(&view.record.id);
             let pod = match before {
-                Some(pod) if Arc::ptr_eq(&pod.view, &view) => Some(pod.clone()),
-                before => Pod::new(view, before.map(Arc::as_ref)),
+                Some(pod) if pod.is_of(&view, &vms) => Some(pod.clone()),
+                before => Pod::new(view, vms, before.map(Arc::as_ref)),
             };
-            pods.extend(pod.filter(|pod| status::is_acknowledged(&pod.view.record)));
+            pods.extend(pod.filter(|pod| status::is_acknowledged(&pod.view.record, &pod.facts)));
         }
         if known.len() != pods.len() || pods.iter().any(|pod| !is_known(&known, pod)) {
             *known = pods.iter().map(|pod| (pod.view.record.id.clone(), pod.clone())).collect();
         }
         pods
+    }
+
+    /// VMs of containers of disk pods, by sandbox.
+    fn container_vms(&self, views: &[Arc<View>]) -> HashMap<String, Vec<ContainerVm>> {
+        let attended = self.attended();
+        let mut of_pods: HashMap<String, Vec<ContainerVm>> = HashMap::new();
+        for view in views {
+            let Some(pod) = pod_of(&view.record) else { continue };
+            let attended = attended.contains_key(view.record.name.as_str());
+            of_pods.entry(pod.to_owned()).or_default().push(ContainerVm { view: view.clone(), attended });
+        }
+        of_pods
+    }
+
+    fn attended(&self) -> MutexGuard<'_, HashMap<String, Attended>> {
+        self.attended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A task attends this VM from now on; false when one does already.
+    pub(crate) fn attend(&self, vm: &str, by: Attended) -> bool {
+        let mut attended = self.attended();
+        let new = !attended.contains_key(vm);
+        if new {
+            attended.insert(vm.to_owned(), by);
+        }
+        new
+    }
+
+    /// What a task has of the VM that it attends.
+    pub(crate) fn attended_by(&self, vm: &str) -> Option<Attended> {
+        self.attended().get(vm).cloned()
+    }
+
+    /// What the guest of a VM that is attended uses.
+    pub(crate) fn report(&self, vm: &str, statistics: Arc<Statistics>) {
+        if let Some(attended) = self.attended().get_mut(vm) {
+            attended.statistics = Some(statistics);
+        }
+    }
+
+    /// The log of this VM is whole. Idempotent.
+    pub(crate) fn leave(&self, vm: &str) {
+        self.attended().remove(vm);
+        self.left.send_replace(());
+    }
+
+    /// Resolves when no task attends the VM.
+    pub(crate) async fn left(&self, vm: &str) {
+        let mut left = self.left.subscribe();
+        while self.attended().contains_key(vm) && left.changed().await.is_ok() {}
+    }
+
+    /// Changes when the state of a container changes that no record says.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.left.subscribe()
     }
 
     /// A sandbox by its id.

@@ -1,6 +1,7 @@
 //! From requests of a kubelet to the words of the host core. Pure: what has to be looked at comes in as a value.
 
 pub(crate) mod container;
+pub(crate) mod disk;
 pub(crate) mod mounts;
 pub(crate) mod resources;
 pub(crate) mod sandbox;

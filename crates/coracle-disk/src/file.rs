@@ -36,13 +36,33 @@ const FOREIGN: [(&[u8], &str); 5] = [
 /// `OciError::Unsupported` for other formats and for images with external files, `OciError::Hostile` for
 /// invalid sizes, `OciError::StorageFull`, `OciError::Io`.
 pub fn raw_copy(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<u64, ImageError> {
-    let disk = open(from)?;
+    publish_copy(&open(from)?, (from, to), progress)
+}
+
+/// As [`raw_copy`], of the qcow2 overlay `overlay` as it lies over the raw disk `base`: the disk that a VM sees.
+///
+/// # Errors
+/// As [`raw_copy`].
+pub fn merged_copy(
+    overlay: &Path,
+    base: &Path,
+    to: &Path,
+    progress: &dyn Fn(u64, u64),
+) -> Result<u64, ImageError> {
+    publish_copy(&open_over(overlay, base)?, (overlay, to), progress)
+}
+
+fn publish_copy(
+    disk: &FormatAccess<Storage>,
+    (from, to): (&Path, &Path),
+    progress: &dyn Fn(u64, u64),
+) -> Result<u64, ImageError> {
     let bytes = disk.size();
     if bytes == 0 || bytes > DISK_MAX || !bytes.is_multiple_of(512) {
         return Err(ImageError::hostile(format!("{}: invalid disk size {bytes}", from.display())));
     }
     let part = partial_path(to);
-    let copied = copy(&disk, bytes, &part, progress).and_then(|file| publish(&file, &part, to));
+    let copied = copy(disk, bytes, &part, progress).and_then(|file| publish(&file, &part, to));
     copied.map_err(|e| {
         let _removed = fs::remove_file(&part);
         ImageError::io("copy to", to, e)
@@ -62,6 +82,19 @@ pub fn empty_overlay(to: &Path, bytes: u64) -> Result<(), ImageError> {
         File::open(to)?.sync_all()
     };
     made().map_err(|e| ImageError::io("create", to, e))
+}
+
+/// An overlay of the node's own making, whose header names no other file.
+fn open_over(overlay: &Path, base: &Path) -> Result<FormatAccess<Storage>, ImageError> {
+    let storage = |path: &Path| {
+        let opened = Storage::open(StorageOpenOptions::new().filename(path));
+        opened.map_err(|e| ImageError::io("open", path, e))
+    };
+    let raw = Raw::builder(storage(base)?).open(DenyImplicitOpenGate::default());
+    let raw = raw.map(FormatAccess::new).map_err(|e| ImageError::io("open", base, e))?;
+    let over = Qcow2::<Storage>::builder(storage(overlay)?).backing(Some(raw)).data_file(None);
+    let broken = |e| ImageError::hostile(format!("{}: cannot read qcow2 header: {e}", overlay.display()));
+    over.open(DenyImplicitOpenGate::default()).map(FormatAccess::new).map_err(broken)
 }
 
 fn open(path: &Path) -> Result<FormatAccess<Storage>, ImageError> {
@@ -149,6 +182,35 @@ mod tests {
         assert_eq!(open(&overlay).unwrap().size(), 10 << 30);
         assert_eq!(raw_copy(&overlay, &raw, &nothing).unwrap(), 10 << 30);
         assert_eq!(raw.metadata().unwrap().blocks(), 0);
+    }
+
+    #[test]
+    fn merged_copy_is_the_overlay_over_its_base() {
+        let dir = tempfile::tempdir().unwrap();
+        let (base, overlay, to) =
+            (dir.path().join("base"), dir.path().join("overlay"), dir.path().join("to"));
+        let file = File::create(&base).unwrap();
+        file.set_len(4 << 20).unwrap();
+        file.write_all_at(b"of the base", 0).unwrap();
+        file.write_all_at(b"hidden", 2 << 20).unwrap();
+        empty_overlay(&overlay, 8 << 20).unwrap();
+        let storage = Storage::open(StorageOpenOptions::new().filename(&overlay).write(true)).unwrap();
+        let raw = Storage::open(StorageOpenOptions::new().filename(&base)).unwrap();
+        let raw = FormatAccess::new(Raw::builder(raw).open(DenyImplicitOpenGate::default()).unwrap());
+        let over = Qcow2::<Storage>::builder(storage).backing(Some(raw)).write(true);
+        let disk = FormatAccess::new(over.open(DenyImplicitOpenGate::default()).unwrap());
+        disk.write(&b"written"[..], 2 << 20).unwrap();
+        disk.write(&b"behind the base"[..], 6 << 20).unwrap();
+        disk.flush().unwrap();
+        drop(disk);
+        assert_eq!(merged_copy(&overlay, &base, &to, &nothing).unwrap(), 8 << 20);
+        let file = File::open(&to).unwrap();
+        for (at, want) in [(0, &b"of the base"[..]), (2 << 20, b"written"), (6 << 20, b"behind the base")] {
+            let mut found = vec![0; want.len()];
+            file.read_exact_at(&mut found, at).unwrap();
+            assert_eq!(found, want, "at {at}");
+        }
+        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20, "holes stay");
     }
 
     #[test]

@@ -33,9 +33,9 @@ use std::path::PathBuf;
 use coracle_oci::{Credentials, PullOrigin, Registries, Timeouts};
 
 pub use cocoon::{CocoonVersion, pull_cocoon, push_cocoon};
-pub use file::{empty_overlay, raw_copy};
+pub use file::{empty_overlay, merged_copy, raw_copy};
 pub use images::{DiskImage, DiskImages, digest_of, name_of};
-pub use pull::pull_disk;
+pub use pull::{pull_disk, resolve_disk};
 pub use push::push_disk;
 pub use snapshot::{
     RemoteSnapshot, SnapshotBase, SnapshotFile, delete_snapshot, find_snapshot, push_snapshot,

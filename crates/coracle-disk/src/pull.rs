@@ -82,6 +82,18 @@ pub async fn pull_disk(
     Ok(Transferred { disks: vec![disk], moved }.report(Digest::of(&manifest)))
 }
 
+/// Digest of the manifest that the reference names at its registry; `None` when the registry does not tell. Nothing is
+/// transferred.
+///
+/// # Errors
+/// Those of the registry.
+pub async fn resolve_disk(
+    reference: &Reference,
+    options: &DiskOptions,
+) -> Result<Option<Digest>, ImageError> {
+    Ok(open(reference, options, Operation::Pull).await?.resolve().await?)
+}
+
 /// Manifest of the reference. Of an index, the manifest for this platform, else the first one: a transferred
 /// disk need not run here.
 pub(super) async fn fetch_manifest(session: &Session, reference: &Reference) -> Result<Vec<u8>, ImageError> {

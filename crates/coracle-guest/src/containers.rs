@@ -24,6 +24,7 @@ use coracle_proto::guest::{
 use rustix::process::{PidfdFlags, Signal};
 use tokio::sync::watch;
 
+pub(crate) use self::attach::attach_workload;
 use self::isolation::{First, FirstPid, Joins, Limits};
 use self::plan::{PidMode, Plan};
 use self::root::{ContainerRoot, Images};

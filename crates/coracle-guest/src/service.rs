@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::Agent;
+use crate::containers::attach_workload;
 use crate::error::Error;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
@@ -221,6 +222,9 @@ impl Guest for Agent {
         let Some(Attach::Start(start)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `start`"));
         };
+        if start.container.is_empty() && self.is_system() {
+            return Ok(Response::new(attach_workload(&self.workload, input)?));
+        }
         Ok(Response::new(self.containers.attach(&start, input)?))
     }
 

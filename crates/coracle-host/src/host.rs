@@ -304,7 +304,7 @@ impl Host {
     /// Everything that can keep a guest from running.
     pub async fn start(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
         let record = self.ask(name, |reply| Request::Start { fence, reply }).await?;
-        self.start_command(record).await
+        self.start_command_of(record).await
     }
 
     /// Powers a VM off and returns when it is; kills it after `grace`, at once when zero.

@@ -239,6 +239,10 @@ impl Driver for FakeDriver {
         self.slot(vmm_config, slot, |slots| slots.remove(&slot))
     }
 
+    fn has_machine(&self, _: &VmmConfig) -> bool {
+        true
+    }
+
     fn has_user_network(&self, _: &VmmConfig) -> bool {
         true
     }

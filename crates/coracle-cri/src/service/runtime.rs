@@ -157,7 +157,7 @@ impl RuntimeService for Service {
     }
 
     async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecResponse> {
-        reply(ExecResponse { url: self.0.exec_url(request.into_inner())? })
+        reply(ExecResponse { url: self.0.exec_url(request.into_inner()).await? })
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Reply<AttachResponse> {

@@ -93,8 +93,8 @@ impl CriServer {
             ("attach", Some(Waiting::Attach { session, streams })) => {
                 serve_session(request, streams, session, &limits, sessions)
             }
-            ("portforward", Some(Waiting::PortForward { sandbox })) => {
-                let dial = Arc::new(PortDialer::new(host, &sandbox, self.0.tasks.clone()));
+            ("portforward", Some(Waiting::PortForward { vm })) => {
+                let dial = Arc::new(PortDialer::new(host, &vm, self.0.tasks.clone()));
                 let ports = ports(request.uri().query().unwrap_or_default());
                 serve_port_forward(request, &ports, dial, &limits, sessions)
             }

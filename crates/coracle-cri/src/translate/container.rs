@@ -107,7 +107,11 @@ fn argv(config: &ContainerConfig, image: &Image) -> Result<Vec<String>, Refusal>
     }
 }
 
-fn env(entry: &KeyValue) -> Result<String, Refusal> {
+/// An entry of the environment.
+///
+/// # Errors
+/// An invalid name, or a value that is not text.
+pub(crate) fn env(entry: &KeyValue) -> Result<String, Refusal> {
     let invalid = || Refusal::invalid("environment", format!("{} is not NAME=text", entry.key));
     let value = std::str::from_utf8(&entry.value).map_err(|_| invalid())?;
     if entry.key.is_empty() || entry.key.contains('=') || value.contains('\0') {

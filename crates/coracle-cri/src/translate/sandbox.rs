@@ -6,7 +6,8 @@ use coracle_host::{Sandbox, VmSpec};
 use coracle_hypervisor::{Forward, Protocol as HostProtocol};
 use coracle_net::Reach;
 use coracle_proto::cri::{
-    LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxMetadata, PortMapping, Protocol,
+    LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PortMapping,
+    Protocol,
 };
 use coracle_types::{MemoryMib, Vcpus, VmName};
 
@@ -22,14 +23,21 @@ const CPU_PERIOD_US: i64 = 100_000;
 ///
 /// # Errors
 /// What a VM cannot be, or what is wrong with the request.
-pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> Result<VmSpec, Refusal> {
+pub(crate) fn vm_spec(
+    id: &str,
+    facts: &SandboxFacts,
+    driver: &str,
+    options: &CriOptions,
+) -> Result<VmSpec, Refusal> {
     let config = &facts.config;
     check_metadata(config.metadata.as_ref())?;
-    check_handler(&facts.handler, options)?;
     let linux = config.linux.clone().unwrap_or_default();
     check_security(&linux, options)?;
     let name: VmName = id.parse().map_err(|_| Refusal::invalid("id", id))?;
-    let (vcpus, memory) = size(&linux, options);
+    let (vcpus, memory) = match facts.disk {
+        true => (Vcpus::MIN, MemoryMib::MIN), // it never runs: its container has a VM of its own
+        false => size(&linux, options),
+    };
     let dns = config.dns_config.clone().unwrap_or_default();
     let sandbox = Sandbox {
         nameservers: dns.servers,
@@ -37,20 +45,13 @@ pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> R
         resolver_options: dns.options,
         sysctls: linux.sysctls.into_iter().collect(),
     };
-    let hostname = match config.hostname.as_str() {
-        "" => config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default(),
-        given => given,
-    };
     Ok(VmSpec {
         vcpus,
         memory,
-        hostname: hostname.chars().take(64).collect(),
+        hostname: hostname(config),
         metadata: facts.to_metadata(),
-        ports: config
-            .port_mappings
-            .iter()
-            .filter_map(|port| forward(port).transpose())
-            .collect::<Result<_, _>>()?,
+        ports: forwards(config)?,
+        driver: driver.to_owned(),
         sandbox: Some(sandbox),
         // As everywhere in Kubernetes, pods reach each other and their node.
         reach: Reach { guests: true, node: true },
@@ -59,9 +60,26 @@ pub(crate) fn vm_spec(id: &str, facts: &SandboxFacts, options: &CriOptions) -> R
     })
 }
 
+/// Host name of a pod: as it says, or its name.
+pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
+    let hostname = match config.hostname.as_str() {
+        "" => config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default(),
+        given => given,
+    };
+    hostname.chars().take(64).collect()
+}
+
+/// Host ports that lead into a pod.
+///
+/// # Errors
+/// What is wrong with one.
+pub(crate) fn forwards(config: &PodSandboxConfig) -> Result<Vec<Forward>, Refusal> {
+    config.port_mappings.iter().filter_map(|port| forward(port).transpose()).collect()
+}
+
 /// Cgroup of the pod for its VMM, which then counts as the pod's. The kubelet limits it to what the containers may take and
 /// the overhead of the RuntimeClass: where that overhead is too small for guest and VMM, the VMM would be killed in it.
-fn cgroup_of(linux: Option<&LinuxPodSandboxConfig>, options: &CriOptions) -> String {
+pub(crate) fn cgroup_of(linux: Option<&LinuxPodSandboxConfig>, options: &CriOptions) -> String {
     let Some(linux) = linux else { return String::new() };
     let limits = linux.resources.clone().unwrap_or_default();
     let overhead = linux.overhead.clone().unwrap_or_default();
@@ -79,14 +97,6 @@ fn check_metadata(metadata: Option<&PodSandboxMetadata>) -> Result<(), Refusal> 
         Some(m) if !m.name.is_empty() && !m.namespace.is_empty() && !m.uid.is_empty() => Ok(()),
         _ => Err(Refusal::invalid("sandbox metadata", "name, namespace or uid is missing")),
     }
-}
-
-fn check_handler(handler: &str, options: &CriOptions) -> Result<(), Refusal> {
-    if handler.is_empty() || options.handlers.iter().any(|known| known == handler) {
-        return Ok(());
-    }
-    let known = options.handlers.join(", ");
-    Err(Refusal::invalid("runtime handler", format!("\"{handler}\" is not one of: {known}")))
 }
 
 /// Namespaces that only the host has, and labels that its kernel alone knows.
@@ -122,7 +132,7 @@ pub(crate) fn check_namespaces(namespaces: &NamespaceOption, options: &CriOption
 }
 
 /// Size of the VM: the sum of the containers' limits and what its kernel and agent need.
-fn size(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> (Vcpus, MemoryMib) {
+pub(crate) fn size(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> (Vcpus, MemoryMib) {
     let resources = linux.resources.clone().unwrap_or_default();
     let limit = u64::try_from(resources.memory_limit_in_bytes).unwrap_or(0);
     let memory_mib = match limit.div_ceil(1 << 20) {
@@ -168,8 +178,8 @@ fn forward(port: &PortMapping) -> Result<Option<Forward>, Refusal> {
 #[cfg(test)]
 mod tests {
     use coracle_proto::cri::{
-        DnsConfig, LinuxContainerResources, LinuxSandboxSecurityContext, PodSandboxConfig, SecurityProfile,
-        UserNamespace, security_profile::ProfileType,
+        DnsConfig, LinuxContainerResources, LinuxSandboxSecurityContext, SecurityProfile, UserNamespace,
+        security_profile::ProfileType,
     };
 
     use super::*;
@@ -179,11 +189,11 @@ mod tests {
         let metadata = Some(PodSandboxMetadata { name, uid, namespace, attempt: 0 });
         let mut config = PodSandboxConfig { metadata, ..PodSandboxConfig::default() };
         change(&mut config);
-        SandboxFacts { config, handler: String::new() }
+        SandboxFacts { config, ..SandboxFacts::default() }
     }
 
     fn spec(change: impl FnOnce(&mut PodSandboxConfig)) -> Result<VmSpec, Refusal> {
-        vm_spec("ab12", &facts(change), &CriOptions::default())
+        vm_spec("ab12", &facts(change), "", &CriOptions::default())
     }
 
     fn resources(memory: i64, quota: i64, period: i64) -> Option<LinuxPodSandboxConfig> {
@@ -283,12 +293,9 @@ mod tests {
         }
         assert!(spec(|config| config.linux = namespaces(|o| o.pid = NamespaceMode::Node.into())).is_ok());
         assert!(spec(|config| config.metadata = None).is_err());
-        let unknown = SandboxFacts { handler: "runc".into(), ..facts(|_| ()) };
-        let refused = vm_spec("ab12", &unknown, &CriOptions::default()).unwrap_err();
-        assert!(refused.to_string().contains("\"runc\" is not one of"), "{refused}");
         let degraded = CriOptions { degrade_host_network: true, ..CriOptions::default() };
         let host_network =
             facts(|config| config.linux = namespaces(|o| o.network = NamespaceMode::Node.into()));
-        assert!(vm_spec("ab12", &host_network, &degraded).is_ok());
+        assert!(vm_spec("ab12", &host_network, "", &degraded).is_ok());
     }
 }

@@ -29,7 +29,7 @@ async fn runtime_should_return_runtime_conditions() {
     let types: Vec<_> = conditions.iter().map(|c| (c.r#type.as_str(), c.status)).collect();
     assert_eq!(types, [("RuntimeReady", true), ("NetworkReady", true)]);
     let handlers: Vec<_> = status.runtime_handlers.iter().map(|handler| handler.name.as_str()).collect();
-    assert_eq!(handlers, ["", "coracle"]);
+    assert_eq!(handlers, ["", "coracle", "coracle-disk", "macvm", "coracle-fake"]);
     assert!(status.info.is_empty() && status.features.unwrap().supplemental_groups_policy);
     let config = kubelet.runtime.runtime_config(RuntimeConfigRequest {}).await.unwrap().into_inner();
     assert_eq!(config.linux.unwrap().cgroup_driver(), CgroupDriver::Cgroupfs);

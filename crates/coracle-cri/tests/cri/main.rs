@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod basics;
+mod disk;
 mod idempotence;
 mod images;
 mod pulls;

@@ -46,7 +46,7 @@ pub(crate) async fn connect(socket: PathBuf) -> Kubelet {
 /// A node below one directory. Its VMMs outlive the daemon.
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
-    machines: Arc<FakeMachines>,
+    pub(crate) machines: Arc<FakeMachines>,
     registries: Registries,
 }
 
@@ -100,6 +100,7 @@ impl Node {
     pub(crate) async fn open(&self) -> Daemon {
         let mut config = HostConfig::new(self.dir.path().join("state"), "/nowhere".into(), "/nowhere".into());
         config.run_dir = self.dir.path().join("run");
+        config.agent = self.dir.path().join("agent");
         config.disk_mib = 16;
         config.memory_overcommit = 1000.0;
         config.templates.enabled = false;

@@ -8,7 +8,7 @@ use coracle_proto::guest::{AttachRequest, AttachStart, ExecResponse, Stream};
 use futures_util::StreamExt;
 use tonic::Status;
 
-use super::{Container, Containers};
+use super::Containers;
 use crate::error::Error;
 use crate::process;
 use crate::task_stream::{Outbox, TaskStream};
@@ -30,20 +30,52 @@ impl Containers {
         if start.stdin && !container.plan.process.stdin {
             return Err(Error::State(format!("container {} has no input", start.container)));
         }
-        let wants_input = start.stdin;
-        Ok(TaskStream::new(|outbox, tasks| {
-            tasks.spawn(async move {
-                let typing = forward(&container, input, wants_input);
-                let printing = print(&container, &outbox);
-                tokio::pin!(typing, printing);
-                tokio::select! {
-                    () = &mut printing => return,
-                    () = &mut typing => {}
-                }
-                printing.await;
-            });
-        }))
+        let once = start.stdin && container.plan.stdin_once;
+        Ok(streams(container.workload.clone(), input, Input { wanted: start.stdin, once }))
     }
+}
+
+/// Output of the machine's own command, from now on.
+///
+/// # Errors
+/// It does not run.
+pub(crate) fn attach_workload<S>(
+    workload: &Arc<Workload>,
+    input: S,
+) -> Result<TaskStream<ExecResponse>, Error>
+where
+    S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Send + Unpin + 'static,
+{
+    if !matches!(workload.progress(), WorkloadPhase::Running(_)) {
+        return Err(Error::State("the command is not running".into()));
+    }
+    Ok(streams(workload.clone(), input, Input::default()))
+}
+
+/// What an attachment does with input.
+#[derive(Clone, Copy, Default)]
+struct Input {
+    wanted: bool,
+    /// The process has it for one attachment only.
+    once: bool,
+}
+
+fn streams<S>(workload: Arc<Workload>, input: S, wants: Input) -> TaskStream<ExecResponse>
+where
+    S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Send + Unpin + 'static,
+{
+    TaskStream::new(|outbox, tasks| {
+        tasks.spawn(async move {
+            let typing = forward(&workload, input, wants);
+            let printing = print(&workload, &outbox);
+            tokio::pin!(typing, printing);
+            tokio::select! {
+                () = &mut printing => return,
+                () = &mut typing => {}
+            }
+            printing.await;
+        });
+    })
 }
 
 /// Closes the input of a container that has it for one attachment only.
@@ -58,21 +90,20 @@ impl Drop for CloseInput {
 }
 
 /// Serves the client's messages to the last.
-async fn forward<S>(container: &Container, mut input: S, wants_input: bool)
+async fn forward<S>(workload: &Arc<Workload>, mut input: S, Input { wanted, once }: Input)
 where
     S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Unpin,
 {
-    let once = wants_input && container.plan.stdin_once;
-    let _closed_with_this = CloseInput(once.then(|| container.workload.clone()));
+    let _closed_with_this = CloseInput(once.then(|| workload.clone()));
     while let Some(Ok(request)) = input.next().await {
-        let streams = container.workload.input();
+        let streams = workload.input();
         match request.message {
-            Some(In::Stdin(bytes)) if wants_input => {
+            Some(In::Stdin(bytes)) if wanted => {
                 if let Some(stdin) = streams.stdin {
                     let _it_closed_its_input = stdin.write_all(&bytes).await;
                 }
             }
-            Some(In::CloseStdin(true)) if once => container.workload.close_stdin(),
+            Some(In::CloseStdin(true)) if once => workload.close_stdin(),
             Some(In::Resize(to)) => {
                 if let Some(terminal) = streams.terminal {
                     let (rows, columns) = process::dimensions(to.rows, to.cols);
@@ -84,9 +115,9 @@ where
     }
 }
 
-/// Sends what the container prints from now on, and then how it ended.
-async fn print(container: &Container, outbox: &Outbox<ExecResponse>) {
-    let logs = container.workload.logs();
+/// Sends what the process prints from now on, and then how it ended.
+async fn print(workload: &Workload, outbox: &Outbox<ExecResponse>) {
+    let logs = workload.logs();
     let Ok(output) = logs.follow(logs.end()) else { return };
     let mut output = Box::pin(output);
     while let Some(Ok(chunk)) = output.next().await {
@@ -98,7 +129,7 @@ async fn print(container: &Container, outbox: &Outbox<ExecResponse>) {
             return;
         }
     }
-    let exit = container.workload.exited().await;
+    let exit = workload.exited().await;
     let message = Some(Out::Exit(exit.into()));
     let _client_gone = outbox.send(Ok(ExecResponse { message })).await;
 }

@@ -1,15 +1,22 @@
 //! The command of a disk image VM, which its guest agent starts once the system is up.
 
-use super::Host;
+use super::{Access, Host};
 use crate::vmm_config::process;
 use crate::{HostError, Record};
 
 impl Host {
-    /// Starts the command of a disk image VM that has one. Idempotent: the guest starts it once in each boot.
+    /// Starts the command of a disk image VM that runs and has one, as [`Host::start`] does. Idempotent: the guest starts it
+    /// once in each boot.
     ///
     /// # Errors
     /// As [`Host::guest`].
-    pub(super) async fn start_command(&self, record: Record) -> Result<Record, HostError> {
+    pub async fn start_command(&self, vm: &str) -> Result<(), HostError> {
+        let record = self.find(vm, Access::Change)?.record.clone();
+        self.start_command_of(record).await.map(drop)
+    }
+
+    /// As [`Host::start_command`], of a record.
+    pub(super) async fn start_command_of(&self, record: Record) -> Result<Record, HostError> {
         let has_command = record.disk_image_vm.is_some() && !record.workload.argv.is_empty();
         if !has_command || record.exit.is_some() {
             return Ok(record);

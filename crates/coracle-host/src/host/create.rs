@@ -264,9 +264,18 @@ impl Host {
         progress: Arc<dyn Progress>,
     ) -> Result<Image, HostError> {
         let options = PullOptions { policy, origin, ..PullOptions::default() };
+        self.pull_as(reference, &options, progress).await
+    }
+
+    pub(super) async fn pull_as(
+        &self,
+        reference: &Reference,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image, HostError> {
         self.0
             .images
-            .pull(reference, &options, progress)
+            .pull(reference, options, progress)
             .await
             .map_err(|source| HostError::Image { reference: reference.to_string(), source })
     }

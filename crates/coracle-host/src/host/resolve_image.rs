@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_disk::DiskImage;
-use coracle_disk::{pull_disk, raw_copy};
+use coracle_disk::{pull_disk, raw_copy, resolve_disk};
 use coracle_hypervisor::Driver as _;
-use coracle_image::{Image, ImageError, PullPolicy};
-use coracle_oci::{OciError, Progress, PullOrigin, Reference, Step};
+use coracle_image::{Image, ImageError, PullOptions, PullPolicy};
+use coracle_oci::{Credentials, OciError, Progress, PullOrigin, Reference, Step};
 
 use super::Host;
 use super::create::{VmSpec, workload};
@@ -136,21 +136,36 @@ impl Host {
         (policy, origin): (PullPolicy, PullOrigin),
         progress: Arc<dyn Progress>,
     ) -> Result<NodeImage, HostError> {
+        let options = PullOptions { policy, origin, ..PullOptions::default() };
+        self.ensure_image_as(reference, &options, progress).await
+    }
+
+    /// As [`Host::ensure_image`], with credentials of the caller's. A disk image that is here already is not transferred
+    /// again. Cancel-safe: no image appears.
+    ///
+    /// # Errors
+    /// As [`Host::ensure_image`].
+    pub async fn ensure_image_as(
+        &self,
+        reference: &Reference,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<NodeImage, HostError> {
         let here = self.disk_images().named(reference);
-        match (here, policy) {
+        match (here, options.policy) {
             (Some(image), PullPolicy::IfNotPresent | PullPolicy::Never) => return Ok(NodeImage::Disk(image)),
             (Some(image), PullPolicy::Always) if is_of_this_host(reference) => {
                 return Ok(NodeImage::Disk(image));
             }
             _ => {}
         }
-        match self.pull(reference, (policy, origin), progress.clone()).await {
+        match self.pull_as(reference, options, progress.clone()).await {
             Ok(image) => Ok(NodeImage::Container(Box::new(image))),
             Err(HostError::Image {
                 source: ImageError::Oci(OciError::Unsupported { what }),
                 reference: name,
             }) => {
-                match self.pull_disk_image(reference, origin, progress).await {
+                match self.pull_disk_image(reference, options, progress).await {
                     // Neither: the first answer is about the usual kind.
                     Err(HostError::Image {
                         source: ImageError::Oci(OciError::Unsupported { .. }), ..
@@ -169,19 +184,26 @@ impl Host {
     async fn pull_disk_image(
         &self,
         reference: &Reference,
-        origin: PullOrigin,
+        options: &PullOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<DiskImage, HostError> {
         let images = self.disk_images();
         let state = |source| HostError::State { operation: "keep a disk image".to_owned(), source };
+        let mut transfer = self.disk_options(reference, options.origin);
+        if options.credentials != Credentials::default() {
+            transfer.credentials = options.credentials.clone();
+        }
+        let failed = |source| HostError::Image { reference: reference.to_string(), source };
+        let digest = resolve_disk(reference, &transfer).await.map_err(failed)?.map(|d| d.to_string());
+        if let Some(known) = digest.and_then(|digest| images.of_digest(&digest)) {
+            let now = self.clock().now().0;
+            return images.name(&known.digest, reference, known.disk_bytes, now).map_err(state);
+        }
         images.prepare().map_err(state)?;
         let pulled = images.path(&coracle_oci::Digest::of(reference.to_string().as_bytes()).to_string());
         let pulled = pulled.with_extension("pulled");
         let progress_of_chunks = chunk_progress(Step::Download, progress.clone());
-        let report =
-            pull_disk(reference, &pulled, &self.disk_options(reference, origin), progress_of_chunks).await;
-        let report =
-            report.map_err(|source| HostError::Image { reference: reference.to_string(), source })?;
+        let report = pull_disk(reference, &pulled, &transfer, progress_of_chunks).await.map_err(failed)?;
         let taken = self.take_disk(&pulled, &report.digest.to_string(), reference, progress).await;
         files::remove_file(&pulled).map_err(state)?;
         taken
@@ -256,7 +278,9 @@ impl Host {
             if is_of_this_host(&reference) {
                 return Err(missing());
             }
-            let pulled = self.pull_disk_image(&reference, origin, Arc::new(coracle_oci::NoProgress)).await?;
+            let options = PullOptions { origin, ..PullOptions::default() };
+            let pulled =
+                self.pull_disk_image(&reference, &options, Arc::new(coracle_oci::NoProgress)).await?;
             if pulled.digest != info.image_digest {
                 return Err(missing());
             }

@@ -63,21 +63,26 @@ impl RunSession for ExecSession {
 pub struct AttachSession {
     host: Host,
     vm: String,
-    container: ContainerId,
+    /// Empty: the VM's own command.
+    container: String,
     stdin: bool,
 }
 
 impl AttachSession {
-    /// The streams of `container`. Input is passed on when `streams` ask for it and the container was made with one.
+    /// The streams of `container`. Input is passed on when `streams` ask for it and the container was made with one. Those of
+    /// a disk image VM are the output of its command.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::NoContainer`].
     pub fn new(host: Host, vm: &str, container: &ContainerId, streams: Streams) -> Result<Self, HostError> {
         let view = host.find(vm, Access::Read)?;
+        if view.record.disk_image_vm.is_some() {
+            return Ok(Self { host, vm: vm.to_owned(), container: String::new(), stdin: false });
+        }
         let missing = || HostError::NoContainer { vm: vm.to_owned(), id: container.to_string() };
         let record = view.containers.get(container).ok_or_else(missing)?;
         let stdin = streams.stdin && record.spec.stdin;
-        Ok(Self { host, vm: vm.to_owned(), container: container.clone(), stdin })
+        Ok(Self { host, vm: vm.to_owned(), container: container.to_string(), stdin })
     }
 }
 
@@ -88,7 +93,7 @@ impl RunSession for AttachSession {
             Ok(guest) => guest,
             Err(error) => return Outcome::Failed(error.chain()),
         };
-        let start = pb::AttachStart { container: self.container.to_string(), stdin: self.stdin };
+        let start = pb::AttachStart { container: self.container, stdin: self.stdin };
         let start = pb::AttachRequest { message: Some(attach_request::Message::Start(start)) };
         let (to_guest, requests) = mpsc::channel(QUEUED);
         let first = to_guest.clone();

@@ -1,0 +1,163 @@
+//! The task that attends the VM of a disk container: its command, its log, its statistics.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use coracle_host::Record;
+use coracle_logs::CriLog;
+use coracle_proto::guest::{ContainerStatistics, MetricsRequest, MetricsResponse, Statistics};
+use coracle_types::VmState;
+
+use crate::server::CriServer;
+use crate::status::nanoseconds;
+use crate::table::{Attended, Ctr};
+
+/// Time between two looks at what the guest uses.
+const CADENCE: Duration = Duration::from_secs(10);
+/// For the guest to say it.
+const METRICS_LIMIT: Duration = Duration::from_secs(5);
+
+impl CriServer {
+    /// Attends all VMs of disk containers that were started. For the start of the server: what a daemon before this one had
+    /// begun is finished.
+    pub(crate) fn attend_all(&self) {
+        for pod in self.0.table.pods(&self.0.host).iter().filter(|pod| pod.facts.disk) {
+            for (container, vm) in pod.containers.iter().zip(&pod.vms) {
+                if vm.view.record.state != VmState::Created {
+                    self.attend(container, false);
+                }
+            }
+        }
+    }
+
+    /// Attends the VM of a container from now on; `start` starts it first. A container is reported as running until that is
+    /// done. Idempotent.
+    pub(crate) fn attend(&self, container: &Ctr, start: bool) {
+        let (id, spec) = (container.entry.id.clone(), &container.record.spec);
+        let log = spec.log_path.as_ref().and_then(|path| match self.open_log(&id, path) {
+            Ok(log) => Some(Arc::new(Mutex::new(log))),
+            Err(error) => {
+                tracing::warn!(container = id, %error, "open log failed");
+                None
+            }
+        });
+        let new = self.0.table.attend(&id, Attended { log: log.clone(), statistics: None });
+        if !new {
+            return;
+        }
+        let (server, stopping) = (self.clone(), self.0.stopping.clone());
+        self.0.tasks.spawn(async move {
+            let attended = tokio::select! {
+                () = server.follow(&id, log, start) => true,
+                () = stopping.cancelled() => false,
+            };
+            // A server that ends leaves it to the next one.
+            if attended {
+                server.0.table.leave(&id);
+            }
+        });
+    }
+
+    fn open_log(&self, id: &str, path: &std::path::Path) -> std::io::Result<CriLog> {
+        let view = self.0.host.get(id).map_err(std::io::Error::other)?;
+        let dir = self.0.host.config().state_dir.join("vms").join(view.record.id.as_str());
+        CriLog::open(path, &dir.join("cri.position"), None)
+    }
+
+    /// Until the VM is off and its output is in the log.
+    async fn follow(&self, id: &str, log: Option<Arc<Mutex<CriLog>>>, start: bool) {
+        tokio::select! {
+            () = self.copy_output(id, log) => {}
+            () = self.run_command(id, start) => {}
+            () = self.sample(id) => {}
+        }
+    }
+
+    /// Starts the VM, or waits for one that starts, and starts its command. Returns when there will be nothing to follow.
+    async fn run_command(&self, id: &str, start: bool) {
+        let host = &self.0.host;
+        let begun = async {
+            if start {
+                return host.start(id, None).await.map(drop);
+            }
+            let mut view = host.observe(id)?;
+            let booted = view.wait_for(|view| view.record.state != VmState::Starting).await;
+            let runs = booted.is_ok_and(|view| view.record.state == VmState::Running);
+            if runs { host.start_command(id).await } else { Ok(()) }
+        };
+        if let Err(error) = begun.await {
+            tracing::warn!(container = id, error = error.chain(), "start VM of a container failed");
+            if host.get(id).is_ok_and(|view| view.record.state == VmState::Created) {
+                return;
+            }
+        }
+        std::future::pending::<()>().await;
+    }
+
+    async fn copy_output(&self, id: &str, log: Option<Arc<Mutex<CriLog>>>) {
+        let Ok(mut view) = self.0.host.observe(id) else { return };
+        if view.wait_for(|view| view.record.state != VmState::Created).await.is_err() {
+            return;
+        }
+        let Ok(mut follower) = self.0.host.follow_logs(id) else { return };
+        while let Some(entries) = follower.next().await {
+            let Some(log) = log.clone() else { continue };
+            let written = tokio::task::spawn_blocking(move || {
+                let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+                let append = |e: &coracle_host::LogEntry| log.append(e.stream, e.offset, e.time_ns, &e.data);
+                entries.iter().map(append).fold(Ok(()), Result::and)
+            });
+            if let Ok(Err(error)) = written.await {
+                tracing::warn!(container = id, %error, "output not kept");
+            }
+        }
+        let now = nanoseconds(self.0.host.clock().now());
+        let finish =
+            move |log: Arc<Mutex<CriLog>>| log.lock().unwrap_or_else(PoisonError::into_inner).finish(now);
+        if let Some(log) = log
+            && let Ok(Err(error)) = tokio::task::spawn_blocking(move || finish(log)).await
+        {
+            tracing::warn!(container = id, %error, "log not finished");
+        }
+    }
+
+    /// Asks the guest what it uses, for ever.
+    async fn sample(&self, id: &str) {
+        loop {
+            if let Ok(view) = self.0.host.get(id)
+                && let Some(guest) = view.guest.clone()
+                && let Ok(Ok(metrics)) =
+                    tokio::time::timeout(METRICS_LIMIT, guest.rpc().metrics(MetricsRequest {})).await
+            {
+                let now = nanoseconds(self.0.host.clock().now());
+                let disk = self.disk_bytes(view.record.clone()).await;
+                self.0.table.report(id, Arc::new(statistics(id, metrics.into_inner(), disk, now)));
+            }
+            tokio::time::sleep(CADENCE).await;
+        }
+    }
+
+    async fn disk_bytes(&self, record: Record) -> u64 {
+        let host = self.0.host.clone();
+        tokio::task::spawn_blocking(move || host.disk_bytes(&record)).await.unwrap_or(0)
+    }
+}
+
+/// What a VM uses, as a container's. The whole guest is the container, and its disk is what differs from the image.
+fn statistics(id: &str, metrics: MetricsResponse, disk_bytes: u64, time_unix_ns: i64) -> Statistics {
+    let used = metrics.memory_total_bytes.saturating_sub(metrics.memory_available_bytes);
+    let container = ContainerStatistics {
+        container: id.to_owned(),
+        cpu_usage_ns: metrics.cpu_user_ns.saturating_add(metrics.cpu_system_ns),
+        cpu_user_ns: metrics.cpu_user_ns,
+        cpu_system_ns: metrics.cpu_system_ns,
+        memory_usage_bytes: used,
+        memory_working_set_bytes: used,
+        memory_rss_bytes: used,
+        processes: metrics.processes.into(),
+        filesystem_used_bytes: disk_bytes,
+        filesystem_inodes: metrics.overlay_inodes.saturating_sub(metrics.overlay_inodes_free),
+        ..ContainerStatistics::default()
+    };
+    Statistics { time_unix_ns, containers: vec![container], sandbox: Some(metrics) }
+}

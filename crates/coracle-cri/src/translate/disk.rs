@@ -1,0 +1,260 @@
+//! From the configuration of a disk pod's container to a VM. Pure.
+
+use coracle_host::{
+    COMMIT_ANNOTATION, ContainerMount, ContainerMountSource, Resolver, VmSpec, VolumeRequest,
+};
+use coracle_net::Reach;
+use coracle_proto::cri::ContainerConfig;
+
+use super::mounts::{self, Found, Share};
+use super::{container, sandbox, security};
+use crate::CriOptions;
+use crate::facts::{ContainerFacts, SandboxFacts};
+use crate::refusal::Refusal;
+
+/// Where a guest mounts what the node shares with it.
+const SHARES: &str = "/run/coracle/volumes";
+/// Files that every system has for itself.
+const OF_SYSTEM: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+/// Puts the mounts of a container where they belong, and runs its command: the number of the mounts, source, target and `ro`
+/// or `rw` of each, and the command.
+const BIND: &str = r#"set -e
+n=$1; shift
+while [ "$n" -gt 0 ]; do
+  if [ -d "$1" ]; then mkdir -p "$2"; else mkdir -p "$(dirname "$2")"; [ -e "$2" ] || : > "$2"; fi
+  mount --bind "$1" "$2"
+  if [ "$3" = ro ]; then mount -o remount,bind,ro "$2"; fi
+  shift 3; n=$((n - 1))
+done
+exec "$@""#;
+
+/// What was looked at for a container.
+#[derive(Debug)]
+pub(crate) struct Inputs<'a> {
+    /// Its id, and the name of its VM.
+    pub(crate) id: &'a str,
+    /// Id of its sandbox.
+    pub(crate) pod: &'a str,
+    pub(crate) facts: &'a ContainerFacts,
+    pub(crate) sandbox: &'a SandboxFacts,
+    /// A name of its disk image.
+    pub(crate) image: &'a str,
+    /// What lies at the sources of its mounts, in their order.
+    pub(crate) found: &'a [Found],
+}
+
+/// VM of a container.
+///
+/// # Errors
+/// What a VM cannot be, or what is wrong with the request.
+pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpec, Refusal> {
+    let Inputs { facts, sandbox: pod, .. } = inputs;
+    let config = &facts.config;
+    check(config)?;
+    let invalid = |_| Refusal::invalid("id", inputs.id);
+    let (mounts, shares) = plan_mounts(config, inputs.found);
+    let run_as = security::run_as(&container::context(config))?;
+    let command = [config.command.clone(), config.args.clone()].concat();
+    let (command, user) = bound(&mounts, command, run_as.user);
+    let linux = sandbox_linux(pod, config);
+    let (vcpus, memory) = sandbox::size(&linux, options);
+    let dns = pod.config.dns_config.clone();
+    let mut metadata = facts.to_metadata();
+    metadata.extend(crate::facts::pod_to_metadata(inputs.pod));
+    if let Some(image) = pod.config.annotations.get(COMMIT_ANNOTATION) {
+        metadata.insert(COMMIT_ANNOTATION.to_owned(), image.clone());
+    }
+    Ok(VmSpec {
+        vcpus,
+        memory,
+        hostname: sandbox::hostname(&pod.config),
+        command,
+        env: config.envs.iter().map(container::env).collect::<Result<_, _>>()?,
+        user,
+        workdir: config.working_dir.clone(),
+        metadata,
+        ports: sandbox::forwards(&pod.config)?,
+        reach: Reach { guests: true, node: true },
+        cgroup_parent: sandbox::cgroup_of(pod.config.linux.as_ref(), options),
+        volumes: shares.iter().map(request).collect(),
+        resolver: dns.map(|dns| Resolver {
+            nameservers: dns.servers,
+            search_domains: dns.searches,
+            options: dns.options,
+        }),
+        address_of: Some(inputs.pod.parse().map_err(invalid)?),
+        ..VmSpec::of(inputs.id.parse().map_err(invalid)?, inputs.image)
+    })
+}
+
+/// Refuses what a system that brings its own users, devices and terminal cannot be given.
+fn check(config: &ContainerConfig) -> Result<(), Refusal> {
+    let unsupported = |what, why| Err(Refusal::Unsupported { what, why });
+    if config.stdin {
+        return unsupported("input of a disk pod", "its command has none: use exec");
+    }
+    if container::context(config).readonly_rootfs {
+        return unsupported("a read-only root of a disk pod", "a system writes to its disk");
+    }
+    if config.mounts.iter().any(|mount| mount.image.is_some()) {
+        return unsupported("an image volume of a disk pod", "its guest has no file systems of images");
+    }
+    Ok(())
+}
+
+/// The limits of the pod, or those of its only container from a kubelet that sends none for the pod.
+fn sandbox_linux(pod: &SandboxFacts, config: &ContainerConfig) -> coracle_proto::cri::LinuxPodSandboxConfig {
+    let mut linux = pod.config.linux.clone().unwrap_or_default();
+    if linux.resources.is_none() {
+        linux.resources = config.linux.as_ref().and_then(|linux| linux.resources.clone());
+    }
+    linux
+}
+
+fn plan_mounts(config: &ContainerConfig, found: &[Found]) -> (Vec<ContainerMount>, Vec<Share>) {
+    let own = |path: &str| OF_SYSTEM.contains(&path);
+    let wanted = config.mounts.iter().zip(found).filter(|(mount, _)| !own(&mount.container_path));
+    let (mounts, found): (Vec<_>, Vec<_>) =
+        wanted.map(|(mount, found)| (mount.clone(), found.clone())).unzip();
+    mounts::plan(&mounts, &found)
+}
+
+fn request(share: &Share) -> VolumeRequest {
+    VolumeRequest { target: format!("{SHARES}/{}", share.name), ..share.request() }
+}
+
+/// The command behind the mounts, and the user that it all runs as. Mounts need root, so the command changes its user itself.
+fn bound(mounts: &[ContainerMount], command: Vec<String>, user: String) -> (Vec<String>, String) {
+    if mounts.is_empty() || command.is_empty() {
+        return (command, user);
+    }
+    let mut argv: Vec<String> = ["/bin/sh", "-c", BIND, "coracle"].map(str::to_owned).to_vec();
+    argv.push(mounts.len().to_string());
+    for mount in mounts {
+        let ContainerMountSource::Volume { name, sub_path } = &mount.source else { continue };
+        let source = format!("{SHARES}/{name}/{sub_path}");
+        let access = if mount.read_only { "ro" } else { "rw" };
+        argv.extend([source.trim_end_matches('/').to_owned(), mount.target.clone(), access.to_owned()]);
+    }
+    if !user.is_empty() {
+        let (uid, gid) = user.split_once(':').unwrap_or((&user, "0"));
+        let change = ["setpriv".to_owned(), format!("--reuid={uid}"), format!("--regid={gid}")];
+        argv.extend(change);
+        argv.extend(["--clear-groups", "--"].map(str::to_owned));
+    }
+    argv.extend(command);
+    (argv, String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::cri::{
+        ContainerMetadata, DnsConfig, KeyValue, LinuxContainerConfig, LinuxContainerResources,
+        LinuxContainerSecurityContext, Mount, PodSandboxConfig,
+    };
+
+    use super::*;
+
+    const POD: &str = "0123456789abcdef";
+
+    fn spec(config: ContainerConfig, sandbox: PodSandboxConfig, found: &[Found]) -> Result<VmSpec, Refusal> {
+        let facts = ContainerFacts { config, ..ContainerFacts::default() };
+        let sandbox = SandboxFacts { config: sandbox, handler: "macvm".into(), disk: true };
+        let image = "localhost/debian:12";
+        let inputs = Inputs { id: "ab", pod: POD, facts: &facts, sandbox: &sandbox, image, found };
+        vm_spec(&inputs, &CriOptions::default())
+    }
+
+    fn words(list: &[&str]) -> Vec<String> {
+        list.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    fn mount(container_path: &str, host_path: &str, readonly: bool) -> Mount {
+        let (container_path, host_path) = (container_path.to_owned(), host_path.to_owned());
+        Mount { container_path, host_path, readonly, ..Mount::default() }
+    }
+
+    #[test]
+    fn command_env_and_resolver_are_the_pods() {
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata { name: "macos".into(), attempt: 0 }),
+            command: words(&["teamcity-agent"]),
+            args: words(&["run"]),
+            envs: vec![KeyValue { key: "TC_CLOUD_PROFILE_ID".into(), value: b"kube-7".to_vec() }],
+            ..ContainerConfig::default()
+        };
+        let sandbox = PodSandboxConfig {
+            hostname: "test".into(),
+            dns_config: Some(DnsConfig { servers: words(&["10.96.0.10"]), ..DnsConfig::default() }),
+            annotations: [(COMMIT_ANNOTATION.to_owned(), "a.example/xcode:26".to_owned())].into(),
+            ..PodSandboxConfig::default()
+        };
+        let spec = spec(config, sandbox, &[]).unwrap();
+        assert_eq!(
+            (spec.command, spec.env),
+            (words(&["teamcity-agent", "run"]), words(&["TC_CLOUD_PROFILE_ID=kube-7"]))
+        );
+        assert_eq!((spec.image.as_str(), spec.hostname.as_str()), ("localhost/debian:12", "test"));
+        assert_eq!(spec.resolver.unwrap().nameservers, ["10.96.0.10"]);
+        assert_eq!(spec.address_of.unwrap().as_str(), POD);
+        assert_eq!(spec.metadata[COMMIT_ANNOTATION], "a.example/xcode:26");
+    }
+
+    #[test]
+    fn mounts_come_before_the_command() {
+        let config = ContainerConfig {
+            command: words(&["make"]),
+            mounts: vec![
+                mount("/scripts", "/pod/scripts", true),
+                mount("/dev/termination-log", "/pod/log", false),
+                mount("/etc/hosts", "/pod/hosts", false),
+            ],
+            ..ContainerConfig::default()
+        };
+        let file = |name: &str| Found::File { dir: "/pod".into(), name: name.into() };
+        let found = [Found::Directory("/pod/scripts".into()), file("log"), file("hosts")];
+        let made = spec(config.clone(), PodSandboxConfig::default(), &found).unwrap();
+        assert_eq!(made.volumes.len(), 2);
+        assert!(made.volumes.iter().all(|volume| volume.target == format!("{SHARES}/{}", volume.name)));
+        let argv: Vec<_> = made.command.iter().map(String::as_str).collect();
+        assert_eq!((argv[0], argv[3], argv[4]), ("/bin/sh", "coracle", "2"));
+        assert_eq!(&argv[6..8], ["/scripts", "ro"]);
+        assert!(argv[8].ends_with("/log"), "{argv:?}");
+        assert_eq!(&argv[9..], ["/dev/termination-log", "rw", "make"]);
+        let security_context = LinuxContainerSecurityContext {
+            run_as_user: Some(coracle_proto::cri::Int64Value { value: 1000 }),
+            ..LinuxContainerSecurityContext::default()
+        };
+        let linux = LinuxContainerConfig { security_context: Some(security_context), resources: None };
+        let of_user =
+            spec(ContainerConfig { linux: Some(linux), ..config }, PodSandboxConfig::default(), &found);
+        let of_user = of_user.unwrap();
+        assert!(of_user.command.contains(&"--reuid=1000".to_owned()) && of_user.user.is_empty());
+    }
+
+    #[test]
+    fn size_is_that_of_the_limits() {
+        let resources = LinuxContainerResources {
+            memory_limit_in_bytes: 1 << 30,
+            cpu_quota: 150_000,
+            ..Default::default()
+        };
+        let linux = LinuxContainerConfig { resources: Some(resources), security_context: None };
+        let config = ContainerConfig { linux: Some(linux), ..ContainerConfig::default() };
+        let spec = spec(config, PodSandboxConfig::default(), &[]).unwrap();
+        assert_eq!((spec.vcpus.get(), spec.memory.get()), (2, 1024 + 64));
+    }
+
+    #[test]
+    fn what_a_system_cannot_be_given_is_refused() {
+        let read_only = LinuxContainerSecurityContext { readonly_rootfs: true, ..Default::default() };
+        let linux = LinuxContainerConfig { security_context: Some(read_only), resources: None };
+        for (why, config) in [
+            ("input", ContainerConfig { stdin: true, ..ContainerConfig::default() }),
+            ("a read-only root", ContainerConfig { linux: Some(linux), ..ContainerConfig::default() }),
+        ] {
+            let refused = spec(config, PodSandboxConfig::default(), &[]).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{why}: {refused}");
+        }
+    }
+}
