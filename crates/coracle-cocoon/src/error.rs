@@ -30,6 +30,12 @@ pub enum Error {
         /// `namespace/name`.
         pod: String,
     },
+    /// Other writers of the pool's reservations were always faster.
+    #[error("cannot reserve a slot of pool {pool:?}: too many writers")]
+    Contended {
+        /// The pool.
+        pool: String,
+    },
     /// Times of the election that do not fit together.
     #[error(transparent)]
     Election(#[from] ElectionError),
@@ -44,6 +50,7 @@ impl Error {
                 matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409 || status.code >= 500)
             }
             Self::Apply(error) => error.is_conflict(),
+            Self::Contended { .. } => true,
             Self::Registry(_) | Self::NameTaken { .. } | Self::Election(_) => false,
         }
     }

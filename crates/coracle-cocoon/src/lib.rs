@@ -16,6 +16,7 @@ mod hibernation;
 mod metrics;
 mod registry;
 mod set;
+mod webhook;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ pub use config::{Config, HIBERNATIONS, SETS, Settings, Times};
 pub use error::Error;
 pub use metrics::CocoonMetrics;
 pub use registry::{InvalidRegistry, OciTags, RegistryError, SnapshotTags};
+pub use webhook::{Webhook, WebhookMetrics, WebhookSettings, configurations, reap, router};
 
 use context::Context;
 use hibernation::reconcile::Hibernations;

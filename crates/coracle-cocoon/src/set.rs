@@ -13,8 +13,10 @@ mod release;
 mod status;
 mod step;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub(crate) use execute::annotate_pod;
 pub(crate) use members::is_container_running;
+pub(crate) use pods::impossible;
+pub(crate) use reconcile::chain;
 pub(crate) use step::PodId;

@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn vms_whose_pods_are_gone_are_known_by_the_status() {
         let mut set = deleted("always", "");
-        let agent = |slot: i32| json!({"slot": slot, "vmName": agent_vm_name("prod", "demo", slot as u32)});
+        let agent = |slot: u32| json!({"slot": slot, "vmName": agent_vm_name("prod", "demo", slot)});
         let tool = json!({"name": "win", "vmName": "vk-prod-demo-win"});
         let status = json!({"agents": [agent(0)], "toolboxes": [tool]});
         set.status = Some(serde_json::from_value(status).unwrap());

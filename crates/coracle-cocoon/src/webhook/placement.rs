@@ -1,0 +1,421 @@
+//! Slots, VM names and nodes of pods. Pure.
+
+use coracle_api::cocoon::{agent_vm_name, bare_pod_vm_name, is_cocoon_pod, is_valid_vm_name, keys, pool_of};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use serde::{Deserialize, Serialize};
+
+/// Owner of pods without a Deployment, in keys of reservations.
+const BARE: &str = "_pod";
+/// Time in which a pod that was admitted appears in lists. Until then its slot is not free.
+const APPEARS: i64 = 60;
+
+/// A slot of an owner, as the ConfigMap has it.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Reservation {
+    pub(super) pool: String,
+    pub(super) namespace: String,
+    /// The Deployment, or [`BARE`].
+    pub(super) deployment: String,
+    pub(super) slot: u32,
+    pub(super) vm_name: String,
+    /// Empty while the pod has no name yet.
+    pub(super) pod: String,
+    pub(super) node: String,
+    pub(super) updated_at: Option<Timestamp>,
+    /// The pod was seen.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) pod_uid: String,
+    /// When its pod was first missed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) gone_since: Option<Timestamp>,
+}
+
+impl Reservation {
+    /// Key in the ConfigMap.
+    pub(super) fn key(&self) -> String {
+        format!("{}.{}.{}", self.namespace, self.deployment, self.slot)
+    }
+}
+
+/// A pod that has a VM name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PodFact {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) vm_name: String,
+    /// It ended, or is being deleted: its slot is free.
+    pub(super) is_going: bool,
+}
+
+impl PodFact {
+    /// `None` without a VM name.
+    pub(super) fn of(pod: &Pod) -> Option<Self> {
+        let vm_name = pod.annotations().get(keys::VM_NAME).filter(|name| !name.is_empty())?.clone();
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let is_going =
+            pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed"));
+        Some(Self { name: pod.name_any(), uid: pod.uid().unwrap_or_default(), vm_name, is_going })
+    }
+}
+
+/// A node of the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NodeFact {
+    pub(super) name: String,
+    /// Ready, with a fresh Lease, and not cordoned.
+    pub(super) is_alive: bool,
+    /// Pods that have not ended.
+    pub(super) pods: usize,
+}
+
+/// What a pod asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) pool: String,
+    pub(super) namespace: String,
+    /// The Deployment, or [`BARE`].
+    pub(super) deployment: String,
+    /// `None`: it is generated later.
+    pub(super) pod: Option<String>,
+    /// Begin of the generated name.
+    pub(super) generate_name: String,
+    /// UID of the request, which tells pods without a name apart.
+    pub(super) request: String,
+    /// The VM name that the pod has already.
+    pub(super) vm_name: Option<String>,
+}
+
+/// What a pod of that request asks for. `None`: its node or its set decides.
+pub(super) fn ask(pod: &Pod, namespace: &str, request: &str) -> Option<Ask> {
+    let bound =
+        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_some_and(|node| !node.is_empty());
+    if !is_cocoon_pod(pod) || bound || is_of_set(pod) {
+        return None;
+    }
+    Some(Ask {
+        pool: pool_of(pod),
+        namespace: namespace.to_owned(),
+        deployment: deployment(pod).unwrap_or_else(|| BARE.to_owned()),
+        pod: pod.metadata.name.clone().filter(|name| !name.is_empty()),
+        generate_name: pod.metadata.generate_name.clone().unwrap_or_default(),
+        request: request.to_owned(),
+        vm_name: pod.annotations().get(keys::VM_NAME).filter(|name| !name.is_empty()).cloned(),
+    })
+}
+
+/// True for pods that a CocoonSet controls.
+pub(super) fn is_of_set(pod: &Pod) -> bool {
+    crate::context::owner_of(pod).is_some()
+}
+
+/// Deployment of a pod: its ReplicaSet's name without the hash, which is also a label of the pod. A ReplicaSet of its own
+/// has no hash and keeps its whole name: those of two ReplicaSets must differ.
+fn deployment(pod: &Pod) -> Option<String> {
+    let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true))?;
+    if owner.kind != "ReplicaSet" {
+        return None;
+    }
+    let hash = pod.labels().get("pod-template-hash").map(|hash| format!("-{hash}"));
+    let name = hash.and_then(|hash| owner.name.strip_suffix(&hash)).filter(|name| !name.is_empty());
+    Some(name.unwrap_or(&owner.name).to_owned())
+}
+
+/// Whether the slot of a reservation is in use.
+pub(super) fn is_held(reservation: &Reservation, pods: &[PodFact], now: Timestamp) -> bool {
+    if pods.iter().any(|pod| pod.vm_name == reservation.vm_name && !pod.is_going) {
+        return true;
+    }
+    let was_seen =
+        !reservation.pod_uid.is_empty() || pods.iter().any(|pod| pod.vm_name == reservation.vm_name);
+    let age = reservation.updated_at.map_or(i64::MAX, |at| now.as_second().saturating_sub(at.as_second()));
+    !was_seen && age < APPEARS
+}
+
+/// The slot of a pod: the one that it has, else one whose pod is gone, else the lowest one that no reservation has. Its node
+/// is the slot's earlier node, or empty.
+///
+/// # Errors
+/// A sentence for the pod's creator when there is no name for its VM.
+pub(super) fn assign(
+    ask: &Ask,
+    reservations: &[Reservation],
+    pods: &[PodFact],
+    now: Timestamp,
+) -> Result<Reservation, String> {
+    let own: Vec<_> = reservations
+        .iter()
+        .filter(|r| r.namespace == ask.namespace && r.deployment == ask.deployment)
+        .collect();
+    let is_bare = ask.deployment == BARE;
+    let same = ask.pod.as_ref().and_then(|pod| own.iter().find(|r| r.pod == *pod));
+    let given = ask.vm_name.as_ref().and_then(|vm| own.iter().find(|r| r.vm_name == *vm));
+    // A bare pod is its own owner: it takes over no other's slot.
+    let mut free: Vec<_> =
+        own.iter().filter(|r| !is_bare && ask.vm_name.is_none() && !is_held(r, pods, now)).collect();
+    free.sort_by_key(|r| r.slot);
+    let kept =
+        same.or(given).or_else(|| free.into_iter().find(|r| is_ours(&r.vm_name, ask, reservations, pods)));
+    let reservation = match kept {
+        Some(kept) => (*kept).clone(),
+        None => fresh(ask, &own, reservations, pods)?,
+    };
+    if !is_valid_vm_name(&reservation.vm_name) {
+        return Err(format!(
+            "invalid VM name {:?}: must have at most 63 characters; use shorter names",
+            reservation.vm_name
+        ));
+    }
+    let live = pods.iter().find(|pod| {
+        pod.vm_name == reservation.vm_name && !pod.is_going && ask.pod.as_ref() != Some(&pod.name)
+    });
+    if let Some(other) = live {
+        // Two pods of one VM would save over each other's state.
+        return Err(format!(
+            "VM name {:?} belongs to pod {}: use another name",
+            reservation.vm_name, other.name
+        ));
+    }
+    Ok(Reservation {
+        pool: ask.pool.clone(),
+        pod: ask.pod.clone().unwrap_or_default(),
+        updated_at: Some(now),
+        pod_uid: String::new(),
+        gone_since: None,
+        ..reservation
+    })
+}
+
+/// A slot that no reservation of the owner has, with a VM name that no other owner has.
+fn fresh(
+    ask: &Ask,
+    own: &[&Reservation],
+    all: &[Reservation],
+    pods: &[PodFact],
+) -> Result<Reservation, String> {
+    let slots = (0..=u32::MAX).filter(|slot| own.iter().all(|r| r.slot != *slot));
+    let named = |slot: u32| {
+        let vm_name = ask.vm_name.clone().unwrap_or_else(|| match (&ask.pod, ask.deployment == BARE) {
+            (Some(pod), true) => bare_pod_vm_name(&ask.namespace, pod),
+            (None, true) => {
+                let part: String = ask.request.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+                bare_pod_vm_name(&ask.namespace, &format!("{}{part}", ask.generate_name))
+            }
+            (_, false) => agent_vm_name(&ask.namespace, &ask.deployment, slot),
+        });
+        Reservation {
+            namespace: ask.namespace.clone(),
+            deployment: ask.deployment.clone(),
+            slot,
+            vm_name,
+            ..Reservation::default()
+        }
+    };
+    let is_fixed = ask.deployment == BARE || ask.vm_name.is_some();
+    // Every slot that is skipped is another owner's: there are no more of them than reservations and pods.
+    let tries = if is_fixed { 1 } else { all.len() + pods.len() + 1 };
+    let mut candidates = slots.take(tries).map(named);
+    candidates
+        .find(|candidate| is_ours(&candidate.vm_name, ask, all, pods))
+        .ok_or_else(|| format!("no VM name is free for a pod of {:?}", ask.deployment))
+}
+
+/// No other owner has the VM name. Dashes join namespace, owner and slot, so names of two owners can be the same.
+fn is_ours(vm_name: &str, ask: &Ask, all: &[Reservation], pods: &[PodFact]) -> bool {
+    let mine = |r: &&Reservation| r.namespace == ask.namespace && r.deployment == ask.deployment;
+    let is_reserved = all.iter().filter(|r| !mine(r)).any(|r| r.vm_name == vm_name);
+    let has_reservation = all.iter().filter(mine).any(|r| r.vm_name == vm_name);
+    let is_used = pods.iter().any(|pod| {
+        pod.vm_name == vm_name && !pod.is_going && !has_reservation && ask.pod.as_ref() != Some(&pod.name)
+    });
+    !is_reserved && !is_used
+}
+
+/// The node with the fewest pods, by name among equals. `None`: the scheduler decides.
+pub(super) fn choose(nodes: &[NodeFact]) -> Option<&NodeFact> {
+    nodes.iter().filter(|node| node.is_alive).min_by_key(|node| (node.pods, &node.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(100_000).unwrap()
+    }
+
+    fn of_deployment(name: &str) -> Ask {
+        Ask {
+            pool: "default".into(),
+            namespace: "prod".into(),
+            deployment: name.into(),
+            pod: None,
+            generate_name: format!("{name}-abc-"),
+            request: "uid".into(),
+            vm_name: None,
+        }
+    }
+
+    fn bare(pod: &str) -> Ask {
+        Ask { pod: Some(pod.into()), ..of_deployment(BARE) }
+    }
+
+    /// A reservation that is so many seconds old.
+    fn held(ask: &Ask, slot: u32, vm: &str, age: i64) -> Reservation {
+        Reservation {
+            pool: "default".into(),
+            namespace: ask.namespace.clone(),
+            deployment: ask.deployment.clone(),
+            slot,
+            vm_name: vm.into(),
+            pod: ask.pod.clone().unwrap_or_default(),
+            node: format!("n{slot}"),
+            updated_at: Some(now() - jiff::SignedDuration::from_secs(age)),
+            ..Reservation::default()
+        }
+    }
+
+    fn pod(name: &str, vm: &str, is_going: bool) -> PodFact {
+        PodFact { name: name.into(), uid: format!("uid-{name}"), vm_name: vm.into(), is_going }
+    }
+
+    fn shown(ask: &Ask, reservations: &[Reservation], pods: &[PodFact]) -> String {
+        match assign(ask, reservations, pods, now()) {
+            Ok(r) => format!("{} {} {}", r.slot, r.vm_name, r.node),
+            Err(error) => error,
+        }
+    }
+
+    /// Naive: the key of an unnamed pod is the prefix of its name, and all replicas get one slot.
+    #[test]
+    fn replicas_of_a_deployment_get_slots_of_their_own() {
+        let ask = of_deployment("web");
+        let (zero, one) = (held(&ask, 0, "vk-prod-web-0", 1), held(&ask, 1, "vk-prod-web-1", 1));
+        assert_eq!(shown(&ask, &[], &[]), "0 vk-prod-web-0 ");
+        assert_eq!(
+            shown(&ask, std::slice::from_ref(&zero), &[]),
+            "1 vk-prod-web-1 ",
+            "the first is not visible yet"
+        );
+        assert_eq!(shown(&ask, &[zero, one], &[]), "2 vk-prod-web-2 ");
+    }
+
+    #[test]
+    fn replacement_gets_slot_name_and_node() {
+        let ask = of_deployment("web");
+        let all = [held(&ask, 0, "vk-prod-web-0", 500), held(&ask, 1, "vk-prod-web-1", 5)];
+        let live = |name: &str, slot: u32| pod(name, &format!("vk-prod-web-{slot}"), false);
+        for (why, pods, want) in [
+            (
+                "its pod is being deleted",
+                vec![pod("a", "vk-prod-web-0", true), live("b", 1)],
+                "0 vk-prod-web-0 n0",
+            ),
+            ("its pod is gone", vec![live("b", 1)], "0 vk-prod-web-0 n0"),
+            (
+                "the young one was seen",
+                vec![live("a", 0), pod("b", "vk-prod-web-1", true)],
+                "1 vk-prod-web-1 n1",
+            ),
+            ("the young one is not visible yet", vec![live("a", 0)], "2 vk-prod-web-2 "),
+            ("all are in use", vec![live("a", 0), live("b", 1)], "2 vk-prod-web-2 "),
+        ] {
+            assert_eq!(shown(&ask, &all, &pods), want, "{why}");
+        }
+    }
+
+    /// Naive: all bare pods share one key, and the last one has the node of all.
+    #[test]
+    fn bare_pods_do_not_share_a_slot() {
+        let (a, b) = (bare("a"), bare("b"));
+        let first = held(&a, 0, "vk-prod-a", 500);
+        assert_eq!(shown(&a, std::slice::from_ref(&first), &[]), "0 vk-prod-a n0", "its own again");
+        assert_eq!(shown(&b, &[first], &[]), "1 vk-prod-b ", "not the slot of a pod that is gone");
+        let unnamed =
+            Ask { pod: None, generate_name: "job-".into(), request: "1b2c-3d4e-5f".into(), ..bare("") };
+        assert_eq!(shown(&unnamed, &[], &[]), "0 vk-prod-job-1b2c3d4e ");
+    }
+
+    /// Deployment `web-1` has the names of bare pods `web-1-0`, of set `web-1`, and of other namespaces.
+    #[test]
+    fn vm_name_of_another_owner_is_skipped() {
+        let ask = of_deployment("web-1");
+        let set = [pod("web-1-0", "vk-prod-web-1-0", false)];
+        assert_eq!(shown(&ask, &[], &set), "1 vk-prod-web-1-1 ");
+        let mut other = held(&of_deployment("1"), 0, "vk-prod-web-1-0", 500);
+        other.namespace = "prod-web".into();
+        assert_eq!(shown(&ask, &[other.clone()], &[]), "1 vk-prod-web-1-1 ");
+        let taken = shown(&bare("web-1-0"), &[other], &[]);
+        assert!(taken.contains("no VM name is free"), "{taken}");
+    }
+
+    /// A VM name in a Deployment's template is one name for all of its pods.
+    #[test]
+    fn given_vm_name_is_for_one_pod() {
+        let ask = Ask { vm_name: Some("golden".into()), ..of_deployment("web") };
+        assert_eq!(shown(&ask, &[], &[]), "0 golden ");
+        let first = held(&ask, 0, "golden", 500);
+        let second = shown(&ask, std::slice::from_ref(&first), &[pod("a", "golden", false)]);
+        assert!(second.contains("belongs to pod a"), "{second}");
+        assert_eq!(shown(&ask, &[first], &[pod("a", "golden", true)]), "0 golden n0");
+    }
+
+    #[test]
+    fn long_name_is_refused() {
+        let error = shown(&of_deployment(&"x".repeat(60)), &[], &[]);
+        assert!(error.contains("at most 63 characters"), "{error}");
+    }
+
+    #[test]
+    fn node_with_the_fewest_pods_is_chosen() {
+        let node = |name: &str, is_alive, pods| NodeFact { name: name.into(), is_alive, pods };
+        let nodes = [node("c", true, 2), node("b", true, 1), node("a", true, 1), node("dead", false, 0)];
+        assert_eq!(choose(&nodes).map(|n| n.name.as_str()), Some("a"));
+        assert_eq!(choose(&nodes[3..]), None);
+    }
+
+    #[test]
+    fn owner_is_the_deployment_of_a_replica_set() {
+        let pod = |labels: serde_json::Value, owner: &str| -> Pod {
+            serde_json::from_value(json!({"metadata": {"generateName": "x-", "labels": labels, "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": "u", "controller": true}]},
+                "spec": {"containers": [], "tolerations": [{"key": keys::TAINT_KEY, "operator": "Exists"}]}}))
+            .unwrap()
+        };
+        let hash = json!({"pod-template-hash": "5d9f"});
+        let of = |pod: &Pod| ask(pod, "prod", "uid").unwrap().deployment;
+        assert_eq!(of(&pod(hash, "web-5d9f")), "web");
+        assert_eq!(of(&pod(json!({}), "web-5d9f")), "web-5d9f", "a ReplicaSet of its own");
+    }
+
+    #[test]
+    fn pods_with_a_node_or_a_set_are_left_alone() {
+        let pod = |spec: serde_json::Value, meta: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({"metadata": meta, "spec": spec})).unwrap()
+        };
+        let tolerations = json!([{"key": keys::TAINT_KEY, "operator": "Exists"}]);
+        let bound = json!({"containers": [], "tolerations": tolerations, "nodeName": "n"});
+        let free = json!({"containers": [], "tolerations": tolerations});
+        let set = json!({"name": "x", "ownerReferences": [{"apiVersion": "cocoonset.cocoonstack.io/v1",
+            "kind": "CocoonSet", "name": "s", "uid": "u", "controller": true}]});
+        assert_eq!(ask(&pod(bound, json!({"name": "x"})), "prod", "uid"), None);
+        assert_eq!(ask(&pod(free.clone(), set), "prod", "uid"), None);
+        assert_eq!(ask(&pod(json!({"containers": []}), json!({"name": "x"})), "prod", "uid"), None);
+        assert!(ask(&pod(free, json!({"name": "x"})), "prod", "uid").is_some());
+    }
+
+    #[test]
+    fn reservations_of_the_original_are_read() {
+        let text = r#"{"pool":"default","namespace":"prod","deployment":"web","slot":2,"vmName":"vk-prod-web-2",
+            "pod":"web-abc-x","node":"n1","updatedAt":"2026-04-01T10:00:00Z"}"#;
+        let read: Reservation = serde_json::from_str(text).unwrap();
+        assert_eq!((read.key().as_str(), read.node.as_str()), ("prod.web.2", "n1"));
+        let written = serde_json::to_value(&read).unwrap();
+        assert_eq!(written["updatedAt"], "2026-04-01T10:00:00Z");
+        assert!(written.get("podUid").is_none() && written.get("goneSince").is_none());
+    }
+}

@@ -1,0 +1,249 @@
+//! The paths of the webhook: reviews in, answers out.
+
+use std::time::Duration;
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, State},
+    routing::{get, post},
+};
+use coracle_api::{CocoonHibernation, CocoonSet};
+use k8s_openapi::{ByteString, api::core::v1::Pod};
+use kube::{Api, core::ApiResource, core::DynamicObject};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::{
+    Webhook,
+    mutate::{Creation, Decision, decide},
+    validate,
+};
+use crate::error::{Error, api};
+use crate::set::chain;
+
+/// Largest review, in bytes: two objects of the API server's limit.
+const BODY_BYTES_MAX: usize = 4 << 20;
+/// Limit of one answer; the API server waits for five seconds.
+const ANSWER: Duration = Duration::from_secs(4);
+
+/// Path of the creation of pods.
+pub(super) const MUTATE: &str = "/mutate";
+/// Path of changes of Deployments and StatefulSets.
+pub(super) const VALIDATE: &str = "/validate";
+/// Path of sets.
+pub(super) const VALIDATE_SET: &str = "/validate-cocoonset";
+/// Path of hibernations.
+pub(super) const VALIDATE_HIBERNATION: &str = "/validate-cocoonhibernation";
+
+/// What is asked, as far as it matters here.
+#[derive(Deserialize, Debug)]
+struct Review {
+    request: Request,
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
+struct Request {
+    uid: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    operation: String,
+    #[serde(default)]
+    resource: Resource,
+    #[serde(default)]
+    sub_resource: String,
+    #[serde(default)]
+    user_info: UserInfo,
+    #[serde(default)]
+    object: Value,
+    #[serde(default)]
+    old_object: Value,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+#[derive(Deserialize, Debug, Default)]
+struct Resource {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    version: String,
+    #[serde(default)]
+    resource: String,
+}
+
+#[derive(Deserialize, Debug, Default)]
+struct UserInfo {
+    #[serde(default)]
+    username: String,
+}
+
+/// The webhook's paths, and `/healthz` and `/readyz`.
+pub fn router(hook: Webhook) -> Router {
+    Router::new()
+        .route(MUTATE, post(mutate))
+        .route(VALIDATE, post(validate_workload))
+        .route(VALIDATE_SET, post(validate_set))
+        .route(VALIDATE_HIBERNATION, post(validate_hibernation))
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(|| async { "ok" }))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(hook)
+}
+
+fn answer(uid: &str, decision: &Decision) -> Json<Value> {
+    let mut response = json!({"uid": uid, "allowed": true});
+    match decision {
+        Decision::Unchanged => {}
+        Decision::Patched(operations) => {
+            response["patchType"] = json!("JSONPatch");
+            response["patch"] = json!(ByteString(json!(operations).to_string().into_bytes()));
+        }
+        Decision::Denied(why) => {
+            response["allowed"] = json!(false);
+            response["status"] = json!({"code": 403, "message": why});
+        }
+    }
+    Json(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
+}
+
+/// What fails lets the pod through unchanged: no pod waits for this webhook.
+async fn mutate(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
+    let request = &review.request;
+    let decision = match timeout(ANSWER, mutated(&hook, request)).await {
+        Ok(Ok(decision)) => decision,
+        Ok(Err(error)) => {
+            warn!(
+                ns = request.namespace,
+                name = request.name,
+                error = chain(&error),
+                "reserve a slot failed"
+            );
+            hook.metrics.answered("mutate", "affinity_failed");
+            return answer(&request.uid, &Decision::Unchanged);
+        }
+        Err(_) => {
+            warn!(ns = request.namespace, name = request.name, "reserve a slot timed out");
+            hook.metrics.answered("mutate", "affinity_failed");
+            return answer(&request.uid, &Decision::Unchanged);
+        }
+    };
+    finish(&hook, "mutate", request, &decision)
+}
+
+async fn mutated(hook: &Webhook, request: &Request) -> Result<Decision, Error> {
+    if request.operation != "CREATE" {
+        return Ok(Decision::Unchanged);
+    }
+    let pod: Pod = match serde_json::from_value(request.object.clone()) {
+        Ok(pod) => pod,
+        Err(error) => {
+            warn!(ns = request.namespace, %error, "decode pod failed");
+            return Ok(Decision::Unchanged);
+        }
+    };
+    let creation = Creation {
+        pod: &pod,
+        namespace: &request.namespace,
+        uid: &request.uid,
+        user: &request.user_info.username,
+        is_dry_run: request.dry_run,
+    };
+    decide(hook, &creation).await
+}
+
+fn finish(hook: &Webhook, handler: &'static str, request: &Request, decision: &Decision) -> Json<Value> {
+    match decision {
+        Decision::Denied(why) => {
+            info!(handler, ns = request.namespace, name = request.name, why, "refused");
+            hook.metrics.answered(handler, "deny");
+        }
+        Decision::Unchanged | Decision::Patched(_) => hook.metrics.answered(handler, "allow"),
+    }
+    answer(&request.uid, decision)
+}
+
+fn judged(outcome: Result<(), String>) -> Decision {
+    outcome.map_or_else(Decision::Denied, |()| Decision::Unchanged)
+}
+
+async fn validate_workload(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
+    let request = &review.request;
+    let checked = timeout(ANSWER, workload(&hook, request)).await;
+    let decision = match checked {
+        Ok(Ok(outcome)) => judged(outcome),
+        failed => {
+            // Without the workload it is unknown whether VMs would be lost.
+            let why = match failed {
+                Ok(Err(error)) => chain(&error),
+                _ => "the API server does not answer".to_owned(),
+            };
+            hook.metrics.answered("validate", "error");
+            let decision = Decision::Denied(format!("cannot check {:?}: {why}", request.name));
+            return answer(&request.uid, &decision);
+        }
+    };
+    finish(&hook, "validate", request, &decision)
+}
+
+/// A scale names its workload only: whether its pods are VMs is read.
+async fn workload(hook: &Webhook, request: &Request) -> Result<Result<(), String>, Error> {
+    let scaled = validate::scale(&request.old_object, &request.object);
+    if request.operation != "UPDATE" || scaled.is_ok() {
+        return Ok(Ok(()));
+    }
+    let is_ours = if request.sub_resource == "scale" {
+        let Resource { group, version, resource } = &request.resource;
+        let kind = if resource == "statefulsets" { "StatefulSet" } else { "Deployment" };
+        let resource = ApiResource {
+            group: group.clone(),
+            version: version.clone(),
+            api_version: format!("{group}/{version}"),
+            kind: kind.into(),
+            plural: resource.clone(),
+        };
+        let all: Api<DynamicObject> =
+            Api::namespaced_with(hook.client.clone(), &request.namespace, &resource);
+        let found = all.get_opt(&request.name).await.map_err(api("read workload", &request.name))?;
+        found.is_some_and(|found| validate::tolerates(&found.data))
+    } else {
+        validate::tolerates(&request.old_object) || validate::tolerates(&request.object)
+    };
+    Ok(if is_ours { scaled } else { Ok(()) })
+}
+
+/// The object before and after. One that is stored and cannot be read may be replaced, or it could not be repaired.
+fn objects<K: DeserializeOwned>(request: &Request) -> Result<(Option<K>, Option<K>), String> {
+    let read = |object: &Value| (!object.is_null()).then(|| serde_json::from_value::<K>(object.clone()));
+    let new =
+        read(&request.object).transpose().map_err(|error| format!("cannot read the object: {error}"))?;
+    Ok((read(&request.old_object).and_then(Result::ok), new))
+}
+
+async fn validate_set(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
+    let request = &review.request;
+    let outcome = objects::<CocoonSet>(request).and_then(|(old, new)| match new {
+        Some(mut new) => {
+            new.metadata.namespace = Some(request.namespace.clone());
+            validate::set(&new, old.as_ref())
+        }
+        None => Ok(()),
+    });
+    finish(&hook, "validate_cocoonset", request, &judged(outcome))
+}
+
+async fn validate_hibernation(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
+    let request = &review.request;
+    let outcome = objects::<CocoonHibernation>(request).and_then(|(_, new)| match new {
+        Some(new) if hook.settings.strict && request.operation == "CREATE" => {
+            validate::hibernation(&request.name, &new.spec)
+        }
+        _ => Ok(()),
+    });
+    finish(&hook, "validate_cocoonhibernation", request, &judged(outcome))
+}

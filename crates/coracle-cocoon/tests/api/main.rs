@@ -1,0 +1,15 @@
+//! The controllers with a small node in the test: on a real API server, and in simulations.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of tests fail like tests"
+)]
+
+mod hibernations;
+mod node;
+mod registry;
+mod sets;
+mod sim_crash;
+mod tags;
+mod world;
