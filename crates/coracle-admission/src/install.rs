@@ -6,7 +6,10 @@ use std::{net::SocketAddr, time::Duration};
 use coracle_microvm::Fleet;
 use k8s_openapi::{
     ByteString,
-    api::{admissionregistration::v1::ValidatingWebhookConfiguration, rbac::v1::ClusterRole},
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        rbac::v1::ClusterRole,
+    },
 };
 use kube::{
     Api, Client,
@@ -30,11 +33,20 @@ pub(crate) const PATH: &str = "/validate/mikromvm";
 const PROPAGATION: Duration = Duration::from_secs(10);
 
 /// For ever: certificate, configuration, and a wait until one of them is to be renewed.
-pub(crate) async fn keep(client: &Client, config: &Config, address: SocketAddr, fleet: &Fleet, tls: &Tls) {
-    fleet.ready().await; // before that every question would be refused
+pub(crate) async fn keep(
+    client: &Client,
+    config: &Config,
+    address: SocketAddr,
+    fleet: Option<&Fleet>,
+    tls: &Tls,
+) {
+    if let Some(fleet) = fleet {
+        fleet.ready().await; // before that every question would be refused
+    }
+    let has_fleet = fleet.is_some();
     let mut installed = None;
     loop {
-        let wait = match once(client, config, address, tls, &mut installed).await {
+        let wait = match once(client, config, address, tls, has_fleet, &mut installed).await {
             Ok(wait) => {
                 config.ready.send_replace(true);
                 wait.min(LOOK)
@@ -55,6 +67,7 @@ async fn once(
     config: &Config,
     address: SocketAddr,
     tls: &Tls,
+    has_fleet: bool,
     installed: &mut Option<String>,
 ) -> Result<Duration, Error> {
     let now = config.clock.timestamp();
@@ -67,7 +80,7 @@ async fn once(
         tls.set(sign()?)?;
     }
     if renewed {
-        install(client, config, address, &bundle).await?;
+        install(client, config, address, &bundle, has_fleet).await?;
         info!(name = config.name, "webhook installed");
         *installed = Some(bundle);
     }
@@ -90,15 +103,46 @@ fn names(config: &Config) -> Vec<String> {
     }
 }
 
-async fn install(client: &Client, config: &Config, address: SocketAddr, bundle: &str) -> Result<(), Error> {
-    let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-    let mut wanted = configuration(config, address, bundle);
-    if let Some(owner) = owner(client, &config.owner).await {
-        wanted["metadata"]["ownerReferences"] = json!([owner]);
+async fn install(
+    client: &Client,
+    config: &Config,
+    address: SocketAddr,
+    bundle: &str,
+    has_fleet: bool,
+) -> Result<(), Error> {
+    let owner = owner(client, &config.owner).await;
+    let reach = |path: &str| client_config(config, address, bundle, path);
+    let own = has_fleet.then(|| configuration(config, reach(PATH)));
+    let more = config.extensions.iter().flat_map(|more| (more.configurations)(&reach));
+    for mut wanted in own.into_iter().chain(more) {
+        if let Some(owner) = &owner {
+            wanted["metadata"]["ownerReferences"] = json!([owner]);
+        }
+        let name = wanted["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&wanted));
+        let failed = pki::api_failed("install the webhook");
+        if wanted["kind"] == "MutatingWebhookConfiguration" {
+            let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+            api.patch(&name, &params, &patch).await.map_err(failed)?;
+        } else {
+            let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+            api.patch(&name, &params, &patch).await.map_err(failed)?;
+        }
     }
-    let patch = Patch::Apply(wanted);
-    let params = PatchParams::apply(MANAGER).force();
-    api.patch(&config.name, &params, &patch).await.map_err(pki::api_failed("install the webhook")).map(drop)
+    Ok(())
+}
+
+/// How the API server reaches a path.
+fn client_config(config: &Config, address: SocketAddr, bundle: &str, path: &str) -> Value {
+    let ca_bundle = ByteString(bundle.as_bytes().to_vec());
+    match &config.reach {
+        Reach::Url { host } => {
+            json!({"caBundle": ca_bundle, "url": format!("https://{host}:{}{path}", address.port())})
+        }
+        Reach::Service { namespace, name, port } => {
+            json!({"caBundle": ca_bundle, "service": {"namespace": namespace, "name": name, "port": port, "path": path}})
+        }
+    }
 }
 
 /// The ClusterRole as an owner, when there is one that may be read: removing the operator removes its webhook, which
@@ -110,16 +154,7 @@ async fn owner(client: &Client, name: &str) -> Option<Value> {
     Some(json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": role.metadata.uid?}))
 }
 
-fn configuration(config: &Config, address: SocketAddr, bundle: &str) -> Value {
-    let ca_bundle = ByteString(bundle.as_bytes().to_vec());
-    let client_config = match &config.reach {
-        Reach::Url { host } => {
-            json!({"caBundle": ca_bundle, "url": format!("https://{host}:{}{PATH}", address.port())})
-        }
-        Reach::Service { namespace, name, port } => {
-            json!({"caBundle": ca_bundle, "service": {"namespace": namespace, "name": name, "port": port, "path": PATH}})
-        }
-    };
+fn configuration(config: &Config, client_config: Value) -> Value {
     let selector =
         config.namespace.as_ref().map(|ns| json!({"matchLabels": {"kubernetes.io/metadata.name": ns}}));
     json!({

@@ -1,4 +1,5 @@
-//! The validating webhook for MikromVM: what the schema cannot say, because it needs other objects.
+//! The validating webhook for MikromVM: what the schema cannot say, because it needs other objects. And the listener, the
+//! authority and the installation of other webhooks, as [`Extension`]s.
 //!
 //! It answers from the fleet that the controller watches anyway, on every replica, leader or not. It makes its own
 //! authority, keeps it in a Secret that the replicas share, and installs itself. It never changes what it is shown.
@@ -9,19 +10,23 @@
 //!       └── caBundle ── pki ──▶ Secret
 //! ```
 
+mod files;
 mod install;
 pub mod judge;
 mod pki;
 mod serve;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use coracle_api::keys;
 use coracle_microvm::Fleet;
 use coracle_reconcile::Clock;
 use kube::Client;
+use serde_json::Value;
 use tokio::{net::TcpListener, sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
+
+pub use files::serve_with_files;
 
 /// Address of the webhook for the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +47,29 @@ pub enum Reach {
     },
 }
 
+/// Webhook configurations of the API server, given the `clientConfig` of each path.
+pub type Configurations = dyn Fn(&dyn Fn(&str) -> Value) -> Vec<Value> + Send + Sync;
+
+/// More webhooks behind the same listener and authority.
+#[derive(Clone)]
+pub struct Extension {
+    /// Paths and what answers them. It limits its own bodies.
+    pub router: axum::Router,
+    /// MutatingWebhookConfigurations and ValidatingWebhookConfigurations to install.
+    pub configurations: Arc<Configurations>,
+}
+
+impl fmt::Debug for Extension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Extension").finish_non_exhaustive()
+    }
+}
+
 /// Configuration of the webhook.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// More webhooks.
+    pub extensions: Vec<Extension>,
     /// Address to listen on. Port 0: any free one.
     pub listen: SocketAddr,
     /// Address under which the API server reaches it.
@@ -78,6 +103,7 @@ impl Default for Config {
     fn default() -> Self {
         let hours = |h: u64| Duration::from_secs(3600 * h);
         Self {
+            extensions: Vec::new(),
             listen: SocketAddr::from(([0, 0, 0, 0], 9443)),
             reach: Reach::Service {
                 namespace: keys::SYSTEM_NAMESPACE.into(),
@@ -136,6 +162,14 @@ pub enum Error {
         /// Why it failed.
         source: Box<kube::Error>,
     },
+    /// A certificate or a key of the user's.
+    #[error("cannot read {path}")]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: rustls::pki_types::pem::Error,
+    },
     /// The Secret is not ours.
     #[error("Secret {name} holds no authority")]
     Secret {
@@ -144,12 +178,17 @@ pub enum Error {
     },
 }
 
-/// Serves until `stop`, installs the webhook once it can answer, and renews certificates. The fleet must be kept up to
-/// date by the caller.
+/// Serves until `stop`, installs the webhooks once they can answer, and renews certificates. The fleet must be kept up to
+/// date by the caller; without one only extensions are served.
 ///
 /// # Errors
 /// [`Error::Listen`] and [`Error::ClientCa`] at once; what fails later is tried again.
-pub async fn run(client: Client, config: Config, fleet: Fleet, stop: CancellationToken) -> Result<(), Error> {
+pub async fn run(
+    client: Client,
+    config: Config,
+    fleet: impl Into<Option<Fleet>>,
+    stop: CancellationToken,
+) -> Result<(), Error> {
     let address = config.listen;
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
     run_on(client, config, fleet, listener, stop).await
@@ -162,14 +201,17 @@ pub async fn run(client: Client, config: Config, fleet: Fleet, stop: Cancellatio
 pub async fn run_on(
     client: Client,
     config: Config,
-    fleet: Fleet,
+    fleet: impl Into<Option<Fleet>>,
     listener: TcpListener,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
+    let fleet = fleet.into();
     let tls = serve::Tls::new(config.client_ca.as_deref())?;
-    let answer = serve::serve(&listener, tls.clone(), fleet.clone(), config.fail_open);
-    let renew = install::keep(&client, &config, address, &fleet, &tls);
+    let own = fleet.clone().map(|fleet| serve::router(fleet, config.fail_open)).unwrap_or_default();
+    let router = config.extensions.iter().fold(own, |router, more| router.merge(more.router.clone()));
+    let answer = serve::serve(&listener, tls.clone(), router);
+    let renew = install::keep(&client, &config, address, fleet.as_ref(), &tls);
     tokio::select! {
         () = drained(&config, &stop) => Ok(()),
         () = answer => Ok(()),

@@ -16,8 +16,8 @@ use kube::core::{
     admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, Operation},
 };
 use parking_lot::Mutex;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -63,12 +63,30 @@ impl Tls {
     }
 
     pub(crate) fn set(&self, leaf: Leaf) -> Result<(), Error> {
+        self.show(vec![leaf.certificate], leaf.key, leaf.renew_after)
+    }
+
+    /// Shows a certificate of the user's, which is replaced by the caller.
+    pub(crate) fn set_chain(
+        &self,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<(), Error> {
+        self.show(chain, key, Timestamp::MAX)
+    }
+
+    fn show(
+        &self,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        renew_after: Timestamp,
+    ) -> Result<(), Error> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(self.clients.clone())
-            .with_single_cert(vec![leaf.certificate], leaf.key)?;
-        *self.shown.lock() = Some(Shown { config: Arc::new(config), renew_after: leaf.renew_after });
+            .with_single_cert(chain, key)?;
+        *self.shown.lock() = Some(Shown { config: Arc::new(config), renew_after });
         Ok(())
     }
 
@@ -101,12 +119,16 @@ struct Answer {
     fail_open: bool,
 }
 
-/// Serves for ever. Dropping it ends all connections.
-pub(crate) async fn serve(listener: &TcpListener, tls: Tls, fleet: Fleet, fail_open: bool) {
-    let router = Router::new()
+/// The path of MikromVMs.
+pub(crate) fn router(fleet: Fleet, fail_open: bool) -> Router {
+    Router::new()
         .route(install::PATH, post(answer))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .with_state(Answer { fleet, fail_open });
+        .with_state(Answer { fleet, fail_open })
+}
+
+/// Serves for ever. Dropping it ends all connections.
+pub(crate) async fn serve(listener: &TcpListener, tls: Tls, router: Router) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 /// Owner of pods without a Deployment, in keys of reservations.
 const BARE: &str = "_pod";
-/// Time in which a pod that was admitted appears in lists. Until then its slot is not free.
-const APPEARS: i64 = 60;
+/// Seconds in which a pod that was admitted appears in lists: other webhooks may take as long. Until then its slot is not
+/// free.
+const APPEARS: i64 = 30;
 
 /// A slot of an owner, as the ConfigMap has it.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
