@@ -198,6 +198,7 @@ pub(crate) mod tests {
             slots: Slots { read_only: 2, writable: 1 },
             machine_type: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend: NicBackend::Tap { name: format!("ct-{name}") } }),
+            display: None,
             state_dir: format!("/state/vms/{name}").into(),
             run_dir: format!("/run/coracle/{name}").into(),
             accelerator: Accelerator::Kvm,

@@ -9,3 +9,6 @@
 
 mod attend;
 mod containers;
+mod ports;
+
+pub(crate) use ports::DiskPorts;

@@ -23,7 +23,7 @@ const BOOT_WAIT: Duration = Duration::from_secs(90);
 enum Waiting {
     Exec { session: Box<ExecSession>, streams: Streams },
     Attach { session: Box<AttachSession>, streams: Streams },
-    PortForward { vm: String },
+    PortForward { vm: String, disk: bool },
 }
 
 /// The address, and what waits there.
@@ -92,7 +92,7 @@ impl CriServer {
             return Err(Refusal::State { operation, what: "sandbox", id, why }.into());
         }
         let vm = self.running_vm(&pod)?.to_owned();
-        self.hand_out("portforward", Waiting::PortForward { vm })
+        self.hand_out("portforward", Waiting::PortForward { vm, disk: pod.facts.disk })
     }
 
     fn hand_out(&self, verb: &str, waiting: Waiting) -> Result<String, Status> {

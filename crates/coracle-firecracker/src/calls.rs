@@ -148,6 +148,7 @@ mod tests {
             slots: Slots { read_only: 2, writable: 1 },
             machine_type: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
+            display: None,
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
             accelerator: Accelerator::Kvm,

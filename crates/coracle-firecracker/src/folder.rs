@@ -82,6 +82,7 @@ mod tests {
             slots: Slots { read_only: 1, writable: 1 },
             machine_type: Default::default(),
             nic: None,
+            display: None,
             state_dir: dir.path().into(),
             run_dir: dir.path().into(),
             accelerator: Accelerator::Kvm,

@@ -164,6 +164,7 @@ mod tests {
             slots: Slots { read_only: 1, writable: 1 },
             machine_type: Default::default(),
             nic: None,
+            display: None,
             state_dir: dir.into(),
             run_dir: dir.into(),
             accelerator: Accelerator::Kvm,

@@ -67,10 +67,10 @@ impl Guest for Agent {
     async fn wait_workload(&self, _: Request<WaitWorkloadRequest>) -> Answer<WaitWorkloadResponse> {
         if self.is_system() {
             let exit = tokio::select! {
-                exit = self.system_exit() => Some(exit.into()),
-                () = self.closed() => None,
+                exit = self.system_exit() => Some(exit),
+                () = self.closed() => self.workload.progress().exit(),
             };
-            return Ok(Response::new(WaitWorkloadResponse { exit }));
+            return Ok(Response::new(WaitWorkloadResponse { exit: exit.map(Into::into) }));
         }
         if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());

@@ -15,6 +15,8 @@ use crate::workload::WorkloadPhase;
 const GRACE_MAX: Duration = Duration::from_secs(600);
 /// For the answer to a Shutdown to reach the host before anything ends.
 const ANSWER: Duration = Duration::from_millis(20);
+/// For the host to read the end of a command and its last output.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// For killed processes to be collected.
 const REAP: Duration = Duration::from_secs(1);
 
@@ -33,6 +35,8 @@ pub(crate) async fn requested(agent: &Agent) {
             agent.workload.signal(&agent.reaper, Signal::KILL);
             let _ = tokio::time::timeout(REAP, agent.workload.exited()).await;
         }
+        // The sessions close next.
+        tokio::time::sleep(LAST_WORDS).await;
     }
 }
 

@@ -37,6 +37,16 @@ pub(crate) enum WorkloadPhase {
     Exited(Exit),
 }
 
+impl WorkloadPhase {
+    /// How it ended, when it has.
+    pub(crate) fn exit(self) -> Option<Exit> {
+        match self {
+            Self::Exited(exit) => Some(exit),
+            Self::NotStarted | Self::Running(_) => None,
+        }
+    }
+}
+
 /// Our ends of a process's input.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Input {

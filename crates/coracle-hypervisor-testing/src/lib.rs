@@ -36,6 +36,7 @@ pub fn sample_vmm_config(name: &str) -> VmmConfig {
         slots: Default::default(),
         machine_type: Default::default(),
         nic: None,
+        display: None,
         state_dir: "/nowhere/state".into(),
         run_dir: "/nowhere/run".into(),
         accelerator: Accelerator::Tcg,

@@ -78,6 +78,15 @@ pub trait Driver: Send + Sync + Debug {
     /// As [`Driver::guest_channel`].
     async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError>;
 
+    /// Opens a connection to the screen, which speaks RFB (RFC 6143) without authentication. Any number of users.
+    ///
+    /// # Errors
+    /// [`DriverError::Channel`] while there is no VMM, or for a machine without a screen.
+    async fn display(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let source = io::ErrorKind::Unsupported.into();
+        Err(DriverError::Channel { id: vmm_config.id.clone(), channel: "display", source })
+    }
+
     /// Holds the guest's CPUs; `Ok` when they are held already.
     ///
     /// # Errors

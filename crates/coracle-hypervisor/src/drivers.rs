@@ -92,6 +92,10 @@ impl Driver for Drivers {
         self.of(vmm_config)?.console(vmm_config).await
     }
 
+    async fn display(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        self.of(vmm_config)?.display(vmm_config).await
+    }
+
     async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
         self.of(vmm_config)?.pause(vmm_config).await
     }

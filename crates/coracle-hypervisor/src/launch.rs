@@ -260,6 +260,7 @@ mod tests {
             slots: Slots::default(),
             machine_type: MachineType::Microvm,
             nic: None,
+            display: None,
             state_dir: dir.to_owned(),
             run_dir: dir.to_owned(),
             accelerator: Accelerator::Tcg,

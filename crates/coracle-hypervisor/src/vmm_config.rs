@@ -179,6 +179,16 @@ pub struct Nic {
     pub backend: NicBackend,
 }
 
+/// The screen of a machine, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Display {
+    /// From left to right.
+    pub width: u32,
+    /// From top to bottom.
+    pub height: u32,
+}
+
 /// Everything that a driver needs to start one VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmmConfig {
@@ -200,6 +210,8 @@ pub struct VmmConfig {
     pub machine_type: MachineType,
     /// None: the guest has only a loopback interface.
     pub nic: Option<Nic>,
+    /// None: the machine has no screen.
+    pub display: Option<Display>,
     /// Exists, belongs to this instance: the VMM's log goes here.
     pub state_dir: PathBuf,
     /// Exists, belongs to this instance, short enough for sockets. The process file in it is how its VMM is found again.

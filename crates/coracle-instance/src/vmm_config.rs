@@ -205,6 +205,7 @@ pub fn vmm_config(
             .map(|settings| machine_type(settings, &paths))
             .unwrap_or_default(),
         nic: backend.map(|backend| Nic { mac: record.mac, backend }),
+        display: record.disk_image_vm.as_ref().and_then(|settings| settings.display),
         state_dir,
         run_dir,
         accelerator,
@@ -226,6 +227,7 @@ pub fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConfig {
         slots: Slots::default(),
         machine_type: Default::default(),
         nic: Some(Nic { mac: MacAddr::of(&id), backend: backend(config, &Attachment::User, &[]) }),
+        display: None,
         state_dir: config.state_dir.clone(),
         run_dir: config.run_dir.clone(),
         accelerator,

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Disk, Firmware, MachineType, Nic, NicBackend, VmmConfig};
+use coracle_hypervisor::{Accelerator, Disk, Display, Firmware, MachineType, Nic, NicBackend, VmmConfig};
 
 /// Name of the port that the guest agent looks for.
 const GUEST_PORT: &str = "dev.coracle.guest.0";
@@ -140,6 +140,9 @@ pub fn argv(
         (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend, open.tap)),
         (Some(nic), false) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
         (None, _) => {}
+    }
+    if let Some(display) = vmm_config.display {
+        args.display(display);
     }
     args.pair("-device", format!("virtio-rng-{bus}"));
     args.pair("-chardev", format!("socket,id=qmp,{}", listener("qmp.sock")));
@@ -291,6 +294,14 @@ impl Args<'_> {
         self.pair("-device", device);
     }
 
+    /// A screen that only clients see which the monitor hands over: QEMU listens nowhere. The pointer has positions, because
+    /// one that only moves cannot follow that of a client.
+    fn display(&mut self, Display { width, height }: Display) {
+        self.pair("-device", format!("VGA,edid=on,xres={width},yres={height}"));
+        self.pair("-vnc", "none");
+        self.pair("-device", "virtio-tablet-pci");
+    }
+
     fn machine_type(&mut self, machine_type: &MachineType) {
         let pc = "q35,memory-backend=ram";
         match machine_type {
@@ -377,6 +388,7 @@ mod tests {
             slots: Slots { read_only: 2, writable: 1 },
             machine_type: Default::default(),
             nic: Some(Nic { mac: MacAddr::of(&id), backend }),
+            display: None,
             state_dir: "/state/vms/web".into(),
             run_dir: "/run/coracle/0123/abc".into(),
             accelerator: Accelerator::Tcg,
@@ -421,6 +433,17 @@ mod tests {
             MachineType::Q35(Firmware::Uefi { code: "/ovmf/code".into(), variables: "/vms/v".into() });
         vmm_config.disks[1].backing = Some("/images/base.raw".into());
         insta::assert_snapshot!(argv(&vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
+    }
+
+    #[test]
+    fn screen_is_a_device_and_no_listener() {
+        let pc = VmmConfig { machine_type: MachineType::Q35(Firmware::Bios), ..tap() };
+        let with = VmmConfig { display: Some(Display { width: 1920, height: 1080 }), ..pc.clone() };
+        let lines = |vmm_config| argv(vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold);
+        let (without, with) = (lines(&pc), lines(&with));
+        assert!(!without.contains(&"-vnc".to_owned()));
+        let added: Vec<_> = with.iter().filter(|line| !without.contains(line)).map(String::as_str).collect();
+        assert_eq!(added, ["VGA,edid=on,xres=1920,yres=1080", "-vnc", "virtio-tablet-pci"]);
     }
 
     #[test]

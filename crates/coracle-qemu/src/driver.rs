@@ -1,5 +1,6 @@
 //! The driver: start, find, kill and connect.
 
+use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -176,6 +177,16 @@ impl Driver for QemuDriver {
 
     async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
         self.connect(vmm_config, "console").await
+    }
+
+    async fn display(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
+        let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "display", source };
+        if vmm_config.display.is_none() {
+            return Err(refused(io::ErrorKind::Unsupported.into()));
+        }
+        let (near, far) = UnixStream::pair().map_err(refused)?;
+        Monitor::open(vmm_config).await?.add_display_client(&far).await?;
+        Ok(near)
     }
 
     async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {

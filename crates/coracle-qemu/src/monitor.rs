@@ -73,6 +73,13 @@ impl<'a> Monitor<'a> {
         passed.map(drop).map_err(|source| control(self.vmm_config, "getfd", source))
     }
 
+    /// Has the VMM serve its screen on this socket.
+    pub(crate) async fn add_display_client(&mut self, socket: &impl AsFd) -> Result<(), DriverError> {
+        self.pass_file("display", socket.as_fd()).await?;
+        let client = json!({"protocol": "vnc", "fdname": "display", "skipauth": true});
+        self.run("add_client", client).await.map(drop)
+    }
+
     /// Opens a file for the VMM, as a file descriptor set of its own, until [`Monitor::release`].
     pub(crate) async fn lend(&mut self, path: &Path, read_only: bool) -> Result<Lent, DriverError> {
         let failed = |source| DriverError::Io {

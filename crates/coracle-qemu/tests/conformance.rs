@@ -23,6 +23,7 @@ fn vmm_config(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmmConfig {
         slots: Default::default(),
         machine_type: Default::default(),
         nic: None,
+        display: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Tcg,

@@ -1,5 +1,6 @@
 //! What the record of a VM says of the system that its disk image brings.
 
+use coracle_hypervisor::Display;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a disk image VM, in `vms/<id>/record.json`.
@@ -14,6 +15,9 @@ pub struct DiskImageVm {
     /// Its resolver; `None`: that of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolver: Option<Resolver>,
+    /// Its screen; `None`: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<Display>,
 }
 
 /// Name resolution of a guest, as in `resolv.conf`.

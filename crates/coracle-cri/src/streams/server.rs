@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_pod::streams::PortDialer;
-use coracle_streaming::{Body, Limits, Tasks, serve_port_forward, serve_session};
+use coracle_streaming::{Body, Dial, Limits, Tasks, serve_port_forward, serve_session};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Waiting;
+use crate::disk_pods::DiskPorts;
 use crate::server::CriServer;
 
 /// For a client to send its request.
@@ -93,9 +94,13 @@ impl CriServer {
             ("attach", Some(Waiting::Attach { session, streams })) => {
                 serve_session(request, streams, session, &limits, sessions)
             }
-            ("portforward", Some(Waiting::PortForward { vm })) => {
-                let dial = Arc::new(PortDialer::new(host, &vm, self.0.tasks.clone()));
+            ("portforward", Some(Waiting::PortForward { vm, disk })) => {
+                let guest = PortDialer::new(host.clone(), &vm, self.0.tasks.clone());
                 let ports = ports(request.uri().query().unwrap_or_default());
+                let dial: Arc<dyn Dial> = match disk {
+                    true => Arc::new(DiskPorts { host, vm, guest }),
+                    false => Arc::new(guest),
+                };
                 serve_port_forward(request, &ports, dial, &limits, sessions)
             }
             _ => not_found(),

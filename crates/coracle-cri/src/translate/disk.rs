@@ -3,6 +3,7 @@
 use coracle_host::{
     COMMIT_ANNOTATION, ContainerMount, ContainerMountSource, Resolver, VmSpec, VolumeRequest,
 };
+use coracle_hypervisor::Display;
 use coracle_net::Reach;
 use coracle_proto::cri::ContainerConfig;
 
@@ -11,6 +12,14 @@ use super::{container, sandbox, security};
 use crate::CriOptions;
 use crate::facts::{ContainerFacts, SandboxFacts};
 use crate::refusal::Refusal;
+
+/// Annotation of a pod: size of the screen in pixels, `1920x1080`.
+pub(crate) const DISPLAY_ANNOTATION: &str = "coracle.dev/display";
+/// Size of a screen of which a pod says nothing.
+const DISPLAY: Display = Display { width: 1024, height: 768 };
+/// What screens can be: the smallest that systems expect, and the largest that they know by name.
+const DISPLAY_MIN: Display = Display { width: 640, height: 480 };
+const DISPLAY_MAX: Display = Display { width: 7680, height: 4320 };
 
 /// Where a guest mounts what the node shares with it.
 const SHARES: &str = "/run/coracle/volumes";
@@ -82,6 +91,7 @@ pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpe
             search_domains: dns.searches,
             options: dns.options,
         }),
+        display: Some(display(pod.config.annotations.get(DISPLAY_ANNOTATION))?),
         address_of: Some(inputs.pod.parse().map_err(invalid)?),
         ..VmSpec::of(inputs.id.parse().map_err(invalid)?, inputs.image)
     })
@@ -100,6 +110,22 @@ fn check(config: &ContainerConfig) -> Result<(), Refusal> {
         return unsupported("an image volume of a disk pod", "its guest has no file systems of images");
     }
     Ok(())
+}
+
+/// The screen that an annotation asks for.
+fn display(annotation: Option<&String>) -> Result<Display, Refusal> {
+    let Some(text) = annotation else { return Ok(DISPLAY) };
+    let parsed = text.split_once('x').and_then(|(width, height)| {
+        Some(Display { width: width.parse().ok()?, height: height.parse().ok()? })
+    });
+    let fits = |display: &Display| {
+        (DISPLAY_MIN.width..=DISPLAY_MAX.width).contains(&display.width)
+            && (DISPLAY_MIN.height..=DISPLAY_MAX.height).contains(&display.height)
+    };
+    parsed.filter(fits).ok_or_else(|| {
+        let why = format!("{DISPLAY_ANNOTATION}: \"{text}\" is not a size from 640x480 to 7680x4320");
+        Refusal::invalid("annotation", why)
+    })
 }
 
 /// The limits of the pod, or those of its only container from a kubelet that sends none for the pod.
@@ -230,6 +256,23 @@ mod tests {
             spec(ContainerConfig { linux: Some(linux), ..config }, PodSandboxConfig::default(), &found);
         let of_user = of_user.unwrap();
         assert!(of_user.command.contains(&"--reuid=1000".to_owned()) && of_user.user.is_empty());
+    }
+
+    #[test]
+    fn displays_table() {
+        for (text, want) in [
+            (None, Some((1024, 768))),
+            (Some("1920x1080"), Some((1920, 1080))),
+            (Some("1920"), None),
+            (Some("1920x"), None),
+            (Some("-1x600"), None),
+            (Some("320x200"), None),
+            (Some("99999x1080"), None),
+        ] {
+            let text = text.map(str::to_owned);
+            let got = display(text.as_ref()).ok().map(|display| (display.width, display.height));
+            assert_eq!(got, want, "{text:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod container;
+mod disk;
 mod pod;
 mod sandbox;
 mod security;
@@ -47,6 +48,26 @@ fn rows_of_streaming_pass_on_a_vm() {
         let daemon = node.open().await;
         let pod = daemon.pod("streaming").await;
         run_rows(&pod, streaming::rows()).await;
+        daemon.end().await;
+    });
+}
+
+#[test]
+fn disk_pod_runs_a_command_in_its_system() {
+    netns::run_within(Duration::from_secs(900), || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        disk::disk_pod_passes(&daemon).await;
+        daemon.end().await;
+    });
+}
+
+#[test]
+fn disk_pod_pushes_its_disk_as_an_image() {
+    netns::run_within(Duration::from_secs(900), || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        disk::disk_pod_becomes_an_image(&daemon).await;
         daemon.end().await;
     });
 }

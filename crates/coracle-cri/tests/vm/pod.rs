@@ -109,6 +109,11 @@ impl Pod {
         self.kubelet.clone().runtime.remove_container(request).await.unwrap();
     }
 
+    pub(crate) async fn sandbox_status(&self) -> PodSandboxStatus {
+        let request = PodSandboxStatusRequest { pod_sandbox_id: self.id.clone(), verbose: false };
+        self.kubelet.clone().runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap()
+    }
+
     pub(crate) async fn status(&self, id: &str) -> ContainerStatus {
         let request = ContainerStatusRequest { container_id: id.into(), verbose: false };
         self.kubelet.clone().runtime.container_status(request).await.unwrap().into_inner().status.unwrap()

@@ -166,8 +166,14 @@ impl Daemon {
     }
 
     pub(crate) async fn pod_of(&self, config: PodSandboxConfig) -> Pod {
+        self.pod_with(config, "").await
+    }
+
+    /// As [`Daemon::pod_of`], by a RuntimeClass with this handler.
+    pub(crate) async fn pod_with(&self, config: PodSandboxConfig, handler: &str) -> Pod {
         let mut kubelet = self.kubelet.clone();
-        let request = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+        let request =
+            RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         let id = kubelet.runtime.run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id;
         Pod { kubelet, id, config, dir: self.dir.clone() }
     }

@@ -41,6 +41,7 @@ impl Machine {
             slots: Default::default(),
             machine_type: Default::default(),
             nic: None,
+            display: None,
             state_dir: dir.to_owned(),
             run_dir: dir.to_owned(),
             accelerator: Accelerator::Kvm,

@@ -69,6 +69,7 @@ pub(super) fn vm_spec(
         firmware: firmware(&request.firmware).map_err(invalid)?,
         user_data: request.user_data,
         resolver: None,
+        display: None,
         address_of: None,
     })
 }

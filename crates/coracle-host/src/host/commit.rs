@@ -81,7 +81,7 @@ impl Host {
         })
     }
 
-    /// Commits `vm` and pushes the image as `reference` when its workload exited with 0; returns the digest of the
+    /// Commits `vm`, or its disk, and pushes the image as `reference` when its workload exited with 0; returns the digest of the
     /// manifest, `None` after another exit. The VM must still run. Idempotent: blobs that the registry has are not sent
     /// again.
     ///
@@ -96,6 +96,10 @@ impl Host {
         if !exit.success() {
             return Ok(None);
         }
+        let record = self.find(vm, Access::Change)?.record.clone();
+        if record.disk_image_vm.is_some() {
+            return self.commit_disk(&record, reference).await.map(Some);
+        }
         self.commit(vm, reference).await?;
         let origin = self.get(vm).map(|view| origin_of(&view.record)).unwrap_or_default();
         let options = PushOptions { origin, ..PushOptions::default() };
@@ -106,7 +110,7 @@ impl Host {
 }
 
 /// On whose behalf a VM's image is pushed. Records of older versions have no origin, only an owner.
-fn origin_of(record: &Record) -> PullOrigin {
+pub(super) fn origin_of(record: &Record) -> PullOrigin {
     if record.owner.uid.is_empty() { record.origin } else { PullOrigin::Cluster }
 }
 

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
-use coracle_hypervisor::{Driver as _, Forward};
+use coracle_hypervisor::{Display, Driver as _, Forward};
 use coracle_image::{Image, PullOptions, PullPolicy};
 use coracle_net::Reach;
 use coracle_oci::{Progress, PullOrigin, Reference};
@@ -82,6 +82,8 @@ pub struct VmSpec {
     pub user_data: String,
     /// For a disk image: its resolver; `None`: that of the node.
     pub resolver: Option<Resolver>,
+    /// For a disk image: its screen; `None`: it has none.
+    pub display: Option<Display>,
     /// The VM whose address, MAC and ports it uses, which must not run at the same time.
     pub address_of: Option<VmName>,
 }
@@ -119,6 +121,7 @@ impl VmSpec {
             firmware: None,
             user_data: String::new(),
             resolver: None,
+            display: None,
             address_of: None,
         }
     }

@@ -107,6 +107,7 @@ impl Host {
                 firmware,
                 user_data: spec.user_data.clone(),
                 resolver: spec.resolver.clone(),
+                display: spec.display,
             }),
             disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib.max(least)),
         })
@@ -313,6 +314,7 @@ fn check_container(spec: &VmSpec) -> Result<(), HostError> {
         _ if !spec.user_data.is_empty() => only("user data"),
         _ if spec.firmware.is_some() => only("the firmware"),
         _ if spec.resolver.is_some() => only("a resolver"),
+        _ if spec.display.is_some() => only("a screen"),
         _ => Ok(()),
     }
 }

@@ -23,6 +23,7 @@ pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
         slots: Default::default(),
         machine_type: Default::default(),
         nic: None,
+        display: None,
         state_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
         accelerator: Accelerator::Tcg,
