@@ -26,7 +26,7 @@ use crate::addresses::SharedAddresses;
 use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
 use crate::templates::Templates;
-use crate::vm::{self, Handle, Request, Shared};
+use crate::vm::{self, Call, Handle, ReplyTo, Request, Shared};
 use crate::vmm_config::VmPaths;
 use crate::volumes::Claims;
 use crate::warm_pool::WarmPool;
@@ -305,7 +305,7 @@ impl Host {
     /// # Errors
     /// Everything that can keep a guest from running.
     pub async fn start(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
-        let record = self.ask(name, |reply| Request::Start { fence, reply }).await?;
+        let record = self.ask(name, Call::Start { fence }).await?;
         self.start_command_of(record).await
     }
 
@@ -314,7 +314,7 @@ impl Host {
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::Refused`], [`HostError::Fenced`].
     pub async fn stop(&self, name: &str, grace: Duration, fence: Option<Fence>) -> Result<Record, HostError> {
-        self.ask(name, |reply| Request::Stop { grace, fence, reply }).await
+        self.ask(name, Call::Stop { grace, fence }).await
     }
 
     /// Removes a VM and returns when nothing is left of it.
@@ -322,7 +322,7 @@ impl Host {
     /// # Errors
     /// As [`Host::stop`].
     pub async fn delete(&self, name: &str, force: bool, fence: Option<Fence>) -> Result<(), HostError> {
-        self.ask(name, |reply| Request::Delete { force, fence, reply }).await.map(|_| ())
+        self.ask(name, Call::Delete { force, fence }).await.map(|_| ())
     }
 
     /// Pauses the vCPUs and returns when they are paused. Idempotent.
@@ -330,7 +330,7 @@ impl Host {
     /// # Errors
     /// As [`Host::stop`]; [`HostError::Driver`].
     pub async fn pause(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
-        self.ask(name, |reply| Request::Suspend { op: Op::Pause, fence, reply }).await
+        self.ask(name, Call::Suspend { op: Op::Pause, fence }).await
     }
 
     /// Resumes a paused guest, or loads the memory of a hibernated one; returns when it runs.
@@ -338,7 +338,7 @@ impl Host {
     /// # Errors
     /// As [`Host::start`]; [`HostError::Incompatible`].
     pub async fn resume(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
-        self.ask(name, |reply| Request::Suspend { op: Op::Resume, fence, reply }).await
+        self.ask(name, Call::Suspend { op: Op::Resume, fence }).await
     }
 
     /// Saves the guest's memory and ends its VMM; returns when the memory is on disk. What fails leaves it running.
@@ -346,21 +346,18 @@ impl Host {
     /// # Errors
     /// As [`Host::pause`]; [`HostError::Files`] when the disk is full.
     pub async fn hibernate(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
-        self.ask(name, |reply| Request::Suspend { op: Op::Hibernate, fence, reply }).await
+        self.ask(name, Call::Suspend { op: Op::Hibernate, fence }).await
     }
 
-    async fn ask(
-        &self,
-        name: &str,
-        request: impl FnOnce(oneshot::Sender<Result<Record, HostError>>) -> Request,
-    ) -> Result<Record, HostError> {
+    async fn ask(&self, name: &str, call: Call) -> Result<Record, HostError> {
         let handle = self.handle(name, Access::Change)?;
         let (reply, answer) = oneshot::channel();
         let gone = || match self.0.shared.node.stop.is_cancelled() {
             true => HostError::Stopping,
             false => HostError::NotFound { name: name.to_owned() },
         };
-        handle.requests.send(request(reply)).await.map_err(|_| gone())?;
+        let request = Request { call, reply: ReplyTo::Record(reply) };
+        handle.requests.send(request).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 

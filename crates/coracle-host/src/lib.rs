@@ -4,7 +4,7 @@
 //! it.
 //!
 //! ```text
-//! frontend ─▶ Host ─▶ vm::Actor (queue, one per VM) ─▶ record.json, then the world
+//! frontend ─▶ Host ─▶ vm::task (one per VM) ─▶ vm::step decides ─▶ record.json, then the world
 //!                    │ jobs: boot · follow the guest · console · watch the VMM
 //!                    └─ Driver (VMM) · Network (tap) · Store (image) · guest session
 //! ```

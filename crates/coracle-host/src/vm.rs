@@ -1,35 +1,35 @@
 //! One task per VM. It alone changes the record; everybody else reads a copy.
 
-mod actor;
 mod boot;
 mod container_table;
+mod effects;
 mod follow;
 mod hooks;
 mod launch;
+mod reports;
 mod session;
 mod shared_dirs;
+mod step;
+mod task;
 mod text;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use coracle_hypervisor::ProcessId;
-use coracle_types::{InstanceId, Op, VmId};
+use coracle_types::VmId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-pub(crate) use actor::{Commit, spawn};
-pub(crate) use container_table::{ContainerImage, ContainerRequest};
+pub(crate) use container_table::{ContainerImage, ContainerReply, ContainerRequest};
+pub(crate) use step::Call;
+pub(crate) use task::{Commit, spawn};
 
 use crate::memory_images::MemoryImages;
 use crate::node::Node;
 use crate::templates::Templates;
-use crate::volumes::{Claims, VolumeRequest, VolumeSource};
+use crate::volumes::Claims;
 use crate::warm_pool::WarmPool;
-use crate::{ConsoleHandle, Exit, Fence, GuestClient, HostError, HostEvent, Record, TemplateKey};
-use container_table::{ContainerEnd, ContainerLogs, ContainerReply};
-use coracle_guest_client::GuestError;
+use crate::{ConsoleHandle, GuestClient, HostError, HostEvent, Record};
+use container_table::ContainerLogs;
 use coracle_proto::guest as pb;
 use coracle_record::{ContainerId, ContainerRecord, SavedMemory};
 
@@ -84,79 +84,17 @@ pub(crate) struct VmCopy {
 
 pub(crate) type Copied = oneshot::Sender<Result<VmCopy, HostError>>;
 
-/// What can be asked of a VM's task.
+/// A call of a VM's task, and who waits for the answer.
 #[derive(Debug)]
-pub(crate) enum Request {
-    /// Answers when the guest runs.
-    Start { fence: Option<Fence>, reply: Reply },
-    /// Answers when the guest is off.
-    Stop { grace: Duration, fence: Option<Fence>, reply: Reply },
-    /// [`Op::Pause`], [`Op::Resume`] or [`Op::Hibernate`]; answers when it is done.
-    Suspend { op: Op, fence: Option<Fence>, reply: Reply },
-    /// Answers when a copy of memory and disk is in the directory, which it makes.
-    Snapshot { dir: PathBuf, reply: Copied },
-    /// Answers when the volume is the VM's.
-    Attach { request: VolumeRequest, found: VolumeSource, fence: Option<Fence>, reply: Reply },
-    /// Answers when the volume is not the VM's any more.
-    Detach { volume: String, fence: Option<Fence>, reply: Reply },
-    /// Answers as [`ContainerRequest`] says.
-    Container { request: ContainerRequest, reply: ContainerReply },
-    /// Answers when nothing is left.
-    Delete { force: bool, fence: Option<Fence>, reply: Reply },
+pub(crate) struct Request {
+    pub(crate) call: Call,
+    pub(crate) reply: ReplyTo,
 }
 
-/// What a VM's jobs report to its task. Each carries the boot that it belongs to.
+/// Where an answer goes, by what it has.
 #[derive(Debug)]
-pub(crate) struct JobEvent {
-    boot: u32,
-    kind: JobEventKind,
-}
-
-/// A guest that runs its workload.
-#[derive(Debug)]
-struct Up {
-    guest: GuestClient,
-    /// What it took to become who it is: entropy, clock, names, network, disks.
-    identity: Duration,
-    /// And then to start what it is for.
-    workload: Duration,
-}
-
-/// What a run began with.
-#[derive(Clone, Debug, Default)]
-struct StartedFrom {
-    /// None: it booted.
-    template: Option<TemplateKey>,
-    /// The guest of the template had the VM's own disk mounted.
-    premounted: bool,
-    /// Its clone came from the warm pool.
-    pooled: bool,
-}
-
-#[derive(Debug)]
-enum JobEventKind {
-    /// A VMM runs.
-    Spawned { instance: InstanceId, vmm: ProcessId, from: StartedFrom },
-    /// A VMM has loaded the saved memory and is paused. Once it is resumed, the saved memory is used up.
-    Loaded { instance: InstanceId, vmm: ProcessId, go: oneshot::Sender<()> },
-    /// The guest acknowledged its configuration and started the workload, or not.
-    Booted(Result<Up, HostError>),
-    /// This session ended before the guest acknowledged its post-snapshot hook.
-    HookInterrupted(GuestClient),
-    /// There is a session, or none any more.
-    Session(Option<GuestClient>),
-    /// The workload ended; some output may still be on its way.
-    Exited(Exit),
-    /// All of its output has been read.
-    Drained,
-    /// The process of a container runs.
-    ContainerStarted(ContainerId),
-    /// The process of a container ended, and its output is in the log.
-    ContainerExited(ContainerEnd),
-    /// The guest did not end a container.
-    ContainerStopFailed(ContainerId, GuestError),
-    /// Its image is made and pushed, or not.
-    Committed(actor::Committed),
-    /// The VMM is gone.
-    VmmGone,
+pub(crate) enum ReplyTo {
+    Record(Reply),
+    Copy(Copied),
+    Container(ContainerReply),
 }

@@ -183,6 +183,12 @@ impl Instances {
         self.known().keys().cloned().collect()
     }
 
+    /// Ids of the instances of this owner.
+    #[must_use]
+    pub fn ids_of(&self, owner: &InstanceOwner) -> Vec<InstanceId> {
+        self.known().iter().filter(|(_, i)| i.owner == *owner).map(|(id, _)| id.clone()).collect()
+    }
+
     /// Ends the instances whose owner is one of these, and moves the log of the last one to `log`. Idempotent.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use coracle_record::{ContainerId, ContainerRecord, ContainerSpec, ContainerState
 use tokio::sync::oneshot;
 
 use super::{Access, Host, NodeImage};
-use crate::vm::{ContainerImage, ContainerRequest, Request};
+use crate::vm::{Call, ContainerImage, ContainerRequest, ReplyTo, Request};
 use crate::{HostError, files};
 
 impl Host {
@@ -197,7 +197,8 @@ impl Host {
         let handle = self.handle(vm, Access::Change)?;
         let (reply, answer) = oneshot::channel();
         let gone = || HostError::NotFound { name: vm.to_owned() };
-        handle.requests.send(Request::Container { request, reply }).await.map_err(|_| gone())?;
+        let request = Request { call: Call::Container(request), reply: ReplyTo::Container(reply) };
+        handle.requests.send(request).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::resolve_image::exact_reference;
 use super::{Access, Host};
-use crate::vm::{Request, VmCopy};
+use crate::vm::{Call, ReplyTo, Request, VmCopy};
 use crate::vmm_config::{VmPaths, machine_type, of_shape};
 use crate::volumes::VolumeSource;
 use crate::{
@@ -505,7 +505,8 @@ impl Host {
         let handle = self.handle(vm, Access::Change)?;
         let (reply, answer) = oneshot::channel();
         let gone = || HostError::NotFound { name: vm.to_owned() };
-        let request = Request::Snapshot { dir: part.dir().to_owned(), reply };
+        let call = Call::Snapshot { dir: part.dir().to_owned() };
+        let request = Request { call, reply: ReplyTo::Copy(reply) };
         handle.requests.send(request).await.map_err(|_| gone())?;
         let VmCopy { record, containers, saved } = answer.await.map_err(|_| gone())??;
         let sealed = files::blocking(move || {

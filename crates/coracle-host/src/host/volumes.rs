@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use coracle_types::VmId;
 
 use super::{Access, Host};
-use crate::vm::Request;
+use crate::vm::Call;
 use crate::volumes::{VolumeSource, inspect_source, plan_volume, sandbox_target};
 use crate::{Fence, HostError, Record, Volume, VolumeRequest, files};
 use coracle_files::{LocalUser, granted};
@@ -26,7 +26,7 @@ impl Host {
     ) -> Result<Record, HostError> {
         self.handle(vm, Access::Change)?;
         let found = self.inspect_volume(&request).await?;
-        self.ask(vm, |reply| Request::Attach { request, found, fence, reply }).await
+        self.ask(vm, Call::Attach { request, found, fence }).await
     }
 
     /// Detaches a volume from a VM; its data stays. Cancel-safe: it runs to completion.
@@ -40,7 +40,7 @@ impl Host {
         fence: Option<Fence>,
     ) -> Result<Record, HostError> {
         let volume = volume.to_owned();
-        self.ask(vm, |reply| Request::Detach { volume, fence, reply }).await
+        self.ask(vm, Call::Detach { volume, fence }).await
     }
 
     /// The volumes of a VM that is laid out. Their files are its own from here on.

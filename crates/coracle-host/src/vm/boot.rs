@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use coracle_guest_client::GuestError;
 use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
-use coracle_types::InstanceId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
+use super::Shared;
 use super::hooks::{self, Hook};
 use super::launch::{Launched, Origin, Talk, launch};
-use super::{JobEvent, JobEventKind, Shared, StartedFrom, Up};
+use super::reports::Reports;
+use super::step::{RunEvent, RunningVmm, StartedFrom, Up};
 use crate::vmm_config::{configuration, process, sandbox_configuration};
 use crate::{ConsoleHandle, HostError, Record};
 
@@ -25,69 +26,90 @@ const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// Last console bytes that go into an error.
 const LAST_WORDS: usize = 600;
 
-/// Starts the VM and reports once. A running VMM is adopted.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    record: Record,
-    console: ConsoleHandle,
-    job_events: mpsc::Sender<JobEvent>,
-) {
-    let boot = record.boots;
-    let result = try_boot(&shared, &record, &console, &job_events).await;
-    let _task_gone = job_events.send(JobEvent { boot, kind: JobEventKind::Booted(result) }).await;
+/// A start of a VM.
+pub(super) struct Boot {
+    pub(super) shared: Arc<Shared>,
+    pub(super) record: Record,
+    pub(super) console: ConsoleHandle,
+    pub(super) reports: Reports,
+    /// Answered when the record says that the memory of a loaded VMM is used up.
+    pub(super) recorded: oneshot::Receiver<()>,
 }
 
-async fn try_boot(
-    shared: &Arc<Shared>,
-    record: &Record,
-    console: &ConsoleHandle,
-    job_events: &mpsc::Sender<JobEvent>,
-) -> Result<Up, HostError> {
+/// Starts the VM and reports once. A running VMM is adopted.
+pub(super) async fn run(mut boot: Boot) {
+    let result = try_boot(&mut boot).await;
+    boot.reports.send(RunEvent::Booted(result)).await;
+}
+
+async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
+    let (shared, record) = (boot.shared.clone(), boot.record.clone());
     let _permit = shared.node.boots.acquire().await.map_err(|_| HostError::Stopping)?;
-    let deadline = Instant::now() + limit(shared, record);
-    let launched = launch(shared, record).await?;
+    let deadline = Instant::now() + limit(&shared, &record);
+    let launched = launch_until(boot, &record, deadline).await?;
     let instance = launched.vmm_config.id.clone();
     let is_clone = matches!(launched.origin, Origin::Cloned(_));
-    match attend(shared, record, console, job_events, launched, deadline).await {
+    match attend(boot, launched, deadline).await {
         Err(error) if is_clone => {
             let error = error.chain();
             tracing::warn!(vm = %record.id, error, "clone failed to start, cold booting");
             shared.node.instances.end(&instance, None).await?;
-            let launched = launch(shared, &Record { cold: true, ..record.clone() }).await?;
-            attend(shared, record, console, job_events, launched, deadline).await
+            let launched = launch_until(boot, &Record { cold: true, ..record }, deadline).await?;
+            attend(boot, launched, deadline).await
         }
         outcome => outcome,
     }
 }
 
+/// A disk of the VM may hang.
+async fn launch_until(boot: &Boot, record: &Record, deadline: Instant) -> Result<Launched, HostError> {
+    let launched = timeout_at(deadline, launch(&boot.shared, record)).await;
+    launched.unwrap_or_else(|_| Err(boot.failed("the VMM did not start in time".to_owned())))
+}
+
+impl Boot {
+    fn failed(&self, why: String) -> HostError {
+        let why = format!("{why}{}", last_words(&self.console));
+        HostError::Boot { name: self.record.name.to_string(), why }
+    }
+
+    async fn report_spawned(&self, vmm_config: &VmmConfig, vmm: ProcessId, from: StartedFrom) {
+        let vmm = self.running(vmm_config, vmm);
+        self.reports.send(RunEvent::Spawned(vmm, from)).await;
+    }
+
+    /// With the accelerator that the VMM uses: a driver may have fallen back to another than the node's.
+    fn running(&self, vmm_config: &VmmConfig, process: ProcessId) -> RunningVmm {
+        let accelerator = self.shared.node.driver.accelerator_of(vmm_config, process);
+        RunningVmm { instance: vmm_config.id.clone(), process, accelerator }
+    }
+}
+
 /// Reports a VMM, resumes its guest if it is paused, and waits until the workload runs.
 async fn attend(
-    shared: &Arc<Shared>,
-    record: &Record,
-    console: &ConsoleHandle,
-    job_events: &mpsc::Sender<JobEvent>,
+    boot: &mut Boot,
     Launched { vmm_config, vmm, origin, from }: Launched,
     deadline: Instant,
 ) -> Result<Up, HostError> {
-    let record = &Record { premounted: from.premounted, ..record.clone() };
-    let (template, instance) = (from.template.clone(), vmm_config.id.clone());
+    let shared = &boot.shared.clone();
+    let record = &Record { premounted: from.premounted, ..boot.record.clone() };
+    let template = from.template.clone();
     let (mut limits, mut missing, mut talk) = (Limits::of_boot(shared, record), None, Talk::None);
     match origin {
         Origin::Found => {}
         Origin::Booted { missing: key } => {
-            report_spawned(job_events, record, instance, vmm, from).await;
+            boot.report_spawned(&vmm_config, vmm, from).await;
             missing = key;
         }
         Origin::Cloned(open) => {
-            report_spawned(job_events, record, instance, vmm, from).await;
+            boot.report_spawned(&vmm_config, vmm, from).await;
             limits = Limits::of_clone(shared);
             talk = open;
         }
         Origin::Restored(open) => {
-            let (go, recorded) = oneshot::channel();
-            let kind = JobEventKind::Loaded { instance, vmm, go };
-            let _task_gone = job_events.send(JobEvent { boot: record.boots, kind }).await;
-            recorded.await.map_err(|_| HostError::Stopping)?;
+            let loaded = boot.running(&vmm_config, vmm);
+            boot.reports.send(RunEvent::Loaded(loaded)).await;
+            (&mut boot.recorded).await.map_err(|_| HostError::Stopping)?;
             if let Some(saved) = record.saved.as_ref().filter(|saved| saved.of.is_some()) {
                 limits = Limits::of_copy(shared, saved.same_identity);
             }
@@ -96,14 +118,10 @@ async fn attend(
             talk = open;
         }
     }
-    let ready = bring_up(shared, record, &vmm_config, talk, limits);
-    let failed = |why: String| HostError::Boot {
-        name: record.name.to_string(),
-        why: format!("{why}{}", last_words(console)),
-    };
+    let ready = bring_up(boot, record, &vmm_config, talk, limits);
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
-        _ = shared.node.driver.exited(vmm) => return Err(failed("the VMM exited".to_owned())),
+        _ = shared.node.driver.exited(vmm) => return Err(boot.failed("the VMM exited".to_owned())),
     };
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
@@ -116,7 +134,7 @@ async fn attend(
         Ok(result) => result,
         Err(_) => {
             let limit = limit(shared, record).as_secs();
-            Err(failed(format!("the guest was not ready within {limit} s")))
+            Err(boot.failed(format!("the guest was not ready within {limit} s")))
         }
     }
 }
@@ -162,25 +180,15 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
     }
 }
 
-async fn report_spawned(
-    job_events: &mpsc::Sender<JobEvent>,
-    record: &Record,
-    instance: InstanceId,
-    vmm: ProcessId,
-    from: StartedFrom,
-) {
-    let kind = JobEventKind::Spawned { instance, vmm, from };
-    let _task_gone = job_events.send(JobEvent { boot: record.boots, kind }).await;
-}
-
 /// Session, configuration, workload. Each call is idempotent in the guest.
 async fn bring_up(
-    shared: &Arc<Shared>,
+    boot: &Boot,
     record: &Record,
     vmm_config: &VmmConfig,
     talk: Talk,
     limits: Limits,
 ) -> Result<Up, HostError> {
+    let shared = &boot.shared;
     let guest = |operation| {
         let name = record.name.to_string();
         move |source: GuestError| HostError::Guest { name, operation, source }
@@ -219,7 +227,8 @@ async fn bring_up(
     if record.disk_image_vm.is_none() && record.sandbox.is_none() {
         client.start_workload(process(record)).await.map_err(guest("start the workload"))?;
     }
-    Ok(Up { guest: client, identity, workload: began.elapsed() })
+    let session = boot.reports.session(&client);
+    Ok(Up { session, identity, workload: began.elapsed() })
 }
 
 /// The end of the console, one line, without control characters.

@@ -1,4 +1,4 @@
-//! What a VM's task knows of its containers: records, logs, who waits for an end.
+//! Requests to containers, their logs, and their ends.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,28 +39,6 @@ pub(crate) enum ContainerRequest {
     Update { id: ContainerId, resources: Resources, metadata: BTreeMap<String, String> },
     /// Answers with its last record when nothing is left of it.
     Remove { id: ContainerId },
-}
-
-/// Containers of a VM, as its task knows them.
-#[derive(Debug, Default)]
-pub(super) struct ContainerTable {
-    pub(super) records: Arc<BTreeMap<ContainerId, ContainerRecord>>,
-    /// Who waits for an end.
-    pub(super) stoppers: BTreeMap<ContainerId, Vec<ContainerReply>>,
-}
-
-impl ContainerTable {
-    pub(super) fn new(records: BTreeMap<ContainerId, ContainerRecord>) -> Self {
-        Self { records: Arc::new(records), stoppers: BTreeMap::new() }
-    }
-
-    pub(super) fn records(&self) -> Arc<BTreeMap<ContainerId, ContainerRecord>> {
-        self.records.clone()
-    }
-
-    pub(super) fn put(&mut self, record: ContainerRecord) {
-        Arc::make_mut(&mut self.records).insert(record.id.clone(), record);
-    }
 }
 
 /// Logs of the containers that exist.

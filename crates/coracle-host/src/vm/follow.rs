@@ -7,12 +7,14 @@ use std::time::Duration;
 use coracle_guest_client::{Backoff, GuestClient};
 use coracle_hypervisor::VmmConfig;
 use coracle_proto::guest as pb;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::container_table::ContainerLogs;
+use super::reports::Reports;
+use super::step::RunEvent;
 use super::text::bounded;
-use super::{JobEvent, JobEventKind, Shared, session};
+use super::{Shared, session};
 use crate::{Exit, LogEntry, LogStream};
 use coracle_logs::LogWriter;
 
@@ -44,11 +46,8 @@ pub(super) async fn run(
     outputs: Outputs,
     first: Option<GuestClient>,
     mut paused: watch::Receiver<bool>,
-    job_events: mpsc::Sender<JobEvent>,
+    reports: Reports,
 ) {
-    let send = async |kind| {
-        let _task_gone = job_events.send(JobEvent { boot, kind }).await;
-    };
     let log = outputs.log;
     let (mut session, mut backoff) = (first, Backoff::new());
     loop {
@@ -68,11 +67,11 @@ pub(super) async fn run(
             },
         };
         let began = Instant::now();
-        send(JobEventKind::Session(Some(client.clone()))).await;
+        reports.send(RunEvent::Session(Some(reports.session(&client)))).await;
         let exit = match &outputs.containers {
             Some((logs, statistics)) => {
                 tokio::select! {
-                    () = session::follow(&client, logs, statistics, &shared.node.clock, (boot, &job_events)) => {}
+                    () = session::follow(&client, logs, statistics, &shared.node.clock, &reports) => {}
                     () = pulse(&client, &paused) => {}
                 }
                 None
@@ -80,12 +79,12 @@ pub(super) async fn run(
             None => follow_session(&client, boot, &log, &paused).await,
         };
         if let Some(exit) = exit {
-            send(JobEventKind::Exited(exit)).await;
+            reports.send(RunEvent::Exited(exit)).await;
             let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log)).await;
-            send(JobEventKind::Drained).await;
+            reports.send(RunEvent::Drained).await;
             return;
         }
-        send(JobEventKind::Session(None)).await;
+        reports.send(RunEvent::Session(None)).await;
         drop(client);
         // Each session costs the host events and the VM's task work: a guest that breaks one after the other waits.
         if began.elapsed() >= STEADY {

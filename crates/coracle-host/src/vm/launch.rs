@@ -11,7 +11,8 @@ use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmmCon
 use coracle_net::{Attachment, Lease};
 use tokio::net::UnixStream;
 
-use super::{Shared, StartedFrom};
+use super::Shared;
+use super::step::{Facts, Source, StartedFrom, plan_start};
 use crate::instances::InstanceOwner;
 use crate::vmm_config::{VmPaths, configuration, vmm_config};
 use crate::warm_pool::{Claim, PooledVmm};
@@ -71,9 +72,9 @@ impl Talk {
     }
 }
 
-/// What a machine of a VM's shape can be started from; nothing: it boots.
+/// What there is of a VM's shape that a clone of it can be made from.
 #[derive(Default)]
-struct Source {
+struct Clonable {
     key: Option<TemplateKey>,
     template: Option<Arc<Template>>,
     pooled: Option<Claim>,
@@ -88,9 +89,8 @@ enum Start<'a> {
     Restore(&'a SavedMemory),
 }
 
-/// The VMM that the record names, or a new one from the best source that there is; where that fails and the VM has no
-/// memory to lose, from the next best. A VMM starts while its network is still made, which leads nowhere until its filters
-/// are in place.
+/// The VMM that the record names, or a new one from the sources that [`plan_start`] names. A VMM starts while its network is
+/// still made, which leads nowhere until its filters are in place.
 pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let launched = launch_or_find(shared, record).await?;
     if !record.cgroup_parent.is_empty() {
@@ -105,65 +105,103 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
 }
 
 async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
-    let name = || record.name.to_string();
-    let network = |source| HostError::Network { name: name(), source };
-    let driver = |source| HostError::Driver { name: name(), source };
+    let network = |source| HostError::Network { name: record.name.to_string(), source };
     let lease = shared.node.network.lease(&record.id, record.address).map_err(network)?;
-    if let Some(instance) = &record.instance {
-        let known = vmm_config(&shared.node.config, record, shared.node.accelerator(&record.driver), None);
-        let vmm = shared.node.driver.find(&known).await.map_err(driver)?;
-        if let Some(vmm) = vmm.filter(|vmm| record.process == Some(*vmm)) {
-            let attachment =
-                shared.node.network.attach(instance, &record.endpoint(lease)).await.map_err(network)?;
-            // Interrupted between the end of loading and the first step, it is paused.
-            shared.node.driver.resume(&known).await.map_err(driver)?;
-            return Ok(found(shared, record, vmm, &attachment));
-        }
+    let running = running(shared, record).await?;
+    let mut facts = Facts {
+        is_running: running.is_some(),
+        is_saved: record.saved.is_some(),
+        is_cold: record.cold,
+        ..Facts::default()
+    };
+    let mut clonable = Clonable::default();
+    if !facts.is_running {
+        // Cut off before it was recorded: nothing is known of what is in it.
+        let owner = InstanceOwner::Vm(record.id.clone());
+        shared.node.instances.end_all(|one| *one == owner, None).await?;
     }
-    // Cut off before it was recorded: nothing is known of what is in it.
-    let owner = InstanceOwner::Vm(record.id.clone());
-    shared.node.instances.end_all(|one| *one == owner, None).await?;
-    if let Some(saved) = &record.saved {
-        return start_new(shared, record, lease, Start::Restore(saved)).await;
+    if !facts.is_running && !facts.is_saved && !facts.is_cold {
+        clonable = look(shared, record).await;
+        facts.has_template = clonable.template.is_some();
+        facts.has_pooled = clonable.pooled.is_some();
     }
-    let source = source(shared, record).await;
-    if let (Some(claim), Some(key)) = (source.pooled, &source.key) {
-        match start_pooled(shared, record, lease, key, claim).await {
-            Ok(launched) => return Ok(launched),
-            Err(error) => {
-                let error = error.chain();
-                tracing::warn!(vm = %record.id, error, "warm instance unusable, cloning from template");
-            }
-        }
-    }
-    if let (Some(key), Some(template)) = (&source.key, &source.template) {
-        match start_new(shared, record, lease, Start::Clone(key, template)).await {
-            Err(error @ HostError::Driver { .. }) => {
-                // The boot that follows has a new one taken.
-                shared.templates.remove(key);
-                let error = error.chain();
-                tracing::warn!(vm = %record.id, template = %key, error, "clone failed, booting instead");
+    let mut failure = HostError::Stopping;
+    for source in plan_start(facts) {
+        match start_from(shared, record, lease, source, &mut clonable, running).await {
+            Err(error) if source.is_passed_over(&error) => {
+                let reason = error.chain();
+                tracing::warn!(vm = %record.id, ?source, error = reason, "start from source failed, trying the next");
+                if let (Source::Template, Some(key)) = (source, &clonable.key) {
+                    // The boot that follows has a new one taken.
+                    shared.templates.remove(key);
+                }
+                failure = error;
             }
             outcome => return outcome,
         }
     }
-    start_new(shared, record, lease, Start::Boot(source.key.as_ref())).await
+    Err(failure)
 }
 
-/// The VMM that the record names.
-fn found(shared: &Shared, record: &Record, vmm: ProcessId, attachment: &Attachment) -> Launched {
-    let vmm_config =
-        vmm_config(&shared.node.config, record, shared.node.accelerator(&record.driver), Some(attachment));
+/// The VMM that the record names, if it runs.
+async fn running(shared: &Shared, record: &Record) -> Result<Option<ProcessId>, HostError> {
+    if record.instance.is_none() {
+        return Ok(None);
+    }
+    let known = vmm_config(&shared.node.config, record, shared.node.accelerator(&record.driver), None);
+    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+    let vmm = shared.node.driver.find(&known).await.map_err(driver)?;
+    Ok(vmm.filter(|vmm| record.process == Some(*vmm)))
+}
+
+async fn start_from(
+    shared: &Arc<Shared>,
+    record: &Record,
+    lease: Option<Lease>,
+    source: Source,
+    clonable: &mut Clonable,
+    running: Option<ProcessId>,
+) -> Result<Launched, HostError> {
+    let (key, template) = (clonable.key.clone(), clonable.template.clone());
+    let how = match (source, &key, &template) {
+        (Source::Running, ..) => return adopt_running(shared, record, lease, running).await,
+        (Source::Pool, Some(key), _) => match clonable.pooled.take() {
+            Some(claim) => return start_pooled(shared, record, lease, key, claim).await,
+            None => return Err(HostError::Stopping),
+        },
+        (Source::Saved, ..) => match &record.saved {
+            Some(saved) => Start::Restore(saved),
+            None => return Err(HostError::Stopping),
+        },
+        (Source::Template, Some(key), Some(template)) => Start::Clone(key, template),
+        (Source::Pool | Source::Template | Source::Boot, ..) => Start::Boot(key.as_ref()),
+    };
+    start_new(shared, record, lease, how).await
+}
+
+/// Connects the VMM that the record names.
+async fn adopt_running(
+    shared: &Shared,
+    record: &Record,
+    lease: Option<Lease>,
+    running: Option<ProcessId>,
+) -> Result<Launched, HostError> {
+    let network = |source| HostError::Network { name: record.name.to_string(), source };
+    let driver = |source| HostError::Driver { name: record.name.to_string(), source };
+    let (Some(instance), Some(vmm)) = (&record.instance, running) else { return Err(HostError::Stopping) };
+    let attachment = shared.node.network.attach(instance, &record.endpoint(lease)).await.map_err(network)?;
+    let accelerator = shared.node.accelerator(&record.driver);
+    let known = vmm_config(&shared.node.config, record, accelerator, None);
+    // Interrupted between the end of loading and the first step, it is paused.
+    shared.node.driver.resume(&known).await.map_err(driver)?;
+    let vmm_config = vmm_config(&shared.node.config, record, accelerator, Some(&attachment));
     let (premounted, pooled) = (record.premounted, record.pooled);
     let from = StartedFrom { template: record.template.clone(), premounted, pooled };
-    Launched { vmm_config, vmm, origin: Origin::Found, from }
+    Ok(Launched { vmm_config, vmm, origin: Origin::Found, from })
 }
 
-/// What there is. A VM with memory of its own needs nothing.
-async fn source(shared: &Arc<Shared>, record: &Record) -> Source {
-    if record.cold || record.saved.is_some() {
-        return Source::default();
-    }
+/// What a clone of the VM's shape can be made from.
+async fn look(shared: &Arc<Shared>, record: &Record) -> Clonable {
     // The other end of the NIC does not belong to the VM shape.
     let shape = vmm_config(
         &shared.node.config,
@@ -171,13 +209,13 @@ async fn source(shared: &Arc<Shared>, record: &Record) -> Source {
         shared.node.accelerator(&record.driver),
         Some(&Attachment::User),
     );
-    let Some(key) = shared.templates.key(&shape).await else { return Source::default() };
+    let Some(key) = shared.templates.key(&shape).await else { return Clonable::default() };
     let template = shared.templates.get(&key).await;
     let pooled = match &template {
         Some(_) => shared.warm_pool.claim(&key, |pooled| fits(record, pooled)).await,
         None => None,
     };
-    Source { key: Some(key), template, pooled }
+    Clonable { key: Some(key), template, pooled }
 }
 
 /// Can a VM be what that clone becomes? It wants no ports that its VMM would have to be started with.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_frame::Message;
 use coracle_types::Clock;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 use super::container_table::{ContainerEnd, ContainerLogs};
+use super::reports::Reports;
+use super::step::RunEvent;
 use super::text::bounded;
-use super::{JobEvent, JobEventKind};
 use crate::{Exit, GuestClient};
 
 /// Follows the containers of one session until it breaks. An end is reported when all output is in the log.
@@ -18,11 +19,8 @@ pub(super) async fn follow(
     logs: &ContainerLogs,
     statistics: &watch::Sender<Option<Arc<pb::Statistics>>>,
     clock: &Clock,
-    (boot, events): (u32, &mpsc::Sender<JobEvent>),
+    reports: &Reports,
 ) {
-    let send = async |kind| {
-        let _task_gone = events.send(JobEvent { boot, kind }).await;
-    };
     // Dropped with this future, which ends the guest's stream.
     let (_open, closed) = oneshot::channel::<()>();
     let open = async { drop(closed.await) };
@@ -32,13 +30,13 @@ pub(super) async fn follow(
             Some(Message::Output(output)) => logs.append(&output),
             Some(Message::Started(started)) => {
                 if let Ok(id) = started.container.parse() {
-                    send(JobEventKind::ContainerStarted(id)).await;
+                    reports.send(RunEvent::ContainerStarted(id)).await;
                 }
             }
             Some(Message::Exited(exited)) => {
                 if let Some(end) = end(&exited) {
                     logs.finish(&end.id, exited.time_unix_ns);
-                    send(JobEventKind::ContainerExited(end)).await;
+                    reports.send(RunEvent::ContainerExited(end)).await;
                 }
             }
             Some(Message::Statistics(mut new)) => {

@@ -1,0 +1,250 @@
+//! Carries out the actions of jobs, each within a limit of its own. Nothing is decided here: what to do, and what to do when
+//! it fails, is for `step.rs`.
+
+mod files;
+mod guest;
+mod memory;
+mod vmm;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use coracle_guest_client::GAP;
+use coracle_hypervisor::VmmConfig;
+use coracle_share::SharedDirServer;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+pub(super) use self::files::Writer;
+use super::Shared;
+use super::container_table::ContainerLogs;
+use super::step::{Action, Failure, JobResult, Outcome, SaveTo};
+use crate::vmm_config::{VmPaths, vmm_config};
+use crate::{GuestClient, HostError, Record};
+
+/// Writing, removing and opening files of a VM; syncs of a disk that is busy take seconds.
+const FILES_LIMIT: Duration = Duration::from_secs(30);
+/// Calls of a driver or the network. Theirs are shorter, where they have one.
+const VMM_LIMIT: Duration = Duration::from_secs(60);
+/// Calls of a guest. Theirs are shorter, but for a hook and the end of a container, which takes its grace.
+const GUEST_LIMIT: Duration = Duration::from_secs(60);
+/// For the VMM of a run to end. The kernel ends it at once, unless it waits for a disk.
+const END_LIMIT: Duration = Duration::from_secs(20);
+/// Memory and disk of a VM: 60 GiB on a slow disk.
+const COPY_LIMIT: Duration = Duration::from_secs(3600);
+
+/// Shared directories that are open, by volume.
+pub(super) type SharedDirs = Arc<Mutex<BTreeMap<String, Arc<SharedDirServer>>>>;
+
+/// What the actions of one job have to do with.
+pub(super) struct Context {
+    pub(super) shared: Arc<Shared>,
+    /// As it was when the job began.
+    pub(super) record: Record,
+    pub(super) paths: VmPaths,
+    pub(super) session: Option<GuestClient>,
+    pub(super) writer: Arc<Writer>,
+    pub(super) container_logs: ContainerLogs,
+    pub(super) shared_dirs: SharedDirs,
+    /// Jobs of the run that ends, for [`Action::EndVmm`].
+    pub(super) ending: Option<JoinSet<()>>,
+}
+
+impl Context {
+    /// Carries the actions out in order, up to the first that fails.
+    pub(super) async fn run(mut self, actions: Vec<Action>) -> JobResult {
+        let mut outcome = Outcome::Done;
+        for (done, action) in actions.into_iter().enumerate() {
+            match self.carry_out(action).await {
+                Ok(Outcome::Done) => {}
+                Ok(found) => outcome = found,
+                Err(error) => return Err(Failure { done, error }),
+            }
+        }
+        Ok(outcome)
+    }
+
+    async fn carry_out(&mut self, action: Action) -> Result<Outcome, HostError> {
+        match action {
+            Action::Try(action) => {
+                let name = name(&action);
+                if let Err(error) = self.within(limit(&action), *action).await {
+                    tracing::warn!(vm = %self.record.id, action = name, error = error.chain(), "action failed");
+                }
+                Ok(Outcome::Done)
+            }
+            Action::Within(limit, action) => self.within(limit, *action).await,
+            action => self.within(limit(&action), action).await,
+        }
+    }
+
+    async fn within(&mut self, limit: Duration, action: Action) -> Result<Outcome, HostError> {
+        let operation = name(&action);
+        let late = || {
+            let why = format!("it took longer than {} s", limit.as_secs());
+            let source = io::Error::new(io::ErrorKind::TimedOut, why);
+            HostError::Files { operation, id: self.record.id.clone(), source }
+        };
+        let late = late();
+        timeout(limit, self.act(action)).await.unwrap_or(Err(late))
+    }
+
+    async fn act(&mut self, action: Action) -> Result<Outcome, HostError> {
+        let done = match action {
+            Action::Find => return Ok(Outcome::Found(self.find().await)),
+            Action::ListContainers => return self.list_containers().await,
+            Action::AskAgentVersion => return Ok(Outcome::Agent(self.agent_version().await)),
+            Action::CreateContainer(request) => return self.create_container(*request).await,
+            Action::StartContainer(id) => return self.start_container(&id).await,
+            Action::SaveMemory(to) => return self.save_memory(to).await,
+            Action::SaveRecord(write, record) => self.save_record(write, *record).await,
+            Action::SaveContainer(write, record) => self.save_container(write, *record).await,
+            Action::OpenLogs(records) => self.open_logs(records).await,
+            Action::OpenLog(record) => self.open_log(*record).await,
+            Action::RemoveContainerFiles(write, id) => self.remove_container_files(write, id).await,
+            Action::RestoreNetwork => self.restore_network().await,
+            Action::Pause => self.pause().await,
+            Action::Resume => self.resume().await,
+            Action::EndVmm => self.end_vmm().await,
+            Action::CutOff => self.cut_off().await,
+            Action::Erase => self.erase().await,
+            Action::RemoveSavedMemory => self.remove_saved_memory().await,
+            Action::Claim(volume, found) => self.claim(&volume, &found),
+            Action::AttachDisk { disk, absent } => self.attach_disk(&disk, &absent).await,
+            Action::DetachDisk { slot } => self.detach_disk(slot).await,
+            Action::OpenSharedDir(volume) => self.open_shared_dir(*volume).await,
+            Action::RemoveNodeTable(volume) => self.remove_node_table(&volume).await,
+            Action::Mount(volume) => self.mount(&volume).await,
+            Action::Unmount(name) => self.unmount(&name).await,
+            Action::ConfigureAgain => self.configure_again().await,
+            Action::AskToPowerOff { grace } => self.ask_to_power_off(grace).await,
+            Action::RunHook(hook) => self.run_hook(hook).await,
+            Action::StopContainer(id, grace) => self.stop_container(&id, grace).await,
+            Action::KillContainer(id, signal) => self.kill_container(&id, signal).await,
+            Action::UpdateContainer(id, limits) => self.update_container(&id, *limits).await,
+            Action::RemoveContainer(id) => self.remove_container(&id).await,
+            Action::ReserveMemory(to) => self.reserve_memory(to).await,
+            Action::SyncCopy(dir) => self.sync_copy(dir).await,
+            Action::CopySaved(dir) => self.copy_saved(dir).await,
+            Action::AwaitHangup => {
+                sleep(GAP).await;
+                Ok(())
+            }
+            // They are not nested.
+            Action::Try(_) | Action::Within(..) => Ok(()),
+        };
+        done.map(|()| Outcome::Done)
+    }
+
+    /// The VM's machine, for finding its VMM and speaking to it, not for starting one.
+    fn vmm_config(&self) -> VmmConfig {
+        known_vmm_config(&self.shared, &self.record)
+    }
+
+    fn name(&self) -> String {
+        self.record.name.to_string()
+    }
+
+    fn files_failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> HostError + use<> {
+        let id = self.record.id.clone();
+        move |source| HostError::Files { operation, id, source }
+    }
+}
+
+/// The machine of a VM, for finding its VMM and speaking to it, not for starting one.
+pub(super) fn known_vmm_config(shared: &Shared, record: &Record) -> VmmConfig {
+    let of_run = record.accelerator.filter(|_| record.state.has_vmm());
+    let accelerator = of_run.unwrap_or_else(|| shared.node.accelerator(&record.driver));
+    vmm_config(&shared.node.config, record, accelerator, None)
+}
+
+/// Locks what no one holds while waiting.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn limit(action: &Action) -> Duration {
+    match action {
+        Action::Try(action) => limit(action),
+        Action::Within(limit, _) => *limit,
+        Action::SaveMemory(_) | Action::SyncCopy(_) | Action::CopySaved(_) => COPY_LIMIT,
+        Action::EndVmm => END_LIMIT,
+        Action::StopContainer(_, grace) => *grace + GUEST_LIMIT,
+        Action::Find
+        | Action::RestoreNetwork
+        | Action::Pause
+        | Action::Resume
+        | Action::CutOff
+        | Action::AttachDisk { .. }
+        | Action::DetachDisk { .. } => VMM_LIMIT,
+        Action::Mount(_)
+        | Action::Unmount(_)
+        | Action::ConfigureAgain
+        | Action::AskToPowerOff { .. }
+        | Action::RunHook(_)
+        | Action::CreateContainer(_)
+        | Action::StartContainer(_)
+        | Action::KillContainer(..)
+        | Action::UpdateContainer(..)
+        | Action::RemoveContainer(_)
+        | Action::ListContainers
+        | Action::AskAgentVersion
+        | Action::AwaitHangup => GUEST_LIMIT,
+        Action::SaveRecord(..)
+        | Action::SaveContainer(..)
+        | Action::OpenLogs(_)
+        | Action::OpenLog(_)
+        | Action::RemoveContainerFiles(..)
+        | Action::Erase
+        | Action::RemoveSavedMemory
+        | Action::Claim(..)
+        | Action::OpenSharedDir(_)
+        | Action::RemoveNodeTable(_)
+        | Action::ReserveMemory(_) => FILES_LIMIT,
+    }
+}
+
+/// What an error says was tried.
+fn name(action: &Action) -> &'static str {
+    match action {
+        Action::Try(action) | Action::Within(_, action) => name(action),
+        Action::SaveRecord(..) => "write the record",
+        Action::SaveContainer(..) => "write the record of a container",
+        Action::OpenLogs(_) | Action::OpenLog(_) => "open a container's log",
+        Action::RemoveContainerFiles(..) => "remove the files of a container",
+        Action::Find => "find the VMM",
+        Action::RestoreNetwork => "connect the network",
+        Action::Pause => "pause the vCPUs",
+        Action::Resume => "resume the vCPUs",
+        Action::EndVmm => "end the VMM",
+        Action::CutOff => "cut off the network",
+        Action::Erase => "remove the files",
+        Action::RemoveSavedMemory => "remove the used memory",
+        Action::Claim(..) => "claim a volume",
+        Action::AttachDisk { .. } => "attach a disk",
+        Action::DetachDisk { .. } => "detach a disk",
+        Action::OpenSharedDir(_) => "open a shared directory",
+        Action::RemoveNodeTable(_) => "remove the node table of a shared directory",
+        Action::Mount(_) => "mount a volume",
+        Action::Unmount(_) => "unmount a volume",
+        Action::ConfigureAgain => "configure the guest again",
+        Action::AskToPowerOff { .. } => "ask the guest to power off",
+        Action::RunHook(_) => "run a hook",
+        Action::CreateContainer(_) => "make a container",
+        Action::StartContainer(_) => "start a container",
+        Action::StopContainer(..) => "stop a container",
+        Action::KillContainer(..) => "signal a container",
+        Action::UpdateContainer(..) => "update a container",
+        Action::RemoveContainer(_) => "remove a container",
+        Action::ListContainers => "list containers",
+        Action::AskAgentVersion => "ask for the agent's version",
+        Action::AwaitHangup => "end the session",
+        Action::ReserveMemory(_) => "reserve space for the memory",
+        Action::SaveMemory(SaveTo::Own) => "keep the memory",
+        Action::SaveMemory(SaveTo::Copy(_)) => "copy the memory and the disk",
+        Action::SyncCopy(_) => "write the snapshot to disk",
+        Action::CopySaved(_) => "copy the saved VM",
+    }
+}

@@ -1,0 +1,136 @@
+//! Calls of the guest agent. Each has a limit of its own; a session that has ended is an error at once.
+
+use std::time::Duration;
+
+use coracle_guest_client::GuestError;
+use coracle_proto::guest as pb;
+use coracle_record::ProcessUser;
+use tokio::time::timeout;
+
+use super::Context;
+use crate::vm::boot::CONFIGURE_LIMIT;
+use crate::vm::hooks::{self, Hook};
+use crate::vm::step::Outcome;
+use crate::vm::text::bounded;
+use crate::vmm_config::{configuration, mount_request};
+use crate::{ContainerId, Exit, GuestClient, HostError, Volume};
+
+/// Limit for a guest to mount a volume.
+const MOUNT_LIMIT: Duration = Duration::from_secs(10);
+/// Limit for a guest to write what it holds of a volume, and to leave it.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(25);
+/// Limit for a guest to say that it begins to power off.
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(5);
+/// Limit for an agent to say who it is.
+const VERSION_LIMIT: Duration = Duration::from_secs(2);
+
+impl Context {
+    fn guest(&self, operation: &'static str) -> Result<&GuestClient, HostError> {
+        let absent = || GuestError::unavailable("the guest agent is not connected");
+        self.session.as_ref().ok_or_else(|| self.guest_failed(operation)(absent()))
+    }
+
+    fn guest_failed(&self, operation: &'static str) -> impl FnOnce(GuestError) -> HostError + use<> {
+        let name = self.name();
+        move |source| HostError::Guest { name, operation, source }
+    }
+
+    pub(super) async fn mount(&self, volume: &Volume) -> Result<(), HostError> {
+        let operation = "mount a volume";
+        let mounted = self.guest(operation)?.mount(mount_request(volume), MOUNT_LIMIT).await;
+        mounted.map_err(self.guest_failed(operation))
+    }
+
+    pub(super) async fn unmount(&self, volume: &str) -> Result<(), HostError> {
+        let operation = "unmount a volume";
+        let unmounted = self.guest(operation)?.unmount(volume, UNMOUNT_LIMIT).await;
+        unmounted.map_err(self.guest_failed(operation))
+    }
+
+    /// A system that started anew by itself has an agent that knows nothing yet.
+    pub(super) async fn configure_again(&self) -> Result<(), HostError> {
+        let operation = "configure";
+        let guest = self.guest(operation)?;
+        if guest.status().await.is_ok_and(|status| status.configured) {
+            return Ok(());
+        }
+        let (node, entropy) = (&self.shared.node, rand::random::<[u8; 64]>());
+        let subnet = node.network.subnet();
+        let request = configuration(&node.config, &self.record, subnet, entropy.to_vec(), node.clock.now());
+        let configured = guest.configure(request, CONFIGURE_LIMIT).await;
+        configured.map(drop).map_err(self.guest_failed(operation))
+    }
+
+    pub(super) async fn ask_to_power_off(&self, grace: Duration) -> Result<(), HostError> {
+        let operation = "power off";
+        let asked = self.guest(operation)?.shutdown(grace, POWER_OFF_LIMIT).await;
+        asked.map_err(self.guest_failed(operation))
+    }
+
+    pub(super) async fn run_hook(&self, hook: Hook) -> Result<(), HostError> {
+        hooks::run(self.guest("run a hook")?, self.record.name.as_str(), hook).await
+    }
+
+    /// What the agent calls itself, if it says so at once: nothing depends on it.
+    pub(super) async fn agent_version(&self) -> String {
+        let Some(guest) = &self.session else { return String::new() };
+        match timeout(VERSION_LIMIT, guest.status()).await {
+            Ok(Ok(status)) => bounded(status.agent_version),
+            _ => String::new(),
+        }
+    }
+
+    pub(super) async fn list_containers(&self) -> Result<Outcome, HostError> {
+        let operation = "list containers";
+        let listed = self.guest(operation)?.list_containers().await;
+        listed.map(Outcome::Containers).map_err(self.guest_failed(operation))
+    }
+
+    /// Gives who its process runs as, if the guest knows.
+    pub(super) async fn create_container(
+        &self,
+        request: pb::CreateContainerRequest,
+    ) -> Result<Outcome, HostError> {
+        let operation = "make a container";
+        let made = self.guest(operation)?.create_container(request).await;
+        let user = made.map_err(self.guest_failed(operation))?;
+        let user = user.map(|user| ProcessUser { uid: user.uid, gid: user.gid, groups: user.groups });
+        Ok(Outcome::User(user))
+    }
+
+    pub(super) async fn start_container(&self, id: &ContainerId) -> Result<Outcome, HostError> {
+        let operation = "start a container";
+        let started = self.guest(operation)?.start_container(id.as_str()).await;
+        let exit = started.map_err(self.guest_failed(operation))?;
+        let exit = exit.map(|exit| Exit { code: exit.code, signal: exit.signal, error: bounded(exit.error) });
+        Ok(Outcome::NotRun(exit))
+    }
+
+    pub(super) async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), HostError> {
+        let operation = "stop a container";
+        let stopped = self.guest(operation)?.stop_container(id.as_str(), grace).await;
+        stopped.map_err(self.guest_failed(operation))
+    }
+
+    pub(super) async fn kill_container(&self, id: &ContainerId, signal: i32) -> Result<(), HostError> {
+        let operation = "signal a container";
+        let killed = self.guest(operation)?.kill_container(id.as_str(), signal).await;
+        killed.map_err(self.guest_failed(operation))
+    }
+
+    pub(super) async fn update_container(
+        &self,
+        id: &ContainerId,
+        limits: pb::CgroupLimits,
+    ) -> Result<(), HostError> {
+        let operation = "update a container";
+        let updated = self.guest(operation)?.update_container(id.as_str(), limits).await;
+        updated.map_err(self.guest_failed(operation))
+    }
+
+    pub(super) async fn remove_container(&self, id: &ContainerId) -> Result<(), HostError> {
+        let operation = "remove a container";
+        let removed = self.guest(operation)?.remove_container(id.as_str()).await;
+        removed.map_err(self.guest_failed(operation))
+    }
+}

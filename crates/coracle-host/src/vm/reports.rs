@@ -1,0 +1,64 @@
+//! What the jobs of a run say to the VM's task, and the session that they speak of.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc;
+
+use super::effects::lock;
+use super::step::{Input, RunEvent, SessionId};
+use crate::GuestClient;
+
+/// The session with a guest, by its number: inputs carry numbers only.
+#[derive(Debug, Default)]
+pub(super) struct Sessions(Mutex<Latest>);
+
+#[derive(Debug, Default)]
+struct Latest {
+    number: u64,
+    client: Option<GuestClient>,
+}
+
+impl Sessions {
+    /// Number of this session: a new one, unless it is the latest.
+    fn number(&self, client: &GuestClient) -> SessionId {
+        let mut latest = lock(&self.0);
+        if !latest.client.as_ref().is_some_and(|known| known.is_same_session(client)) {
+            latest.number += 1;
+            latest.client = Some(client.clone());
+        }
+        SessionId(latest.number)
+    }
+
+    /// The session of this number, if it is the latest.
+    pub(super) fn get(&self, id: SessionId) -> Option<GuestClient> {
+        let latest = lock(&self.0);
+        latest.client.clone().filter(|_| SessionId(latest.number) == id)
+    }
+
+    /// Gives up the latest session, if it is not newer than this one.
+    pub(super) fn take(&self, up_to: Option<SessionId>) -> Option<GuestClient> {
+        let mut latest = lock(&self.0);
+        let newer = up_to.is_some_and(|id| SessionId(latest.number) > id);
+        if newer { None } else { latest.client.take() }
+    }
+}
+
+/// Reports of one run.
+#[derive(Clone, Debug)]
+pub(super) struct Reports {
+    pub(super) run: u64,
+    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) sessions: Arc<Sessions>,
+}
+
+impl Reports {
+    /// Waits while the task has much to do: a guest that says much slows down itself.
+    pub(super) async fn send(&self, event: RunEvent) {
+        let _task_gone = self.inputs.send(Input::Run(self.run, event)).await;
+    }
+
+    /// Number of a session that the task may need.
+    pub(super) fn session(&self, client: &GuestClient) -> SessionId {
+        self.sessions.number(client)
+    }
+}

@@ -1,0 +1,146 @@
+//! What the task of a VM does about each thing that it hears of. Pure: no file, no guest and no VMM is reached from here.
+//!
+//! ```text
+//! Input: Call · Run (jobs of a run report) · Done (a job has ended) · Timer
+//!    ─▶ step(state, input, now) ─▶ (state, effects)
+//! Effect: Job (actions, in order, up to the first that fails) · Boot, Follow, Watch … · Publish · Answer
+//! ```
+//! One request is carried out at a time, job after job; what follows a job is data ([`Then`]). The others wait, but a stop or
+//! a deletion cancels what is under way, in every state. A job that writes a record comes before the job that it announces.
+//! There is one exception, the start of a VMM (`lifecycle.rs`).
+
+mod containers;
+mod deletion;
+mod effect;
+mod finish;
+mod input;
+mod lifecycle;
+mod requests;
+mod run;
+mod settle;
+mod start;
+mod state;
+mod suspend;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+pub(crate) use effect::{Action, Answer, Effect, SaveTo, Scope, WriteId};
+pub(crate) use input::{
+    Call, Committed, Failure, Input, JobId, JobResult, Now, Outcome, RunEvent, RunningVmm, SessionId,
+    StartedFrom, Ticket, Up,
+};
+pub(crate) use start::{Facts, Source, plan_start};
+pub(crate) use state::{Abilities, State, Then};
+
+use coracle_record::ContainerRecord;
+use coracle_types::{Op, Refused, VmState};
+
+use crate::HostError;
+use crate::events::EventKind;
+use coracle_guest_client::GuestError;
+
+/// What becomes of a VM by one input, and what is to be done about it, in this order.
+pub(crate) fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
+    let mut turn = Turn { state, now, effects: Vec::new() };
+    match input {
+        Input::Begin => turn.begin(),
+        Input::Call(ticket, call) => turn.receive(ticket, call),
+        Input::Run(run, event) if run == turn.state.run => turn.run_event(event),
+        Input::Run(..) => {}
+        Input::Done(job, result) => turn.job_ended(job, result),
+        Input::Timer => turn.timer(),
+    }
+    turn.take_next();
+    (turn.state, turn.effects)
+}
+
+/// One step, while it is decided.
+struct Turn {
+    state: State,
+    now: Now,
+    effects: Vec<Effect>,
+}
+
+impl Turn {
+    fn effect(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    fn publish(&mut self, kind: EventKind) {
+        self.effect(Effect::Publish(kind));
+    }
+
+    fn answer(&mut self, ticket: Ticket, answer: Answer) {
+        self.effect(Effect::Answer(ticket, answer));
+    }
+
+    fn answer_result(&mut self, ticket: Ticket, result: Result<(), HostError>) {
+        self.answer(ticket, result.map_or_else(Answer::Failed, |()| Answer::Done));
+    }
+
+    /// Begins a job beside the one that is under way.
+    fn job(&mut self, scope: Scope, actions: Vec<Action>, then: Then) -> JobId {
+        self.state.last_job += 1;
+        let id = JobId(self.state.last_job);
+        self.state.jobs.insert(id, (scope, then));
+        self.effect(Effect::Job(id, scope, actions));
+        id
+    }
+
+    /// Begins the job that is under way from now on.
+    fn busy(&mut self, scope: Scope, actions: Vec<Action>, then: Then) {
+        let id = self.job(scope, actions, then);
+        self.state.busy = Some(id);
+    }
+
+    fn write_id(&mut self) -> WriteId {
+        self.state.last_write += 1;
+        self.state.last_write
+    }
+
+    /// Writes the record as it is now.
+    fn save_record(&mut self) -> Action {
+        Action::SaveRecord(self.write_id(), Box::new(self.state.record.clone()))
+    }
+
+    fn save_container(&mut self, record: &ContainerRecord) -> Action {
+        Action::SaveContainer(self.write_id(), Box::new(record.clone()))
+    }
+
+    /// Writes what the world knows better than the record: a miss is repaired at adoption.
+    fn save_quietly(&mut self) {
+        let save = self.save_record();
+        self.job(Scope::Vm, vec![save], Then::Publish);
+    }
+
+    fn name(&self) -> String {
+        self.state.record.name.to_string()
+    }
+
+    fn vm_state(&self) -> VmState {
+        self.state.record.state
+    }
+
+    fn admit(&self, op: Op) -> Result<(), HostError> {
+        let refused = |source| HostError::Refused { name: self.name(), source };
+        self.vm_state().admit(op).map_err(refused)
+    }
+
+    /// Says that something else came first.
+    fn interrupted(&self, why: &'static str) -> HostError {
+        let source = Refused { state: self.vm_state(), why, transient: true };
+        HostError::Refused { name: self.name(), source }
+    }
+
+    /// The session, for a call to the guest.
+    fn present_guest(&self, operation: &'static str) -> Result<SessionId, HostError> {
+        let absent =
+            || self.guest_failed(operation, GuestError::unavailable("the guest agent is not connected"));
+        self.state.session.ok_or_else(absent)
+    }
+
+    fn guest_failed(&self, operation: &'static str, source: GuestError) -> HostError {
+        HostError::Guest { name: self.name(), operation, source }
+    }
+}

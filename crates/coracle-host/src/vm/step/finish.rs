@@ -1,0 +1,97 @@
+//! After the workload has ended: an image of what it left, where its metadata asks for one; then the power-off.
+//!
+//! ```text
+//! exited ─▶ output read ─┬─ no request, or it failed ───────────────▶ power off
+//!                        └─ make the image, push it ─▶ record "pushed" ─▶ power off
+//! ```
+//! Cut off by a stop, no image is promised. Cut off by the end of the daemon, or by a copy of the memory, it begins
+//! again: what was pushed is not pushed twice.
+
+use std::time::Duration;
+
+use super::input::Committed;
+use super::{Effect, Turn};
+use crate::Exit;
+use crate::commit_annotation::commit_request;
+
+/// A guest whose workload ended by itself is off within this, or is killed.
+const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
+/// Letters of a reason that are kept.
+const REASON_MAX: usize = 500;
+
+fn ended(exit: &Exit) -> String {
+    match (exit.signal, exit.code) {
+        (0, code) => format!("the workload exited with code {code}"),
+        (signal, _) => format!("the workload was killed by signal {signal}"),
+    }
+}
+
+impl Turn {
+    pub(super) fn exited(&mut self, exit: Exit) {
+        self.state.record.message = ended(&exit);
+        self.state.record.exit = Some(exit);
+        self.save_quietly();
+    }
+
+    /// All that it printed has been read.
+    pub(super) fn drained(&mut self) {
+        let record = &self.state.record;
+        let (request, exit) = (commit_request(&record.metadata), record.exit.clone());
+        match (request, exit) {
+            (Ok(Some(request)), Some(exit)) if exit.success() => {
+                self.stop_committing();
+                self.state.record.message =
+                    format!("{}; its image is made and pushed as {request}", ended(&exit));
+                self.save_quietly();
+                self.state.committing = Some(request.clone());
+                self.effect(Effect::Commit(exit, request));
+            }
+            (Err(refused), Some(exit)) if exit.success() => {
+                self.no_image("", &refused.chain());
+                self.save_quietly();
+                self.ask_to_power_off(POWER_OFF_GRACE, false);
+            }
+            _ => self.ask_to_power_off(POWER_OFF_GRACE, false),
+        }
+    }
+
+    pub(super) fn committed(&mut self, outcome: Committed) {
+        let Some(request) = self.state.committing.take() else { return };
+        match outcome {
+            Ok(Some(digest)) => {
+                tracing::info!(vm = %self.state.record.id, image = %request, %digest, "image of a VM pushed");
+                let end = self.state.record.exit.as_ref().map(ended).unwrap_or_default();
+                self.state.record.message = format!("{end}; pushed as {request}");
+                self.state.record.committed = Some(digest.to_string());
+            }
+            // Not asked for where the command has failed.
+            Ok(None) => {}
+            Err(why) => {
+                tracing::error!(vm = %self.state.record.id, image = %request, error = why, "image of a VM not pushed");
+                self.no_image(&format!(" as {request}"), &why);
+            }
+        }
+        self.save_quietly();
+        self.ask_to_power_off(POWER_OFF_GRACE, false);
+    }
+
+    /// Stops making the image, because the session ends. It is made anew after the guest is resumed.
+    pub(super) fn stop_committing(&mut self) {
+        if self.state.committing.take().is_some() {
+            self.effect(Effect::StopCommit);
+        }
+    }
+
+    /// What a run that ends leaves to be said: that no image was pushed, where one was being made.
+    pub(super) fn last_word(&mut self, message: String) -> String {
+        let Some(request) = self.state.committing.take() else { return message };
+        self.no_image(&format!(" as {request}"), "the VM was stopped first");
+        self.state.record.message.clone()
+    }
+
+    fn no_image(&mut self, place: &str, why: &str) {
+        let why: String = why.chars().filter(|c| !c.is_control()).take(REASON_MAX).collect();
+        let end = self.state.record.exit.as_ref().map(ended).unwrap_or_default();
+        self.state.record.message = format!("{end}; no image was pushed{place}: {why}");
+    }
+}

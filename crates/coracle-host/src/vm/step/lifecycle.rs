@@ -1,0 +1,430 @@
+//! From a restart of the daemon to a VM that runs, and from there to its end.
+//!
+//! The VMM is started while the record of the start is still being written: one that no record asks for is ended at the
+//! next start of the daemon (`adopt.rs`).
+
+use std::time::Duration;
+
+use coracle_record::{SavedMemory, millis};
+use coracle_types::VmState;
+
+use super::input::{RunningVmm, SessionId, StartedFrom, Ticket, Up};
+use super::{Action, Answer, Effect, JobResult, Scope, Then, Turn};
+use crate::HostError;
+use crate::adopt::{Adoption, Seen, adopt};
+use crate::events::EventKind;
+
+/// What the guest gets beyond its workload's grace, to sync and unmount.
+const SYNC_GRACE: Duration = Duration::from_secs(3);
+/// Begins the message of a running VM whose network could not be restored.
+const CUT_OFF: &str = "cut off from the network";
+
+impl Turn {
+    /// What a restart of the daemon asks for begins with what is there.
+    pub(super) fn begin(&mut self) {
+        let logs = self.state.containers.values().cloned().collect();
+        self.busy(Scope::Run, vec![Action::OpenLogs(logs), Action::Find], Then::Found);
+    }
+
+    pub(super) fn found(&mut self, found: Option<RunningVmm>) {
+        let record = &self.state.record;
+        let seen = match &found {
+            None => Seen::Nothing,
+            Some(vmm) if record.process == Some(vmm.process) => Seen::Known,
+            Some(_) => Seen::Unrecorded,
+        };
+        let adoption = adopt(record.state, seen, record.saved.is_some());
+        if adoption != Adoption::Rest {
+            tracing::info!(vm = %record.id, ?adoption, "adopt");
+        }
+        match (adoption, found) {
+            (Adoption::Rest, _) => {}
+            (Adoption::Discard | Adoption::FinishDelete, _) => self.delete(None, false),
+            (Adoption::KillStray, _) => {
+                let (state, message) = (record.state, record.message.clone());
+                self.end_run(state, message);
+            }
+            (Adoption::Start, _) => {
+                self.busy(Scope::Vm, vec![Action::EndVmm], Then::ReadyToBoot);
+            }
+            (Adoption::FinishStop, _) => self.end_run(VmState::Stopped, String::new()),
+            (Adoption::Lost, _) | (Adoption::Attach | Adoption::WakeUp, None) => {
+                let why = "the VMM went away while the node was down".to_owned();
+                self.end_run(VmState::Failed, why);
+            }
+            (Adoption::Attach | Adoption::WakeUp, Some(vmm)) => self.attach(vmm),
+        }
+    }
+
+    /// Adopts a running VMM and restores the recorded power state.
+    fn attach(&mut self, vmm: RunningVmm) {
+        self.runs_in(&vmm);
+        self.effect(Effect::Watch(vmm.process));
+        if self.vm_state() == VmState::Starting {
+            self.state.boot_began = self.now.at;
+            return self.effect(Effect::Boot);
+        }
+        self.busy(Scope::Run, vec![Action::RestoreNetwork], Then::Adopted { network: None });
+    }
+
+    /// Its network is connected, or not; then its power state is the recorded one, or not.
+    pub(super) fn adopted(&mut self, network: Option<String>, result: JobResult) {
+        let Some(message) = network else {
+            let message = match result {
+                Ok(_) if self.state.record.message.starts_with(CUT_OFF) => String::new(),
+                Ok(_) => self.state.record.message.clone(),
+                Err(failure) => {
+                    let error = failure.error.chain();
+                    tracing::error!(vm = %self.state.record.id, error, "restore network failed");
+                    format!("{CUT_OFF}: {error}")
+                }
+            };
+            let power = self.power_action();
+            return self.busy(Scope::Run, vec![power], Then::Adopted { network: Some(message) });
+        };
+        let mut changed = self.state.record.message != message;
+        self.state.record.message = message;
+        match result {
+            Ok(_) => changed |= self.save_was_cut_off(),
+            Err(failure) => {
+                tracing::warn!(vm = %self.state.record.id, error = failure.error.chain(), "restore recorded power state failed");
+            }
+        }
+        if changed {
+            self.save_quietly();
+        }
+        self.follow_again();
+        self.forget_saved();
+    }
+
+    /// True for a VM whose hibernation was cut off, which runs again.
+    fn save_was_cut_off(&mut self) -> bool {
+        let is_cut_off = self.vm_state() == VmState::Hibernating;
+        if is_cut_off {
+            self.state.record.state = VmState::Running;
+            self.state.record.message = "its hibernation was cut off".to_owned();
+        }
+        is_cut_off
+    }
+
+    /// Pauses or resumes the vCPUs as the record says. No call waits for a guest that is about to be paused.
+    pub(super) fn power_action(&mut self) -> Action {
+        let pause = self.vm_state() == VmState::Paused;
+        self.effect(Effect::SetPaused(pause));
+        if pause { Action::Pause } else { Action::Resume }
+    }
+
+    /// What is known of a VMM that runs now.
+    fn runs_in(&mut self, vmm: &RunningVmm) {
+        let record = &mut self.state.record;
+        record.instance = Some(vmm.instance.clone());
+        record.process = Some(vmm.process);
+        record.accelerator = Some(vmm.accelerator);
+    }
+
+    pub(super) fn start(&mut self, ticket: Ticket) {
+        match self.vm_state() {
+            VmState::Running => self.answer(ticket, Answer::Done),
+            VmState::Paused => self.resume(ticket),
+            VmState::Starting => self.state.starters.push(ticket),
+            _ => {
+                self.state.starters.push(ticket);
+                self.begin_boot();
+            }
+        }
+    }
+
+    pub(super) fn begin_boot(&mut self) {
+        let mut lost = Vec::new();
+        // A guest that continues from saved memory does not boot, and its output continues.
+        if self.state.record.saved.is_none() {
+            self.state.record.boots += 1;
+            self.drop_half_volumes();
+            lost = self.lose_containers("its VM was started anew");
+        }
+        let record = &mut self.state.record;
+        record.exit = None;
+        record.committed = None;
+        record.finished_at = None;
+        record.address_acknowledged = false;
+        record.message.clear();
+        let before = std::mem::replace(&mut record.state, VmState::Starting);
+        self.state.boot_began = self.now.at;
+        self.effect(Effect::Boot);
+        lost.push(self.save_record());
+        self.busy(Scope::Vm, lost, Then::BootRecorded { before });
+    }
+
+    pub(super) fn boot_recorded(&mut self, before: VmState, result: JobResult) {
+        match result {
+            Ok(_) => self.publish(EventKind::of_change(before, self.vm_state())),
+            Err(failure) => {
+                let message = failure.error.chain();
+                self.state.start_error = Some(failure.error);
+                self.end_run(before, message);
+            }
+        }
+    }
+
+    pub(super) fn spawned(&mut self, vmm: &RunningVmm, from: StartedFrom) {
+        self.runs_in(vmm);
+        let record = &mut self.state.record;
+        record.template = from.template;
+        record.premounted = from.premounted;
+        record.pooled = from.pooled;
+        self.save_quietly();
+        self.effect(Effect::Watch(vmm.process));
+    }
+
+    /// The VMM has loaded the memory. With its first step the guest changes its disks, so the file is used up before.
+    pub(super) fn loaded(&mut self, vmm: RunningVmm) {
+        let saved = self.state.record.saved.take().map(Box::new);
+        self.runs_in(&vmm);
+        let save = self.save_record();
+        self.supersede();
+        self.busy(Scope::Vm, vec![save], Then::LoadRecorded { vmm, saved });
+    }
+
+    pub(super) fn load_recorded(
+        &mut self,
+        vmm: &RunningVmm,
+        saved: Option<Box<SavedMemory>>,
+        result: JobResult,
+    ) {
+        match result {
+            Ok(_) => {
+                self.effect(Effect::Watch(vmm.process));
+                self.effect(Effect::LetLoadedRun);
+            }
+            Err(failure) => {
+                self.state.record.saved = saved.map(|saved| *saved);
+                let message = failure.error.chain();
+                self.state.start_error = Some(failure.error);
+                self.end_run(VmState::Hibernated, message);
+            }
+        }
+    }
+
+    pub(super) fn booted(&mut self, Up { session, identity, workload }: Up) {
+        let took = self.now.at.saturating_duration_since(self.state.boot_began);
+        let record = &mut self.state.record;
+        record.started_at = Some(self.now.time);
+        record.boot_ms = millis(took);
+        record.identity_ms = millis(identity);
+        record.workload_ms = millis(workload);
+        record.address_acknowledged = record.address.is_some();
+        record.state = VmState::Running;
+        record.message.clear();
+        self.state.session = Some(session);
+        let save = self.save_record();
+        self.supersede();
+        self.busy(Scope::Vm, vec![save], Then::RunRecorded { session });
+    }
+
+    /// What is about to be written says more than the record that is being written.
+    fn supersede(&mut self) {
+        if let Some(job) = self.state.busy.take() {
+            self.state.jobs.remove(&job);
+        }
+    }
+
+    pub(super) fn run_recorded(&mut self, session: SessionId, result: JobResult) {
+        match result {
+            Ok(_) => {
+                self.publish(EventKind::of_change(VmState::Starting, VmState::Running));
+                self.answer_starters(Ok(()));
+            }
+            Err(failure) => self.answer_starters(Err(failure.error)),
+        }
+        self.state.is_following = true;
+        self.effect(Effect::Follow(Some(session)));
+        self.forget_saved();
+    }
+
+    pub(super) fn boot_failed(&mut self, error: HostError) {
+        let message = error.chain();
+        tracing::warn!(vm = %self.state.record.id, error = message, "start VM failed");
+        // Nothing is lost while its memory is there.
+        let end = if self.state.record.saved.is_some() { VmState::Hibernated } else { VmState::Failed };
+        self.state.start_error = Some(error);
+        self.end_run(end, message);
+    }
+
+    /// Stays in touch again with a guest that was left. One that was not left has its follower still: a second one would
+    /// read its output twice.
+    pub(super) fn follow_again(&mut self) {
+        if !std::mem::replace(&mut self.state.is_following, true) {
+            self.effect(Effect::Follow(None));
+        }
+    }
+
+    /// Removes memory that no guest needs.
+    pub(super) fn forget_saved(&mut self) {
+        if self.state.record.saved.is_none() {
+            self.job(Scope::Vm, vec![Action::RemoveSavedMemory], Then::Nothing("remove used memory"));
+        }
+    }
+
+    /// Asks the guest and sets a limit; a second request can only shorten it. `paused`: its vCPUs may be.
+    pub(super) fn ask_to_power_off(&mut self, grace: Duration, paused: bool) {
+        if matches!(self.state.under_way(), Some(Then::Memory(_))) {
+            // Its workload has ended by itself, while the VM is paused, saved or copied.
+            self.state.power_off_due = Some(grace);
+            return;
+        }
+        let limit = self.now.at + grace + SYNC_GRACE;
+        self.state.kill_at = Some(self.state.kill_at.map_or(limit, |earlier| earlier.min(limit)));
+        if self.vm_state() == VmState::Stopping {
+            return;
+        }
+        self.state.record.state = VmState::Stopping;
+        let save = self.save_record();
+        self.job(Scope::Run, vec![save], Then::StopRecorded { grace, paused });
+    }
+
+    /// A guest is asked also when that could not be recorded.
+    pub(super) fn stop_recorded(&mut self, grace: Duration, paused: bool, result: JobResult) {
+        match result {
+            Ok(_) => self.publish(EventKind::Updated),
+            Err(failure) => {
+                tracing::warn!(vm = %self.state.record.id, error = failure.error.chain(), "record stop failed");
+            }
+        }
+        let mut actions = Vec::new();
+        if paused {
+            self.effect(Effect::SetPaused(false));
+            actions.push(Action::Try(Box::new(Action::Resume)));
+            self.follow_again();
+        }
+        if self.state.session.is_some() {
+            actions.push(Action::AskToPowerOff { grace });
+        }
+        self.job(Scope::Run, actions, Then::Nothing("ask guest to power off"));
+    }
+
+    pub(super) fn timer(&mut self) {
+        if self.state.kill_at.is_some_and(|at| at <= self.now.at) {
+            self.end_run(VmState::Stopped, "killed: the guest did not power off in time".to_owned());
+        }
+    }
+
+    pub(super) fn vmm_gone(&mut self, last_words: &str) {
+        let record = &self.state.record;
+        match record.state {
+            // The job that boots sees it too, and knows more.
+            VmState::Starting => {}
+            VmState::Stopping => self.end_run(VmState::Stopped, record.message.clone()),
+            VmState::Running if record.disk_image_vm.is_some() => {
+                self.end_run(VmState::Stopped, "the guest powered off".to_owned());
+            }
+            _ if record.exit.is_some() => self.end_run(VmState::Stopped, record.message.clone()),
+            _ => self.end_run(VmState::Failed, format!("the VMM exited{last_words}")),
+        }
+    }
+
+    /// Ends the VMM, releases what only a running VM needs, and records it.
+    pub(super) fn end_run(&mut self, state: VmState, message: String) {
+        self.cancel_under_way("its VMM is being ended");
+        let message = self.last_word(message);
+        self.leave_run();
+        let actions = vec![Action::EndVmm];
+        self.busy(Scope::Vm, actions, Then::Ended { state, message });
+    }
+
+    /// What jobs of the run say from now on means nothing.
+    pub(super) fn leave_run(&mut self) {
+        self.state.run += 1;
+        self.state.jobs.retain(|_, (scope, _)| *scope == Scope::Vm);
+        self.state.session = None;
+        self.state.settle_due = false;
+        self.state.power_off_due = None;
+        self.state.is_following = false;
+        self.state.kill_at = None;
+        self.state.post_snapshot_due = false;
+        self.effect(Effect::ForgetSession(None));
+        self.effect(Effect::SetPaused(false));
+    }
+
+    pub(super) fn ended(&mut self, state: VmState, message: String, result: JobResult) {
+        let failed = result.err().map(|failure| failure.error);
+        match &failed {
+            Some(error) => {
+                tracing::error!(vm = %self.state.record.id, error = error.chain(), "end VMM failed")
+            }
+            None => self.state.record.instance = None,
+        }
+        let mut actions = Vec::new();
+        if state != VmState::Hibernated {
+            actions = self.lose_containers("its VM ended");
+            // A directory that is open keeps its file system mounted. A hibernated guest has files of it open.
+            self.effect(Effect::CloseSharedDirs);
+        }
+        let record = &mut self.state.record;
+        record.process = None;
+        record.address_acknowledged = false;
+        record.finished_at = Some(self.now.time);
+        record.message = message;
+        let before = std::mem::replace(&mut record.state, state);
+        actions.push(self.save_record());
+        self.busy(Scope::Vm, actions, Then::EndRecorded { before, failed });
+    }
+
+    /// What was not recorded is not acknowledged, and who asked hears why.
+    pub(super) fn end_recorded(&mut self, before: VmState, failed: Option<HostError>, result: JobResult) {
+        self.state.unsaved = result.is_err();
+        match &result {
+            Ok(_) => self.publish(EventKind::of_change(before, self.vm_state())),
+            Err(failure) => {
+                tracing::error!(vm = %self.state.record.id, error = failure.error.chain(), "write record failed");
+                self.publish(EventKind::Updated);
+            }
+        }
+        let (name, why) = (self.name(), "it was stopped before it ran".to_owned());
+        let error = self.state.start_error.take().unwrap_or(HostError::Boot { name, why });
+        self.answer_starters(Err(error));
+        let outcome = result.map(drop).map_err(|failure| failure.error).and(failed.map_or(Ok(()), Err));
+        for ticket in std::mem::take(&mut self.state.stoppers) {
+            self.answer_result(ticket, copy(&outcome));
+        }
+        for id in self.state.containers.keys().cloned().collect::<Vec<_>>() {
+            self.answer_container_stoppers(&id);
+        }
+    }
+
+    pub(super) fn state_recorded(&mut self, before: VmState, ticket: Ticket, result: JobResult) {
+        self.state.unsaved = result.is_err();
+        if result.is_ok() {
+            self.publish(EventKind::of_change(before, self.vm_state()));
+        }
+        self.answer_result(ticket, result.map(drop).map_err(|failure| failure.error));
+    }
+
+    /// The first hears the reason itself, the others its text.
+    fn answer_starters(&mut self, result: Result<(), HostError>) {
+        let mut starters = std::mem::take(&mut self.state.starters).into_iter();
+        let Some(first) = starters.next() else { return };
+        let name = self.name();
+        for other in starters {
+            let why = |error: &HostError| HostError::Boot { name: name.clone(), why: error.chain() };
+            let heard = result.as_ref().err().map(why).map_or(Ok(()), Err);
+            self.answer_result(other, heard);
+        }
+        self.answer_result(first, result);
+    }
+}
+
+/// A result for one more caller.
+pub(super) fn copy(result: &Result<(), HostError>) -> Result<(), HostError> {
+    result.as_ref().err().map(again).map_or(Ok(()), Err)
+}
+
+/// A copy of an error for one more caller.
+pub(super) fn again(error: &HostError) -> HostError {
+    match error {
+        HostError::Files { operation, id, source } => {
+            let source = std::io::Error::new(source.kind(), source.to_string());
+            HostError::Files { operation, id: id.clone(), source }
+        }
+        error => HostError::Invalid { message: error.chain() },
+    }
+}

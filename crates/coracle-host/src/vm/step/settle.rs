@@ -1,0 +1,159 @@
+//! With a new session, what the guest has becomes what the records say: a daemon that was killed may have left a volume or a
+//! container half way. A guest that does not answer is asked once.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use coracle_types::Op;
+
+use super::input::{JobResult, Outcome};
+use super::{Action, Scope, Then, Turn};
+use crate::containers::{Settle, create_request, settle};
+use crate::events::EventKind;
+use crate::{ContainerId, Volume, VolumePhase};
+
+/// What is compared, and what comes next.
+#[derive(Debug)]
+pub(crate) enum SettleWork {
+    /// A guest that has rebooted is configured again.
+    Configured,
+    /// A volume is there, or removed; these follow.
+    Volume { volume: Box<Volume>, rest: VecDeque<Volume> },
+    /// The removal of a volume is on record.
+    VolumeRecorded { rest: VecDeque<Volume> },
+    /// The guest said which containers it has.
+    Listed,
+    /// A container is as it should be; these follow.
+    Container { id: ContainerId, decision: Settle, rest: VecDeque<(ContainerId, Settle)> },
+}
+
+impl Turn {
+    fn settle_job(&mut self, actions: Vec<Action>, work: SettleWork) {
+        self.busy(Scope::Run, actions, Then::Settle(work));
+    }
+
+    pub(super) fn begin_settling(&mut self) {
+        if self.state.record.disk_image_vm.is_some() {
+            return self.settle_job(vec![Action::ConfigureAgain], SettleWork::Configured);
+        }
+        let volumes = self.state.record.volumes.iter().cloned().collect();
+        self.settle_next_volume(volumes);
+    }
+
+    fn settle_next_volume(&mut self, mut rest: VecDeque<Volume>) {
+        let Some(volume) = rest.pop_front() else { return self.settle_containers() };
+        let actions = match volume.phase {
+            VolumePhase::There => self.mount_actions(&volume),
+            VolumePhase::Coming | VolumePhase::Going => self.removal_actions(&volume),
+        };
+        self.settle_job(actions, SettleWork::Volume { volume: Box::new(volume), rest });
+    }
+
+    pub(super) fn settle_work(&mut self, work: SettleWork, result: JobResult) {
+        match work {
+            SettleWork::Configured => {
+                if let Err(failure) = result {
+                    let error = failure.error.chain();
+                    tracing::warn!(vm = %self.state.record.id, error, "configure a rebooted guest failed");
+                }
+                let volumes = self.state.record.volumes.iter().cloned().collect();
+                self.settle_next_volume(volumes);
+            }
+            SettleWork::Volume { volume, rest } => match result {
+                Ok(_) if volume.phase == VolumePhase::There => {
+                    self.mounted(&volume);
+                    self.settle_next_volume(rest);
+                }
+                Ok(_) => {
+                    self.forget_volume(&volume.name, true);
+                    let save = self.save_record();
+                    self.settle_job(vec![save], SettleWork::VolumeRecorded { rest });
+                }
+                Err(failure) => {
+                    let error = failure.error.chain();
+                    tracing::warn!(vm = %self.state.record.id, volume = volume.name, error, "volumes not settled");
+                    self.settle_containers();
+                }
+            },
+            SettleWork::VolumeRecorded { rest } => self.settle_next_volume(rest),
+            SettleWork::Listed => self.containers_listed(result),
+            SettleWork::Container { id, decision, rest } => {
+                match result {
+                    Ok(_) => {}
+                    Err(failure) => {
+                        let error = failure.error.chain();
+                        tracing::warn!(vm = %self.state.record.id, container = %id, ?decision, error, "container not settled");
+                    }
+                }
+                self.settle_next_container(rest);
+            }
+        }
+    }
+
+    fn settle_containers(&mut self) {
+        match self.state.record.sandbox.is_some() {
+            true => self.settle_job(vec![Action::ListContainers], SettleWork::Listed),
+            false => self.settled(),
+        }
+    }
+
+    fn containers_listed(&mut self, result: JobResult) {
+        let listed = match result {
+            Ok(Outcome::Containers(listed)) => listed,
+            Ok(_) => return self.settled(),
+            Err(failure) => {
+                let error = failure.error.chain();
+                tracing::warn!(vm = %self.state.record.id, error, "containers not settled");
+                return self.settled();
+            }
+        };
+        let states: BTreeMap<ContainerId, _> =
+            listed.iter().filter_map(|s| Some((s.id.parse().ok()?, s.state()))).collect();
+        let recorded = &self.state.containers;
+        let ids = recorded.keys().chain(states.keys().filter(|id| !recorded.contains_key(id)));
+        let decide = |id: &ContainerId| {
+            let state = recorded.get(id).map(|record| record.state);
+            (id.clone(), settle(state, states.get(id).copied()))
+        };
+        let decisions = ids.map(decide).collect();
+        self.settle_next_container(decisions);
+    }
+
+    fn settle_next_container(&mut self, mut rest: VecDeque<(ContainerId, Settle)>) {
+        // A guest that is being asked to power off is left alone.
+        while let Some((id, decision)) = rest.pop_front().filter(|_| self.admit(Op::Guest).is_ok()) {
+            let actions = match decision {
+                Settle::Keep => vec![],
+                Settle::Make => self.make_again(&id),
+                Settle::Started => {
+                    self.container_started(&id);
+                    vec![]
+                }
+                Settle::Lost => {
+                    self.lose_container(&id, "the guest does not have it any more");
+                    vec![]
+                }
+                Settle::Remove => vec![Action::RemoveContainer(id.clone())],
+            };
+            if !actions.is_empty() {
+                return self.settle_job(actions, SettleWork::Container { id, decision, rest });
+            }
+        }
+        self.settled();
+    }
+
+    fn make_again(&mut self, id: &ContainerId) -> Vec<Action> {
+        let Some(record) = self.state.containers.get(id) else { return vec![] };
+        match create_request(record, |digest| self.slot_of(digest)) {
+            Some(request) => vec![Action::CreateContainer(Box::new(request))],
+            None => {
+                self.lose_container(id, "its image was detached");
+                vec![]
+            }
+        }
+    }
+
+    fn settled(&mut self) {
+        self.run_post_snapshot_hook();
+        self.publish(EventKind::Updated);
+    }
+}

@@ -1,0 +1,106 @@
+//! How a VM is started: from which source, and from which one when that fails. Pure.
+
+use crate::HostError;
+
+/// What there is to start a VM from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// The VMM that the record names runs.
+    pub(crate) is_running: bool,
+    /// Its memory lies in a file, and no guest has continued from it.
+    pub(crate) is_saved: bool,
+    /// It is never started as a clone.
+    pub(crate) is_cold: bool,
+    /// A template of its shape is here.
+    pub(crate) has_template: bool,
+    /// A pooled instance of its shape is claimed for it.
+    pub(crate) has_pooled: bool,
+}
+
+/// Where a guest comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It is there: adopt it.
+    Running,
+    /// Its own memory.
+    Saved,
+    /// A pooled instance.
+    Pool,
+    /// A template of its shape.
+    Template,
+    /// A cold boot.
+    Boot,
+}
+
+/// Sources in the order in which they are tried. Never empty.
+pub(crate) fn plan_start(facts: Facts) -> Vec<Source> {
+    if facts.is_running {
+        return vec![Source::Running];
+    }
+    // Another guest than the one in its memory would be another VM.
+    if facts.is_saved {
+        return vec![Source::Saved];
+    }
+    let clones = [(Source::Pool, facts.has_pooled), (Source::Template, facts.has_template)];
+    let clones = clones.into_iter().filter(|(_, there)| *there && !facts.is_cold).map(|(source, _)| source);
+    clones.chain([Source::Boot]).collect()
+}
+
+impl Source {
+    /// The next source is tried after this failure: it says something of this one, and nothing of the VM.
+    pub(crate) fn is_passed_over(self, error: &HostError) -> bool {
+        match self {
+            Self::Pool => true,
+            Self::Template => matches!(error, HostError::Driver { .. }),
+            Self::Running | Self::Saved | Self::Boot => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_table() {
+        use Source::{Boot, Pool, Running, Saved, Template};
+        let none = Facts::default();
+        let saved = Facts { is_saved: true, ..none };
+        let running = Facts { is_running: true, ..none };
+        let template = Facts { has_template: true, ..none };
+        let pooled = Facts { has_pooled: true, ..template };
+        for (why, facts, want) in [
+            ("nothing is there", none, vec![Boot]),
+            ("its VMM runs: a second one would be a second VM", running, vec![Running]),
+            ("cut off while it was loaded", Facts { is_saved: true, ..running }, vec![Running]),
+            ("only its own memory is this VM", saved, vec![Saved]),
+            ("also where a clone would be faster", Facts { is_saved: true, ..pooled }, vec![Saved]),
+            ("a template", template, vec![Template, Boot]),
+            ("a pooled instance, and what it was made from", pooled, vec![Pool, Template, Boot]),
+            ("its template is gone", Facts { has_template: false, ..pooled }, vec![Pool, Boot]),
+            ("clones are not wanted", Facts { is_cold: true, ..pooled }, vec![Boot]),
+        ] {
+            assert_eq!(plan_start(facts), want, "{why}");
+        }
+    }
+
+    #[test]
+    fn fallback_table() {
+        let id = coracle_types::InstanceId::new("web", 1);
+        let driver = || {
+            let source =
+                coracle_hypervisor::DriverError::Exited { id: id.clone(), last_words: String::new() };
+            HostError::Driver { name: "web".to_owned(), source }
+        };
+        for (why, source, error, want) in [
+            ("a pooled instance is one of many", Source::Pool, HostError::Stopping, true),
+            ("a template that does not load", Source::Template, driver(), true),
+            ("a full disk is full for a boot as well", Source::Template, HostError::Stopping, false),
+            ("memory is never given up", Source::Saved, driver(), false),
+            ("nothing is left to try", Source::Boot, driver(), false),
+            ("a VMM that runs is the VM", Source::Running, driver(), false),
+        ] {
+            assert_eq!(source.is_passed_over(&error), want, "{why}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What one input does.
+
+use super::*;
+
+#[track_caller]
+fn assert_steps(world: &mut World, why: &str, want: &[&str]) {
+    world.settle();
+    assert_eq!(world.log, want, "{why}");
+}
+
+/// Why, a VM in this state, a request, and the effects up to where it rests again.
+type Row = (&'static str, VmState, fn() -> Call, &'static [&'static str]);
+
+#[test]
+fn effects_of_requests_table() {
+    let start = || Call::Start { fence: None };
+    let pause = || Call::Suspend { op: Op::Pause, fence: None };
+    let hibernate = || Call::Suspend { op: Op::Hibernate, fence: None };
+    let copy = || Call::Snapshot { dir: "/copy".into() };
+    let deleted = [
+        "Deleting",
+        "updated",
+        "ForgetSession",
+        "SetPaused",
+        "EndVmm",
+        "CloseSharedDirs",
+        "Erase",
+        "Gone",
+        "deleted",
+        "answer",
+    ];
+    let table: [Row; 8] = [
+        ("it is so already", VmState::Running, start, &["answer"]),
+        ("it never ran", VmState::Created, || stop(0), &["Stopped", "stopped", "answer"]),
+        ("it is off", VmState::Stopped, || stop(0), &["answer"]),
+        (
+            "the record comes before the pause",
+            VmState::Running,
+            pause,
+            &["SetPaused", "Paused+Pause", "updated", "answer"],
+        ),
+        ("nothing to save", VmState::Stopped, hibernate, &["refuse"]),
+        ("only with force", VmState::Running, || delete(false), &["refuse"]),
+        ("a snapshot of nothing", VmState::Stopped, copy, &["refuse"]),
+        ("only a guest that runs can be asked", VmState::Stopped, make_container, &["refuse"]),
+    ];
+    for (why, state, call, want) in table {
+        let mut world = World::of(state);
+        world.call(call());
+        assert_steps(&mut world, why, want);
+    }
+    let mut world = World::of(VmState::Stopped);
+    world.call(delete(false));
+    assert_steps(&mut world, "the record says so before anything goes", &deleted);
+}
+
+#[test]
+fn vmm_starts_while_its_record_is_written() {
+    let mut world = World::of(VmState::Stopped);
+    world.call(Call::Start { fence: None });
+    assert_eq!(world.log, ["Boot", "try main Exited+try new Exited+Starting"]);
+}
+
+#[test]
+fn hibernation_saves_before_it_ends_the_vmm() {
+    let mut world = World::of(VmState::Running);
+    world.call(Call::Suspend { op: Op::Hibernate, fence: None });
+    let want = [
+        "Hibernating+ReserveMemory+AskAgentVersion",
+        "StopFollowing",
+        "CloseSession",
+        "updated",
+        "SetPaused",
+        "AwaitHangup+Pause+SaveMemory",
+        "Hibernated",
+        "stopped",
+        "ForgetSession",
+        "SetPaused",
+        "EndVmm",
+        "Hibernated",
+        "updated",
+        "answer",
+    ];
+    assert_steps(&mut world, "hibernate", &want);
+    assert_eq!(world.state().record.saved.as_ref().map(|saved| saved.agent.as_str()), Some("1"));
+}
+
+#[test]
+fn memory_is_used_up_on_record_before_the_guest_runs() {
+    let mut world = World::of(VmState::Hibernated);
+    world.call(Call::Start { fence: None });
+    let at = |world: &World, verb: &str| world.log.iter().position(|one| one == verb);
+    while at(&world, "LetLoadedRun").is_none() {
+        assert!(world.next(), "{:?}", world.log);
+    }
+    assert_eq!((&world.record.saved, world.record.state), (&None, VmState::Starting));
+    world.settle();
+    assert!(at(&world, "RemoveSavedMemory") > at(&world, "Running"), "{:?}", world.log);
+}
+
+#[test]
+fn graceful_stop_sets_a_limit_that_only_shrinks() {
+    let mut world = World::of(VmState::Running);
+    let mut limits = Vec::new();
+    for grace in [30, 60, 5] {
+        world.call(stop(grace));
+        world.settle();
+        limits.push((world.state().kill_at.unwrap() - world.began).as_secs());
+    }
+    assert_eq!(limits, [34, 34, 9]);
+    let asked = world.log.iter().filter(|verb| *verb == "AskToPowerOff").count();
+    assert_eq!((asked, world.answers.len()), (1, 0), "{:?}", world.log);
+    world.began += Duration::from_secs(10);
+    world.feed(Input::Timer);
+    world.settle();
+    assert_eq!((world.state().record.state, world.answers.len()), (VmState::Stopped, 3));
+    world.assert_at_rest("killed in time");
+}
+
+#[test]
+fn requests_wait_for_the_one_that_is_under_way() {
+    let mut world = World::of(VmState::Running);
+    world.call(make_container());
+    let second = world.call(attach());
+    assert!(!world.log.iter().any(|verb| verb.contains("Claim")), "{:?}", world.log);
+    world.settle();
+    world.assert_at_rest("both are done");
+    assert_eq!(world.answers[&second], ["ok"]);
+}
+
+#[test]
+fn graceful_stop_cancels_what_waits_for_a_guest() {
+    let mut world = World::of(VmState::Running);
+    let made = world.call(make_container());
+    let stopped = world.call(stop(30));
+    assert_eq!(world.answers[&made], ["VM web: VM is Running: it is being stopped"]);
+    assert_eq!(world.state().record.state, VmState::Stopping);
+    let run = world.state().run;
+    world.settle();
+    world.feed(Input::Run(run, RunEvent::VmmGone { last_words: String::new() }));
+    world.settle();
+    assert_eq!(
+        (world.state().record.state, &world.answers[&stopped][..]),
+        (VmState::Stopped, &["ok".to_owned()][..])
+    );
+}
+
+#[test]
+fn stop_that_cannot_be_recorded_is_answered_with_the_reason() {
+    let mut world = World::of(VmState::Running);
+    let ticket = world.call(stop(0));
+    while let Some(input) = world.queue.pop_front() {
+        let input = match input {
+            Input::Done(job, _) if world.running[&job].1.iter().any(|one| action(one) == "Stopped") => {
+                Input::Done(job, Err(Failure { done: 2, error: no_space() }))
+            }
+            input => input,
+        };
+        world.feed(input);
+    }
+    assert!(world.answers[&ticket][0].contains("No space left"), "{:?}", world.answers);
+    assert_eq!(world.state().record.state, VmState::Stopped, "it is off all the same");
+    let again = world.call(stop(0));
+    world.settle();
+    assert_eq!(world.answers[&again], ["ok"], "it is recorded when there is space");
+    assert_eq!(world.record.state, VmState::Stopped);
+}
+
+#[test]
+fn new_session_settles_before_the_next_request() {
+    let mut world = World::of(VmState::Running);
+    let run = world.state().run;
+    world.feed(Input::Run(run, RunEvent::Session(None)));
+    let refused = world.call(make_container());
+    assert!(world.answers[&refused][0].contains("not connected"));
+    world.feed(Input::Run(run, RunEvent::Session(Some(SessionId(50)))));
+    let made = world.call(make_container());
+    world.log.clear();
+    assert_steps(
+        &mut world,
+        "volumes, containers, then the request",
+        &[
+            "ListContainers",
+            "updated",
+            "Running+AttachDisk+third Created+OpenLog+CreateContainer",
+            "third Created",
+            "updated",
+            "answer",
+        ],
+    );
+    assert_eq!(world.answers[&made], ["ok"]);
+}
+
+#[test]
+fn containers_end_with_the_run_and_who_waits_hears_it() {
+    let mut world = World::of(VmState::Running);
+    let waits =
+        world.call(container(ContainerRequest::Stop { id: id("main"), grace: Duration::from_secs(9) }));
+    world.settle();
+    assert!(!world.answers.contains_key(&waits), "its end is not reported yet");
+    let run = world.state().run;
+    world.feed(Input::Run(run, RunEvent::VmmGone { last_words: String::new() }));
+    world.settle();
+    assert_eq!(world.answers[&waits], ["ok"]);
+    assert!(world.containers.values().all(|one| one.state == ContainerState::Exited));
+    assert!(world.record.images.is_empty());
+}

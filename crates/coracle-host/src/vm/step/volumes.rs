@@ -1,0 +1,218 @@
+//! Volumes that come and go, also while the guest runs.
+//!
+//! ```text
+//! attach   record Coming ─▶ slot ─▶ mount ─▶ record There
+//! detach   record Going ─▶ unmount ─▶ empty the slot ─▶ record without it
+//! ```
+//! Cut off anywhere, or failed, a volume that is not `There` is removed (`settle.rs`): it was never acknowledged.
+
+use coracle_types::VmState;
+
+use super::input::{JobResult, Ticket};
+use super::{Action, Answer, Effect, Scope, Then, Turn};
+use crate::events::EventKind;
+use crate::vmm_config::volume_disk;
+use crate::volumes::{VolumeRequest, VolumeSource, plan_volume, sandbox_target};
+use crate::{HostError, Volume, VolumeKind, VolumePhase};
+
+/// What is under way with a volume.
+#[derive(Debug)]
+pub(crate) enum VolumeWork {
+    /// It is on record, and in the VM if that runs.
+    Attached { ticket: Ticket, volume: Box<Volume> },
+    /// That it is there is on record.
+    AttachRecorded { ticket: Ticket },
+    /// What a failed attachment left is removed.
+    TakenBack { ticket: Ticket, name: String, error: HostError },
+    /// And that is on record.
+    TakenBackRecorded { ticket: Ticket, error: HostError },
+    /// The guest has left it, and refuses while it is in use.
+    Left { ticket: Ticket, volume: Box<Volume> },
+    /// Nothing is left of it in the VM.
+    Detached { ticket: Ticket, name: String },
+    /// And that is on record.
+    DetachRecorded { ticket: Ticket },
+}
+
+impl VolumeWork {
+    pub(super) fn ticket(&self) -> Ticket {
+        match self {
+            Self::Attached { ticket, .. }
+            | Self::AttachRecorded { ticket }
+            | Self::TakenBack { ticket, .. }
+            | Self::TakenBackRecorded { ticket, .. }
+            | Self::Left { ticket, .. }
+            | Self::Detached { ticket, .. }
+            | Self::DetachRecorded { ticket } => *ticket,
+        }
+    }
+}
+
+impl Turn {
+    fn volume_job(&mut self, actions: Vec<Action>, work: VolumeWork) {
+        self.busy(Scope::Run, actions, Then::Volume(work));
+    }
+
+    pub(super) fn attach_volume(&mut self, ticket: Ticket, request: &VolumeRequest, found: VolumeSource) {
+        let record = &self.state.record;
+        let planned = plan_volume(&record.volumes, &record.images, request, &found)
+            .map_err(|message| HostError::Invalid { message });
+        let runs = record.state == VmState::Running;
+        let planned = planned.and_then(|volume| match runs {
+            true => self.present_guest("mount a volume").map(|_| volume),
+            false => Ok(volume),
+        });
+        let mut volume = match planned {
+            Ok(volume) => volume,
+            Err(error) => return self.answer(ticket, Answer::Failed(error)),
+        };
+        if self.state.record.sandbox.is_some() {
+            volume.target = sandbox_target(&volume.name);
+        }
+        if runs {
+            volume.phase = VolumePhase::Coming;
+        }
+        self.state.record.volumes.push(volume.clone());
+        let mut actions = vec![Action::Claim(Box::new(volume.clone()), Box::new(found)), self.save_record()];
+        if runs {
+            if let Some(disk) = volume_disk(&volume) {
+                let absent = vec![disk.slot];
+                actions.push(Action::AttachDisk { disk, absent });
+            }
+            actions.extend(self.mount_actions(&volume));
+        }
+        self.volume_job(actions, VolumeWork::Attached { ticket, volume: Box::new(volume) });
+    }
+
+    /// Has the guest mount it, which it may have done. Idempotent in one session.
+    pub(super) fn mount_actions(&self, volume: &Volume) -> Vec<Action> {
+        let mut actions = vec![Action::Mount(Box::new(volume.clone()))];
+        if volume.kind == VolumeKind::SharedDir {
+            actions.insert(0, Action::OpenSharedDir(Box::new(volume.clone())));
+        }
+        actions
+    }
+
+    pub(super) fn mounted(&mut self, volume: &Volume) {
+        if volume.kind == VolumeKind::SharedDir {
+            self.effect(Effect::ServeSharedDir(volume.name.clone()));
+        }
+    }
+
+    pub(super) fn detach_volume(&mut self, ticket: Ticket, name: &str) {
+        let record = &self.state.record;
+        let Some(volume) = record.volumes.iter().find(|v| v.name == name).cloned() else {
+            let error = HostError::NoVolume { vm: self.name(), name: name.to_owned() };
+            return self.answer(ticket, Answer::Failed(error));
+        };
+        if record.state != VmState::Running {
+            return self.detach_left(ticket, &volume);
+        }
+        if let Err(error) = self.present_guest("unmount a volume") {
+            return self.answer(ticket, Answer::Failed(error));
+        }
+        // Refused while it is in use: then it stays.
+        let unmount = vec![Action::Unmount(name.to_owned())];
+        self.volume_job(unmount, VolumeWork::Left { ticket, volume: Box::new(volume) });
+    }
+
+    fn detach_left(&mut self, ticket: Ticket, volume: &Volume) {
+        self.set_phase(&volume.name, VolumePhase::Going);
+        let mut actions = vec![self.save_record()];
+        actions.extend(self.removal_actions(volume));
+        self.volume_job(actions, VolumeWork::Detached { ticket, name: volume.name.clone() });
+    }
+
+    /// Removes what is left of the volume in the VM.
+    pub(super) fn removal_actions(&self, volume: &Volume) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.vm_state() == VmState::Running {
+            actions.push(Action::Try(Box::new(Action::Unmount(volume.name.clone()))));
+            actions.extend(volume.slot().map(|slot| Action::DetachDisk { slot }));
+        }
+        actions.push(Action::RemoveNodeTable(volume.name.clone()));
+        actions
+    }
+
+    pub(super) fn volume_work(&mut self, work: VolumeWork, result: JobResult) {
+        match (work, result) {
+            (VolumeWork::Attached { ticket, volume }, Ok(_)) => {
+                if volume.phase == VolumePhase::There {
+                    return self.volume_done(ticket);
+                }
+                self.mounted(&volume);
+                self.set_phase(&volume.name, VolumePhase::There);
+                let save = self.save_record();
+                self.volume_job(vec![save], VolumeWork::AttachRecorded { ticket });
+            }
+            (VolumeWork::Attached { ticket, volume }, Err(failure)) => {
+                let error = failure.error;
+                // It was not claimed, or not recorded: nothing was put into the VM.
+                if failure.done < 2 {
+                    self.forget_volume(&volume.name, failure.done > 0);
+                    return self.answer(ticket, Answer::Failed(error));
+                }
+                self.set_phase(&volume.name, VolumePhase::Going);
+                let actions = self.removal_actions(&volume);
+                self.volume_job(actions, VolumeWork::TakenBack { ticket, name: volume.name, error });
+            }
+            (VolumeWork::TakenBack { ticket, name, error }, Ok(_)) => {
+                self.forget_volume(&name, true);
+                let save = self.save_record();
+                self.volume_job(vec![save], VolumeWork::TakenBackRecorded { ticket, error });
+            }
+            (VolumeWork::TakenBack { ticket, name, error }, Err(left)) => {
+                let left = left.error.chain();
+                tracing::warn!(vm = %self.state.record.id, volume = name, error = left, "volume not taken back");
+                self.answer(ticket, Answer::Failed(error));
+            }
+            (VolumeWork::TakenBackRecorded { ticket, error }, _) => {
+                self.publish(EventKind::Updated);
+                self.answer(ticket, Answer::Failed(error));
+            }
+            (VolumeWork::Left { ticket, volume }, Ok(_)) => self.detach_left(ticket, &volume),
+            (VolumeWork::Detached { ticket, name }, Ok(_)) => {
+                self.forget_volume(&name, true);
+                let save = self.save_record();
+                self.volume_job(vec![save], VolumeWork::DetachRecorded { ticket });
+            }
+            (VolumeWork::AttachRecorded { ticket } | VolumeWork::DetachRecorded { ticket }, Ok(_)) => {
+                self.volume_done(ticket);
+            }
+            (
+                VolumeWork::Left { ticket, .. }
+                | VolumeWork::Detached { ticket, .. }
+                | VolumeWork::AttachRecorded { ticket }
+                | VolumeWork::DetachRecorded { ticket },
+                Err(failure),
+            ) => self.answer(ticket, Answer::Failed(failure.error)),
+        }
+    }
+
+    fn volume_done(&mut self, ticket: Ticket) {
+        self.publish(EventKind::Updated);
+        self.answer(ticket, Answer::Done);
+    }
+
+    /// A machine that is about to be built has no remains.
+    pub(super) fn drop_half_volumes(&mut self) {
+        let half = self.state.record.volumes.iter().filter(|v| v.phase != VolumePhase::There);
+        for name in half.map(|v| v.name.clone()).collect::<Vec<_>>() {
+            self.forget_volume(&name, true);
+        }
+    }
+
+    pub(super) fn forget_volume(&mut self, name: &str, is_claimed: bool) {
+        self.state.record.volumes.retain(|volume| volume.name != name);
+        self.effect(Effect::CloseSharedDir(name.to_owned()));
+        if is_claimed {
+            self.effect(Effect::ReleaseClaim(name.to_owned()));
+        }
+    }
+
+    fn set_phase(&mut self, name: &str, phase: VolumePhase) {
+        if let Some(volume) = self.state.record.volumes.iter_mut().find(|volume| volume.name == name) {
+            volume.phase = phase;
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The task that owns a VM. It waits for inputs and for nothing else: what takes time is in jobs.
+
+mod jobs;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use coracle_hypervisor::Driver as _;
+use coracle_oci::Reference;
+use coracle_proto::guest as pb;
+use coracle_record::ContainerRecord;
+use coracle_types::VmId;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use super::container_table::ContainerLogs;
+use super::effects::{SharedDirs, Writer, known_vmm_config, lock};
+use super::reports::{Reports, Sessions};
+use super::step::{Abilities, Answer, Committed, Effect, Input, JobId, Now, State, Ticket, step};
+use super::{Handle, ReplyTo, Request, Shared, View, VmCopy};
+use crate::events::EventKind;
+use crate::vmm_config::VmPaths;
+use crate::{ConsoleHandle, Exit, HostEvent, Record};
+use coracle_logs::{ConsoleInput, LogWriter};
+
+/// Requests, and inputs from jobs, that may wait for the task.
+const QUEUE: usize = 32;
+
+/// Makes an image of a machine whose command has ended well, and pushes it. Of the host: the task of a VM knows no
+/// registry.
+pub(crate) type Commit = Box<
+    dyn Fn(VmId, Exit, Reference) -> std::pin::Pin<Box<dyn Future<Output = Committed> + Send>> + Send + Sync,
+>;
+
+struct Task {
+    shared: Arc<Shared>,
+    paths: VmPaths,
+    requests: mpsc::Receiver<Request>,
+    inputs: mpsc::Receiver<Input>,
+    /// The other end, for jobs.
+    reports: mpsc::Sender<Input>,
+    view: watch::Sender<Arc<View>>,
+    console: ConsoleHandle,
+    keys: Arc<tokio::sync::Mutex<ConsoleInput>>,
+    log: Arc<Mutex<LogWriter>>,
+    container_logs: ContainerLogs,
+    statistics: watch::Sender<Option<Arc<pb::Statistics>>>,
+    shared_dirs: SharedDirs,
+    sessions: Arc<Sessions>,
+    writer: Arc<Writer>,
+    /// The guest's CPUs are held.
+    paused: watch::Sender<bool>,
+    /// Callers that wait, and the last of them.
+    callers: BTreeMap<Ticket, ReplyTo>,
+    last_ticket: u64,
+    /// Jobs that end with the run.
+    run: JoinSet<()>,
+    /// Jobs that do not.
+    jobs: JoinSet<()>,
+    aborts: BTreeMap<JobId, AbortHandle>,
+    follower: Option<AbortHandle>,
+    commit_job: Option<AbortHandle>,
+    /// Lets a VMM run that has loaded its memory.
+    loaded: Option<oneshot::Sender<()>>,
+    commit: Commit,
+    /// Takes the VM out of the host's list; called before its removal is acknowledged.
+    gone: Option<Box<dyn FnOnce() + Send + Sync>>,
+    /// A VMM of it has not ended, though the VM is gone.
+    is_vmm_left: bool,
+}
+
+/// Starts the task of a VM whose record is on disk. It first does what a restart
+/// of the daemon asks for, then serves requests until the VM is deleted or the
+/// daemon stops.
+pub(crate) fn spawn(
+    shared: Arc<Shared>,
+    record: Record,
+    tasks: &mut JoinSet<()>,
+    commit: Commit,
+    gone: impl FnOnce() + Send + Sync + 'static,
+) -> io::Result<Handle> {
+    let paths = VmPaths::of(&shared.node.config, &record.id);
+    let (console, keys) = ConsoleHandle::open(&paths.console())?;
+    let log = LogWriter::open(&paths.state)?;
+    let printed = log.changed();
+    let (requests, queue) = mpsc::channel(QUEUE);
+    let (reports, inputs) = mpsc::channel(QUEUE);
+    let containers = ContainerRecord::load_all(&paths.containers())?;
+    let (container_logs, statistics) = (ContainerLogs::default(), watch::Sender::new(None));
+    let abilities = abilities(&shared, &record);
+    let state = State::new(record, containers, abilities, Instant::now());
+    let shown = View { record: state.record.clone(), guest: None, containers: state.containers.clone() };
+    let (view, reader) = watch::channel(Arc::new(shown));
+    let handle = Handle {
+        id: state.record.id.clone(),
+        requests,
+        view: reader,
+        console: console.clone(),
+        printed,
+        container_logs: container_logs.clone(),
+        statistics: statistics.subscribe(),
+    };
+    let task = Task {
+        shared,
+        paths,
+        requests: queue,
+        inputs,
+        reports,
+        view,
+        console,
+        keys: Arc::new(tokio::sync::Mutex::new(keys)),
+        log: Arc::new(Mutex::new(log)),
+        container_logs,
+        statistics,
+        shared_dirs: SharedDirs::default(),
+        sessions: Arc::default(),
+        writer: Arc::default(),
+        paused: watch::Sender::new(false),
+        callers: BTreeMap::new(),
+        last_ticket: 0,
+        run: JoinSet::new(),
+        jobs: JoinSet::new(),
+        aborts: BTreeMap::new(),
+        follower: None,
+        commit_job: None,
+        loaded: None,
+        commit,
+        gone: Some(Box::new(gone)),
+        is_vmm_left: false,
+    };
+    tasks.spawn(task.run(state));
+    Ok(handle)
+}
+
+impl Task {
+    /// Until the VM is gone or the daemon stops.
+    async fn run(mut self, state: State) {
+        let stop = self.shared.node.stop.clone();
+        let mut state = self.step(state, Input::Begin);
+        while !state.is_gone {
+            let kill_at = state.kill_at;
+            let input = tokio::select! {
+                () = stop.cancelled() => return,
+                Some(input) = self.inputs.recv() => input,
+                Some(Request { call, reply }) = self.requests.recv() => {
+                    self.last_ticket += 1;
+                    let ticket = Ticket(self.last_ticket);
+                    self.callers.insert(ticket, reply);
+                    Input::Call(ticket, call)
+                }
+                () = async { sleep_until(kill_at.unwrap_or_else(Instant::now)).await }, if kill_at.is_some() => {
+                    Input::Timer
+                }
+                // A job that has ended is reaped.
+                Some(_) = self.run.join_next(), if !self.run.is_empty() => continue,
+                Some(_) = self.jobs.join_next(), if !self.jobs.is_empty() => continue,
+            };
+            state = self.step(state, input);
+        }
+        if self.is_vmm_left {
+            let id = state.record.id.clone();
+            // Callers hear that the VM is gone while its last VMM is waited for.
+            drop(std::mem::take(&mut self.callers));
+            self.requests.close();
+            jobs::end_left_vmm(&self.shared, &id).await;
+        }
+    }
+
+    fn step(&mut self, state: State, input: Input) -> State {
+        if let Input::Done(job, _) = &input {
+            self.aborts.remove(job);
+        }
+        let now = Now { at: Instant::now(), time: self.shared.node.clock.now() };
+        let (state, effects) = step(state, input, now);
+        for effect in effects {
+            self.carry_out(&state, effect);
+        }
+        state
+    }
+
+    /// Nothing here waits.
+    fn carry_out(&mut self, state: &State, effect: Effect) {
+        match effect {
+            Effect::Job(id, scope, actions) => self.spawn_job(state, id, scope, actions),
+            Effect::Cancel(job) => {
+                if let Some(job) = self.aborts.remove(&job) {
+                    job.abort();
+                }
+            }
+            Effect::Boot => self.spawn_boot(state),
+            Effect::LetLoadedRun => {
+                if let Some(loaded) = self.loaded.take() {
+                    let _job_gone = loaded.send(());
+                }
+            }
+            Effect::Watch(vmm) => self.spawn_watch(state, vmm),
+            Effect::Follow(session) => self.spawn_follower(state, session),
+            Effect::StopFollowing => abort(&mut self.follower),
+            Effect::Commit(exit, reference) => self.spawn_commit(state, exit, reference),
+            Effect::StopCommit => abort(&mut self.commit_job),
+            Effect::PostSnapshotHook(session) => self.spawn_post_snapshot_hook(state, session),
+            Effect::ServeSharedDir(volume) => self.spawn_shared_dir(state, volume),
+            Effect::CloseSharedDir(volume) => drop(lock(&self.shared_dirs).remove(&volume)),
+            Effect::CloseSharedDirs => lock(&self.shared_dirs).clear(),
+            Effect::CloseSession => {
+                if let Some(session) = self.sessions.take(None) {
+                    session.close();
+                }
+            }
+            Effect::ForgetSession(up_to) => drop(self.sessions.take(up_to)),
+            Effect::SetPaused(paused) => drop(self.paused.send_replace(paused)),
+            Effect::Publish(kind) => self.publish(state, kind),
+            Effect::Answer(ticket, answer) => self.answer(state, ticket, answer),
+            Effect::ReleaseClaim(volume) => self.shared.claims.release(&state.record.id, &volume),
+            Effect::Gone { vmm_left } => self.gone(state, vmm_left),
+        }
+    }
+
+    fn publish(&self, state: &State, kind: EventKind) {
+        let guest = state.session.and_then(|session| self.sessions.get(session));
+        let (record, containers) = (state.record.clone(), state.containers.clone());
+        self.view.send_replace(Arc::new(View { record, guest, containers }));
+        let (record, time) = (state.record.clone(), self.shared.node.clock.now());
+        let _no_watcher = self.shared.events.send(HostEvent { kind, record, time });
+    }
+
+    fn answer(&mut self, state: &State, ticket: Ticket, answer: Answer) {
+        let Some(caller) = self.callers.remove(&ticket) else { return };
+        match (caller, answer) {
+            (ReplyTo::Record(reply), Answer::Done) => drop(reply.send(Ok(state.record.clone()))),
+            (ReplyTo::Record(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
+            (ReplyTo::Container(reply), Answer::Container(record)) => drop(reply.send(Ok(*record))),
+            (ReplyTo::Container(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
+            (ReplyTo::Copy(reply), Answer::Copied(saved)) => {
+                let (record, containers) = (state.record.clone(), state.containers.clone());
+                drop(reply.send(Ok(VmCopy { record, containers, saved: *saved })));
+            }
+            (ReplyTo::Copy(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
+            (caller, answer) => {
+                tracing::error!(vm = %state.record.id, ?caller, ?answer, "answer of another kind than the request");
+            }
+        }
+    }
+
+    fn gone(&mut self, state: &State, vmm_left: bool) {
+        self.is_vmm_left = vmm_left;
+        self.shared.node.network.release(&state.record.id);
+        if !vmm_left {
+            self.shared.claims.release_all(&state.record.id);
+        }
+        if let Some(gone) = self.gone.take() {
+            gone();
+        }
+    }
+
+    fn reports_of(&self, state: &State) -> Reports {
+        Reports { run: state.run, inputs: self.reports.clone(), sessions: self.sessions.clone() }
+    }
+}
+
+fn abort(job: &mut Option<AbortHandle>) {
+    if let Some(job) = job.take() {
+        job.abort();
+    }
+}
+
+/// What the driver of a VM can do does not change while the daemon runs.
+fn abilities(shared: &Shared, record: &Record) -> Abilities {
+    let can_save = shared.node.driver.snapshots(&known_vmm_config(shared, record)).is_some();
+    Abilities { driver: shared.node.driver_name(&record.driver), can_save }
+}

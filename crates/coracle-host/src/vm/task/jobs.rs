@@ -1,0 +1,169 @@
+//! The jobs of a VM's task.
+
+use std::time::Duration;
+
+use coracle_guest_client::Backoff;
+use coracle_hypervisor::{Driver as _, ProcessId};
+use coracle_logs::{self as console};
+use coracle_oci::Reference;
+use coracle_types::VmId;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use super::Task;
+use crate::instances::InstanceOwner;
+use crate::vm::boot::{self, Boot, last_words};
+use crate::vm::effects::{Context, known_vmm_config, lock};
+use crate::vm::follow::{self, Outputs};
+use crate::vm::hooks::{self, Hook};
+use crate::vm::step::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
+use crate::vm::{Shared, shared_dirs};
+use crate::{Exit, HostError};
+
+/// A registry that takes longer does not keep a machine any more.
+const COMMIT_LIMIT: Duration = Duration::from_secs(3600);
+/// Between two tries to connect to a console.
+const CONSOLE_PAUSE: Duration = Duration::from_millis(100);
+/// For one try to end a VMM that was left behind.
+const END_LIMIT: Duration = Duration::from_secs(20);
+
+impl Task {
+    pub(super) fn spawn_job(&mut self, state: &State, id: JobId, scope: Scope, actions: Vec<Action>) {
+        let ends_run = actions.iter().any(is_end);
+        let context = Context {
+            shared: self.shared.clone(),
+            record: state.record.clone(),
+            paths: self.paths.clone(),
+            session: state.session.and_then(|session| self.sessions.get(session)),
+            writer: self.writer.clone(),
+            container_logs: self.container_logs.clone(),
+            shared_dirs: self.shared_dirs.clone(),
+            ending: ends_run.then(|| std::mem::take(&mut self.run)),
+        };
+        let reports = self.reports.clone();
+        let job = async move {
+            let result = context.run(actions).await;
+            let _task_gone = reports.send(Input::Done(id, result)).await;
+        };
+        let jobs = match scope {
+            Scope::Run => &mut self.run,
+            Scope::Vm => &mut self.jobs,
+        };
+        self.aborts.insert(id, jobs.spawn(job));
+    }
+
+    pub(super) fn spawn_boot(&mut self, state: &State) {
+        let (loaded, recorded) = oneshot::channel();
+        self.loaded = Some(loaded);
+        self.run.spawn(boot::run(Boot {
+            shared: self.shared.clone(),
+            record: state.record.clone(),
+            console: self.console.clone(),
+            reports: self.reports_of(state),
+            recorded,
+        }));
+    }
+
+    /// Jobs that last as long as the VMM: its end, and its console.
+    pub(super) fn spawn_watch(&mut self, state: &State, vmm: ProcessId) {
+        let (shared, reports, history) = (self.shared.clone(), self.reports_of(state), self.console.clone());
+        self.run.spawn(async move {
+            if shared.node.driver.exited(vmm).await.is_ok() {
+                reports.send(RunEvent::VmmGone { last_words: last_words(&history) }).await;
+            }
+        });
+        let shared = self.shared.clone();
+        let vmm_config = known_vmm_config(&shared, &state.record);
+        let (console, keys) = (self.console.clone(), self.keys.clone());
+        self.run.spawn(async move {
+            let mut keys = keys.lock().await;
+            loop {
+                if let Ok(socket) = shared.node.driver.console(&vmm_config).await {
+                    console::pump(socket, &console, &mut keys).await;
+                }
+                sleep(CONSOLE_PAUSE).await;
+            }
+        });
+    }
+
+    pub(super) fn spawn_follower(&mut self, state: &State, session: Option<SessionId>) {
+        let vmm_config = known_vmm_config(&self.shared, &state.record);
+        let containers =
+            state.record.sandbox.is_some().then(|| (self.container_logs.clone(), self.statistics.clone()));
+        let outputs = Outputs { log: self.log.clone(), containers };
+        let guest = session.and_then(|session| self.sessions.get(session));
+        let job = follow::run(
+            self.shared.clone(),
+            vmm_config,
+            state.record.boots,
+            outputs,
+            guest,
+            self.paused.subscribe(),
+            self.reports_of(state),
+        );
+        self.follower = Some(self.run.spawn(job));
+    }
+
+    pub(super) fn spawn_commit(&mut self, state: &State, exit: Exit, reference: Reference) {
+        let reports = self.reports_of(state);
+        let work = (self.commit)(state.record.id.clone(), exit, reference);
+        let job = self.run.spawn(async move {
+            let late = |_| Err(format!("it took longer than {} minutes", COMMIT_LIMIT.as_secs() / 60));
+            let outcome = timeout(COMMIT_LIMIT, work).await.unwrap_or_else(late);
+            reports.send(RunEvent::Committed(outcome)).await;
+        });
+        self.commit_job = Some(job);
+    }
+
+    pub(super) fn spawn_post_snapshot_hook(&mut self, state: &State, session: SessionId) {
+        let Some(guest) = self.sessions.get(session) else { return };
+        let (name, reports) = (state.record.name.clone(), self.reports_of(state));
+        self.run.spawn(async move {
+            match hooks::run(&guest, name.as_str(), Hook::PostSnapshot).await {
+                Ok(()) => {}
+                Err(HostError::Guest { .. }) => reports.send(RunEvent::HookInterrupted(session)).await,
+                Err(error) => {
+                    tracing::warn!(vm = %name, error = error.chain(), "post-snapshot hook failed");
+                }
+            }
+        });
+    }
+
+    pub(super) fn spawn_shared_dir(&mut self, state: &State, volume: String) {
+        let server = lock(&self.shared_dirs).get(&volume).cloned();
+        let guest = state.session.and_then(|session| self.sessions.get(session));
+        if let (Some(server), Some(guest)) = (server, guest) {
+            self.run.spawn(shared_dirs::serve(guest, volume, server));
+        }
+    }
+}
+
+fn is_end(action: &Action) -> bool {
+    match action {
+        Action::EndVmm => true,
+        Action::Within(_, action) | Action::Try(action) => is_end(action),
+        _ => false,
+    }
+}
+
+/// Ends a VMM that the kernel could not end when its VM was deleted, and gives back what it used. Until then no VM of that id
+/// starts, and none gets its disks.
+pub(super) async fn end_left_vmm(shared: &Shared, id: &VmId) {
+    let mut backoff = Backoff::new();
+    let owner = InstanceOwner::Vm(id.clone());
+    let left = shared.node.instances.ids_of(&owner);
+    for instance in left {
+        loop {
+            tokio::select! {
+                () = shared.node.stop.cancelled() => return,
+                ended = timeout(END_LIMIT, shared.node.instances.end(&instance, None)) => match ended {
+                    Ok(Ok(())) => break,
+                    Ok(Err(error)) => tracing::warn!(%instance, error = error.chain(), "end VMM failed"),
+                    Err(_) => tracing::warn!(%instance, "VMM has not ended yet"),
+                },
+            }
+            sleep(backoff.pause()).await;
+        }
+    }
+    shared.claims.release_all(id);
+}
