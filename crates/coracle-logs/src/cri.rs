@@ -1,8 +1,9 @@
 //! Logs of containers in the format of CRI (kubernetes, pkg/kubelet/kuberuntime/logs).
 //!
-//! `<time> <stream> <F|P> <content>`, one line a record; P: the line continues in the next record of the stream. Output is
-//! written as it comes, so the file is always a prefix of the output. How far it goes is kept beside it: after a crash
-//! the file is cut back to that, and the guest is asked for the rest, so that nothing is lost or written twice.
+//! `<time> <stream> <F|P> <content>`, one line a record; P: the line continues in the next record of the stream. The file is
+//! always a prefix of the output. Its last line waits for its end, for the other stream, or for the length of a record, so
+//! that a line is one record. How far the file goes is kept beside it: after a crash it is cut back to that, and the guest is
+//! asked for the rest, so that nothing is lost or written twice.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -25,10 +26,19 @@ pub struct CriLog {
     file: File,
     position_file: File,
     position: Position,
+    /// Output behind the position: the beginning of a line.
+    pending: Pending,
     /// The file is renamed to `<name>.1` when it is so large.
     rotate_bytes: Option<u64>,
     /// Bytes of output that could not be written.
     dropped: u64,
+}
+
+/// The beginning of a line that waits for its end.
+#[derive(Debug, Default)]
+struct Pending {
+    stream: Option<LogStream>,
+    data: Vec<u8>,
 }
 
 /// How far a log goes.
@@ -60,10 +70,11 @@ impl CriLog {
             file.set_len(position.length)?;
         }
         (position.inode, position.length) = (metadata.ino(), file.metadata()?.len());
-        Ok(Self { path: path.to_owned(), file, position_file, position, rotate_bytes, dropped: 0 })
+        let pending = Pending::default();
+        Ok(Self { path: path.to_owned(), file, position_file, position, pending, rotate_bytes, dropped: 0 })
     }
 
-    /// Where the container's output continues.
+    /// Where the container's output continues for a log that is opened anew.
     #[must_use]
     pub fn next_offset(&self) -> u64 {
         self.position.offset
@@ -81,16 +92,33 @@ impl CriLog {
     /// # Errors
     /// When it was dropped.
     pub fn append(&mut self, stream: LogStream, offset: u64, time_ns: i64, data: &[u8]) -> io::Result<()> {
-        let known = self.position.offset.saturating_sub(offset);
+        let seen = self.position.offset.saturating_add(self.pending.data.len() as u64);
+        let known = seen.saturating_sub(offset);
         let fresh = data.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or_default();
         // The guest chooses its offsets: one without an end is none.
         let Some(end) = offset.checked_add(data.len() as u64).filter(|_| !fresh.is_empty()) else {
             return Ok(());
         };
-        let mut next = Position { offset: end, ..self.position };
-        let open = &mut next.open[index(stream)];
-        let records = records(stream, time_ns, fresh, open);
-        self.write(&records, next, fresh.len())
+        if self.pending.stream.is_some_and(|other| other != stream) {
+            self.write_pending(time_ns)?;
+        }
+        let mut output = std::mem::take(&mut self.pending.data);
+        output.extend_from_slice(fresh);
+        let tail = output.split_off(whole(&output));
+        self.pending = Pending { stream: Some(stream).filter(|_| !tail.is_empty()), data: tail };
+        let mut next =
+            Position { offset: end.saturating_sub(self.pending.data.len() as u64), ..self.position };
+        let records = records(stream, time_ns, &output, &mut next.open[index(stream)]);
+        if records.is_empty() { Ok(()) } else { self.write(&records, next, output.len()) }
+    }
+
+    /// Writes the beginning of a line as a record that is continued.
+    fn write_pending(&mut self, time_ns: i64) -> io::Result<()> {
+        let Pending { stream: Some(stream), data } = std::mem::take(&mut self.pending) else { return Ok(()) };
+        let mut next = self.position;
+        next.offset = next.offset.saturating_add(data.len() as u64);
+        let records = records(stream, time_ns, &data, &mut next.open[index(stream)]);
+        self.write(&records, next, data.len())
     }
 
     /// Ends a line that has no end. Idempotent.
@@ -98,6 +126,14 @@ impl CriLog {
     /// # Errors
     /// When the disk is full.
     pub fn finish(&mut self, time_ns: i64) -> io::Result<()> {
+        if let Pending { stream: Some(stream), data } = std::mem::take(&mut self.pending) {
+            let mut next = self.position;
+            next.offset = next.offset.saturating_add(data.len() as u64);
+            next.open[index(stream)] = false;
+            let mut end = Vec::new();
+            record(&mut end, stream, time_ns, 'F', &data);
+            self.write(&end, next, data.len())?;
+        }
         for stream in [LogStream::Stdout, LogStream::Stderr] {
             if self.position.open[index(stream)] {
                 let mut next = self.position;
@@ -149,6 +185,14 @@ impl CriLog {
         self.position = next;
         Ok(())
     }
+}
+
+/// Length of what can be written: whole lines, and whole records of a long line.
+fn whole(output: &[u8]) -> usize {
+    let lines = output.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let rest = output.len() - lines;
+    // The end of a line may follow a whole record: it is the last one then.
+    lines + rest.saturating_sub(1) / CONTENT_MAX * CONTENT_MAX
 }
 
 fn append(path: &Path) -> io::Result<File> {
@@ -301,11 +345,15 @@ mod tests {
             .unwrap();
         drop(log);
         let mut log = open(dir.path(), None);
-        assert_eq!((log.next_offset(), read(dir.path())), (6, before));
+        assert_eq!(
+            (log.next_offset(), read(dir.path())),
+            (4, before),
+            "the beginning of a line is asked for again"
+        );
         // The guest repeats what it is not sure of.
         log.append(LogStream::Stdout, 4, TIME, b"two\n").unwrap();
         log.append(LogStream::Stdout, 0, TIME, b"one\n").unwrap();
-        assert!(read(dir.path()).ends_with(" stdout P tw\n2027-01-15T08:00:00.123456789Z stdout F o\n"));
+        assert!(read(dir.path()).ends_with(" stdout F one\n2027-01-15T08:00:00.123456789Z stdout F two\n"));
         assert_eq!(log.next_offset(), 8);
     }
 
@@ -338,7 +386,50 @@ mod tests {
         log.append(LogStream::Stdout, 100, TIME, b"y").unwrap();
         log.finish(TIME).unwrap();
         log.finish(TIME).unwrap();
-        assert_eq!(read(dir.path()).lines().map(|l| l.split(' ').nth(2).unwrap()).collect::<String>(), "PF");
+        assert_eq!(read(dir.path()), "", "it has turned over");
+    }
+
+    /// Streams, tags and contents of the records.
+    fn written(dir: &Path) -> Vec<String> {
+        let record = |line: &str| line.split_once(' ').map_or(String::new(), |(_, rest)| rest.to_owned());
+        read(dir).lines().map(record).collect()
+    }
+
+    #[test]
+    fn last_line_without_an_end_is_one_record() {
+        use LogStream::{Stderr, Stdout};
+        for (why, pieces, want) in [
+            ("in pieces", vec![(Stdout, "a\nb"), (Stdout, "c")], vec!["stdout F a", "stdout F bc"]),
+            ("alone", vec![(Stderr, "no end")], vec!["stderr F no end"]),
+            (
+                "cut by the other stream",
+                vec![(Stdout, "a"), (Stderr, "x\n"), (Stdout, "b")],
+                vec!["stdout P a", "stderr F x", "stdout F b"],
+            ),
+            ("with an end", vec![(Stdout, "a\n")], vec!["stdout F a"]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut log = open(dir.path(), None);
+            let mut offset = 0;
+            for (stream, text) in pieces {
+                log.append(stream, offset, TIME, text.as_bytes()).unwrap();
+                offset += text.len() as u64;
+            }
+            log.finish(TIME).unwrap();
+            log.finish(TIME).unwrap();
+            assert_eq!(written(dir.path()), want, "{why}");
+            assert_eq!(log.next_offset(), offset, "{why}");
+        }
+    }
+
+    #[test]
+    fn long_line_is_written_in_whole_records() {
+        for (bytes, want) in
+            [(CONTENT_MAX, 0), (CONTENT_MAX + 1, CONTENT_MAX), (2 * CONTENT_MAX, CONTENT_MAX)]
+        {
+            assert_eq!(whole(&vec![b'x'; bytes]), want, "{bytes}");
+        }
+        assert_eq!(whole(b"a\nbc"), 2);
     }
 
     #[test]

@@ -154,7 +154,6 @@ async fn follower_ends_when_the_container_ended_and_all_was_read() {
     followed.write("one\n");
     followed.read_until("one\n").await;
     followed.write("tw");
-    followed.read_until("one\ntw").await;
     followed.write("o\nthree\n");
     followed.read_to_end().await;
     assert_eq!(followed.got, "one\ntwo\nthree\n");
@@ -244,7 +243,10 @@ proptest! {
             offset += piece.len() as u64;
         }
         let all = read(&path, LogQuery::default());
-        prop_assert!(pieces.concat().ends_with(&all), "what rotation has not removed");
+        let mut written = pieces.concat();
+        // A line without an end waits for it.
+        written.truncate(written.rfind('\n').map_or(0, |at| at + 1));
+        prop_assert!(written.ends_with(&all), "what rotation has not removed");
         let total = all.split_inclusive('\n').count();
         let skip = total.saturating_sub(usize::try_from(lines).unwrap());
         let want: String = all.split_inclusive('\n').skip(skip).collect();
