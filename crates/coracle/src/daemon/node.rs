@@ -10,7 +10,7 @@ use coracle_cri::{CriOptions, CriServer};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver, Jail};
 use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, HostService, LegacyConfig};
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
-use coracle_hypervisor::{Drivers, KvmProbe};
+use coracle_hypervisor::{Accelerator, Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, Network, Reach, Subnet, UserNetwork};
 use coracle_oci::Registries;
@@ -279,8 +279,12 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
 fn serve_cri(tasks: &mut Tasks, host: &Host, args: &NodeArgs, socket: &Path) -> miette::Result<()> {
     let listener = private_socket(socket)?;
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    // A second emulated processor makes every boot slower.
+    let emulated =
+        host.probes().first().is_some_and(|(_, probe)| probe.accelerator == Some(Accelerator::Tcg));
     let options = CriOptions {
         handlers: args.cri_handlers.clone(),
+        vcpus: if emulated { 1 } else { CriOptions::default().vcpus },
         vcpus_max: processors,
         systemd_cgroups: Path::new("/run/systemd/system").is_dir(),
         ..CriOptions::default()
