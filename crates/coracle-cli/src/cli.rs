@@ -1,6 +1,7 @@
 //! The grammar of the command line. Help texts are written for the person who types.
 
 mod agentpool;
+mod cocoon;
 mod daemons;
 mod format;
 mod market;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, PoolArgs, PoolFlags};
+pub use cocoon::{CocoonFlags, CocoonOperatorArgs, CocoonWebhookArgs};
 pub use daemons::{
     AcceleratorChoice, DownArgs, Group, NetworkMode, NodeAddress, NodeArgs, OperatorArgs, Part, ReachChoice,
     RegistryFlags, UpArgs,
@@ -166,6 +168,12 @@ pub enum Command {
     /// Run the controllers of pools with the flags of the original agent-forge-operator
     #[command(name = agentpool::AGENT_FORGE, hide = true)]
     AgentForge(Box<AgentForgeArgs>),
+    /// Run the controllers of CocoonSets with the flags of the original cocoon-operator
+    #[command(name = cocoon::OPERATOR, hide = true)]
+    CocoonOperator(Box<CocoonOperatorArgs>),
+    /// Run the webhook for pods that run as VMs with the variables of the original cocoon-webhook
+    #[command(name = cocoon::WEBHOOK, hide = true)]
+    CocoonWebhook(Box<CocoonWebhookArgs>),
     /// A registry for images, disks and snapshots
     Registry(RegistryArgs),
     /// Print a shell completion script
@@ -190,7 +198,9 @@ impl Command {
         match self {
             Self::Node(args) => Some(args.threads),
             Self::Operator(args) => Some(args.threads),
-            Self::AgentForge(_) | Self::Up(_) => Some(WorkerThreads::default()),
+            Self::AgentForge(_) | Self::CocoonOperator(_) | Self::CocoonWebhook(_) | Self::Up(_) => {
+                Some(WorkerThreads::default())
+            }
             Self::Registry(args) => match &args.command {
                 RegistryCommand::Serve(args) => Some(args.threads),
                 _ => None,
@@ -578,6 +588,11 @@ pub fn drop_in(args: &mut Vec<OsString>) {
         Some(agentpool::AGENT_FORGE) => {
             let flags = agentpool::go_flags(args.split_off(1));
             args.push(agentpool::AGENT_FORGE.into());
+            args.extend(flags);
+        }
+        Some(name @ (cocoon::OPERATOR | cocoon::WEBHOOK)) => {
+            let flags = agentpool::go_flags(args.split_off(1));
+            args.push(name.into());
             args.extend(flags);
         }
         Some("epoch") => registry::epoch(args),

@@ -13,6 +13,7 @@ mod config;
 mod context;
 mod error;
 mod hibernation;
+mod manifests;
 mod metrics;
 mod registry;
 mod set;
@@ -27,8 +28,9 @@ use tokio_util::sync::CancellationToken;
 
 pub use config::{Config, HIBERNATIONS, SETS, Settings, Times};
 pub use error::Error;
+pub use manifests::{NAMESPACE, manifests};
 pub use metrics::CocoonMetrics;
-pub use registry::{InvalidRegistry, OciTags, RegistryError, SnapshotTags};
+pub use registry::{InvalidRegistry, NoTags, OciTags, RegistryError, SnapshotTags};
 pub use webhook::{Webhook, WebhookMetrics, WebhookSettings, configurations, reap, router};
 
 use context::Context;

@@ -92,6 +92,18 @@ impl CocoonMetrics {
         m
     }
 
+    /// Writes every series once, for the reference.
+    pub fn touch(&self) {
+        self.rebuilt("prod".into(), "demo".into());
+        self.dead_letter("prod".into(), "demo".into());
+        self.hibernated(true, Duration::from_secs(20));
+        self.woken(false, Duration::from_secs(20));
+        self.failed_state("Pending");
+        self.released_pod();
+        self.released_wake(true);
+        self.unschedulable_wake();
+    }
+
     pub(crate) fn rebuilt(&self, namespace: String, cocoonset: String) {
         self.rebuilds.get_or_create(&Set { namespace, cocoonset }).inc();
     }
@@ -138,14 +150,7 @@ mod tests {
     fn metric_names_are_those_of_the_original() {
         let mut registry = Registry::default();
         let metrics = CocoonMetrics::register(&mut registry);
-        metrics.rebuilt("prod".into(), "demo".into());
-        metrics.dead_letter("prod".into(), "demo".into());
-        metrics.hibernated(true, Duration::from_secs(20));
-        metrics.woken(false, Duration::from_secs(20));
-        metrics.failed_state("Pending");
-        metrics.released_pod();
-        metrics.released_wake(true);
-        metrics.unschedulable_wake();
+        metrics.touch();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [

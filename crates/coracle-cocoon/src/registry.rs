@@ -65,6 +65,21 @@ pub struct InvalidRegistry {
     pub reason: String,
 }
 
+/// No registry: nothing is saved, and nothing is to be removed.
+#[derive(Clone, Copy, Debug)]
+pub struct NoTags;
+
+#[async_trait]
+impl SnapshotTags for NoTags {
+    async fn has(&self, _: &str, _: &str) -> Result<bool, RegistryError> {
+        Ok(false)
+    }
+
+    async fn delete(&self, _: &str, _: &str) -> Result<(), RegistryError> {
+        Ok(())
+    }
+}
+
 /// A registry that speaks the distribution protocol.
 pub struct OciTags {
     host: String,

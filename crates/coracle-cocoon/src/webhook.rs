@@ -116,6 +116,13 @@ impl WebhookMetrics {
         m
     }
 
+    /// Writes every series once, for the reference.
+    pub fn touch(&self) {
+        self.answered("validate_cocoonset", "deny");
+        self.reserved("default");
+        self.released("default");
+    }
+
     pub(crate) fn answered(&self, handler: &'static str, decision: &'static str) {
         self.admissions.get_or_create(&Admission { handler, decision }).inc();
     }
@@ -137,9 +144,7 @@ mod tests {
     fn metric_names_are_those_of_the_original() {
         let mut registry = Registry::default();
         let metrics = WebhookMetrics::register(&mut registry);
-        metrics.answered("validate_cocoonset", "deny");
-        metrics.reserved("default");
-        metrics.released("default");
+        metrics.touch();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [

@@ -6,6 +6,7 @@ pub(crate) mod agentpool;
 pub(crate) mod announce;
 pub(crate) mod bidnode;
 pub(crate) mod cluster;
+pub(crate) mod cocoon;
 pub(crate) mod down;
 pub(crate) mod kubelet;
 mod limits;

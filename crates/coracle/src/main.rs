@@ -49,6 +49,8 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Node(args) => daemon::node::run(&global, *args).await.map(|()| 0),
         Command::Operator(args) => daemon::operator::run(*args).await.map(|()| 0),
         Command::AgentForge(args) => daemon::agent_forge::run(*args).await.map(|()| 0),
+        Command::CocoonOperator(args) => daemon::cocoon::run_operator(*args).await.map(|()| 0),
+        Command::CocoonWebhook(args) => daemon::cocoon::run_webhook(*args).await.map(|()| 0),
         Command::Up(args) => daemon::up::run(&global, *args).await.map(|()| 0),
         Command::Down(args) => daemon::down::run(&global, args).await.map(|()| 0),
         Command::Registry(args) => match args.command {

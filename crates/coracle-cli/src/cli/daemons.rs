@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{BidFlags, PoolFlags, WorkerThreads};
+use super::{BidFlags, CocoonFlags, PoolFlags, WorkerThreads};
 
 /// How registries are reached.
 #[derive(Args, Clone, Debug, Default)]
@@ -356,6 +356,9 @@ pub struct OperatorArgs {
     /// Name that the API server reaches the webhooks by [default: the Service of the manifests]
     #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_URL_HOST", value_name = "HOST")]
     pub webhook_url_host: Option<String>,
+    /// Namespace of the webhooks' Service, Secret and reservations
+    #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_NAMESPACE", value_name = "NAME", default_value = coracle_api::keys::SYSTEM_NAMESPACE)]
+    pub webhook_namespace: String,
     /// Answer webhooks only to callers with a certificate of this authority [default: to everyone]
     #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_CLIENT_CA", value_name = "FILE")]
     pub webhook_client_ca: Option<PathBuf>,
@@ -375,6 +378,8 @@ pub struct OperatorArgs {
     pub pools: PoolFlags,
     #[command(flatten)]
     pub bids: BidFlags,
+    #[command(flatten)]
+    pub cocoon: CocoonFlags,
 }
 
 /// Controllers that run together, under a Lease of their own.
@@ -387,4 +392,6 @@ pub enum Group {
     AgentPool,
     /// BidNodes
     BidNode,
+    /// CocoonSets and CocoonHibernations
+    CocoonSet,
 }

@@ -6,6 +6,7 @@
     reason = "helpers of tests fail like tests"
 )]
 
+mod guide;
 mod hibernations;
 mod node;
 mod registry;

@@ -89,7 +89,8 @@ fn address(text: &str) -> miette::Result<Vec<SocketAddr>> {
     Ok(vec![text.parse().into_diagnostic().wrap_err_with(|| format!("address {text}"))?])
 }
 
-async fn bind(text: &str) -> miette::Result<Option<TcpListener>> {
+/// Listens as Go does. `None`: nowhere.
+pub(super) async fn bind(text: &str) -> miette::Result<Option<TcpListener>> {
     let all = address(text)?;
     if all.is_empty() {
         return Ok(None);

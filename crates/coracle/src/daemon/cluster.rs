@@ -6,7 +6,9 @@ use std::time::Duration;
 use coracle_api::keys::{CLIENT_SECRET, SYSTEM_NAMESPACE, node as keys};
 use coracle_api::{MikromVM, MikromVMSpec};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, Secret, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -17,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{announce, pki};
+use super::{announce, cocoon, pki};
 use coracle_cli::error::Failure;
 
 /// From start to Ready of each part.
@@ -243,6 +245,9 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
     };
     let hooks: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     absent_is_ok(hooks.delete(&webhook_name(), &params).await.map(drop))?;
+    absent_is_ok(hooks.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    absent_is_ok(mutating.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
     let leases: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
     let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);

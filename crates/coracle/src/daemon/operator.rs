@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::{agentpool, announce, bidnode};
+use super::{agentpool, announce, bidnode, cocoon};
 use coracle_cli::cli::{Group, OperatorArgs};
 use coracle_cli::tasks::{Tasks, stop_signal};
 
@@ -28,8 +28,22 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     let metrics = ControllerMetrics::register(&mut registry);
     let mut tasks = Tasks::new();
     let readiness = Readiness::default();
+    let mut extensions = Vec::new();
+    if args.controllers.contains(&Group::CocoonSet) {
+        let election = (!args.no_election).then(|| coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
+        let election = election.map(super::own_namespace);
+        let config = cocoon::config(&args.cocoon, election.as_deref(), metrics.clone(), &mut registry)?;
+        cocoon::spawn(&mut tasks, client.clone(), config);
+        if args.webhook_listen.is_some() {
+            extensions.push(cocoon::extension(&args, &client, &mut registry, &mut tasks));
+        }
+    }
+    let mut fleet = None;
     if args.controllers.contains(&Group::MikromVm) {
-        mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?;
+        fleet = Some(mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?);
+    }
+    if fleet.is_some() || !extensions.is_empty() {
+        webhook(&args, &client, fleet, extensions, &readiness, &mut tasks)?;
     }
     if args.controllers.contains(&Group::AgentPool) {
         let election = (!args.no_election).then(|| coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
@@ -61,7 +75,7 @@ fn mikromvm(
     metrics: &ControllerMetrics,
     readiness: &Readiness,
     tasks: &mut Tasks,
-) -> miette::Result<()> {
+) -> miette::Result<Fleet> {
     let config = config(args, metrics.clone())?;
     let (fleet, keep) = Fleet::watch(client, &config.scope, config.overcommit, config.clock.clone());
     let keep = Box::pin(keep);
@@ -79,24 +93,39 @@ fn mikromvm(
         stop.cancelled().await;
         Ok(())
     });
-    if let Some(listen) = args.webhook_listen {
-        let mut webhook = coracle_admission::Config { listen, ..Default::default() };
-        if let Some(host) = args.webhook_url_host.clone() {
-            webhook.reach = coracle_admission::Reach::Url { host };
-        }
-        if let Some(path) = &args.webhook_client_ca {
-            let pem = std::fs::read(path).into_diagnostic();
-            webhook.client_ca = Some(pem.wrap_err_with(|| format!("read {}", path.display()))?);
-        }
-        follow_readiness(readiness, "webhook", webhook.ready.subscribe(), tasks);
-        let (client, fleet) = (client.clone(), fleet.clone());
-        tasks.spawn("webhook", |stop| async move {
-            Box::pin(coracle_admission::run(client, webhook, fleet, stop)).await.into_diagnostic()
-        });
-    }
-    let client = client.clone();
+    let (client, kept) = (client.clone(), fleet.clone());
     tasks.spawn("mikromvm", |stop| async move {
-        Box::pin(coracle_microvm::run_with(client, config, fleet, stop)).await.into_diagnostic()
+        Box::pin(coracle_microvm::run_with(client, config, kept, stop)).await.into_diagnostic()
+    });
+    Ok(fleet)
+}
+
+/// Admission on one listener: MikromVMs when there is a fleet, and more.
+fn webhook(
+    args: &OperatorArgs,
+    client: &Client,
+    fleet: Option<Fleet>,
+    extensions: Vec<coracle_admission::Extension>,
+    readiness: &Readiness,
+    tasks: &mut Tasks,
+) -> miette::Result<()> {
+    let Some(listen) = args.webhook_listen else { return Ok(()) };
+    let mut webhook = coracle_admission::Config { listen, extensions, ..Default::default() };
+    webhook.system_namespace.clone_from(&args.webhook_namespace);
+    if let coracle_admission::Reach::Service { namespace, .. } = &mut webhook.reach {
+        namespace.clone_from(&args.webhook_namespace);
+    }
+    if let Some(host) = args.webhook_url_host.clone() {
+        webhook.reach = coracle_admission::Reach::Url { host };
+    }
+    if let Some(path) = &args.webhook_client_ca {
+        let pem = std::fs::read(path).into_diagnostic();
+        webhook.client_ca = Some(pem.wrap_err_with(|| format!("read {}", path.display()))?);
+    }
+    follow_readiness(readiness, "webhook", webhook.ready.subscribe(), tasks);
+    let client = client.clone();
+    tasks.spawn("webhook", |stop| async move {
+        Box::pin(coracle_admission::run(client, webhook, fleet, stop)).await.into_diagnostic()
     });
     Ok(())
 }

@@ -336,7 +336,7 @@ fn operator(
     let show = |path: &Path| path.display().to_string();
     let mut args = vec![
         ("--kubeconfig", show(kubeconfig)),
-        ("--controllers", "mikromvm,bidnode,agentpool".to_owned()),
+        ("--controllers", "mikromvm,bidnode,agentpool,cocoonset".to_owned()),
         ("--market", coracle_cli::cli::EMBEDDED.to_owned()),
         ("--market-store", format!("sqlite:{}", state.join("market.db").display())),
         ("--market-listen", "127.0.0.1:0".to_owned()),

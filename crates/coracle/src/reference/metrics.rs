@@ -71,6 +71,8 @@ fn operator() -> Registry {
     coracle_vsphere::VsphereMetrics::register(&mut registry).touch();
     coracle_agentpool::PoolMetrics::register(&mut registry).touch();
     coracle_bidnode::BidMetrics::register(&mut registry).touch();
+    coracle_cocoon::CocoonMetrics::register(&mut registry).touch();
+    coracle_cocoon::WebhookMetrics::register(&mut registry).touch();
     registry
 }
 

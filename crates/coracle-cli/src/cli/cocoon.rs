@@ -1,0 +1,170 @@
+//! The operator's flags for CocoonSets, and the flags and variables of the original operator and webhook.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use jiff::SignedDuration;
+
+/// Flags of the controllers of CocoonSets and CocoonHibernations, and of the webhook for their pods.
+#[derive(Args, Debug, Clone)]
+pub struct CocoonFlags {
+    /// Registry of saved VMs: http://HOST[:PORT] or https://HOST[:PORT] [default: $EPOCH_URL, or none: nothing is saved or removed]
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_REGISTRY", value_name = "URL", help_heading = SETS)]
+    pub cocoon_registry: Option<String>,
+    /// Token to remove saved VMs with [default: $EPOCH_TOKEN]
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_REGISTRY_TOKEN", value_name = "TOKEN", hide_env_values = true, help_heading = SETS)]
+    pub cocoon_registry_token: Option<String>,
+    /// Certificates in PEM that the registry's is checked by, besides the system's
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_REGISTRY_CA", value_name = "FILE", help_heading = SETS)]
+    pub cocoon_registry_ca: Option<PathBuf>,
+    /// Replace pods that differ from the spec of their CocoonSet
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_DRIFT", help_heading = SETS)]
+    pub cocoon_drift: bool,
+    /// Rebuild sub-agents that ended, four times
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_REBUILD", help_heading = SETS)]
+    pub cocoon_rebuild: bool,
+    /// Move the main agent when spec.nodeName changes
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_MIGRATE", help_heading = SETS)]
+    pub cocoon_migrate: bool,
+    /// Keep what was saved when pods were deleted, when their CocoonSet is deleted
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_KEEP_SNAPSHOTS", help_heading = SETS)]
+    pub cocoon_keep_snapshots: bool,
+    /// Do not give pods slots and nodes at their creation
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_NO_STICKY", help_heading = SETS)]
+    pub cocoon_no_sticky: bool,
+    /// Refuse pods that run as VMs and are not of a CocoonSet
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_STRICT", help_heading = SETS)]
+    pub cocoon_strict: bool,
+    /// Take the image of the VM from the first container where a pod has no image annotation
+    #[arg(long, env = "CORACLE_OPERATOR_COCOON_IMAGE_ANNOTATION", help_heading = SETS)]
+    pub cocoon_image_annotation: bool,
+}
+
+const SETS: &str = "CocoonSets";
+
+/// Flags and variables of the original operator, with its defaults.
+#[derive(Args, Debug)]
+pub struct CocoonOperatorArgs {
+    /// Where metrics are served; 0: nowhere
+    #[arg(long, env = "METRICS_ADDR", default_value = ":8080", value_name = "ADDR")]
+    pub metrics_bind_address: String,
+    /// Where health is served
+    #[arg(long, env = "PROBE_ADDR", default_value = ":8081", value_name = "ADDR")]
+    pub health_probe_bind_address: String,
+    /// Work only while holding the Lease
+    #[arg(long, env = "LEADER_ELECT", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true", value_parser = truth, action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+    /// Sets reconciled at once
+    #[arg(long, env = "COCOONSET_CONCURRENCY", default_value_t = 4, value_name = "COUNT")]
+    pub cocoonset_concurrency: u16,
+    /// Hibernations reconciled at once
+    #[arg(long, env = "HIBERNATION_CONCURRENCY", default_value_t = 4, value_name = "COUNT")]
+    pub hibernation_concurrency: u16,
+    /// Cluster to work for
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Log level
+    #[arg(long, env = "OPERATOR_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    pub log: String,
+    /// Registry of saved VMs
+    #[arg(
+        long,
+        env = "EPOCH_URL",
+        default_value = "http://epoch.cocoon-system.svc:8080",
+        value_name = "URL"
+    )]
+    pub epoch_url: String,
+    /// Its token
+    #[arg(long, env = "EPOCH_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub epoch_token: Option<String>,
+    /// Certificates that the registry's is checked by
+    #[arg(long, env = "EPOCH_CA_CERT", value_name = "FILE")]
+    pub epoch_ca_cert: Option<PathBuf>,
+    /// Registry in place of the one above, as later releases name it
+    #[arg(long, env = "OCI_REGISTRY", value_name = "URL")]
+    pub oci_registry: Option<String>,
+}
+
+/// Variables of the original webhook, with its defaults.
+#[derive(Args, Debug)]
+pub struct CocoonWebhookArgs {
+    /// Where reviews are answered
+    #[arg(long, env = "LISTEN_ADDR", default_value = ":8443", value_name = "ADDR")]
+    pub listen: String,
+    /// Where metrics are served; 0: nowhere
+    #[arg(long, env = "METRICS_ADDR", default_value = ":9090", value_name = "ADDR")]
+    pub metrics: String,
+    /// Certificate to show
+    #[arg(long, env = "TLS_CERT", default_value = "/etc/cocoon/webhook/certs/tls.crt", value_name = "FILE")]
+    pub tls_cert: PathBuf,
+    /// Its key
+    #[arg(long, env = "TLS_KEY", default_value = "/etc/cocoon/webhook/certs/tls.key", value_name = "FILE")]
+    pub tls_key: PathBuf,
+    /// Log level
+    #[arg(long, env = "WEBHOOK_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    pub log: String,
+    /// Cluster to work for
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Interval of the search for reservations whose pods are gone
+    #[arg(long, env = "REAPER_INTERVAL", default_value = "5m", value_name = "DURATION")]
+    pub reaper_interval: SignedDuration,
+    /// How long a reservation is kept after its pod is gone
+    #[arg(long, env = "REAPER_GRACE", default_value = "30m", value_name = "DURATION")]
+    pub reaper_grace: SignedDuration,
+    /// Users that may create pods that run as VMs; with it only pods of CocoonSets are accepted
+    #[arg(long, env = "POD_CREATORS", value_name = "USER", value_delimiter = ',')]
+    pub pod_creators: Vec<String>,
+}
+
+/// The command that the original operator's name stands for.
+pub(super) const OPERATOR: &str = "cocoon-operator";
+/// The command that the original webhook's name stands for.
+pub(super) const WEBHOOK: &str = "cocoon-webhook";
+
+/// A truth value of Go.
+fn truth(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err("must be true or false".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command, drop_in};
+
+    fn parsed(args: &[&str]) -> Command {
+        let mut all: Vec<_> = args.iter().map(OsString::from).collect();
+        drop_in(&mut all);
+        Cli::try_parse_from(all).unwrap().command
+    }
+
+    #[test]
+    fn under_the_originals_names_its_defaults_hold() {
+        let Command::CocoonOperator(args) = parsed(&["/usr/bin/cocoon-operator"]) else { panic!("operator") };
+        assert_eq!(
+            (args.metrics_bind_address.as_str(), args.health_probe_bind_address.as_str()),
+            (":8080", ":8081")
+        );
+        assert!(args.leader_elect);
+        assert_eq!(args.epoch_url, "http://epoch.cocoon-system.svc:8080");
+        let Command::CocoonWebhook(args) = parsed(&["cocoon-webhook"]) else { panic!("webhook") };
+        assert_eq!((args.listen.as_str(), args.metrics.as_str()), (":8443", ":9090"));
+        assert_eq!((args.reaper_interval.as_secs(), args.reaper_grace.as_secs()), (300, 1800));
+        assert_eq!(args.tls_cert, PathBuf::from("/etc/cocoon/webhook/certs/tls.crt"));
+    }
+
+    #[test]
+    fn gos_syntax_of_flags_is_understood() {
+        let args = ["cocoon-operator", "-leader-elect=F", "-metrics-bind-address", "0"];
+        let Command::CocoonOperator(args) = parsed(&args) else { panic!("operator") };
+        assert_eq!((args.leader_elect, args.metrics_bind_address.as_str()), (false, "0"));
+    }
+}
