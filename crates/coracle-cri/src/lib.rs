@@ -30,6 +30,7 @@ mod stats;
 mod status;
 mod streams;
 mod table;
+mod trace;
 mod translate;
 mod vm_container;
 

@@ -18,8 +18,12 @@ pub(crate) enum Refusal {
     State { operation: &'static str, what: &'static str, id: String, why: &'static str },
     #[error("{what} is not supported: {why}")]
     Unsupported { what: &'static str, why: &'static str },
+    #[error(
+        "cannot resize pod: its VM has {vcpus} virtual CPUs and {memory_mib} MiB, and keeps them until the pod is made anew"
+    )]
+    Resize { vcpus: u8, memory_mib: u32 },
     /// The kubelet looks for the word at the beginning.
-    #[error("RROUnsupported: recursive read-only mounts are not supported")]
+    #[error("RROUnsupported: a recursive read-only mount must be read-only and private")]
     RecursiveReadOnly,
     /// The kubelet looks for the word at the beginning.
     #[error("ImageVolumeMountFailed: {0}")]
@@ -44,7 +48,7 @@ impl Refusal {
             }
             Self::NotFound { .. } => Code::NotFound,
             Self::Exists { .. } => Code::AlreadyExists,
-            Self::State { .. } => Code::FailedPrecondition,
+            Self::State { .. } | Self::Resize { .. } => Code::FailedPrecondition,
             Self::ImageVolume(_) | Self::Start { .. } => Code::Internal,
             Self::ExecTimeout(_) => Code::DeadlineExceeded,
             Self::TooManySessions => Code::ResourceExhausted,
@@ -135,7 +139,7 @@ mod tests {
             (
                 Refusal::RecursiveReadOnly,
                 Code::InvalidArgument,
-                "RROUnsupported: recursive read-only mounts are not supported",
+                "RROUnsupported: a recursive read-only mount must be read-only and private",
             ),
             (
                 Refusal::ImageVolume("no /x in it".into()),

@@ -7,6 +7,7 @@ use coracle_host::{ContainerState, HostError};
 use coracle_oci::NoProgress;
 use coracle_proto::cri::{
     PodSandboxConfig, PodSandboxMetadata, PodSandboxStatusResponse, RunPodSandboxRequest,
+    UpdatePodSandboxResourcesRequest,
 };
 use tonic::Status;
 
@@ -16,7 +17,7 @@ use crate::refusal::{Refusal, of_host};
 use crate::server::{CriServer, new_id};
 use crate::status;
 use crate::table::{Ctr, Pod};
-use crate::translate::sandbox::vm_spec;
+use crate::translate::sandbox::{check_resize, vm_spec};
 
 impl CriServer {
     /// Starts the VM of a pod and gives the sandbox's id. The same request again gives the same one.
@@ -76,6 +77,21 @@ impl CriServer {
             Ok(_) | Err(HostError::NotFound { .. }) => Ok(()),
             Err(error) => Err(of_host(&error)),
         }
+    }
+
+    /// Says whether a resize of a pod fits its VM, which keeps the size that it started with.
+    pub(crate) fn update_pod_sandbox(
+        &self,
+        request: &UpdatePodSandboxResourcesRequest,
+    ) -> Result<(), Status> {
+        let pod = self.0.table.pod(&self.0.host, &request.pod_sandbox_id)?;
+        if pod.facts.disk {
+            let (what, why) = ("resize of a disk pod", "its VM keeps the size that it started with");
+            return Err(Refusal::Unsupported { what, why }.into());
+        }
+        let vm = (pod.record().vcpus, pod.record().memory);
+        let resources = request.resources.clone().unwrap_or_default();
+        Ok(check_resize(&resources, vm, &self.0.options)?)
     }
 
     async fn end_container(&self, pod: &Pod, container: &Ctr) -> Result<(), Status> {

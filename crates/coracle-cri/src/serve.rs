@@ -14,6 +14,7 @@ use crate::CriServer;
 use crate::facts::SandboxFacts;
 use crate::service::Service;
 use crate::status::is_acknowledged;
+use crate::trace;
 
 /// Largest reply that a kubelet takes, bytes.
 const REPLY_MAX: usize = 16 << 20;
@@ -55,6 +56,10 @@ impl CriServer {
             stopping.cancel();
         };
         let server = Server::builder()
+            .trace_fn(|request| {
+                let parent = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
+                trace::span(request.uri().path(), parent)
+            })
             .add_service(RuntimeServiceServer::new(service.clone()).max_encoding_message_size(REPLY_MAX))
             .add_service(ImageServiceServer::new(service).max_encoding_message_size(REPLY_MAX))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), ended);

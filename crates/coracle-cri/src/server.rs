@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
+use tracing::Instrument as _;
 
 use crate::CriOptions;
 use crate::handlers::{self, Handler};
@@ -74,11 +75,17 @@ impl CriServer {
         let no_network = host.network().subnet().is_none().then_some(("NoPodNetwork", why));
         let handler = |handler: &Handler| RuntimeHandler {
             name: handler.name.clone(),
-            features: Some(RuntimeHandlerFeatures::default()),
+            // A shared directory that is read-only is so with all that is mounted in it on the node.
+            features: Some(RuntimeHandlerFeatures {
+                recursive_read_only_mounts: true,
+                user_namespaces: false,
+            }),
         };
         let info = || {
             let cidr = self.0.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let facts = serde_json::json!({ "podCIDR": cidr, "network": host.network().mode() });
+            let subnet = host.network().subnet().map(|subnet| subnet.to_string());
+            let facts =
+                serde_json::json!({ "podCIDR": cidr, "subnet": subnet, "network": host.network().mode() });
             [("node".to_owned(), facts.to_string())].into()
         };
         StatusResponse {
@@ -89,6 +96,25 @@ impl CriServer {
             runtime_handlers: self.0.handlers.iter().map(handler).collect(),
             features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
         }
+    }
+
+    /// Keeps what the kubelet says of its pods' addresses. The node chose its subnet when it started: another one is said.
+    pub(crate) fn set_pod_cidr(&self, cidr: String) {
+        let subnet = self.0.host.network().subnet().map(|subnet| subnet.to_string());
+        if let Some(subnet) =
+            subnet.filter(|subnet| !cidr.is_empty() && !cidr.split(',').any(|one| one.trim() == subnet))
+        {
+            let help = format!("coracle node --subnet {}", cidr.split(',').next().unwrap_or_default().trim());
+            tracing::warn!(
+                cidr,
+                subnet,
+                help,
+                "pod CIDR of the kubelet is not the subnet of the node's guests"
+            );
+        } else {
+            tracing::info!(cidr, "pod CIDR of the node");
+        }
+        *self.0.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner) = cidr;
     }
 
     /// Reserves a name until the claim is dropped; `None`: it is being created already.
@@ -117,13 +143,14 @@ impl CriServer {
         undo: impl Future<Output = ()> + Send + 'static,
     ) -> Result<T, Status> {
         let (reply, answer) = oneshot::channel();
-        self.0.tasks.spawn(async move {
+        let run = async move {
             let outcome = work.await;
             if outcome.is_err() || reply.is_closed() {
                 undo.await;
             }
             let _caller_gone = reply.send(outcome);
-        });
+        };
+        self.0.tasks.spawn(run.in_current_span());
         answer.await.unwrap_or_else(|_| Err(Status::unavailable("the server is stopping")))
     }
 }

@@ -1,7 +1,5 @@
 //! `runtime.v1.RuntimeService`.
 
-use std::sync::PoisonError;
-
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::*;
 use tokio_stream::wrappers::ReceiverStream;
@@ -48,8 +46,7 @@ impl RuntimeService for Service {
         if !cidr.is_empty() && !cidr.split(',').all(is_net) {
             return Err(Refusal::invalid("pod CIDR", format!("\"{cidr}\"")).into());
         }
-        tracing::info!(cidr, "pod CIDR of the node");
-        *self.0.0.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner) = cidr;
+        self.0.set_pod_cidr(cidr);
         reply(UpdateRuntimeConfigResponse {})
     }
 
@@ -223,9 +220,10 @@ impl RuntimeService for Service {
 
     async fn update_pod_sandbox_resources(
         &self,
-        _: Request<UpdatePodSandboxResourcesRequest>,
+        request: Request<UpdatePodSandboxResourcesRequest>,
     ) -> Reply<UpdatePodSandboxResourcesResponse> {
-        Err(Status::unimplemented("a VM keeps the size that it started with"))
+        self.0.update_pod_sandbox(&request.into_inner())?;
+        reply(UpdatePodSandboxResourcesResponse {})
     }
 
     type GetContainerEventsStream = Replies<ContainerEventResponse>;

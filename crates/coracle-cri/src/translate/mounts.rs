@@ -66,7 +66,8 @@ pub(crate) fn check(mount: &Mount) -> Result<(), Refusal> {
         let (what, why) = ("bidirectional mount propagation", "a VM's mounts cannot reach the host");
         return Err(Refusal::Unsupported { what, why });
     }
-    if mount.recursive_read_only {
+    let is_private = mount.propagation() == MountPropagation::PropagationPrivate;
+    if mount.recursive_read_only && !(mount.readonly && is_private) {
         return Err(Refusal::RecursiveReadOnly);
     }
     if mount.image.is_some() {
@@ -170,7 +171,21 @@ mod tests {
             ("shared", propagation(MountPropagation::PropagationBidirectional), false),
             ("a relative source", mount("/a", "b", false), false),
             ("no source", mount("/a", "", false), false),
-            ("recursive", Mount { recursive_read_only: true, ..mount("/a", "/b", true) }, false),
+            ("recursive", Mount { recursive_read_only: true, ..mount("/a", "/b", true) }, true),
+            (
+                "recursive and writable",
+                Mount { recursive_read_only: true, ..mount("/a", "/b", false) },
+                false,
+            ),
+            (
+                "recursive and a slave",
+                Mount {
+                    recursive_read_only: true,
+                    readonly: true,
+                    ..propagation(MountPropagation::PropagationHostToContainer)
+                },
+                false,
+            ),
             ("an image", image(true, ""), true),
             ("a writable image", image(false, ""), false),
             ("an image and a path", image(true, "/b"), false),

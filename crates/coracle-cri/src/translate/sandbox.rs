@@ -6,8 +6,8 @@ use coracle_host::{Sandbox, VmSpec};
 use coracle_hypervisor::{Forward, Protocol as HostProtocol};
 use coracle_net::Reach;
 use coracle_proto::cri::{
-    LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PortMapping,
-    Protocol,
+    LinuxContainerResources, LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxConfig,
+    PodSandboxMetadata, PortMapping, Protocol,
 };
 use coracle_types::{MemoryMib, Vcpus, VmName};
 
@@ -149,6 +149,26 @@ pub(crate) fn size(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> (Vcpu
     (vcpus.try_into().unwrap_or(Vcpus::MIN), memory_mib.try_into().unwrap_or(MemoryMib::MIN))
 }
 
+/// Checks that the limits of a pod fit the VM that it has.
+///
+/// # Errors
+/// [`Refusal::Resize`] with what the VM has.
+pub(crate) fn check_resize(
+    limits: &LinuxContainerResources,
+    (vcpus, memory): (Vcpus, MemoryMib),
+    options: &CriOptions,
+) -> Result<(), Refusal> {
+    let wanted =
+        LinuxPodSandboxConfig { resources: Some(limits.clone()), ..LinuxPodSandboxConfig::default() };
+    let (wanted_vcpus, wanted_memory) = size(&wanted, options);
+    let more_memory = limits.memory_limit_in_bytes > 0 && wanted_memory > memory;
+    let more_vcpus = limits.cpu_quota > 0 && wanted_vcpus > vcpus;
+    match more_memory || more_vcpus {
+        true => Err(Refusal::Resize { vcpus: vcpus.get(), memory_mib: memory.get() }),
+        false => Ok(()),
+    }
+}
+
 /// A host port that leads in; `None`: the pod only says which port it listens on.
 fn forward(port: &PortMapping) -> Result<Option<Forward>, Refusal> {
     if port.host_port == 0 {
@@ -239,6 +259,22 @@ mod tests {
         ] {
             let spec = spec(|config| config.linux = resources(memory, quota, period)).unwrap();
             assert_eq!((spec.vcpus.get(), spec.memory.get()), want, "{why}");
+        }
+    }
+
+    #[test]
+    fn resizes_table() {
+        let vm = (2.try_into().unwrap(), 256.try_into().unwrap());
+        for (why, memory, quota, fits) in [
+            ("nothing said", 0, 0, true),
+            ("what it has", 192 << 20, 200_000, true),
+            ("less", 64 << 20, 50_000, true),
+            ("more memory", 193 << 20, 0, false),
+            ("more CPU time", 0, 200_001, false),
+            ("no limit any more", -1, -1, true),
+        ] {
+            let limits = resources(memory, quota, 100_000).unwrap().resources.unwrap();
+            assert_eq!(check_resize(&limits, vm, &CriOptions::default()).is_ok(), fits, "{why}");
         }
     }
 

@@ -45,7 +45,6 @@ async fn golden_unimplemented_calls() {
     );
     insta::assert_snapshot!(refused.join("\n"), @r"
     checkpoint_container
-    update_pod_sandbox_resources
     ");
     daemon.end().await;
 }
