@@ -65,7 +65,7 @@ fn agent_pod(set: &CocoonSet, slot: u32, source: Option<&ForkSource>) -> Result<
     let agent = &set.spec.agent;
     let vm = VmSpecAnnotations {
         vm_name: agent_vm_name(&namespace, &name, slot),
-        // A fork is a clone of the main VM, whatever the main VM was made from.
+        // A fork is a clone of the main VM, also of one that was made from an image.
         mode: if source.is_some() { Mode::Clone } else { agent.mode },
         image: agent.image.clone(),
         storage: agent.storage.clone().unwrap_or_default().0,
