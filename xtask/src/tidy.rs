@@ -45,6 +45,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-pod",
         "coracle-frontends",
         "coracle-cri",
+        "coracle-vm-pod",
         "coracle-vnode",
         "coracle-registry",
     ],

@@ -1,0 +1,348 @@
+//! Carries out steps on the host core. It decides nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use coracle_api::cocoon::{Backend, fork_snapshot, hibernate_import};
+use coracle_host::{
+    Access, Fault, Host, HostError, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity,
+    SnapshotName, VmSpec,
+};
+use coracle_image::ImageError;
+use coracle_oci::{NoProgress, OciError, Reference};
+use coracle_pod::host::PodId;
+use coracle_types::{MemoryMib, VmName};
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::facts::{Saved, Source, Wanted};
+use crate::metrics::Metrics;
+use crate::pod::{self, Machine};
+use crate::saved::{Registry, local_name};
+use crate::step::{Purpose, Step};
+
+/// Metadata of a VM that a pod made: uid and namespace of that pod, and whether it continues from a hibernation.
+pub(crate) mod key {
+    pub(crate) const UID: &str = "coracle.dev/vm-pod-uid";
+    pub(crate) const NAMESPACE: &str = "coracle.dev/vm-pod-namespace";
+    pub(crate) const WOKEN: &str = "coracle.dev/vm-pod-woken";
+}
+
+/// A step that failed: the reason in the pod's status, and one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StepError {
+    /// One word.
+    pub(crate) reason: &'static str,
+    /// What went wrong.
+    pub message: String,
+}
+
+impl StepError {
+    fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+
+    fn of(reason: &'static str) -> impl Fn(HostError) -> Self {
+        move |error| Self::new(reason, error.chain())
+    }
+}
+
+/// Steps of one pod on the host core.
+pub(crate) struct Executor {
+    pub(crate) host: Host,
+    pub(crate) pod: PodId,
+    pub(crate) registry: Option<Registry>,
+    /// Leases of a DHCP server of this node.
+    pub(crate) leases: Option<std::path::PathBuf>,
+    /// Memory of a pod that asks for none.
+    pub(crate) default_memory: MemoryMib,
+    pub(crate) metrics: Metrics,
+}
+
+impl Executor {
+    /// Carries out a step that is the host core's or the registry's; `FindSaved` answers with what it found.
+    pub(crate) async fn run(
+        &self,
+        step: &Step,
+        object: &Pod,
+        wanted: &Wanted,
+    ) -> Result<Option<Saved>, StepError> {
+        let vm = &wanted.vm;
+        match step {
+            Step::FindSaved => return self.find_saved(vm).await.map(Some),
+            Step::PullImage => self.pull_image(object, wanted).await?,
+            Step::Run => self.create(object, wanted).await?,
+            Step::PullSnapshot => self.pull_snapshot(wanted).await?,
+            Step::Clone => self.restore(&clone_source(wanted)?, wanted, RestoredIdentity::New).await?,
+            Step::SaveForkSource => self.save_fork_source(wanted).await?,
+            Step::Fork => self.restore(&fork_source(wanted)?, wanted, RestoredIdentity::New).await?,
+            Step::Start => self.start(vm).await?,
+            Step::Resume => {
+                let resumed = self.host.resume(vm.as_str(), None).await;
+                resumed.map(drop).map_err(StepError::of("ResumeFailed"))?;
+            }
+            Step::Hibernate => {
+                let slept = self.host.hibernate(vm.as_str(), None).await;
+                slept.map(drop).map_err(StepError::of("SaveFailed"))?;
+            }
+            Step::Copy(purpose) => self.copy(vm, *purpose).await?,
+            Step::Push(purpose) => self.push(vm, *purpose).await?,
+            Step::Import => self.import(vm).await?,
+            Step::Wake => {
+                self.restore(&hibernate_import(vm.as_str()), wanted, RestoredIdentity::Same).await?;
+                self.remove_snapshot(&hibernate_import(vm.as_str())).await;
+            }
+            Step::DropSaved => {
+                let reference = self.saved(vm, Purpose::Hibernation)?;
+                let dropped = self.host.delete_remote_snapshot(&reference).await;
+                dropped.map_err(StepError::of("RegistryUnavailable"))?;
+            }
+            Step::RemoveVm { keep_copy } => self.remove_vm(vm, *keep_copy).await?,
+            // Of the object, and not of the VM.
+            Step::Note(_) | Step::Finish(_) => {}
+        }
+        Ok(None)
+    }
+
+    fn saved(&self, vm: &VmName, purpose: Purpose) -> Result<Reference, StepError> {
+        let registry = self.registry.as_ref();
+        let registry = registry.ok_or_else(|| StepError::new("NoRegistry", "this node has no registry"))?;
+        registry.saved(vm, purpose).map_err(|why| StepError::new("InvalidName", why))
+    }
+
+    async fn find_saved(&self, vm: &VmName) -> Result<Saved, StepError> {
+        let reference = self.saved(vm, Purpose::Hibernation)?;
+        match self.host.remote_snapshot(&reference).await {
+            Ok(None) => Ok(Saved::Absent),
+            Ok(Some(info)) => {
+                let of = |name: &str| info.metadata.get(name).map(String::as_str).unwrap_or_default();
+                match of(key::NAMESPACE) {
+                    "" => Ok(Saved::Foreign("no pod saved it".to_owned())),
+                    namespace if namespace != self.pod.namespace => {
+                        Ok(Saved::Foreign(format!("it was saved in namespace {namespace}")))
+                    }
+                    _ => Ok(Saved::Own { same_pod: of(key::UID) == self.pod.uid }),
+                }
+            }
+            Err(error @ HostError::Archive { .. }) => Ok(Saved::Foreign(error.chain())),
+            Err(HostError::Image { source: ImageError::Oci(OciError::Unsupported { what }), .. }) => {
+                Ok(Saved::Foreign(what))
+            }
+            Err(error) => Err(StepError::new("RegistryUnavailable", error.chain())),
+        }
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        Owner {
+            namespace: self.pod.namespace.clone(),
+            name: self.pod.name.clone(),
+            uid: self.pod.uid.clone(),
+            ..Owner::default()
+        }
+    }
+
+    fn metadata(&self, is_woken: bool) -> BTreeMap<String, String> {
+        let own = [(key::UID, self.pod.uid.clone()), (key::NAMESPACE, self.pod.namespace.clone())];
+        let woken = is_woken.then(|| (key::WOKEN, "true".to_owned()));
+        own.into_iter().chain(woken).map(|(key, value)| (key.to_owned(), value)).collect()
+    }
+
+    async fn pull_image(&self, object: &Pod, wanted: &Wanted) -> Result<(), StepError> {
+        let Source::Run { image } = &wanted.source else { return Ok(()) };
+        let invalid = |error| StepError::new("InvalidImageName", format!("invalid image {image:?}: {error}"));
+        let reference: Reference = image.parse().map_err(invalid)?;
+        let machine = machine_of(object)?;
+        let policy = if machine.pulls_always { PullPolicy::Always } else { PullPolicy::IfNotPresent };
+        let pulled =
+            self.host.ensure_image(&reference, (policy, PullOrigin::Cluster), Arc::new(NoProgress)).await;
+        pulled.map(drop).map_err(StepError::of("ErrImagePull"))
+    }
+
+    async fn create(&self, object: &Pod, wanted: &Wanted) -> Result<(), StepError> {
+        let Source::Run { image } = &wanted.source else { return Ok(()) };
+        let machine = machine_of(object)?;
+        let spec = VmSpec {
+            owner: self.owner(),
+            origin: PullOrigin::Cluster,
+            vcpus: machine.vcpus,
+            memory: machine.memory.unwrap_or(self.default_memory),
+            disk_mib: machine.disk_mib,
+            driver: self.driver(machine.backend),
+            metadata: self.metadata(false),
+            // As everywhere in Kubernetes, pods reach each other and their node.
+            reach: crate::REACH,
+            idempotent: true,
+            ..VmSpec::of(wanted.vm.clone(), image)
+        };
+        let began = Instant::now();
+        let made = self.host.create(spec, Arc::new(NoProgress)).await;
+        made.map_err(StepError::of("CreateFailed"))?;
+        self.start(&wanted.vm).await?;
+        self.metrics.booted(wanted.source.mode(), began.elapsed());
+        Ok(())
+    }
+
+    /// The hypervisor that is asked for, where this node has it; else the node's own.
+    fn driver(&self, backend: Option<Backend>) -> String {
+        let able = |name: &str| {
+            self.host.probes().iter().any(|(known, probe)| *known == name && probe.accelerator.is_some())
+        };
+        let wanted = backend.map(Backend::as_str).filter(|name| able(name));
+        wanted.unwrap_or_default().to_owned()
+    }
+
+    async fn start(&self, vm: &VmName) -> Result<(), StepError> {
+        self.host.start(vm.as_str(), None).await.map(drop).map_err(StepError::of("StartFailed"))
+    }
+
+    async fn pull_snapshot(&self, wanted: &Wanted) -> Result<(), StepError> {
+        let Source::Clone { snapshot } = &wanted.source else { return Ok(()) };
+        let Some(registry) = &self.registry else {
+            let message = format!("snapshot {snapshot} is not on this node, which has no registry");
+            return Err(StepError::new("ErrSnapshotPull", message));
+        };
+        let reference = registry.snapshot(snapshot);
+        let reference = reference.map_err(|why| StepError::new("InvalidImageName", why))?;
+        self.pull(&reference, &local_name(snapshot)).await
+    }
+
+    /// Brings a snapshot here, for VMs of this namespace.
+    async fn pull(&self, reference: &Reference, name: &str) -> Result<(), StepError> {
+        let local = snapshot_name(name)?;
+        let began = Instant::now();
+        let pulled = self.host.pull_snapshot(reference, local, Arc::new(|_, _| {})).await;
+        self.metrics.pulled(pulled.is_ok(), began.elapsed());
+        match pulled {
+            // Another pod brought it.
+            Ok(_) | Err(HostError::SnapshotExists { .. }) => {}
+            Err(error) => return Err(StepError::new("ErrSnapshotPull", error.chain())),
+        }
+        let shared = self.host.share_snapshot(name, &self.pod.namespace, true).await;
+        shared.map(drop).map_err(StepError::of("ErrSnapshotPull"))
+    }
+
+    async fn restore(
+        &self,
+        snapshot: &str,
+        wanted: &Wanted,
+        identity: RestoredIdentity,
+    ) -> Result<(), StepError> {
+        let spec = RestoreSpec {
+            name: Some(wanted.vm.clone()),
+            owner: self.owner(),
+            metadata: self.metadata(identity == RestoredIdentity::Same),
+            origin: PullOrigin::Cluster,
+            identity,
+            reach: crate::REACH,
+            ..RestoreSpec::default()
+        };
+        let began = Instant::now();
+        let restored = self.host.restore(snapshot, spec).await;
+        restored.map_err(StepError::of("CloneFailed"))?;
+        self.metrics.booted(wanted.source.mode(), began.elapsed());
+        Ok(())
+    }
+
+    /// Copies the VM that a fork is made of, in the place of a copy that is older than the VM.
+    async fn save_fork_source(&self, wanted: &Wanted) -> Result<(), StepError> {
+        let Source::Fork { from } = &wanted.source else { return Ok(()) };
+        self.save_as(from, &fork_snapshot(from.as_str())).await
+    }
+
+    async fn copy(&self, vm: &VmName, purpose: Purpose) -> Result<(), StepError> {
+        self.save_as(vm, &copy_name(vm, purpose)).await
+    }
+
+    async fn save_as(&self, vm: &VmName, name: &str) -> Result<(), StepError> {
+        let local = snapshot_name(name)?;
+        if let Ok(old) = self.host.snapshot(name).await {
+            if !old.admits(&self.owner()) {
+                let message = format!("snapshot {name} of this node belongs to others");
+                return Err(StepError::new("SaveFailed", message));
+            }
+            self.remove_snapshot(name).await;
+        }
+        let began = Instant::now();
+        let saved = self.host.save_snapshot(vm.as_str(), Some(local)).await;
+        self.metrics.saved(saved.is_ok(), began.elapsed());
+        saved.map(drop).map_err(StepError::of("SaveFailed"))
+    }
+
+    async fn push(&self, vm: &VmName, purpose: Purpose) -> Result<(), StepError> {
+        let reference = self.saved(vm, purpose)?;
+        let began = Instant::now();
+        let name = copy_name(vm, purpose);
+        let pushed = self.host.push_snapshot(&name, &reference, Arc::new(|_, _| {})).await;
+        self.metrics.pushed(pushed.is_ok(), began.elapsed());
+        pushed.map(drop).map_err(StepError::of("PushFailed"))
+    }
+
+    async fn import(&self, vm: &VmName) -> Result<(), StepError> {
+        let reference = self.saved(vm, Purpose::Hibernation)?;
+        let name = hibernate_import(vm.as_str());
+        // One from before may be older than what is saved.
+        self.remove_snapshot(&name).await;
+        self.pull(&reference, &name).await
+    }
+
+    async fn remove_vm(&self, vm: &VmName, keep_copy: bool) -> Result<(), StepError> {
+        match self.host.delete(vm.as_str(), true, None).await {
+            Err(error) if error.fault() != Fault::NotFound => {
+                return Err(StepError::new("RemoveFailed", error.chain()));
+            }
+            _ => {}
+        }
+        self.remove_snapshot(&fork_snapshot(vm.as_str())).await;
+        self.remove_snapshot(&copy_name(vm, Purpose::Hibernation)).await;
+        if !keep_copy {
+            self.remove_snapshot(&copy_name(vm, Purpose::Deletion)).await;
+        }
+        Ok(())
+    }
+
+    /// Removes a snapshot that this namespace may use. One that is left is replaced the next time.
+    async fn remove_snapshot(&self, name: &str) {
+        match self.host.snapshot(name).await {
+            Ok(info) if info.admits(&self.owner()) => {}
+            _ => return,
+        }
+        if let Err(error) = self.host.delete_snapshot(name).await {
+            tracing::warn!(snapshot = name, error = error.chain(), "remove a snapshot failed");
+        }
+    }
+
+    /// The VM of that name, when it exists.
+    pub(crate) fn view(&self, vm: &str) -> Option<Arc<coracle_host::View>> {
+        self.host.find(vm, Access::Change).ok()
+    }
+}
+
+/// The copy of a VM on this node: that of a deletion has the VM's own name, and can be cloned by it.
+fn copy_name(vm: &VmName, purpose: Purpose) -> String {
+    match purpose {
+        Purpose::Hibernation => format!("{vm}-hibernate"),
+        Purpose::Deletion => vm.to_string(),
+    }
+}
+
+fn clone_source(wanted: &Wanted) -> Result<String, StepError> {
+    match &wanted.source {
+        Source::Clone { snapshot } => Ok(local_name(snapshot)),
+        _ => Err(StepError::new("CloneFailed", "the pod names no snapshot")),
+    }
+}
+
+fn fork_source(wanted: &Wanted) -> Result<String, StepError> {
+    match &wanted.source {
+        Source::Fork { from } => Ok(fork_snapshot(from.as_str())),
+        _ => Err(StepError::new("CloneFailed", "the pod names no VM to fork")),
+    }
+}
+
+fn snapshot_name(name: &str) -> Result<SnapshotName, StepError> {
+    name.parse().map_err(|error| StepError::new("InvalidName", format!("{error}")))
+}
+
+fn machine_of(object: &Pod) -> Result<Machine, StepError> {
+    pod::machine(object).map_err(|why| StepError::new("InvalidResources", why))
+}

@@ -1,0 +1,31 @@
+//! Pods whose container is a VM: made from a snapshot, an image or another VM, hibernated and woken, saved when they end.
+//!
+//! ```text
+//! pod, VM, saved states ─▶ plan ─▶ one step ─▶ host core, registry
+//!        ▲                   └───▶ status, annotations, events ─▶ the pod's object
+//!        └────────── changes ◀──────────┘
+//! ```
+//! The annotations are those of [`coracle_api::cocoon`]. Plans are pure; a restart of the process at any point plans anew from
+//! what exists. This crate never decides what a container in a VM does ([`coracle_pod`] does).
+
+pub mod facts;
+pub mod leases;
+pub mod metrics;
+pub mod orphans;
+pub mod plan;
+pub mod pod;
+pub mod saved;
+pub mod situation;
+pub mod status;
+pub mod step;
+pub mod task;
+
+mod events;
+mod execute;
+mod observe;
+mod probe;
+
+use coracle_net::Reach;
+
+/// As everywhere in Kubernetes, pods reach each other and their node.
+const REACH: Reach = Reach { guests: true, node: true };

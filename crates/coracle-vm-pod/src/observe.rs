@@ -1,0 +1,94 @@
+//! Looks at the VM and the snapshots of a pod.
+
+use std::net::IpAddr;
+
+use coracle_api::cocoon::fork_snapshot;
+use coracle_host::{Access, View};
+use coracle_types::VmState;
+
+use crate::execute::{Executor, key};
+use crate::facts::{Belongs, ForkSource, Source, VmFacts, Wanted};
+use crate::leases;
+use crate::saved::local_name;
+use crate::task::KnownPods;
+
+impl Executor {
+    /// The VM that the pod names.
+    pub(crate) fn vm(&self, wanted: &Wanted, known: &KnownPods) -> Option<VmFacts> {
+        let name = match &wanted.source {
+            Source::Static { id, .. } => id.as_str(),
+            _ => wanted.vm.as_str(),
+        };
+        let view = self.view(name)?;
+        Some(self.facts_of(&view, known))
+    }
+
+    fn facts_of(&self, view: &View, known: &KnownPods) -> VmFacts {
+        let record = &view.record;
+        VmFacts {
+            id: record.id.clone(),
+            state: record.state,
+            message: record.message.clone(),
+            belongs: self.belongs(view, known),
+            is_woken: record.metadata.contains_key(key::WOKEN),
+            ip: record.address.map(IpAddr::V4).or_else(|| self.leased(view)),
+            has_agent: view.guest.is_some(),
+            exit: record.exit.clone(),
+            started_at: record.started_at,
+            finished_at: record.finished_at,
+            boots: record.boots,
+        }
+    }
+
+    /// The address that a DHCP server of the node gave the VM.
+    fn leased(&self, view: &View) -> Option<IpAddr> {
+        let path = self.leases.as_ref()?;
+        leases::read(path).ok()?.address_of(&view.record.mac.to_string())
+    }
+
+    /// VMs have one namespace of names on a node, and pods have one each: the name alone says nothing.
+    fn belongs(&self, view: &View, known: &KnownPods) -> Belongs {
+        let record = &view.record;
+        let Some(uid) = record.metadata.get(key::UID) else {
+            return Belongs::Elsewhere("not of a pod of this node".to_owned());
+        };
+        if *uid == self.pod.uid {
+            return Belongs::Here;
+        }
+        if record.owner.namespace != self.pod.namespace {
+            return Belongs::Elsewhere("in use by another namespace".to_owned());
+        }
+        match known(uid) {
+            true => Belongs::Elsewhere(format!("in use by pod {}", record.owner.name)),
+            false => Belongs::Left,
+        }
+    }
+
+    /// True when the snapshot to clone is on this node, for this namespace.
+    pub(crate) async fn has_clone_source(&self, wanted: &Wanted) -> bool {
+        let Source::Clone { snapshot } = &wanted.source else { return false };
+        self.host.snapshot(&local_name(snapshot)).await.is_ok_and(|info| info.admits(&self.owner()))
+    }
+
+    /// Where a fork comes from. A snapshot of an earlier VM of the same name does not count.
+    pub(crate) async fn fork_source(&self, wanted: &Wanted) -> ForkSource {
+        let Source::Fork { from } = &wanted.source else { return ForkSource::None };
+        let saved = self.host.snapshot(&fork_snapshot(from.as_str())).await.ok();
+        let saved = saved.filter(|info| info.admits(&self.owner()));
+        let Ok(view) = self.host.find(from.as_str(), Access::Change) else {
+            return if saved.is_some() { ForkSource::Saved } else { ForkSource::Absent };
+        };
+        let record = &view.record;
+        if record.owner.namespace != self.pod.namespace {
+            return ForkSource::Foreign;
+        }
+        let is_of_this_vm = |info: &coracle_host::SnapshotInfo| {
+            info.owner.uid == record.owner.uid && info.taken_at >= record.created_at
+        };
+        match (saved.as_ref().is_some_and(is_of_this_vm), record.state) {
+            (true, _) => ForkSource::Saved,
+            (false, VmState::Running | VmState::Paused | VmState::Hibernated) => ForkSource::Live,
+            (false, state) => ForkSource::Waits(state),
+        }
+    }
+}

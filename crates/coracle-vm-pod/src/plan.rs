@@ -1,0 +1,214 @@
+//! Decides the next step of a pod. Pure: the same facts give the same plan.
+//!
+//! ```text
+//!              no VM ── create · clone · fork · wake ──▶ VM runs ──▶ noted as ready
+//!                ▲                                         │ hibernate
+//!                └── noted as hibernated ◀── removed ◀── pushed ◀── copied ◀── memory saved, guest at rest
+//! ```
+//! Two rules keep states from being lost. A VM is removed only when its state is in a snapshot that was acknowledged. And a
+//! pod whose state is, or may be, in the registry is never made from its image.
+
+mod create;
+mod delete;
+mod hibernate;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use coracle_api::cocoon::LifecycleState;
+use coracle_types::VmState;
+
+use crate::facts::{Belongs, Facts, Restart, Saved, Source, VmFacts, Wanted};
+use crate::situation::{Situation, Waits};
+use crate::step::{Note, Step};
+
+/// Shortest time between two starts of a VM that ended.
+const RESTART_AFTER: Duration = Duration::from_secs(30);
+/// What is noted of a VM that the pod does not own, so that a later look does not take it for one that it does.
+pub(crate) const ADOPTED: &str = "adopted";
+
+/// What to do, and what the pod is to be shown as.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The next step; `None`: nothing, until something changes.
+    pub step: Option<Step>,
+    /// How the pod is.
+    pub situation: Situation,
+    /// Look again after this time, even when nothing seems to change.
+    pub again: Option<Duration>,
+}
+
+impl Plan {
+    pub(crate) fn wait(situation: Situation) -> Self {
+        Self { step: None, situation, again: None }
+    }
+
+    pub(crate) fn step(step: Step, situation: Situation) -> Self {
+        Self { step: Some(step), situation, again: None }
+    }
+}
+
+/// The plan for a pod. After a failure the step rests, and the plan says for how long.
+#[must_use]
+pub fn plan(facts: &Facts) -> Plan {
+    let mut plan = decide(facts);
+    let failure = facts.memory.failure.as_ref();
+    let Some(failure) = failure.filter(|failure| plan.step.as_ref() == Some(&failure.step)) else {
+        return plan;
+    };
+    plan.situation.explain(failure);
+    if !failure.rest.is_zero() {
+        plan.again = Some(failure.rest);
+        plan.step = None;
+    }
+    plan
+}
+
+fn decide(facts: &Facts) -> Plan {
+    let pod = &facts.pod;
+    let wanted = match &pod.wanted {
+        Ok(wanted) => wanted,
+        Err(_) if pod.ending => return delete::without_vm(facts),
+        Err(why) => return Plan::wait(Situation::Invalid(why.clone())),
+    };
+    if pod.ending {
+        return delete::plan(facts, wanted);
+    }
+    if pod.ended {
+        return Plan::wait(Situation::Ended);
+    }
+    if let Some((reason, message)) = &pod.refused {
+        return Plan::wait(Situation::Refused(reason.clone(), message.clone()));
+    }
+    if let Source::Static { id, ip } = &wanted.source {
+        return adopt(facts, id, Some(ip.to_string()));
+    }
+    match &facts.vm {
+        Some(VmFacts { belongs: Belongs::Elsewhere(whose), .. }) => {
+            let message = format!("VM {} is {whose}", wanted.vm);
+            Plan::wait(Situation::Waits(Waits::new("VMNameTaken", message)))
+        }
+        Some(vm) if !wanted.is_managed => adopt(facts, vm.id.as_str(), ip_of(vm)),
+        Some(vm) if wanted.hibernate => hibernate::with_vm(facts, wanted, vm),
+        Some(vm) => run(facts, vm),
+        None if wanted.hibernate => hibernate::without_vm(facts, wanted),
+        None => create::plan(facts, wanted),
+    }
+}
+
+fn ip_of(vm: &VmFacts) -> Option<String> {
+    vm.ip.map(|ip| ip.to_string())
+}
+
+/// A VM that exists and is left as it is.
+fn adopt(facts: &Facts, id: &str, ip: Option<String>) -> Plan {
+    let situation = Situation::Runs {
+        is_ready: facts.is_answering,
+        since: facts.vm.as_ref().and_then(|vm| vm.started_at),
+        ip: ip.clone(),
+    };
+    match note_of(facts, LifecycleState::Ready, Some((id.to_owned(), ip)), ADOPTED) {
+        Some(note) => Plan::step(Step::Note(note), situation),
+        None => Plan::wait(situation),
+    }
+}
+
+/// A VM of its own that shall run.
+fn run(facts: &Facts, vm: &VmFacts) -> Plan {
+    let starting = || Situation::Waits(Waits::new("ContainerCreating", vm.message.clone()));
+    match vm.state {
+        VmState::Created => Plan::step(Step::Start, starting()),
+        VmState::Hibernated => Plan::step(Step::Resume, starting()),
+        VmState::Creating | VmState::Starting | VmState::Hibernating | VmState::Stopping => {
+            Plan::wait(starting())
+        }
+        VmState::Deleting => Plan::wait(starting()),
+        VmState::Running | VmState::Paused => runs(facts, vm),
+        VmState::Stopped | VmState::Failed => off(facts, vm),
+    }
+}
+
+fn runs(facts: &Facts, vm: &VmFacts) -> Plan {
+    let is_ready = vm.state == VmState::Running && facts.is_answering;
+    let situation = Situation::Runs { is_ready, since: vm.started_at, ip: ip_of(vm) };
+    let note = note_of(facts, LifecycleState::Ready, Some((vm.id.to_string(), ip_of(vm))), "");
+    let Some(note) = note else { return Plan::wait(situation) };
+    if !may_have_left_a_state(facts, vm) {
+        return Plan::step(Step::Note(note), situation);
+    }
+    // The guest runs on from it, so what was saved is used up; not before.
+    match facts.saved {
+        Saved::Unknown => Plan::step(Step::FindSaved, situation),
+        Saved::Own { .. } => Plan::step(Step::DropSaved, situation),
+        Saved::Absent | Saved::Foreign(_) => Plan::step(Step::Note(note), situation),
+    }
+}
+
+/// True when the VM continues from a saved state, or was to be hibernated and was not.
+fn may_have_left_a_state(facts: &Facts, vm: &VmFacts) -> bool {
+    let was_going =
+        matches!(facts.pod.noted.state, Some(LifecycleState::Hibernating | LifecycleState::Hibernated));
+    facts.has_registry && (vm.is_woken || was_going)
+}
+
+/// A VM whose guest ended.
+fn off(facts: &Facts, vm: &VmFacts) -> Plan {
+    let succeeded = vm.exit.as_ref().is_some_and(|exit| exit.code == 0 && exit.error.is_empty());
+    let again = match facts.pod.restart {
+        Restart::Always => true,
+        Restart::OnFailure => !succeeded,
+        Restart::Never => false,
+    };
+    if !again {
+        return Plan::wait(Situation::Exited {
+            succeeded,
+            exit: vm.exit.clone(),
+            since: vm.started_at,
+            ended: vm.finished_at,
+            message: vm.message.clone(),
+        });
+    }
+    let waits = Situation::Waits(Waits::new("CrashLoopBackOff", vm.message.clone()));
+    let rested = vm
+        .started_at
+        .map_or(u64::MAX, |began| u64::try_from(facts.now.0.saturating_sub(began.0)).unwrap_or(0));
+    match RESTART_AFTER.checked_sub(Duration::from_millis(rested)).filter(|rest| !rest.is_zero()) {
+        Some(rest) => Plan { again: Some(rest), ..Plan::wait(waits) },
+        None => Plan::step(Step::Start, waits),
+    }
+}
+
+/// The annotations that are missing, if any.
+pub(crate) fn note_of(
+    facts: &Facts,
+    state: LifecycleState,
+    vm: Option<(String, Option<String>)>,
+    message: &str,
+) -> Option<Note> {
+    let noted = &facts.pod.noted;
+    let generation = facts.pod.wanted.as_ref().ok().and_then(|wanted| wanted.generation);
+    let same_vm = match &vm {
+        Some((id, ip)) => noted.id.as_ref() == Some(id) && (ip.is_none() || noted.ip == *ip),
+        None => noted.id.is_none() && noted.ip.is_none(),
+    };
+    let same = same_vm
+        && noted.state == Some(state)
+        && noted.generation == generation
+        && noted.message.as_deref().unwrap_or_default() == message;
+    (!same).then(|| Note { state, vm, message: message.to_owned() })
+}
+
+/// Writes what is missing on the pod, and then nothing.
+pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, situation: Situation) -> Plan {
+    match note_of(facts, state, None, message) {
+        Some(note) => Plan::step(Step::Note(note), situation),
+        None => Plan::wait(situation),
+    }
+}
+
+/// The state that is lost cannot be brought back.
+pub(crate) fn lost(facts: &Facts, wanted: &Wanted, message: String) -> Plan {
+    let situation = Situation::Lost(format!("VM {}: {message}", wanted.vm));
+    noted(facts, LifecycleState::Failed, &message, situation)
+}

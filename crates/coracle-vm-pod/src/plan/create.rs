@@ -1,0 +1,81 @@
+//! A pod without a VM that shall have one.
+
+use coracle_api::cocoon::LifecycleState;
+use coracle_types::VmState;
+
+use super::{Plan, lost, note_of};
+use crate::facts::{Facts, ForkSource, Saved, Source, Wanted};
+use crate::situation::{Situation, Waits};
+use crate::step::Step;
+
+/// The next step towards a VM.
+pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
+    match may_be_saved(facts, wanted) {
+        true => wake(facts, wanted),
+        false => make(facts, wanted),
+    }
+}
+
+/// True when the state of this pod is in the registry, or when only a look can tell. A pod that this node never took and that
+/// does not ask for it has none.
+fn may_be_saved(facts: &Facts, wanted: &Wanted) -> bool {
+    facts.has_registry && (facts.pod.begun || facts.pod.noted.state.is_some() || wanted.restore)
+}
+
+/// From its saved state, when there is one.
+fn wake(facts: &Facts, wanted: &Wanted) -> Plan {
+    let waking = Situation::Wakes;
+    let was_asleep =
+        matches!(facts.pod.noted.state, Some(LifecycleState::Hibernated | LifecycleState::Hibernating));
+    match &facts.saved {
+        Saved::Unknown => Plan::step(Step::FindSaved, waking),
+        Saved::Own { same_pod } if *same_pod || was_asleep || wanted.restore => {
+            match note_of(facts, LifecycleState::Creating, None, "waking from the saved state") {
+                Some(note) => Plan::step(Step::Note(note), waking),
+                None if !facts.memory.is_imported => Plan::step(Step::Import, waking),
+                None => Plan::step(Step::Wake, waking),
+            }
+        }
+        Saved::Absent if was_asleep => {
+            lost(facts, wanted, "it was hibernated, and its saved state is not in the registry".to_owned())
+        }
+        Saved::Foreign(why) if was_asleep || wanted.restore => {
+            lost(facts, wanted, format!("its saved state cannot be used: {why}"))
+        }
+        // The VM went away without being saved, or never came to be.
+        Saved::Absent | Saved::Own { .. } | Saved::Foreign(_) => make(facts, wanted),
+    }
+}
+
+/// From what the pod names.
+fn make(facts: &Facts, wanted: &Wanted) -> Plan {
+    let creating = Situation::Waits(Waits::new("ContainerCreating", String::new()));
+    if let Some(note) = note_of(facts, LifecycleState::Creating, None, "") {
+        return Plan::step(Step::Note(note), creating);
+    }
+    match &wanted.source {
+        Source::Run { .. } if facts.memory.has_image => Plan::step(Step::Run, creating),
+        Source::Run { .. } => Plan::step(Step::PullImage, creating),
+        Source::Clone { .. } if facts.has_clone_source => Plan::step(Step::Clone, creating),
+        Source::Clone { .. } => Plan::step(Step::PullSnapshot, creating),
+        Source::Fork { from } => fork(facts, from.as_str(), creating),
+        Source::Static { .. } => Plan::wait(creating),
+    }
+}
+
+fn fork(facts: &Facts, from: &str, creating: Situation) -> Plan {
+    let waits = |message| Plan::wait(Situation::Waits(Waits::new("ForkSourceMissing", message)));
+    match &facts.fork {
+        ForkSource::Saved => Plan::step(Step::Fork, creating),
+        ForkSource::Live => Plan::step(Step::SaveForkSource, creating),
+        ForkSource::Waits(state) => {
+            let state: &VmState = state;
+            waits(format!(
+                "VM {from} is {}, and a copy is made of one that runs",
+                state.to_string().to_lowercase()
+            ))
+        }
+        ForkSource::Foreign => waits(format!("VM {from} belongs to another namespace")),
+        ForkSource::Absent | ForkSource::None => waits(format!("no VM {from} on this node")),
+    }
+}

@@ -1,0 +1,92 @@
+//! A pod that shall be hibernated: memory saved, copied, pushed, and only then removed.
+
+use coracle_api::cocoon::LifecycleState;
+use coracle_types::VmState;
+
+use super::{Plan, create, lost, note_of, noted};
+use crate::facts::{Facts, Saved, VmFacts, Wanted};
+use crate::situation::{Situation, Waits};
+use crate::step::{Purpose, Step};
+
+/// Its VM is here.
+pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
+    let ip = vm.ip.map(|ip| ip.to_string());
+    let still = || Situation::Runs { is_ready: false, since: vm.started_at, ip: ip.clone() };
+    match vm.state {
+        VmState::Running | VmState::Paused => {
+            let id = (vm.id.to_string(), ip.clone());
+            match note_of(facts, LifecycleState::Hibernating, Some(id), "") {
+                Some(note) => Plan::step(Step::Note(note), still()),
+                None => Plan::step(Step::Hibernate, still()),
+            }
+        }
+        VmState::Hibernated => at_rest(facts, wanted, vm),
+        // What the guest did not begin, or ended, has no memory to save.
+        VmState::Created => Plan::step(Step::Start, still()),
+        VmState::Stopped | VmState::Failed => Plan::step(Step::Start, still()),
+        VmState::Creating
+        | VmState::Starting
+        | VmState::Hibernating
+        | VmState::Stopping
+        | VmState::Deleting => Plan::wait(still()),
+    }
+}
+
+/// The guest does nothing any more, and its state is in files of this node.
+fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
+    if !facts.has_registry {
+        // It sleeps here, and is woken here.
+        return noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps);
+    }
+    match &facts.saved {
+        Saved::Unknown => Plan::step(Step::FindSaved, Situation::Sleeps),
+        Saved::Foreign(why) => {
+            let message = format!("tag hibernate of {} is in use: {why}", wanted.vm);
+            Plan::wait(Situation::Waits(Waits::new("HibernateRefused", message)))
+        }
+        // Of an earlier pod: a younger VM does not take its place, unless it continues from it.
+        Saved::Own { same_pod: false } if !vm.is_woken && facts.memory.pushed.is_none() => {
+            let message = format!(
+                "tag hibernate of {} holds the state of an earlier pod: delete the tag, or wake it first",
+                wanted.vm
+            );
+            Plan::wait(Situation::Waits(Waits::new("HibernateRefused", message)))
+        }
+        Saved::Absent | Saved::Own { .. } => {
+            let this = Some(Purpose::Hibernation);
+            let step = match (facts.memory.copied == this, facts.memory.pushed == this) {
+                (_, true) => Step::RemoveVm { keep_copy: false },
+                (true, false) => Step::Push(Purpose::Hibernation),
+                (false, false) => Step::Copy(Purpose::Hibernation),
+            };
+            Plan::step(step, Situation::Sleeps)
+        }
+    }
+}
+
+/// There is no VM: it was saved, or never was.
+pub(super) fn without_vm(facts: &Facts, wanted: &Wanted) -> Plan {
+    if !facts.has_registry {
+        return first(facts, wanted);
+    }
+    match &facts.saved {
+        Saved::Unknown => Plan::step(Step::FindSaved, Situation::Sleeps),
+        Saved::Own { same_pod } if *same_pod || facts.pod.noted.state.is_some() || wanted.restore => {
+            noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps)
+        }
+        Saved::Absent if facts.pod.noted.state == Some(LifecycleState::Hibernated) => {
+            noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps)
+        }
+        _ => first(facts, wanted),
+    }
+}
+
+/// What never ran is made before it is hibernated. What ran, and is neither here nor saved, is lost.
+fn first(facts: &Facts, wanted: &Wanted) -> Plan {
+    match facts.pod.noted.state {
+        None | Some(LifecycleState::Creating | LifecycleState::Failed) => create::plan(facts, wanted),
+        Some(_) => {
+            lost(facts, wanted, "it was to be hibernated, and neither it nor its state is left".to_owned())
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The status of a pod. Pure: times that a status has stay while what they are about stays.
+
+use std::net::IpAddr;
+
+use coracle_host::Exit;
+use coracle_types::UnixMillis;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::situation::Situation;
+
+/// What a status needs beside the situation.
+#[derive(Clone, Debug)]
+pub struct StatusInput<'a> {
+    /// The object.
+    pub pod: &'a Pod,
+    /// The status that was reported last.
+    pub reported: &'a PodStatus,
+    /// Id of its VM; empty: it has none.
+    pub vm: &'a str,
+    /// Starts of its VM so far, less one.
+    pub restarts: u32,
+    /// Addresses of the node.
+    pub node: &'a [IpAddr],
+    /// Wall clock.
+    pub now: UnixMillis,
+}
+
+/// The status of a pod that is as `situation` says; `None`: as it was reported.
+#[must_use]
+pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatus> {
+    let phase = match situation {
+        Situation::Invalid(_) | Situation::Waits(_) => "Pending",
+        Situation::Runs { .. } | Situation::Sleeps | Situation::Wakes => "Running",
+        Situation::Exited { succeeded: true, .. } => "Succeeded",
+        Situation::Exited { .. } | Situation::Lost(_) | Situation::Refused(..) => "Failed",
+        Situation::Ends | Situation::Ended => return None,
+    };
+    // A pod that ran once does not go back to Pending; its container waits.
+    let ran = input.reported.phase.as_deref() == Some("Running");
+    let phase = if phase == "Pending" && ran { "Running" } else { phase };
+    let ip = match situation {
+        Situation::Runs { ip, .. } => ip.clone(),
+        _ => None,
+    };
+    let host_ips: Vec<_> = input.node.iter().map(|ip| HostIP { ip: ip.to_string() }).collect();
+    let (reason, message) = match situation {
+        Situation::Lost(message) => (Some("VMGone".to_owned()), Some(message.clone())),
+        Situation::Refused(reason, message) => (Some(reason.clone()), Some(message.clone())),
+        _ => (None, None),
+    };
+    let containers = input.pod.spec.iter().flat_map(|spec| &spec.containers);
+    Some(PodStatus {
+        phase: Some(phase.to_owned()),
+        reason,
+        message,
+        conditions: Some(conditions(input, situation)),
+        host_ip: host_ips.first().map(|ip| ip.ip.clone()),
+        host_ips: Some(host_ips).filter(|all| !all.is_empty()),
+        pod_ips: ip.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip: ip,
+        start_time: Some(input.reported.start_time.clone().unwrap_or_else(|| time(input.now))),
+        container_statuses: Some(containers.map(|one| container(input, situation, one)).collect()),
+        qos_class: input.reported.qos_class.clone(),
+        ..PodStatus::default()
+    })
+}
+
+fn time(millis: UnixMillis) -> Time {
+    let seconds = millis.0.div_euclid(1000);
+    Time(Timestamp::from_second(seconds).unwrap_or_default())
+}
+
+fn is_ready(situation: &Situation) -> bool {
+    matches!(situation, Situation::Runs { is_ready: true, .. })
+}
+
+/// Reason and message of a pod that is not ready.
+fn unready(situation: &Situation) -> (&'static str, String) {
+    match situation {
+        Situation::Invalid(message) => ("InvalidAnnotations", message.clone()),
+        Situation::Waits(waits) => (waits.reason, waits.message.clone()),
+        Situation::Runs { .. } => ("NotAnswering", "the VM runs and does not answer yet".to_owned()),
+        Situation::Sleeps => ("Hibernated", "the VM is hibernated".to_owned()),
+        Situation::Wakes => ("Waking", "the VM is being woken".to_owned()),
+        Situation::Exited { succeeded: true, .. } => ("PodCompleted", String::new()),
+        Situation::Exited { .. } | Situation::Lost(_) | Situation::Refused(..) => {
+            ("PodFailed", String::new())
+        }
+        Situation::Ends | Situation::Ended => ("PodEnds", String::new()),
+    }
+}
+
+fn conditions(input: &StatusInput<'_>, situation: &Situation) -> Vec<PodCondition> {
+    let ready = is_ready(situation);
+    let (reason, message) = unready(situation);
+    let has_begun = !matches!(situation, Situation::Invalid(_) | Situation::Waits(_))
+        || input.reported.phase.as_deref() == Some("Running");
+    let own =
+        [("PodScheduled", true), ("Initialized", has_begun), ("ContainersReady", ready), ("Ready", ready)];
+    let own = own.map(|(kind, is_true)| {
+        let explains = !is_true && matches!(kind, "ContainersReady" | "Ready");
+        let status = if is_true { "True" } else { "False" };
+        let before = input.reported.conditions.iter().flatten().find(|one| one.type_ == kind);
+        let since =
+            before.filter(|one| one.status == status).and_then(|one| one.last_transition_time.clone());
+        PodCondition {
+            type_: kind.to_owned(),
+            status: status.to_owned(),
+            reason: explains.then(|| reason.to_owned()),
+            message: explains.then(|| message.clone()).filter(|text| !text.is_empty()),
+            last_transition_time: Some(since.unwrap_or_else(|| time(input.now))),
+            observed_generation: input.pod.metadata.generation,
+            last_probe_time: None,
+        }
+    });
+    let foreign = input.pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let foreign = foreign.filter(|one| own.iter().all(|own| own.type_ != one.type_)).cloned();
+    own.iter().cloned().chain(foreign).collect()
+}
+
+/// The status of a container: the first one is the VM, and others share its fate.
+fn container(input: &StatusInput<'_>, situation: &Situation, container: &Container) -> ContainerStatus {
+    let id = match situation {
+        Situation::Runs { .. } | Situation::Exited { .. } if !input.vm.is_empty() => {
+            Some(format!("coracle://{}", input.vm))
+        }
+        _ => None,
+    };
+    let before = input.reported.container_statuses.iter().flatten().find(|one| one.name == container.name);
+    let ready = is_ready(situation);
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        image_id: String::new(),
+        container_id: id.clone(),
+        ready,
+        started: Some(matches!(situation, Situation::Runs { .. })),
+        restart_count: i32::try_from(input.restarts).unwrap_or(i32::MAX),
+        state: Some(state(input, situation, before, id)),
+        ..ContainerStatus::default()
+    }
+}
+
+fn state(
+    input: &StatusInput<'_>,
+    situation: &Situation,
+    before: Option<&ContainerStatus>,
+    id: Option<String>,
+) -> ContainerState {
+    let since = |at: &Option<UnixMillis>| {
+        let reported = before.and_then(|one| one.state.as_ref()?.running.as_ref()?.started_at.clone());
+        at.map(time).or(reported).unwrap_or_else(|| time(input.now))
+    };
+    match situation {
+        Situation::Runs { since: at, .. } => ContainerState {
+            running: Some(ContainerStateRunning { started_at: Some(since(at)) }),
+            ..ContainerState::default()
+        },
+        Situation::Exited { exit, since: at, ended, message, .. } => {
+            let Exit { code, signal, .. } = exit.clone().unwrap_or(Exit { code: 255, ..Exit::default() });
+            let reason = if code == 0 { "Completed" } else { "Error" };
+            ContainerState {
+                terminated: Some(ContainerStateTerminated {
+                    exit_code: code,
+                    signal: Some(signal).filter(|signal| *signal != 0),
+                    reason: Some(reason.to_owned()),
+                    message: Some(message.clone()).filter(|text| !text.is_empty()),
+                    started_at: Some(since(at)),
+                    finished_at: Some(ended.map_or_else(|| time(input.now), time)),
+                    container_id: id,
+                }),
+                ..ContainerState::default()
+            }
+        }
+        other => {
+            let (reason, message) = unready(other);
+            let message = Some(message).filter(|text| !text.is_empty());
+            let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+            ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+        }
+    }
+}

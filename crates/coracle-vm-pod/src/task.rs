@@ -1,0 +1,463 @@
+//! The task of one pod: observe, plan, execute one step, report, until nothing is left of it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use coracle_api::cocoon::{LifecycleState, VmRuntimeAnnotations};
+use coracle_host::Host;
+use coracle_pod::host::PodId;
+use coracle_pod::runtime::{PodObject, RuntimeError};
+use coracle_types::MemoryMib;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::events;
+use crate::execute::{Executor, StepError};
+use crate::facts::{Facts, Failure, ForkSource, Memory, Saved, VmFacts, Wanted};
+use crate::metrics::{Happened, Metrics};
+use crate::plan::{Plan, plan};
+use crate::pod;
+use crate::probe::{Answers, Probe};
+use crate::saved::Registry;
+use crate::situation::Situation;
+use crate::status::{StatusInput, status};
+use crate::step::{Finish, Note, Purpose, Step};
+
+/// Limit of a call to the API server.
+const API_LIMIT: Duration = Duration::from_secs(10);
+/// Time after a failed call to the API server until the next one.
+const API_RETRY: Duration = Duration::from_secs(3);
+/// The pod is looked at again after this time, even when nothing seems to have changed.
+const RESYNC: Duration = Duration::from_secs(60);
+/// Tries of a step that a pod which ends waits for.
+const TRIES_MAX: u32 = 3;
+/// Longest rest after a failed step.
+const REST_MAX: Duration = Duration::from_secs(60);
+
+/// True when a pod with that uid is on this node.
+pub type KnownPods = dyn Fn(&str) -> bool + Send + Sync;
+
+/// The object of a pod at the API server.
+#[async_trait]
+pub trait VmPodObject: PodObject {
+    /// Sets annotations, and removes those without a value. Idempotent; `Ok` when the object is gone.
+    async fn annotate(&self, changes: BTreeMap<String, Option<String>>) -> Result<(), RuntimeError>;
+
+    /// The VM that the pod has, by its name in the host core. Returns at once.
+    fn show(&self, vm: Option<&str>);
+}
+
+/// What a frontend knows of a pod. A new value is planned for at once.
+#[derive(Clone, Debug)]
+pub struct VmPodInput {
+    /// The object, as it was read last.
+    pub pod: Arc<Pod>,
+    /// It is gone.
+    pub forced: bool,
+    /// The node does not take it: reason and message.
+    pub refused: Option<(String, String)>,
+    /// Addresses of the node.
+    pub node: Vec<IpAddr>,
+}
+
+/// Everything that the task of a pod works with.
+#[derive(Clone)]
+pub struct VmPodPeers {
+    /// The VMs of this node.
+    pub host: Host,
+    /// The object at the API server.
+    pub object: Arc<dyn VmPodObject>,
+    /// Where states are saved; `None`: on this node alone.
+    pub registry: Option<Registry>,
+    /// Leases of a DHCP server of this node.
+    pub leases: Option<PathBuf>,
+    /// Memory of a pod that asks for none.
+    pub default_memory: MemoryMib,
+    /// Pods of this node.
+    pub known: Arc<KnownPods>,
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+/// Why the task of a pod ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its object is removed.
+    Removed,
+    /// It was asked to end. The VM keeps running.
+    Stopped,
+}
+
+type ProbeJob = Pin<Box<dyn Future<Output = bool> + Send>>;
+
+struct Task {
+    executor: Executor,
+    object: Arc<dyn VmPodObject>,
+    known: Arc<KnownPods>,
+    memory: Memory,
+    saved: Saved,
+    reported: PodStatus,
+    /// The API server has that status.
+    is_reported: bool,
+    probed: Option<(Probe, Answers)>,
+    probe_job: Option<ProbeJob>,
+    /// When a failed step may be tried again.
+    rests_until: Option<Instant>,
+    counted_name: bool,
+}
+
+/// Runs a pod until its object is removed, or until `stop`. Cancel-safe: a later run continues from what exists.
+pub async fn run(
+    peers: VmPodPeers,
+    id: PodId,
+    mut input: watch::Receiver<VmPodInput>,
+    stop: CancellationToken,
+) -> Ended {
+    let VmPodPeers { host, object, registry, leases, default_memory, known, metrics } = peers;
+    let reported = input.borrow().pod.status.clone().unwrap_or_default();
+    let mut task = Task {
+        executor: Executor { host, pod: id, registry, leases, default_memory, metrics },
+        object,
+        known,
+        memory: Memory::default(),
+        saved: Saved::Unknown,
+        reported,
+        is_reported: true,
+        probed: None,
+        probe_job: None,
+        rests_until: None,
+        counted_name: false,
+    };
+    loop {
+        let turn = async {
+            let seen = input.borrow_and_update().clone();
+            task.turn(&seen, &mut input).await
+        };
+        match stop.run_until_cancelled(turn).await {
+            None => return Ended::Stopped,
+            Some(Turn::Removed) => return Ended::Removed,
+            Some(Turn::Gone) => return Ended::Stopped,
+            Some(Turn::Again) => {}
+        }
+    }
+}
+
+/// How a turn ended.
+enum Turn {
+    Again,
+    /// The object is removed.
+    Removed,
+    /// The frontend is gone.
+    Gone,
+}
+
+impl Task {
+    async fn turn(&mut self, seen: &VmPodInput, input: &mut watch::Receiver<VmPodInput>) -> Turn {
+        // Before anything is looked at, so that no change is missed.
+        let mut vm_changes = self.changes_of(seen);
+        let facts = self.observe(seen).await;
+        let plan = plan(&facts);
+        self.count_name(&facts);
+        self.report(seen, &facts, &plan.situation).await;
+        match &plan.step {
+            Some(Step::Finish(how)) => {
+                self.object.event(events::finished(*how));
+                match self.finish(*how).await {
+                    Ok(()) => Turn::Removed,
+                    Err(error) => self.failed(&facts, &Step::Finish(*how), error),
+                }
+            }
+            Some(step) => self.step(step, seen, &facts, input).await,
+            None => self.wait(&plan, &facts, input, &mut vm_changes).await,
+        }
+    }
+
+    fn changes_of(&self, seen: &VmPodInput) -> Option<watch::Receiver<Arc<coracle_host::View>>> {
+        let wanted = pod::read(&seen.pod, seen.forced).wanted.ok()?;
+        self.executor.host.observe(wanted.vm.as_str()).ok()
+    }
+
+    async fn observe(&mut self, seen: &VmPodInput) -> Facts {
+        let mut facts_of_pod = pod::read(&seen.pod, seen.forced);
+        facts_of_pod.refused.clone_from(&seen.refused);
+        let wanted = facts_of_pod.wanted.as_ref().ok();
+        let vm = wanted.and_then(|wanted| self.executor.vm(wanted, &*self.known));
+        let (mut has_clone_source, mut fork) = (false, ForkSource::None);
+        if let (Some(wanted), None) = (wanted, &vm) {
+            has_clone_source = self.executor.has_clone_source(wanted).await;
+            fork = self.executor.fork_source(wanted).await;
+        }
+        self.object.show(vm.as_ref().and(wanted).map(|wanted| wanted.vm.as_str()));
+        let is_answering = self.is_answering(wanted, vm.as_ref());
+        if let (Some(failure), Some(until)) = (&mut self.memory.failure, self.rests_until) {
+            failure.rest = until.saturating_duration_since(Instant::now());
+        }
+        Facts {
+            pod: facts_of_pod,
+            vm,
+            saved: self.saved.clone(),
+            has_registry: self.executor.registry.is_some(),
+            has_clone_source,
+            fork,
+            memory: self.memory.clone(),
+            is_answering,
+            now: self.executor.host.clock().now(),
+        }
+    }
+
+    /// Without a port to ask, the session of the agent is the answer.
+    fn is_answering(&mut self, wanted: Option<&Wanted>, vm: Option<&VmFacts>) -> bool {
+        let Some(wanted) = wanted else { return false };
+        if wanted.probe_port.is_none() && vm.is_some_and(|vm| vm.has_agent) {
+            return true;
+        }
+        let ip = match &wanted.source {
+            crate::facts::Source::Static { ip, .. } => Some(*ip),
+            _ => vm.and_then(|vm| vm.ip),
+        };
+        let Some(probe) = ip.and_then(|ip| Probe::of(ip, wanted.probe_port)) else { return false };
+        match self.probed {
+            Some((known, answers)) if known == probe => answers.is_answering,
+            _ => {
+                (self.probed, self.probe_job) = (Some((probe, Answers::default())), None);
+                false
+            }
+        }
+    }
+
+    fn count_name(&mut self, facts: &Facts) {
+        if facts.pod.wanted.is_err() && !std::mem::replace(&mut self.counted_name, true) {
+            self.executor.metrics.count(Happened::NameMissing);
+        }
+    }
+
+    /// Shows the status, and sends it where it differs from what the API server has.
+    async fn report(&mut self, seen: &VmPodInput, facts: &Facts, situation: &Situation) {
+        let vm = facts.vm.as_ref();
+        let id = vm.map(|vm| vm.id.to_string()).unwrap_or_default();
+        let input = StatusInput {
+            pod: &seen.pod,
+            reported: &self.reported,
+            vm: &id,
+            restarts: vm.map_or(0, |vm| vm.boots.saturating_sub(1)),
+            node: &seen.node,
+            now: facts.now,
+        };
+        if let Some(now) = status(&input, situation)
+            && now != self.reported
+        {
+            (self.reported, self.is_reported) = (now, false);
+            self.object.observe(&self.reported);
+        }
+        if self.is_reported || seen.forced {
+            return;
+        }
+        match timeout(API_LIMIT, self.object.report(&self.reported)).await {
+            Ok(Ok(())) => self.is_reported = true,
+            Ok(Err(error)) => {
+                tracing::warn!(pod = self.executor.pod.name, error = error.message, "report failed")
+            }
+            Err(_) => tracing::warn!(pod = self.executor.pod.name, "report timed out"),
+        }
+    }
+
+    async fn step(
+        &mut self,
+        step: &Step,
+        seen: &VmPodInput,
+        facts: &Facts,
+        input: &mut watch::Receiver<VmPodInput>,
+    ) -> Turn {
+        let Ok(wanted) = &facts.pod.wanted else { return Turn::Again };
+        tracing::info!(pod = self.executor.pod.name, ns = self.executor.pod.namespace, vm = %wanted.vm, ?step, "step");
+        let result = match step {
+            Step::Note(note) => self.note(note, wanted).await.map(|()| None),
+            Step::PullImage | Step::PullSnapshot | Step::Import if !facts.pod.ending => {
+                let work = self.executor.run(step, &seen.pod, wanted);
+                // What has arrived stays, and a pod that ends does not wait for the rest.
+                tokio::select! {
+                    result = work => result,
+                    turn = ends(input) => return turn,
+                }
+            }
+            step => self.executor.run(step, &seen.pod, wanted).await,
+        };
+        match result {
+            Ok(found) => {
+                self.succeeded(step, facts, found);
+                Turn::Again
+            }
+            Err(error) => self.failed(facts, step, error),
+        }
+    }
+
+    fn succeeded(&mut self, step: &Step, facts: &Facts, found: Option<Saved>) {
+        (self.memory.failure, self.rests_until) = (None, None);
+        let memory = &mut self.memory;
+        match step {
+            Step::FindSaved => self.saved = found.unwrap_or(Saved::Unknown),
+            Step::PullImage => memory.has_image = true,
+            Step::Hibernate | Step::Resume | Step::Start => (memory.copied, memory.pushed) = (None, None),
+            Step::Copy(purpose) => (memory.copied, memory.pushed) = (Some(*purpose), None),
+            Step::Push(purpose) => {
+                memory.pushed = Some(*purpose);
+                if *purpose == Purpose::Hibernation {
+                    self.saved = Saved::Own { same_pod: true };
+                }
+            }
+            Step::RemoveVm { .. } => {
+                (memory.copied, memory.pushed, memory.is_imported) = (None, None, false);
+                memory.is_removed = facts.pod.ending;
+            }
+            Step::Import => memory.is_imported = true,
+            Step::DropSaved => self.saved = Saved::Absent,
+            Step::Wake => memory.is_imported = false,
+            Step::Note(note) if note.state == LifecycleState::Ready => self.saved = Saved::Unknown,
+            _ => {}
+        }
+        if let Some(happened) = events::happened(step, facts) {
+            self.executor.metrics.count(happened);
+        }
+        if let Some(event) = events::succeeded(step, facts) {
+            self.object.event(event);
+        }
+    }
+
+    fn failed(&mut self, facts: &Facts, step: &Step, error: StepError) -> Turn {
+        let times = match &self.memory.failure {
+            Some(before) if before.step == *step => before.times.saturating_add(1),
+            _ => 1,
+        };
+        let rest = Duration::from_secs(1 << times.min(6)).min(REST_MAX);
+        if facts.pod.ending && times >= TRIES_MAX {
+            match step {
+                Step::Push(_) => self.memory.push_given_up = true,
+                Step::Hibernate | Step::Copy(_) => self.memory.save_given_up = true,
+                _ => {}
+            }
+        }
+        // Another look may be what it takes.
+        if let Step::Wake | Step::Import | Step::DropSaved = step {
+            (self.saved, self.memory.is_imported) = (Saved::Unknown, false);
+        }
+        tracing::warn!(pod = self.executor.pod.name, ?step, error = error.message, times, "step failed");
+        if times == 1
+            && let Some(happened) = events::failed_to(step, facts)
+        {
+            self.executor.metrics.count(happened);
+        }
+        self.object.event(events::failed(step, &error));
+        self.rests_until = Some(Instant::now() + rest);
+        let StepError { reason, message } = error;
+        self.memory.failure = Some(Failure { step: step.clone(), reason, message, times, rest });
+        Turn::Again
+    }
+
+    async fn note(&self, note: &Note, wanted: &Wanted) -> Result<(), StepError> {
+        let (id, ip) = note.vm.clone().unwrap_or_default();
+        let noted = VmRuntimeAnnotations {
+            id,
+            ip: ip.unwrap_or_default(),
+            lifecycle_state: Some(note.state),
+            lifecycle_observed_generation: wanted.generation,
+            lifecycle_state_message: note.message.clone(),
+            ..VmRuntimeAnnotations::default()
+        };
+        let mut changes = noted.patch();
+        // Who brought a VM with a display along says where it is.
+        changes.remove(coracle_api::cocoon::keys::VNC_PORT);
+        changes.remove(coracle_api::cocoon::keys::POST_CLONE_HINT);
+        self.call(self.object.annotate(changes)).await
+    }
+
+    async fn finish(&self, how: Finish) -> Result<(), StepError> {
+        self.call(self.object.remove()).await?;
+        self.executor.metrics.count(match how {
+            Finish::NoVm => Happened::DeletedWithoutVm,
+            Finish::Removed | Finish::LeftAlone => Happened::Deleted,
+            Finish::Kept => Happened::DeleteFailed,
+        });
+        Ok(())
+    }
+
+    async fn call(&self, call: impl Future<Output = Result<(), RuntimeError>>) -> Result<(), StepError> {
+        let failed = |message| StepError { reason: "APIServerUnavailable", message };
+        match timeout(API_LIMIT, call).await {
+            Ok(done) => done.map_err(|error| failed(error.message)),
+            Err(_) => Err(failed("the API server does not answer".to_owned())),
+        }
+    }
+
+    /// Waits for a change, a probe, or the time that the plan names.
+    async fn wait(
+        &mut self,
+        plan: &Plan,
+        facts: &Facts,
+        input: &mut watch::Receiver<VmPodInput>,
+        vm: &mut Option<watch::Receiver<Arc<coracle_host::View>>>,
+    ) -> Turn {
+        let retry = (!self.is_reported).then_some(API_RETRY);
+        let again = [plan.again, retry].into_iter().flatten().min().unwrap_or(RESYNC);
+        self.begin_probe(facts);
+        let probe = async {
+            match &mut self.probe_job {
+                Some(job) => job.await,
+                None => std::future::pending().await,
+            }
+        };
+        let changed = async {
+            match vm {
+                // A VM that is gone is a change, too.
+                Some(vm) => drop(vm.changed().await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            seen = input.changed() => if seen.is_err() { return Turn::Gone },
+            () = changed => {}
+            answered = probe => {
+                self.probe_job = None;
+                if let Some((_, answers)) = &mut self.probed {
+                    *answers = answers.after(answered);
+                }
+            }
+            () = sleep(again) => {}
+        }
+        Turn::Again
+    }
+
+    fn begin_probe(&mut self, facts: &Facts) {
+        let runs = matches!(&facts.vm, Some(vm) if vm.ip.is_some())
+            || matches!(&facts.pod.wanted, Ok(Wanted { source: crate::facts::Source::Static { .. }, .. }));
+        let Some((probe, answers)) = self.probed.filter(|_| runs && !facts.pod.ending) else {
+            self.probe_job = None;
+            return;
+        };
+        if self.probe_job.is_none() {
+            let metrics = self.executor.metrics.clone();
+            self.probe_job = Some(Box::pin(async move {
+                sleep(answers.rest).await;
+                let began = Instant::now();
+                let answered = probe.ask().await;
+                metrics.probed(began.elapsed());
+                answered
+            }));
+        }
+    }
+}
+
+/// Resolves when the pod shall end, or its frontend is gone.
+async fn ends(input: &mut watch::Receiver<VmPodInput>) -> Turn {
+    let is_ending = |seen: &VmPodInput| seen.forced || seen.pod.metadata.deletion_timestamp.is_some();
+    match input.wait_for(is_ending).await {
+        Ok(_) => Turn::Again,
+        Err(_) => Turn::Gone,
+    }
+}
