@@ -48,7 +48,7 @@ impl DebianRegistry {
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let root = dir.path().display();
         let mut config = format!(
-            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\n\
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\n  delete:\n    enabled: true\n\
              http:\n  addr: {address}\n"
         );
         if password {

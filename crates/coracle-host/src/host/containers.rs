@@ -124,7 +124,7 @@ impl Host {
         argv: Vec<String>,
     ) -> Result<pb::Process, HostError> {
         let view = self.find(vm, Access::Read)?;
-        if view.record.disk_image_vm.is_some() {
+        if view.record.sandbox.is_none() {
             let process = crate::vmm_config::process(&view.record);
             return Ok(pb::Process { argv, ..process });
         }

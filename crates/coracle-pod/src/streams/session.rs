@@ -70,13 +70,13 @@ pub struct AttachSession {
 
 impl AttachSession {
     /// The streams of `container`. Input is passed on when `streams` ask for it and the container was made with one. Those of
-    /// a disk image VM are the output of its command.
+    /// a VM without containers are the output of its command.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::NoContainer`].
     pub fn new(host: Host, vm: &str, container: &ContainerId, streams: Streams) -> Result<Self, HostError> {
         let view = host.find(vm, Access::Read)?;
-        if view.record.disk_image_vm.is_some() {
+        if view.record.sandbox.is_none() {
             return Ok(Self { host, vm: vm.to_owned(), container: String::new(), stdin: false });
         }
         let missing = || HostError::NoContainer { vm: vm.to_owned(), id: container.to_string() };
