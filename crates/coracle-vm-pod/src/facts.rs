@@ -196,6 +196,8 @@ pub enum ForkSource {
 /// What the task of a pod remembers between two looks. A restart forgets it, and a plan without it does no harm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
+    /// Nothing was noted of the pod when it was first seen, and it had no VM since: it has no saved state.
+    pub is_new: bool,
     /// The state of the VM, which is at rest, is in a snapshot of this node.
     pub copied: Option<Purpose>,
     /// That snapshot is in the registry.

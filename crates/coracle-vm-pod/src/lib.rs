@@ -12,6 +12,7 @@ pub mod facts;
 pub mod leases;
 pub mod metrics;
 pub mod orphans;
+pub mod output;
 pub mod plan;
 pub mod pod;
 pub mod saved;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,12 +14,13 @@ use coracle_pod::runtime::{PodObject, RuntimeError};
 use coracle_types::MemoryMib;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::events;
 use crate::execute::{Executor, StepError};
-use crate::facts::{Facts, Failure, ForkSource, Memory, Saved, VmFacts, Wanted};
+use crate::facts::{Belongs, Facts, Failure, ForkSource, Memory, Noted, Saved, VmFacts, Wanted};
 use crate::metrics::{Happened, Metrics};
 use crate::plan::{Plan, plan};
 use crate::pod;
@@ -36,7 +36,7 @@ const API_LIMIT: Duration = Duration::from_secs(10);
 const API_RETRY: Duration = Duration::from_secs(3);
 /// The pod is looked at again after this time, even when nothing seems to have changed.
 const RESYNC: Duration = Duration::from_secs(60);
-/// Tries of a step that a pod which ends waits for.
+/// Tries to save the VM of a pod that ends.
 const TRIES_MAX: u32 = 3;
 /// Longest rest after a failed step.
 const REST_MAX: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ pub trait VmPodObject: PodObject {
     /// Sets annotations, and removes those without a value. Idempotent; `Ok` when the object is gone.
     async fn annotate(&self, changes: BTreeMap<String, Option<String>>) -> Result<(), RuntimeError>;
 
-    /// The VM that the pod has, by its name in the host core. Returns at once.
+    /// The VM that the pod has, by its id. Returns at once.
     fn show(&self, vm: Option<&str>);
 }
 
@@ -95,8 +95,6 @@ pub enum Ended {
     Stopped,
 }
 
-type ProbeJob = Pin<Box<dyn Future<Output = bool> + Send>>;
-
 struct Task {
     executor: Executor,
     object: Arc<dyn VmPodObject>,
@@ -107,7 +105,8 @@ struct Task {
     /// The API server has that status.
     is_reported: bool,
     probed: Option<(Probe, Answers)>,
-    probe_job: Option<ProbeJob>,
+    /// The probe that is under way, if any.
+    probing: JoinSet<bool>,
     /// When a failed step may be tried again.
     rests_until: Option<Instant>,
     counted_name: bool,
@@ -122,16 +121,18 @@ pub async fn run(
 ) -> Ended {
     let VmPodPeers { host, object, registry, leases, default_memory, known, metrics } = peers;
     let reported = input.borrow().pod.status.clone().unwrap_or_default();
+    let first = pod::read(&input.borrow().pod, false);
+    let is_new = !first.begun && first.noted == Noted::default();
     let mut task = Task {
         executor: Executor { host, pod: id, registry, leases, default_memory, metrics },
         object,
         known,
-        memory: Memory::default(),
+        memory: Memory { is_new, ..Memory::default() },
         saved: Saved::Unknown,
         reported,
         is_reported: true,
         probed: None,
-        probe_job: None,
+        probing: JoinSet::new(),
         rests_until: None,
         counted_name: false,
     };
@@ -194,7 +195,9 @@ impl Task {
             has_clone_source = self.executor.has_clone_source(wanted).await;
             fork = self.executor.fork_source(wanted).await;
         }
-        self.object.show(vm.as_ref().and(wanted).map(|wanted| wanted.vm.as_str()));
+        // A VM of others is not shown: users could reach into it.
+        let own = vm.as_ref().filter(|vm| !matches!(vm.belongs, Belongs::Elsewhere(_)));
+        self.object.show(own.map(|vm| vm.id.as_str()));
         let is_answering = self.is_answering(wanted, vm.as_ref());
         if let (Some(failure), Some(until)) = (&mut self.memory.failure, self.rests_until) {
             failure.rest = until.saturating_duration_since(Instant::now());
@@ -226,7 +229,8 @@ impl Task {
         match self.probed {
             Some((known, answers)) if known == probe => answers.is_answering,
             _ => {
-                (self.probed, self.probe_job) = (Some((probe, Answers::default())), None);
+                self.probing.abort_all();
+                self.probed = Some((probe, Answers::default()));
                 false
             }
         }
@@ -304,6 +308,7 @@ impl Task {
         match step {
             Step::FindSaved => self.saved = found.unwrap_or(Saved::Unknown),
             Step::PullImage => memory.has_image = true,
+            Step::Run | Step::Clone | Step::Fork => memory.is_new = false,
             Step::Hibernate | Step::Resume | Step::Start => (memory.copied, memory.pushed) = (None, None),
             Step::Copy(purpose) => (memory.copied, memory.pushed) = (Some(*purpose), None),
             Step::Push(purpose) => {
@@ -336,10 +341,11 @@ impl Task {
             _ => 1,
         };
         let rest = Duration::from_secs(1 << times.min(6)).min(REST_MAX);
-        if facts.pod.ending && times >= TRIES_MAX {
+        if facts.pod.ending {
             match step {
+                // The client of the registry has tried more than once, and the copy on this node stays.
                 Step::Push(_) => self.memory.push_given_up = true,
-                Step::Hibernate | Step::Copy(_) => self.memory.save_given_up = true,
+                Step::Hibernate | Step::Copy(_) if times >= TRIES_MAX => self.memory.save_given_up = true,
                 _ => {}
             }
         }
@@ -406,12 +412,6 @@ impl Task {
         let retry = (!self.is_reported).then_some(API_RETRY);
         let again = [plan.again, retry].into_iter().flatten().min().unwrap_or(RESYNC);
         self.begin_probe(facts);
-        let probe = async {
-            match &mut self.probe_job {
-                Some(job) => job.await,
-                None => std::future::pending().await,
-            }
-        };
         let changed = async {
             match vm {
                 // A VM that is gone is a change, too.
@@ -422,9 +422,9 @@ impl Task {
         tokio::select! {
             seen = input.changed() => if seen.is_err() { return Turn::Gone },
             () = changed => {}
-            answered = probe => {
-                self.probe_job = None;
-                if let Some((_, answers)) = &mut self.probed {
+            Some(probed) = self.probing.join_next(), if !self.probing.is_empty() => {
+                // One that was cancelled was about another address.
+                if let (Ok(answered), Some((_, answers))) = (probed, &mut self.probed) {
                     *answers = answers.after(answered);
                 }
             }
@@ -437,18 +437,18 @@ impl Task {
         let runs = matches!(&facts.vm, Some(vm) if vm.ip.is_some())
             || matches!(&facts.pod.wanted, Ok(Wanted { source: crate::facts::Source::Static { .. }, .. }));
         let Some((probe, answers)) = self.probed.filter(|_| runs && !facts.pod.ending) else {
-            self.probe_job = None;
+            self.probing.abort_all();
             return;
         };
-        if self.probe_job.is_none() {
+        if self.probing.is_empty() {
             let metrics = self.executor.metrics.clone();
-            self.probe_job = Some(Box::pin(async move {
+            self.probing.spawn(async move {
                 sleep(answers.rest).await;
                 let began = Instant::now();
                 let answered = probe.ask().await;
                 metrics.probed(began.elapsed());
                 answered
-            }));
+            });
         }
     }
 }

@@ -18,7 +18,9 @@ mod stats;
 mod table;
 mod virtual_node;
 
-pub use options::{CertificateSource, Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, VirtualNodeOptions};
+pub use options::{
+    CertificateSource, Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, VirtualNodeOptions, VmPodOptions,
+};
 pub use virtual_node::{VirtualNode, VirtualNodeError};
 
 /// Owner of the fields that this node writes (server-side apply).

@@ -55,6 +55,21 @@ pub struct VirtualNodeOptions {
     pub anonymous: bool,
     /// Time between two events of the node's own life.
     pub intervals: Intervals,
+    /// Pods whose container is a VM.
+    pub vms: VmPodOptions,
+}
+
+/// Settings for pods whose container is a VM.
+#[derive(Clone, Debug, Default)]
+pub struct VmPodOptions {
+    /// Where their states are saved; `None`: on this node alone.
+    pub registry: Option<coracle_vm_pod::saved::Registry>,
+    /// What happens to a VM whose pod went away while this node was not there.
+    pub orphans: coracle_vm_pod::orphans::OrphanPolicy,
+    /// Leases of a DHCP server of this node, where the node itself gives VMs no addresses.
+    pub leases: Option<PathBuf>,
+    /// What is counted of them.
+    pub metrics: coracle_vm_pod::metrics::Metrics,
 }
 
 /// Where the certificate of the API comes from.
@@ -124,6 +139,7 @@ impl VirtualNodeOptions {
             client_ca: None,
             anonymous: false,
             intervals: Intervals::default(),
+            vms: VmPodOptions::default(),
         }
     }
 }

@@ -19,6 +19,7 @@ mod row;
 mod runtime;
 mod selector;
 mod services;
+mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -196,6 +197,7 @@ impl Pods {
                 self.unlisted = self.known.keys().filter(|uid| !listed.contains(*uid)).cloned().collect();
                 if !std::mem::replace(&mut self.synced, true) {
                     self.remove_left_files();
+                    self.treat_orphans();
                 }
                 self.sweep();
             }
@@ -330,6 +332,20 @@ impl Pods {
                 });
             }
         }
+    }
+
+    /// VMs that are containers of pods which ended while this node was away.
+    fn treat_orphans(&mut self) {
+        let (host, vms) = (self.shared.host.clone(), self.shared.options.vms.clone());
+        let known: BTreeSet<String> = self.known.keys().cloned().collect();
+        self.jobs.spawn(async move {
+            let treated =
+                coracle_vm_pod::orphans::treat(&host, vms.orphans, &vms.metrics, |uid| known.contains(uid));
+            if let Err(error) = treated.await {
+                tracing::warn!(error = error.chain(), "remove VMs of pods that are gone failed");
+            }
+            Job::Swept
+        });
     }
 
     /// Directories of pods that neither the cluster nor the host core knows: a crash came between them and the VM.

@@ -19,6 +19,8 @@ pub(crate) struct PodEntry {
     pub(crate) pod: Arc<Pod>,
     /// Name of its VM in the host core, while there is one.
     pub(crate) vm: Option<String>,
+    /// Its container is the VM itself; else its containers run in the VM.
+    pub(crate) is_vm: bool,
     /// Containers that exist, by their name in the pod.
     pub(crate) containers: BTreeMap<String, ContainerEntry>,
 }
@@ -65,6 +67,11 @@ impl PodTable {
         named.max_by_key(age).cloned()
     }
 
+    /// True when a pod with this uid is there.
+    pub(crate) fn has(&self, uid: &str) -> bool {
+        self.0.read().contains_key(uid)
+    }
+
     /// Adds or replaces a pod. One without a uid is not stored.
     pub(crate) fn put(&self, entry: PodEntry) {
         if let Some(uid) = entry.pod.metadata.uid.clone() {
@@ -89,7 +96,7 @@ mod tests {
             "namespace": "shop", "name": name, "uid": uid, "creationTimestamp": created, "deletionTimestamp": deleted,
         }});
         let pod = Arc::new(serde_json::from_value(pod).unwrap());
-        PodEntry { pod, vm: None, containers: BTreeMap::new() }
+        PodEntry { pod, vm: None, is_vm: false, containers: BTreeMap::new() }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A pod without a VM that shall have one.
 
+use std::time::Duration;
+
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
 
@@ -7,6 +9,9 @@ use super::{Plan, lost, note_of};
 use crate::facts::{Facts, ForkSource, Saved, Source, Wanted};
 use crate::situation::{Situation, Waits};
 use crate::step::Step;
+
+/// Between two looks for the VM that a fork is made of: nothing tells of another pod's VM.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// The next step towards a VM.
 pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
@@ -19,7 +24,8 @@ pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
 /// True when the state of this pod is in the registry, or when only a look can tell. A pod that this node never took and that
 /// does not ask for it has none.
 fn may_be_saved(facts: &Facts, wanted: &Wanted) -> bool {
-    facts.has_registry && (facts.pod.begun || facts.pod.noted.state.is_some() || wanted.restore)
+    let was_here = facts.pod.begun || facts.pod.noted.state.is_some();
+    facts.has_registry && (wanted.restore || was_here && !facts.memory.is_new)
 }
 
 /// From its saved state, when there is one.
@@ -64,7 +70,10 @@ fn make(facts: &Facts, wanted: &Wanted) -> Plan {
 }
 
 fn fork(facts: &Facts, from: &str, creating: Situation) -> Plan {
-    let waits = |message| Plan::wait(Situation::Waits(Waits::new("ForkSourceMissing", message)));
+    let waits = |message| {
+        let situation = Situation::Waits(Waits::new("ForkSourceMissing", message));
+        Plan { again: Some(LOOK_AGAIN), ..Plan::wait(situation) }
+    };
     match &facts.fork {
         ForkSource::Saved => Plan::step(Step::Fork, creating),
         ForkSource::Live => Plan::step(Step::SaveForkSource, creating),

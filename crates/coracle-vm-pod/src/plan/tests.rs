@@ -104,6 +104,14 @@ fn pod_without_a_vm_table() {
         ),
         ("it was begun: its state may be saved", with(|f, _| note(f)), Some(Step::FindSaved)),
         (
+            "it was begun just now",
+            with(|f, _| {
+                note(f);
+                f.memory.is_new = true;
+            }),
+            Some(Step::PullImage),
+        ),
+        (
             "a snapshot",
             with(|f, w| {
                 note(f);

@@ -45,7 +45,12 @@ pub(super) async fn read(
     let ended = async move {
         if options.follow {
             // An instance that is removed has ended, too.
-            let end = context.host.wait_container(&vm, &id);
+            let end = async {
+                match entry.is_vm {
+                    true => drop(context.host.wait(&vm).await),
+                    false => drop(context.host.wait_container(&vm, &id).await),
+                }
+            };
             let _ended_or_stopped = context.stop.run_until_cancelled(end).await;
         }
     };
@@ -143,7 +148,7 @@ mod tests {
             previous: has_previous.then(|| ("old".parse().unwrap(), "/old.log".into())),
         });
         let containers = container.map(|container| ("main".to_owned(), container)).into_iter().collect();
-        PodEntry { pod: Arc::new(pod), vm: Some("vm".into()), containers }
+        PodEntry { pod: Arc::new(pod), vm: Some("vm".into()), is_vm: false, containers }
     }
 
     #[test]

@@ -79,18 +79,20 @@ impl Life {
     /// # Errors
     /// When no VM can have the name of the pod.
     pub(super) async fn run(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
-        let Shared { host, client, options, table, ledger, recorder, .. } = self.shared.clone();
         let first = self.seen.borrow().pod.clone();
+        if coracle_vm_pod::pod::is_vm_pod(&first) {
+            return self.run_vm(stop).await;
+        }
+        let Shared { host, client, options, table, ledger, recorder, .. } = self.shared.clone();
         let row = Arc::new(Row::new(table, host.clone(), first.clone()));
         let (disk, memory) = super::directories(&options, &host);
         let dirs = PodDirs::of(&disk, &memory, &self.pod.uid);
         let inner = HostRuntime::new(host.clone(), self.pod.clone(), dirs)?;
         row.look(inner.vm().as_str());
-        let account = first.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
         let object = ApiPod {
             client,
             pod: self.pod.clone(),
-            account: account.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
+            account: service_account(&first),
             events: recorder,
             ledger,
             row: row.clone(),
@@ -175,7 +177,7 @@ impl Life {
     }
 
     /// Whether the node takes the pod. One that runs, ends or has ended is taken.
-    async fn admit(&mut self) -> Option<Verdict> {
+    pub(super) async fn admit(&mut self) -> Option<Verdict> {
         let seen = self.seen.borrow().clone();
         let Shared { ledger, facts, options, .. } = &self.shared;
         if seen.is_ending() || has_ended(&seen.pod) {
@@ -221,6 +223,12 @@ impl Life {
             sleep(RETRY).await;
         }
     }
+}
+
+/// The service account whose tokens the pod gets.
+pub(super) fn service_account(pod: &Pod) -> String {
+    let named = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
+    named.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned())
 }
 
 /// True when the pod will not run any more.

@@ -1,5 +1,7 @@
 //! The object of a pod at the API server.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -7,6 +9,7 @@ use coracle_pod::events::PodEvent;
 use coracle_pod::host::PodId;
 use coracle_pod::runtime::{PodObject, RuntimeError};
 use coracle_pod::volume::{Token, TokenRequest};
+use coracle_vm_pod::task::VmPodObject;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{
     BoundObjectReference, TokenRequest as ApiTokenRequest, TokenRequestSpec,
@@ -41,6 +44,13 @@ pub(super) struct ApiPod {
     pub(super) events: Recorder,
     pub(super) ledger: Ledger,
     pub(super) row: Arc<Row>,
+}
+
+/// One pod whose container is a VM.
+pub(super) struct ApiVmPod {
+    pub(super) api: ApiPod,
+    /// Where the output of its VM is.
+    pub(super) logs: PathBuf,
 }
 
 impl ApiPod {
@@ -137,6 +147,46 @@ impl PodObject for ApiPod {
 
     fn event(&self, event: PodEvent) {
         self.events.take(&self.pod, event);
+    }
+}
+
+#[async_trait]
+impl VmPodObject for ApiVmPod {
+    async fn annotate(&self, changes: BTreeMap<String, Option<String>>) -> Result<(), RuntimeError> {
+        let patch = json!({"metadata": {"uid": self.api.pod.uid, "annotations": changes}});
+        let params = PatchParams::default();
+        match self.api.pods().patch_metadata(&self.api.pod.name, &params, &Patch::Merge(patch)).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_gone(&error) => Ok(()),
+            Err(error) => Err(failed("annotate the pod", &error)),
+        }
+    }
+
+    fn show(&self, vm: Option<&str>) {
+        self.api.row.look_at_vm(vm, &self.logs);
+    }
+}
+
+#[async_trait]
+impl PodObject for ApiVmPod {
+    fn observe(&self, status: &PodStatus) {
+        self.api.observe(status);
+    }
+
+    async fn report(&self, status: &PodStatus) -> Result<(), RuntimeError> {
+        self.api.report(status).await
+    }
+
+    async fn remove(&self) -> Result<(), RuntimeError> {
+        self.api.remove().await
+    }
+
+    async fn request_token(&self, request: &TokenRequest, now: Timestamp) -> Result<Token, RuntimeError> {
+        self.api.request_token(request, now).await
+    }
+
+    fn event(&self, event: PodEvent) {
+        self.api.event(event);
     }
 }
 

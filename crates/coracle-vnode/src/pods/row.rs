@@ -1,11 +1,14 @@
 //! The entry of one pod in the table that the API reads.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle_host::{Access, Host, View};
 use coracle_pod::container_spec::key;
-use coracle_record::ContainerRecord;
+use coracle_record::{ContainerId, ContainerRecord, ContainerState};
+use coracle_types::VmState;
+use coracle_vm_pod::output::log_path;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
 
@@ -28,7 +31,7 @@ struct State {
 
 impl Row {
     pub(super) fn new(table: PodTable, host: Host, pod: Arc<Pod>) -> Self {
-        let entry = PodEntry { pod, vm: None, containers: BTreeMap::new() };
+        let entry = PodEntry { pod, vm: None, is_vm: false, containers: BTreeMap::new() };
         let row = Self { table, host, state: Mutex::new(State { entry, status: None }) };
         row.put(|_| {});
         row
@@ -60,6 +63,19 @@ impl Row {
         });
     }
 
+    /// The VM that the container of the pod is; its logs are below `logs`.
+    pub(super) fn look_at_vm(&self, vm: Option<&str>, logs: &Path) {
+        let view = vm.and_then(|vm| self.host.find(vm, Access::Change).ok());
+        self.put(|state| {
+            let first = state.entry.pod.spec.as_ref().and_then(|spec| spec.containers.first());
+            let name = first.map(|container| container.name.clone());
+            let entry = view.as_ref().and_then(|view| vm_container(view, logs));
+            state.entry.is_vm = true;
+            state.entry.vm = view.as_ref().map(|view| view.record.id.to_string());
+            state.entry.containers = name.zip(entry).into_iter().collect();
+        });
+    }
+
     /// What there is of its VM.
     pub(super) fn look(&self, vm: &str) {
         let view = self.host.find(vm, Access::Change).ok();
@@ -69,6 +85,26 @@ impl Row {
             state.entry.containers = view.map(|view| containers(&view, &vms)).unwrap_or_default();
         });
     }
+}
+
+/// A VM as a container. Each start of it is an attempt.
+fn vm_container(view: &View, logs: &Path) -> Option<ContainerEntry> {
+    let record = &view.record;
+    let id = |boot: u32| format!("boot-{boot}").parse::<ContainerId>().ok();
+    let state = match record.state {
+        VmState::Creating | VmState::Created | VmState::Starting => ContainerState::Created,
+        VmState::Stopped | VmState::Failed | VmState::Deleting => ContainerState::Exited,
+        _ => ContainerState::Running,
+    };
+    let before = record.boots.checked_sub(1).filter(|boot| *boot > 0);
+    Some(ContainerEntry {
+        id: id(record.boots)?,
+        state,
+        tty: false,
+        stdin: false,
+        log: log_path(logs, record.boots),
+        previous: before.and_then(|boot| Some((id(boot)?, log_path(logs, boot)))),
+    })
 }
 
 fn containers(view: &View, vms: &std::path::Path) -> BTreeMap<String, ContainerEntry> {

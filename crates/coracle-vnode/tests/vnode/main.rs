@@ -12,4 +12,5 @@ mod pods;
 mod provider_suite;
 mod restarts;
 mod streams;
+mod vm_pods;
 mod world;

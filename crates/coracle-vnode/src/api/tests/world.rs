@@ -168,6 +168,7 @@ impl World {
             previous: None,
         };
         self.pods.put(PodEntry {
+            is_vm: false,
             pod: Arc::new(serde_json::from_value(pod).unwrap()),
             vm: Some(name.to_owned()),
             containers: BTreeMap::from([("main".to_owned(), main)]),

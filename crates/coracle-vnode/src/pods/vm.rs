@@ -1,0 +1,99 @@
+//! The life of a pod whose container is a VM: its task of `coracle-vm-pod`, and the output of its VM.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coracle_pod::runtime::RuntimeError;
+use coracle_pod::task::Ended;
+use coracle_vm_pod::task::{self, VmPodInput, VmPodPeers};
+use coracle_vm_pod::{output, pod};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::life::{Life, Seen, service_account};
+use super::object::{ApiPod, ApiVmPod};
+use super::row::Row;
+
+/// Where the output of the VM is, in the directory of the pod.
+const LOGS: &str = "vm-output";
+
+impl Life {
+    /// As [`Life::run`], of a pod whose container is a VM.
+    pub(super) async fn run_vm(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
+        let shared = self.shared.clone();
+        let first = self.seen.borrow().pod.clone();
+        let row = Arc::new(Row::new(shared.table.clone(), shared.host.clone(), first.clone()));
+        let dir = super::directories(&shared.options, &shared.host).0.join(&self.pod.uid);
+        let logs = dir.join(LOGS);
+        let api = ApiPod {
+            client: shared.client.clone(),
+            pod: self.pod.clone(),
+            account: service_account(&first),
+            events: shared.recorder.clone(),
+            ledger: shared.ledger.clone(),
+            row: row.clone(),
+        };
+        let Some(verdict) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
+        let refused = verdict.map(|verdict| (verdict.reason, verdict.message));
+        let (table, own) = (shared.table.clone(), self.pod.uid.clone());
+        let peers = VmPodPeers {
+            host: shared.host.clone(),
+            object: Arc::new(ApiVmPod { api, logs: logs.clone() }),
+            registry: shared.options.vms.registry.clone(),
+            leases: shared.options.vms.leases.clone(),
+            default_memory: shared.options.default_memory,
+            known: Arc::new(move |uid| uid == own || table.has(uid)),
+            metrics: shared.options.vms.metrics.clone(),
+        };
+        let (input, receiver) = watch::channel(self.vm_input(&refused));
+        let mut ended = Box::pin(task::run(peers, self.pod.clone(), receiver, stop));
+        let vm = pod::read(&first, false).wanted.ok().map(|wanted| wanted.vm);
+        let printed = async {
+            match vm {
+                Some(vm) => output::keep(shared.host.clone(), vm, logs).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            ended = &mut ended => ended,
+            () = self.feed_vm(&input, &row, &refused) => task::Ended::Stopped,
+            () = printed => task::Ended::Stopped,
+        };
+        match ended {
+            task::Ended::Stopped => Ok(Ended::Stopped),
+            task::Ended::Removed => {
+                remove(dir).await;
+                Ok(Ended::Removed)
+            }
+        }
+    }
+
+    fn vm_input(&mut self, refused: &Option<(String, String)>) -> VmPodInput {
+        let Seen { pod, forced } = self.seen.borrow_and_update().clone();
+        let node = self.shared.facts.borrow().addresses.clone();
+        VmPodInput { pod, forced, refused: refused.clone(), node }
+    }
+
+    /// Passes on what changes in the cluster. Ends when the pods of the node do.
+    async fn feed_vm(
+        &mut self,
+        input: &watch::Sender<VmPodInput>,
+        row: &Row,
+        refused: &Option<(String, String)>,
+    ) {
+        loop {
+            let now = self.vm_input(refused);
+            row.set_pod(&now.pod);
+            input.send_replace(now);
+            if self.seen.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn remove(dir: PathBuf) {
+    if let Err(error) = coracle_files::blocking(move || coracle_files::remove_tree(&dir)).await {
+        tracing::warn!(%error, "remove the output of a VM failed");
+    }
+}

@@ -1,0 +1,292 @@
+//! Pods whose container is a VM: clone, run, static and fork, hibernation, saved states in a real registry.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use coracle_api::cocoon::{LifecycleState, VmRuntimeAnnotations, keys};
+use coracle_oci::Reference;
+use coracle_testkit::registry::DebianRegistry;
+use coracle_testkit::{cluster, eventually, tools};
+use coracle_types::VmState;
+use coracle_vnode::VmPodOptions;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::world::{Daemon, IMAGE, World, is_ready, phase_of};
+
+/// A world with a registry for saved states.
+async fn world(cluster: &cluster::Cluster) -> Result<Option<(World, DebianRegistry)>> {
+    let Some(_) = tools::require(["docker-registry"]) else { return Ok(None) };
+    let registry = DebianRegistry::start()?;
+    let mut world = World::new(cluster).await?;
+    let at = coracle_vm_pod::saved::Registry::at(&registry.address().to_string());
+    world.options.vms = VmPodOptions { registry: Some(at), ..VmPodOptions::default() };
+    Ok(Some((world, registry)))
+}
+
+impl World {
+    /// Makes a pod with annotations, on the node.
+    async fn create_vm(&self, name: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
+        self.create_vm_in(&self.namespace, name, annotations).await
+    }
+
+    async fn create_vm_in(&self, namespace: &str, name: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
+        let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
+        let pod = json!({
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {
+                "nodeName": self.options.name,
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "agent", "image": keys::CONTAINER_IMAGE}],
+            },
+        });
+        let pods = kube::Api::<Pod>::namespaced(self.client.clone(), namespace);
+        Ok(pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
+    }
+
+    async fn annotate(&self, name: &str, key: &str, value: Value) -> Result<()> {
+        let patch = json!({"metadata": {"annotations": {key: value}}});
+        self.pods().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    async fn until_state(&self, name: &str, state: LifecycleState) -> Result<Pod> {
+        self.until(name, state.as_str(), |pod| noted(pod).lifecycle_state == Some(state)).await
+    }
+}
+
+fn noted(pod: &Pod) -> VmRuntimeAnnotations {
+    VmRuntimeAnnotations::from_pod(pod)
+}
+
+/// Annotations of a pod that runs an image.
+fn run(vm: &str) -> Vec<(&str, &str)> {
+    vec![(keys::VM_NAME, vm), (keys::MODE, "run"), (keys::IMAGE, IMAGE), (keys::MANAGED, "true")]
+}
+
+async fn tag(daemon: &Daemon, registry: &DebianRegistry, vm: &str, tag: &str) -> Result<bool> {
+    let reference: Reference = format!("{}/{vm}:{tag}", registry.address()).parse()?;
+    Ok(daemon.host.remote_snapshot(&reference).await?.is_some())
+}
+
+fn waiting(pod: &Pod) -> String {
+    let status = pod.status.clone().unwrap_or_default().container_statuses.unwrap_or_default();
+    let waiting = status.into_iter().next().and_then(|one| one.state?.waiting?.reason);
+    waiting.unwrap_or_default()
+}
+
+#[test]
+fn run_pod_has_id_and_address_in_the_cluster() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        world.create_vm("demo-0", &run("vk-prod-demo-0")).await?;
+        let pod = world.until_state("demo-0", LifecycleState::Ready).await?;
+        let pod = if is_ready(&pod) { pod } else { world.until_ready("demo-0").await? };
+        let view = daemon.host.get("vk-prod-demo-0")?;
+        assert_eq!(noted(&pod).id, view.record.id.to_string());
+        assert_eq!(noted(&pod).ip, view.record.address.context("an address")?.to_string());
+        assert_eq!(pod.status.as_ref().and_then(|status| status.pod_ip.clone()), Some(noted(&pod).ip));
+        assert_eq!(phase_of(&pod), "Running");
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn pod_without_a_vm_name_says_what_is_missing() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        world.create_vm("nameless", &[(keys::IMAGE, IMAGE)]).await?;
+        let pod = world.until("nameless", "explained", |pod| waiting(pod) == "InvalidAnnotations").await?;
+        assert_eq!(phase_of(&pod), "Pending");
+        daemon.until_vms(0).await?;
+        world.delete("nameless").await?;
+        world.until_gone("nameless").await?;
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn hibernated_pod_keeps_running_without_a_vm_and_wakes() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        let vm = "vk-prod-sleeper-0";
+        world.create_vm("sleeper", &run(vm)).await?;
+        world.until_ready("sleeper").await?;
+        let before = world.until_state("sleeper", LifecycleState::Ready).await?;
+        world.annotate("sleeper", keys::HIBERNATE, json!("true")).await?;
+        let asleep = world.until_state("sleeper", LifecycleState::Hibernated).await?;
+        assert_eq!((noted(&asleep).id, noted(&asleep).ip), (String::new(), String::new()));
+        let asleep = world.until("sleeper", "asleep", |pod| waiting(pod) == "Hibernated").await?;
+        assert_eq!((phase_of(&asleep), is_ready(&asleep)), ("Running", false));
+        daemon.until_vms(0).await?;
+        assert!(tag(&daemon, &registry, vm, "hibernate").await?);
+
+        // A daemon that begins anew makes no VM of a pod that sleeps.
+        daemon.stop().await?;
+        let daemon = world.start().await?;
+        world.create_vm("other", &run("vk-prod-other-0")).await?;
+        world.until_ready("other").await?;
+        daemon.until_vms(1).await?;
+        assert!(tag(&daemon, &registry, vm, "hibernate").await?);
+
+        world.annotate("sleeper", keys::HIBERNATE, Value::Null).await?;
+        let awake = world.until_state("sleeper", LifecycleState::Ready).await?;
+        assert_eq!(noted(&awake).id, noted(&before).id, "the same VM");
+        let record = daemon.host.get(vm)?.record.clone();
+        let woken = record.metadata.contains_key("coracle.dev/vm-pod-woken");
+        assert_eq!((record.state, woken), (VmState::Running, true), "from its memory, not from its image");
+        assert!(!tag(&daemon, &registry, vm, "hibernate").await?, "the saved state is used up");
+        assert_eq!(daemon.host.snapshots().await?.len(), 0, "no copy is left on the node");
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn snapshot_policy_decides_what_is_pushed() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        for (policy, vm, pushed) in [
+            ("always", "vk-a-1", true),
+            ("main-only", "vk-b-0", true),
+            ("main-only", "vk-c-1", false),
+            ("never", "vk-d-0", false),
+        ] {
+            let annotations = [run(vm), vec![(keys::SNAPSHOT_POLICY, policy)]].concat();
+            world.create_vm("saved", &annotations).await?;
+            world.until_ready("saved").await?;
+            world.delete("saved").await?;
+            world.until_gone("saved").await?;
+            daemon.until_vms(0).await?;
+            assert_eq!(tag(&daemon, &registry, vm, "latest").await?, pushed, "{policy} {vm}");
+            assert_eq!(daemon.host.snapshots().await?.len(), 0, "{policy} {vm}: no copy is left");
+        }
+        // What was saved can be cloned, on any node.
+        world.create_vm("copy", &[(keys::VM_NAME, "vk-e-0"), (keys::IMAGE, "vk-a-1")]).await?;
+        world.until_ready("copy").await?;
+        assert_eq!(daemon.host.get("vk-e-0")?.record.message, "");
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn vm_that_cannot_be_pushed_is_kept_on_the_node() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((mut world, registry)) = world(cluster).await? else { return Ok(()) };
+        drop(registry);
+        let closed = DebianRegistry::start_with_password()?;
+        let at = closed.address().to_string();
+        world.options.vms.registry = Some(coracle_vm_pod::saved::Registry::at(&at));
+        let daemon = world.start().await?;
+        world.create_vm("saved", &run("vk-a-0")).await?;
+        world.until_ready("saved").await?;
+        world.delete("saved").await?;
+        world.until_gone("saved").await?;
+        daemon.until_vms(0).await?;
+        let kept: Vec<_> =
+            daemon.host.snapshots().await?.into_iter().map(|info| info.name.to_string()).collect();
+        assert_eq!(kept, ["vk-a-0"]);
+        assert!(world.until_event("saved", "PushFailed").await?.contains(&at));
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn static_vm_outlives_its_pod() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        world.create_vm("owner", &run("vk-a-0")).await?;
+        world.until_ready("owner").await?;
+        let record = daemon.host.get("vk-a-0")?.record.clone();
+        let ip = record.address.context("an address")?.to_string();
+        let brought = [
+            (keys::VM_NAME, "vk-a-0-again"),
+            (keys::MODE, "static"),
+            (keys::VM_ID, record.id.as_str()),
+            (keys::VM_IP, ip.as_str()),
+        ];
+        world.create_vm("visitor", &brought).await?;
+        let pod = world.until_state("visitor", LifecycleState::Ready).await?;
+        assert_eq!(noted(&pod).ip, ip);
+        world.delete("visitor").await?;
+        world.until_gone("visitor").await?;
+        assert_eq!(daemon.host.get("vk-a-0")?.record.state, VmState::Running);
+        assert!(!tag(&daemon, &registry, "vk-a-0-again", "latest").await?);
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn name_that_another_namespace_uses_is_refused() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        let other = cluster.namespace().await?;
+        world.create_vm_in(&other, "first", &run("vk-a-b-c-0")).await?;
+        let first = kube::Api::<Pod>::namespaced(world.client.clone(), &other);
+        eventually("the first pod is ready", async || first.get("first").await.ok().filter(is_ready)).await?;
+        world.create_vm("second", &run("vk-a-b-c-0")).await?;
+        world.until("second", "refused", |pod| waiting(pod) == "VMNameTaken").await?;
+        world.delete("second").await?;
+        world.until_gone("second").await?;
+        let record = daemon.host.get("vk-a-b-c-0")?.record.clone();
+        assert_eq!((record.state, record.owner.namespace), (VmState::Running, other));
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn fork_is_of_the_vm_that_runs_now() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        let never = (keys::SNAPSHOT_POLICY, "never");
+        let fork = |vm| vec![(keys::VM_NAME, vm), (keys::FORK_FROM, "vk-a-0"), never];
+        world.create_vm("early", &fork("vk-a-1")).await?;
+        world.until("early", "waiting", |pod| waiting(pod) == "ForkSourceMissing").await?;
+        world.create_vm("main", &[run("vk-a-0"), vec![never]].concat()).await?;
+        world.until_ready("early").await?;
+        let first = daemon.host.snapshot("fork-vk-a-0").await?;
+        // The next one uses the same copy; after the source was made anew, a new one.
+        world.create_vm("next", &fork("vk-a-2")).await?;
+        world.until_ready("next").await?;
+        assert_eq!(daemon.host.snapshot("fork-vk-a-0").await?, first);
+        world.delete("main").await?;
+        world.until_gone("main").await?;
+        assert!(daemon.host.snapshot("fork-vk-a-0").await.is_err(), "it goes with the VM that it is of");
+        world.create_vm("main", &[run("vk-a-0"), vec![never]].concat()).await?;
+        world.until_ready("main").await?;
+        world.create_vm("later", &fork("vk-a-3")).await?;
+        world.until_ready("later").await?;
+        assert!(daemon.host.snapshot("fork-vk-a-0").await?.taken_at > first.taken_at);
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn restarted_daemon_keeps_vms_of_pods_and_leaves_orphans() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        world.create_vm("stays", &run("vk-a-0")).await?;
+        world.create_vm("goes", &run("vk-b-0")).await?;
+        world.until_ready("stays").await?;
+        let before = world.until_state("stays", LifecycleState::Ready).await?;
+        world.until_ready("goes").await?;
+        daemon.stop().await?;
+        world.force_delete("goes").await?;
+        let daemon = world.start().await?;
+        world.create_vm("new", &run("vk-c-0")).await?;
+        world.until_ready("new").await?;
+        let after = world.pods().get("stays").await?;
+        assert_eq!(noted(&after).id, noted(&before).id);
+        assert_eq!(daemon.host.get("vk-a-0")?.record.boots, 1, "it was adopted");
+        assert_eq!(daemon.host.get("vk-b-0")?.record.state, VmState::Running, "orphans are left alone");
+        daemon.stop().await
+    });
+}
