@@ -48,7 +48,8 @@ impl World {
         let client = cluster.client();
         world::install(&client, &[CocoonSet::crd(), CocoonHibernation::crd()]).await?;
         let ns = cluster.namespace().await?;
-        let mut settings = WebhookSettings { namespace: ns.clone(), ..WebhookSettings::default() };
+        let mut settings =
+            WebhookSettings { namespace: ns.clone(), every_pod: true, ..WebhookSettings::default() };
         change(&mut settings);
         let name = format!("cocoon-{ns}");
         let hook = Webhook::new(client.clone(), settings, WebhookMetrics::default(), Clock::system());
@@ -81,7 +82,8 @@ impl World {
         .await?;
         // The API server reads the two configurations one after the other.
         eventually("pods are reviewed", async || {
-            let pod = world.pod(json!({"name": "probe"}), json!({}));
+            let metadata = json!({"name": "probe", "annotations": {keys::IMAGE: "vm:1"}});
+            let pod = world.pod(metadata, json!({}));
             let params = PostParams { dry_run: true, ..PostParams::default() };
             let pod = world.pods().create(&params, &pod).await.ok()?;
             pod.annotations().contains_key(keys::VM_NAME).then_some(())
@@ -294,6 +296,27 @@ fn sets_that_cannot_work_are_refused() {
             format!("{:#}", w.create_set(&name, json!({"agent": {"image": "u"}}), false).await.unwrap_err());
         assert!(error.contains("more than 63 characters"), "{error}");
         w.create_set("good", json!({"agent": {"image": "ubuntu:24.04"}}), false).await?;
+        w.end().await
+    });
+}
+
+/// Pods of the virtual node that run containers have the same toleration.
+#[test]
+fn pods_that_run_containers_are_left_alone() {
+    cluster::run(|cluster| async move {
+        let w = World::new(cluster, |settings| settings.every_pod = false).await?;
+        let plain = w.create(json!({"name": "plain"})).await?;
+        assert!(!plain.annotations().contains_key(keys::VM_NAME), "{plain:?}");
+        let vm = w.create(json!({"name": "vm", "annotations": {keys::IMAGE: "vm:1"}})).await?;
+        assert_eq!(vm_and_node(&vm).0, format!("vk-{}-vm", w.ns));
+        let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {
+            "containers": [{"name": "a", "image": "i"}], "tolerations": [{"key": keys::TAINT_KEY, "operator": "Exists"}]}});
+        let web = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {
+            "replicas": 3, "selector": {"matchLabels": {"app": "web"}}, "template": template}});
+        let all: Api<Deployment> = Api::namespaced(w.client.clone(), &w.ns);
+        all.create(&PostParams::default(), &serde_json::from_value(web)?).await?;
+        let fewer = Patch::Merge(json!({"spec": {"replicas": 1}}));
+        all.patch_scale("web", &PatchParams::default(), &fewer).await?;
         w.end().await
     });
 }

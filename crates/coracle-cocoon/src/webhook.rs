@@ -38,6 +38,8 @@ pub struct WebhookSettings {
     pub sticky: bool,
     /// Rules of later releases of the original: no pods but those of sets, and one hibernation a pod, by its name.
     pub strict: bool,
+    /// Pods with the toleration count although nothing on them names a VM. Otherwise they run containers, and are left alone.
+    pub every_pod: bool,
     /// A pod without an image annotation gets the image of its first container.
     pub image_annotation: bool,
     /// Users that may create pods of sets when `strict` is set.
@@ -54,6 +56,7 @@ impl Default for WebhookSettings {
             namespace: coracle_api::cocoon::keys::SYSTEM_NAMESPACE.into(),
             sticky: true,
             strict: false,
+            every_pod: false,
             image_annotation: false,
             pod_creators: vec!["system:serviceaccount:cocoon-system:cocoon-operator".into()],
             reaper_interval: Duration::from_secs(300),

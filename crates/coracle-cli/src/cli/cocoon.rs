@@ -35,7 +35,8 @@ pub struct CocoonFlags {
     /// Refuse pods that run as VMs and are not of a CocoonSet
     #[arg(long, env = "CORACLE_OPERATOR_COCOON_STRICT", help_heading = SETS)]
     pub cocoon_strict: bool,
-    /// Take the image of the VM from the first container where a pod has no image annotation
+    /// Run every pod with the toleration as a VM: the first container names its image where no annotation does. Otherwise
+    /// pods without an annotation of a VM run containers
     #[arg(long, env = "CORACLE_OPERATOR_COCOON_IMAGE_ANNOTATION", help_heading = SETS)]
     pub cocoon_image_annotation: bool,
 }

@@ -57,7 +57,8 @@ pub(super) struct Creation<'a> {
 /// When the API server cannot be asked, or the reservation cannot be written; the pod passes then.
 pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<Decision, Error> {
     let Creation { pod, namespace, .. } = creation;
-    if !is_cocoon_pod(pod) {
+    let names_vm = pod.metadata.annotations.as_ref().is_some_and(|all| all.keys().any(|key| is_of_vm(key)));
+    if !is_cocoon_pod(pod) || !(names_vm || hook.settings.every_pod) {
         return Ok(Decision::Unchanged);
     }
     if hook.settings.strict {
@@ -98,6 +99,11 @@ pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<De
         annotate(&mut patch, pod, keys::IMAGE, &image);
     }
     Ok(if patch.is_empty() { Decision::Unchanged } else { Decision::Patched(patch) })
+}
+
+/// True for annotations that say what a VM should be. The pool is no such one: containers are in pools, too.
+pub(super) fn is_of_vm(key: &str) -> bool {
+    key.starts_with("vm.cocoonstack.io/") || key.starts_with("cocoonset.cocoonstack.io/")
 }
 
 fn has(pod: &Pod, key: &str) -> bool {

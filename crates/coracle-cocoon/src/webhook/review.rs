@@ -197,6 +197,7 @@ async fn workload(hook: &Webhook, request: &Request) -> Result<Result<(), String
     if request.operation != "UPDATE" || scaled.is_ok() {
         return Ok(Ok(()));
     }
+    let every_pod = hook.settings.every_pod;
     let is_ours = if request.sub_resource == "scale" {
         let Resource { group, version, resource } = &request.resource;
         let kind = if resource == "statefulsets" { "StatefulSet" } else { "Deployment" };
@@ -210,9 +211,9 @@ async fn workload(hook: &Webhook, request: &Request) -> Result<Result<(), String
         let all: Api<DynamicObject> =
             Api::namespaced_with(hook.client.clone(), &request.namespace, &resource);
         let found = all.get_opt(&request.name).await.map_err(api("read workload", &request.name))?;
-        found.is_some_and(|found| validate::tolerates(&found.data))
+        found.is_some_and(|found| validate::runs_vms(&found.data, every_pod))
     } else {
-        validate::tolerates(&request.old_object) || validate::tolerates(&request.object)
+        validate::runs_vms(&request.old_object, every_pod) || validate::runs_vms(&request.object, every_pod)
     };
     Ok(if is_ours { scaled } else { Ok(()) })
 }

@@ -8,6 +8,7 @@ use coracle_api::cocoon::{
 use kube::ResourceExt as _;
 use serde_json::Value;
 
+use super::mutate::is_of_vm;
 use crate::set::impossible;
 
 /// Refuses a set that cannot work. An update that leaves the spec alone passes: labels and finalizers stay writable.
@@ -130,10 +131,14 @@ pub(super) fn hibernation(name: &str, spec: &CocoonHibernationSpec) -> Result<()
     }
 }
 
-/// True when the pods of a Deployment or StatefulSet are VMs.
-pub(super) fn tolerates(workload: &Value) -> bool {
-    let tolerations = workload["spec"]["template"]["spec"]["tolerations"].as_array();
-    tolerations.into_iter().flatten().any(|toleration| toleration["key"] == keys::TAINT_KEY)
+/// True when the pods of a Deployment or StatefulSet are VMs: they have the toleration, and an annotation of a VM unless
+/// `every_pod` is one.
+pub(super) fn runs_vms(workload: &Value, every_pod: bool) -> bool {
+    let template = &workload["spec"]["template"];
+    let tolerations = template["spec"]["tolerations"].as_array();
+    let tolerates = tolerations.into_iter().flatten().any(|toleration| toleration["key"] == keys::TAINT_KEY);
+    let annotations = template["metadata"]["annotations"].as_object();
+    tolerates && (every_pod || annotations.into_iter().flatten().any(|(key, _)| is_of_vm(key)))
 }
 
 /// Refuses fewer replicas: the pods that would go, and their VMs, are chosen without regard to what runs in them.
@@ -234,8 +239,19 @@ mod tests {
         {
             assert_eq!(scale(&of(json!(old)), &of(new.clone())).is_ok(), allowed, "{old} {new}");
         }
-        let template = |key: &str| json!({"spec": {"template": {"spec": {"tolerations": [{"key": key}]}}}});
-        assert!(tolerates(&template(keys::TAINT_KEY)) && !tolerates(&template("other")));
+        let template = |key: &str, annotation: &str| {
+            json!({"spec": {"template": {"metadata": {"annotations": {annotation: "x"}},
+                "spec": {"tolerations": [{"key": key}]}}}})
+        };
+        for (key, annotation, every_pod, want) in [
+            (keys::TAINT_KEY, keys::IMAGE, false, true),
+            (keys::TAINT_KEY, keys::POOL_LABEL, false, false),
+            (keys::TAINT_KEY, "other", true, true),
+            ("other", keys::IMAGE, true, false),
+        ] {
+            let got = runs_vms(&template(key, annotation), every_pod);
+            assert_eq!(got, want, "{key} {annotation} {every_pod}");
+        }
     }
 
     #[test]

@@ -87,6 +87,7 @@ pub(super) fn extension(
         namespace: args.webhook_namespace.clone(),
         sticky: !flags.cocoon_no_sticky,
         strict: flags.cocoon_strict,
+        every_pod: flags.cocoon_image_annotation,
         image_annotation: flags.cocoon_image_annotation,
         ..WebhookSettings::default()
     };
@@ -148,6 +149,7 @@ pub(crate) async fn run_webhook(args: CocoonWebhookArgs) -> miette::Result<()> {
     let strict = !args.pod_creators.is_empty();
     let settings = WebhookSettings {
         strict,
+        every_pod: true,
         pod_creators: if strict { args.pod_creators.clone() } else { defaults.pod_creators.clone() },
         reaper_interval: duration(args.reaper_interval, "REAPER_INTERVAL")?,
         reaper_grace: duration(args.reaper_grace, "REAPER_GRACE")?,
