@@ -1,9 +1,13 @@
 //! A real kubelet whose Pods are VMs: `coracle up --with scheduler,controller-manager,kubelet`, used by kubectl.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
-use coracle_testkit::{netns, tools};
+use coracle_testkit::{elapse, netns, tools};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
 
 use crate::support::{coracle, coracle_ok, fetch, kubectl, node_tools, root, text, until};
 
@@ -83,6 +87,79 @@ spec:
     resources: {limits: {memory: 16Mi}}
 "#;
 
+/// The pod of a build agent as a RuntimeClass of disks has it, with a script from a ConfigMap.
+const DISK_POD: &str = r#"
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: macvm}
+handler: macvm
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: scripts}
+data: {run.sh: "echo profile $TC_CLOUD_PROFILE_ID; hostname; until test -e /tmp/go; do sleep 1; done; exit 3"}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: mac
+  annotations: {coracle.dev/display: 1280x1024}
+spec:
+  containers:
+  - name: macos
+    image: localhost/test/system:1
+    imagePullPolicy: Never
+    command: [sh]
+    args: [/scripts/run.sh]
+    env: [{name: TC_CLOUD_PROFILE_ID, value: kube-7}]
+    resources: {limits: {cpu: "1", memory: 448Mi}}
+    volumeMounts: [{name: scripts, mountPath: /scripts}]
+  volumes: [{name: scripts, configMap: {name: scripts}}]
+  enableServiceLinks: false
+  runtimeClassName: macvm
+  restartPolicy: Never
+"#;
+
+/// What people do with a pod that runs.
+const TOOLS_POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: tools}
+spec:
+  terminationGracePeriodSeconds: 2
+  containers:
+  - name: main
+    image: localhost/coracle/demo:1
+    imagePullPolicy: Never
+    command: [sh, -c, "echo hello > /tmp/page; exec busybox httpd -f -p 8080 -h /tmp"]
+    readinessProbe: {httpGet: {path: /page, port: 8080}, periodSeconds: 1}
+    resources: {limits: {cpu: 500m, memory: 32Mi}}
+    resizePolicy: [{resourceName: cpu, restartPolicy: NotRequired}, {resourceName: memory, restartPolicy: NotRequired}]
+    volumeMounts: [{name: model, mountPath: /model}]
+  - name: cat
+    image: localhost/coracle/demo:1
+    imagePullPolicy: Never
+    stdin: true
+    command: [sh, -c, "while read line; do echo got $line; done"]
+    resources: {limits: {cpu: 100m, memory: 16Mi}}
+  volumes: [{name: model, image: {reference: "localhost/coracle/demo:1", pullPolicy: Never}}]
+"#;
+
+/// One of the pods whose node is killed.
+const KILLED_POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: localhost/coracle/demo:1
+    imagePullPolicy: Never
+    command: [sh, -c, "trap 'exit 0' TERM; while :; do sleep 1; done"]
+    resources: {limits: {memory: 32Mi}}
+"#;
+
 /// A system with a kubelet; `None` with a printed reason where a program is missing.
 struct System {
     _dir: tempfile::TempDir,
@@ -130,6 +207,18 @@ impl System {
             }
         })
         .await;
+    }
+
+    /// A connection to a port of a pod, and the kubectl that carries it, which prints to a pipe that must stay open.
+    async fn forward(&self, pod: &str, port: u16) -> (Child, TcpStream) {
+        let mut command = Command::new(self.state.join("bin/kubectl"));
+        command.arg("--kubeconfig").arg(self.state.join("kubeconfig"));
+        command.args(["port-forward", &format!("pod/{pod}"), &format!(":{port}")]);
+        let mut kubectl = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let mut lines = BufReader::new(kubectl.stdout.as_mut().unwrap()).lines();
+        let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("a port").unwrap().unwrap();
+        let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
+        (kubectl, TcpStream::connect(address.expect(&line)).await.unwrap())
     }
 
     /// Path of the kubelet's API behind the API server.
@@ -253,6 +342,160 @@ fn pods_outlive_node_daemon_and_kubelet() {
         })
         .await;
         assert_eq!(system.kubectl(&["get", "pod", "web", started]).await.unwrap(), before);
+        system.end().await;
+    });
+}
+
+/// A whole system as a pod: its screen before it is up, its command behind a ConfigMap, exec, logs, exit code.
+#[test]
+fn kubelet_runs_a_disk_image_by_runtime_class() {
+    netns::run_within(Duration::from_secs(600), || async {
+        let Some(image) = tools::system_image() else {
+            return tools::skip("no disk image; `cargo xtask setup` makes it");
+        };
+        let Some(system) = System::start().await else { return };
+        let source = format!("disk:{}", image.display());
+        coracle_ok(&system.state, &["image", "import", &source, "localhost/test/system:1"]).await;
+        system.apply("disk.yaml", DISK_POD).await;
+        system.wait(&["pod", "mac"], "{.status.phase}", "Running").await;
+        let ip = system.kubectl(&["get", "pod", "mac", "-o=jsonpath={.status.podIP}"]).await.unwrap();
+        let (_kubectl, mut screen) = system.forward("mac", 5900).await;
+        let mut said = [0; 12];
+        let read = tokio::time::timeout(LIMIT, screen.read_exact(&mut said)).await;
+        read.expect("it speaks first").unwrap();
+        assert_eq!(text(&said), "RFB 003.008\n", "its screen");
+        until("exec in the system", Duration::from_secs(300), async || {
+            let look = ["exec", "mac", "--", "sh", "-c", "cat /scripts/run.sh; ip -4 -o addr"];
+            let said = system.kubectl(&look).await?;
+            if said.contains("profile") && said.contains(&ip) { Ok(()) } else { Err(said) }
+        })
+        .await;
+        until("output of the command", LIMIT, async || {
+            match system.kubectl(&["logs", "mac"]).await?.as_str() {
+                "profile kube-7\nmac\n" => Ok(()),
+                other => Err(other.to_owned()),
+            }
+        })
+        .await;
+        system.kubectl(&["exec", "mac", "--", "touch", "/tmp/go"]).await.unwrap();
+        system.wait(&["pod", "mac"], "{.status.phase}", "Failed").await;
+        let code = "{.status.containerStatuses[0].state.terminated.exitCode}";
+        system.wait(&["pod", "mac"], code, "3").await;
+        system.kubectl(&["delete", "pod", "mac"]).await.unwrap();
+        system.end().await;
+    });
+}
+
+/// Image volume, port-forward, attach, ephemeral container, resize in place, and a drain.
+#[test]
+fn kubectl_debugs_resizes_and_drains_pods() {
+    netns::run_within(Duration::from_secs(400), || async {
+        let Some(system) = System::start().await else { return };
+        system.apply("tools.yaml", TOOLS_POD).await;
+        system.wait(&["pod", "tools"], READY, "True").await;
+        let exec =
+            async |line: &str| system.kubectl(&["exec", "tools", "-c", "main", "--", "sh", "-c", line]).await;
+        let model = exec("ls /model/bin; touch /model/x 2>&1 || echo read-only").await.unwrap();
+        assert!(model.contains("busybox") && model.contains("read-only"), "{model}");
+        let (_kubectl, mut server) = system.forward("tools", 8080).await;
+        server.write_all(b"GET /page HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut lines = BufReader::new(server).lines();
+        let page = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if line == "hello" {
+                    return true;
+                }
+            }
+            false
+        };
+        assert!(tokio::time::timeout(LIMIT, page).await.expect("a page"));
+
+        let mut attach = Command::new(system.state.join("bin/kubectl"));
+        attach.arg("--kubeconfig").arg(system.state.join("kubeconfig"));
+        attach.args(["attach", "-i", "-q", "tools", "-c", "cat"]).kill_on_drop(true);
+        attach.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut attached = attach.spawn().unwrap();
+        attached.stdin.as_mut().unwrap().write_all(b"one line\n").await.unwrap();
+        let mut lines = BufReader::new(attached.stdout.take().unwrap()).lines();
+        let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("an answer").unwrap();
+        assert_eq!(line.as_deref(), Some("got one line"));
+        drop(attached);
+
+        let image = ["--image=localhost/coracle/demo:1", "--image-pull-policy=Never"];
+        let line = "busybox ps | busybox grep -c '[h]ttpd'; cat /proc/1/root/tmp/page";
+        let debug =
+            [&["debug", "tools", "-c", "dbg", "--target=main"][..], &image, &["--", "sh", "-c", line]];
+        system.kubectl(&debug.concat()).await.unwrap();
+        let state = "{.status.ephemeralContainerStatuses[0].state.terminated.exitCode}";
+        system.wait(&["pod", "tools"], state, "0").await;
+        assert_eq!(system.kubectl(&["logs", "tools", "-c", "dbg"]).await.unwrap(), "1\nhello\n");
+
+        let patch =
+            r#"{"spec":{"containers":[{"name":"main","resources":{"limits":SIZE,"requests":SIZE}}]}}"#;
+        let patch = &patch.replace("SIZE", r#"{"cpu":"700m","memory":"40Mi"}"#);
+        system.kubectl(&["patch", "pod", "tools", "--subresource=resize", "-p", patch]).await.unwrap();
+        let memory = "{.status.containerStatuses[?(@.name=='main')].resources.limits.memory}";
+        system.wait(&["pod", "tools"], memory, "40Mi").await;
+        assert_eq!(exec("cat /sys/fs/cgroup/memory.max").await.unwrap().trim(), (40 << 20).to_string());
+        assert_eq!(exec("cat /sys/fs/cgroup/cpu.max").await.unwrap().trim(), "70000 100000");
+        let restarts = "{.status.containerStatuses[?(@.name=='main')].restartCount}";
+        system.wait(&["pod", "tools"], restarts, "0").await;
+
+        let node = system.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
+        let drain = ["drain", &node, "--force", "--delete-emptydir-data", "--timeout=100s"];
+        system.kubectl(&drain).await.unwrap();
+        until("no VM is left", LIMIT, async || {
+            let vms = coracle_ok(&system.state, &["ps", "-a", "-o", "name"]).await;
+            if vms.trim().is_empty() { Ok(()) } else { Err(vms) }
+        })
+        .await;
+        system.end().await;
+    });
+}
+
+/// Kills the node daemon while pods are being made and removed: none is lost, made twice, or left.
+#[test]
+fn pods_survive_kills_of_the_node_at_any_moment() {
+    netns::run_within(Duration::from_secs(400), || async {
+        let Some(system) = System::start().await else { return };
+        let killed = async |after_ms: u64| {
+            // A kill at some moment is the subject.
+            elapse(Duration::from_millis(after_ms)).await;
+            let old = processes("coracle node", &system.state);
+            old.iter().for_each(|pid| kill(*pid));
+            until("the node is started again", LIMIT, async || {
+                match processes("coracle node", &system.state).as_slice() {
+                    [new] if !old.contains(new) => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await;
+            // A program that ends soon after its start is given up: that is another subject.
+            elapse(Duration::from_secs(6)).await;
+        };
+        // From the sandbox's creation over the boot of its guest to the container's start.
+        let moments = [0, 150, 400, 900, 1800];
+        for (number, after_ms) in moments.iter().enumerate() {
+            let pod = KILLED_POD.replace("NAME", &format!("pod-{number}"));
+            system.apply("killed.yaml", &pod).await;
+            killed(*after_ms).await;
+        }
+        for number in 0..moments.len() {
+            system.wait(&["pod", &format!("pod-{number}")], READY, "True").await;
+        }
+        let vms = coracle_ok(&system.state, &["ps", "-a", "-o", "name"]).await;
+        let sandboxes = vms.lines().count();
+        assert!(sandboxes >= moments.len(), "{vms}");
+        let names: Vec<_> = (0..moments.len()).map(|number| format!("pod-{number}")).collect();
+        for (name, after_ms) in names.iter().zip(moments) {
+            system.kubectl(&["delete", "pod", name, "--wait=false"]).await.unwrap();
+            killed(after_ms).await;
+        }
+        until("no VM is left", LIMIT, async || {
+            let vms = coracle_ok(&system.state, &["ps", "-a", "-o", "name"]).await;
+            if vms.trim().is_empty() { Ok(()) } else { Err(vms) }
+        })
+        .await;
         system.end().await;
     });
 }
