@@ -114,7 +114,8 @@ async fn install(
     let reach = |path: &str| client_config(config, address, bundle, path);
     let own = has_fleet.then(|| configuration(config, reach(PATH)));
     let more = config.extensions.iter().flat_map(|more| (more.configurations)(&reach));
-    for mut wanted in own.into_iter().chain(more) {
+    // Our own last: whoever sees it answer knows that all are installed.
+    for mut wanted in more.chain(own) {
         if let Some(owner) = &owner {
             wanted["metadata"]["ownerReferences"] = json!([owner]);
         }

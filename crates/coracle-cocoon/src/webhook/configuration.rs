@@ -44,6 +44,9 @@ pub fn configurations(
     let workloads = ["deployments", "deployments/scale", "statefulsets", "statefulsets/scale"];
     let fewer = "!has(object.spec.replicas) || (has(oldObject.spec.replicas) && object.spec.replicas < oldObject.spec.replicas)";
     let fewer = json!([{"name": "scales-down", "expression": fewer}]);
+    // Finalizers stay writable when the webhook is down: deletion must not depend on it.
+    let changes = json!([{"name": "spec-changes",
+        "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec"}]);
     let group = "cocoonset.cocoonstack.io";
     let both = ["CREATE", "UPDATE"];
     let metadata = json!({"name": name, "labels": {"app.kubernetes.io/managed-by": "coracle-operator",
@@ -55,8 +58,8 @@ pub fn configurations(
     let hibernations = rule(group, "v1", &["cocoonhibernations"], &both);
     let validating = vec![
         hook("workloads", VALIDATE, rule("apps", "v1", &workloads, &["UPDATE"]), "None", fewer),
-        hook("cocoonsets", VALIDATE_SET, sets, "None", json!([])),
-        hook("cocoonhibernations", VALIDATE_HIBERNATION, hibernations, "None", json!([])),
+        hook("cocoonsets", VALIDATE_SET, sets, "None", changes.clone()),
+        hook("cocoonhibernations", VALIDATE_HIBERNATION, hibernations, "None", changes),
     ];
     vec![
         json!({"apiVersion": api, "kind": "MutatingWebhookConfiguration", "metadata": metadata, "webhooks": mutating}),

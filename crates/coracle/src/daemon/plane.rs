@@ -183,15 +183,17 @@ fn admission_config(dir: &Path, (certificate, key): &pki::Leaf) -> miette::Resul
     let (admission, webhooks) = (dir.join("admission.json"), dir.join("webhooks.json"));
     let user = json!({"client-certificate": certificate, "client-key": key});
     let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "users": [{"name": "*", "user": user}]});
-    let plugin = json!({
-        "name": "ValidatingAdmissionWebhook",
-        "configuration": {
-            "apiVersion": "apiserver.config.k8s.io/v1", "kind": "WebhookAdmissionConfiguration",
-            "kubeConfigFile": webhooks,
-        },
+    let plugins = ["ValidatingAdmissionWebhook", "MutatingAdmissionWebhook"].map(|name| {
+        json!({
+            "name": name,
+            "configuration": {
+                "apiVersion": "apiserver.config.k8s.io/v1", "kind": "WebhookAdmissionConfiguration",
+                "kubeConfigFile": webhooks,
+            },
+        })
     });
     let config = json!({
-        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [plugin],
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": plugins,
     });
     for (path, value) in [(&webhooks, kubeconfig), (&admission, config)] {
         pki::write(path, &serde_json::to_vec_pretty(&value).into_diagnostic()?)?;
