@@ -22,6 +22,9 @@ use crate::{Birth, argv, tsc};
 /// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
+/// Opening the disks, sockets and tap of a VMM.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+
 /// How to run QEMU.
 #[derive(Clone, Debug)]
 pub struct QemuConfig {
@@ -78,7 +81,7 @@ impl QemuDriver {
             operation: format!("open the files of VMM {}", vmm_config.id),
             source,
         };
-        let files = Files::open(vmm_config, birth).map_err(io)?;
+        let files = open_files(vmm_config, birth).await.map_err(io)?;
         let open = files.descriptors();
         let process = Launch {
             vmm_config,
@@ -221,6 +224,14 @@ impl Driver for QemuDriver {
     fn templates(&self, vmm_config: &VmmConfig) -> Option<&dyn Templates> {
         matches!(vmm_config.machine_type, MachineType::Microvm).then_some(self as &dyn Templates)
     }
+}
+
+/// Opens the files of a VMM. What a disk lies on may hang: then no VMM is started when it answers again.
+async fn open_files(vmm_config: &VmmConfig, birth: Birth) -> io::Result<Files> {
+    let vmm_config = vmm_config.clone();
+    let opened = tokio::task::spawn_blocking(move || Files::open(&vmm_config, birth));
+    let opened = tokio::time::timeout(OPEN_LIMIT, opened).await.map_err(|_| io::ErrorKind::TimedOut)?;
+    opened.map_err(io::Error::other)?
 }
 
 /// `QEMU emulator version 7.2.22 (Debian …)` → `7.2.22`.

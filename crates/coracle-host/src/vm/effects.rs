@@ -38,6 +38,19 @@ const COPY_LIMIT: Duration = Duration::from_secs(3600);
 /// Shared directories that are open, by volume.
 pub(super) type SharedDirs = Arc<Mutex<BTreeMap<String, Arc<SharedDirServer>>>>;
 
+/// Jobs of runs that are over, until they have ended: one of them may still be starting a VMM.
+pub(super) type Retired = Arc<tokio::sync::Mutex<Vec<JoinSet<()>>>>;
+
+/// Waits until the jobs have ended. Cancel-safe.
+pub(super) async fn end_retired(retired: &Retired, more: Option<JoinSet<()>>) {
+    let mut retired = retired.lock().await;
+    retired.extend(more);
+    while let Some(jobs) = retired.last_mut() {
+        jobs.shutdown().await;
+        retired.pop();
+    }
+}
+
 /// What the actions of one job have to do with.
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
@@ -50,6 +63,7 @@ pub(super) struct Context {
     pub(super) shared_dirs: SharedDirs,
     /// Jobs of the run that ends, for [`Action::EndVmm`].
     pub(super) ending: Option<JoinSet<()>>,
+    pub(super) retired: Retired,
 }
 
 impl Context {

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::container_table::ContainerLogs;
-use super::effects::{SharedDirs, Writer, known_vmm_config, lock};
+use super::effects::{Retired, SharedDirs, Writer, known_vmm_config, lock};
 use super::reports::{Reports, Sessions};
 use super::step::{Abilities, Answer, Committed, Effect, Input, JobId, Now, State, Ticket, step};
 use super::{Handle, ReplyTo, Request, Shared, View, VmCopy};
@@ -57,6 +57,7 @@ struct Task {
     last_ticket: u64,
     /// Jobs that end with the run.
     run: JoinSet<()>,
+    retired: Retired,
     /// Jobs that do not.
     jobs: JoinSet<()>,
     aborts: BTreeMap<JobId, AbortHandle>,
@@ -121,6 +122,7 @@ pub(crate) fn spawn(
         callers: BTreeMap::new(),
         last_ticket: 0,
         run: JoinSet::new(),
+        retired: Retired::default(),
         jobs: JoinSet::new(),
         aborts: BTreeMap::new(),
         follower: None,
@@ -164,7 +166,7 @@ impl Task {
             // Callers hear that the VM is gone while its last VMM is waited for.
             drop(std::mem::take(&mut self.callers));
             self.requests.close();
-            jobs::end_left_vmm(&self.shared, &id).await;
+            jobs::end_left_vmm(&self.shared, &self.retired, &id).await;
         }
     }
 

@@ -4,6 +4,7 @@
 mod clone;
 mod containers;
 mod disk_image_vm;
+mod hostile;
 mod lifecycle;
 mod registry;
 mod snapshot;

@@ -2,7 +2,7 @@
 
 use coracle_hypervisor::{Disk, Driver as _, DriverError};
 
-use super::Context;
+use super::{Context, end_retired};
 use crate::HostError;
 use crate::instances::InstanceOwner;
 use crate::vm::step::RunningVmm;
@@ -60,9 +60,7 @@ impl Context {
     /// Ends every instance of the VM, one that its record does not name yet included, after the jobs that might still make
     /// one.
     pub(super) async fn end_vmm(&mut self) -> Result<(), HostError> {
-        if let Some(jobs) = &mut self.ending {
-            jobs.shutdown().await;
-        }
+        end_retired(&self.retired, self.ending.take()).await;
         let owner = InstanceOwner::Vm(self.record.id.clone());
         let log = self.paths.vmm_log();
         self.shared.node.instances.end_all(|one| *one == owner, Some(&log)).await

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::Task;
 use crate::instances::InstanceOwner;
 use crate::vm::boot::{self, Boot, last_words};
-use crate::vm::effects::{Context, known_vmm_config, lock};
+use crate::vm::effects::{Context, Retired, end_retired, known_vmm_config, lock};
 use crate::vm::follow::{self, Outputs};
 use crate::vm::hooks::{self, Hook};
 use crate::vm::step::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
@@ -39,6 +39,7 @@ impl Task {
             container_logs: self.container_logs.clone(),
             shared_dirs: self.shared_dirs.clone(),
             ending: ends_run.then(|| std::mem::take(&mut self.run)),
+            retired: self.retired.clone(),
         };
         let reports = self.reports.clone();
         let job = async move {
@@ -148,7 +149,11 @@ fn is_end(action: &Action) -> bool {
 
 /// Ends a VMM that the kernel could not end when its VM was deleted, and gives back what it used. Until then no VM of that id
 /// starts, and none gets its disks.
-pub(super) async fn end_left_vmm(shared: &Shared, id: &VmId) {
+pub(super) async fn end_left_vmm(shared: &Shared, retired: &Retired, id: &VmId) {
+    tokio::select! {
+        () = shared.node.stop.cancelled() => return,
+        () = end_retired(retired, None) => {}
+    }
     let mut backoff = Backoff::new();
     let owner = InstanceOwner::Vm(id.clone());
     let left = shared.node.instances.ids_of(&owner);
