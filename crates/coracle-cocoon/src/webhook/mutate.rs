@@ -101,9 +101,12 @@ pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<De
     Ok(if patch.is_empty() { Decision::Unchanged } else { Decision::Patched(patch) })
 }
 
-/// True for annotations that say what a VM should be. The pool is no such one: containers are in pools, too.
+/// Annotations that only pods whose container is a VM have. One of them is enough, here and on the node.
+const MARKS: [&str; 5] = [keys::VM_NAME, keys::MODE, keys::IMAGE, keys::FORK_FROM, keys::MANAGED];
+
+/// True for annotations that make a pod a VM.
 pub(super) fn is_of_vm(key: &str) -> bool {
-    key.starts_with("vm.cocoonstack.io/") || key.starts_with("cocoonset.cocoonstack.io/")
+    MARKS.contains(&key)
 }
 
 fn has(pod: &Pod, key: &str) -> bool {

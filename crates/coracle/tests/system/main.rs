@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cli;
+mod cocoon;
 mod crash_node;
 mod credentials;
 mod kubelet;

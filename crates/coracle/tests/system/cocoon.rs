@@ -1,0 +1,97 @@
+//! CocoonSets of `coracle up --with scheduler,controller-manager` on its own virtual node: real VMs behind pods, used by
+//! kubectl.
+
+use std::time::Duration;
+
+use coracle_testkit::{netns, tools};
+
+use crate::support::{coracle, coracle_ok, kubectl, node_tools, root, text, until};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Replicas are VMs, by the annotations of their template.
+const DEPLOYMENT: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata:
+      labels: {app: web}
+      annotations: {cocoonset.cocoonstack.io/image: "localhost/coracle/demo:1", cocoonset.cocoonstack.io/mode: run}
+    spec:
+      tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: main
+        image: vm
+        resources: {requests: {cpu: 100m, memory: 128Mi}}
+"#;
+
+#[test]
+fn cocoonset_runs_vms_behind_pods() {
+    netns::run_within(Duration::from_secs(300), || async {
+        let programs = ["etcd", "kube-apiserver", "kubectl", "kube-scheduler", "kube-controller-manager"];
+        if node_tools().is_none() || tools::require(programs).is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let up = coracle(&state, &["up", "--detach", "--with", "scheduler,controller-manager"]).await;
+        assert!(up.status.success(), "coracle up: {}", text(&up.stderr));
+        let kubectl = async |args: &[&str]| kubectl(&state, args).await;
+        let wait = async |what: &str, path: &str, want: &str| {
+            let path = format!("-o=jsonpath={path}");
+            until(&format!("{what} {want}"), LIMIT, async || match kubectl(&["get", what, &path]).await? {
+                value if value == want => Ok(()),
+                other => {
+                    Err(format!("{other:?}\n{}", kubectl(&["describe", what]).await.unwrap_or_default()))
+                }
+            })
+            .await;
+        };
+        // Pods of a set select nodes of their pool.
+        let label = ["label", "node", "--all", "--overwrite", "cocoonstack.io/pool=default"];
+        kubectl(&label).await.unwrap();
+
+        let example = root().join("examples/cocoonset.yaml");
+        kubectl(&["apply", "-f", example.to_str().unwrap()]).await.unwrap();
+        wait("cocoonset/demo", "{.status.phase}", "Running").await;
+        let vms = kubectl(&[
+            "get",
+            "pods",
+            "-o=jsonpath={.items[*].metadata.annotations.vm\\.cocoonstack\\.io/name}",
+        ]);
+        assert_eq!(vms.await.unwrap(), "vk-default-demo-0 vk-default-demo-1 vk-default-demo-tools");
+        let main = kubectl(&["get", "pod", "demo-0", "-o=jsonpath={.status.podIP}"]).await.unwrap();
+        let reported =
+            kubectl(&["get", "cocoonset", "demo", "-o=jsonpath={.status.agents[0].ip}"]).await.unwrap();
+        assert!(!main.is_empty() && main == reported, "{main:?} {reported:?}");
+        let patch =
+            ["patch", "cocoonset", "demo", "--type=merge", "-p", r#"{"spec":{"agent":{"replicas":0}}}"#];
+        kubectl(&patch).await.unwrap();
+        kubectl(&["wait", "--for=delete", "pod/demo-1", "--timeout=60s"]).await.unwrap();
+        kubectl(&["delete", "cocoonset", "demo", "--timeout=60s"]).await.unwrap();
+        assert_eq!(kubectl(&["get", "pods", "-o", "name"]).await.unwrap(), "");
+
+        let file = dir.path().join("deployment.yaml");
+        std::fs::write(&file, DEPLOYMENT).unwrap();
+        kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+        wait("deployment/web", "{.status.readyReplicas}", "1").await;
+        let placed = async || {
+            let path = "-o=jsonpath={.items[*].metadata.annotations.vm\\.cocoonstack\\.io/name} {.items[*].spec.nodeName}";
+            kubectl(&["get", "pods", "-l", "app=web", path]).await.unwrap()
+        };
+        let before = placed().await;
+        assert!(before.starts_with("vk-default-web-0 "), "{before}");
+        kubectl(&["delete", "pods", "-l", "app=web", "--timeout=60s"]).await.unwrap();
+        wait("deployment/web", "{.status.readyReplicas}", "1").await;
+        assert_eq!(placed().await, before, "slot, VM name and node survive the pod");
+        let refused = kubectl(&["scale", "deployment/web", "--replicas=0"]).await.unwrap_err();
+        assert!(refused.contains("cannot scale down from 1 to 0"), "{refused}");
+        kubectl(&["delete", "deployment", "web", "--timeout=60s"]).await.unwrap();
+        coracle_ok(&state, &["down"]).await;
+    });
+}
