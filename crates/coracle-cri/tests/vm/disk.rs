@@ -178,5 +178,6 @@ pub(crate) async fn disk_pod_becomes_an_image(daemon: &Daemon) {
     let line = "cat /root/built; systemctl is-active cloud-init || true";
     let ran = pod.run(ContainerConfig { image, ..shell(0, line) }).await;
     let status = ended(&pod, &ran).await;
-    assert_eq!((status.exit_code, pod.log(&status)), (0, vec!["built".to_owned(), "inactive".to_owned()]));
+    let log = pod.log(&status);
+    assert_eq!((status.exit_code, log.join("\n").as_str()), (0, "built\ninactive"), "{}", status.message);
 }
