@@ -7,12 +7,17 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::error::Error;
 use crate::sys::{self, IfValue, Route};
 
+/// For a system to load the driver of its NIC; a Configure takes longer.
+const LINK_LIMIT: Duration = Duration::from_secs(15);
+/// Between two looks at its links.
+const LINK_POLL: Duration = Duration::from_millis(100);
 const SIOCADDRT: c_ulong = 0x890b;
 const SIOCDELRT: c_ulong = 0x890c;
 const SIOCGIFFLAGS: c_ulong = 0x8913;
@@ -189,10 +194,18 @@ pub(crate) fn forget(hardware: IfValue) -> Result<(), Error> {
     undone.map(drop).map_err(Error::io(format!("take the address of {name}")))
 }
 
-/// As [`apply`], of a system that names its links itself, late perhaps, and has others that no device stands behind.
+/// As [`apply`], of a system that names its links itself, and has others that no device stands behind. A unit may start the
+/// agent before the driver of the NIC is loaded: then it waits. Blocking.
 pub(crate) fn apply_to_system(plan: &Plan) -> Result<Vec<String>, Error> {
     let net = Net::open()?;
-    let link = net.ethernet(|name| Path::new(LINKS).join(name).join("device").exists())?;
+    let since = Instant::now();
+    let link = loop {
+        let link = net.ethernet(|name| Path::new(LINKS).join(name).join("device").exists())?;
+        if link.is_some() || plan.link.is_none() || since.elapsed() >= LINK_LIMIT {
+            break link;
+        }
+        std::thread::sleep(LINK_POLL);
+    };
     net.apply(link.as_ref(), plan)
 }
 
