@@ -40,6 +40,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-record",
         "coracle-snapshot",
         "coracle-instance",
+        "coracle-lifecycle",
         "coracle-host",
         "coracle-guest",
         "coracle-pod",

@@ -4,21 +4,16 @@
 //! it.
 //!
 //! ```text
-//! frontend ─▶ Host ─▶ vm::task (one per VM) ─▶ vm::step decides ─▶ record.json, then the world
+//! frontend ─▶ Host ─▶ vm::task (one per VM) ─▶ coracle-lifecycle decides ─▶ record.json, then the world
 //!                    │ jobs: boot · follow the guest · console · watch the VMM
 //!                    └─ Driver (VMM) · Network (tap) · Store (image) · guest session
 //! ```
-//! A VMM outlives this process. After a restart `adopt.rs` decides, from the
+//! A VMM outlives this process. After a restart `coracle-lifecycle` decides, from the
 //! record and the process table alone, what each VM needs.
 
 mod addresses;
-mod adopt;
-mod commit_annotation;
-mod containers;
-mod events;
 mod host;
 mod vm;
-mod volumes;
 
 use coracle_disk::blank as disks;
 pub use coracle_disk::{DiskImage, DiskImages};
@@ -31,6 +26,7 @@ pub use coracle_instance::firmware::uefi;
 pub use coracle_instance::templates::TemplateInfo;
 pub use coracle_instance::{Fault, HostConfig, HostError, TemplatePolicy, WarmPoolPolicy, run_dir_of};
 use coracle_instance::{disk_image_vm, instances, memory_images, node, templates, vmm_config, warm_pool};
+use coracle_lifecycle::{commit_annotation, events, guest_requests as containers, volume as volumes};
 pub use coracle_logs::{ConsoleHandle, LogEntry, LogStream};
 pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
@@ -41,11 +37,11 @@ pub use coracle_record::{
 };
 pub use coracle_snapshot::SnapshotInfo;
 
-pub use commit_annotation::{COMMIT_ANNOTATION, commit_request};
-pub use events::{EventKind, HostEvent};
+pub use coracle_lifecycle::commit_annotation::{COMMIT_ANNOTATION, commit_request};
+pub use coracle_lifecycle::events::{EventKind, HostEvent};
 
+pub use coracle_lifecycle::volume::VolumeRequest;
 pub use host::{
     Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, RestoredIdentity, VmSpec, chunk_progress,
 };
 pub use vm::View;
-pub use volumes::VolumeRequest;

@@ -9,7 +9,6 @@ mod launch;
 mod reports;
 mod session;
 mod shared_dirs;
-mod step;
 mod task;
 mod text;
 
@@ -19,8 +18,8 @@ use std::sync::Arc;
 use coracle_types::VmId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-pub(crate) use container_table::{ContainerImage, ContainerReply, ContainerRequest};
-pub(crate) use step::Call;
+pub(crate) use container_table::ContainerReply;
+pub(crate) use coracle_lifecycle::{Call, ContainerImage, ContainerRequest};
 pub(crate) use task::{Commit, spawn};
 
 use crate::memory_images::MemoryImages;

@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
-use super::hooks::{self, Hook};
+use super::hooks;
 use super::launch::{Launched, Origin, Talk, launch};
 use super::reports::Reports;
-use super::step::{RunEvent, RunningVmm, StartedFrom, Up};
 use crate::vmm_config::{configuration, process, sandbox_configuration};
 use crate::{ConsoleHandle, HostError, Record};
+use coracle_lifecycle::{Hook, RunEvent, RunningVmm, StartedFrom, Up};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);

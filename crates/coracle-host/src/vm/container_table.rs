@@ -1,45 +1,17 @@
-//! Requests to containers, their logs, and their ends.
+//! Logs of containers, and who waits for them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use coracle_logs::{CriLog, LogStream};
 use coracle_proto::guest as pb;
-use coracle_record::{ContainerId, ContainerRecord, ContainerSpec, Resources};
+use coracle_record::{ContainerId, ContainerRecord};
 use tokio::sync::oneshot;
 
-use crate::{Exit, HostError};
+use crate::HostError;
 
 /// The record of the container that was asked about.
 pub(crate) type ContainerReply = oneshot::Sender<Result<ContainerRecord, HostError>>;
-
-/// An image of this node that a container needs.
-#[derive(Clone, Debug)]
-pub(crate) struct ContainerImage {
-    /// Digest of its manifest.
-    pub(crate) digest: String,
-    /// Its root file system.
-    pub(crate) rootfs: PathBuf,
-}
-
-/// What can be asked of a container.
-#[derive(Debug)]
-pub(crate) enum ContainerRequest {
-    /// Answers when it is made.
-    Create { id: ContainerId, spec: Box<ContainerSpec>, image: ContainerImage, mounted: Vec<ContainerImage> },
-    /// Answers when its process runs, or could not.
-    Start { id: ContainerId },
-    /// Answers when it has ended and its output is in the log.
-    Stop { id: ContainerId, grace: Duration },
-    /// Answers when the signal is sent.
-    Kill { id: ContainerId, signal: i32 },
-    /// Answers when the limits are set.
-    Update { id: ContainerId, resources: Resources, metadata: BTreeMap<String, String> },
-    /// Answers with its last record when nothing is left of it.
-    Remove { id: ContainerId },
-}
 
 /// Logs of the containers that exist.
 #[derive(Clone, Debug, Default)]
@@ -73,12 +45,4 @@ impl ContainerLogs {
             tracing::warn!(container = %id, %error, "write container log failed");
         }
     }
-}
-
-/// The end of a container, cleaned of what a hostile guest could put into it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ContainerEnd {
-    pub(crate) id: ContainerId,
-    pub(crate) exit: Exit,
-    pub(crate) oom_killed: bool,
 }

@@ -1,5 +1,5 @@
 //! Carries out the actions of jobs, each within a limit of its own. Nothing is decided here: what to do, and what to do when
-//! it fails, is for `step.rs`.
+//! it fails, is for `coracle-lifecycle`.
 
 mod files;
 mod guest;
@@ -20,9 +20,9 @@ use tokio::time::{sleep, timeout};
 pub(super) use self::files::Writer;
 use super::Shared;
 use super::container_table::ContainerLogs;
-use super::step::{Action, Failure, JobResult, Outcome, SaveTo};
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::{GuestClient, HostError, Record};
+use coracle_lifecycle::{Action, Failure, JobResult, Outcome, SaveTo};
 
 /// Writing, removing and opening files of a VM; syncs of a disk that is busy take seconds.
 const FILES_LIMIT: Duration = Duration::from_secs(30);

@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::container_table::ContainerLogs;
 use super::reports::Reports;
-use super::step::RunEvent;
 use super::text::bounded;
 use super::{Shared, session};
 use crate::{Exit, LogEntry, LogStream};
+use coracle_lifecycle::RunEvent;
 use coracle_logs::LogWriter;
 
 /// Between two pulses. A guest that answers none of two is without a session.

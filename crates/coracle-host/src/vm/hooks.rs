@@ -9,6 +9,7 @@ use coracle_proto::guest::exec_response::Message;
 use tokio::time::timeout;
 
 use crate::HostError;
+use coracle_lifecycle::Hook;
 
 /// Limit for one hook.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -16,27 +17,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 const WORDS: usize = 300;
 /// Exit code of a missing program, and the end of the agent's message about it.
 const NOT_FOUND: (i32, &str) = (127, ": not found");
-
-/// When a hook runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hook {
-    /// A copy is about to be taken. A failure prevents it.
-    PreSnapshot,
-    /// The copy was taken or has failed, and this VM continues.
-    PostSnapshot,
-    /// This VM is a copy and has its own identity. A failure keeps it from running.
-    PostClone,
-}
-
-impl Hook {
-    fn name(self) -> &'static str {
-        match self {
-            Self::PreSnapshot => "pre-snapshot",
-            Self::PostSnapshot => "post-snapshot",
-            Self::PostClone => "post-clone",
-        }
-    }
-}
 
 /// Runs a hook of the guest of VM `vm`; an image without it is fine.
 ///

@@ -12,11 +12,11 @@ use coracle_net::{Attachment, Lease};
 use tokio::net::UnixStream;
 
 use super::Shared;
-use super::step::{Facts, Source, StartedFrom, plan_start};
 use crate::instances::InstanceOwner;
 use crate::vmm_config::{VmPaths, configuration, vmm_config};
 use crate::warm_pool::{Claim, PooledVmm};
 use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disk_image_vm, disks, files};
+use coracle_lifecycle::{Facts, Source, StartedFrom, plan_start};
 use coracle_record::SavedMemory;
 
 /// A VMM that is there.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 use super::effects::lock;
-use super::step::{Input, RunEvent, SessionId};
 use crate::GuestClient;
+use coracle_lifecycle::{Input, RunEvent, SessionId};
 
 /// The session with a guest, by its number: inputs carry numbers only.
 #[derive(Debug, Default)]

@@ -7,11 +7,11 @@ use coracle_proto::guest::guest_frame::Message;
 use coracle_types::Clock;
 use tokio::sync::{oneshot, watch};
 
-use super::container_table::{ContainerEnd, ContainerLogs};
+use super::container_table::ContainerLogs;
 use super::reports::Reports;
-use super::step::RunEvent;
 use super::text::bounded;
 use crate::{Exit, GuestClient};
+use coracle_lifecycle::{ContainerEnd, RunEvent};
 
 /// Follows the containers of one session until it breaks. An end is reported when all output is in the log.
 pub(super) async fn follow(

@@ -18,11 +18,11 @@ use tokio::time::{Instant, sleep_until};
 use super::container_table::ContainerLogs;
 use super::effects::{Retired, SharedDirs, Writer, known_vmm_config, lock};
 use super::reports::{Reports, Sessions};
-use super::step::{Abilities, Answer, Committed, Effect, Input, JobId, Now, State, Ticket, step};
 use super::{Handle, ReplyTo, Request, Shared, View, VmCopy};
 use crate::events::EventKind;
 use crate::vmm_config::VmPaths;
 use crate::{ConsoleHandle, Exit, HostEvent, Record};
+use coracle_lifecycle::{Abilities, Answer, Committed, Effect, Input, JobId, Now, State, Ticket, step};
 use coracle_logs::{ConsoleInput, LogWriter};
 
 /// Requests, and inputs from jobs, that may wait for the task.

@@ -11,10 +11,10 @@ use coracle_types::VmId;
 
 use super::{Context, lock};
 use crate::files::{self, blocking};
-use crate::vm::step::WriteId;
 use crate::vmm_config::VmPaths;
 use crate::volumes::VolumeSource;
 use crate::{ContainerId, HostError, Record, Volume};
+use coracle_lifecycle::WriteId;
 
 /// Size at which a log turns over whose place the node chose; others belong to who chose the place.
 const LOG_ROTATE_BYTES: u64 = 10 << 20;

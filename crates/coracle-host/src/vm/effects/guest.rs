@@ -9,11 +9,12 @@ use tokio::time::timeout;
 
 use super::Context;
 use crate::vm::boot::CONFIGURE_LIMIT;
-use crate::vm::hooks::{self, Hook};
-use crate::vm::step::Outcome;
+use crate::vm::hooks;
 use crate::vm::text::bounded;
 use crate::vmm_config::{configuration, mount_request};
 use crate::{ContainerId, Exit, GuestClient, HostError, Volume};
+use coracle_lifecycle::Hook;
+use coracle_lifecycle::Outcome;
 
 /// Limit for a guest to mount a volume.
 const MOUNT_LIMIT: Duration = Duration::from_secs(10);

@@ -11,7 +11,7 @@ use coracle_snapshot::{DISK_FILE, MEMORY_FILE};
 use super::Context;
 use crate::HostError;
 use crate::files::{self, blocking};
-use crate::vm::step::{Outcome, SaveTo};
+use coracle_lifecycle::{Outcome, SaveTo};
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;

@@ -5,7 +5,7 @@ use coracle_hypervisor::{Disk, Driver as _, DriverError};
 use super::{Context, end_retired};
 use crate::HostError;
 use crate::instances::InstanceOwner;
-use crate::vm::step::RunningVmm;
+use coracle_lifecycle::RunningVmm;
 
 impl Context {
     fn driver_failed(&self) -> impl FnOnce(DriverError) -> HostError + use<> {

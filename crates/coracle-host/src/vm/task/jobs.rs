@@ -15,10 +15,11 @@ use crate::instances::InstanceOwner;
 use crate::vm::boot::{self, Boot, last_words};
 use crate::vm::effects::{Context, Retired, end_retired, known_vmm_config, lock};
 use crate::vm::follow::{self, Outputs};
-use crate::vm::hooks::{self, Hook};
-use crate::vm::step::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
+use crate::vm::hooks;
 use crate::vm::{Shared, shared_dirs};
 use crate::{Exit, HostError};
+use coracle_lifecycle::Hook;
+use coracle_lifecycle::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
 
 /// A registry that takes longer does not keep a machine any more.
 const COMMIT_LIMIT: Duration = Duration::from_secs(3600);

@@ -28,7 +28,7 @@ fn slots_are_taken_by_kind_until_there_is_none() {
         let next =
             plan_volume(&volumes, &[], &request(&name, "", false), &found("/w", SourceKind::Raw)).unwrap();
         assert_eq!(next.slot(), Some(want));
-        assert!(!crate::vmm_config::volume_disk(&next).unwrap().read_only);
+        assert!(!coracle_instance::vmm_config::volume_disk(&next).unwrap().read_only);
         volumes.push(next);
     }
     let full =
@@ -42,7 +42,7 @@ fn slots_are_taken_by_kind_until_there_is_none() {
     );
     let image = image.unwrap();
     assert_eq!((image.slot(), image.read_only), (Some(1), true), "EROFS is never written");
-    assert!(crate::vmm_config::volume_disk(&image).unwrap().read_only);
+    assert!(coracle_instance::vmm_config::volume_disk(&image).unwrap().read_only);
     let gap = volumes.remove(1);
     let back =
         plan_volume(&volumes, &[], &request("more", "", false), &found("/w", SourceKind::Raw)).unwrap();

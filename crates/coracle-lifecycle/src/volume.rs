@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use coracle_hypervisor::Slots;
 use coracle_types::VmId;
 
-use crate::vmm_config::{IMAGE_SLOT, overlay_slot};
+use coracle_instance::vmm_config::{IMAGE_SLOT, overlay_slot};
 use coracle_record::AttachedImage;
 
 use crate::{Filesystem, HostConfig, Record, Volume, VolumeKind, VolumePhase, disks};
@@ -42,7 +42,7 @@ pub struct VolumeRequest {
 
 /// What lies at a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct VolumeSource {
+pub struct VolumeSource {
     path: PathBuf,
     /// Device and inode number, which identify a file under any name.
     inode: (u64, u64),
@@ -56,7 +56,7 @@ impl VolumeSource {
     ///
     /// # Errors
     /// When it does not exist any more.
-    pub(crate) fn of(volume: &Volume) -> io::Result<Self> {
+    pub fn of(volume: &Volume) -> io::Result<Self> {
         let metadata = volume.source.metadata()?;
         let kind = match volume.kind {
             VolumeKind::SharedDir => SourceKind::Directory,
@@ -68,7 +68,7 @@ impl VolumeSource {
     }
 
     /// A volume of a restored VM over this source, which must be what the snapshot had.
-    pub(crate) fn as_volume(
+    pub fn as_volume(
         &self,
         name: &str,
         kind: VolumeKind,
@@ -103,7 +103,7 @@ enum SourceKind {
 ///
 /// # Errors
 /// A sentence: what is wrong, and what to do.
-pub(crate) fn inspect_source(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
+pub fn inspect_source(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
     let source = Path::new(&request.source);
     if is_name(&request.source) {
         return named_disk(config, request);
@@ -187,7 +187,7 @@ fn filesystem(file: &std::fs::File) -> io::Result<(Option<Filesystem>, bool)> {
 ///
 /// # Errors
 /// A sentence: what is wrong, and what to do.
-pub(crate) fn plan_volume(
+pub fn plan_volume(
     others: &[Volume],
     images: &[AttachedImage],
     request: &VolumeRequest,
@@ -245,11 +245,7 @@ pub(crate) fn plan_volume(
 }
 
 /// The first free slot of the kind. The first one of each kind is that of the root's image and of the VM's own disk.
-pub(crate) fn free_slot(
-    others: &[Volume],
-    images: &[AttachedImage],
-    read_only: bool,
-) -> Result<usize, String> {
+pub fn free_slot(others: &[Volume], images: &[AttachedImage], read_only: bool) -> Result<usize, String> {
     let slots = Slots::default();
     let taken = |slot: &usize| {
         *slot == IMAGE_SLOT
@@ -265,7 +261,7 @@ pub(crate) fn free_slot(
 }
 
 /// Where the guest of a sandbox mounts a volume: its containers mount from there.
-pub(crate) fn sandbox_target(name: &str) -> String {
+pub fn sandbox_target(name: &str) -> String {
     format!("/volumes/{name}")
 }
 
@@ -299,7 +295,7 @@ fn name_of(path: &Path) -> String {
 
 /// Which files are in use as disks, by whom.
 #[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<Vec<Claim>>);
+pub struct Claims(Mutex<Vec<Claim>>);
 
 #[derive(Debug)]
 struct Claim {
@@ -311,7 +307,7 @@ struct Claim {
 
 impl Claims {
     /// Claims of all records. A volume whose file no longer exists is not claimed.
-    pub(crate) fn of(records: &[Record]) -> Self {
+    pub fn of(records: &[Record]) -> Self {
         let claims = Self::default();
         for record in records {
             for volume in &record.volumes {
@@ -327,7 +323,7 @@ impl Claims {
     ///
     /// # Errors
     /// A sentence with the VM that has it.
-    pub(crate) fn claim(&self, vm: &VmId, volume: &Volume, found: &VolumeSource) -> Result<(), String> {
+    pub fn claim(&self, vm: &VmId, volume: &Volume, found: &VolumeSource) -> Result<(), String> {
         if volume.kind == VolumeKind::SharedDir {
             return Ok(());
         }
@@ -352,12 +348,12 @@ impl Claims {
     }
 
     /// Gives one back. Idempotent.
-    pub(crate) fn release(&self, vm: &VmId, volume: &str) {
+    pub fn release(&self, vm: &VmId, volume: &str) {
         self.lock().retain(|claim| claim.vm != *vm || claim.volume != volume);
     }
 
     /// Gives all of a VM's back. Idempotent.
-    pub(crate) fn release_all(&self, vm: &VmId) {
+    pub fn release_all(&self, vm: &VmId) {
         self.lock().retain(|claim| claim.vm != *vm);
     }
 

@@ -18,12 +18,12 @@ use coracle_types::Op;
 use super::input::{JobResult, Outcome, SessionId, Ticket};
 use super::lifecycle::again;
 use super::{Action, Answer, Failure, Scope, Then, Turn};
-use crate::containers::{create_request, limits};
+use crate::container_request::{ContainerEnd, ContainerImage, ContainerRequest};
 use crate::events::EventKind;
-use crate::vm::container_table::{ContainerEnd, ContainerImage, ContainerRequest};
-use crate::vmm_config::image_disk;
-use crate::volumes::free_slot;
+use crate::guest_requests::{create_request, limits};
+use crate::volume::free_slot;
 use crate::{ContainerId, Exit, HostError};
+use coracle_instance::vmm_config::image_disk;
 
 /// What is under way with a container.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(crate) enum ContainerWork {
     Detached { digests: Vec<String>, end: Box<Ending> },
     /// And that is on record.
     DetachRecorded { end: Box<Ending> },
-    /// A start or an end that nobody asked for is on record.
+    /// A start or an end that the guest reported is on record.
     Changed { id: ContainerId },
     /// The guest was asked to end it.
     Stop { id: ContainerId },

@@ -16,8 +16,8 @@ use coracle_types::VmState;
 
 use super::input::{JobResult, Outcome, Ticket};
 use super::{Action, Answer, Effect, SaveTo, Scope, Then, Turn};
+use crate::Hook;
 use crate::events::EventKind;
-use crate::vm::hooks::Hook;
 use crate::{HostError, Volume};
 
 /// What is under way with the memory or the vCPUs of a VM.

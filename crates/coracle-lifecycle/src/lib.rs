@@ -9,10 +9,19 @@
 //! a deletion cancels what is under way, in every state. A job that writes a record comes before the job that it announces.
 //! There is one exception, the start of a VMM (`lifecycle.rs`).
 
+mod adopt;
+pub mod commit_annotation;
+#[expect(missing_docs, reason = "variants say what their fields are for")]
+mod container_request;
 mod containers;
 mod deletion;
+#[expect(missing_docs, reason = "variants say what their fields are for")]
 mod effect;
+pub mod events;
 mod finish;
+pub mod guest_requests;
+mod hook;
+#[expect(missing_docs, reason = "variants say what their fields are for")]
 mod input;
 mod lifecycle;
 mod requests;
@@ -23,25 +32,36 @@ mod state;
 mod suspend;
 #[cfg(test)]
 mod tests;
+pub mod volume;
 mod volumes;
 
-pub(crate) use effect::{Action, Answer, Effect, SaveTo, Scope, WriteId};
-pub(crate) use input::{
+use coracle_disk::blank as disks;
+use coracle_files as files;
+use coracle_instance::{HostConfig, HostError};
+use coracle_record::{
+    ContainerId, Exit, Fence, Filesystem, Record, TemplateKey, Volume, VolumeKind, VolumePhase,
+};
+
+pub use container_request::{ContainerEnd, ContainerImage, ContainerRequest};
+pub use effect::{Action, Answer, Effect, SaveTo, Scope, WriteId};
+pub use hook::Hook;
+pub use input::{
     Call, Committed, Failure, Input, JobId, JobResult, Now, Outcome, RunEvent, RunningVmm, SessionId,
     StartedFrom, Ticket, Up,
 };
-pub(crate) use start::{Facts, Source, plan_start};
-pub(crate) use state::{Abilities, State, Then};
+pub use start::{Facts, Source, plan_start};
+pub use state::{Abilities, State};
+
+use state::Then;
 
 use coracle_record::ContainerRecord;
 use coracle_types::{Op, Refused, VmState};
 
-use crate::HostError;
 use crate::events::EventKind;
 use coracle_guest_client::GuestError;
 
 /// What becomes of a VM by one input, and what is to be done about it, in this order.
-pub(crate) fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
+pub fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
     let mut turn = Turn { state, now, effects: Vec::new() };
     match input {
         Input::Begin => turn.begin(),

@@ -11,9 +11,9 @@ use coracle_types::VmState;
 use super::input::{JobResult, Ticket};
 use super::{Action, Answer, Effect, Scope, Then, Turn};
 use crate::events::EventKind;
-use crate::vmm_config::volume_disk;
-use crate::volumes::{VolumeRequest, VolumeSource, plan_volume, sandbox_target};
+use crate::volume::{VolumeRequest, VolumeSource, plan_volume, sandbox_target};
 use crate::{HostError, Volume, VolumeKind, VolumePhase};
+use coracle_instance::vmm_config::volume_disk;
 
 /// What is under way with a volume.
 #[derive(Debug)]

@@ -10,34 +10,34 @@ use coracle_record::{ProcessUser, SavedMemory};
 use coracle_types::{InstanceId, Op, UnixMillis};
 use tokio::time::Instant;
 
-use crate::vm::container_table::{ContainerEnd, ContainerRequest};
-use crate::volumes::{VolumeRequest, VolumeSource};
+use crate::container_request::{ContainerEnd, ContainerRequest};
+use crate::volume::{VolumeRequest, VolumeSource};
 use crate::{ContainerId, Exit, Fence, HostError, TemplateKey};
 
 /// When an input is handled, by both clocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Now {
+pub struct Now {
     /// For limits.
-    pub(crate) at: Instant,
+    pub at: Instant,
     /// For records.
-    pub(crate) time: UnixMillis,
+    pub time: UnixMillis,
 }
 
 /// A caller that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(pub(crate) u64);
+pub struct Ticket(pub u64);
 
 /// A job that reports when it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct JobId(pub(crate) u64);
+pub struct JobId(pub u64);
 
 /// A session with the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SessionId(pub(crate) u64);
+pub struct SessionId(pub u64);
 
 /// What can be asked of a VM's task.
 #[derive(Debug)]
-pub(crate) enum Call {
+pub enum Call {
     /// Answered when the guest runs.
     Start { fence: Option<Fence> },
     /// Answered when the guest is off.
@@ -73,39 +73,39 @@ impl Call {
 
 /// What a run began with.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StartedFrom {
+pub struct StartedFrom {
     /// None: it booted.
-    pub(crate) template: Option<TemplateKey>,
+    pub template: Option<TemplateKey>,
     /// The guest of the template had the VM's own disk mounted.
-    pub(crate) premounted: bool,
+    pub premounted: bool,
     /// Its clone came from the warm pool.
-    pub(crate) pooled: bool,
+    pub pooled: bool,
 }
 
 /// A VMM that runs, and what it really runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RunningVmm {
-    pub(crate) instance: InstanceId,
-    pub(crate) process: ProcessId,
-    pub(crate) accelerator: Accelerator,
+pub struct RunningVmm {
+    pub instance: InstanceId,
+    pub process: ProcessId,
+    pub accelerator: Accelerator,
 }
 
 /// A guest that runs its workload.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Up {
-    pub(crate) session: SessionId,
+pub struct Up {
+    pub session: SessionId,
     /// What it took to become who it is: entropy, clock, names, network, disks.
-    pub(crate) identity: Duration,
+    pub identity: Duration,
     /// And then to start what it is for.
-    pub(crate) workload: Duration,
+    pub workload: Duration,
 }
 
 /// What came of an image of the workload; `None`: the command has failed, and nothing was made.
-pub(crate) type Committed = Result<Option<Digest>, String>;
+pub type Committed = Result<Option<Digest>, String>;
 
 /// What the jobs of a run report while they last.
 #[derive(Debug)]
-pub(crate) enum RunEvent {
+pub enum RunEvent {
     /// A VMM runs.
     Spawned(RunningVmm, StartedFrom),
     /// A VMM has loaded the saved memory and is paused. Once it is resumed, the saved memory is used up.
@@ -132,7 +132,7 @@ pub(crate) enum RunEvent {
 
 /// What the actions of a job found out.
 #[derive(Debug, Default)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// They did what they should.
     #[default]
     Done,
@@ -152,18 +152,18 @@ pub(crate) enum Outcome {
 
 /// The first action of a job that failed. Those after it were not begun.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// Actions that were carried out.
-    pub(crate) done: usize,
-    pub(crate) error: HostError,
+    pub done: usize,
+    pub error: HostError,
 }
 
 /// How a job ended.
-pub(crate) type JobResult = Result<Outcome, Failure>;
+pub type JobResult = Result<Outcome, Failure>;
 
 /// One thing that happens to a VM.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub enum Input {
     /// The task begins: what a restart of the daemon calls for.
     Begin,
     /// A caller asks for something.

@@ -7,8 +7,8 @@ use coracle_types::Op;
 
 use super::input::{JobResult, Outcome};
 use super::{Action, Scope, Then, Turn};
-use crate::containers::{Settle, create_request, settle};
 use crate::events::EventKind;
+use crate::guest_requests::{Settle, create_request, settle};
 use crate::{ContainerId, Volume, VolumePhase};
 
 /// What is compared, and what comes next.

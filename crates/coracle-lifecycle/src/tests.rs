@@ -14,8 +14,8 @@ use coracle_types::{InstanceId, Op, UnixMillis, VmState};
 use tokio::time::Instant;
 
 use super::*;
-use crate::vm::container_table::{ContainerImage, ContainerRequest};
-use crate::volumes::{VolumeRequest, VolumeSource, inspect_source};
+use crate::container_request::{ContainerImage, ContainerRequest};
+use crate::volume::{VolumeRequest, VolumeSource, inspect_source};
 use crate::{ContainerId, HostConfig};
 
 /// What a scenario is about: a VM, and a request to it.
@@ -138,7 +138,7 @@ fn vm(state: VmState) -> (Record, BTreeMap<ContainerId, ContainerRecord>) {
     record.sandbox = Some(Sandbox::default());
     record.saved = (state == VmState::Hibernated).then(saved);
     let (request, found) = disk("held");
-    let mut volume = crate::volumes::plan_volume(&[], &[], &request, &found).unwrap();
+    let mut volume = crate::volume::plan_volume(&[], &[], &request, &found).unwrap();
     volume.read_only = true;
     record.volumes.push(volume);
     if state.has_vmm() {

@@ -4,22 +4,22 @@ use crate::HostError;
 
 /// What there is to start a VM from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// The VMM that the record names runs.
-    pub(crate) is_running: bool,
+    pub is_running: bool,
     /// Its memory lies in a file, and no guest has continued from it.
-    pub(crate) is_saved: bool,
+    pub is_saved: bool,
     /// It is never started as a clone.
-    pub(crate) is_cold: bool,
+    pub is_cold: bool,
     /// A template of its shape is here.
-    pub(crate) has_template: bool,
+    pub has_template: bool,
     /// A pooled instance of its shape is claimed for it.
-    pub(crate) has_pooled: bool,
+    pub has_pooled: bool,
 }
 
 /// Where a guest comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub enum Source {
     /// It is there: adopt it.
     Running,
     /// Its own memory.
@@ -33,7 +33,7 @@ pub(crate) enum Source {
 }
 
 /// Sources in the order in which they are tried. Never empty.
-pub(crate) fn plan_start(facts: Facts) -> Vec<Source> {
+pub fn plan_start(facts: Facts) -> Vec<Source> {
     if facts.is_running {
         return vec![Source::Running];
     }
@@ -48,7 +48,7 @@ pub(crate) fn plan_start(facts: Facts) -> Vec<Source> {
 
 impl Source {
     /// The next source is tried after this failure: it says something of this one, and nothing of the VM.
-    pub(crate) fn is_passed_over(self, error: &HostError) -> bool {
+    pub fn is_passed_over(self, error: &HostError) -> bool {
         match self {
             Self::Pool => true,
             Self::Template => matches!(error, HostError::Driver { .. }),

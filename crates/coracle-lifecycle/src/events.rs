@@ -34,7 +34,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// The event that a change of state means.
-    pub(crate) fn of_change(from: VmState, to: VmState) -> Self {
+    pub fn of_change(from: VmState, to: VmState) -> Self {
         match to {
             _ if from == to => Self::Updated,
             VmState::Created => Self::Created,

@@ -9,14 +9,14 @@ use coracle_proto::guest as pb;
 use coracle_record::{ContainerRecord, Record, SavedMemory, Volume};
 
 use super::input::{JobId, SessionId, Ticket};
+use crate::Hook;
 use crate::events::EventKind;
-use crate::vm::hooks::Hook;
-use crate::volumes::VolumeSource;
+use crate::volume::VolumeSource;
 use crate::{ContainerId, Exit, HostError};
 
 /// What is said to a caller.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// It is done; callers get the record as it is now.
     Done,
     Container(Box<ContainerRecord>),
@@ -25,11 +25,11 @@ pub(crate) enum Answer {
 }
 
 /// Number of a write. A file is never overwritten with what an earlier one has.
-pub(crate) type WriteId = u64;
+pub type WriteId = u64;
 
 /// Where memory is saved, and what with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SaveTo {
+pub enum SaveTo {
     /// The VM's own directory: it continues from there.
     Own,
     /// The directory of a copy, which gets the VM's disk as well.
@@ -38,7 +38,7 @@ pub(crate) enum SaveTo {
 
 /// One action of a job. Each has a limit of its own (`effects.rs`).
 #[derive(Debug)]
-pub(crate) enum Action {
+pub enum Action {
     /// As this action, but a failure is only logged.
     Try(Box<Action>),
     /// As this action, with another limit.
@@ -102,7 +102,7 @@ pub(crate) enum Action {
 
 /// What a job belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub enum Scope {
     /// Ends with the run.
     Run,
     /// Outlives it.
@@ -110,7 +110,7 @@ pub(crate) enum Scope {
 }
 
 #[derive(Debug)]
-pub(crate) enum Effect {
+pub enum Effect {
     /// Carries the actions out in order, up to the first that fails, and reports.
     Job(JobId, Scope, Vec<Action>),
     /// Ends a job, whose result is of no use any more.

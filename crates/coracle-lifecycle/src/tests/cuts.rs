@@ -1,4 +1,4 @@
-//! Every request, cut off between any two inputs by whatever can come then.
+//! Every request, cut off between any two inputs by each thing that can come then.
 
 use super::*;
 
@@ -145,7 +145,7 @@ fn crash_of_the_daemon_at_every_cut_converges() {
     });
 }
 
-/// Whatever a run reports after its end means nothing.
+/// What a run reports after its end means nothing.
 #[test]
 fn reports_of_an_earlier_run_are_void() {
     at_every_cut(|world, why| {

@@ -22,10 +22,11 @@ pub(super) const WAITING_MAX: usize = 32;
 
 /// What the driver of the VM can do.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Abilities {
-    pub(crate) driver: &'static str,
+pub struct Abilities {
+    /// Its name.
+    pub driver: &'static str,
     /// Save the memory of this VM.
-    pub(crate) can_save: bool,
+    pub can_save: bool,
 }
 
 /// What follows a job.
@@ -94,13 +95,16 @@ pub(crate) enum Then {
 
 /// Everything that decides what a VM's task does.
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) record: Record,
-    pub(crate) containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
+pub struct State {
+    /// As it is; what is on disk may be a step behind.
+    pub record: Record,
+    /// Its containers, by id.
+    pub containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
     pub(crate) abilities: Abilities,
     /// Number of the present run. What jobs of an earlier one report means nothing.
-    pub(crate) run: u64,
-    pub(crate) session: Option<SessionId>,
+    pub run: u64,
+    /// The session with its guest, while there is one.
+    pub session: Option<SessionId>,
     /// A job stays in touch with the guest.
     pub(crate) is_following: bool,
     /// A new session was not compared with the records yet.
@@ -114,7 +118,7 @@ pub(crate) struct State {
     /// The record on disk is older than the one here.
     pub(crate) unsaved: bool,
     /// When patience with a guest that was asked to stop is over.
-    pub(crate) kill_at: Option<Instant>,
+    pub kill_at: Option<Instant>,
     pub(crate) boot_began: Instant,
     /// Why the start failed, for those who wait for it.
     pub(crate) start_error: Option<HostError>,
@@ -130,12 +134,12 @@ pub(crate) struct State {
     pub(super) last_job: u64,
     pub(super) last_write: WriteId,
     /// Nothing is left of the VM.
-    pub(crate) is_gone: bool,
+    pub is_gone: bool,
 }
 
 impl State {
     /// That of a VM whose record and containers are on disk.
-    pub(crate) fn new(
+    pub fn new(
         record: Record,
         containers: BTreeMap<ContainerId, ContainerRecord>,
         abilities: Abilities,

@@ -5,14 +5,14 @@ use coracle_record::{
     ContainerMountSource, ContainerRecord, ContainerState, GroupsPolicy, PidNamespace, Resources, Security,
 };
 
-use crate::vmm_config::device;
+use coracle_instance::vmm_config::device;
 
 /// File system of image files.
 const IMAGE_FS: &str = "erofs";
 
 /// What a session with a guest asks for, for one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settle {
+pub enum Settle {
     /// Record and guest agree, or the guest's report of its end follows.
     Keep,
     /// The guest has to make it: it was recorded, and cut off then.
@@ -26,7 +26,7 @@ pub(crate) enum Settle {
 }
 
 /// Compares what is recorded of a container with what its guest says of it.
-pub(crate) fn settle(recorded: Option<ContainerState>, guest: Option<pb::WorkloadState>) -> Settle {
+pub fn settle(recorded: Option<ContainerState>, guest: Option<pb::WorkloadState>) -> Settle {
     use pb::WorkloadState as Guest;
     match (recorded, guest) {
         (None, None) => Settle::Keep,
@@ -43,7 +43,7 @@ pub(crate) fn settle(recorded: Option<ContainerState>, guest: Option<pb::Workloa
 }
 
 /// Request to the guest to make a container. `slot` says where an image is, by its digest; `None` when one is nowhere.
-pub(crate) fn create_request(
+pub fn create_request(
     record: &ContainerRecord,
     slot: impl Fn(&str) -> Option<usize>,
 ) -> Option<pb::CreateContainerRequest> {
@@ -70,7 +70,7 @@ pub(crate) fn create_request(
 }
 
 /// The process of a container.
-pub(crate) fn process(spec: &coracle_record::ContainerSpec) -> pb::Process {
+pub fn process(spec: &coracle_record::ContainerSpec) -> pb::Process {
     let policy = match spec.groups_policy {
         GroupsPolicy::OfUser => pb::GroupsPolicy::Unspecified,
         GroupsPolicy::Merge => pb::GroupsPolicy::Merge,
@@ -130,7 +130,7 @@ fn security(security: &Security) -> pb::Security {
 }
 
 /// Limits of a container, as the guest sets them.
-pub(crate) fn limits(resources: &Resources) -> pb::CgroupLimits {
+pub fn limits(resources: &Resources) -> pb::CgroupLimits {
     pb::CgroupLimits {
         cpu_quota_us: resources.cpu_quota_us,
         cpu_weight: resources.cpu_weight,
