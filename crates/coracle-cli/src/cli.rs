@@ -585,6 +585,9 @@ pub fn drop_in(args: &mut Vec<OsString>) {
         Some("firecracker-agent") => {
             args.splice(1..1, ["node", "--legacy"].map(OsString::from));
         }
+        Some("vk-cocoon") => {
+            args.splice(1..1, ["node", "--vk-cocoon"].map(OsString::from));
+        }
         Some(agentpool::AGENT_FORGE) => {
             let flags = agentpool::go_flags(args.split_off(1));
             args.push(agentpool::AGENT_FORGE.into());

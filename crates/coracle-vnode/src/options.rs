@@ -35,6 +35,12 @@ pub struct VirtualNodeOptions {
     pub taints: Vec<NodeTaint>,
     /// Most pods at a time.
     pub pods_max: u32,
+    /// Id of the machine at its cloud (`spec.providerID`).
+    pub provider_id: Option<String>,
+    /// CPUs that the node says it has; `None`: those of the machine.
+    pub cpus: Option<u32>,
+    /// Memory that the node says it has; `None`: what VMs of the machine may have.
+    pub memory: Option<MemoryMib>,
     /// Domain of the cluster.
     pub cluster_domain: String,
     /// Name servers of the cluster; none: the API server's Service `kube-dns` is not looked up, pods use the node's.
@@ -129,6 +135,9 @@ impl VirtualNodeOptions {
             labels: BTreeMap::new(),
             taints: vec![NodeTaint::provider()],
             pods_max: 110,
+            provider_id: None,
+            cpus: None,
+            memory: None,
             cluster_domain: "cluster.local".to_owned(),
             cluster_dns: vec![],
             default_memory: MemoryMib::try_from(512).unwrap_or(MemoryMib::MIN),

@@ -136,7 +136,7 @@ impl VirtualNode {
         let options = Arc::new(self.options.clone());
         let (table, clock) = (PodTable::default(), host.clock().clone());
         let identity = Identity::read(&options, bound, VERSION);
-        let reader = Reader { host: host.clone() };
+        let reader = Reader { host: host.clone(), cpus: options.cpus, memory: options.memory };
         let (facts, facts_seen) = watch::channel(Arc::new(identity.pod_facts(&reader.read().await)));
         let (registered, registered_seen) = watch::channel(Registered::default());
         let (ready, ready_seen) = watch::channel(false);

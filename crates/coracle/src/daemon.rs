@@ -19,6 +19,7 @@ pub(crate) mod plane;
 pub(crate) mod registry;
 pub(crate) mod supervise;
 pub(crate) mod up;
+mod virtual_node;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -145,6 +145,36 @@ pub struct NodeArgs {
         requires = "virtual_node"
     )]
     pub virtual_node_dns: Vec<IpAddr>,
+    /// Pool of the virtual node, by which CocoonSets find it
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_POOL",
+        value_name = "NAME",
+        default_value = "default",
+        requires = "virtual_node"
+    )]
+    pub virtual_node_pool: String,
+    /// Registry of the states of VMs that are Pods [default: none: they stay on this machine]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY", value_name = "URL", requires = "virtual_node")]
+    pub virtual_node_registry: Option<String>,
+    /// Its token
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN",
+        requires = "virtual_node_registry"
+    )]
+    pub virtual_node_registry_token: Option<String>,
+    /// What happens to VMs whose Pods went away while the node was not there: alert, destroy or keep
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_ORPHANS",
+        value_name = "POLICY",
+        default_value = "alert",
+        requires = "virtual_node"
+    )]
+    pub virtual_node_orphans: String,
     /// Certificate of the node
     #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -265,6 +295,9 @@ pub struct NodeArgs {
     /// Started under the name of the original agent
     #[arg(long, hide = true)]
     pub legacy: bool,
+    /// Started under the name of the original provider of virtual nodes
+    #[arg(long, hide = true)]
+    pub vk_cocoon: bool,
 }
 
 /// Address of a virtual node.

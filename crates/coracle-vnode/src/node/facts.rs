@@ -8,6 +8,7 @@ use coracle_host::Host;
 use coracle_pod::host::PodId;
 use coracle_pod::node::{NodeFacts, ResolverConfig};
 use coracle_types::MemoryMib;
+use coracle_vm_pod::orphans::pod_uid;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
 
 use super::object::architecture;
@@ -51,17 +52,21 @@ pub(crate) struct Resources {
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     pub(crate) host: Host,
+    /// Said in the place of what the machine has.
+    pub(crate) cpus: Option<u32>,
+    pub(crate) memory: Option<MemoryMib>,
 }
 
 impl Reader {
     /// Reads what is there now. What cannot be read counts as nothing.
     pub(crate) async fn read(&self) -> Resources {
         let capacity = self.host.capacity();
+        let said = self.memory.map(|memory| u64::from(memory.get()));
         let others = self
             .host
             .list()
             .iter()
-            .filter(|view| PodId::of(&view.record).is_none())
+            .filter(|view| PodId::of(&view.record).is_none() && pod_uid(&view.record).is_none())
             .fold(0_u64, |sum, view| sum.saturating_add(view.record.memory.get().into()));
         let state = self.host.config().state_dir.clone();
         let disk = blocking(move || Ok(rustix::fs::statvfs(&state)?)).await;
@@ -74,9 +79,10 @@ impl Reader {
             (names.collect(), image.size_bytes)
         });
         Resources {
-            cpus: u32::try_from(capacity.cpus).unwrap_or(u32::MAX),
-            memory_bytes: capacity.memory_mib << 20,
-            allocatable_memory_bytes: capacity.memory_allowed_mib.saturating_sub(others) << 20,
+            cpus: self.cpus.unwrap_or_else(|| u32::try_from(capacity.cpus).unwrap_or(u32::MAX)),
+            memory_bytes: said.unwrap_or(capacity.memory_mib) << 20,
+            allocatable_memory_bytes: said.unwrap_or(capacity.memory_allowed_mib).saturating_sub(others)
+                << 20,
             memory_available_bytes: capacity.memory_available_mib << 20,
             disk_bytes,
             disk_available_bytes,

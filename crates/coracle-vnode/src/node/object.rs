@@ -42,7 +42,11 @@ pub(super) fn new_node(options: &VirtualNodeOptions) -> Node {
             labels: Some(labels(options)),
             ..ObjectMeta::default()
         },
-        spec: Some(NodeSpec { taints: Some(taints).filter(|all| !all.is_empty()), ..NodeSpec::default() }),
+        spec: Some(NodeSpec {
+            taints: Some(taints).filter(|all| !all.is_empty()),
+            provider_id: options.provider_id.clone(),
+            ..NodeSpec::default()
+        }),
         status: None,
     }
 }

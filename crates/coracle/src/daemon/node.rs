@@ -19,7 +19,6 @@ use coracle_proto::host::host_server::HostServer;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use coracle_types::Clock;
-use coracle_vnode::{CertificateSource, InvalidTaint, VirtualNode, VirtualNodeOptions};
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -30,8 +29,8 @@ use tonic::transport::Server;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use super::limits::{self, Connections};
-use super::{announce, default_tools, kvm_probe_of, make_dir};
-use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeAddress, NodeArgs, ReachChoice};
+use super::{announce, default_tools, kvm_probe_of, make_dir, virtual_node};
+use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
 use coracle_cli::error::{Failure, of_host as failure};
 use coracle_cli::registries;
 use coracle_cli::tasks::{Tasks, stop_signal};
@@ -42,6 +41,7 @@ const GRACE: Duration = Duration::from_secs(30);
 /// Runs until a signal. Guests outlive it.
 pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<()> {
     let legacy = legacy(&mut args)?;
+    let provider = virtual_node::Provider::of(&mut args, |name| std::env::var(name).ok())?;
     let format = match legacy.as_ref().map(|l| l.log.format.as_str()) {
         Some("json") => LogFormat::Json,
         Some(_) => LogFormat::Text,
@@ -76,7 +76,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         serve_cri(&mut tasks, &host, &args, socket)?;
     }
     if let Some(name) = &args.virtual_node {
-        run_virtual_node(&mut tasks, &host, &args, name).await?;
+        virtual_node::run(&mut tasks, &host, &args, name, (provider, &mut registry)).await?;
     }
     if let Some(at) = args.admin_listen {
         let listener = listen(at).await?;
@@ -161,6 +161,7 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
             .map_err(|_| Failure::usage("--warm-pool-max-idle must not be negative"))?,
     };
     config.registries = registries_of(args)?;
+    virtual_node::reach_registry(&mut config, args);
     let kvm = (args.accelerator == AcceleratorChoice::Auto)
         .then(|| kvm_probe_of(Some(state.join("accelerator.json"))));
     let drivers = drivers(state, args, kvm)?;
@@ -291,36 +292,6 @@ fn serve_cri(tasks: &mut Tasks, host: &Host, args: &NodeArgs, socket: &Path) -> 
     };
     let server = CriServer::new(host.clone(), options);
     tasks.spawn("cri", |stop| async move { server.serve(listener, stop).await.into_diagnostic() });
-    Ok(())
-}
-
-/// A Node of the cluster whose pods are VMs of this host core.
-async fn run_virtual_node(tasks: &mut Tasks, host: &Host, args: &NodeArgs, name: &str) -> miette::Result<()> {
-    let connect = || announce::client(args.kubeconfig.as_deref(), args.in_cluster);
-    let (Some(client), Some(lease_client)) = (connect().await?, connect().await?) else {
-        return Err(Failure::usage("--virtual-node needs --kubeconfig or --in-cluster").into());
-    };
-    let taints = args.virtual_node_taint.iter().filter(|text| *text != "none").map(|text| text.parse());
-    let taints = taints.collect::<Result<_, InvalidTaint>>();
-    let mut options = VirtualNodeOptions::new(name);
-    options.taints = taints.map_err(|error| Failure::usage(error.to_string()))?;
-    (options.listen, options.address) = match args.virtual_node_address {
-        None => (args.virtual_node_listen, None),
-        Some(NodeAddress::Ip(address)) => (args.virtual_node_listen, Some(address)),
-        Some(NodeAddress::Bridge) => {
-            let subnet = host.network().subnet();
-            let subnet =
-                subnet.ok_or_else(|| Failure::usage("--virtual-node-address bridge needs a bridge"))?;
-            let address = subnet.gateway().into();
-            (SocketAddr::new(address, args.virtual_node_listen.port()), Some(address))
-        }
-    };
-    options.cluster_dns.clone_from(&args.virtual_node_dns);
-    if let (Some(certificate), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) {
-        options.certificate = CertificateSource::Files { certificate, key };
-    }
-    let node = VirtualNode::new(host.clone(), client, options).with_lease_client(lease_client);
-    tasks.spawn("virtual node", |stop| async move { node.run(stop).await.into_diagnostic() });
     Ok(())
 }
 
