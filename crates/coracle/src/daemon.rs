@@ -17,6 +17,7 @@ pub(crate) mod operator;
 pub(crate) mod pki;
 pub(crate) mod plane;
 pub(crate) mod registry;
+mod saved_states;
 pub(crate) mod supervise;
 pub(crate) mod up;
 mod virtual_node;

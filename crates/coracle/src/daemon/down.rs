@@ -29,7 +29,7 @@ const GUEST_GRACE_MS: u32 = 5_000;
 /// Programs of a system.
 const PROGRAMS: [&str; 5] =
     ["etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet"];
-const OWN_PROGRAMS: [&str; 2] = ["node", "operator"];
+const OWN_PROGRAMS: [&str; 3] = ["node", "operator", "registry"];
 
 /// Stops everything of this state directory. Idempotent: with nothing up it says so.
 pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {

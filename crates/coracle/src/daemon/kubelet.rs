@@ -62,7 +62,7 @@ pub(crate) fn program(state: &Path, tools: Option<&Path>, address: Ipv4Addr) -> 
         format!("--hostname-override={name}"),
         format!("--node-ip={address}"),
     ];
-    Ok(Program { name: "kubelet", path: plane::find("kubelet", tools)?, args })
+    Ok(Program { name: "kubelet", path: plane::find("kubelet", tools)?, args, env: vec![] })
 }
 
 /// Name of the Node: that of this machine, as Kubernetes writes names.

@@ -74,12 +74,13 @@ pub(super) fn free_ports<const N: usize>(addresses: [Ipv4Addr; N]) -> miette::Re
     Ok(ports)
 }
 
-/// A child process to run: name, program, arguments.
+/// A child process to run: name, program, arguments, and variables that no argument may show.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) path: PathBuf,
     pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<(&'static str, String)>,
 }
 
 /// Which programs of a control plane are optional.
@@ -128,11 +129,17 @@ pub(crate) fn programs(
     kubeconfig(&state.join("kubeconfig"), ports.apiserver, &certificates.authority, &token)?;
     link_kubectl(state, tools)?;
     Ok(vec![
-        Program { name: "etcd", path: find("etcd", tools)?, args: etcd(&dir, ports, &certificates) },
+        Program {
+            name: "etcd",
+            path: find("etcd", tools)?,
+            args: etcd(&dir, ports, &certificates),
+            env: vec![],
+        },
         Program {
             name: "kube-apiserver",
             path: find("kube-apiserver", tools)?,
             args: apiserver(&dir, ports, with, &certificates, &admission),
+            env: vec![],
         },
     ])
 }
@@ -294,14 +301,14 @@ pub(crate) fn late_programs(
     let mut programs = Vec::new();
     if with.scheduler {
         let (name, args) = ("kube-scheduler", common(ports.scheduler));
-        programs.push(Program { name, path: find(name, tools)?, args });
+        programs.push(Program { name, path: find(name, tools)?, args, env: vec![] });
     }
     if with.controller_manager {
         let (name, mut args) = ("kube-controller-manager", common(ports.controller_manager));
         let at = state.join("plane");
         args.push(format!("--service-account-private-key-file={}/sa.key", at.display()));
         args.push(format!("--root-ca-file={}", authority_file(state).display()));
-        programs.push(Program { name, path: find(name, tools)?, args });
+        programs.push(Program { name, path: find(name, tools)?, args, env: vec![] });
     }
     Ok(programs)
 }

@@ -35,7 +35,7 @@ const PLANE_GRACE: Duration = Duration::from_secs(2);
 const ORDER: [&[&str]; 4] = [
     &["kubelet"],
     &["node", "operator"],
-    &["kube-scheduler", "kube-controller-manager", "kube-apiserver"],
+    &["kube-scheduler", "kube-controller-manager", "kube-apiserver", "registry"],
     &["etcd"],
 ];
 
@@ -146,6 +146,7 @@ fn spawn(log: &Path, program: &Program) -> std::io::Result<Child> {
     let log = File::options().create(true).append(true).open(log)?;
     Command::new(&program.path)
         .args(&program.args)
+        .envs(program.env.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
@@ -170,7 +171,12 @@ mod tests {
     use super::*;
 
     fn program(path: &Path, args: &[&str]) -> Program {
-        Program { name: "etcd", path: path.to_owned(), args: args.iter().map(|a| (*a).to_owned()).collect() }
+        Program {
+            name: "etcd",
+            path: path.to_owned(),
+            args: args.iter().map(|a| (*a).to_owned()).collect(),
+            env: vec![],
+        }
     }
 
     #[tokio::test]
@@ -208,7 +214,7 @@ mod tests {
                 ends.display()
             );
             let args = ["-c".to_owned(), script].to_vec();
-            supervisor.start(Program { name, path: "/bin/sh".into(), args });
+            supervisor.start(Program { name, path: "/bin/sh".into(), args, env: vec![] });
         }
         let is_up = |name| {
             std::fs::read_to_string(dir.path().join(format!("{name}.log"))).is_ok_and(|l| !l.is_empty())

@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cluster::{self, READY_LIMIT};
 use super::plane::{self, Ports, Program, With};
+use super::saved_states::SavedStates;
 use super::supervise::{CHILD_GRACE, Supervisor, terminate};
 use super::{default_tools, down, kubelet, make_dir, pki};
 use coracle_cli::cli::{Global, UpArgs};
@@ -180,7 +181,15 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     let pki = pki::make(&state.join("pki"))?;
     cluster::publish_client(&client, &pki).await?;
     let boot = boot_files(state, args.tools.as_deref())?;
-    children.start(node(state, args, (&kubeconfig, &boot), ports, &pki, with)?);
+    let saved = match with.virtual_node {
+        true => Some(SavedStates::start(state, children).await?),
+        false => None,
+    };
+    let mut node = node(state, args, (&kubeconfig, &boot), ports, &pki, with)?;
+    if let Some(saved) = &saved {
+        saved.give_to_node(&mut node);
+    }
+    children.start(node);
     let mut host = wait_host(state).await?;
     let info = host.info(pb::InfoRequest {}).await.map_err(Failure::from)?.into_inner();
     let driver = info.drivers.first().cloned().unwrap_or_default();
@@ -201,14 +210,12 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     // A foreign API server reaches this machine by a name that only its user knows.
     let webhook = args.webhook_url_host.clone().or_else(|| own.then(|| "127.0.0.1".to_owned()));
     let webhook_client_ca = own.then(|| plane::authority_file(state));
-    children.start(operator(
-        state,
-        &kubeconfig,
-        ports,
-        webhook.as_deref(),
-        webhook_client_ca.as_deref(),
-        &pki,
-    )?);
+    let mut operator =
+        operator(state, &kubeconfig, ports, webhook.as_deref(), webhook_client_ca.as_deref(), &pki)?;
+    if let Some(saved) = &saved {
+        saved.give_to_operator(&mut operator);
+    }
+    children.start(operator);
     cluster::wait_leases(&client).await?;
     if webhook.is_some() {
         cluster::wait_admission(&client).await?;
@@ -358,7 +365,7 @@ fn operator(
 fn own_program(name: &'static str, flags: &[(&str, String)]) -> miette::Result<Program> {
     let path = std::env::current_exe().into_diagnostic()?;
     let args = flags.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]);
-    Ok(Program { name, path, args: std::iter::once(name.to_owned()).chain(args).collect() })
+    Ok(Program { name, path, args: std::iter::once(name.to_owned()).chain(args).collect(), env: vec![] })
 }
 
 async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<tonic::transport::Channel>> {

@@ -56,7 +56,8 @@ impl Provider {
         }
         let given = |name: &str| get(name).filter(|value| !value.is_empty());
         let or = |name: &str, default: &str| given(name).unwrap_or_else(|| default.to_owned());
-        let invalid = |name: &str, value: &str, why: &str| Failure::usage(format!("invalid {name} {value:?}: {why}"));
+        let invalid =
+            |name: &str, value: &str, why: &str| Failure::usage(format!("invalid {name} {value:?}: {why}"));
         args.virtual_node = Some(or("VK_NODE_NAME", NODE_NAME));
         args.log = or("VK_LOG_LEVEL", "info");
         args.virtual_node_registry = Some(or("EPOCH_URL", REGISTRY));
@@ -67,7 +68,8 @@ impl Provider {
         args.in_cluster = args.kubeconfig.is_none();
         let metrics = or("VK_METRICS_ADDR", METRICS);
         let full = if metrics.starts_with(':') { format!("0.0.0.0{metrics}") } else { metrics.clone() };
-        let listen = full.parse().map_err(|_| invalid("VK_METRICS_ADDR", &metrics, "not an address with a port"))?;
+        let listen =
+            full.parse().map_err(|_| invalid("VK_METRICS_ADDR", &metrics, "not an address with a port"))?;
         args.admin_listen.get_or_insert(listen);
         if let Some(path) = given("VK_COCOON_BIN") {
             tracing::info!(path, "VK_COCOON_BIN is not run: this process has the VMs itself");
@@ -78,12 +80,17 @@ impl Provider {
         }
         let number = |name: &str, default: &str| {
             let value = or(name, default);
-            value.parse::<u32>().ok().filter(|n| *n > 0).ok_or_else(|| invalid(name, &value, "not a number above 0"))
+            value
+                .parse::<u32>()
+                .ok()
+                .filter(|n| *n > 0)
+                .ok_or_else(|| invalid(name, &value, "not a number above 0"))
         };
         let memory = or("VK_NODE_MEM", MEMORY);
         let mib = Amount::parse(&memory).ok().map(|amount| amount.units() >> 20);
         let mib = mib.and_then(|mib| MemoryMib::try_from(mib).ok());
-        let address = given("VK_NODE_IP").map(|ip| ip.parse().map_err(|_| invalid("VK_NODE_IP", &ip, "not an address")));
+        let address = given("VK_NODE_IP")
+            .map(|ip| ip.parse().map_err(|_| invalid("VK_NODE_IP", &ip, "not an address")));
         Ok(Self {
             address: address.transpose()?,
             provider_id: given("VK_PROVIDER_ID"),
@@ -157,7 +164,8 @@ fn options(
         }
     };
     options.cluster_dns.clone_from(&args.virtual_node_dns);
-    (options.provider_id, options.cpus, options.memory) = (provider.provider_id, provider.cpus, provider.memory);
+    (options.provider_id, options.cpus, options.memory) =
+        (provider.provider_id, provider.cpus, provider.memory);
     options.pods_max = provider.pods_max.unwrap_or(options.pods_max);
     let labels = [(keys::POOL_LABEL, args.virtual_node_pool.as_str()), (keys::ROLE_LABEL, "")];
     let of_original = [("type", "virtual-kubelet"), ("kubernetes.io/role", "agent")];

@@ -4,6 +4,7 @@
 mod bad_input;
 mod cli;
 mod cocoon;
+mod cocoon_suspend;
 mod crash_node;
 mod credentials;
 mod kubelet;

@@ -1,0 +1,53 @@
+//! The registry of a local system, where the states of VMs that are pods are kept.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use miette::{IntoDiagnostic as _, WrapErr as _};
+
+use super::plane::{self, Program};
+use super::supervise::Supervisor;
+
+/// Where it is, and what may write to it.
+#[derive(Clone)]
+pub(super) struct SavedStates {
+    url: String,
+    token: String,
+}
+
+impl SavedStates {
+    /// Starts it on a port of the loopback, and waits until it listens.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(super) async fn start(state: &Path, children: &mut Supervisor) -> miette::Result<Self> {
+        let [port] = plane::free_ports([Ipv4Addr::LOCALHOST])?;
+        let at = format!("127.0.0.1:{port}");
+        let args = ["registry", "serve", "--state", &state.display().to_string(), "--listen", &at];
+        children.start(Program {
+            name: "registry",
+            path: std::env::current_exe().into_diagnostic()?,
+            args: args.map(str::to_owned).into(),
+            env: vec![],
+        });
+        plane::wait_listening("registry", port).await?;
+        let file = state.join("registry/token");
+        let token = tokio::fs::read_to_string(&file)
+            .await
+            .into_diagnostic()
+            .wrap_err_with(|| format!("read {}", file.display()))?;
+        Ok(Self { url: format!("http://{at}"), token: token.trim().to_owned() })
+    }
+
+    /// Lets a node keep states there.
+    pub(super) fn give_to_node(&self, node: &mut Program) {
+        node.env.push(("CORACLE_NODE_VIRTUAL_NODE_REGISTRY", self.url.clone()));
+        node.env.push(("CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN", self.token.clone()));
+    }
+
+    /// Lets the controllers of sets see and remove them.
+    pub(super) fn give_to_operator(&self, operator: &mut Program) {
+        operator.env.push(("CORACLE_OPERATOR_COCOON_REGISTRY", self.url.clone()));
+        operator.env.push(("CORACLE_OPERATOR_COCOON_REGISTRY_TOKEN", self.token.clone()));
+    }
+}
