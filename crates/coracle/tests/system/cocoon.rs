@@ -52,9 +52,6 @@ fn cocoonset_runs_vms_behind_pods() {
             })
             .await;
         };
-        // Pods of a set select nodes of their pool.
-        let label = ["label", "node", "--all", "--overwrite", "cocoonstack.io/pool=default"];
-        kubectl(&label).await.unwrap();
 
         let example = root().join("examples/cocoonset.yaml");
         kubectl(&["apply", "-f", example.to_str().unwrap()]).await.unwrap();
