@@ -141,7 +141,6 @@ fn done(ok: bool) -> Done {
 
 impl Metrics {
     /// Registers them under the prefix `vk_cocoon`.
-    #[must_use]
     pub fn registered(registry: &mut Registry) -> Self {
         let all = Self::default();
         let registry = registry.sub_registry_with_prefix("vk_cocoon");
@@ -161,6 +160,9 @@ impl Metrics {
         // Series begin at 0, so that rates see the first change.
         for happened in Happened::ALL {
             drop(all.lifecycle.get_or_create(&happened.labels()));
+        }
+        for mode in Mode::ALL {
+            drop(all.boot.get_or_create(&Boot { mode: mode.as_str() }));
         }
         for (family, ok) in
             [&all.pulls, &all.pushes, &all.saves].into_iter().flat_map(|f| [(f, true), (f, false)])

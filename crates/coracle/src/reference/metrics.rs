@@ -48,6 +48,7 @@ async fn node() -> miette::Result<Registry> {
     let host =
         Host::open(config, driver, network, Arc::new(images), Clock::system()).await.into_diagnostic()?;
     let mut registry = Registry::default();
+    coracle_vm_pod::metrics::Metrics::registered(&mut registry);
     let metrics = AgentMetrics::new(&mut registry, &host);
     let service = AgentService::new(host.clone(), AgentOptions::default(), metrics);
     service.health_check(tonic::Request::new(HealthCheckRequest {})).await.into_diagnostic()?;
