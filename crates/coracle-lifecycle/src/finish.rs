@@ -16,6 +16,8 @@ use crate::commit_annotation::commit_request;
 
 /// A guest whose workload ended by itself is off within this, or is killed.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
+/// The same of a system that a disk image brings, which stops services and unmounts its disks.
+const SYSTEM_POWER_OFF_GRACE: Duration = Duration::from_secs(60);
 /// Letters of a reason that are kept.
 const REASON_MAX: usize = 500;
 
@@ -49,10 +51,15 @@ impl Turn {
             (Err(refused), Some(exit)) if exit.success() => {
                 self.no_image("", &refused.chain());
                 self.save_quietly();
-                self.ask_to_power_off(POWER_OFF_GRACE, false);
+                self.ask_to_power_off(self.power_off_grace(), false);
             }
-            _ => self.ask_to_power_off(POWER_OFF_GRACE, false),
+            _ => self.ask_to_power_off(self.power_off_grace(), false),
         }
+    }
+
+    /// Time for the guest to power off.
+    fn power_off_grace(&self) -> Duration {
+        if self.state.record.disk_image_vm.is_some() { SYSTEM_POWER_OFF_GRACE } else { POWER_OFF_GRACE }
     }
 
     pub(super) fn committed(&mut self, outcome: Committed) {
@@ -72,7 +79,7 @@ impl Turn {
             }
         }
         self.save_quietly();
-        self.ask_to_power_off(POWER_OFF_GRACE, false);
+        self.ask_to_power_off(self.power_off_grace(), false);
     }
 
     /// Stops making the image, because the session ends. It is made anew after the guest is resumed.

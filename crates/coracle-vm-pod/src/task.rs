@@ -110,6 +110,8 @@ struct Task {
     /// When a failed step may be tried again.
     rests_until: Option<Instant>,
     counted_name: bool,
+    /// What the object showed when annotations were written, and what they say.
+    written: Option<(Noted, Noted)>,
 }
 
 /// Runs a pod until its object is removed, or until `stop`. Cancel-safe: a later run continues from what exists.
@@ -135,6 +137,7 @@ pub async fn run(
         probing: JoinSet::new(),
         rests_until: None,
         counted_name: false,
+        written: None,
     };
     loop {
         let turn = async {
@@ -187,6 +190,11 @@ impl Task {
 
     async fn observe(&mut self, seen: &VmPodInput) -> Facts {
         let mut facts_of_pod = pod::read(&seen.pod, seen.forced);
+        match &self.written {
+            // The watch does not show yet what was written.
+            Some((before, after)) if facts_of_pod.noted == *before => facts_of_pod.noted.clone_from(after),
+            _ => self.written = None,
+        }
         facts_of_pod.refused.clone_from(&seen.refused);
         let wanted = facts_of_pod.wanted.as_ref().ok();
         let vm = wanted.and_then(|wanted| self.executor.vm(wanted, &*self.known));
@@ -295,14 +303,14 @@ impl Task {
         };
         match result {
             Ok(found) => {
-                self.succeeded(step, facts, found);
+                self.succeeded(step, seen, facts, found);
                 Turn::Again
             }
             Err(error) => self.failed(facts, step, error),
         }
     }
 
-    fn succeeded(&mut self, step: &Step, facts: &Facts, found: Option<Saved>) {
+    fn succeeded(&mut self, step: &Step, seen: &VmPodInput, facts: &Facts, found: Option<Saved>) {
         (self.memory.failure, self.rests_until) = (None, None);
         let memory = &mut self.memory;
         match step {
@@ -324,14 +332,33 @@ impl Task {
             Step::Import => memory.is_imported = true,
             Step::DropSaved => self.saved = Saved::Absent,
             Step::Wake => memory.is_imported = false,
-            Step::Note(note) if note.state == LifecycleState::Ready => self.saved = Saved::Unknown,
             _ => {}
+        }
+        if let Step::Note(note) = step {
+            self.wrote(note, seen, facts);
         }
         if let Some(happened) = events::happened(step, facts) {
             self.executor.metrics.count(happened);
         }
         if let Some(event) = events::succeeded(step, facts) {
             self.object.event(event);
+        }
+    }
+
+    /// What was written counts at once; the watch shows it later.
+    fn wrote(&mut self, note: &Note, seen: &VmPodInput, facts: &Facts) {
+        let (id, ip) = note.vm.clone().unwrap_or_default();
+        let text = |text: String| Some(text).filter(|text| !text.is_empty());
+        let after = Noted {
+            id: text(id),
+            ip: ip.and_then(text),
+            state: Some(note.state),
+            generation: facts.pod.wanted.as_ref().ok().and_then(|wanted| wanted.generation),
+            message: text(note.message.clone()),
+        };
+        self.written = Some((pod::read(&seen.pod, seen.forced).noted, after));
+        if note.state == LifecycleState::Ready {
+            self.saved = Saved::Unknown;
         }
     }
 

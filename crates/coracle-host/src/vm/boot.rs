@@ -224,7 +224,8 @@ async fn bring_up(
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
     let began = Instant::now();
-    if record.disk_image_vm.is_none() && record.sandbox.is_none() {
+    // A system that a disk image brings may have no command.
+    if record.sandbox.is_none() && !record.workload.argv.is_empty() {
         client.start_workload(process(record)).await.map_err(guest("start the workload"))?;
     }
     let session = boot.reports.session(&client);
