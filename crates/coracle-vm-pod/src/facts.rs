@@ -172,7 +172,7 @@ pub enum Saved {
         /// Of this very pod.
         same_pod: bool,
     },
-    /// Of somebody else, or of another program.
+    /// Of another namespace, or of another program.
     Foreign(String),
 }
 

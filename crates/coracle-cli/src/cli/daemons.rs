@@ -146,34 +146,16 @@ pub struct NodeArgs {
     )]
     pub virtual_node_dns: Vec<IpAddr>,
     /// Pool of the virtual node, by which CocoonSets find it
-    #[arg(
-        long,
-        env = "CORACLE_NODE_VIRTUAL_NODE_POOL",
-        value_name = "NAME",
-        default_value = "default",
-        requires = "virtual_node"
-    )]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_POOL", value_name = "NAME", default_value = "default", requires = VIRTUAL_NODE)]
     pub virtual_node_pool: String,
     /// Registry of the states of VMs that are Pods [default: none: they stay on this machine]
-    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY", value_name = "URL", requires = "virtual_node")]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY", value_name = "URL", requires = VIRTUAL_NODE)]
     pub virtual_node_registry: Option<String>,
     /// Its token
-    #[arg(
-        long,
-        env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN",
-        hide_env_values = true,
-        value_name = "TOKEN",
-        requires = "virtual_node_registry"
-    )]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN", hide_env_values = true, value_name = "TOKEN", requires = SAVED_STATES)]
     pub virtual_node_registry_token: Option<String>,
     /// What happens to VMs whose Pods went away while the node was not there: alert, destroy or keep
-    #[arg(
-        long,
-        env = "CORACLE_NODE_VIRTUAL_NODE_ORPHANS",
-        value_name = "POLICY",
-        default_value = "alert",
-        requires = "virtual_node"
-    )]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_ORPHANS", value_name = "POLICY", default_value = "alert", requires = VIRTUAL_NODE)]
     pub virtual_node_orphans: String,
     /// Certificate of the node
     #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
@@ -299,6 +281,10 @@ pub struct NodeArgs {
     #[arg(long, hide = true)]
     pub vk_cocoon: bool,
 }
+
+/// Flags without which others have no meaning.
+const VIRTUAL_NODE: &str = "virtual_node";
+const SAVED_STATES: &str = "virtual_node_registry";
 
 /// Address of a virtual node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -225,7 +225,7 @@ fn hibernation_table() {
             Some(Step::RemoveVm { keep_copy: false }),
         ),
         (
-            "nobody knows what the tag is",
+            "the tag was not looked for yet",
             with(|f, w| {
                 going(f, w, VmState::Hibernated);
                 f.saved = Saved::Unknown;
@@ -260,7 +260,7 @@ fn tag_is_dropped_only_when_the_guest_runs_again() {
         ("it does not run yet", VmState::Hibernated, Saved::Own { same_pod: true }, true, Some(Step::Resume)),
         ("it runs", VmState::Running, Saved::Own { same_pod: true }, true, Some(Step::DropSaved)),
         ("after a restart of the node", VmState::Running, Saved::Unknown, true, Some(Step::FindSaved)),
-        ("of somebody else", VmState::Running, Saved::Foreign(String::new()), true, None),
+        ("of another namespace", VmState::Running, Saved::Foreign(String::new()), true, None),
         ("it was not woken", VmState::Running, Saved::Own { same_pod: false }, false, None),
     ] {
         let facts = with(|f, _| {

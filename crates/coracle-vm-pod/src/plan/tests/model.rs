@@ -1,6 +1,6 @@
 //! A world in which steps are carried out, cut off before and after what they change, and forgotten by a restart.
 //!
-//! The guest counts. Whatever is cut off, a pod that was hibernated and woken counts on from where it was, and a count that
+//! The guest counts. Wherever it is cut off, a pod that was hibernated and woken counts on from where it was, and a count that
 //! was acknowledged as saved is never smaller later.
 
 use coracle_api::cocoon::LifecycleState;
@@ -208,7 +208,7 @@ fn no_count_is_lost_when_any_step_is_cut_off() {
     }
 }
 
-/// The wish changes in the middle of it: whatever was done, the guest counts on.
+/// The wish changes in the middle of it: after each number of steps the guest counts on.
 #[test]
 fn no_count_is_lost_when_the_wish_changes_at_any_step() {
     for steps in 0..12 {
