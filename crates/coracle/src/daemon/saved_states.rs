@@ -23,7 +23,9 @@ impl SavedStates {
     pub(super) async fn start(state: &Path, children: &mut Supervisor) -> miette::Result<Self> {
         let [port] = plane::free_ports([Ipv4Addr::LOCALHOST])?;
         let at = format!("127.0.0.1:{port}");
-        let args = ["registry", "serve", "--state", &state.display().to_string(), "--listen", &at];
+        // It holds the memory of guests: users of this machine read nothing without the token.
+        let state_dir = state.display().to_string();
+        let args = ["registry", "serve", "--state", &state_dir, "--listen", &at, "--private-reads"];
         children.start(Program {
             name: "registry",
             path: std::env::current_exe().into_diagnostic()?,
