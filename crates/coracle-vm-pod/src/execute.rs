@@ -206,8 +206,25 @@ impl Executor {
         self.pull(&reference, &local_name(snapshot)).await
     }
 
-    /// Brings a snapshot here, for VMs of this namespace.
+    /// Brings a snapshot here, for VMs of this namespace. It holds the memory of a guest, secrets included: what a pod of another
+    /// namespace saved is refused, and so is one of this node that only has its name.
     async fn pull(&self, reference: &Reference, name: &str) -> Result<(), StepError> {
+        let failed = StepError::of("ErrSnapshotPull");
+        let there = self.host.remote_snapshot(reference).await.map_err(&failed)?;
+        let there =
+            there.ok_or_else(|| StepError::new("ErrSnapshotPull", format!("no snapshot {reference}")))?;
+        let saved_in = there.metadata.get(key::NAMESPACE).map(String::as_str).unwrap_or_default();
+        if !saved_in.is_empty() && saved_in != self.pod.namespace {
+            let message = format!("snapshot {reference} was saved in namespace {saved_in}");
+            return Err(StepError::new("SnapshotNotShared", message));
+        }
+        if let Ok(here) = self.host.snapshot(name).await
+            && (here.taken_at, &here.image_digest) != (there.taken_at, &there.image_digest)
+        {
+            let message =
+                format!("snapshot {name} of this node is another one, and not shared with this namespace");
+            return Err(StepError::new("SnapshotNotShared", message));
+        }
         let local = snapshot_name(name)?;
         let began = Instant::now();
         let pulled = self.host.pull_snapshot(reference, local, Arc::new(|_, _| {})).await;
@@ -215,10 +232,10 @@ impl Executor {
         match pulled {
             // Another pod brought it.
             Ok(_) | Err(HostError::SnapshotExists { .. }) => {}
-            Err(error) => return Err(StepError::new("ErrSnapshotPull", error.chain())),
+            Err(error) => return Err(failed(error)),
         }
         let shared = self.host.share_snapshot(name, &self.pod.namespace, true).await;
-        shared.map(drop).map_err(StepError::of("ErrSnapshotPull"))
+        shared.map(drop).map_err(failed)
     }
 
     async fn restore(

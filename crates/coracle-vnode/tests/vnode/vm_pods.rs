@@ -174,6 +174,29 @@ fn snapshot_policy_decides_what_is_pushed() {
 }
 
 #[test]
+fn saved_state_of_another_namespace_is_not_cloned() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        let other = cluster.namespace().await?;
+        let theirs = kube::Api::<Pod>::namespaced(world.client.clone(), &other);
+        world.create_vm_in(&other, "first", &run("vk-theirs-0")).await?;
+        eventually("the first pod is ready", async || theirs.get("first").await.ok().filter(is_ready))
+            .await?;
+        theirs.delete("first", &kube::api::DeleteParams::default()).await?;
+        daemon.until_vms(0).await?;
+        world.create_vm("thief", &[(keys::VM_NAME, "vk-mine-0"), (keys::IMAGE, "vk-theirs-0")]).await?;
+        world.until("thief", "refused", |pod| waiting(pod) == "SnapshotNotShared").await?;
+        assert_eq!(daemon.host.snapshots().await?.len(), 0, "nothing was brought here");
+        world
+            .create_vm_in(&other, "again", &[(keys::VM_NAME, "vk-theirs-1"), (keys::IMAGE, "vk-theirs-0")])
+            .await?;
+        eventually("their own is ready", async || theirs.get("again").await.ok().filter(is_ready)).await?;
+        daemon.stop().await
+    });
+}
+
+#[test]
 fn vm_that_cannot_be_pushed_is_kept_on_the_node() {
     cluster::run(async |cluster| -> Result<()> {
         let Some((mut world, registry)) = world(cluster).await? else { return Ok(()) };
