@@ -26,7 +26,7 @@ pub use names::{
     is_cocoon_pod, is_valid_vm_name, legacy_toolbox_vm_name, pool_of, slot_of, slot_of_pod, toolbox_pod_name,
     toolbox_vm_name,
 };
-pub use quantity::{Amount, Resources};
+pub use quantity::{QuantityText, VmResources};
 pub use values::{Backend, ConnType, HibernatePolicy, LifecycleState, Mode, Os, Role, SnapshotPolicy};
 
 /// Only a set of one agent can give its place up.
@@ -122,10 +122,10 @@ pub struct AgentSpec {
     pub network: String,
     /// Size of the root disk. Absent: the node's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub storage: Option<Amount>,
+    pub storage: Option<QuantityText>,
     /// CPU and memory of each VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
+    pub resources: Option<VmResources>,
     /// Copied to the pods; the guest does not get it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
@@ -189,10 +189,10 @@ pub struct ToolboxSpec {
     pub os: Os,
     /// Size of the root disk. Absent: the node's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub storage: Option<Amount>,
+    pub storage: Option<QuantityText>,
     /// CPU and memory of the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
+    pub resources: Option<VmResources>,
     /// Hypervisor; that of the agent. Absent: the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,

@@ -151,7 +151,7 @@ impl SnapshotTags for OciTags {
     async fn delete(&self, repository: &str, tag: &str) -> Result<(), RegistryError> {
         let failed = |source| RegistryError::new("delete", repository, tag, source);
         let session = self.session(repository, tag, Operation::Push).await.map_err(failed)?;
-        session.delete_manifest(tag).await.map_err(|error| failed(error.into()))
+        session.delete_tag().await.map_err(|error| failed(error.into()))
     }
 }
 

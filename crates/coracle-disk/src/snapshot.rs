@@ -14,7 +14,7 @@ use super::{
     push::{self, Transferred},
 };
 use coracle_image::ImageError;
-use coracle_oci::{Descriptor, Digest, OciError, Operation, Reference, Session, fetch_bytes};
+use coracle_oci::{Descriptor, Digest, Operation, Reference, Session, fetch_bytes};
 
 const ARTIFACT: &str = "application/vnd.coracle.snapshot.v1+json";
 const CONFIG: &str = "application/vnd.coracle.snapshot.config.v1+json";
@@ -132,20 +132,12 @@ pub async fn find_snapshot(
     Ok(RemoteSnapshot { session, digest: Digest::of(&bytes), about, files, options: options.clone() })
 }
 
-/// Removes the tag of a snapshot; where a registry removes no tags (405), its manifest, and with it every tag of the same
-/// content. Its chunks are the registry's to collect. Idempotent.
+/// Removes the tag of a snapshot, as [`Session::delete_tag`]. Its chunks are the registry's to collect. Idempotent.
 ///
 /// # Errors
 /// Those of the registry.
 pub async fn delete_snapshot(reference: &Reference, options: &DiskOptions) -> Result<(), ImageError> {
-    let session = pull::open(reference, options, Operation::Push).await?;
-    let by_tag = session.delete_manifest(&reference.api_name()).await;
-    let Err(OciError::Registry { status: 400 | 405, .. }) = by_tag else { return Ok(by_tag?) };
-    match session.resolve().await {
-        Ok(Some(digest)) => Ok(session.delete_manifest(&digest.to_string()).await?),
-        Ok(None) | Err(OciError::NotFound { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    Ok(pull::open(reference, options, Operation::Push).await?.delete_tag().await?)
 }
 
 impl RemoteSnapshot {

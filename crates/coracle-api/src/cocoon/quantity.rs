@@ -11,9 +11,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// A quantity of Kubernetes. Manifests have texts and whole numbers (`cpu: 2`); it is written as a text.
 #[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]
-pub struct Amount(pub String);
+pub struct QuantityText(pub String);
 
-impl<'de> Deserialize<'de> for Amount {
+impl<'de> Deserialize<'de> for QuantityText {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -28,9 +28,9 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-impl JsonSchema for Amount {
+impl JsonSchema for QuantityText {
     fn schema_name() -> Cow<'static, str> {
-        "Amount".into()
+        "QuantityText".into()
     }
 
     fn inline_schema() -> bool {
@@ -45,30 +45,30 @@ impl JsonSchema for Amount {
     }
 }
 
-impl From<&Amount> for Quantity {
-    fn from(amount: &Amount) -> Self {
+impl From<&QuantityText> for Quantity {
+    fn from(amount: &QuantityText) -> Self {
         Self(amount.0.clone())
     }
 }
 
 /// ResourceRequirements of Kubernetes.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
-pub struct Resources {
+pub struct VmResources {
     /// Claims, copied to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub claims: Vec<ResourceClaim>,
     /// Limits.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub limits: BTreeMap<String, Amount>,
+    pub limits: BTreeMap<String, QuantityText>,
     /// Requests.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub requests: BTreeMap<String, Amount>,
+    pub requests: BTreeMap<String, QuantityText>,
 }
 
-impl From<&Resources> for ResourceRequirements {
-    fn from(resources: &Resources) -> Self {
-        let list = |from: &BTreeMap<String, Amount>| {
+impl From<&VmResources> for ResourceRequirements {
+    fn from(resources: &VmResources) -> Self {
+        let list = |from: &BTreeMap<String, QuantityText>| {
             (!from.is_empty())
                 .then(|| from.iter().map(|(key, amount)| (key.clone(), amount.into())).collect())
         };

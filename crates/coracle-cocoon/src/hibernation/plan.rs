@@ -307,7 +307,7 @@ mod tests {
             ("a static VM stays", Some("mode=static run id=1"), false, 0, "Failed"),
             ("a VM that does not run has no state", Some("phase=Pending"), false, 0, "Pending"),
             ("ask", Some("run id=1"), false, 0, "Hibernating +annotate"),
-            ("an old tag is no new one", Some("asked run id=1 state=ready seen=3"), true, 0, "Hibernating"),
+            ("an old tag does not count", Some("asked run id=1 state=ready seen=3"), true, 0, "Hibernating"),
             ("being saved", Some("asked state=hibernating"), false, 0, "Hibernating"),
             ("the tag of an old node is enough", Some("asked wait"), true, 0, "Hibernated"),
             ("saved", Some("asked wait state=hibernated seen=4"), true, 0, "Hibernated"),

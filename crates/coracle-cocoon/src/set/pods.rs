@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use coracle_api::CocoonSet;
 use coracle_api::cocoon::{
-    Amount, Backend, Mode, Os, Resources, Role, SnapshotPolicy, ToolboxSpec, VmRuntimeAnnotations,
+    Backend, Mode, Os, QuantityText, Role, SnapshotPolicy, ToolboxSpec, VmResources, VmRuntimeAnnotations,
     VmSpecAnnotations, agent_pod_name, agent_vm_name, is_valid_vm_name, keys, toolbox_pod_name,
     toolbox_vm_name,
 };
@@ -131,8 +131,8 @@ pub(crate) fn toolbox_pod(set: &CocoonSet, toolbox: &ToolboxSpec) -> Result<Pod,
 
 /// What the pod of a VM has besides annotations.
 struct Shape<'a> {
-    resources: Option<&'a Resources>,
-    storage: Option<&'a Amount>,
+    resources: Option<&'a VmResources>,
+    storage: Option<&'a QuantityText>,
     env_from: &'a [EnvFromSource],
     service_account: &'a str,
 }

@@ -180,11 +180,22 @@ impl Session {
         .await
     }
 
-    /// Removes a tag, or a manifest by digest. Idempotent: `Ok` when it is not there.
+    /// Removes the tag of the reference; where a registry removes no tags (400 or 405), its manifest, and with it every tag of
+    /// the same content. Idempotent: `Ok` when it is not there.
     ///
     /// # Errors
     /// Those of every request; 405 of a registry that removes nothing.
-    pub async fn delete_manifest(&self, name: &str) -> Result<(), OciError> {
+    pub async fn delete_tag(&self) -> Result<(), OciError> {
+        let by_tag = self.delete_manifest(&self.reference.api_name()).await;
+        let Err(OciError::Registry { status: 400 | 405, .. }) = by_tag else { return by_tag };
+        match self.resolve().await {
+            Ok(Some(digest)) => self.delete_manifest(&digest.to_string()).await,
+            Ok(None) | Err(OciError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn delete_manifest(&self, name: &str) -> Result<(), OciError> {
         let delete = || async {
             let request = self.request(Method::DELETE, &format!("manifests/{name}")).await;
             let sent = self.send(request.timeout(self.timeouts.request), "delete manifest", "manifest").await;
