@@ -7,7 +7,7 @@ use std::time::Instant;
 use coracle_api::cocoon::{Backend, fork_snapshot, hibernate_import};
 use coracle_host::{
     Access, Fault, Host, HostError, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity,
-    SnapshotName, VmSpec,
+    SnapshotInfo, SnapshotName, VmSpec,
 };
 use coracle_image::ImageError;
 use coracle_oci::{NoProgress, OciError, Reference};
@@ -90,7 +90,7 @@ impl Executor {
             Step::Import => self.import(vm).await?,
             Step::Wake => {
                 self.restore(&hibernate_import(vm.as_str()), wanted, RestoredIdentity::Same).await?;
-                self.remove_snapshot(&hibernate_import(vm.as_str())).await;
+                self.remove_import(vm).await;
             }
             Step::DropSaved => {
                 let reference = self.saved(vm, Purpose::Hibernation)?;
@@ -273,11 +273,11 @@ impl Executor {
     async fn save_as(&self, vm: &VmName, name: &str) -> Result<(), StepError> {
         let local = snapshot_name(name)?;
         if let Ok(old) = self.host.snapshot(name).await {
-            if !old.admits(&self.owner()) {
+            if !self.made(&old) {
                 let message = format!("snapshot {name} of this node belongs to others");
                 return Err(StepError::new("SaveFailed", message));
             }
-            self.remove_snapshot(name).await;
+            self.remove_copy(name).await;
         }
         let began = Instant::now();
         let saved = self.host.save_snapshot(vm.as_str(), Some(local)).await;
@@ -296,10 +296,9 @@ impl Executor {
 
     async fn import(&self, vm: &VmName) -> Result<(), StepError> {
         let reference = self.saved(vm, Purpose::Hibernation)?;
-        let name = hibernate_import(vm.as_str());
         // One from before may be older than what is saved.
-        self.remove_snapshot(&name).await;
-        self.pull(&reference, &name).await
+        self.remove_import(vm).await;
+        self.pull(&reference, &hibernate_import(vm.as_str())).await
     }
 
     async fn remove_vm(&self, vm: &VmName, keep_copy: bool) -> Result<(), StepError> {
@@ -309,20 +308,36 @@ impl Executor {
             }
             _ => {}
         }
-        self.remove_snapshot(&fork_snapshot(vm.as_str())).await;
-        self.remove_snapshot(&copy_name(vm, Purpose::Hibernation)).await;
+        self.remove_copy(&fork_snapshot(vm.as_str())).await;
+        self.remove_copy(&copy_name(vm, Purpose::Hibernation)).await;
         if !keep_copy {
-            self.remove_snapshot(&copy_name(vm, Purpose::Deletion)).await;
+            self.remove_copy(&copy_name(vm, Purpose::Deletion)).await;
         }
         Ok(())
     }
 
-    /// Removes a snapshot that this namespace may use. One that is left is replaced the next time.
-    async fn remove_snapshot(&self, name: &str) {
-        match self.host.snapshot(name).await {
-            Ok(info) if info.admits(&self.owner()) => {}
-            _ => return,
+    /// True for a copy of a VM of this namespace. Snapshots that were pulled have no owner, and others may need them.
+    fn made(&self, info: &SnapshotInfo) -> bool {
+        info.owner.namespace == self.pod.namespace
+    }
+
+    /// Removes a copy that this namespace made, where there is one.
+    async fn remove_copy(&self, name: &str) {
+        if self.host.snapshot(name).await.is_ok_and(|info| self.made(&info)) {
+            self.remove_snapshot(name).await;
         }
+    }
+
+    /// Removes what a wake was made from, where it is.
+    async fn remove_import(&self, vm: &VmName) {
+        let name = hibernate_import(vm.as_str());
+        if self.host.snapshot(&name).await.is_ok_and(|info| info.admits(&self.owner())) {
+            self.remove_snapshot(&name).await;
+        }
+    }
+
+    /// One that is left is replaced the next time.
+    async fn remove_snapshot(&self, name: &str) {
         if let Err(error) = self.host.delete_snapshot(name).await {
             tracing::warn!(snapshot = name, error = error.chain(), "remove a snapshot failed");
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use coracle_api::cocoon::{LifecycleState, Mode, Os};
+use coracle_api::cocoon::{LifecycleState, Mode};
 use coracle_host::Exit;
 use coracle_types::{UnixMillis, VmId, VmName, VmState};
 
@@ -12,14 +12,10 @@ use crate::step::{Purpose, Step};
 /// A pod, as its object says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodFacts {
-    /// Its uid.
-    pub uid: String,
     /// What it asks for, or why that cannot be had.
     pub wanted: Result<Wanted, String>,
     /// Its object is being deleted, or is gone.
     pub ending: bool,
-    /// Its object is gone.
-    pub forced: bool,
     /// It has ended, as its phase says.
     pub ended: bool,
     /// This node has taken it before.
@@ -39,8 +35,6 @@ pub struct Wanted {
     pub vm: VmName,
     /// How the VM comes to be.
     pub source: Source,
-    /// The guest's operating system.
-    pub os: Os,
     /// This node owns the life of the VM; else the VM is adopted and left alone.
     pub is_managed: bool,
     /// The VM is saved before it is removed.

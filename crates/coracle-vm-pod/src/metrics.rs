@@ -96,7 +96,7 @@ pub enum Happened {
     Woken,
     /// Its VM could not be woken.
     WakeFailed,
-    /// Something changed that is no matter of the VM.
+    /// Something changed that does not concern the VM.
     Unchanged,
 }
 

@@ -14,16 +14,18 @@ use crate::task::KnownPods;
 
 impl Executor {
     /// The VM that the pod names.
-    pub(crate) fn vm(&self, wanted: &Wanted, known: &KnownPods) -> Option<VmFacts> {
+    pub(crate) async fn vm(&self, wanted: &Wanted, known: &KnownPods) -> Option<VmFacts> {
         let name = match &wanted.source {
             Source::Static { id, .. } => id.as_str(),
             _ => wanted.vm.as_str(),
         };
         let view = self.view(name)?;
-        Some(self.facts_of(&view, known))
+        let given = view.record.address.map(IpAddr::V4);
+        let ip = if given.is_some() { given } else { self.leased(&view).await };
+        Some(self.facts_of(&view, ip, known))
     }
 
-    fn facts_of(&self, view: &View, known: &KnownPods) -> VmFacts {
+    fn facts_of(&self, view: &View, ip: Option<IpAddr>, known: &KnownPods) -> VmFacts {
         let record = &view.record;
         VmFacts {
             id: record.id.clone(),
@@ -31,7 +33,7 @@ impl Executor {
             message: record.message.clone(),
             belongs: self.belongs(view, known),
             is_woken: record.metadata.contains_key(key::WOKEN),
-            ip: record.address.map(IpAddr::V4).or_else(|| self.leased(view)),
+            ip,
             has_agent: view.guest.is_some(),
             exit: record.exit.clone(),
             started_at: record.started_at,
@@ -41,9 +43,10 @@ impl Executor {
     }
 
     /// The address that a DHCP server of the node gave the VM.
-    fn leased(&self, view: &View) -> Option<IpAddr> {
-        let path = self.leases.as_ref()?;
-        leases::read(path).ok()?.address_of(&view.record.mac.to_string())
+    async fn leased(&self, view: &View) -> Option<IpAddr> {
+        let path = self.leases.clone()?;
+        let read = tokio::task::spawn_blocking(move || leases::read(&path)).await;
+        read.ok()?.ok()?.address_of(&view.record.mac.to_string())
     }
 
     /// VMs have one namespace of names on a node, and pods have one each: the name alone says nothing.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use coracle_host::{Host, LogEntry};
 use coracle_logs::CriLog;
-use coracle_types::{Clock, VmName};
+use coracle_types::{Clock, VmId};
+use tokio::sync::watch;
 
 /// The log of a start of a VM. The first start is 1.
 #[must_use]
@@ -13,24 +14,29 @@ pub fn log_path(dir: &Path, boot: u32) -> PathBuf {
     dir.join(format!("{boot}.log"))
 }
 
-/// Copies what the VM prints into files below `dir`, in each of its lives. Never ends; cancel-safe: a later call continues
-/// where the files end.
-pub async fn keep(host: Host, vm: VmName, dir: PathBuf) {
-    let mut events = host.events();
+/// Copies what the VM prints whose id `vm` has, into files below `dir`, in each of its lives. Without an id nothing is read: by
+/// its name alone a VM may be another pod's. Ends with the sender; cancel-safe: a later call continues where the files end.
+pub async fn keep(host: Host, mut vm: watch::Receiver<Option<VmId>>, dir: PathBuf) {
     loop {
-        if let Ok(mut follower) = host.follow_logs(vm.as_str()) {
+        let Ok(id) = vm.wait_for(Option::is_some).await.map(|id| id.clone()) else { return };
+        let id = id.map(|id| id.to_string()).unwrap_or_default();
+        if let Ok(mut follower) = host.follow_logs(&id) {
             let mut log = Log { dir: dir.clone(), clock: host.clock().clone(), open: None };
             while let Some(entries) = follower.next().await {
                 log = log.append(entries).await;
             }
             log.finish().await;
         }
-        // Off, or not there; an event of any VM may be the one that changes it.
-        let is_off = || host.get(vm.as_str()).map_or(true, |view| !view.record.state.has_vmm());
-        while is_off() {
-            if let Err(tokio::sync::broadcast::error::RecvError::Closed) = events.recv().await {
-                return std::future::pending().await;
+        // Off, or gone: its next start or another id is waited for.
+        let starts = async {
+            match host.observe(&id) {
+                Ok(mut view) => drop(view.wait_for(|view| view.record.state.has_vmm()).await),
+                Err(_) => std::future::pending().await,
             }
+        };
+        tokio::select! {
+            () = starts => {}
+            changed = vm.changed() => if changed.is_err() { return },
         }
     }
 }

@@ -23,6 +23,19 @@ pub fn is_vm_pod(pod: &Pod) -> bool {
     pod.metadata.annotations.iter().flatten().any(|(key, _)| MARKS.contains(&key.as_str()))
 }
 
+/// True when two versions of an object ask for the same. What this node writes does not count.
+#[must_use]
+pub fn asks_the_same(one: &Pod, other: &Pod) -> bool {
+    let own = VmRuntimeAnnotations::default().patch();
+    let annotations = |pod: &Pod| -> BTreeMap<String, String> {
+        let all = pod.metadata.annotations.clone().unwrap_or_default();
+        all.into_iter().filter(|(key, _)| !own.contains_key(key)).collect()
+    };
+    one.spec == other.spec
+        && one.metadata.labels == other.metadata.labels
+        && annotations(one) == annotations(other)
+}
+
 /// What the object says. `forced`: it is gone.
 #[must_use]
 pub fn read(pod: &Pod, forced: bool) -> PodFacts {
@@ -30,10 +43,8 @@ pub fn read(pod: &Pod, forced: bool) -> PodFacts {
     let phase = status.and_then(|status| status.phase.as_deref());
     let ended = matches!(phase, Some("Succeeded" | "Failed"));
     PodFacts {
-        uid: pod.metadata.uid.clone().unwrap_or_default(),
         wanted: wanted(pod),
         ending: forced || pod.metadata.deletion_timestamp.is_some(),
-        forced,
         ended,
         begun: status.is_some_and(|status| status.start_time.is_some()),
         noted: noted(pod),
@@ -75,7 +86,6 @@ fn wanted(pod: &Pod) -> Result<Wanted, String> {
     let is_adopted = brings_one && (noted.state.is_none() || noted.message.as_deref() == Some(ADOPTED));
     Ok(Wanted {
         source: source(pod, &spec, &noted)?,
-        os: spec.os,
         is_managed: spec.managed || !is_adopted,
         saves_on_delete: spec.snapshot_policy.saves(slot_of_pod(pod)),
         keeps_local_copy: spec.keep_snapshot_on_delete,
@@ -272,6 +282,16 @@ mod tests {
         assert_eq!((limits.vcpus.get(), limits.memory.unwrap().get()), (4, 2048));
         assert!(of(json!({"limits": {"cpu": "4000"}}), json!({})).is_err());
         assert!(of(json!({}), json!({keys::STORAGE: "much"})).is_err());
+    }
+
+    #[test]
+    fn own_annotations_ask_for_nothing() {
+        let named = json!({keys::VM_NAME: "a"});
+        let noted = json!({keys::VM_NAME: "a", keys::VM_ID: "v", keys::LIFECYCLE_STATE: "ready"});
+        let asleep = json!({keys::VM_NAME: "a", keys::HIBERNATE: "true"});
+        let of = |annotations: &Value| pod(annotations.clone(), json!({}));
+        assert!(asks_the_same(&of(&named), &of(&noted)));
+        assert!(!asks_the_same(&of(&named), &of(&asleep)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use coracle_api::cocoon::{LifecycleState, VmRuntimeAnnotations};
 use coracle_host::Host;
 use coracle_pod::host::PodId;
 use coracle_pod::runtime::{PodObject, RuntimeError};
-use coracle_types::MemoryMib;
+use coracle_types::{MemoryMib, VmId};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -51,7 +51,7 @@ pub trait VmPodObject: PodObject {
     async fn annotate(&self, changes: BTreeMap<String, Option<String>>) -> Result<(), RuntimeError>;
 
     /// The VM that the pod has, by its id. Returns at once.
-    fn show(&self, vm: Option<&str>);
+    fn show(&self, vm: Option<&VmId>);
 }
 
 /// What a frontend knows of a pod. A new value is planned for at once.
@@ -109,7 +109,8 @@ struct Task {
     probing: JoinSet<bool>,
     /// When a failed step may be tried again.
     rests_until: Option<Instant>,
-    counted_name: bool,
+    /// The object as it was looked at last.
+    looked_at: Option<Arc<Pod>>,
     /// What the object showed when annotations were written, and what they say.
     written: Option<(Noted, Noted)>,
 }
@@ -136,7 +137,7 @@ pub async fn run(
         probed: None,
         probing: JoinSet::new(),
         rests_until: None,
-        counted_name: false,
+        looked_at: None,
         written: None,
     };
     loop {
@@ -168,7 +169,7 @@ impl Task {
         let mut vm_changes = self.changes_of(seen);
         let facts = self.observe(seen).await;
         let plan = plan(&facts);
-        self.count_name(&facts);
+        self.count(seen, &facts, &plan);
         self.report(seen, &facts, &plan.situation).await;
         match &plan.step {
             Some(Step::Finish(how)) => {
@@ -197,7 +198,10 @@ impl Task {
         }
         facts_of_pod.refused.clone_from(&seen.refused);
         let wanted = facts_of_pod.wanted.as_ref().ok();
-        let vm = wanted.and_then(|wanted| self.executor.vm(wanted, &*self.known));
+        let vm = match wanted {
+            Some(wanted) => self.executor.vm(wanted, &*self.known).await,
+            None => None,
+        };
         let (mut has_clone_source, mut fork) = (false, ForkSource::None);
         if let (Some(wanted), None) = (wanted, &vm) {
             has_clone_source = self.executor.has_clone_source(wanted).await;
@@ -205,7 +209,7 @@ impl Task {
         }
         // A VM of others is not shown: users could reach into it.
         let own = vm.as_ref().filter(|vm| !matches!(vm.belongs, Belongs::Elsewhere(_)));
-        self.object.show(own.map(|vm| vm.id.as_str()));
+        self.object.show(own.map(|vm| &vm.id));
         let is_answering = self.is_answering(wanted, vm.as_ref());
         if let (Some(failure), Some(until)) = (&mut self.memory.failure, self.rests_until) {
             failure.rest = until.saturating_duration_since(Instant::now());
@@ -244,9 +248,21 @@ impl Task {
         }
     }
 
-    fn count_name(&mut self, facts: &Facts) {
-        if facts.pod.wanted.is_err() && !std::mem::replace(&mut self.counted_name, true) {
-            self.executor.metrics.count(Happened::NameMissing);
+    /// Counts what a look finds: once what is missing or was there, and changes of the object that change nothing of the VM.
+    fn count(&mut self, seen: &VmPodInput, facts: &Facts, plan: &Plan) {
+        let metrics = &self.executor.metrics;
+        let Some(before) = self.looked_at.replace(seen.pod.clone()) else {
+            if facts.pod.wanted.is_err() {
+                metrics.count(Happened::NameMissing);
+            }
+            let own = facts.vm.as_ref().filter(|vm| !matches!(vm.belongs, Belongs::Elsewhere(_)));
+            if own.is_some() && facts.pod.noted.id.is_none() {
+                metrics.adopted_by_name();
+            }
+            return;
+        };
+        if !pod::asks_the_same(&before, &seen.pod) && plan.step.is_none() && !facts.pod.ending {
+            metrics.count(Happened::Unchanged);
         }
     }
 

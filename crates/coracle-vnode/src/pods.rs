@@ -174,6 +174,7 @@ impl Pods {
             if self.synced {
                 ready.send_if_modified(|ready| !std::mem::replace(ready, true));
             }
+            self.shared.options.vms.metrics.set_table_size(self.shared.table.vm_pods());
             turns.send_modify(|turns| *turns = turns.wrapping_add(1));
         }
     }

@@ -72,6 +72,11 @@ impl PodTable {
         self.0.read().contains_key(uid)
     }
 
+    /// Number of pods that are VMs and have one.
+    pub(crate) fn vm_pods(&self) -> usize {
+        self.0.read().values().filter(|entry| entry.is_vm && entry.vm.is_some()).count()
+    }
+
     /// Adds or replaces a pod. One without a uid is not stored.
     pub(crate) fn put(&self, entry: PodEntry) {
         if let Some(uid) = entry.pod.metadata.uid.clone() {

@@ -35,6 +35,7 @@ pub struct GuestState {
     configured: Option<String>,
     started: bool,
     exit: Option<i32>,
+    printed: String,
     mounted: BTreeSet<String>,
 }
 
@@ -212,10 +213,14 @@ impl Guest for FakeGuest {
         &self,
         request: Request<pb::StartWorkloadRequest>,
     ) -> Reply<pb::StartWorkloadResponse> {
-        if request.into_inner().process.is_none_or(|p| p.argv.is_empty()) {
-            return Err(Status::invalid_argument("a process needs an argv"));
-        }
-        self.state.send_modify(|s| s.started = true);
+        let process = request.into_inner().process.filter(|p| !p.argv.is_empty());
+        let process = process.ok_or_else(|| Status::invalid_argument("a process needs an argv"))?;
+        self.state.send_modify(|s| {
+            // As `echo` would; a second request starts nothing.
+            if !std::mem::replace(&mut s.started, true) {
+                s.printed = format!("{}\n", process.argv.join(" "));
+            }
+        });
         Ok(Response::new(pb::StartWorkloadResponse { pid: 2 }))
     }
 
@@ -237,14 +242,21 @@ impl Guest for FakeGuest {
 
     type LogsStream = BoxStream<'static, Result<pb::LogChunk, Status>>;
 
-    /// Never says anything; ends with the workload.
-    async fn logs(&self, _: Request<pb::LogsRequest>) -> Reply<Self::LogsStream> {
+    /// What the workload has printed; ends with the workload.
+    async fn logs(&self, request: Request<pb::LogsRequest>) -> Reply<Self::LogsStream> {
+        let from = usize::try_from(request.into_inner().from_offset).unwrap_or(usize::MAX);
         let mut state = self.state.subscribe();
+        let printed = state.borrow().printed.clone();
+        let data = printed.as_bytes().get(from..).unwrap_or_default().to_vec();
+        let stream = pb::Stream::Stdout.into();
+        let chunk = pb::LogChunk { offset: from as u64, stream, data, time_unix_ns: 0 };
+        let chunk = (!chunk.data.is_empty()).then_some(Ok(chunk));
         let end = async move {
             let _end = state.wait_for(|s| s.exit.is_some()).await;
             None
         };
-        Ok(Response::new(Box::pin(futures_util::stream::once(end).filter_map(|chunk| chunk))))
+        let end = futures_util::stream::once(end).filter_map(|chunk| chunk);
+        Ok(Response::new(Box::pin(futures_util::stream::iter(chunk).chain(end))))
     }
 
     type ExecStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;

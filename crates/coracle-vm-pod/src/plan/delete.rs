@@ -17,10 +17,10 @@ pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
     if let Belongs::Elsewhere(_) = vm.belongs {
         return without_vm(facts);
     }
-    match wanted.saves_on_delete && !facts.memory.save_given_up {
-        true => save(facts, wanted, vm),
-        false if facts.memory.save_given_up => Plan::step(Step::Finish(Finish::Kept), Situation::Ends),
-        false => remove(wanted),
+    match (wanted.saves_on_delete, facts.memory.save_given_up) {
+        (false, _) => remove(wanted),
+        (true, true) => Plan::step(Step::Finish(Finish::Kept), Situation::Ends),
+        (true, false) => save(facts, wanted, vm),
     }
 }
 

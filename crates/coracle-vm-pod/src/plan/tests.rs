@@ -2,7 +2,7 @@
 
 mod model;
 
-use coracle_api::cocoon::{LifecycleState, Os};
+use coracle_api::cocoon::LifecycleState;
 use coracle_types::{UnixMillis, VmId, VmState};
 
 use super::*;
@@ -13,7 +13,6 @@ pub(super) fn wanted() -> Wanted {
     Wanted {
         vm: "vk-prod-demo-0".parse().unwrap(),
         source: Source::Run { image: "app:1".into() },
-        os: Os::Linux,
         is_managed: true,
         saves_on_delete: true,
         keeps_local_copy: false,
@@ -43,10 +42,8 @@ pub(super) fn vm(state: VmState) -> VmFacts {
 pub(super) fn facts() -> Facts {
     Facts {
         pod: PodFacts {
-            uid: "u1".into(),
             wanted: Ok(wanted()),
             ending: false,
-            forced: false,
             ended: false,
             begun: false,
             noted: Noted::default(),

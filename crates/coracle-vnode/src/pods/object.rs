@@ -9,6 +9,7 @@ use coracle_pod::events::PodEvent;
 use coracle_pod::host::PodId;
 use coracle_pod::runtime::{PodObject, RuntimeError};
 use coracle_pod::volume::{Token, TokenRequest};
+use coracle_types::VmId;
 use coracle_vm_pod::task::VmPodObject;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{
@@ -18,6 +19,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ServiceAccount};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::admission::Ledger;
 use super::events::Recorder;
@@ -51,6 +53,8 @@ pub(super) struct ApiVmPod {
     pub(super) api: ApiPod,
     /// Where the output of its VM is.
     pub(super) logs: PathBuf,
+    /// The VM that is its own, as it was seen last.
+    pub(super) vm: watch::Sender<Option<VmId>>,
 }
 
 impl ApiPod {
@@ -162,7 +166,12 @@ impl VmPodObject for ApiVmPod {
         }
     }
 
-    fn show(&self, vm: Option<&str>) {
+    fn show(&self, vm: Option<&VmId>) {
+        self.vm.send_if_modified(|shown| {
+            let changed = shown.as_ref() != vm;
+            *shown = vm.cloned();
+            changed
+        });
         self.api.row.look_at_vm(vm, &self.logs);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use coracle_host::{Access, Host, View};
 use coracle_pod::container_spec::key;
 use coracle_record::{ContainerId, ContainerRecord, ContainerState};
-use coracle_types::VmState;
+use coracle_types::{VmId, VmState};
 use coracle_vm_pod::output::log_path;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
@@ -64,8 +64,8 @@ impl Row {
     }
 
     /// The VM that the container of the pod is; its logs are below `logs`.
-    pub(super) fn look_at_vm(&self, vm: Option<&str>, logs: &Path) {
-        let view = vm.and_then(|vm| self.host.find(vm, Access::Change).ok());
+    pub(super) fn look_at_vm(&self, vm: Option<&VmId>, logs: &Path) {
+        let view = vm.and_then(|vm| self.host.find(vm.as_str(), Access::Change).ok());
         self.put(|state| {
             let first = state.entry.pod.spec.as_ref().and_then(|spec| spec.containers.first());
             let name = first.map(|container| container.name.clone());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use coracle_pod::runtime::RuntimeError;
 use coracle_pod::task::Ended;
+use coracle_vm_pod::output;
 use coracle_vm_pod::task::{self, VmPodInput, VmPodPeers};
-use coracle_vm_pod::{output, pod};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -35,10 +35,11 @@ impl Life {
         };
         let Some(verdict) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
         let refused = verdict.map(|verdict| (verdict.reason, verdict.message));
+        let (vm, own_vm) = watch::channel(None);
         let (table, own) = (shared.table.clone(), self.pod.uid.clone());
         let peers = VmPodPeers {
             host: shared.host.clone(),
-            object: Arc::new(ApiVmPod { api, logs: logs.clone() }),
+            object: Arc::new(ApiVmPod { api, logs: logs.clone(), vm }),
             registry: shared.options.vms.registry.clone(),
             leases: shared.options.vms.leases.clone(),
             default_memory: shared.options.default_memory,
@@ -47,17 +48,10 @@ impl Life {
         };
         let (input, receiver) = watch::channel(self.vm_input(&refused));
         let mut ended = Box::pin(task::run(peers, self.pod.clone(), receiver, stop));
-        let vm = pod::read(&first, false).wanted.ok().map(|wanted| wanted.vm);
-        let printed = async {
-            match vm {
-                Some(vm) => output::keep(shared.host.clone(), vm, logs).await,
-                None => std::future::pending().await,
-            }
-        };
         let ended = tokio::select! {
             ended = &mut ended => ended,
             () = self.feed_vm(&input, &row, &refused) => task::Ended::Stopped,
-            () = printed => task::Ended::Stopped,
+            () = output::keep(shared.host.clone(), own_vm, logs) => task::Ended::Stopped,
         };
         match ended {
             task::Ended::Stopped => Ok(Ended::Stopped),

@@ -2,10 +2,11 @@
 
 use anyhow::Result;
 use coracle_testkit::cluster;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::world::{World, container};
+use crate::world::{World, container, phase_of};
 
 #[test]
 fn restarted_daemon_adopts_its_pods() {
@@ -72,7 +73,9 @@ fn ended_pod_stays_ended_after_a_restart() {
         let world = World::new(cluster).await?;
         let daemon = world.start().await?;
         world.create("sum", &["echo", "hi"], json!({})).await?;
-        let before = world.until_phase("sum", "Succeeded").await?;
+        // Its VM ends a moment after its container, and the status says so, too.
+        let is_over = |pod: &Pod| phase_of(pod) == "Succeeded" && !has_sandbox(pod);
+        let before = world.until("sum", "over", is_over).await?;
         daemon.stop().await?;
         let daemon = world.start().await?;
         world.create("next", &["serve"], json!({})).await?;
@@ -111,4 +114,10 @@ fn vm_of_no_pod_is_left_alone() {
         assert_eq!(daemon.vms(), ["db"]);
         daemon.stop().await
     });
+}
+
+/// The VM of the pod runs, as its status says.
+fn has_sandbox(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|one| one.type_ == "PodReadyToStartContainers" && one.status == "True")
 }

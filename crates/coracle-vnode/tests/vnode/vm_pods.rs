@@ -253,8 +253,18 @@ fn name_that_another_namespace_uses_is_refused() {
         world.create_vm_in(&other, "first", &run("vk-a-b-c-0")).await?;
         let first = kube::Api::<Pod>::namespaced(world.client.clone(), &other);
         eventually("the first pod is ready", async || first.get("first").await.ok().filter(is_ready)).await?;
+        let log = |pod: &Pod| {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            std::fs::read_to_string(world.path("state/pods").join(uid).join("vm-output/1.log")).ok()
+        };
+        let owner = first.get("first").await?;
+        let printed = eventually("the output of the first", async || log(&owner)).await?;
+        assert!(printed.ends_with("stdout F /bin/true\n"), "{printed}");
         world.create_vm("second", &run("vk-a-b-c-0")).await?;
-        world.until("second", "refused", |pod| waiting(pod) == "VMNameTaken").await?;
+        let second = world.until("second", "refused", |pod| waiting(pod) == "VMNameTaken").await?;
+        world.create_vm("third", &run("vk-d-0")).await?;
+        world.until_ready("third").await?;
+        assert_eq!(log(&second), None, "output of another namespace");
         world.delete("second").await?;
         world.until_gone("second").await?;
         let record = daemon.host.get("vk-a-b-c-0")?.record.clone();

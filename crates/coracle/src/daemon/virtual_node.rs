@@ -41,6 +41,8 @@ pub(super) struct Provider {
     memory: Option<MemoryMib>,
     pods_max: Option<u32>,
     leases: Option<PathBuf>,
+    /// Accepted, logged, never run.
+    ignored_program: Option<String>,
     is_original: bool,
 }
 
@@ -71,9 +73,6 @@ impl Provider {
         let listen =
             full.parse().map_err(|_| invalid("VK_METRICS_ADDR", &metrics, "not an address with a port"))?;
         args.admin_listen.get_or_insert(listen);
-        if let Some(path) = given("VK_COCOON_BIN") {
-            tracing::info!(path, "VK_COCOON_BIN is not run: this process has the VMs itself");
-        }
         let (certificate, key) = (or("VK_TLS_CERT", CERTIFICATE), or("VK_TLS_KEY", KEY));
         if PathBuf::from(&certificate).is_file() {
             (args.tls_cert, args.tls_key) = (Some(certificate.into()), Some(key.into()));
@@ -98,6 +97,7 @@ impl Provider {
             memory: Some(mib.ok_or_else(|| invalid("VK_NODE_MEM", &memory, "not a quantity of memory"))?),
             pods_max: Some(number("VK_NODE_PODS", PODS)?),
             leases: Some(or("VK_LEASES_PATH", LEASES).into()),
+            ignored_program: given("VK_COCOON_BIN"),
             is_original: true,
         })
     }
@@ -128,6 +128,9 @@ pub(super) async fn run(
     let (Some(client), Some(lease_client)) = (connect().await?, connect().await?) else {
         return Err(Failure::usage("--virtual-node needs --kubeconfig or --in-cluster").into());
     };
+    if let Some(path) = &provider.ignored_program {
+        tracing::info!(path, "VK_COCOON_BIN is not run: this process has the VMs itself");
+    }
     let options = options(host, args, name, provider, registry)?;
     let node = VirtualNode::new(host.clone(), client, options).with_lease_client(lease_client);
     tasks.spawn("virtual node", |stop| async move { node.run(stop).await.into_diagnostic() });
