@@ -3,11 +3,9 @@
 
 use std::time::Duration;
 
-use coracle_testkit::{netns, tools};
+use coracle_testkit::netns;
 
-use crate::support::{coracle, coracle_ok, kubectl, node_tools, root, text, until};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use crate::pod_system::System;
 
 /// Replicas are VMs, by the annotations of their template.
 const DEPLOYMENT: &str = r#"
@@ -33,29 +31,10 @@ spec:
 #[test]
 fn cocoonset_runs_vms_behind_pods() {
     netns::run_within(Duration::from_secs(300), || async {
-        let programs = ["etcd", "kube-apiserver", "kubectl", "kube-scheduler", "kube-controller-manager"];
-        if node_tools().is_none() || tools::require(programs).is_none() {
-            return;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
-        let up = coracle(&state, &["up", "--detach", "--with", "scheduler,controller-manager"]).await;
-        assert!(up.status.success(), "coracle up: {}", text(&up.stderr));
-        let kubectl = async |args: &[&str]| kubectl(&state, args).await;
-        let wait = async |what: &str, path: &str, want: &str| {
-            let path = format!("-o=jsonpath={path}");
-            until(&format!("{what} {want}"), LIMIT, async || match kubectl(&["get", what, &path]).await? {
-                value if value == want => Ok(()),
-                other => {
-                    Err(format!("{other:?}\n{}", kubectl(&["describe", what]).await.unwrap_or_default()))
-                }
-            })
-            .await;
-        };
-
-        let example = root().join("examples/cocoonset.yaml");
-        kubectl(&["apply", "-f", example.to_str().unwrap()]).await.unwrap();
-        wait("cocoonset/demo", "{.status.phase}", "Running").await;
+        let Some(system) = System::start("scheduler,controller-manager").await else { return };
+        let kubectl = async |args: &[&str]| system.kubectl(args).await;
+        system.apply_example("cocoonset.yaml").await;
+        system.wait(&["cocoonset/demo"], "{.status.phase}", "Running").await;
         let vms = kubectl(&[
             "get",
             "pods",
@@ -73,10 +52,8 @@ fn cocoonset_runs_vms_behind_pods() {
         kubectl(&["delete", "cocoonset", "demo", "--timeout=60s"]).await.unwrap();
         assert_eq!(kubectl(&["get", "pods", "-o", "name"]).await.unwrap(), "");
 
-        let file = dir.path().join("deployment.yaml");
-        std::fs::write(&file, DEPLOYMENT).unwrap();
-        kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
-        wait("deployment/web", "{.status.readyReplicas}", "1").await;
+        system.apply("deployment.yaml", DEPLOYMENT).await;
+        system.wait(&["deployment/web"], "{.status.readyReplicas}", "1").await;
         let placed = async || {
             let path = "-o=jsonpath={.items[*].metadata.annotations.vm\\.cocoonstack\\.io/name} {.items[*].spec.nodeName}";
             kubectl(&["get", "pods", "-l", "app=web", path]).await.unwrap()
@@ -84,11 +61,11 @@ fn cocoonset_runs_vms_behind_pods() {
         let before = placed().await;
         assert!(before.starts_with("vk-default-web-0 "), "{before}");
         kubectl(&["delete", "pods", "-l", "app=web", "--timeout=60s"]).await.unwrap();
-        wait("deployment/web", "{.status.readyReplicas}", "1").await;
+        system.wait(&["deployment/web"], "{.status.readyReplicas}", "1").await;
         assert_eq!(placed().await, before, "slot, VM name and node survive the pod");
         let refused = kubectl(&["scale", "deployment/web", "--replicas=0"]).await.unwrap_err();
         assert!(refused.contains("cannot scale down from 1 to 0"), "{refused}");
         kubectl(&["delete", "deployment", "web", "--timeout=60s"]).await.unwrap();
-        coracle_ok(&state, &["down"]).await;
+        system.end().await;
     });
 }

@@ -1,6 +1,6 @@
 //! A real kubelet whose Pods are VMs: `coracle up --with scheduler,controller-manager,kubelet`, used by kubectl.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::support::{coracle, coracle_ok, fetch, kubectl, node_tools, root, text, until};
+use crate::pod_system::{LIMIT, READY, System};
+use crate::support::{coracle_ok, fetch, text, until};
 
-/// A Pod's way to Running: a VM of its size boots first, beside the VMs of other tests.
-const LIMIT: Duration = Duration::from_secs(120);
+const WITH: &str = "scheduler,controller-manager,kubelet";
 
 const PODS: &str = r#"
 apiVersion: v1
@@ -160,55 +160,7 @@ spec:
     resources: {limits: {memory: 32Mi}}
 "#;
 
-/// A system with a kubelet; `None` with a printed reason where a program is missing.
-struct System {
-    _dir: tempfile::TempDir,
-    state: PathBuf,
-}
-
 impl System {
-    async fn start() -> Option<Self> {
-        node_tools()?;
-        tools::require([
-            "etcd",
-            "kube-apiserver",
-            "kubectl",
-            "kube-scheduler",
-            "kube-controller-manager",
-            "kubelet",
-        ])?;
-        let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
-        let up = ["up", "--detach", "--with", "scheduler,controller-manager,kubelet"];
-        let up = coracle(&state, &up).await;
-        assert!(up.status.success(), "coracle up: {}", text(&up.stderr));
-        Some(Self { _dir: dir, state })
-    }
-
-    async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
-        kubectl(&self.state, args).await
-    }
-
-    async fn apply(&self, name: &str, manifest: &str) {
-        let file = self.state.join(name);
-        std::fs::write(&file, manifest).unwrap();
-        self.kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
-    }
-
-    /// Waits until a field of an object has a value.
-    async fn wait(&self, what: &[&str], path: &str, want: &str) {
-        let path = format!("-o=jsonpath={path}");
-        let args = [&["get"], what, &[path.as_str()]].concat();
-        until(&format!("{what:?} {want}"), LIMIT, async || match self.kubectl(&args).await? {
-            value if value == want => Ok(()),
-            other => {
-                let described = self.kubectl(&[&["describe"], what].concat()).await.unwrap_or_default();
-                Err(format!("{other:?}\n{described}"))
-            }
-        })
-        .await;
-    }
-
     /// A connection to a port of a pod, and the kubectl that carries it, which prints to a pipe that must stay open.
     async fn forward(&self, pod: &str, port: u16) -> (Child, TcpStream) {
         let mut command = Command::new(self.state.join("bin/kubectl"));
@@ -226,15 +178,7 @@ impl System {
         let node = self.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
         format!("/api/v1/nodes/{node}/proxy/{path}")
     }
-
-    async fn end(self) {
-        coracle_ok(&self.state, &["down"]).await;
-        let left = coracle_hypervisor_testing::instances::processes_of(&self.state);
-        assert!(left.is_empty(), "processes are left: {left:?}");
-    }
 }
-
-const READY: &str = "{.status.conditions[?(@.type=='Ready')].status}";
 
 /// Process ids of the programs of a system, by what their arguments contain.
 fn processes(program: &str, state: &Path) -> Vec<i32> {
@@ -255,9 +199,8 @@ fn kill(pid: i32) {
 #[test]
 fn kubelet_runs_pods_as_vms() {
     netns::run_within(Duration::from_secs(300), || async {
-        let Some(system) = System::start().await else { return };
-        let example = root().join("examples/pod.yaml");
-        system.kubectl(&["apply", "-f", example.to_str().unwrap()]).await.unwrap();
+        let Some(system) = System::start(WITH).await else { return };
+        system.apply_example("pod.yaml").await;
         system.wait(&["pod", "hello"], READY, "True").await;
         system.kubectl(&["delete", "pod", "hello"]).await.unwrap();
         system.apply("pods.yaml", PODS).await;
@@ -308,11 +251,7 @@ fn kubelet_runs_pods_as_vms() {
         .await;
         system.kubectl(&["delete", "pod", "web", "greedy"]).await.unwrap();
         system.kubectl(&["delete", "job", "sum"]).await.unwrap();
-        until("no VM is left", LIMIT, async || {
-            let vms = coracle_ok(&system.state, &["ps", "-a", "-o", "name"]).await;
-            if vms.trim().is_empty() { Ok(()) } else { Err(vms) }
-        })
-        .await;
+        system.until_no_vm().await;
         system.end().await;
     });
 }
@@ -320,7 +259,7 @@ fn kubelet_runs_pods_as_vms() {
 #[test]
 fn pods_outlive_node_daemon_and_kubelet() {
     netns::run_within(Duration::from_secs(240), || async {
-        let Some(system) = System::start().await else { return };
+        let Some(system) = System::start(WITH).await else { return };
         system.apply("pods.yaml", PODS).await;
         system.wait(&["pod", "web"], READY, "True").await;
         let started = "-o=jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";
@@ -353,7 +292,7 @@ fn kubelet_runs_a_disk_image_by_runtime_class() {
         let Some(image) = tools::system_image() else {
             return tools::skip("no disk image; `cargo xtask setup` makes it");
         };
-        let Some(system) = System::start().await else { return };
+        let Some(system) = System::start(WITH).await else { return };
         let source = format!("disk:{}", image.display());
         coracle_ok(&system.state, &["image", "import", &source, "localhost/test/system:1"]).await;
         system.apply("disk.yaml", DISK_POD).await;
@@ -390,7 +329,7 @@ fn kubelet_runs_a_disk_image_by_runtime_class() {
 #[test]
 fn kubectl_debugs_resizes_and_drains_pods() {
     netns::run_within(Duration::from_secs(400), || async {
-        let Some(system) = System::start().await else { return };
+        let Some(system) = System::start(WITH).await else { return };
         system.apply("tools.yaml", TOOLS_POD).await;
         system.wait(&["pod", "tools"], READY, "True").await;
         let exec =
@@ -444,11 +383,7 @@ fn kubectl_debugs_resizes_and_drains_pods() {
         let node = system.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
         let drain = ["drain", &node, "--force", "--delete-emptydir-data", "--timeout=100s"];
         system.kubectl(&drain).await.unwrap();
-        until("no VM is left", LIMIT, async || {
-            let vms = coracle_ok(&system.state, &["ps", "-a", "-o", "name"]).await;
-            if vms.trim().is_empty() { Ok(()) } else { Err(vms) }
-        })
-        .await;
+        system.until_no_vm().await;
         system.end().await;
     });
 }
@@ -457,7 +392,7 @@ fn kubectl_debugs_resizes_and_drains_pods() {
 #[test]
 fn pods_survive_kills_of_the_node_at_any_moment() {
     netns::run_within(Duration::from_secs(400), || async {
-        let Some(system) = System::start().await else { return };
+        let Some(system) = System::start(WITH).await else { return };
         let killed = async |after_ms: u64| {
             // A kill at some moment is the subject.
             elapse(Duration::from_millis(after_ms)).await;
@@ -491,11 +426,7 @@ fn pods_survive_kills_of_the_node_at_any_moment() {
             system.kubectl(&["delete", "pod", name, "--wait=false"]).await.unwrap();
             killed(after_ms).await;
         }
-        until("no VM is left", LIMIT, async || {
-            let vms = coracle_ok(&system.state, &["ps", "-a", "-o", "name"]).await;
-            if vms.trim().is_empty() { Ok(()) } else { Err(vms) }
-        })
-        .await;
+        system.until_no_vm().await;
         system.end().await;
     });
 }

@@ -11,6 +11,7 @@ mod kubelet;
 mod market;
 mod nginx;
 mod planes;
+mod pod_system;
 mod registry;
 mod registry_kill;
 mod registry_peers;

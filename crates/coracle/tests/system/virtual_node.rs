@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use coracle_testkit::{netns, tools};
+use coracle_testkit::netns;
 
-use crate::support::{coracle, coracle_ok, fetch, kubectl, node_tools, root, text, until};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use crate::pod_system::{READY, System};
+use crate::support::fetch;
 
 const DEPLOYMENT: &str = r#"
 apiVersion: apps/v1
@@ -52,33 +51,13 @@ spec:
 #[test]
 fn virtual_node_runs_pods_as_vms() {
     netns::run_within(Duration::from_secs(300), || async {
-        let programs = ["etcd", "kube-apiserver", "kubectl", "kube-scheduler", "kube-controller-manager"];
-        if node_tools().is_none() || tools::require(programs).is_none() {
-            return;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
-        let up = coracle(&state, &["up", "--detach", "--with", "scheduler,controller-manager"]).await;
-        assert!(up.status.success(), "coracle up: {}", text(&up.stderr));
-        let kubectl = async |args: &[&str]| kubectl(&state, args).await;
-        let wait = async |what: &str, path: &str, want: &str| {
-            let path = format!("-o=jsonpath={path}");
-            until(&format!("{what} {want}"), LIMIT, async || match kubectl(&["get", what, &path]).await? {
-                value if value == want => Ok(()),
-                other => {
-                    Err(format!("{other:?}\n{}", kubectl(&["describe", what]).await.unwrap_or_default()))
-                }
-            })
-            .await;
-        };
-        let example = root().join("examples/pod.yaml");
-        kubectl(&["apply", "-f", example.to_str().unwrap()]).await.unwrap();
-        wait("pod/hello", "{.status.conditions[?(@.type=='Ready')].status}", "True").await;
-        let file = dir.path().join("deployment.yaml");
-        std::fs::write(&file, DEPLOYMENT).unwrap();
-        kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
-        wait("deployment/web", "{.status.readyReplicas}", "2").await;
-        wait("job/sum", "{.status.succeeded}", "1").await;
+        let Some(system) = System::start("scheduler,controller-manager").await else { return };
+        system.apply_example("pod.yaml").await;
+        system.wait(&["pod/hello"], READY, "True").await;
+        system.apply("deployment.yaml", DEPLOYMENT).await;
+        system.wait(&["deployment/web"], "{.status.readyReplicas}", "2").await;
+        system.wait(&["job/sum"], "{.status.succeeded}", "1").await;
+        let kubectl = async |args: &[&str]| system.kubectl(args).await;
         assert_eq!(kubectl(&["logs", "job/sum"]).await.unwrap(), "42\n");
         let exec = kubectl(&["exec", "hello", "--", "sh", "-c", "hostname; exit 3"]).await.unwrap_err();
         assert!(exec.contains("exit code 3"), "{exec}");
@@ -90,13 +69,7 @@ fn virtual_node_runs_pods_as_vms() {
             assert!(fetch(format!("{address}:80")).await.unwrap().contains("hello from a microVM"));
         }
         kubectl(&["delete", "deployment,service,job,pod", "--all"]).await.unwrap();
-        until("no VM is left", LIMIT, async || {
-            let vms = coracle_ok(&state, &["ps", "-a", "-o", "name"]).await;
-            if vms.trim().is_empty() { Ok(()) } else { Err(vms) }
-        })
-        .await;
-        coracle_ok(&state, &["down"]).await;
-        let left = coracle_hypervisor_testing::instances::processes_of(&state);
-        assert!(left.is_empty(), "processes are left: {left:?}");
+        system.until_no_vm().await;
+        system.end().await;
     });
 }
