@@ -1,5 +1,5 @@
-//! The auction's engine behind the market's API, in memory: no journal, one market, one supplier whose Nodes are Ready
-//! at once.
+//! The auction's engine behind the market's API, in memory: one market, and a journal that a test makes refuse. With
+//! [`SimMarket::new`] one supplier whose Nodes are Ready at once; with [`SimMarket::without_supply`] the test brings its own.
 
 use std::{
     collections::BTreeSet,
@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -29,7 +29,10 @@ use coracle_reconcile::WallTime as _;
 use coracle_testkit::{elapse, sim::Sim};
 use futures_util::{Stream, StreamExt as _};
 use hyper_util::rt::TokioIo;
-use tokio::{sync::broadcast, task::JoinSet};
+use tokio::{
+    sync::{broadcast, watch},
+    task::JoinSet,
+};
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{
     Code, Request, Response, Status,
@@ -45,6 +48,8 @@ use crate::{
 pub(crate) const ADDRESS: &str = "market:7443";
 const LOT: LotNo = LotNo(1);
 const SUPPLIER: SupplierNo = SupplierNo(1);
+/// Longest time between two commands of its own, in milliseconds.
+const TICK_MS: u64 = 5_000;
 /// Time between heartbeats of the supplier.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
@@ -63,7 +68,7 @@ impl Connect for MemoryConnect {
 }
 
 /// Events of one command.
-type Batch = Arc<(u64, Vec<Event>)>;
+pub(crate) type Batch = Arc<(u64, Vec<Event>)>;
 
 struct State {
     engine: Engine,
@@ -81,6 +86,12 @@ struct Shared {
     state: Mutex<State>,
     batches: broadcast::Sender<Batch>,
     forgets: AtomicBool,
+    /// The journal cannot be written: nothing is applied, and engine time stands still.
+    down: AtomicBool,
+    /// How far its clock is ahead, in milliseconds.
+    ahead_ms: AtomicU64,
+    /// Whether the operator cannot reach it.
+    cut: watch::Sender<bool>,
 }
 
 impl State {
@@ -134,7 +145,7 @@ impl State {
             bid: format!("bid-{bid}"),
             market: HERE.into(),
             owner_uid: owner.map(|owner| self.uid(owner)).unwrap_or_default(),
-            lot: "lot".into(),
+            lot: format!("lot-{}", row.slot().0.0),
             unit: row.slot().1,
             state: row.state().as_str().into(),
             limit_micros: row.limit().as_micros(),
@@ -215,7 +226,7 @@ fn ms(time: Time) -> i64 {
     i64::try_from(time.0).unwrap()
 }
 
-fn allocation_name(id: AllocationId) -> String {
+pub(crate) fn allocation_name(id: AllocationId) -> String {
     format!("allocation-{id}")
 }
 
@@ -245,20 +256,80 @@ fn refused(refusal: Refusal) -> Status {
 }
 
 impl SimMarket {
-    /// A market with that many slots.
+    /// A market with that many slots of one supplier.
     pub(crate) fn new(sim: &Sim, slots: u32) -> Self {
+        let market = Self::without_supply(sim, 10_000);
+        market.apply(Command::PutLot { lot: LOT, supplier: SUPPLIER, slots, notice_ms: 10_000 }).unwrap();
+        market
+    }
+
+    /// A market without capacity, with that notice.
+    pub(crate) fn without_supply(sim: &Sim, notice_ms: u64) -> Self {
         let params = Params {
             call_interval_ms: 1500,
             min_runtime_ms: 0,
-            notice_ms: 10_000,
+            notice_ms,
             ..Params::new(Price::micros(2_000_000), Price::micros(8_000_000))
         };
         let now = Time(u64::try_from(sim.clock().now().0).unwrap());
         let state = State { engine: Engine::new(params, now), seq: 0, names: Vec::new() };
-        let (batches, forgets) = (broadcast::channel(4096).0, AtomicBool::new(false));
-        let market = Self(Arc::new(Shared { sim: sim.clone(), state: Mutex::new(state), batches, forgets }));
-        market.apply(Command::PutLot { lot: LOT, supplier: SUPPLIER, slots, notice_ms: 10_000 }).unwrap();
-        market
+        Self(Arc::new(Shared {
+            sim: sim.clone(),
+            state: Mutex::new(state),
+            batches: broadcast::channel(4096).0,
+            forgets: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            ahead_ms: AtomicU64::new(0),
+            cut: watch::channel(false).0,
+        }))
+    }
+
+    /// The journal cannot be written, or can be again.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.0.down.store(down, Ordering::Relaxed);
+    }
+
+    /// Cuts the operator off, or connects it again.
+    pub(crate) fn set_cut(&self, cut: bool) {
+        self.0.cut.send_replace(cut);
+    }
+
+    /// Steps its clock ahead.
+    pub(crate) fn step_clock(&self, ms: u64) {
+        self.0.ahead_ms.fetch_add(ms, Ordering::Relaxed);
+    }
+
+    /// Wall time of the market.
+    pub(crate) fn now(&self) -> Time {
+        let ahead = self.0.ahead_ms.load(Ordering::Relaxed);
+        Time(u64::try_from(self.0.sim.clock().now().0).unwrap() + ahead)
+    }
+
+    /// Events of commands from now on.
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Batch> {
+        self.0.batches.subscribe()
+    }
+
+    /// Number of a tenant that trades without an operator, and the key of its only owner.
+    pub(crate) fn outsider(&self, name: &str) -> (TenantNo, OwnerKey) {
+        let mut state = self.0.state.lock().unwrap();
+        (TenantNo(state.number(name)), state.owner(name))
+    }
+
+    /// Reads the engine.
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
+        look(&self.0.state.lock().unwrap().engine)
+    }
+
+    fn reachable(&self) -> Result<(), Status> {
+        if *self.0.cut.borrow() { Err(Status::unavailable("cut off")) } else { Ok(()) }
+    }
+
+    /// Ends a stream when the operator is cut off.
+    fn until_cut<T: Send + 'static>(&self, frames: impl Stream<Item = T> + Send + 'static) -> Frames<T> {
+        let mut cut = self.0.cut.subscribe();
+        let cut = async move { drop(cut.wait_for(|cut| *cut).await.map(drop)) };
+        Box::pin(frames.take_until(Box::pin(cut)).map(Ok))
     }
 
     /// A mutation of the contract: new streams and queries show no earlier bids, and versions and keys are not checked.
@@ -274,10 +345,13 @@ impl SimMarket {
         self.0.forgets.load(Ordering::Relaxed)
     }
 
-    fn apply(&self, command: Command) -> Result<(Reply, Time), Status> {
+    pub(crate) fn apply(&self, command: Command) -> Result<(Reply, Time), Status> {
+        if self.0.down.load(Ordering::Relaxed) {
+            return Err(Status::unavailable("the journal cannot be written"));
+        }
         let mut events = Vec::new();
         let mut state = self.0.state.lock().unwrap();
-        let now = Time(u64::try_from(self.0.sim.clock().now().0).unwrap());
+        let now = self.now();
         let reply = state.engine.apply(now, &command, &mut events);
         state.seq += 1;
         // An error means that no stream is open.
@@ -303,6 +377,14 @@ impl SimMarket {
 
     /// Serves, lets time pass, and supplies Nodes, until it is dropped.
     pub(crate) fn serve(&self) -> JoinSet<()> {
+        let mut tasks = self.serve_operator();
+        tasks.spawn(self.clone().supply(self.0.batches.subscribe()));
+        tasks.spawn(self.clone().heartbeats());
+        tasks
+    }
+
+    /// Serves the operator and lets time pass, until it is dropped.
+    pub(crate) fn serve_operator(&self) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         let (incoming, market) = (self.0.sim.network().listen_at(ADDRESS), self.clone());
         tasks.spawn(async move {
@@ -314,21 +396,25 @@ impl SimMarket {
                 .unwrap();
         });
         tasks.spawn(self.clone().pass_time());
-        tasks.spawn(self.clone().supply(self.0.batches.subscribe()));
         tasks
     }
 
     async fn pass_time(self) {
-        let (begin, epoch) = (tokio::time::Instant::now(), self.0.sim.clock().now().0);
         let mut changes = self.0.batches.subscribe();
         loop {
-            let due = ms_until(self.0.state.lock().unwrap().engine.next_due(), epoch);
+            let due = self.read(Engine::next_due).since_ms(self.now()).clamp(1, TICK_MS);
             tokio::select! {
-                () = elapse((begin + due).saturating_duration_since(tokio::time::Instant::now())) => drop(self.apply(Command::Tick)),
-                () = elapse(HEARTBEAT) => drop(self.apply(Command::Heartbeat { supplier: SUPPLIER })),
+                () = elapse(Duration::from_millis(due)) => drop(self.apply(Command::Tick)),
                 // What is due next may have changed.
                 _ = changes.recv() => {}
             }
+        }
+    }
+
+    async fn heartbeats(self) {
+        loop {
+            elapse(HEARTBEAT).await;
+            drop(self.apply(Command::Heartbeat { supplier: SUPPLIER }));
         }
     }
 
@@ -359,11 +445,8 @@ impl SimMarket {
     }
 
     /// Answers a call of the controller.
-    async fn answered(
-        &self,
-        call: &str,
-        done: Result<(Reply, Time), Status>,
-    ) -> Result<Response<pb::BidReply>, Status> {
+    async fn answered(&self, call: &str, command: Command) -> Result<Response<pb::BidReply>, Status> {
+        let done = self.reachable().and_then(|()| self.apply(command));
         let reply = done.and_then(|(reply, at)| match reply {
             Reply::Bid { bid, owner_version, replayed, below_reserve } => Ok(Response::new(pb::BidReply {
                 bid: format!("bid-{bid}"),
@@ -377,10 +460,6 @@ impl SimMarket {
         self.0.sim.after_call(call).await;
         reply
     }
-}
-
-fn ms_until(due: Time, epoch: i64) -> Duration {
-    Duration::from_millis(due.0.saturating_sub(u64::try_from(epoch).unwrap()).min(86_400_000))
 }
 
 type Frames<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -411,7 +490,7 @@ impl Trading for SimMarket {
                 labels: labels.into_iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
             }
         };
-        self.answered("PlaceBid", self.apply(Command::Place { request: Box::new(request) })).await
+        self.answered("PlaceBid", Command::Place { request: Box::new(request) }).await
     }
 
     async fn amend_bid(&self, r: Request<pb::AmendBidRequest>) -> Result<Response<pb::BidReply>, Status> {
@@ -423,7 +502,7 @@ impl Trading for SimMarket {
             limit: r.limit_micros.map(Price::micros),
             units: r.quantity,
         };
-        self.answered("AmendBid", self.apply(Command::Amend { amendment })).await
+        self.answered("AmendBid", Command::Amend { amendment }).await
     }
 
     async fn cancel_bid(&self, r: Request<pb::CancelBidRequest>) -> Result<Response<pb::BidReply>, Status> {
@@ -433,7 +512,7 @@ impl Trading for SimMarket {
             bid: local(&r.bid, BidId)?,
             if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
         };
-        self.answered("CancelBid", self.apply(command)).await
+        self.answered("CancelBid", command).await
     }
 
     async fn release_allocation(
@@ -446,13 +525,14 @@ impl Trading for SimMarket {
             allocation: local(&r.allocation, AllocationId)?,
             if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
         };
-        self.answered("ReleaseAllocation", self.apply(command)).await
+        self.answered("ReleaseAllocation", command).await
     }
 
     async fn get_pending_bids(
         &self,
         r: Request<pb::GetPendingBidsRequest>,
     ) -> Result<Response<pb::GetPendingBidsResponse>, Status> {
+        self.reachable()?;
         let bids = {
             let state = self.0.state.lock().unwrap();
             let all = state.engine.bids().filter(|(_, bid)| !bid.is_terminal());
@@ -468,6 +548,7 @@ impl Trading for SimMarket {
         &self,
         r: Request<pb::ListAllocationsRequest>,
     ) -> Result<Response<pb::ListAllocationsResponse>, Status> {
+        self.reachable()?;
         let allocations = {
             let state = self.0.state.lock().unwrap();
             let all = state.engine.allocations().filter(|(_, row)| row.state() != AllocationState::Ended);
@@ -485,6 +566,7 @@ impl Trading for SimMarket {
         &self,
         _: Request<pb::WatchOwnerRequest>,
     ) -> Result<Response<Self::WatchOwnerStream>, Status> {
+        self.reachable()?;
         let mark = |yes| pb::OwnerFrame { frame: Some(Frame::Synced(yes)), ..pb::OwnerFrame::default() };
         let (known, hidden, batches) = {
             let state = self.0.state.lock().unwrap();
@@ -502,7 +584,7 @@ impl Trading for SimMarket {
             let frames = batch.map(|batch| state.changes(&batch, &hidden)).unwrap_or_default();
             futures_util::stream::iter(frames)
         });
-        Ok(Response::new(Box::pin(futures_util::stream::iter(first).chain(changes).map(Ok))))
+        Ok(Response::new(self.until_cut(futures_util::stream::iter(first).chain(changes))))
     }
 
     async fn place_bids(
@@ -518,9 +600,14 @@ impl Trading for SimMarket {
 
     async fn substitute_victim(
         &self,
-        _: Request<pb::SubstituteVictimRequest>,
+        r: Request<pb::SubstituteVictimRequest>,
     ) -> Result<Response<pb::SubstituteVictimResponse>, Status> {
-        unused()
+        self.reachable()?;
+        let r = r.into_inner();
+        let tenant = TenantNo(self.0.state.lock().unwrap().number(&r.tenant));
+        let (victim, other) = (local(&r.preempting, AllocationId)?, local(&r.other, AllocationId)?);
+        self.apply(Command::Substitute { tenant, victim, other })?;
+        Ok(Response::new(pb::SubstituteVictimResponse {}))
     }
 
     async fn explain(&self, _: Request<pb::ExplainRequest>) -> Result<Response<pb::Explanation>, Status> {
@@ -545,6 +632,7 @@ impl Market for SimMarket {
         &self,
         _: Request<pb::ListMarketsRequest>,
     ) -> Result<Response<pb::ListMarketsResponse>, Status> {
+        self.reachable()?;
         let price = self.0.state.lock().unwrap().price("price").price;
         Ok(Response::new(pb::ListMarketsResponse { markets: price.into_iter().collect() }))
     }
@@ -555,13 +643,14 @@ impl Market for SimMarket {
         &self,
         _: Request<pb::StreamPricesRequest>,
     ) -> Result<Response<Self::StreamPricesStream>, Status> {
+        self.reachable()?;
         let market = self.clone();
         let frames = BroadcastStream::new(self.0.batches.subscribe()).filter_map(move |batch| {
             let is_call = batch.is_ok_and(|batch| batch.1.iter().any(|e| matches!(e, Event::Call { .. })));
             let frame = market.0.state.lock().unwrap().price(if is_call { "call" } else { "price" });
-            std::future::ready(Some(Ok(frame)))
+            std::future::ready(Some(frame))
         });
-        Ok(Response::new(Box::pin(frames)))
+        Ok(Response::new(self.until_cut(frames)))
     }
 
     async fn get_market_price(

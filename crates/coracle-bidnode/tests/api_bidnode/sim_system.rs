@@ -1,0 +1,332 @@
+//! The whole system in one simulation: a market, three hosts, the operator, a rival tenant and workload, under faults
+//! from one seed. At the end the machines are the allocations, and the money adds up.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use coracle_api::BidNode;
+use coracle_auction::{
+    AllocationId, BidId, BidRequest, ChargeReason, Command, EndReason, Event, Price, Reply, Time,
+};
+use coracle_bidnode::{Config, MarketAt, Times};
+use coracle_testkit::{elapse, sim::Sim};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, CustomResourceExt as _, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    sim_host::{Host, NOTICE_MS, Random, Watch, wanted},
+    sim_market::{ADDRESS, MemoryConnect, SimMarket},
+    world::{CLUSTER, create_in},
+};
+
+const NS: &str = "team";
+/// Faults of one run.
+const FAULTS: usize = 8;
+/// Time after the last fault in which everything converges.
+const SETTLE: Duration = Duration::from_secs(420);
+/// A supplier that was away for less does not lose its allocations.
+const AWAY_MAX_S: u64 = 90;
+
+/// Number of runs of a test: `CORACLE_SEEDS`, or 20.
+fn seeds() -> u64 {
+    std::env::var("CORACLE_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20)
+}
+
+/// One run.
+struct System {
+    sim: Sim,
+    market: SimMarket,
+    watch: Watch,
+    hosts: Vec<Host>,
+    daemons: Vec<AbortHandle>,
+    operator: Option<AbortHandle>,
+    random: Random,
+    rival: Option<BidId>,
+    tasks: JoinSet<()>,
+}
+
+impl System {
+    async fn start(sim: Sim) -> anyhow::Result<Self> {
+        sim.prepare(&[BidNode::crd()], NS);
+        let market = SimMarket::without_supply(&sim, NOTICE_MS);
+        let watch = Watch::default();
+        let mut tasks = market.serve_operator();
+        tasks.spawn(workload(sim.clone()));
+        tasks.spawn(audit(market.clone(), watch.clone()));
+        let hosts: Vec<_> = (1..=3).map(|no| Host::new(&sim, &market, &watch, no, 2)).collect();
+        let daemons = hosts.iter().map(|host| tasks.spawn(host.clone().run())).collect();
+        let random = Random(sim.seed());
+        let mut system =
+            Self { sim, market, watch, hosts, daemons, operator: None, random, rival: None, tasks };
+        system.start_operator();
+        create_in(&system.sim.client(), NS, "pool", |object| object.spec.max_nodes = 4).await?;
+        Ok(system)
+    }
+
+    fn start_operator(&mut self) {
+        let mut config = Config::new(MarketAt {
+            url: format!("http://{ADDRESS}"),
+            token: "token".into(),
+            token_file: None,
+            cluster: CLUSTER.into(),
+            rate: 1000,
+        });
+        config.connect = Arc::new(MemoryConnect(self.sim.clone()));
+        config.times = Times::default().divided(5);
+        config.clock = self.sim.clock();
+        let client = self.sim.client();
+        self.operator = Some(self.tasks.spawn(async move {
+            let _ = coracle_bidnode::run(client, config, CancellationToken::new()).await;
+        }));
+        self.watch.operator(Some(self.market.now()));
+    }
+
+    /// Lets time pass: faults last, and lie apart, for some time.
+    async fn wait(&mut self, from_s: u64, to_s: u64) {
+        elapse(Duration::from_secs(from_s + self.random.below(to_s - from_s))).await;
+    }
+
+    /// A fault lasts. The rival may trade meanwhile.
+    async fn last(&mut self, from_s: u64, to_s: u64) {
+        if self.random.below(2) == 0 {
+            elapse(Duration::from_secs(1)).await;
+            self.rival();
+        }
+        self.wait(from_s, to_s).await;
+    }
+
+    async fn fault(&mut self) {
+        let host = usize::try_from(self.random.below(3)).unwrap();
+        match self.random.below(10) {
+            0 => {
+                self.daemons[host].abort();
+                self.last(2, AWAY_MAX_S).await;
+                self.daemons[host] = self.tasks.spawn(self.hosts[host].clone().run());
+            }
+            1 => {
+                self.hosts[host].set_cut(true);
+                self.last(2, AWAY_MAX_S).await;
+                self.hosts[host].set_cut(false);
+            }
+            2 | 8 => {
+                self.operator.take().into_iter().for_each(|task| task.abort());
+                self.watch.operator(None);
+                self.last(2, 40).await;
+                self.start_operator();
+            }
+            3 | 9 => {
+                self.market.set_cut(true);
+                self.watch.operator(None);
+                self.last(2, 40).await;
+                self.market.set_cut(false);
+                self.watch.operator(Some(self.market.now()));
+            }
+            4 => {
+                self.market.set_down(true);
+                self.watch.operator(None);
+                self.last(5, 300).await;
+                self.market.set_down(false);
+                self.watch.operator(Some(self.market.now()));
+            }
+            5 => {
+                let ahead = 1_000 + self.random.below(300_000);
+                self.market.step_clock(ahead);
+                self.watch.operator(Some(self.market.now()));
+            }
+            6 => self.resize().await,
+            _ => self.rival(),
+        }
+    }
+
+    async fn resize(&mut self) {
+        let wanted = json!({"spec": {"minNodes": 1 + self.random.below(3)}});
+        let objects: Api<BidNode> = Api::namespaced(self.sim.client(), NS);
+        drop(objects.patch("pool", &PatchParams::default(), &Patch::Merge(wanted)).await);
+    }
+
+    /// The rival bids above all others for most of the capacity, or leaves.
+    fn rival(&mut self) {
+        let (tenant, owner) = self.market.outsider("rival");
+        if let Some(bid) = self.rival.take() {
+            let own: Vec<AllocationId> =
+                self.market.read(|engine| engine.allocations_of(bid).map(|(id, _)| id).collect());
+            drop(self.market.apply(Command::Cancel { tenant, bid, if_owner_version: None }));
+            for allocation in own {
+                drop(self.market.apply(Command::Release { tenant, allocation, if_owner_version: None }));
+            }
+            return;
+        }
+        let request = BidRequest {
+            tenant,
+            owner,
+            if_owner_version: None,
+            key: [0; 16],
+            body: 0,
+            limit: Price::micros(7_000_000),
+            quantity: [5, 5, 3, 6][usize::try_from(self.random.below(4)).unwrap()],
+            min_fill: 0,
+            lease_ms: 86_400_000,
+            expires_at: None,
+            labels: Vec::new(),
+        };
+        if let Ok((Reply::Bid { bid, .. }, _)) =
+            self.market.apply(Command::Place { request: Box::new(request) })
+        {
+            self.rival = Some(bid);
+        }
+    }
+
+    /// Compares machines and allocations.
+    fn check(&self) {
+        let mut machines: Vec<_> = self.hosts.iter().flat_map(Host::inventory).collect();
+        let mut wanted = wanted(&self.market);
+        machines.sort();
+        wanted.sort();
+        if machines != wanted {
+            self.watch.found(format!("machines {machines:?} and allocations {wanted:?} differ"));
+        }
+    }
+}
+
+/// Pods come to every second Node that is free, and end when they are evicted.
+async fn workload(sim: Sim) {
+    let (nodes, pods): (Api<Node>, Api<Pod>) = (Api::all(sim.client()), Api::namespaced(sim.client(), NS));
+    let mut random = Random(sim.seed() + 7);
+    let mut seen: BTreeMap<String, bool> = BTreeMap::new();
+    loop {
+        // The pace of a scheduler.
+        elapse(Duration::from_secs(3)).await;
+        let Ok(list) = nodes.list(&ListParams::default()).await else { continue };
+        for node in
+            list.items.iter().filter(|n| !n.spec.as_ref().is_some_and(|s| s.unschedulable == Some(true)))
+        {
+            let name = node.name_any();
+            if seen.contains_key(&name) || random.below(2) == 0 && seen.insert(name.clone(), false).is_none()
+            {
+                continue;
+            }
+            seen.insert(name.clone(), true);
+            let pod = serde_json::from_value(json!({
+                "metadata": {"name": format!("on-{name}")},
+                "spec": {"nodeName": name, "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "x"}]},
+            }));
+            drop(pods.create(&PostParams::default(), &pod.unwrap()).await);
+        }
+    }
+}
+
+/// Reads all events: charges are contiguous and sum up, and no allocation is lost while its host is there.
+async fn audit(market: SimMarket, watch: Watch) {
+    let mut batches = market.subscribe();
+    let mut charged: BTreeMap<AllocationId, (Time, i128)> = BTreeMap::new();
+    while let Ok(batch) = batches.recv().await {
+        for event in &batch.1 {
+            match event {
+                Event::Charge { allocation, from, to, price, reason, .. } => {
+                    let (end, sum) = charged.entry(*allocation).or_insert((*from, 0));
+                    if *reason == ChargeReason::Usage && *from != *end {
+                        watch.found(format!("charges of {allocation} have a gap or overlap"));
+                    }
+                    let sign = if *reason == ChargeReason::Refund { -1 } else { 1 };
+                    if *reason == ChargeReason::Usage {
+                        *end = *to;
+                    }
+                    *sum += sign * i128::from(price.as_micros()) * i128::from(to.since_ms(*from));
+                }
+                Event::Allocation { allocation, .. } => {
+                    let row = market.read(|engine| engine.allocation(*allocation).cloned());
+                    let Some(row) = row.filter(|row| row.ended_at().is_some()) else { continue };
+                    if row.reason() == Some(EndReason::CapacityLost) {
+                        watch.found(format!("{allocation} was lost and its host was there"));
+                    }
+                    let sum = charged.get(allocation).map_or(0, |(_, sum)| *sum);
+                    if row.charged().0 != sum {
+                        watch.found(format!(
+                            "charges of {allocation} sum up to {sum}, not {}",
+                            row.charged().0
+                        ));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    watch.found("the audit missed events".to_owned());
+}
+
+/// Course of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// Faults at random.
+    Faults,
+    /// The operator is away when a notice comes, and returns before the deadline.
+    LateOperator,
+}
+
+async fn script(sim: Sim, course: Course, out: Watch) -> anyhow::Result<()> {
+    let mut system = System::start(sim).await?;
+    system.wait(30, 31).await;
+    match course {
+        Course::Faults => {
+            for _ in 0..FAULTS {
+                system.fault().await;
+                system.wait(2, 45).await;
+            }
+        }
+        Course::LateOperator => {
+            system.operator.take().into_iter().for_each(|task| task.abort());
+            system.watch.operator(None);
+            system.rival();
+            system.wait(18, 25).await;
+            system.start_operator();
+        }
+    }
+    elapse(SETTLE).await;
+    system.check();
+    system.watch.take().into_iter().for_each(|what| out.found(what));
+    Ok(())
+}
+
+/// Runs one seed. Returns the broken promises.
+fn simulate(seed: u64, course: Course) -> Vec<String> {
+    let found = Watch::default();
+    let out = found.clone();
+    Sim::run(seed, |sim| script(sim, course, out));
+    found.take()
+}
+
+/// Runs seeds from 1 until each kind of broken promise was found. Returns the seeds.
+fn seeds_that_find(course: Course, kinds: &[&str]) -> Vec<u64> {
+    let mut found = vec![0; kinds.len()];
+    for seed in 1..=seeds() {
+        let broken = simulate(seed, course);
+        for (at, kind) in found.iter_mut().zip(kinds).filter(|(at, _)| **at == 0) {
+            if let Some(what) = broken.iter().find(|what| what.contains(kind)) {
+                eprintln!("seed {seed}: {what}");
+                *at = seed;
+            }
+        }
+        if found.iter().all(|seed| *seed > 0) {
+            break;
+        }
+    }
+    found
+}
+
+#[test]
+fn simulation_finds_lost_orders_and_standstill() {
+    let kinds = ["two machines in slot", "differ", "was lost and its host was there"];
+    let found = seeds_that_find(Course::Faults, &kinds);
+    assert!(found.iter().all(|seed| *seed > 0), "{kinds:?} at {found:?}");
+}
+
+#[test]
+fn simulation_finds_a_notice_that_no_node_gets() {
+    let found = seeds_that_find(Course::LateOperator, &["without notice"]);
+    assert_ne!(found, [0]);
+}
