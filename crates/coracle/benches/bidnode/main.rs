@@ -141,7 +141,7 @@ async fn measure(dir: &Path) -> Result<()> {
     let channel = dial(&format!("http://{grpc}")).await?;
     let token = tenants(&channel).await?;
     notices::put_market(&channel, 30_000).await?;
-    let supplier = Arc::new(Supplier { client: client.clone(), channel: channel.clone(), token });
+    let supplier = Arc::new(Supplier::new(client.clone(), channel.clone(), token));
     supplier.offer(&Lot { market: "a100-4x/local".into(), units: NODES }).await;
     let mut supply = JoinSet::new();
     supply.spawn(supplier.serve());

@@ -4,9 +4,13 @@
 //! from the request until the guest agent has answered and the guest has its identity, root and network; what
 //! starting the workload takes beyond that is a figure of its own. A burst, and what is applied, count until it runs.
 //!
-//! `clone.*` is a start from the warm pool, on a node that had time to fill it. `clone.alone_*` is a start without a
-//! pooled clone, as for each VM of a burst but the first.
+//! `clone.*` is a start from the warm pool, on a node that had time to fill it. `clone.alone_*` is a start on a node
+//! without a warm pool. Each ratio is to the cold boots of the same system, or of the system before.
 
+mod burst;
+mod containers;
+#[path = "../support/kubelet.rs"]
+mod kubelet;
 #[path = "../support/system.rs"]
 mod system;
 
@@ -16,7 +20,6 @@ use std::time::{Duration, Instant};
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile, private_mib};
 use coracle_testkit::netns;
-use futures_util::future::join_all;
 use system::{Birth, DISK_MIB, IDLE, MEMORY_MIB, System, to_f64};
 use tokio::time::sleep;
 
@@ -28,8 +31,6 @@ const PAUSES: usize = 20;
 const SAVES: usize = 5;
 /// Objects applied one after another.
 const APPLIES: usize = 10;
-/// Clones at once.
-const BURST: usize = 20;
 /// Idle clones whose memory is read.
 const AT_REST: usize = 8;
 
@@ -46,8 +47,9 @@ fn main() {
         at_rest(&mut system).await;
         verbs(&mut system).await;
         applies(&system).await;
-        burst(&mut system).await;
         system.down().await;
+        burst::pooled(&dir.path().join("burst"), cold).await;
+        containers::measure(&dir.path().join("containers"), cold).await;
     });
 }
 
@@ -68,23 +70,45 @@ async fn alone(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
     let mut system = System::up(dir, &[("CORACLE_NODE_WARM_POOL", "0")]).await;
     warm(&system).await;
-    let (mut cold, mut clone) = (Vec::new(), Vec::new());
+    let (mut cold, mut clone) = (Samples::default(), Samples::default());
     for n in 0..SAMPLES {
-        let (whole, vm) = system.boot(n, Birth::Cold).await;
-        cold.push(whole - whole_ms(vm.workload_ms));
+        let name = format!("cold-{n}");
+        let (whole, vm) = system.create(&name, system::IMAGE, Birth::Cold).await;
+        cold.add(whole, &vm);
+        system.remove(&name).await;
         let image = system.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
         let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
         assert!(!vm.pooled, "no clone was pooled");
-        clone.push(whole - whole_ms(vm.workload_ms));
+        clone.add(whole, &vm);
         system.remove(&name).await;
     }
-    system.down().await;
-    eprintln!("alone: cold ms: {cold:.0?}\nclone ms: {clone:.0?}");
-    let p50 = percentile(&clone, 50);
+    eprintln!("alone: cold {cold:.2?}\nclone {clone:.2?}");
+    let (p50, p95) = (percentile(&clone.ms, 50), percentile(&clone.ms, 95));
+    let cold_p50 = percentile(&cold.ms, 50);
     figure("clone.alone_p50_ms", p50, "ms");
-    figure("clone.alone_p95_ms", percentile(&clone, 95), "ms");
-    figure("clone.alone_ratio", p50 / percentile(&cold, 50), "ratio");
+    figure("clone.alone_p95_ms", p95, "ms");
+    figure("clone.alone_ratio", p50 / cold_p50, "ratio");
+    figure("clone.alone_p95_ratio", p95 / cold_p50, "ratio");
+    figure("clone.cpu_ratio", percentile(&clone.cpu, 50) / percentile(&cold.cpu, 50), "ratio");
+    burst::alone(&mut system, cold_p50).await;
+    system.down().await;
+}
+
+/// Starts of one kind.
+#[derive(Debug, Default)]
+struct Samples {
+    /// To the answer of the guest agent.
+    ms: Vec<f64>,
+    /// CPU seconds of the VMM until the workload runs.
+    cpu: Vec<f64>,
+}
+
+impl Samples {
+    fn add(&mut self, whole_ms_of_it: f64, vm: &pb::Vm) {
+        self.ms.push(whole_ms_of_it - whole_ms(vm.workload_ms));
+        self.cpu.push(cpu_seconds(vm.vmm_pid).expect("its CPU time"));
+    }
 }
 
 /// The median of the cold boots, ms.
@@ -169,22 +193,6 @@ async fn applies(system: &System) {
     }
     eprintln!("apply ms: {running:.0?}");
     figure("apply.clone_running_ms", percentile(&running, 50), "ms");
-}
-
-/// Many at once, and what CPU time each took until all ran.
-async fn burst(system: &mut System) {
-    let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
-    let began = Instant::now();
-    let all = join_all(names.iter().map(|name| system.create(name, system::IMAGE, Birth::Clone))).await;
-    let whole = ms_since(began);
-    let times: Vec<_> = all.iter().map(|(ms, _)| *ms).collect();
-    let cpu: Vec<_> = all.iter().map(|(_, vm)| cpu_seconds(vm.vmm_pid).expect("its CPU time")).collect();
-    eprintln!("burst of {BURST}: {whole:.0} ms in all, each {times:.0?}\nCPU seconds each: {cpu:.2?}");
-    figure("burst20.p50_ms", percentile(&times, 50), "ms");
-    figure("burst20.p95_ms", percentile(&times, 95), "ms");
-    for name in &names {
-        system.remove(name).await;
-    }
 }
 
 fn ms_since(began: Instant) -> f64 {

@@ -21,7 +21,8 @@ use tokio::net::UnixListener;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::{IMAGE, Kubelet, ms_since};
+use super::kubelet::Kubelet;
+use super::{IMAGE, ms_since};
 
 /// Names the directory that a process of this program serves.
 pub(super) const DIR: &str = "CORACLE_BENCH_CRI_DIR";
@@ -102,7 +103,7 @@ async fn make(kubelet: &Kubelet, pods: std::ops::Range<usize>) {
         let name = format!("{n:012}");
         let pod = kubelet.run_sandbox(&name).await;
         for container in CONTAINERS {
-            kubelet.start(&pod, &name, container, &["serve"]).await;
+            kubelet.start(&pod, &name, container, IMAGE, &["serve"]).await;
         }
     };
     stream::iter(pods).map(one).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;

@@ -16,7 +16,8 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 
-use super::{IMAGE, Kubelet, MEMORY_MIB, ms_since};
+use super::kubelet::{Kubelet, MEMORY_MIB};
+use super::{IMAGE, ms_since};
 
 const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
 /// Pods and cold boots, alternating.
@@ -34,7 +35,7 @@ pub(super) async fn measure(dir: &Path) {
     let host = connect(&state).await;
     // The first pod makes the template of its size class.
     let first = kubelet.run_sandbox("first").await;
-    kubelet.start(&first, "first", "main", &SLEEP).await;
+    kubelet.start(&first, "first", "main", IMAGE, &SLEEP).await;
     kubelet.remove(first).await;
     let (mut cold, mut pods) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
@@ -69,13 +70,13 @@ pub(super) async fn measure(dir: &Path) {
 async fn start(kubelet: &Kubelet, name: &str) -> (f64, String) {
     let began = Instant::now();
     let pod = kubelet.run_sandbox(name).await;
-    kubelet.start(&pod, name, "main", &SLEEP).await;
+    kubelet.start(&pod, name, "main", IMAGE, &SLEEP).await;
     (ms_since(began), pod)
 }
 
 async fn execs(kubelet: &Kubelet, cold: f64) {
     let (_, pod) = start(kubelet, "exec").await;
-    let id = kubelet.start(&pod, "exec", "second", &SLEEP).await;
+    let id = kubelet.start(&pod, "exec", "second", IMAGE, &SLEEP).await;
     let mut times = Vec::new();
     for _ in 0..EXECS {
         let began = Instant::now();

@@ -50,8 +50,13 @@ pub(crate) struct System {
 impl System {
     /// Brings it up and gives it an image whose workload sleeps.
     pub(crate) async fn up(dir: &Path, settings: &[(&str, &str)]) -> Self {
+        Self::up_with(dir, &[], settings).await
+    }
+
+    /// As [`System::up`], with these arguments, too.
+    pub(crate) async fn up_with(dir: &Path, args: &[&str], settings: &[(&str, &str)]) -> Self {
         let state = dir.join("state");
-        coracle_with(&state, &["up", "--detach", "--no-demo"], settings).await;
+        coracle_with(&state, &[&["up", "--detach", "--no-demo"], args].concat(), settings).await;
         import(&state, &dir.join("layout"), IMAGE, "the image").await;
         let kubeconfig = Kubeconfig::read_from(state.join("kubeconfig")).expect("a kubeconfig");
         let options = KubeConfigOptions::default();
@@ -99,6 +104,17 @@ impl System {
         }
     }
 
+    /// Waits until so many clones are pooled.
+    pub(crate) async fn until_pooled(&self, count: usize) {
+        let began = Instant::now();
+        while vmms_of(&self.state, &coracle_host::run_dir_of(&self.state), "pool").len() < count {
+            assert!(began.elapsed() < LIMIT, "{count} clones are not pooled");
+            sleep(Duration::from_millis(100)).await;
+        }
+        // The last one is still on its way to its pause.
+        sleep(IDLE).await;
+    }
+
     /// Its VMM, which is none of these VMs'.
     pub(crate) fn pooled_vmm(&self, vmms: &[u32]) -> u32 {
         let found = vmms_of(&self.state, &coracle_host::run_dir_of(&self.state), "pool");
@@ -109,6 +125,11 @@ impl System {
     pub(crate) async fn remove(&mut self, name: &str) {
         let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true, ..Default::default() };
         self.host.delete_vm(request).await.expect("delete");
+    }
+
+    /// The API server, with the rights of its administrator.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
     }
 
     /// The node, for calls of one's own.

@@ -1,0 +1,51 @@
+//! Many clones at once, with a pooled clone for each and with none.
+
+use std::path::Path;
+use std::time::Instant;
+
+use coracle_testkit::figures::{cpu_seconds, figure, percentile};
+use futures_util::future::join_all;
+
+use super::system::{self, Birth, System};
+use super::{ms_since, warm};
+
+/// Clones at once.
+const BURST: usize = 20;
+
+/// On a node that had time to pool one for each. `cold` is the median of cold boots in ms.
+pub(super) async fn pooled(dir: &Path, cold: f64) {
+    std::fs::create_dir_all(dir).expect("a directory");
+    let depth = BURST.to_string();
+    let settings = [("CORACLE_NODE_WARM_POOL_MIN", &*depth), ("CORACLE_NODE_WARM_POOL_MAX", &*depth)];
+    let mut system = System::up(dir, &settings).await;
+    warm(&system).await;
+    system.until_pooled(BURST).await;
+    let times = burst(&mut system).await;
+    figure("burst20.p50_ms", percentile(&times, 50), "ms");
+    figure("burst20.p95_ms", percentile(&times, 95), "ms");
+    figure("burst20.ratio", percentile(&times, 95) / cold, "ratio");
+    system.down().await;
+}
+
+/// On a node without a warm pool.
+pub(super) async fn alone(system: &mut System, cold: f64) {
+    let times = burst(system).await;
+    figure("burst20.alone_p50_ms", percentile(&times, 50), "ms");
+    figure("burst20.alone_p95_ms", percentile(&times, 95), "ms");
+    figure("burst20.alone_ratio", percentile(&times, 95) / cold, "ratio");
+}
+
+/// Milliseconds of each to the start of its workload.
+async fn burst(system: &mut System) -> Vec<f64> {
+    let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
+    let began = Instant::now();
+    let all = join_all(names.iter().map(|name| system.create(name, system::IMAGE, Birth::Clone))).await;
+    let whole = ms_since(began);
+    let times: Vec<_> = all.iter().map(|(ms, _)| *ms).collect();
+    let cpu: Vec<_> = all.iter().map(|(_, vm)| cpu_seconds(vm.vmm_pid).expect("its CPU time")).collect();
+    eprintln!("burst of {BURST}: {whole:.0} ms in all, each {times:.0?}\nCPU seconds each: {cpu:.2?}");
+    for name in &names {
+        system.remove(name).await;
+    }
+    times
+}

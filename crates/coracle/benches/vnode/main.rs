@@ -1,0 +1,33 @@
+//! `cargo xtask bench vnode`: what pods on a virtual node cost.
+//!
+//! A thousand pods run on the fake driver, in a node that this program serves as a process of its own against a real API
+//! server: its memory has the fake guests, too. Starts, exec, logs and port-forward are of the real program and QEMU, by
+//! the API server and the scheduler; a cold boot of the same run is what they are compared with.
+
+mod fake;
+mod pods;
+mod real;
+mod streams;
+#[path = "../support/system.rs"]
+mod system;
+
+use std::time::{Duration, Instant};
+
+use coracle_testkit::netns;
+
+fn main() {
+    let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    if let Some(dir) = std::env::var_os(fake::DIR) {
+        fake::serve(dir.into());
+        return;
+    }
+    netns::run_within(Duration::from_secs(2400), || async {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        real::measure(&dir.path().join("real")).await;
+    });
+    fake::measure();
+}
+
+fn ms_since(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1000.0
+}

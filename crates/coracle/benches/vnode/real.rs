@@ -1,0 +1,58 @@
+//! Pods on QEMU, beside cold boots of VMs.
+
+use std::path::Path;
+
+use coracle_testkit::figures::{figure, percentile};
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::json;
+
+use super::pods::{pod, remove, until_ready};
+use super::streams;
+use super::system::{Birth, IMAGE, System};
+
+/// Pods and cold boots, alternating.
+const SAMPLES: usize = 20;
+const BURST: usize = 20;
+const SLEEP: [&str; 2] = ["/bin/sleep", "100000"];
+
+pub(super) async fn measure(dir: &Path) {
+    std::fs::create_dir_all(dir).expect("a directory");
+    let with = ["--with", "scheduler,controller-manager"];
+    let mut system = System::up_with(dir, &with, &[]).await;
+    let pods: Api<Pod> = Api::default_namespaced(system.client());
+    // The first pod makes the template of its size class.
+    start(&pods, "first").await;
+    remove(pods.clone(), "first").await;
+    let (mut cold, mut ready) = (Vec::new(), Vec::new());
+    for n in 0..SAMPLES {
+        cold.push(system.boot(n, Birth::Cold).await.0);
+        let name = format!("pod-{n}");
+        ready.push(start(&pods, &name).await);
+        remove(pods.clone(), &name).await;
+    }
+    eprintln!("samples: {SAMPLES} each, alternating\ncold ms: {cold:.0?}\nready ms: {ready:.0?}");
+    let cold = percentile(&cold, 50);
+    let p95 = percentile(&ready, 95);
+    figure("pod.cold_ms", cold, "ms");
+    figure("pod.ready_p50_ms", percentile(&ready, 50), "ms");
+    figure("pod.ready_p95_ms", p95, "ms");
+    figure("pod.ready_ratio", p95 / cold, "ratio");
+    burst(&pods, cold).await;
+    streams::measure(&pods, cold).await;
+    system.down().await;
+}
+
+/// Milliseconds from create to Ready.
+async fn start(pods: &Api<Pod>, name: &str) -> f64 {
+    until_ready(pods.clone(), &pod(name, IMAGE, &SLEEP, json!({}))).await
+}
+
+async fn burst(pods: &Api<Pod>, cold: f64) {
+    let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
+    let times = join_all(names.iter().map(|name| start(pods, name))).await;
+    eprintln!("burst ms: {times:.0?}");
+    figure("pod.burst20_ratio", percentile(&times, 95) / cold, "ratio");
+    join_all(names.iter().map(|name| remove(pods.clone(), name))).await;
+}
