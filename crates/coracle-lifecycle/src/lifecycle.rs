@@ -216,6 +216,8 @@ impl Turn {
         record.state = VmState::Running;
         record.message.clear();
         self.state.session = Some(session);
+        // Before the first request: what it asks for may need the volumes.
+        self.state.settle_due = true;
         let save = self.save_record();
         self.supersede();
         self.busy(Scope::Vm, vec![save], Then::RunRecorded { session });

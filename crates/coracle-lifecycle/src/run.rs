@@ -36,7 +36,8 @@ impl Turn {
     /// A session that begins, or that has ended. What of its volumes was cut off can be finished now.
     fn session(&mut self, session: Option<SessionId>) {
         let before = std::mem::replace(&mut self.state.session, session);
-        self.state.settle_due = session.is_some();
+        // That of a start is known, and settled, since the guest was up.
+        self.state.settle_due |= before != session;
         if session.is_none() {
             if before.is_some() {
                 self.effect(Effect::ForgetSession(before));

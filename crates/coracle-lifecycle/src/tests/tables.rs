@@ -192,6 +192,24 @@ fn new_session_settles_before_the_next_request() {
 }
 
 #[test]
+fn request_right_after_a_start_waits_for_the_volumes() {
+    let (mut record, _) = vm(VmState::Stopped);
+    record.volumes[0].kind = crate::VolumeKind::SharedDir;
+    let mut world = World::open(record, BTreeMap::new(), false);
+    let started = world.call(Call::Start { fence: None });
+    while !world.answers.contains_key(&started) {
+        assert!(world.next(), "{:?}", world.log);
+    }
+    world.log.clear();
+    let made = world.call(make_container());
+    world.settle();
+    let place = |what: &str| world.log.iter().position(|effect| effect.contains(what)).unwrap();
+    assert!(place("ServeSharedDir") < place("CreateContainer"), "{:?}", world.log);
+    assert_eq!(world.log.iter().filter(|effect| *effect == "ServeSharedDir").count(), 1, "{:?}", world.log);
+    assert_eq!(world.answers[&made], ["ok"]);
+}
+
+#[test]
 fn containers_end_with_the_run_and_who_waits_hears_it() {
     let mut world = World::of(VmState::Running);
     let waits =
