@@ -15,7 +15,14 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
+    // Market, hosts and operator under faults, on a paused clock.
+    Scenario {
+        name: "market_system",
+        test: "api_bidnode",
+        filter: "sim_system::system_keeps",
+        environment: &[("CORACLE_SEEDS", "1000")],
+    },
     // An operator of BidNodes is killed between bid and status.
     Scenario {
         name: "bidnode_kill",

@@ -57,8 +57,10 @@ pub struct Allocation {
     pub(crate) seq: u64,
     pub(crate) match_no: u64,
     pub(crate) limit: Price,
-    /// Earlier limits, and the time until which each applied: refunds need them.
-    pub(crate) past_limits: Vec<(Time, Price)>,
+    /// Highest limit since the last call: what it pays at most until the next one.
+    pub(crate) ceiling: Price,
+    /// Earlier ceilings, and the time until which each applied: refunds need them.
+    pub(crate) past_ceilings: Vec<(Time, Price)>,
     pub(crate) matched_at: Time,
     pub(crate) ordered_at: Time,
     pub(crate) active_at: Time,
@@ -99,10 +101,16 @@ impl Allocation {
         (self.lot, self.slot)
     }
 
-    /// Highest price that it ever pays.
+    /// Its limit in the next call.
     #[must_use]
     pub fn limit(&self) -> Price {
         self.limit
+    }
+
+    /// Highest price that it pays until the next call: its highest limit since the last one.
+    #[must_use]
+    pub fn ceiling(&self) -> Price {
+        self.ceiling
     }
 
     /// When it was matched.
@@ -127,6 +135,12 @@ impl Allocation {
     #[must_use]
     pub fn preempt_at(&self) -> Option<Time> {
         (self.preempt_at != Time::NEVER).then_some(self.preempt_at)
+    }
+
+    /// When it came under notice.
+    #[must_use]
+    pub fn noticed_at(&self) -> Option<Time> {
+        (self.noticed_at != Time::NEVER).then_some(self.noticed_at)
     }
 
     /// When it ended.
@@ -179,7 +193,8 @@ codec_struct!(Allocation {
     seq,
     match_no,
     limit,
-    past_limits,
+    ceiling,
+    past_ceilings,
     matched_at,
     ordered_at,
     active_at,

@@ -59,10 +59,30 @@ pub enum SupplierReport {
     Ready,
     /// The launch failed.
     Failed,
-    /// The node is drained and can be ended before its deadline.
-    Drained,
     /// The machine or the node died.
-    Died,
+    Died {
+        /// Whose fault it was.
+        by: Fault,
+    },
+}
+
+/// Origin of the end of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The guest powered off or crashed: nothing is refunded.
+    Guest,
+    /// The host failed.
+    Host,
+}
+
+/// Why an owner releases an allocation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReleaseReason {
+    /// It is not needed any more.
+    #[default]
+    Unneeded,
+    /// Its node does not work: the lot gets a strike, and the minimum is not charged.
+    NodeFailed,
 }
 
 /// A command to one market.
@@ -70,8 +90,8 @@ pub enum SupplierReport {
 pub enum Command {
     /// Advances the time; nothing else happens.
     Tick,
-    /// The service restarted: owners could not renew and suppliers could not report meanwhile, so leases and
-    /// heartbeat deadlines start again.
+    /// The service restarted or stood still: owners could not renew and suppliers could not report meanwhile, so leases and
+    /// launch deadlines start again.
     Restarted,
     /// Parameters, effective at once or later. Replaces a change that was announced before.
     Configure {
@@ -118,6 +138,8 @@ pub enum Command {
         allocation: AllocationId,
         /// Refused unless the owner's version is this.
         if_owner_version: Option<u64>,
+        /// Why.
+        reason: ReleaseReason,
     },
     /// Releases another allocation in place of one under notice.
     Substitute {
@@ -135,7 +157,7 @@ pub enum Command {
         /// The owner.
         owner: OwnerKey,
     },
-    /// Adds a lot, or sets its number of slots. Counts as a heartbeat.
+    /// Adds a lot, or sets its number of slots. Counts as [`Command::Heard`].
     PutLot {
         /// The lot.
         lot: LotNo,
@@ -151,10 +173,29 @@ pub enum Command {
         /// The lot.
         lot: LotNo,
     },
-    /// Heartbeat of a supplier.
-    Heartbeat {
+    /// A silent or lost supplier is back.
+    Heard {
         /// The supplier.
         supplier: SupplierNo,
+    },
+    /// A supplier has been silent for so long that its lots take nothing new.
+    Silent {
+        /// The supplier.
+        supplier: SupplierNo,
+    },
+    /// A supplier has been silent for so long that its allocations are lost.
+    Lost {
+        /// The supplier.
+        supplier: SupplierNo,
+    },
+    /// The machine of an ended allocation is gone: its slot is free.
+    Gone {
+        /// The lot.
+        lot: LotNo,
+        /// Index of the slot.
+        slot: u32,
+        /// The ended allocation.
+        allocation: AllocationId,
     },
     /// Report about one allocation.
     Report {
@@ -189,7 +230,9 @@ codec_struct!(BidRequest {
 });
 codec_struct!(Amendment { tenant, bid, if_owner_version, limit, units });
 codec_struct!(Journaled { at, command });
-codec_enum!(SupplierReport { 0 Launched, 1 Registered { node }, 2 Ready, 3 Failed, 4 Drained, 5 Died });
+codec_enum!(SupplierReport { 0 Launched, 1 Registered { node }, 2 Ready, 3 Failed, 4 Died { by } });
+codec_enum!(Fault { 0 Guest, 1 Host });
+codec_enum!(ReleaseReason { 0 Unneeded, 1 NodeFailed });
 codec_enum!(Command {
     0 Tick,
     1 Restarted,
@@ -200,11 +243,14 @@ codec_enum!(Command {
     6 Place { request },
     7 Amend { amendment },
     8 Cancel { tenant, bid, if_owner_version },
-    9 Release { tenant, allocation, if_owner_version },
+    9 Release { tenant, allocation, if_owner_version, reason },
     10 Substitute { tenant, victim, other },
     11 Renew { tenant, owner },
     12 PutLot { lot, supplier, slots, notice_ms },
     13 DrainLot { lot },
-    14 Heartbeat { supplier },
+    14 Heard { supplier },
     15 Report { allocation, report },
+    16 Silent { supplier },
+    17 Lost { supplier },
+    18 Gone { lot, slot, allocation },
 });

@@ -1,8 +1,7 @@
 //! Replies and events of a market.
 
-use crate::allocation::EndReason;
 use crate::codec::{codec_enum, codec_struct};
-use crate::{AllocationId, BidId, LotNo, OwnerKey, Price, TenantNo, Time};
+use crate::{AllocationId, BidId, LotNo, OwnerKey, Price, SupplierNo, TenantNo, Time};
 
 /// Why a command changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,34 +124,22 @@ pub enum Event {
         /// When it was matched: part of the name that it was known by.
         matched_at: Time,
     },
-    /// Order to the supplier: start a machine.
-    Launch {
-        /// For this allocation.
-        allocation: AllocationId,
-        /// In this lot.
+    /// The desired set of a supplier changed in one entry: see [`crate::Market::desired_at`].
+    Desired {
+        /// The supplier.
+        supplier: SupplierNo,
+        /// The lot.
         lot: LotNo,
-        /// Deadline for the machine to run.
-        deadline: Time,
-    },
-    /// Order to the supplier: end a machine by the deadline.
-    Reclaim {
-        /// Of this allocation.
+        /// Index of the slot.
+        slot: u32,
+        /// The allocation that entered, changed, or left.
         allocation: AllocationId,
-        /// In this lot.
-        lot: LotNo,
-        /// The deadline.
-        deadline: Time,
-        /// Reason.
-        reason: EndReason,
+        /// When it was matched: part of the name that it is known by.
+        matched_at: Time,
+        /// Version of the desired sets of this market from now on.
+        epoch: u64,
     },
-    /// Order to the supplier: do not end the machine; revokes the order to end it.
-    Spare {
-        /// Of this allocation.
-        allocation: AllocationId,
-        /// In this lot.
-        lot: LotNo,
-    },
-    /// The next call would preempt this allocation.
+    /// The next call would preempt this allocation, as two indicative calls found one after the other.
     AtRisk {
         /// The allocation.
         allocation: AllocationId,
@@ -160,6 +147,11 @@ pub enum Event {
         price_to_keep: Price,
         /// When the call is.
         call_at: Time,
+    },
+    /// The allocation is not at risk any more.
+    RiskOver {
+        /// The allocation.
+        allocation: AllocationId,
     },
     /// A call was held.
     Call {
@@ -175,6 +167,8 @@ pub enum Event {
     Charge {
         /// The allocation.
         allocation: AllocationId,
+        /// When that was matched: part of the name that it is known by.
+        matched_at: Time,
         /// Tenant that pays.
         tenant: TenantNo,
         /// Start of the period.
@@ -186,7 +180,7 @@ pub enum Event {
         /// Reason.
         reason: ChargeReason,
     },
-    /// A lot changed: more, fewer, silent, back, or gone.
+    /// A lot changed: more, fewer, silent, lost, back, or gone.
     Lot {
         /// The lot.
         lot: LotNo,

@@ -30,7 +30,9 @@ mod lots;
 mod market;
 mod money;
 mod names;
+mod observed;
 mod params;
+mod presence;
 mod slab;
 mod tenants;
 #[cfg(test)]
@@ -41,7 +43,7 @@ pub use advice::{Advice, advise};
 pub use allocation::{Allocation, AllocationState, EndReason, Stage};
 pub use bid::{Bid, BidState, Units};
 pub use book::BANDS;
-pub use command::{Amendment, BidRequest, Command, Journaled, SupplierReport};
+pub use command::{Amendment, BidRequest, Command, Fault, Journaled, ReleaseReason, SupplierReport};
 pub use event::{CallRecord, ChargeReason, Event, Refusal, Reply};
 pub use history::PricePoint;
 pub use id::{AllocationId, BidId, LotNo, OwnerKey, SupplierNo, TenantNo, Time};
@@ -51,7 +53,9 @@ pub use market::explain::{Explanation, Standing};
 pub use market::simulate::{Hypothetical, Simulation};
 pub use market::view::{Depth, Quotes, TenantAccount};
 pub use money::{Charge, InvalidPrice, Price};
+pub use observed::{Desired, Machine, MachineState};
 pub use params::{InvalidParams, Params};
+pub use presence::{Continuity, Presence};
 
 /// Most units that one bid may ask for.
 pub const QUANTITY_MAX: u32 = 10_000;

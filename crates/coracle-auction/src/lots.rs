@@ -3,17 +3,33 @@
 use std::collections::BTreeSet;
 
 use crate::codec::{codec_enum, codec_struct};
-use crate::{LotNo, SupplierNo, Time};
+use crate::{AllocationId, LotNo, SupplierNo, Time};
 
 /// Whether a lot takes new allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LotState {
     /// Takes new allocations.
     Open,
-    /// Its supplier sends no heartbeats: no new allocations; the running ones stay.
+    /// Its supplier is silent: no new allocations; the running ones stay.
     Silent,
     /// Takes none; the running ones are under notice.
     Draining,
+    /// Its supplier was silent for too long: its allocations ended. Machines may be left, so its slots are not free
+    /// before the supplier is back and says that they are gone.
+    Lost,
+}
+
+/// Ended allocation whose machine may still exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leaving {
+    /// The former occupant.
+    pub(crate) allocation: AllocationId,
+    /// When that was matched: part of the name that it is known by.
+    pub(crate) matched_at: Time,
+    /// Since when.
+    pub(crate) since: Time,
+    /// Version of the desired set from which on it is missing there.
+    pub(crate) epoch: u64,
 }
 
 /// One place of a lot's supply.
@@ -21,7 +37,9 @@ pub enum LotState {
 pub(crate) struct Slot {
     /// Allocation that uses it.
     pub(crate) occupant: Option<u32>,
-    /// Allocation that gets it when the occupant ends.
+    /// Former occupant whose machine the supplier has not reported gone. Never beside an occupant.
+    pub(crate) leaving: Option<Leaving>,
+    /// Allocation that gets it when the occupant is gone.
     pub(crate) promised: Option<u32>,
     /// Removed when the occupant ends.
     pub(crate) retired: bool,
@@ -34,9 +52,14 @@ pub struct Lot {
     pub(crate) slots: Vec<Slot>,
     pub(crate) notice_ms: u64,
     pub(crate) state: LotState,
-    pub(crate) last_seen: Time,
-    pub(crate) silent_due: Time,
     pub(crate) strikes: u8,
+}
+
+impl Slot {
+    /// No machine and none to come.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.occupant.is_none() && self.leaving.is_none()
+    }
 }
 
 impl Lot {
@@ -58,10 +81,16 @@ impl Lot {
         self.slots.iter().filter(|slot| !slot.retired).count()
     }
 
-    /// Slots with an occupant.
+    /// Slots with an occupant, or with a machine that is not gone yet.
     #[must_use]
     pub fn taken(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.occupant.is_some()).count()
+        self.slots.iter().filter(|slot| !slot.is_empty()).count()
+    }
+
+    /// Whether a slot has an occupant.
+    #[must_use]
+    pub fn is_occupied(&self) -> bool {
+        self.slots.iter().any(|slot| slot.occupant.is_some())
     }
 
     /// Consecutive failed launches in this lot.
@@ -76,7 +105,7 @@ impl Lot {
 pub(crate) struct FreeSlots {
     /// Empty slots of open lots; lots with failed launches last.
     pub(crate) free: BTreeSet<(u8, LotNo, u32)>,
-    /// Slots of open lots whose occupant is under notice and that are not promised yet.
+    /// Slots of open lots whose occupant is under notice or leaving, and that are not promised yet.
     pub(crate) yielding: BTreeSet<(Time, LotNo, u32)>,
 }
 
@@ -87,6 +116,7 @@ impl FreeSlots {
     }
 }
 
-codec_enum!(LotState { 0 Open, 1 Silent, 2 Draining });
-codec_struct!(Slot { occupant, promised, retired });
-codec_struct!(Lot { supplier, slots, notice_ms, state, last_seen, silent_due, strikes });
+codec_enum!(LotState { 0 Open, 1 Silent, 2 Draining, 3 Lost });
+codec_struct!(Leaving { allocation, matched_at, since, epoch });
+codec_struct!(Slot { occupant, leaving, promised, retired });
+codec_struct!(Lot { supplier, slots, notice_ms, state, strikes });

@@ -6,6 +6,7 @@ mod bill;
 mod budget;
 mod call;
 mod clock;
+pub(crate) mod desired;
 pub(crate) mod explain;
 mod fill;
 mod launch;
@@ -63,6 +64,10 @@ pub struct Market {
     pub(crate) bids: Slab<Bid>,
     pub(crate) allocations: Slab<Allocation>,
     pub(crate) lots: BTreeMap<LotNo, Lot>,
+    /// Version of the desired sets of all suppliers.
+    pub(crate) epoch: u64,
+    /// Allocations that lost in the last indicative calls: how often in a row, and what would keep each.
+    pub(crate) at_risk: BTreeMap<u32, (u8, Price)>,
 
     // Derived from the fields above; not in snapshots.
     pub(crate) owner_index: BTreeMap<(u32, OwnerKey), u32>,
@@ -80,6 +85,10 @@ pub struct Market {
     pub(crate) keys: KeyTable,
     /// Tenants whose commitment fell, so that held bids may enter the book.
     pub(crate) relieved: Vec<u32>,
+    /// Allocations whose ceiling is above their limit until the next call.
+    pub(crate) lowered: BTreeSet<u32>,
+    /// A call could change something: since the last one something happened, or that one did something.
+    pub(crate) moved: bool,
     pub(crate) out: Vec<Event>,
 }
 
@@ -107,6 +116,8 @@ impl Market {
             bids: Slab::new(),
             allocations: Slab::new(),
             lots: BTreeMap::new(),
+            epoch: 0,
+            at_risk: BTreeMap::new(),
             owner_index: BTreeMap::new(),
             last_owner: 0,
             book: Book::default(),
@@ -118,6 +129,8 @@ impl Market {
             by_supplier: BTreeSet::new(),
             keys: KeyTable::default(),
             relieved: Vec::new(),
+            lowered: BTreeSet::new(),
+            moved: true,
             out: Vec::new(),
         }
     }
@@ -134,6 +147,7 @@ impl Market {
             self.restarted_at = at;
         }
         self.advance(at);
+        self.moved |= *command != Command::Tick;
         let reply = match self.perform(command) {
             Ok(reply) => reply,
             Err(refusal) => Reply::Refused(refusal),
@@ -150,8 +164,8 @@ impl Market {
             Command::Cancel { tenant, bid, if_owner_version } => {
                 return self.cancel(*tenant, *bid, *if_owner_version);
             }
-            Command::Release { tenant, allocation, if_owner_version } => {
-                return self.release(*tenant, *allocation, *if_owner_version);
+            Command::Release { tenant, allocation, if_owner_version, reason } => {
+                return self.release(*tenant, *allocation, *if_owner_version, *reason);
             }
             Command::Tick => self.indicate(),
             Command::Restarted => {}
@@ -165,7 +179,10 @@ impl Market {
                 self.put_lot(*lot, *supplier, *slots, *notice_ms)?;
             }
             Command::DrainLot { lot } => self.drain_lot(*lot)?,
-            Command::Heartbeat { supplier } => self.heartbeat(*supplier),
+            Command::Heard { supplier } => self.heard(*supplier),
+            Command::Silent { supplier } => self.silent(*supplier),
+            Command::Lost { supplier } => self.lost(*supplier),
+            Command::Gone { lot, slot, allocation } => self.gone(*lot, *slot, *allocation)?,
             Command::Report { allocation, report } => self.report(*allocation, report)?,
         }
         Ok(Reply::Done)
@@ -206,6 +223,16 @@ impl Market {
     fn emit_bid(&mut self, place: u32) {
         let bid = self.bid_id(place);
         self.out.push(Event::Bid { bid });
+    }
+
+    /// An entry of a supplier's desired set changed.
+    fn emit_desired(&mut self, place: u32) {
+        let row = self.allocation_at(place);
+        let (lot, slot, matched_at) = (row.lot, row.slot, row.matched_at);
+        let Some(supplier) = self.lots.get(&lot).map(|lot| lot.supplier) else { return };
+        self.epoch += 1;
+        let (allocation, epoch) = (self.allocation_id(place), self.epoch);
+        self.out.push(Event::Desired { supplier, lot, slot, allocation, matched_at, epoch });
     }
 
     fn emit_allocation(&mut self, place: u32) {

@@ -1,6 +1,6 @@
 //! Names of states and reasons as texts: the one table that writers and readers of the market's API share.
 
-use crate::{AllocationState, BidState, ChargeReason, EndReason, Stage, SupplierReport};
+use crate::{AllocationState, BidState, ChargeReason, EndReason, Fault, Stage, SupplierReport};
 
 /// Longest name of a Node (RFC 1123 subdomain), in bytes.
 const NODE_NAME_MAX: usize = 253;
@@ -64,8 +64,7 @@ impl SupplierReport {
             Self::Registered { .. } => "registered",
             Self::Ready => "ready",
             Self::Failed => "failed",
-            Self::Drained => "drained",
-            Self::Died => "died",
+            Self::Died { .. } => "died",
         }
     }
 
@@ -79,8 +78,7 @@ impl SupplierReport {
             }
             "ready" => Self::Ready,
             "failed" => Self::Failed,
-            "drained" => Self::Drained,
-            "died" => Self::Died,
+            "died" => Self::Died { by: Fault::Host },
             _ => return None,
         })
     }

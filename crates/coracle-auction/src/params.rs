@@ -35,6 +35,12 @@ const HOUR: u64 = 3600 * SECOND;
 const QUOTE_PERCENT: i64 = 160;
 
 impl Params {
+    /// Time between two indicative calls, in milliseconds: four to an interval of calls, and one at least every 5 s.
+    #[must_use]
+    pub fn indicative_ms(&self) -> u64 {
+        (self.call_interval_ms / 4).clamp(250, 5_000)
+    }
+
     /// A market with these prices and the default times: calls every 30 s, 10 min of
     /// protection, 120 s of notice, a tick of 100 micro-dollars.
     #[must_use]

@@ -10,19 +10,12 @@ use crate::{Price, TenantNo};
 pub(crate) struct Tenant {
     pub(crate) no: TenantNo,
     pub(crate) cap: Option<Price>,
-    /// Sum of the limits of all unfinished units that are not held, in micro-dollars per hour.
-    pub(crate) committed: i128,
     /// All unfinished units.
     pub(crate) units: u64,
     /// Bids held back by the cap, oldest first: `(seq, place)`.
     pub(crate) held: BTreeSet<(u64, u32)>,
-}
-
-impl Tenant {
-    /// Whether the cap covers an additional amount.
-    pub(crate) fn covers(&self, more: i128) -> bool {
-        self.cap.is_none_or(|cap| self.committed + more <= i128::from(cap.as_micros()))
-    }
+    /// Bids with unfinished units, of a tenant with a cap; derived again when a snapshot is read.
+    pub(crate) unfinished: BTreeSet<u32>,
 }
 
 /// Tenants by a dense index.
@@ -43,7 +36,13 @@ impl Tenants {
             return index;
         }
         let index = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
-        self.rows.push(Tenant { no, cap: None, committed: 0, units: 0, held: BTreeSet::new() });
+        self.rows.push(Tenant {
+            no,
+            cap: None,
+            units: 0,
+            held: BTreeSet::new(),
+            unfinished: BTreeSet::new(),
+        });
         self.index.insert(no, index);
         index
     }
@@ -62,4 +61,4 @@ impl Tenants {
     }
 }
 
-codec_struct!(Tenant { no, cap, committed, units, held });
+codec_struct!(Tenant { no, cap, units, held, unfinished: derived });

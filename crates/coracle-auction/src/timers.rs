@@ -13,8 +13,6 @@ pub(crate) enum Timer {
     Allocation(u32),
     /// Hourly settlement of an allocation.
     Settle(u32),
-    /// A lot had no heartbeat for too long.
-    Silent(u32),
     /// An ended bid is forgotten.
     ForgetBid(u32),
     /// An ended allocation is removed.
@@ -40,7 +38,6 @@ fn packed(at: Time, timer: Timer) -> u128 {
         Timer::Lease(row) => (0u128, row),
         Timer::Allocation(row) => (1, row),
         Timer::Settle(row) => (2, row),
-        Timer::Silent(row) => (3, row),
         Timer::ForgetBid(row) => (4, row),
         Timer::ForgetAllocation(row) => (5, row),
     };
@@ -57,7 +54,6 @@ fn unpacked(packed: u128) -> (Time, Timer) {
         0 => Timer::Lease(row),
         1 => Timer::Allocation(row),
         2 => Timer::Settle(row),
-        3 => Timer::Silent(row),
         4 => Timer::ForgetBid(row),
         _ => Timer::ForgetAllocation(row),
     };
@@ -121,14 +117,8 @@ mod tests {
 
     #[test]
     fn numbers_are_in_the_order_of_their_timers() {
-        let kinds: [fn(u32) -> Timer; 6] = [
-            Timer::Lease,
-            Timer::Allocation,
-            Timer::Settle,
-            Timer::Silent,
-            Timer::ForgetBid,
-            Timer::ForgetAllocation,
-        ];
+        let kinds: [fn(u32) -> Timer; 5] =
+            [Timer::Lease, Timer::Allocation, Timer::Settle, Timer::ForgetBid, Timer::ForgetAllocation];
         let mut all = Vec::new();
         for at in [Time(0), Time(1), Time::NEVER] {
             all.extend(kinds.iter().flat_map(|kind| [0, 7, u32::MAX].map(|row| (at, kind(row)))));

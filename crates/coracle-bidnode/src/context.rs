@@ -1,6 +1,6 @@
 //! Configuration of the controller, and the state that its reconciles share.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use coracle_api::bidnode::BidNode;
 use coracle_reconcile::{Backoffs, Clock, ControllerMetrics, Election};
@@ -31,6 +31,8 @@ pub struct Config {
     pub connect: Arc<dyn Connect>,
     /// Region of BidNodes without one.
     pub default_region: Option<String>,
+    /// Label keys of Kubernetes that BidNodes may name.
+    pub allowed_labels: BTreeSet<String>,
     /// Capacity of a node of each instance type.
     pub shapes: demand::Shapes,
     /// Intervals and limits of time.
@@ -58,6 +60,7 @@ impl Config {
             market,
             connect: Arc::new(TcpConnect),
             default_region: None,
+            allowed_labels: BTreeSet::new(),
             shapes: demand::default_shapes(),
             times: Times::default(),
             workers: 16,

@@ -2,7 +2,10 @@
 
 mod drains;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use coracle_api::bidnode::{BidNode, names};
 use coracle_auction::Price;
@@ -13,6 +16,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, Preconditions},
 };
+use serde_json::json;
 
 use crate::{
     Context, Error,
@@ -21,7 +25,7 @@ use crate::{
     ids::{AllocationName, BidName, MarketName},
     market::MarketError,
     observe::bids::Owner,
-    plan::{NodeChange, Release, Step},
+    plan::{Group, NODE_FINALIZER, NodeChange, Release, Step},
     status::Outcome,
 };
 
@@ -48,7 +52,7 @@ struct Executor<'a> {
     done: Done,
 }
 
-/// Executes the steps until one fails.
+/// Executes the steps. The first failure of a group ends that group; the first of all is returned.
 pub(crate) async fn execute(
     cx: &Context,
     object: &BidNode,
@@ -64,32 +68,42 @@ pub(crate) async fn execute(
         versions: owner.versions.clone(),
         done: Done::default(),
     };
+    let mut ended: BTreeSet<Group> = BTreeSet::new();
+    let mut first = None;
     for step in steps {
-        let result = executor.step(step).await;
-        if let Err(error) = result {
-            return executor.failed(error);
+        let group = step.group();
+        // After a refused version the mirror is old: what follows would be refused, too.
+        if ended.contains(&group) || executor.done.stale && step.is_versioned() {
+            continue;
         }
-        if executor.done.gone || executor.done.stale {
+        if let Err(error) = executor.step(step).await {
+            if group == Group::Object {
+                ended.insert(Group::Trade);
+            }
+            ended.insert(group);
+            first = first.or(executor.failed(error));
+        }
+        if executor.done.gone {
             break;
         }
     }
-    (executor.done, Ok(()))
+    (executor.done, first.map_or(Ok(()), Err))
 }
 
 impl Executor<'_> {
     /// A refusal because of a concurrent change is not a failure; any other refusal is reported and retried.
-    fn failed(mut self, error: Error) -> (Done, Result<(), Error>) {
+    fn failed(&mut self, error: Error) -> Option<Error> {
         match &error {
             Error::Market(refusal) if refusal.is_stale() || refusal.is_over() => {
                 self.done.stale = true;
-                return (self.done, Ok(()));
+                return None;
             }
             Error::Market(refusal @ MarketError::Call { source, .. }) => {
                 self.done.outcome.refused = Some((refusal.code(), source.message().to_owned()));
             }
             _ => {}
         }
-        (self.done, Err(error))
+        Some(error)
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), Error> {
@@ -112,8 +126,8 @@ impl Executor<'_> {
                 }
                 Ok(())
             }
-            Step::EvictPod { namespace, name, uid } => self.evict(namespace, name, uid).await,
-            Step::DeletePod { namespace, name, uid, grace_s, allocation } => {
+            Step::EvictPod { namespace, name, uid, .. } => self.evict(namespace, name, uid).await,
+            Step::DeletePod { namespace, name, uid, grace_s, allocation, .. } => {
                 if self.delete_pod(namespace, name, uid, *grace_s).await? {
                     self.cx.drains.forced(allocation);
                 }
@@ -214,11 +228,13 @@ impl Executor<'_> {
     }
 
     async fn release(&mut self, release: &Release) -> Result<(), Error> {
-        let Release { allocation, market, note, failed, draining_ms } = release;
+        let Release { allocation, market, note, failed, draining_ms, .. } = release;
         let request = pb::ReleaseAllocationRequest {
             allocation: allocation.to_string(),
             if_owner_version: Some(self.version(market)),
             tenant: self.tenant.clone(),
+            reason: if *failed { pb::ReleaseReason::NodeFailed } else { pb::ReleaseReason::Unspecified }
+                .into(),
         };
         let reply = self.cx.market.release(market, request).await?;
         self.accepted(market, &reply, 0, None);
@@ -291,29 +307,17 @@ impl Executor<'_> {
         }
     }
 
-    /// Deletes the Node only if it still belongs to the allocation.
     async fn delete_node(
         &self,
         name: &str,
         allocation: &AllocationName,
         draining_ms: Option<i64>,
     ) -> Result<(), Error> {
-        let nodes: Api<Node> = Api::all(self.cx.client.clone());
-        let Some(node) = nodes.get_opt(name).await.map_err(api("read Node", name))? else { return Ok(()) };
-        if node.labels().get(names::ALLOCATION).map(String::as_str) != Some(&**allocation) {
-            return Ok(());
+        let deleted = delete_node(self.cx, name, allocation).await?;
+        if let Some(began_ms) = draining_ms.filter(|_| deleted && self.cx.drains.gone(allocation)) {
+            self.cx.config.bid_metrics.drained(true, self.since(began_ms));
         }
-        let only = Preconditions { uid: node.uid(), resource_version: None };
-        match nodes.delete(name, &DeleteParams::default().preconditions(only)).await {
-            Ok(_) => {
-                if let Some(began_ms) = draining_ms.filter(|_| self.cx.drains.gone(allocation)) {
-                    self.cx.config.bid_metrics.drained(true, self.since(began_ms));
-                }
-                Ok(())
-            }
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            Err(error) => Err(api("delete Node", name)(error)),
-        }
+        Ok(())
     }
 
     /// With `confirm`, only if a fresh read of market and cluster finds nothing left.
@@ -340,5 +344,37 @@ impl Executor<'_> {
 
     fn emit(&self, reason: &'static str, text: String, warning: bool) {
         self.cx.events.emit(self.object, ObjectEvent { reason, text, warning });
+    }
+}
+
+/// Deletes a Node and its finalizer of ours, only if it still belongs to the allocation. Returns true when it did.
+/// Idempotent.
+pub(crate) async fn delete_node(
+    cx: &Context,
+    name: &str,
+    allocation: &AllocationName,
+) -> Result<bool, Error> {
+    let nodes: Api<Node> = Api::all(cx.client.clone());
+    let Some(node) = nodes.get_opt(name).await.map_err(api("read Node", name))? else { return Ok(false) };
+    if node.labels().get(names::ALLOCATION).map(String::as_str) != Some(&**allocation) {
+        return Ok(false);
+    }
+    let rest: Vec<_> = node.finalizers().iter().filter(|f| *f != NODE_FINALIZER).cloned().collect();
+    if rest.len() < node.finalizers().len() {
+        let patch = json!({"metadata": {"resourceVersion": node.resource_version(), "finalizers": rest}});
+        let params = PatchParams { field_manager: Some(names::MANAGER.into()), ..PatchParams::default() };
+        match nodes.patch(name, &params, &Patch::Merge(&patch)).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(false),
+            Err(error) => return Err(api("patch Node", name)(error)),
+        }
+    }
+    let only = Preconditions { uid: node.uid(), resource_version: None };
+    match nodes.delete(name, &DeleteParams::default().preconditions(only)).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+            Ok(node.metadata.deletion_timestamp.is_some())
+        }
+        Err(error) => Err(api("delete Node", name)(error)),
     }
 }

@@ -22,6 +22,7 @@ pub mod observe;
 pub mod plan;
 pub mod settings;
 pub mod status;
+mod sweep;
 mod times;
 mod triggers;
 
@@ -103,7 +104,9 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         () = watches::objects(&cx, writer) => {}
         () = watches::nodes(&cx, &listed) => {}
         () = watches::pods(&cx, &listed) => {}
+        () = watches::daemons(&cx) => {}
         () = packing::run(&cx) => {}
+        () = sweep::run(&cx) => {}
         () = events::publish(&recorder, queued) => {}
         () = feed::run(&cx.market, &cx.mirror, config, |change| watches::market_changed(&cx, change), stop) => {}
         () = stop.cancelled() => {}

@@ -62,7 +62,10 @@ fn rights() -> Vec<Value> {
         rule("events.k8s.io", &["events"], &["create", "patch"]),
     ];
     // All that the market asks of the cluster: whose a token is.
-    let reviews = [rule("authentication.k8s.io", &["tokenreviews"], &["create"])];
+    let reviews = [
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+    ];
     let cluster = json!({"name": NAME, "labels": labels("bidnode")});
     let reviewer = json!({"name": MARKET, "labels": labels("market")});
     vec![

@@ -29,6 +29,7 @@ pub(crate) struct Snapshot {
     synced: bool,
     nodes: Vec<NodeView>,
     need: Need,
+    fleet_ill: bool,
     now_ms: i64,
 }
 
@@ -38,12 +39,13 @@ impl Snapshot {
         let uid = object.uid().unwrap_or_default();
         let key = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
         Self {
-            settings: parse(object),
+            settings: parse(object, &cx.config.allowed_labels),
             synced: cx.mirror.is_synced(),
             owner: cx.mirror.owner(&uid),
             quotes: cx.mirror.quotes_of(&object.spec.instance_type),
             nodes: cx.cluster.nodes(&key),
             need: cx.cluster.need(&uid),
+            fleet_ill: cx.cluster.is_ill(cx.now_ms(), cx.config.times.lost_ms),
             now_ms: cx.now_ms(),
         }
     }
@@ -59,6 +61,7 @@ impl Snapshot {
             default_region: cx.config.default_region.as_deref(),
             nodes: &self.nodes,
             need: &self.need,
+            fleet_ill: self.fleet_ill,
             now_ms: self.now_ms,
             times: &cx.config.times,
         }

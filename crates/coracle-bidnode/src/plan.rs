@@ -30,7 +30,8 @@ use crate::{ids::MarketName, observe::bids::Quote, settings::Settings};
 pub(crate) use counts::is_active;
 pub use counts::{Counts, Health};
 pub use input::{NodeView, Observed};
-pub use output::{Facts, NodeChange, Plan, Release, Step};
+pub(crate) use nodes::NODE_FINALIZER;
+pub use output::{Facts, Group, NodeChange, Plan, Release, Step};
 pub use price::limit;
 
 /// Most units of one bid: the market's limit.
@@ -48,18 +49,21 @@ pub fn plan(o: &Observed<'_>) -> Plan {
         Ok(settings) => settings,
         Err(why) => {
             plan.facts.invalid = Some(why.to_owned());
+            // What is under notice ends also when the specification is invalid.
+            nodes::plan(o, None, &mut plan);
             return plan;
         }
     };
     choose_market(o, settings, &mut plan.facts);
     plan.facts.counts.desired = desired(o, settings, &plan.facts.counts);
     if settings.paused {
+        nodes::plan(o, None, &mut plan);
         return plan;
     }
     if !o.object.finalizers().iter().any(|f| f == names::FINALIZER) {
         plan.steps.push(Step::AddFinalizer);
     }
-    nodes::plan(o, settings, &mut plan);
+    nodes::plan(o, Some(settings), &mut plan);
     if !o.synced {
         return plan;
     }
@@ -125,8 +129,30 @@ fn desired(o: &Observed<'_>, settings: &Settings, counts: &Counts) -> u32 {
     wanted.max(floor).clamp(settings.min, settings.max)
 }
 
+/// After launches that failed for good nothing is bought for a while: the image, the token or the name may be the cause.
+fn waits_after_failures(o: &Observed<'_>, plan: &mut Plan) -> bool {
+    let Some(doublings) = o.owner.failures.checked_sub(1) else { return false };
+    let ms = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    let wait = ms(o.times.retry).saturating_mul(1 << doublings.min(16)).min(ms(o.times.retry_max));
+    let left = o.owner.failed_ms.saturating_add(wait) - o.now_ms;
+    let count = o.owner.failures;
+    plan.facts.provision_failing =
+        Some(format!("{count} allocations in a row failed to launch three times each"));
+    if let Ok(left) = u64::try_from(left)
+        && left > 0
+    {
+        let left = std::time::Duration::from_millis(left);
+        plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
+        return true;
+    }
+    false
+}
+
 /// One bid for the missing nodes.
 fn buy(o: &Observed<'_>, settings: &Settings, quote: &Quote, plan: &mut Plan) {
+    if waits_after_failures(o, plan) {
+        return;
+    }
     let counts = plan.facts.counts;
     let missing = counts.desired.saturating_sub(counts.have);
     // Replacements may stand beside what they replace, within the disruption budget.

@@ -71,7 +71,7 @@ pub struct Settings {
     pub labels: BTreeMap<String, String>,
     /// Taints of the nodes.
     pub taints: Vec<Taint>,
-    /// Only status is written.
+    /// Nothing is bought, sold or changed; notices and drains under way are handled.
     pub paused: bool,
     /// Σ limits of live and open units never exceeds it.
     pub max_hourly_cost: Option<Price>,
@@ -91,12 +91,29 @@ pub struct Settings {
     pub force_delete: bool,
 }
 
-/// Reads a BidNode; the sentence for people when it cannot be obeyed.
+/// Longest value of a label (Kubernetes documentation, "Labels and Selectors").
+const NAME_MAX: usize = 63;
+
+/// Whether a key is of Kubernetes, or of this controller. Kubelets and schedulers act on keys of Kubernetes, and
+/// `node-restriction.kubernetes.io` keeps workloads apart, so a tenant must not choose them.
+fn is_reserved(key: &str, allowed: &BTreeSet<String>) -> bool {
+    let Some((domain, _)) = key.split_once('/') else { return false };
+    let is_of = |owner: &str| domain == owner || domain.strip_suffix(owner).is_some_and(|d| d.ends_with('.'));
+    is_of("kubebid.io") || (is_of("kubernetes.io") || is_of("k8s.io")) && !allowed.contains(key)
+}
+
+/// Reads a BidNode; the sentence for people when it cannot be obeyed. `allowed`: label keys of Kubernetes that an
+/// administrator lets tenants choose.
 ///
 /// # Errors
 /// Message with field, value and rule.
-pub fn parse(object: &BidNode) -> Result<Settings, String> {
+pub fn parse(object: &BidNode, allowed: &BTreeSet<String>) -> Result<Settings, String> {
     let spec = &object.spec;
+    // It becomes the value of a label of each Node.
+    let name = object.name_any();
+    if name.len() > NAME_MAX {
+        return Err(format!("metadata.name: {name} must have at most {NAME_MAX} characters"));
+    }
     let max_bid = micros(spec.max_bid)
         .map(Price::micros)
         .map_err(|text| format!("spec.maxBid: {text} must have at most 6 decimals and be at most 1000000"))?;
@@ -108,7 +125,7 @@ pub fn parse(object: &BidNode) -> Result<Settings, String> {
     }
     for (key, value) in &spec.node_selector {
         check_label("spec.nodeSelector", key, value)?;
-        if names::RESERVED.iter().any(|prefix| key.starts_with(prefix)) {
+        if is_reserved(key, allowed) {
             return Err(format!("spec.nodeSelector: key {key} is reserved; take one of your own domain"));
         }
     }
@@ -121,7 +138,7 @@ pub fn parse(object: &BidNode) -> Result<Settings, String> {
         max,
         strategy: spec.bid_strategy,
         labels: spec.node_selector.clone(),
-        taints: taints(&spec.taints)?,
+        taints: taints(&spec.taints, allowed)?,
         paused: given.flag(annotation::PAUSED, false)?,
         max_hourly_cost: given.price(annotation::MAX_HOURLY_COST)?,
         defend: given.flag(annotation::DEFEND, true)?,
@@ -135,7 +152,7 @@ pub fn parse(object: &BidNode) -> Result<Settings, String> {
     .and_then(|settings| given.join_mode().map(|()| settings))
 }
 
-fn taints(wanted: &[NodeTaint]) -> Result<Vec<Taint>, String> {
+fn taints(wanted: &[NodeTaint], allowed: &BTreeSet<String>) -> Result<Vec<Taint>, String> {
     let mut seen = BTreeSet::new();
     let mut all = Vec::new();
     for (n, taint) in wanted.iter().enumerate() {
@@ -146,7 +163,7 @@ fn taints(wanted: &[NodeTaint]) -> Result<Vec<Taint>, String> {
             return Err(format!("spec.taints[{n}].key: must be given"));
         }
         check_label(&format!("spec.taints[{n}]"), &key, &value)?;
-        if names::RESERVED.iter().any(|prefix| key.starts_with(prefix)) {
+        if is_reserved(&key, allowed) {
             return Err(format!("spec.taints[{n}].key: {key} is reserved; take one of your own domain"));
         }
         if !seen.insert((key.clone(), effect.clone())) {
@@ -296,6 +313,9 @@ mod tests {
             (label("kubebid.io/bidnode", "v"), "reserved"),
             (label("node.kubernetes.io/instance-type", "v"), "reserved"),
             (label("topology.kubernetes.io/zone", "v"), "reserved"),
+            (label("kubernetes.io/hostname", "v"), "reserved"),
+            (label("node-restriction.kubernetes.io/team", "v"), "reserved"),
+            (label("feature.node.k8s.io/gpu", "v"), "reserved"),
             (label("node-role.kubernetes.io/worker", ""), "reserved"),
             (told(annotation::PAUSED, "yes"), "kubebid.io/paused"),
             (told(annotation::DEFEND, ""), "kubebid.io/defend"),
@@ -311,7 +331,7 @@ mod tests {
             (told(annotation::DISRUPTION_BUDGET, "-1"), "kubebid.io/disruption-budget"),
             (told(annotation::JOIN_MODE, "manual"), "kubebid.io/join-mode"),
         ] {
-            let said = parse(&object).expect_err(want);
+            let said = parse(&object, &BTreeSet::new()).expect_err(want);
             assert!(said.contains(want), "{said} does not name {want}");
         }
     }
@@ -334,7 +354,7 @@ mod tests {
             }
             o.spec.region = Some(String::new());
         });
-        let got = parse(&all).unwrap();
+        let got = parse(&all, &BTreeSet::new()).unwrap();
         assert_eq!((got.max_bid, got.region.as_deref()), (Price::micros(4_500_000), None));
         assert!(got.paused && !got.defend && got.gang);
         assert_eq!(got.max_hourly_cost, Some(Price::micros(12_500_000)));

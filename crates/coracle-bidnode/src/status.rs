@@ -150,6 +150,10 @@ fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> Vec<Desired
         None => {}
     }
     match &facts.degraded {
+        None if facts.provision_failing.is_some() => {
+            let why = facts.provision_failing.as_deref().unwrap_or_default();
+            all.push(say(condition::DEGRADED, true, "ProvisionFailing", why));
+        }
         Some(why) => all.push(say(condition::DEGRADED, true, reason::TOO_MANY_UNHEALTHY, why)),
         None if had(condition::DEGRADED) => all.push(say(condition::DEGRADED, false, "Healthy", "")),
         None => {}

@@ -88,7 +88,10 @@ fn named(command: &Command) -> (&'static str, Subject) {
         Command::Renew { .. } => ("renew", Subject::Market),
         Command::PutLot { .. } => ("put-lot", Subject::Market),
         Command::DrainLot { .. } => ("drain-lot", Subject::Market),
-        Command::Heartbeat { .. } => ("heartbeat", Subject::Market),
+        Command::Heard { .. } => ("supplier-heard", Subject::Market),
+        Command::Silent { .. } => ("supplier-silent", Subject::Market),
+        Command::Lost { .. } => ("supplier-lost", Subject::Market),
+        Command::Gone { allocation, .. } => ("gone", Subject::Allocation(*allocation)),
         Command::Report { allocation, .. } => ("report", Subject::Allocation(*allocation)),
     }
 }

@@ -48,6 +48,15 @@ impl Gate {
         self.tokens.write().insert(hash, Caller::new(tenant, scopes));
     }
 
+    /// All tokens by hash.
+    pub(crate) fn tokens(&self) -> Vec<([u8; 32], Caller)> {
+        self.tokens.read().iter().map(|(hash, caller)| (*hash, *caller)).collect()
+    }
+
+    pub(crate) fn refuse(&self, hash: &[u8; 32]) {
+        self.tokens.write().remove(hash);
+    }
+
     pub(crate) fn set_rate(&self, tenant: u32, rate: u32) {
         self.rates.write().insert(tenant, rate);
     }

@@ -14,6 +14,9 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
+    /// All scopes.
+    pub(crate) const ALL: [Self; 5] = [Self::Read, Self::Trade, Self::Supply, Self::Admin, Self::Audit];
+
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "read" => Self::Read,

@@ -425,7 +425,7 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
                         frames.extend([bid(*id, of), Frame::Allocation(gone)]);
                     }
                 }
-                Event::AtRisk { allocation, .. } => {
+                Event::AtRisk { allocation, .. } | Event::RiskOver { allocation } => {
                     let row = state.market.allocation(*allocation);
                     let row = row.filter(|row| mine(state.market.bid_of(row)).is_some());
                     frames.extend(row.map(|row| unit(*allocation, row)));
@@ -464,34 +464,25 @@ impl supply_server::Supply for GrpcServices {
         Ok(Response::new(pb::DrainLotResponse {}))
     }
 
-    async fn heartbeat(
-        &self,
-        r: Request<pb::HeartbeatRequest>,
-    ) -> Result<Response<pb::HeartbeatResponse>, Status> {
-        let caller = self.caller(&r, Scope::Supply)?;
-        self.service.heartbeat(caller).await?;
-        Ok(Response::new(pb::HeartbeatResponse {}))
-    }
+    type StreamDesiredStream = Frames<pb::DesiredFrame>;
 
-    type StreamOrdersStream = Frames<pb::Order>;
-
-    async fn stream_orders(
+    async fn stream_desired(
         &self,
-        r: Request<pb::StreamOrdersRequest>,
-    ) -> Result<Response<Self::StreamOrdersStream>, Status> {
+        r: Request<pb::StreamDesiredRequest>,
+    ) -> Result<Response<Self::StreamDesiredStream>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
         let supplier = self.service.supplier(caller).await?;
-        let first = move |service: &Service| service.outstanding(supplier);
-        Ok(Response::new(self.stream(first, move |service, batch| service.orders_in(batch, supplier))))
+        let first = move |service: &Service| Ok(service.desired_set(supplier));
+        Ok(Response::new(self.stream(first, move |service, batch| service.desired_changes(batch, supplier))))
     }
 
-    async fn report_order(
+    async fn report_observed(
         &self,
-        r: Request<pb::ReportOrderRequest>,
-    ) -> Result<Response<pb::ReportOrderResponse>, Status> {
+        r: Request<pb::ReportObservedRequest>,
+    ) -> Result<Response<pb::ReportObservedResponse>, Status> {
         let caller = self.caller(&r, Scope::Supply)?;
-        self.service.report(caller, r.into_inner()).await?;
-        Ok(Response::new(pb::ReportOrderResponse {}))
+        self.service.observed(caller, r.into_inner()).await?;
+        Ok(Response::new(pb::ReportObservedResponse {}))
     }
 }
 
@@ -521,6 +512,23 @@ impl admin_server::Admin for GrpcServices {
         Ok(Response::new(pb::PutTenantResponse { token: self.service.put_tenant(r.get_ref()).await? }))
     }
 
+    async fn list_tokens(
+        &self,
+        r: Request<pb::ListTokensRequest>,
+    ) -> Result<Response<pb::ListTokensResponse>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        Ok(Response::new(pb::ListTokensResponse { tokens: self.service.tokens(&r.get_ref().tenant)? }))
+    }
+
+    async fn revoke_token(
+        &self,
+        r: Request<pb::RevokeTokenRequest>,
+    ) -> Result<Response<pb::RevokeTokenResponse>, Status> {
+        self.caller(&r, Scope::Admin)?;
+        self.service.revoke(&r.get_ref().id).await?;
+        Ok(Response::new(pb::RevokeTokenResponse {}))
+    }
+
     async fn halt(&self, r: Request<pb::HaltRequest>) -> Result<Response<pb::HaltResponse>, Status> {
         let caller = self.caller(&r, Scope::Admin)?;
         self.service.halt(caller, &r.get_ref().market, true).await?;
@@ -545,9 +553,8 @@ impl admin_server::Admin for GrpcServices {
     async fn verify(&self, r: Request<pb::VerifyRequest>) -> Result<Response<pb::VerifyResponse>, Status> {
         self.caller(&r, Scope::Audit)?;
         let v = self.service.verify(&r.get_ref().market).await?;
-        let ignored_reports = self.service.ignored_in(&r.get_ref().market).await?;
         let (commands, sound, detail) = (v.commands, v.sound, v.detail);
-        Ok(Response::new(pb::VerifyResponse { commands, sound, detail, ignored_reports }))
+        Ok(Response::new(pb::VerifyResponse { commands, sound, detail }))
     }
 
     async fn audit(&self, r: Request<pb::AuditRequest>) -> Result<Response<pb::AuditResponse>, Status> {

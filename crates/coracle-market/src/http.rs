@@ -316,6 +316,7 @@ async fn release(State(s): Shared, Trade(caller): Trade, Path(id): Path<String>,
         allocation: id,
         if_owner_version: version(&q)?,
         tenant: text(&q, "tenant"),
+        reason: 0,
     };
     Ok(Json(json::reply(&s.release(caller, request).await?)))
 }

@@ -69,7 +69,7 @@ pub(crate) fn explanation(e: &pb::Explanation) -> Value {
     json!({
         "text": e.text, "standing": e.standing, "rank": e.rank, "of": e.of, "sold": e.sold,
         "clearing": dollars(e.clearing_micros), "limit": dollars(e.limit_micros),
-        "winsAt": e.wins_at_micros.map(dollars), "call": e.call, "ignoredReports": e.ignored_reports,
+        "winsAt": e.wins_at_micros.map(dollars), "call": e.call,
     })
 }
 

@@ -20,7 +20,6 @@ mod focus;
 mod grpc;
 mod history;
 mod http;
-mod ignored;
 mod json;
 mod learning;
 mod metrics;
@@ -35,6 +34,7 @@ mod service;
 mod signed;
 mod state;
 mod store;
+mod verify;
 mod websocket;
 mod writer;
 

@@ -87,6 +87,7 @@ pub(crate) struct Metrics {
     cancelled_setters: Counter,
     call_seconds: Histogram,
     orders: Family<Orders, Counter>,
+    unknown_machines: Counter,
     charged: Family<Class, DollarSum>,
     pub(crate) calls: Calls,
     pub(crate) journal_commit: Histogram,
@@ -128,6 +129,7 @@ impl Metrics {
             cancelled_setters: Counter::default(),
             call_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 18)),
             orders: Family::default(),
+            unknown_machines: Counter::default(),
             charged: Family::default(),
             calls: Calls::default(),
             journal_commit: Histogram::new(exponential_buckets(0.0001, 2.0, 14)),
@@ -156,7 +158,16 @@ impl Metrics {
             m.cancelled_setters.clone(),
         );
         r.register("coracle_market_call_seconds", "Time in the engine for a call", m.call_seconds.clone());
-        r.register("coracle_market_orders", "Orders to suppliers", m.orders.clone());
+        r.register(
+            "coracle_market_orders",
+            "Changes of desired sets, and reports of suppliers",
+            m.orders.clone(),
+        );
+        r.register(
+            "coracle_market_unknown_machines",
+            "Observed machines in lots that the supplier does not have",
+            m.unknown_machines.clone(),
+        );
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
         r.register("coracle_market_calls", "Calls by what their token must allow", m.calls.0.clone());
         r.register(
@@ -187,7 +198,8 @@ impl Metrics {
         self.called(Duration::ZERO);
         self.setter_cancelled();
         self.placed.accepted.inc();
-        self.order("launch");
+        self.order("desired");
+        self.unknown_machines(0);
         self.calls.count(crate::caller::Scope::Read);
         self.charged.get_or_create(&class()).inc_by(0.0);
     }
@@ -206,9 +218,9 @@ impl Metrics {
         };
     }
 
-    /// Report about an allocation that the supplier does not have.
-    pub(crate) fn unknown_report(&self, report: &SupplierReport) {
-        self.reported(report, "unknown");
+    /// So many observations were of machines of unknown lots.
+    pub(crate) fn unknown_machines(&self, count: usize) {
+        self.unknown_machines.inc_by(count as u64);
     }
 
     fn reported(&self, report: &SupplierReport, result: &'static str) -> u64 {
@@ -241,16 +253,11 @@ impl Metrics {
                     self.open_units.get_or_create(&class()).set(count(market.depth().units));
                     self.allocations.get_or_create(&class()).set(count(market.live()));
                 }
-                Event::Launch { .. } => self.order("launch"),
-                Event::Spare { .. } => self.order("spare"),
-                Event::Reclaim { reason, .. } => {
-                    self.order("reclaim");
-                    if !matches!(reason, EndReason::Released | EndReason::ProvisionFailed) {
-                        let reason = reason.as_str();
-                        self.displaced.get_or_create(&Reason { reason }).inc();
-                    }
+                Event::Desired { .. } => self.order("desired"),
+                Event::Allocation { allocation, .. } => {
+                    self.noticed(market, *allocation);
+                    self.ended(market, *allocation);
                 }
-                Event::Allocation { allocation, .. } => self.ended(market, *allocation),
                 Event::Charge { from, to, price, reason, .. } if *reason != ChargeReason::Refund => {
                     let micros = coracle_auction::Charge::of(*price, to.since_ms(*from)).to_micros();
                     let micros = i64::try_from(micros).unwrap_or(i64::MAX);
@@ -263,6 +270,15 @@ impl Metrics {
 
     fn order(&self, kind: &'static str) {
         self.orders.get_or_create(&Orders { kind, result: "sent" }).inc();
+    }
+
+    fn noticed(&self, market: &Market, allocation: coracle_auction::AllocationId) {
+        let Some(row) = market.allocation(allocation) else { return };
+        let (now, noticed, ended) = (Some(market.now()), row.noticed_at(), row.ended_at());
+        let lost = ended == now && row.reason() == Some(EndReason::CapacityLost) && noticed.is_none();
+        if let Some(reason) = row.reason().filter(|_| lost || noticed == now && ended.is_none()) {
+            self.displaced.get_or_create(&Reason { reason: reason.as_str() }).inc();
+        }
     }
 
     fn ended(&self, market: &Market, allocation: coracle_auction::AllocationId) {

@@ -6,10 +6,10 @@ use coracle_auction::{Event, Journaled, Market, Params, Time};
 use crate::error::StoreError;
 use crate::names;
 use crate::signed::signed;
-use crate::store::{CallRow, ChargeRow, JournalVerification, Projections, Store, chained};
+use crate::store::{CallRow, ChargeRow, Projections, Store, chained};
 
 /// Groups read at once.
-const PAGE: i64 = 16;
+pub(crate) const PAGE: i64 = 16;
 
 /// A market, and the position in its journal that it was replayed to.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(crate) async fn recover(
     let end = walk(store, no, from, |_, _, entry| {
         market.apply(entry.at, &entry.command, &mut events);
         *replayed += 1;
-        project(no, market, &events, made);
+        project(no, &events, made);
         events.clear();
         true
     })
@@ -116,7 +116,7 @@ async fn walk(
 }
 
 /// Rows of the history and of charges from events.
-pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Projections) {
+pub(crate) fn project(no: u32, events: &[Event], made: &mut Projections) {
     for event in events {
         match event {
             Event::Call { record } => made.calls.push(CallRow {
@@ -126,11 +126,10 @@ pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Pro
                 price: record.price.as_micros(),
                 chain: record.chain,
             }),
-            Event::Charge { allocation, tenant, from, to, price, reason } => {
-                let at =
-                    market.allocation(*allocation).map_or(Time(0), coracle_auction::Allocation::matched_at);
+            // The name is in the event: the allocation may be forgotten by the end of the same command.
+            Event::Charge { allocation, matched_at, tenant, from, to, price, reason } => {
                 made.charges.push(ChargeRow {
-                    allocation: names::allocation(no, at, *allocation),
+                    allocation: names::allocation(no, *matched_at, *allocation),
                     tenant: tenant.0,
                     starts: signed(from.0),
                     ends: signed(to.0),
@@ -139,27 +138,6 @@ pub(crate) fn project(no: u32, market: &Market, events: &[Event], made: &mut Pro
                 });
             }
             _ => {}
-        }
-    }
-}
-
-/// Replays a whole journal and compares every call with what was published.
-pub(crate) async fn verify(
-    store: &Store,
-    no: u32,
-    start: (Params, Time),
-) -> Result<JournalVerification, StoreError> {
-    let told = |sound, commands, detail: String| JournalVerification { commands, sound, detail };
-    // Before the replay: what is published meanwhile is in the journal before.
-    let published = store.calls(no, (0, i64::MAX)).await?;
-    match recover(store, no, start, true).await {
-        Err(e @ (StoreError::Chain { .. } | StoreError::Malformed { .. })) => {
-            Ok(told(false, 0, e.to_string()))
-        }
-        Err(e) => Err(e),
-        Ok(r) => {
-            let wrong = mismatch(&published, &r.made.calls);
-            Ok(told(wrong.is_none(), r.replayed, wrong.unwrap_or_default()))
         }
     }
 }

@@ -35,15 +35,18 @@ pub struct Account {
     pub namespace: String,
     /// Its name.
     pub name: String,
+    /// Whether it may create BidNodes in its namespace: only then it trades.
+    pub may_trade: bool,
 }
 
 impl Account {
-    /// The account of a user name as the API server spells it: `system:serviceaccount:<namespace>:<name>`.
+    /// The account of a user name as the API server spells it: `system:serviceaccount:<namespace>:<name>`. It may not trade
+    /// before its rights were reviewed.
     #[must_use]
     pub fn of_user(user: &str) -> Option<Self> {
         let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
         let whole = !namespace.is_empty() && !name.is_empty();
-        whole.then(|| Self { namespace: namespace.to_owned(), name: name.to_owned() })
+        whole.then(|| Self { namespace: namespace.to_owned(), name: name.to_owned(), may_trade: false })
     }
 }
 
@@ -57,7 +60,7 @@ pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Option<Account>, Unrevi
 
 /// Reviewer of tokens.
 pub trait Review: Debug + Send + Sync {
-    /// The service account of a token that was made for [`AUDIENCE`]; `None`: it is none, or over.
+    /// The service account of a token that was made for [`AUDIENCE`], with its right to trade; `None`: it is none, or over.
     fn review<'a>(&'a self, token: &'a str) -> Answer<'a>;
 }
 
@@ -160,13 +163,15 @@ async fn caller_of(
     account: &Account,
     registry: &Registry,
 ) -> Result<Caller, StoreError> {
-    let tenant = if accounts.operator == format!("{}/{}", account.namespace, account.name) {
+    let is_operator = accounts.operator == format!("{}/{}", account.namespace, account.name);
+    let tenant = if is_operator {
         accounts.cluster.clone()
     } else {
         format!("{}/{}", accounts.cluster, account.namespace)
     };
     let tenant = registry.ensure(Kind::Tenant, &tenant, &[]).await?;
-    Ok(Caller::new(tenant, Scope::Read as u8 | Scope::Trade as u8))
+    let trade = if is_operator || account.may_trade { Scope::Trade as u8 } else { 0 };
+    Ok(Caller::new(tenant, Scope::Read as u8 | trade))
 }
 
 #[cfg(test)]
@@ -175,7 +180,7 @@ mod tests {
 
     #[test]
     fn only_service_accounts_are_accounts() {
-        let account = Account { namespace: "ns".into(), name: "a".into() };
+        let account = Account { namespace: "ns".into(), name: "a".into(), may_trade: false };
         assert_eq!(Account::of_user("system:serviceaccount:ns:a"), Some(account));
         for other in ["", "admin", "system:serviceaccount:ns", "system:serviceaccount::a", "system:node:n"] {
             assert_eq!(Account::of_user(other), None, "{other}");

@@ -16,6 +16,7 @@ use coracle_types::Clock;
 use futures_util::StreamExt as _;
 use prometheus_client::registry::Registry as Meters;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,6 @@ use crate::error::{Problem, StoreError};
 use crate::grpc::GrpcServices;
 use crate::history::{LOOK_MS, Percentiles};
 use crate::http;
-use crate::ignored::Ignored;
 use crate::learning::Learning;
 use crate::metrics::Metrics;
 use crate::recover::{Recovered, mismatch, recover};
@@ -42,6 +42,8 @@ use crate::writer::{Health, MARKET_ITSELF, Writer};
 
 /// Time that clients have to close a connection when the market ends.
 const GRACE: Duration = Duration::from_secs(1);
+/// Time after a change before held bids are looked at again.
+const RELIEF: Duration = Duration::from_millis(500);
 
 /// Configuration of a market.
 #[derive(Clone, Debug)]
@@ -177,6 +179,8 @@ pub async fn serve(
     let streams = service.streams.clone();
     let (percentiles, over) = (keep_percentiles(service.clone()), stop.child_token());
     streams.spawn(async move { over.run_until_cancelled(percentiles).await });
+    let (relief, over) = (keep_relieving(service.clone()), stop.child_token());
+    streams.spawn(async move { over.run_until_cancelled(relief).await });
     let gate = GrpcServices { service: service.clone() };
     let (closing, learning) = (stop.clone(), service.clone());
     // The builder's own setting is for listeners that it makes itself.
@@ -266,7 +270,6 @@ async fn open_markets(
         let rolled_to = store.rolled_to(no).await?;
         made.calls.extend(rows.calls.into_iter().filter(|call| call.at >= rolled_to));
         made.charges.extend(rows.charges);
-        let (indicated, at_risk) = (market.now(), std::collections::BTreeMap::new());
         slots.insert(
             no,
             MarketState {
@@ -274,10 +277,9 @@ async fn open_markets(
                 market,
                 seq,
                 chain,
-                at_risk,
+                at_risk: std::collections::BTreeMap::new(),
                 start,
                 since_snapshot: replayed,
-                indicated,
                 percentiles: Percentiles::default(),
             },
         );
@@ -302,7 +304,6 @@ async fn service(
     if let Some(token) = &config.admin_token {
         gate.admit(caller::hash(token), root, caller::ALL);
     }
-    let ignored = Ignored::after(store.last_ignored().await?);
     let service = Service {
         writer,
         registry,
@@ -314,7 +315,6 @@ async fn service(
         caps: tokio::sync::Mutex::default(),
         capped: parking_lot::RwLock::default(),
         cancelled_setters: parking_lot::Mutex::default(),
-        ignored: parking_lot::Mutex::new(ignored),
         reviewed: Reviewed::new(config.accounts.clone(), config.clock.clone()),
         streams: TaskTracker::new(),
         stop,
@@ -323,6 +323,19 @@ async fn service(
         service.take_facts(tenant).await;
     }
     Ok(Arc::new(service))
+}
+
+/// Lets bids that wait for a cap in, soon after something changed. Never returns.
+async fn keep_relieving(service: Arc<Service>) {
+    let mut changes = service.writer.events.subscribe();
+    // Ends with the writer; a reader that missed changes only wants to know that there were some.
+    while !matches!(changes.recv().await, Err(RecvError::Closed)) {
+        tokio::time::sleep(RELIEF).await;
+        changes = changes.resubscribe();
+        if let Err(problem) = service.relieve().await {
+            tracing::warn!(%problem, "move slices of caps failed");
+        }
+    }
 }
 
 /// Publishes percentiles of the last 30 days for each market, now and every hour. Never returns.

@@ -1,6 +1,7 @@
 //! Operations of the market, shared by all its APIs.
 
 mod admin;
+mod cap;
 mod read;
 mod supply;
 mod trade;
@@ -17,7 +18,6 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Gate;
 use crate::caller::{Caller, Scope};
 use crate::error::{Problem, StoreError};
-use crate::ignored::Ignored;
 use crate::metrics::Metrics;
 use crate::registry::{Kind, Registry};
 use crate::review::Reviewed;
@@ -35,14 +35,13 @@ pub(crate) struct Service {
     pub(crate) store: Store,
     pub(crate) clock: Clock,
     pub(crate) default_region: Option<String>,
-    /// Hourly caps by tenant. Locked while a capped tenant places, so that slices add up.
+    /// Hourly caps by tenant; each covers the tenants below, too. Locked while one that is capped places, so that slices
+    /// add up.
     pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,
     /// Tenants that have a cap, to ask without the lock.
     pub(crate) capped: parking_lot::RwLock<std::collections::BTreeSet<u32>>,
     /// Number of cancelled bids of each tenant that had set the price.
     pub(crate) cancelled_setters: parking_lot::Mutex<BTreeMap<u32, u64>>,
-    /// Reports of what is unknown.
-    pub(crate) ignored: parking_lot::Mutex<Ignored>,
     /// Streams belong to the service and end with it.
     pub(crate) streams: TaskTracker,
     /// Says that it ends.
@@ -78,14 +77,15 @@ impl Service {
             .ok_or_else(|| Problem::new(404, "UNKNOWN_MARKET", format!("no market {name}")))
     }
 
-    /// The tenant that a request is for: the token's own, or another one by name. An operator's
-    /// token trades for every namespace of its cluster, an administrator's for all.
+    /// The tenant that a request is for: the token's own, or another one by name. An operator's token trades for every
+    /// namespace of its cluster, an administrator's for all.
     pub(crate) async fn tenant(&self, caller: Caller, asked: &str) -> Result<u32, Problem> {
         if asked.is_empty() {
             return Ok(caller.tenant);
         }
         let own = self.registry.name(Kind::Tenant, caller.tenant);
-        let below = asked.strip_prefix(&own).is_some_and(|rest| rest.starts_with('/'));
+        // Only the operator of a cluster names tenants below its own: a namespace would else leave its cap by a new name.
+        let below = !own.contains('/') && asked.strip_prefix(&own).is_some_and(|rest| rest.starts_with('/'));
         if asked != own && !below && !caller.may(Scope::Admin) {
             return Err(Problem::new(403, "FORBIDDEN", "the token is another tenant's"));
         }

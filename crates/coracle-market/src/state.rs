@@ -20,7 +20,6 @@ pub(crate) struct MarketState {
     pub(crate) at_risk: BTreeMap<AllocationId, Price>,
     pub(crate) start: (Params, Time),
     pub(crate) since_snapshot: u64,
-    pub(crate) indicated: Time,
     /// Percentiles of recent prices.
     pub(crate) percentiles: Percentiles,
 }

@@ -13,6 +13,7 @@ use sqlx::sqlite::{
 
 use crate::error::StoreError;
 use crate::history::{Age, Bar};
+use crate::names::{self, Named};
 
 /// Address of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +116,7 @@ pub struct JournalVerification {
     pub detail: String,
 }
 
-const SCHEMA: [&str; 9] = [
+const SCHEMA: [&str; 8] = [
     "CREATE TABLE IF NOT EXISTS names (kind INT8 NOT NULL, no INT8 NOT NULL, name TEXT NOT NULL, body {BYTES} NOT NULL, PRIMARY KEY (kind, no), UNIQUE (kind, name))",
     "CREATE TABLE IF NOT EXISTS journal (market INT8 NOT NULL, seq INT8 NOT NULL, epoch INT8 NOT NULL, count INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, who {BYTES}, PRIMARY KEY (market, seq))",
     "CREATE TABLE IF NOT EXISTS snapshots (market INT8 NOT NULL, seq INT8 NOT NULL, body {BYTES} NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, seq))",
@@ -123,7 +124,6 @@ const SCHEMA: [&str; 9] = [
     "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
     "CREATE TABLE IF NOT EXISTS bars (market INT8 NOT NULL, step INT8 NOT NULL, at INT8 NOT NULL, opening INT8 NOT NULL, high INT8 NOT NULL, low INT8 NOT NULL, closing INT8 NOT NULL, calls INT8 NOT NULL, PRIMARY KEY (market, step, at))",
     "CREATE TABLE IF NOT EXISTS charges (allocation TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (allocation, reason, starts))",
-    "CREATE TABLE IF NOT EXISTS ignored (place INT8 NOT NULL PRIMARY KEY, no INT8 NOT NULL, at INT8 NOT NULL, who INT8 NOT NULL, market INT8 NOT NULL, report TEXT NOT NULL, subject TEXT NOT NULL, unwritten INT8 NOT NULL)",
     "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
 ];
 
@@ -152,10 +152,6 @@ macro_rules! on {
         }
     };
 }
-
-mod ignored;
-
-pub(crate) use ignored::IgnoredRow;
 
 fn number(value: i64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
@@ -257,13 +253,16 @@ impl Store {
         made: &Projections,
     ) -> Result<(), StoreError> {
         const OP: &str = "append";
-        const JOURNAL: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
+        const LITE: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
+        // A take-over waits for the row that this reads, so what it recovers includes this group.
+        const SHARED: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 FROM (SELECT epoch FROM writer WHERE one = 1 AND epoch = $3 FOR SHARE) AS held";
+        let insert = if matches!(self, Self::Sqlite { .. }) { LITE } else { SHARED };
         const CALL: &str = "INSERT INTO calls (market, number, at, price, chain) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
         const CHARGE: &str = "INSERT INTO charges (allocation, reason, starts, ends, tenant, price) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING";
         macro_rules! journal {
             ($group:expr, $on:expr) => {{
                 let g: &Group = $group;
-                let done = sqlx::query(JOURNAL)
+                let done = sqlx::query(insert)
                     .bind(i64::from(g.market))
                     .bind(g.seq)
                     .bind(epoch)
@@ -379,6 +378,13 @@ impl Store {
         .map_err(sql("store a token"))
     }
 
+    /// Deletes a token. It is `Ok` when there is none.
+    pub(crate) async fn delete_token(&self, hash: &[u8; 32]) -> Result<(), StoreError> {
+        on!(self, pool, write => sqlx::query("DELETE FROM tokens WHERE hash = $1")
+            .bind(&hash[..]).execute(pool).await.map(drop))
+        .map_err(sql("delete a token"))
+    }
+
     pub(crate) async fn tokens(&self) -> Result<Vec<([u8; 32], u32, u8)>, StoreError> {
         let rows: Vec<(Vec<u8>, i64, i64)> = on!(self, pool, read =>
             sqlx::query_as("SELECT hash, tenant, scopes FROM tokens").fetch_all(pool).await)
@@ -486,6 +492,49 @@ impl Store {
     }
 
     /// `(alloc, from, to, price, reason)` of a tenant in a span, in order.
+    /// One call that is kept by itself.
+    pub(crate) async fn call(&self, market: u32, number: i64) -> Result<Option<CallRow>, StoreError> {
+        const READ: &str = "SELECT at, price, chain FROM calls WHERE market = $1 AND number = $2";
+        let row: Option<(i64, i64, Vec<u8>)> = on!(self, pool, read =>
+            sqlx::query_as(READ).bind(i64::from(market)).bind(number).fetch_optional(pool).await)
+        .map_err(sql("read a call"))?;
+        Ok(row.map(|(at, price, chain)| CallRow { market, number, at, price, chain: digest(chain) }))
+    }
+
+    /// Number of the last published call; 0: none.
+    pub(crate) async fn last_call(&self, market: u32) -> Result<i64, StoreError> {
+        let last: Option<i64> = on!(self, pool, read =>
+            sqlx::query_scalar("SELECT max(number) FROM calls WHERE market = $1")
+                .bind(i64::from(market)).fetch_one(pool).await)
+        .map_err(sql("read the last call"))?;
+        Ok(last.unwrap_or(0))
+    }
+
+    /// End, tenant and price of the charge with the key of `row`.
+    pub(crate) async fn charge(&self, row: &ChargeRow) -> Result<Option<(i64, u32, i64)>, StoreError> {
+        const READ: &str =
+            "SELECT ends, tenant, price FROM charges WHERE allocation = $1 AND reason = $2 AND starts = $3";
+        let found: Option<(i64, i64, i64)> = on!(self, pool, read =>
+            sqlx::query_as(READ).bind(&row.allocation[..]).bind(row.reason).bind(row.starts).fetch_optional(pool).await)
+        .map_err(sql("read a charge"))?;
+        Ok(found.map(|(ends, tenant, price)| (ends, number(tenant), price)))
+    }
+
+    /// Number of charges of a market. Reads all charges, page by page.
+    pub(crate) async fn charges_of(&self, market: u32) -> Result<i64, StoreError> {
+        const READ: &str = "SELECT allocation, count(*) FROM charges WHERE allocation > $1 GROUP BY allocation ORDER BY allocation LIMIT 4096";
+        let (mut after, mut count) = (String::new(), 0);
+        loop {
+            let rows: Vec<(String, i64)> = on!(self, pool, read =>
+                sqlx::query_as(READ).bind(&after[..]).fetch_all(pool).await)
+            .map_err(sql("count charges"))?;
+            let Some((last, _)) = rows.last() else { return Ok(count) };
+            after.clone_from(last);
+            let own = |name: &str| matches!(names::parse(name), Some((Named::Allocation(no, _), _)) if no == market);
+            count += rows.iter().filter(|(name, _)| own(name)).map(|(_, rows)| rows).sum::<i64>();
+        }
+    }
+
     pub(crate) async fn charges(
         &self,
         tenant: u32,

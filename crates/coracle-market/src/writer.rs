@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_auction::codec::Codec;
-use coracle_auction::{AllocationId, Command, Event, Journaled, Price, Reply, Time};
+use coracle_auction::{
+    AllocationId, Command, Continuity, Event, Journaled, Presence, Price, Reply, SupplierNo, Time,
+};
 use coracle_telemetry::Readiness;
 use coracle_types::Clock;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -34,8 +36,6 @@ const QUEUE: usize = 16_384;
 pub(crate) const BEHIND_MAX: usize = 1_000;
 /// A snapshot is made after so many commands, or after as many as there are bids.
 const SNAPSHOT_AFTER: u64 = 100_000;
-/// Time between two indicative calls of a market with capacity.
-const INDICATIVE: Duration = Duration::from_secs(5);
 /// Time that derived rows wait for a group to be written with.
 const FLUSH: Duration = Duration::from_millis(50);
 /// Longest sleep of the writer.
@@ -60,6 +60,7 @@ type Answer = oneshot::Sender<Result<Applied, Problem>>;
 
 enum Request {
     Apply { market: u32, who: u32, commands: Vec<Command>, answer: Answer },
+    Heard { supplier: SupplierNo },
     Add { no: u32, state: Box<MarketState>, answer: oneshot::Sender<()> },
     Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), Problem>> },
 }
@@ -104,6 +105,12 @@ pub(crate) struct WriterTask {
     journaled: Vec<Entry>,
     /// Groups of which it is not known whether they are in the journal.
     doubtful: Vec<Group>,
+    /// Whether the last append arrived.
+    is_up: bool,
+    continuity: Continuity,
+    presence: Presence,
+    /// When presence is compared with the lots again.
+    presence_due: Time,
     last: Time,
     wake: Time,
 }
@@ -112,6 +119,7 @@ impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Apply { .. } => "Apply",
+            Self::Heard { .. } => "Heard",
             Self::Add { .. } => "Add",
             Self::Snapshot { .. } => "Snapshot",
         })
@@ -146,6 +154,10 @@ impl Writer {
             ages: Ages::default(),
             journaled: Vec::new(),
             doubtful: Vec::new(),
+            is_up: true,
+            continuity: Continuity::default(),
+            presence: Presence::default(),
+            presence_due: Time(0),
             last: Time(0),
             wake: Time(0),
         };
@@ -180,6 +192,11 @@ impl Writer {
         }
     }
 
+    /// A supplier was heard. Written nowhere: only its silence is, and its return.
+    pub(crate) async fn heard(&self, supplier: u32) -> Result<(), Problem> {
+        self.requests.send(Request::Heard { supplier: SupplierNo(supplier) }).await.map_err(|_| gone())
+    }
+
     pub(crate) async fn add(&self, no: u32, state: MarketState) -> Result<(), Problem> {
         let (answer, wait) = oneshot::channel();
         self.requests.send(Request::Add { no, state: Box::new(state), answer }).await.map_err(|_| gone())?;
@@ -208,6 +225,17 @@ struct Waiting {
     answers: Vec<(Answer, usize)>,
 }
 
+impl Waiting {
+    /// Puts a command of the market itself in front of all others.
+    fn put_first(&mut self, command: Command) {
+        self.commands.insert(0, command);
+        let mut who = Vec::new();
+        MARKET_ITSELF.put(&mut who);
+        who.append(&mut self.who);
+        self.who = who;
+    }
+}
+
 /// One market's part of a group, from its encoding to its answers.
 #[derive(Debug)]
 struct Entry {
@@ -223,6 +251,8 @@ impl WriterTask {
     /// Runs until `stop`; what was taken is finished. Ends with an error when another process
     /// took over the store.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), StoreError> {
+        // Silences of suppliers are counted from here.
+        self.presence.restart(self.time());
         loop {
             if stop.is_cancelled() {
                 self.perform_journaled();
@@ -241,7 +271,7 @@ impl WriterTask {
                 self.requests.try_recv().ok()
             };
             if !self.doubtful.is_empty() {
-                self.settle_doubt().await;
+                self.settle_doubt().await?;
             }
             let mut waiting = BTreeMap::new();
             let mut count = 0;
@@ -251,10 +281,16 @@ impl WriterTask {
                 count += self.take(request, &mut waiting).await;
                 next = if count < GROUP_MAX { self.requests.try_recv().ok() } else { None };
             }
+            if self.doubtful.is_empty() {
+                self.put_own_commands(&mut waiting);
+            }
             if waiting.is_empty() {
                 self.perform_journaled();
                 if self.doubtful.is_empty() {
                     self.flush().await;
+                }
+                if self.is_up {
+                    self.continuity.served(self.time());
                 }
             } else {
                 self.commit(waiting).await?;
@@ -302,14 +338,20 @@ impl WriterTask {
         match request {
             Request::Apply { market, who, mut commands, answer } => {
                 let count = commands.len();
+                for command in &commands {
+                    if let Command::PutLot { supplier, .. } = command {
+                        self.hear(*supplier);
+                    }
+                }
                 let group = waiting.entry(market).or_default();
                 commands.iter().for_each(|_| who.put(&mut group.who));
                 group.commands.append(&mut commands);
                 group.answers.push((answer, count));
                 return count.max(1);
             }
+            Request::Heard { supplier } => self.hear(supplier),
             Request::Add { no, state, answer } => {
-                self.wake = self.wake.min(state.market.next_due());
+                self.wake = self.wake.min(state.market.next_needed());
                 self.writer.markets.write().insert(no, *state);
                 answer.send(()).unwrap_or_default();
             }
@@ -327,32 +369,50 @@ impl WriterTask {
         if now < self.wake {
             return;
         }
-        let step = u64::try_from(INDICATIVE.as_millis()).unwrap_or(u64::MAX);
         let mut wake = Time::NEVER;
-        let mut markets = self.writer.markets.write();
-        for (no, state) in &mut *markets {
-            let indicative = if state.market.lots().next().is_some() {
-                state.indicated.plus_ms(step)
-            } else {
-                Time::NEVER
-            };
-            if state.market.next_due().min(indicative) <= now {
-                state.indicated = now;
+        let markets = self.writer.markets.read();
+        for (no, state) in &*markets {
+            let due = needed(state);
+            if due <= now {
                 let group = waiting.entry(*no).or_default();
                 group.commands.push(Command::Tick);
                 MARKET_ITSELF.put(&mut group.who);
             }
-            wake = wake.min(state.market.next_due().max(now.plus_ms(1))).min(now.plus_ms(step));
+            wake = wake.min(due.max(now.plus_ms(1)));
         }
+        drop(markets);
         self.wake = wake;
+    }
+
+    /// Whether a supplier is present is looked at again before the next group.
+    fn hear(&mut self, supplier: SupplierNo) {
+        self.presence.heard(supplier, self.time());
+        self.presence_due = Time(0);
+    }
+
+    /// After a gap `Restarted`, in front of all else and in every market; else what follows from presence and silence.
+    fn put_own_commands(&mut self, waiting: &mut BTreeMap<u32, Waiting>) {
+        let now = self.time();
+        let markets = self.writer.markets.read();
+        if self.continuity.has_gap(now) {
+            tracing::warn!("market stood still, counting leases, launches and silences from now");
+            self.presence.restart(now);
+            for no in markets.keys() {
+                waiting.entry(*no).or_default().put_first(Command::Restarted);
+            }
+        } else if now >= self.presence_due {
+            for (no, state) in &*markets {
+                for command in self.presence.commands(&state.market, now) {
+                    waiting.entry(*no).or_default().put_first(command);
+                }
+            }
+            self.presence_due = now.plus_ms(u64::try_from(IDLE.as_millis()).unwrap_or(u64::MAX));
+        }
     }
 
     /// Journals a group; meanwhile applies and answers the one before.
     async fn commit(&mut self, waiting: BTreeMap<u32, Waiting>) -> Result<(), StoreError> {
         let at = self.time();
-        if at.since_ms(self.last) > 60_000 && self.last > Time(0) {
-            tracing::warn!(ms = at.since_ms(self.last), "clock jumped");
-        }
         self.last = at;
         let (groups, entries) = self.encode(at, waiting);
         let made = std::mem::take(&mut self.made);
@@ -370,6 +430,7 @@ impl WriterTask {
         if let Err(error) = outcome {
             tracing::error!(%error, "write journal failed");
             self.health.journal_is(false);
+            self.is_up = false;
             // In front of what the group before made meanwhile.
             let since = std::mem::replace(&mut self.made, made);
             self.made.extend(since);
@@ -382,6 +443,8 @@ impl WriterTask {
             return if matches!(error, StoreError::Held { .. }) && known { Err(error) } else { Ok(()) };
         }
         self.health.journal_is(true);
+        self.is_up = true;
+        self.continuity.served(at);
         self.journaled = entries;
         Ok(())
     }
@@ -438,13 +501,13 @@ impl WriterTask {
             }
             metrics.count(command, &reply);
             replies.push(reply);
-            project(no, &state.market, &events[before..], &mut self.made);
+            project(no, &events[before..], &mut self.made);
             note_risk(&mut state.at_risk, &events[before..]);
         }
         metrics.observe(&state.name, &state.market, &events);
         (state.seq, state.chain) = (seq, chain);
         state.since_snapshot += waiting.commands.len() as u64;
-        self.wake = self.wake.min(state.market.next_due());
+        self.wake = self.wake.min(needed(state));
         let moved = if self.writer.prices.receiver_count() > 0 { moved(no, state, &events) } else { None };
         drop(markets);
         let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
@@ -476,18 +539,23 @@ impl WriterTask {
     }
 
     /// Checks whether the groups of a failed append are in the journal. Until then no command is accepted.
-    async fn settle_doubt(&mut self) {
+    ///
+    /// # Errors
+    /// Another writer's group is in the place of ours: this process must end.
+    async fn settle_doubt(&mut self) -> Result<(), StoreError> {
         let groups = std::mem::take(&mut self.doubtful);
         for (done, group) in groups.iter().enumerate() {
             match self.store.chain_at(group.market, group.seq).await {
                 Ok(Some(chain)) if chain == group.chain => self.perform_late(group),
-                Ok(_) => {}
+                Ok(Some(_)) => return Err(StoreError::Held { until_ms: 0 }),
+                Ok(None) => {}
                 Err(_) => {
                     self.doubtful = groups[done..].to_vec();
-                    return;
+                    return Ok(());
                 }
             }
         }
+        Ok(())
     }
 
     /// The group was stored, although its callers received an error.
@@ -524,6 +592,11 @@ impl WriterTask {
     }
 }
 
+/// When a market must be ticked.
+fn needed(state: &MarketState) -> Time {
+    state.market.next_needed().min(state.market.next_indicative())
+}
+
 /// A market that a snapshot is due for.
 fn snapshot_due(state: &MarketState) -> bool {
     state.since_snapshot > SNAPSHOT_AFTER.max(2 * state.market.bids_known())
@@ -535,6 +608,7 @@ fn note_risk(at_risk: &mut BTreeMap<AllocationId, Price>, events: &[Event]) {
             Event::AtRisk { allocation, price_to_keep, .. } => {
                 at_risk.insert(*allocation, *price_to_keep);
             }
+            Event::RiskOver { allocation } => drop(at_risk.remove(allocation)),
             Event::Call { .. } => at_risk.clear(),
             _ => {}
         }

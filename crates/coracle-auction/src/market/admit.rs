@@ -11,17 +11,25 @@ use crate::{
 
 impl Market {
     pub(super) fn place(&mut self, p: &BidRequest) -> Result<Reply, Refusal> {
-        let (tenant, owner) = self.ensure_owner(p.tenant, p.owner);
+        let known = self.known_owner(p.tenant, p.owner);
         if p.key != [0; 16]
             && let Some(place) = self.keys.find(&p.key, &self.bids)
         {
-            return self.replay(place, owner, p.body);
+            return self.replay(place, known, p.body);
         }
-        self.check_version(owner, p.if_owner_version)?;
+        match known {
+            Some(owner) => self.check_version(owner, p.if_owner_version)?,
+            None if p.if_owner_version.unwrap_or(0) != 0 => {
+                return Err(Refusal::OwnerVersion { current: 0 });
+            }
+            None => {}
+        }
         if self.halted {
             return Err(Refusal::Halted);
         }
-        let (quantity, min_fill) = self.check_placement(tenant, p)?;
+        let (quantity, min_fill) = self.check_placement(p)?;
+        // Accepted: only now an unknown tenant or owner gets a row.
+        let (tenant, owner) = self.ensure_owner(p.tenant, p.owner);
         let bid = Bid {
             key: p.key,
             body: p.body,
@@ -56,20 +64,20 @@ impl Market {
     }
 
     /// Reply to a request whose key was used before: the same bid if the request is the same.
-    fn replay(&self, place: u32, owner: u32, body: u64) -> Result<Reply, Refusal> {
+    fn replay(&self, place: u32, owner: Option<u32>, body: u64) -> Result<Reply, Refusal> {
         let bid = self.bids.at(place).ok_or(Refusal::NotFound)?;
-        if bid.body != body || bid.owner != owner {
+        if bid.body != body || Some(bid.owner) != owner {
             return Err(Refusal::IdempotencyConflict);
         }
         Ok(Reply::Bid {
             bid: self.bid_id(place),
-            owner_version: self.owners[owner as usize].version,
+            owner_version: self.owners[bid.owner as usize].version,
             replayed: true,
             below_reserve: bid.limit < self.params.reserve,
         })
     }
 
-    fn check_placement(&self, tenant: u32, p: &BidRequest) -> Result<(u16, u16), Refusal> {
+    fn check_placement(&self, p: &BidRequest) -> Result<(u16, u16), Refusal> {
         self.check_limit(p.limit)?;
         if p.quantity == 0 || p.quantity > QUANTITY_MAX {
             return Err(Refusal::Invalid { field: "quantity", range: "from 1 to 10000" });
@@ -80,7 +88,8 @@ impl Market {
         if p.lease_ms < 1000 {
             return Err(Refusal::Invalid { field: "lease", range: "at least one second" });
         }
-        if self.tenants.at(tenant).units + u64::from(p.quantity) > TENANT_UNITS_MAX {
+        let units = self.tenants.index(p.tenant).map_or(0, |tenant| self.tenants.at(tenant).units);
+        if units + u64::from(p.quantity) > TENANT_UNITS_MAX {
             return Err(Refusal::Quota);
         }
         let small = |n: u32| u16::try_from(n).map_err(|_| Refusal::Quota);
@@ -97,14 +106,23 @@ impl Market {
         Ok(())
     }
 
-    /// Places of a tenant and of one of its owners; creates missing ones.
-    fn ensure_owner(&mut self, no: TenantNo, key: OwnerKey) -> (u32, u32) {
+    /// Row of an owner.
+    fn known_owner(&self, no: TenantNo, key: OwnerKey) -> Option<u32> {
         // Bids of one owner often follow each other.
         if let Some(row) = self.owners.get(self.last_owner as usize)
             && row.key == key
             && self.tenants.at(row.tenant).no == no
         {
-            return (row.tenant, self.last_owner);
+            return Some(self.last_owner);
+        }
+        self.owner_index.get(&(self.tenants.index(no)?, key)).copied()
+    }
+
+    /// Rows of a tenant and of one of its owners; creates missing ones.
+    fn ensure_owner(&mut self, no: TenantNo, key: OwnerKey) -> (u32, u32) {
+        if let Some(owner) = self.known_owner(no, key) {
+            self.last_owner = owner;
+            return (self.owners[owner as usize].tenant, owner);
         }
         let tenant = self.tenants.ensure(no);
         let owner = *self.owner_index.entry((tenant, key)).or_insert_with(|| {
@@ -121,7 +139,13 @@ impl Market {
         let own = &mut self.by_owner[owner as usize];
         let filed = u32::try_from(own.len()).unwrap_or(u32::MAX);
         own.push(place);
-        self.row(place).filed = filed;
+        let bid = self.row(place);
+        bid.filed = filed;
+        let (tenant, over) = (bid.tenant, bid.is_terminal());
+        let tenant = self.tenants.at_mut(tenant);
+        if tenant.cap.is_some() && !over {
+            tenant.unfinished.insert(place);
+        }
     }
 
     /// Removes a bid from the list of its owner. The last one moves into its place.
@@ -167,9 +191,8 @@ impl Market {
             bid.held = false;
             return;
         }
-        if self.tenants.at(tenant).covers(cost) {
+        if self.covers(tenant, cost, Some(place)) {
             self.row(place).held = false;
-            self.tenants.at_mut(tenant).committed += cost;
             self.list(place);
         } else {
             self.row(place).held = true;

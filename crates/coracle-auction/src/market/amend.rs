@@ -67,12 +67,12 @@ impl Market {
 
     /// Running allocations cannot be held back, so the cap must cover a raise of them.
     fn check_raise(&mut self, place: u32, limit: Price) -> Result<(), Refusal> {
-        let bid = self.row(place);
-        let more = i128::from(limit.as_micros()) - i128::from(bid.limit.as_micros());
-        let live = i128::from(bid.units.live());
-        let open = if bid.held { 0 } else { i128::from(bid.limit.as_micros()) * i128::from(bid.units.open) };
-        let tenant = bid.tenant;
-        if more > 0 && live > 0 && !self.tenants.at(tenant).covers(more * live - open) {
+        let tenant = self.row(place).tenant;
+        let limit = i128::from(limit.as_micros());
+        let live = self.units_of(place).into_iter().filter_map(|row| self.allocations.at(row));
+        let live = live.filter(|allocation| allocation.is_live());
+        let more: i128 = live.map(|allocation| limit - i128::from(allocation.limit.as_micros())).sum();
+        if more > 0 && !self.covers(tenant, more, Some(place)) {
             return Err(Refusal::Budget);
         }
         Ok(())
@@ -82,13 +82,11 @@ impl Market {
     pub(super) fn withdraw(&mut self, place: u32) {
         let bid = self.row(place);
         let (tenant, seq, held) = (bid.tenant, bid.seq, bid.held);
-        let cost = i128::from(bid.limit.as_micros()) * i128::from(bid.units.open);
         if held {
             self.row(place).held = false;
             self.tenants.at_mut(tenant).held.remove(&(seq, place));
         } else {
             self.unlist(place);
-            self.tenants.at_mut(tenant).committed -= cost;
             self.relieved.push(tenant);
         }
     }
@@ -134,11 +132,12 @@ impl Market {
         }
     }
 
-    /// A new limit: open units go to the end of their price, live ones take it from now on.
+    /// A new limit: open units go to the end of their price, live ones take it for the next call. Until then they pay up
+    /// to their highest limit since the last one.
     fn change_limit(&mut self, place: u32, limit: Price) {
         let seq = self.take_seq();
         let bid = self.row(place);
-        let (old, tenant) = (bid.limit, bid.tenant);
+        let tenant = bid.tenant;
         bid.limit = limit;
         bid.seq = seq;
         if let Some(extra) = &mut bid.more {
@@ -148,22 +147,50 @@ impl Market {
             if !self.allocation_at(allocation).is_live() {
                 continue; // Under notice: its place is promised, and its price stays below its old limit.
             }
-            self.settle(allocation);
             self.leave_contest(allocation);
             let price = self.price_of(allocation);
+            self.take_limit(allocation, limit);
             let now = self.now;
             let row = self.allocation_at(allocation);
-            row.past_limits.push((now, row.limit));
-            row.limit = limit;
             if row.state == AllocationState::Active && limit < price && row.protected_until > now {
                 // A limit below the present price ends the protection.
                 row.protected_until = now;
             }
             self.contest(allocation);
-            let more = i128::from(limit.as_micros()) - i128::from(old.as_micros());
-            self.tenants.at_mut(tenant).committed += more;
             self.relieved.push(tenant);
             self.emit_allocation(allocation);
+        }
+    }
+
+    /// Sets the limit of an allocation that is out of the contest. It pays up to the higher one until the next call.
+    pub(super) fn take_limit(&mut self, place: u32, limit: Price) {
+        let row = self.allocation_at(place);
+        row.limit = limit;
+        let ceiling = row.ceiling.max(limit);
+        self.set_ceiling(place, ceiling);
+        let row = self.allocation_at(place);
+        if row.ceiling > row.limit {
+            self.lowered.insert(place);
+        } else {
+            self.lowered.remove(&place);
+        }
+    }
+
+    fn set_ceiling(&mut self, place: u32, ceiling: Price) {
+        self.settle(place);
+        let now = self.now;
+        let row = self.allocation_at(place);
+        if row.ceiling != ceiling {
+            row.past_ceilings.push((now, row.ceiling));
+            row.ceiling = ceiling;
+        }
+    }
+
+    /// At a call: from now on allocations with a lowered limit pay up to that.
+    pub(super) fn lower_ceilings(&mut self) {
+        for place in std::mem::take(&mut self.lowered) {
+            let limit = self.allocation_at(place).limit;
+            self.set_ceiling(place, limit);
         }
     }
 
@@ -212,8 +239,9 @@ impl Market {
         if !bid.is_terminal() {
             return false;
         }
-        let due = bid.due;
+        let (due, tenant) = (bid.due, bid.tenant);
         bid.due = now.plus_ms(RETENTION_MS);
+        self.tenants.at_mut(tenant).unfinished.remove(&place);
         if due != Time::NEVER {
             self.timers.unset(due, Timer::Lease(place));
         }

@@ -2,7 +2,7 @@
 
 use super::Market;
 use crate::timers::Timer;
-use crate::{Charge, ChargeReason, EndReason, Event, Price, Time};
+use crate::{Charge, ChargeReason, EndReason, Event, Fault, Price, Time};
 
 const HOUR_MS: u64 = 3600 * 1000;
 /// Minimum charge, in milliseconds, unless the market ended the allocation.
@@ -14,7 +14,7 @@ impl Market {
     /// Price that an allocation pays now per node-hour.
     pub(super) fn price_of(&self, place: u32) -> Price {
         self.allocations.at(place).map_or(Price::ZERO, |allocation| {
-            self.history.current().for_tenant(allocation.tenant).min(allocation.limit)
+            self.history.current().for_tenant(allocation.tenant).min(allocation.ceiling)
         })
     }
 
@@ -26,16 +26,17 @@ impl Market {
         if !allocation.is_charged() || allocation.settled_to >= now {
             return;
         }
-        let tenant = tenants.at(allocation.tenant).no;
+        let (tenant, matched_at) = (tenants.at(allocation.tenant).no, allocation.matched_at);
         let mut sum = allocation.charged;
         history.stretches(
             (allocation.settled_to, now),
             allocation.tenant,
-            allocation.limit,
+            allocation.ceiling,
             |from, to, price| {
                 sum = sum.checked_add(Charge::of(price, to.since_ms(from))).unwrap_or(sum);
                 out.push(Event::Charge {
                     allocation: id,
+                    matched_at,
                     tenant,
                     from,
                     to,
@@ -55,8 +56,8 @@ impl Market {
         self.timers.set(due, Timer::Settle(place));
     }
 
-    /// Last rows of an allocation: what is due, the minimum charge, and a refund where it was lost.
-    pub(super) fn close_account(&mut self, place: u32, reason: EndReason) {
+    /// Last rows of an allocation: what is due, the minimum charge, and a refund where the host lost it.
+    pub(super) fn close_account(&mut self, place: u32, reason: EndReason, fault: Option<Fault>) {
         self.settle(place);
         let (now, min_runtime) = (self.now, self.params.min_runtime_ms);
         let allocation = self.allocation_at(place);
@@ -65,24 +66,27 @@ impl Market {
         }
         let (active_at, due) = (allocation.active_at, allocation.settle_due);
         self.timers.unset(due, Timer::Settle(place));
-        match reason {
-            EndReason::Released if now < active_at.plus_ms(MINIMUM_MS) => {
+        let at_once = now.since_ms(active_at) < min_runtime;
+        match (reason, fault) {
+            (EndReason::Released, _) | (EndReason::NodeFailed, Some(Fault::Guest))
+                if now < active_at.plus_ms(MINIMUM_MS) =>
+            {
                 let price = self.price_of(place);
                 self.adjust(place, now, active_at.plus_ms(MINIMUM_MS), price, ChargeReason::Minimum);
             }
-            EndReason::CapacityLost | EndReason::NodeFailed if now.since_ms(active_at) < min_runtime => {
+            (EndReason::CapacityLost, _) | (EndReason::NodeFailed, Some(Fault::Host)) if at_once => {
                 self.refund(place, active_at.max(Time(now.0.saturating_sub(REFUND_MS))));
             }
             _ => {}
         }
     }
 
-    /// Refunds the charges since `from`, under the limits of that time.
+    /// Refunds the charges since `from`, under the ceilings of that time.
     fn refund(&mut self, place: u32, from: Time) {
         let now = self.now;
         let allocation = self.allocation_at(place);
-        let mut limits = allocation.past_limits.clone();
-        limits.push((now, allocation.limit));
+        let mut limits = allocation.past_ceilings.clone();
+        limits.push((now, allocation.ceiling));
         let tenant = allocation.tenant;
         let (mut rows, mut since) = (Vec::new(), from);
         for (until, limit) in limits.into_iter().filter(|(until, _)| *until > from) {
@@ -102,8 +106,8 @@ impl Market {
         }
         let allocation = self.allocation_at(place);
         allocation.charged = allocation.charged.checked_add(sum).unwrap_or(allocation.charged);
-        let tenant = allocation.tenant;
+        let (tenant, matched_at) = (allocation.tenant, allocation.matched_at);
         let tenant = self.tenants.at(tenant).no;
-        self.out.push(Event::Charge { allocation: id, tenant, from, to, price, reason });
+        self.out.push(Event::Charge { allocation: id, matched_at, tenant, from, to, price, reason });
     }
 }

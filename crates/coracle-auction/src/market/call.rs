@@ -194,22 +194,15 @@ impl Market {
             .count()
     }
 
-    /// Reads what a call is about to change, all rows without an order between them: the processor then waits for many
-    /// of them at once, and not for one after the other while they are changed. Changes nothing.
-    fn foresee(&self, decision: &Decision) {
-        let bid = |place: u32| {
-            self.bids.at(place).map_or(0, |bid| bid.limit.as_micros() ^ i64::from(bid.units.open))
-        };
-        let row = |place| self.allocations.at(place).map_or(0, |row| bid(row.bid) ^ i64::from(row.slot));
-        let losers = decision.leaving().map(row);
-        let winners = decision.winners.iter().map(|(open, _)| bid(open.entry.bid));
-        std::hint::black_box(losers.chain(winners).fold(0, |all, one| all ^ one));
-    }
-
     /// Holds the call that is due now.
     pub(super) fn call(&mut self) {
         let decision = self.decide(None);
-        self.foresee(&decision);
+        let same =
+            self.history.current().price == decision.price && self.history.current().apart == decision.apart;
+        self.moved = !same || !decision.winners.is_empty() || decision.leaving().next().is_some();
+        self.lower_ceilings();
+        // The call decides: after it an allocation stays, or is under notice.
+        self.at_risk.clear();
         for place in decision.leaving() {
             // The worst running allocations, worst first.
             let worst = self.running.pop_first().map(|(_, worst)| worst);

@@ -2,16 +2,12 @@
 
 use super::Market;
 use crate::allocation::AllocationState;
-use crate::lots::LotState;
 use crate::timers::Timer;
-use crate::{EndReason, Event, LotNo, Params, Refusal, Time};
+use crate::{EndReason, Event, Params, Refusal, Time};
 
-/// Time between two indicative calls, in milliseconds.
-const INDICATIVE_MS: u64 = 5_000;
-/// Time without a heartbeat after which a lot takes no new allocations, in milliseconds.
-pub(super) const SILENT_MS: u64 = 30_000;
-/// Time without a heartbeat after which the allocations of a lot are lost, in milliseconds.
-pub(super) const LOST_MS: u64 = 120_000;
+/// Indicative calls in a row in which an allocation loses before its owner hears of it: one challenger that comes and
+/// goes must not move limits.
+const RISK_CALLS: u8 = 2;
 
 impl Market {
     /// Fires all due timers, each at its own time, so that a late tick changes no deadline.
@@ -46,11 +42,11 @@ impl Market {
     }
 
     fn fire(&mut self, timer: Timer) {
+        self.moved |= matches!(timer, Timer::Lease(_) | Timer::Allocation(_));
         match timer {
             Timer::Lease(bid) => self.lapse(bid),
             Timer::Allocation(allocation) => self.allocation_due(allocation),
             Timer::Settle(allocation) => self.settle_hourly(allocation),
-            Timer::Silent(lot) => self.lot_silent(LotNo(lot)),
             Timer::ForgetBid(bid) => self.forget_bid(bid),
             Timer::ForgetAllocation(allocation) => self.forget_allocation(allocation),
         }
@@ -77,37 +73,33 @@ impl Market {
         }
     }
 
-    fn lot_silent(&mut self, no: LotNo) {
-        let (now, restarted) = (self.now, self.restarted_at);
-        let Some(lot) = self.lots.get_mut(&no) else { return };
-        let seen = lot.last_seen.max(restarted);
-        let open = lot.state == LotState::Open;
-        let due = seen.plus_ms(if open { SILENT_MS } else { LOST_MS });
-        if now >= due && !open {
-            return self.lose_lot(no);
-        }
-        lot.silent_due = if now < due { due } else { seen.plus_ms(LOST_MS) };
-        self.timers.set(lot.silent_due, Timer::Silent(no.0));
-        if now >= due {
-            self.silence_lot(no);
-        }
-    }
-
-    /// The indicative call, at most every five seconds.
+    /// The indicative call, several times in an interval of calls.
     pub(super) fn indicate(&mut self) {
         if self.halted || self.now < self.indicative_due {
             return;
         }
-        self.indicative_due = self.now.plus_ms(INDICATIVE_MS);
+        self.indicative_due = self.now.plus_ms(self.params.indicative_ms());
         let decision = self.decide(None);
         if decision.price != self.indicative {
             self.indicative = decision.price;
             self.out.push(Event::Indicative { price: decision.price });
         }
         let keep = decision.price_to_keep(self.params.reserve);
+        let before = std::mem::take(&mut self.at_risk);
         for place in decision.leaving() {
-            let allocation = self.allocation_id(place);
-            self.out.push(Event::AtRisk { allocation, price_to_keep: keep, call_at: self.next_call });
+            let (count, price) = before.get(&place).copied().unwrap_or((0, keep));
+            let count = count.saturating_add(1).min(RISK_CALLS + 1);
+            self.at_risk.insert(place, (count, keep));
+            if count == RISK_CALLS || count > RISK_CALLS && price != keep {
+                let allocation = self.allocation_id(place);
+                self.out.push(Event::AtRisk { allocation, price_to_keep: keep, call_at: self.next_call });
+            }
+        }
+        for (place, (count, _)) in before {
+            if count >= RISK_CALLS && !self.at_risk.contains_key(&place) {
+                let allocation = self.allocation_id(place);
+                self.out.push(Event::RiskOver { allocation });
+            }
         }
     }
 
@@ -126,6 +118,7 @@ impl Market {
     fn take_params(&mut self, params: Params) {
         let sooner = self.now.plus_ms(params.call_interval_ms);
         self.params = params;
+        self.moved = true;
         self.next_call = self.next_call.min(sooner);
         self.rebuild_order();
     }

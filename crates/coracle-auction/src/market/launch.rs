@@ -71,7 +71,8 @@ impl Market {
             seq,
             match_no,
             limit,
-            past_limits: Vec::new(),
+            ceiling: limit,
+            past_ceilings: Vec::new(),
             matched_at: self.now,
             ordered_at: Time::NEVER,
             active_at: Time::NEVER,
@@ -103,21 +104,20 @@ impl Market {
         }
     }
 
-    /// The slot is free: order the machine.
+    /// The slot is free: the machine is desired.
     pub(super) fn launch(&mut self, place: u32) {
         let now = self.now;
         let allocation = self.allocation_at(place);
         allocation.state = AllocationState::Provisioning;
         allocation.stage = Stage::Ordered;
         allocation.ordered_at = now;
-        let (bid, lot) = (allocation.bid, allocation.lot);
+        let bid = allocation.bid;
         let deadline = self.launch_deadline(place);
         self.wake(place, deadline);
         let units = &mut self.row(bid).units;
         units.matched -= 1;
         units.provisioning += 1;
-        let allocation = self.allocation_id(place);
-        self.out.push(Event::Launch { allocation, lot, deadline });
+        self.emit_desired(place);
         self.emit_allocation(place);
     }
 
@@ -170,13 +170,15 @@ impl Market {
                 self.emit_allocation(place);
             }
             (SupplierReport::Ready, AllocationState::Provisioning) => self.activate(place),
-            (SupplierReport::Failed | SupplierReport::Died, AllocationState::Provisioning) => {
+            (SupplierReport::Failed | SupplierReport::Died { .. }, AllocationState::Provisioning) => {
                 self.launch_failed(place)
             }
-            (SupplierReport::Died, AllocationState::Active) => self.end(place, EndReason::NodeFailed),
-            (SupplierReport::Drained | SupplierReport::Died, AllocationState::Preempting) => {
+            (SupplierReport::Died { by }, AllocationState::Active) => {
+                self.end_by(place, EndReason::NodeFailed, Some(*by));
+            }
+            (SupplierReport::Died { by }, AllocationState::Preempting) => {
                 let reason = self.allocation_at(place).reason.unwrap_or(EndReason::Preempted);
-                self.end(place, reason);
+                self.end_by(place, reason, Some(*by));
             }
             // A repeated report, or one that does not apply to this state.
             _ => {}
@@ -210,8 +212,7 @@ impl Market {
         let allocation = self.allocation_at(place);
         let (lot, failures) = (allocation.lot, allocation.failures.saturating_add(1));
         allocation.failures = failures;
-        let strikes = self.lots.get(&lot).map_or(0, |lot| lot.strikes.saturating_add(1));
-        self.set_strikes(lot, strikes);
+        self.strike(lot);
         if failures >= FAILURES_MAX {
             return self.end(place, EndReason::ProvisionFailed);
         }
@@ -223,28 +224,23 @@ impl Market {
         let id = self.allocation_id(place);
         self.wake(place, Time::NEVER);
         let allocation = self.allocation_at(place);
-        let (bid, lot, state, tenant) = (allocation.bid, allocation.lot, allocation.state, allocation.tenant);
+        let (bid, state, tenant) = (allocation.bid, allocation.state, allocation.tenant);
         let (own_seq, failures, matched_at) = (allocation.seq, allocation.failures, allocation.matched_at);
         self.leave_seat(place);
         self.live -= 1;
         self.part(place);
+        self.lowered.remove(&place);
         self.allocations.remove(place);
         let bid_id = self.bid_id(bid);
-        if state == AllocationState::Provisioning {
-            let reason = EndReason::ProvisionFailed;
-            self.out.push(Event::Reclaim { allocation: id, lot, deadline: self.now, reason });
-        }
         self.out.push(Event::Returned { allocation: id, bid: bid_id, matched_at });
         let row = self.row(bid);
         match state {
             AllocationState::Matched => row.units.matched -= 1,
             _ => row.units.provisioning -= 1,
         }
-        let cost = i128::from(row.limit.as_micros());
         if row.closed {
             row.units.cancelled += 1;
             self.tenants.at_mut(tenant).units -= 1;
-            self.tenants.at_mut(tenant).committed -= cost;
             self.relieved.push(tenant);
             self.finish_bid(bid);
         } else {
@@ -256,7 +252,7 @@ impl Market {
     /// One unit is open again, at `seq` unless the bid got a later one by a new limit.
     fn reopen(&mut self, place: u32, seq: u64, failures: u8) {
         let row = self.row(place);
-        let (held, tenant, cost) = (row.held, row.tenant, i128::from(row.limit.as_micros()));
+        let (held, tenant) = (row.held, row.tenant);
         if !held {
             self.unlist(place);
         }
@@ -274,7 +270,6 @@ impl Market {
             row.extra().failures.push(failures);
         }
         if held {
-            self.tenants.at_mut(tenant).committed -= cost;
             self.relieved.push(tenant);
         } else {
             self.list(place);

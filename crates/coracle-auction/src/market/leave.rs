@@ -2,10 +2,12 @@
 
 use super::{Market, Running};
 use crate::allocation::AllocationState;
-use crate::lots::LotState;
+use crate::lots::{Leaving, LotState};
 use crate::slab::Link;
 use crate::timers::Timer;
-use crate::{AllocationId, EndReason, Event, RETENTION_MS, Refusal, Reply, TenantNo, Time};
+use crate::{
+    AllocationId, EndReason, Fault, LotNo, RETENTION_MS, Refusal, ReleaseReason, Reply, TenantNo, Time,
+};
 use std::cmp::Reverse;
 
 /// How long after the notice another allocation may be offered, in milliseconds.
@@ -57,20 +59,25 @@ impl Market {
         units.active -= 1;
         units.preempting += 1;
         self.offer_slot(lot, slot_no);
-        let allocation = self.allocation_id(place);
-        self.out.push(Event::Reclaim { allocation, lot, deadline, reason });
+        self.emit_desired(place);
         self.emit_allocation(place);
     }
 
-    /// Ends an allocation now.
+    /// Ends an allocation now. Its charge stops; its slot is not free before the supplier says that its machine is gone.
     pub(super) fn end(&mut self, place: u32, reason: EndReason) {
+        self.end_by(place, reason, None);
+    }
+
+    /// As [`Market::end`], with what ended the machine.
+    pub(super) fn end_by(&mut self, place: u32, reason: EndReason, fault: Option<Fault>) {
         self.leave_contest(place);
-        self.close_account(place, reason);
+        let fault = fault.or((reason == EndReason::CapacityLost).then_some(Fault::Host));
+        self.close_account(place, reason, fault);
+        self.lowered.remove(&place);
         self.wake(place, Time::NEVER);
         let now = self.now;
         let allocation = self.allocation_at(place);
-        let (state, bid, tenant, lot, limit) =
-            (allocation.state, allocation.bid, allocation.tenant, allocation.lot, allocation.limit);
+        let (state, bid, tenant) = (allocation.state, allocation.bid, allocation.tenant);
         allocation.state = AllocationState::Ended;
         allocation.reason = Some(reason);
         allocation.ended_at = now;
@@ -88,14 +95,8 @@ impl Market {
             AllocationState::Matched | AllocationState::Provisioning | AllocationState::Active
         ));
         self.leave_seat_of(place, state);
-        let row = self.tenants.at_mut(tenant);
-        row.committed -= i128::from(limit.as_micros());
-        row.units -= 1;
+        self.tenants.at_mut(tenant).units -= 1;
         self.relieved.push(tenant);
-        if matches!(state, AllocationState::Provisioning | AllocationState::Active) {
-            let allocation = self.allocation_id(place);
-            self.out.push(Event::Reclaim { allocation, lot, deadline: now, reason });
-        }
         self.timers.set(now.plus_ms(RETENTION_MS), Timer::ForgetAllocation(place));
         self.emit_allocation(place);
         if self.finish_bid(bid) {
@@ -139,41 +140,61 @@ impl Market {
         self.leave_seat_of(place, state);
     }
 
-    /// Gives the slot to the allocation that it was promised to, back to the free slots, or away with its lot.
+    /// Takes the promise back, or makes the occupant leave. Who it is promised to waits until that is gone.
     fn leave_seat_of(&mut self, place: u32, state: AllocationState) {
+        let (now, id) = (self.now, self.allocation_id(place));
         let allocation = self.allocation_at(place);
         let (no, slot_no, preempt_at) = (allocation.lot, allocation.slot, allocation.preempt_at);
-        let Some(lot) = self.lots.get_mut(&no) else { return };
-        let Some(slot) = lot.slots.get_mut(slot_no as usize) else { return };
+        let matched_at = allocation.matched_at;
+        let Some(slot) = self.lots.get_mut(&no).and_then(|lot| lot.slots.get_mut(slot_no as usize)) else {
+            return;
+        };
         if state == AllocationState::Matched {
             slot.promised = None;
             return self.offer_slot(no, slot_no);
         }
         slot.occupant = None;
-        if let Some(next) = slot.promised.take() {
-            slot.occupant = Some(next);
-            return self.launch(next);
-        }
-        if lot.state == LotState::Open {
-            if !slot.retired {
-                self.free_slots.free.insert((lot.strikes, no, slot_no));
-            }
-            self.free_slots.yielding.remove(&(preempt_at, no, slot_no));
-        } else if lot.state == LotState::Draining {
-            self.drop_if_empty(no);
-        }
+        self.free_slots.yielding.remove(&(preempt_at, no, slot_no));
+        self.emit_desired(place);
+        let epoch = self.epoch;
+        self.slot_at(no, slot_no).leaving = Some(Leaving { allocation: id, matched_at, since: now, epoch });
+        self.offer_slot(no, slot_no);
     }
 
-    /// Makes a slot whose occupant is under notice available for a promise.
-    pub(super) fn offer_slot(&mut self, no: crate::LotNo, slot_no: u32) {
+    /// The supplier says that the machine of an ended allocation is gone: its slot goes to the allocation that it is
+    /// promised to, back to the free slots, or away with its lot.
+    pub(super) fn gone(&mut self, no: LotNo, slot_no: u32, allocation: AllocationId) -> Result<(), Refusal> {
+        let lot = self.lots.get_mut(&no).ok_or(Refusal::NotFound)?;
+        let (state, strikes) = (lot.state, lot.strikes);
+        let slot = lot.slots.get_mut(slot_no as usize).ok_or(Refusal::NotFound)?;
+        let leaving = slot.leaving.filter(|leaving| leaving.allocation == allocation);
+        let Some(Leaving { since, .. }) = leaving else { return Err(Refusal::Terminal) };
+        slot.leaving = None;
+        let (retired, next) = (slot.retired, slot.promised.take());
+        slot.occupant = next;
+        self.free_slots.yielding.remove(&(since, no, slot_no));
+        match next {
+            Some(next) => self.launch(next),
+            None if state == LotState::Open && !retired => {
+                self.free_slots.free.insert((strikes, no, slot_no));
+            }
+            None => self.drop_if_empty(no),
+        }
+        Ok(())
+    }
+
+    /// Makes a slot whose occupant is under notice or leaving available for a promise.
+    pub(super) fn offer_slot(&mut self, no: LotNo, slot_no: u32) {
         let Some(lot) = self.lots.get(&no) else { return };
         let Some(slot) = lot.slots.get(slot_no as usize) else { return };
         if lot.state != LotState::Open || slot.retired || slot.promised.is_some() {
             return;
         }
         let occupant = slot.occupant.and_then(|occupant| self.allocations.at(occupant));
-        if let Some(occupant) = occupant.filter(|occupant| occupant.state == AllocationState::Preempting) {
-            self.free_slots.yielding.insert((occupant.preempt_at, no, slot_no));
+        let occupant = occupant.filter(|occupant| occupant.state == AllocationState::Preempting);
+        let free_at = occupant.map(|row| row.preempt_at).or(slot.leaving.map(|leaving| leaving.since));
+        if let Some(free_at) = free_at {
+            self.free_slots.yielding.insert((free_at, no, slot_no));
         }
     }
 
@@ -189,17 +210,26 @@ impl Market {
         tenant: TenantNo,
         allocation: AllocationId,
         version: Option<u64>,
+        why: ReleaseReason,
     ) -> Result<Reply, Refusal> {
         let place = self.own_allocation(tenant, allocation)?;
         let row = self.allocation_at(place);
-        let (bid, state, preempted) = (row.bid, row.state, row.reason);
+        let (bid, state, preempted, lot) = (row.bid, row.state, row.reason, row.lot);
         let owner = self.row(bid).owner;
         if state == AllocationState::Ended {
             return Err(Refusal::Terminal);
         }
         self.check_version(owner, version)?;
+        // The tenant's word moves the next launch elsewhere, and does not earn a refund.
+        let released = match why {
+            ReleaseReason::Unneeded => EndReason::Released,
+            ReleaseReason::NodeFailed => {
+                self.strike(lot);
+                EndReason::NodeFailed
+            }
+        };
         // An allocation that ends early under notice was still preempted.
-        self.end(place, preempted.unwrap_or(EndReason::Released));
+        self.end(place, preempted.unwrap_or(released));
         let owner_version = self.raise_version(owner);
         Ok(Reply::Bid { bid: self.bid_id(bid), owner_version, replayed: false, below_reserve: false })
     }
@@ -224,8 +254,24 @@ impl Market {
             let range = "another active allocation of the same lot with no higher limit";
             return Err(Refusal::Invalid { field: "other", range });
         }
+        let lot = self.lots.get(&v.lot).filter(|lot| lot.state == LotState::Open);
+        if lot.and_then(|lot| lot.slots.get(v.slot as usize)).is_none_or(|slot| slot.retired) {
+            // Its slot goes with the notice: it cannot stay there.
+            return Err(Refusal::TooLate);
+        }
         self.swap(victim, other, v.preempt_at);
         Ok(())
+    }
+
+    /// An amendment during the notice did not reach the allocation. Now it does, unless the cap does not cover it.
+    fn take_bid_limit(&mut self, place: u32) {
+        let row = self.allocation_at(place);
+        let (bid, tenant, limit) = (row.bid, row.tenant, row.limit);
+        let wanted = self.row(bid).limit;
+        let more = i128::from(wanted.as_micros()) - i128::from(limit.as_micros());
+        if more < 0 || more > 0 && self.covers(tenant, more, None) {
+            self.take_limit(place, wanted);
+        }
     }
 
     fn swap(&mut self, victim: u32, other: u32, deadline: Time) {
@@ -245,6 +291,7 @@ impl Market {
         units.preempting -= 1;
         units.active += 1;
         self.wake(victim, Time::NEVER);
+        self.take_bid_limit(victim);
 
         let o = self.allocation_at(other);
         o.state = AllocationState::Preempting;
@@ -262,9 +309,8 @@ impl Market {
         }
         self.offer_slot(lot, other_slot);
         self.contest(victim);
-        let (spared, leaves) = (self.allocation_id(victim), self.allocation_id(other));
-        self.out.push(Event::Spare { allocation: spared, lot });
-        self.out.push(Event::Reclaim { allocation: leaves, lot, deadline, reason: EndReason::Preempted });
+        self.emit_desired(victim);
+        self.emit_desired(other);
         self.emit_allocation(victim);
         self.emit_allocation(other);
     }

@@ -10,7 +10,7 @@ use crate::timers::Timer;
 use crate::{Allocation, LotState, RETENTION_MS, Time};
 
 /// Layout of a snapshot. Snapshots of another layout are refused.
-const SCHEMA: u8 = 1;
+const SCHEMA: u8 = 2;
 
 fn put_slab<T: Codec>(slab: &Slab<T>, out: &mut Vec<u8>) {
     (slab.rows.len() as u64).put(out);
@@ -47,7 +47,9 @@ macro_rules! fields {
             indicative,
             history,
             owners,
-            lots
+            lots,
+            epoch,
+            at_risk
         )
     };
 }
@@ -144,20 +146,21 @@ impl Market {
         let mut offered = Vec::new();
         for (no, lot) in &self.lots {
             self.by_supplier.insert((lot.supplier, *no));
-            self.timers.set(lot.silent_due, Timer::Silent(no.0));
             for (slot_no, slot) in (0u32..).zip(&lot.slots).filter(|(_, slot)| !slot.retired) {
-                match slot.occupant {
-                    None if lot.state == LotState::Open => {
-                        self.free_slots.free.insert((lot.strikes, *no, slot_no));
-                    }
-                    None => {}
-                    Some(_) => offered.push((*no, slot_no)),
+                if !slot.is_empty() {
+                    offered.push((*no, slot_no));
+                } else if lot.state == LotState::Open {
+                    self.free_slots.free.insert((lot.strikes, *no, slot_no));
                 }
             }
         }
         for (no, slot_no) in offered {
             self.offer_slot(no, slot_no);
         }
+        let lowered = |row: &Allocation| row.ceiling > row.limit && row.state != AllocationState::Ended;
+        self.lowered =
+            self.allocations.iter().filter(|(_, row)| lowered(row)).map(|(place, _)| place).collect();
+        self.index_unfinished();
         self.rebuild_order();
     }
 }

@@ -1,13 +1,11 @@
-//! Changes of capacity, and missing heartbeats. A lot that shrinks ends its own allocations: ending one of
+//! Changes of capacity, and silent suppliers. A lot that shrinks ends its own allocations: ending one of
 //! another lot would free no machine here.
 
 use std::cmp::Reverse;
 
 use super::Market;
-use super::clock::SILENT_MS;
 use crate::allocation::AllocationState;
 use crate::lots::{Lot, LotState, Slot};
-use crate::timers::Timer;
 use crate::{EndReason, Event, LotNo, Refusal, SupplierNo};
 
 /// Most slots of one lot.
@@ -27,23 +25,13 @@ impl Market {
         if notice_ms == 0 {
             return Err(Refusal::Invalid { field: "notice", range: "above 0" });
         }
-        let (now, due) = (self.now, self.now.plus_ms(SILENT_MS));
         match self.lots.get_mut(&no) {
             Some(lot) if lot.supplier != supplier => return Err(Refusal::NotFound),
             Some(lot) => lot.notice_ms = notice_ms,
             None => {
-                let lot = Lot {
-                    supplier,
-                    slots: Vec::new(),
-                    notice_ms,
-                    state: LotState::Open,
-                    last_seen: now,
-                    silent_due: due,
-                    strikes: 0,
-                };
+                let lot = Lot { supplier, slots: Vec::new(), notice_ms, state: LotState::Open, strikes: 0 };
                 self.lots.insert(no, lot);
                 self.by_supplier.insert((supplier, no));
-                self.timers.set(due, Timer::Silent(no.0));
             }
         }
         self.wake_lot(no);
@@ -52,40 +40,61 @@ impl Market {
         Ok(())
     }
 
-    pub(super) fn heartbeat(&mut self, supplier: SupplierNo) {
-        let lots: Vec<_> = self
-            .by_supplier
-            .range((supplier, LotNo(0))..=(supplier, LotNo(u32::MAX)))
-            .map(|(_, lot)| *lot)
-            .collect();
-        for no in lots {
-            if self.lots.get(&no).is_some_and(|lot| lot.state == LotState::Draining) {
-                let now = self.now;
-                if let Some(lot) = self.lots.get_mut(&no) {
-                    lot.last_seen = now;
-                }
-            } else {
+    fn lots_of(&self, supplier: SupplierNo) -> Vec<LotNo> {
+        let own = self.by_supplier.range((supplier, LotNo(0))..=(supplier, LotNo(u32::MAX)));
+        own.map(|(_, lot)| *lot).collect()
+    }
+
+    fn lot_state(&self, no: LotNo) -> Option<LotState> {
+        self.lots.get(&no).map(|lot| lot.state)
+    }
+
+    /// A supplier is back: its silent and lost lots are open again.
+    pub(super) fn heard(&mut self, supplier: SupplierNo) {
+        for no in self.lots_of(supplier) {
+            if matches!(self.lot_state(no), Some(LotState::Silent | LotState::Lost)) {
                 self.wake_lot(no);
             }
         }
     }
 
-    /// Heartbeat: a silent or draining lot is open again.
+    /// A supplier is silent: no new allocations in its lots.
+    pub(super) fn silent(&mut self, supplier: SupplierNo) {
+        for no in self.lots_of(supplier) {
+            if self.lot_state(no) == Some(LotState::Open) {
+                self.silence_lot(no);
+            }
+        }
+    }
+
+    /// A supplier is silent for too long: its allocations end.
+    pub(super) fn lost(&mut self, supplier: SupplierNo) {
+        for no in self.lots_of(supplier) {
+            match self.lot_state(no) {
+                Some(LotState::Open) => {
+                    self.silence_lot(no);
+                    self.lose_lot(no);
+                }
+                Some(LotState::Silent | LotState::Draining) => self.lose_lot(no),
+                Some(LotState::Lost) | None => {}
+            }
+        }
+    }
+
+    /// A silent, lost or draining lot is open again.
     fn wake_lot(&mut self, no: LotNo) {
-        let now = self.now;
         let Some(lot) = self.lots.get_mut(&no) else { return };
-        lot.last_seen = now;
         let before = std::mem::replace(&mut lot.state, LotState::Open);
         if before == LotState::Open {
             return;
         }
         for (slot_no, slot) in self.slots_of(no) {
             match slot.occupant {
-                None if !slot.retired => {
+                None if slot.is_empty() && !slot.retired => {
                     let strikes = self.lots.get(&no).map_or(0, |lot| lot.strikes);
                     self.free_slots.free.insert((strikes, no, slot_no));
                 }
-                None => {}
+                None => self.offer_slot(no, slot_no),
                 Some(occupant) => {
                     self.contest(occupant);
                     self.offer_slot(no, slot_no);
@@ -110,7 +119,7 @@ impl Market {
             if size < wanted && slot.retired {
                 slot.retired = false;
                 size += 1;
-                revived.push((slot_no, slot.occupant.is_none()));
+                revived.push((slot_no, slot.is_empty()));
             }
         }
         while size < wanted {
@@ -137,12 +146,13 @@ impl Market {
             .filter(|(_, slot)| !slot.retired)
             .map(|(slot_no, slot)| {
                 let occupant = slot.occupant.and_then(|occupant| self.allocations.at(occupant));
+                let leaves = slot.leaving.map(|_| (0, crate::Price::ZERO, Reverse(0)));
                 let worth = occupant.map(|allocation| match allocation.state {
                     AllocationState::Preempting => (0, allocation.limit, Reverse(allocation.match_no)),
                     AllocationState::Active => (2, allocation.limit, Reverse(allocation.match_no)),
                     _ => (1, allocation.limit, Reverse(allocation.match_no)),
                 });
-                (worth, Reverse(slot_no), slot_no, slot)
+                (worth.or(leaves), Reverse(slot_no), slot_no, slot)
             })
             .collect();
         slots.sort_unstable_by_key(|(worth, last, ..)| (*worth, *last));
@@ -158,6 +168,9 @@ impl Market {
     fn evict(&mut self, no: LotNo, slot_no: u32, slot: Slot) {
         if let Some(promised) = slot.promised {
             self.come_back(promised);
+        }
+        if let Some(leaving) = slot.leaving {
+            self.free_slots.yielding.remove(&(leaving.since, no, slot_no));
         }
         let Some(occupant) = slot.occupant else { return };
         let allocation = self.allocation_at(occupant);
@@ -188,7 +201,7 @@ impl Market {
     }
 
     /// A silent lot gets no new allocations, and calls do not preempt those that run there.
-    pub(super) fn silence_lot(&mut self, no: LotNo) {
+    fn silence_lot(&mut self, no: LotNo) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         lot.state = LotState::Silent;
         let strikes = lot.strikes;
@@ -196,6 +209,9 @@ impl Market {
             self.free_slots.free.remove(&(strikes, no, slot_no));
             if let Some(promised) = slot.promised {
                 self.come_back(promised);
+            }
+            if let Some(leaving) = slot.leaving {
+                self.free_slots.yielding.remove(&(leaving.since, no, slot_no));
             }
             if let Some(occupant) = slot.occupant {
                 self.leave_contest(occupant);
@@ -206,8 +222,11 @@ impl Market {
         self.out.push(Event::Lot { lot: no });
     }
 
-    /// Removes a lot that was silent for too long, and ends its allocations.
-    pub(super) fn lose_lot(&mut self, no: LotNo) {
+    /// Ends the allocations of a lot that was silent for too long. The lot stays: machines may be left there.
+    fn lose_lot(&mut self, no: LotNo) {
+        if let Some(lot) = self.lots.get_mut(&no).filter(|lot| lot.state != LotState::Draining) {
+            lot.state = LotState::Lost;
+        }
         for (_, slot) in self.slots_of(no) {
             if let Some(promised) = slot.promised {
                 self.come_back(promised);
@@ -222,15 +241,15 @@ impl Market {
                 AllocationState::Ended => {}
             }
         }
-        self.remove_lot(no);
         self.out.push(Event::Lot { lot: no });
     }
 
     /// Removes a draining lot when its last slot is empty.
     pub(super) fn drop_if_empty(&mut self, no: LotNo) {
-        let empty = self.lots.get(&no).is_some_and(|lot| {
-            lot.state == LotState::Draining && lot.slots.iter().all(|slot| slot.occupant.is_none())
-        });
+        let empty = self
+            .lots
+            .get(&no)
+            .is_some_and(|lot| lot.state == LotState::Draining && lot.slots.iter().all(Slot::is_empty));
         if empty {
             self.remove_lot(no);
             self.out.push(Event::Lot { lot: no });
@@ -240,8 +259,13 @@ impl Market {
     fn remove_lot(&mut self, no: LotNo) {
         if let Some(lot) = self.lots.remove(&no) {
             self.by_supplier.remove(&(lot.supplier, no));
-            self.timers.unset(lot.silent_due, Timer::Silent(no.0));
         }
+    }
+
+    /// Counts a failure of a lot.
+    pub(super) fn strike(&mut self, no: LotNo) {
+        let strikes = self.lots.get(&no).map_or(0, |lot| lot.strikes.saturating_add(1));
+        self.set_strikes(no, strikes);
     }
 
     /// Free slots of lots with failed launches are taken last.

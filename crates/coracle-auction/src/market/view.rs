@@ -100,6 +100,20 @@ impl Market {
         self.timers.next().min(scheduled).min(call)
     }
 
+    /// As [`Market::next_due`], without a call that would change nothing. It is held later, with the next command.
+    #[must_use]
+    pub fn next_needed(&self) -> Time {
+        let scheduled = self.scheduled.map_or(Time::NEVER, |(at, _)| at);
+        let call = if self.halted || !self.moved { Time::NEVER } else { self.next_call };
+        self.timers.next().min(scheduled).min(call)
+    }
+
+    /// When the next indicative call could differ from the last one.
+    #[must_use]
+    pub fn next_indicative(&self) -> Time {
+        if self.moved && !self.halted && !self.lots.is_empty() { self.indicative_due } else { Time::NEVER }
+    }
+
     /// When the next call is.
     #[must_use]
     pub fn next_call(&self) -> Time {
@@ -229,8 +243,20 @@ impl Market {
     /// Commitment and cap of a tenant.
     #[must_use]
     pub fn account(&self, tenant: TenantNo) -> Option<TenantAccount> {
-        let row = self.tenants.at(self.tenants.index(tenant)?);
-        Some(TenantAccount { cap: row.cap, committed: row.committed, units: row.units })
+        let index = self.tenants.index(tenant)?;
+        let row = self.tenants.at(index);
+        Some(TenantAccount { cap: row.cap, committed: self.committed(index), units: row.units })
+    }
+
+    /// Tenants with a bid that waits for their cap, and the least that one of these bids needs, in micro-dollars per hour.
+    #[must_use]
+    pub fn tenants_held(&self) -> Vec<(TenantNo, i128)> {
+        let cost = |(_, place): &(u64, u32)| {
+            let bid = self.bids.at(*place)?;
+            Some(i128::from(bid.limit.as_micros()) * i128::from(bid.units.open))
+        };
+        let least = |row: &crate::tenants::Tenant| row.held.iter().filter_map(cost).min();
+        self.tenants.rows.iter().filter_map(|row| Some((row.no, least(row)?))).collect()
     }
 
     /// Number of allocations that hold a slot: matched, provisioning or active.

@@ -18,11 +18,13 @@ fn limits(m: &Market) -> BTreeMap<AllocationId, Price> {
 
 /// Allocations that a call preempted, without those that their tenant gave up.
 fn taken<'a>(w: &'a World) -> impl Iterator<Item = (AllocationId, Time)> + 'a {
-    let offered = w.events.iter().any(|event| matches!(event, Event::Spare { .. }));
+    let last = w.journal.last().map(|entry| &entry.command);
+    let offered = matches!(last, Some(Command::Substitute { .. })) && w.reply == Reply::Done;
     w.events.iter().filter_map(move |event| match event {
-        Event::Reclaim { allocation, deadline, reason: EndReason::Preempted, .. } if !offered => {
-            (w.market.allocation(*allocation)?.noticed_at == w.market.now())
-                .then_some((*allocation, *deadline))
+        Event::Desired { allocation, .. } if !offered => {
+            let row = w.market.allocation(*allocation)?;
+            let taken = row.reason() == Some(EndReason::Preempted) && row.noticed_at == w.market.now();
+            row.preempt_at().filter(|_| taken && row.ended_at().is_none()).map(|at| (*allocation, at))
         }
         _ => None,
     })
@@ -34,21 +36,50 @@ proptest! {
     #[test]
     fn invariant_02_individual_rationality(tape in tape()) {
         let mut w = World::new(true);
+        // The highest limit of each allocation since the call before the last one, for charges that a call settles.
+        let (mut highest_before, mut highest) = (BTreeMap::new(), BTreeMap::new());
         for number in tape {
             let (before, reserve) = (limits(&w.market), w.market.params().reserve);
             w.step(number);
+            if w.events.iter().any(|event| matches!(event, Event::Call { .. })) {
+                highest_before = std::mem::take(&mut highest);
+            }
+            for (id, limit) in before.iter().map(|(id, limit)| (*id, *limit)).chain(limits(&w.market)) {
+                let known = highest.entry(id).or_insert(limit);
+                *known = limit.max(*known);
+            }
             for event in &w.events {
                 let Event::Charge { allocation, price, reason, .. } = event else { continue };
                 // A refund has the price that was paid, even when the limit changed since.
                 if *reason != ChargeReason::Refund {
-                    let now = w.market.allocation(*allocation).map(Allocation::limit);
-                    let highest = before.get(allocation).copied().max(now).unwrap();
+                    let known = [highest.get(allocation), highest_before.get(allocation)];
+                    let highest = known.into_iter().flatten().max().copied().unwrap();
                     prop_assert!(*price <= highest, "{price} above the limit {highest}");
                 }
             }
             let lowest = reserve.min(w.market.params().reserve);
             for (id, allocation) in w.market.allocations().filter(|(id, _)| !before.contains_key(id)) {
                 prop_assert!(allocation.limit() >= lowest, "{id} matched below the reserve");
+            }
+        }
+    }
+
+    /// Between two calls an amendment does not lower what is paid: the price, or the limit that the call knew.
+    #[test]
+    fn invariant_02_amendment_counts_at_the_call(tape in tape()) {
+        let mut w = World::new(true);
+        let mut at_call: BTreeMap<AllocationId, Price> = BTreeMap::new();
+        for number in tape {
+            w.step(number);
+            let called = w.events.iter().any(|event| matches!(event, Event::Call { .. }));
+            for (id, limit) in limits(&w.market) {
+                let known = at_call.entry(id).or_insert(limit);
+                *known = if called { limit } else { *known };
+            }
+            for (id, row) in w.market.allocations().filter(|(_, row)| row.is_charged()) {
+                let price = w.market.history.current().for_tenant(row.tenant);
+                let least = price.min(at_call[&id]).min(row.limit().max(at_call[&id]));
+                prop_assert!(w.market.price(id).unwrap() >= least, "{id} pays less than {least}");
             }
         }
     }
@@ -117,12 +148,17 @@ fn check_cap(w: &World, tenant: TenantNo) -> Result<(), TestCaseError> {
     let (mut going, mut leaving, mut units) = (0i128, 0i128, 0u64);
     for (_, bid) in w.market.bids_of_tenant(tenant) {
         let open = if bid.is_held() { 0 } else { bid.units().open };
-        going += i128::from(bid.limit().as_micros()) * (i128::from(open) + i128::from(bid.units().live()));
+        going += i128::from(bid.limit().as_micros()) * i128::from(open);
         units += u64::from(bid.units().unfinished());
     }
-    for (_, allocation) in w.market.allocations().filter(|(_, a)| a.state() == AllocationState::Preempting) {
+    for (_, allocation) in w.market.allocations().filter(|(_, a)| a.state() != AllocationState::Ended) {
         let bid = w.market.bid(w.market.bid_of(allocation)).unwrap();
-        if w.market.owner_of(bid).0 == tenant {
+        if w.market.owner_of(bid).0 != tenant {
+            continue;
+        }
+        if allocation.is_live() {
+            going += i128::from(allocation.limit().as_micros());
+        } else {
             leaving += i128::from(allocation.limit().as_micros());
         }
     }

@@ -76,7 +76,7 @@ proptest! {
                         Some((tenant, price)) if tenant == allocation.tenant => price,
                         _ => record.price,
                     };
-                    prop_assert_eq!(w.market.price(id), Some(due.min(allocation.limit)));
+                    prop_assert_eq!(w.market.price(id), Some(due.min(allocation.ceiling)));
                 }
             }
             Ok(())

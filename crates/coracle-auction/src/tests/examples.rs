@@ -33,6 +33,17 @@ impl Desk {
     }
 
     fn bid_block(&mut self, tenant: u32, limit: &str, quantity: u32, min_fill: u32) -> BidId {
+        match self.block_reply(tenant, limit, quantity, min_fill) {
+            Reply::Bid { bid, .. } => bid,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bid_reply(&mut self, tenant: u32, limit: &str, quantity: u32) -> Reply {
+        self.block_reply(tenant, limit, quantity, 0)
+    }
+
+    fn block_reply(&mut self, tenant: u32, limit: &str, quantity: u32, min_fill: u32) -> Reply {
         let request = BidRequest {
             tenant: TenantNo(tenant),
             owner: OwnerKey([1; 16]),
@@ -46,10 +57,7 @@ impl Desk {
             expires_at: None,
             labels: Vec::new(),
         };
-        match self.apply(Command::Place { request: Box::new(request) }) {
-            Reply::Bid { bid, .. } => bid,
-            other => panic!("{other:?}"),
-        }
+        self.apply(Command::Place { request: Box::new(request) })
     }
 
     fn bid(&mut self, tenant: u32, limit: &str, quantity: u32) -> BidId {
@@ -63,6 +71,13 @@ impl Desk {
         }
     }
 
+    /// The supplier says that all machines that must not run are gone.
+    fn clear(&mut self) {
+        for gone in self.market.observed(SupplierNo(1), self.market.epoch(), &[]) {
+            self.apply(gone);
+        }
+    }
+
     fn units(&self, state: AllocationState) -> Vec<(AllocationId, Price)> {
         let units = self.market.allocations().filter(|(_, allocation)| allocation.state() == state);
         units.map(|(id, _)| (id, self.market.price(id).unwrap())).collect()
@@ -73,7 +88,8 @@ impl Desk {
         let until = self.now.plus_ms(ms);
         while self.now < until {
             self.now = self.now.plus_ms(10_000).min(until);
-            self.apply(Command::Heartbeat { supplier: SupplierNo(1) });
+            self.apply(Command::Tick);
+            self.clear();
         }
     }
 
@@ -226,7 +242,13 @@ fn explain_says_why() {
     desk.wait(30_000);
     desk.apply(Command::Cancel { tenant: TenantNo(50), bid: setter, if_owner_version: None });
     let (allocation, _) = desk.market.allocations_of(holders[0]).next().unwrap();
-    desk.apply(Command::Release { tenant: TenantNo(100), allocation, if_owner_version: None });
+    desk.apply(Command::Release {
+        tenant: TenantNo(100),
+        allocation,
+        if_owner_version: None,
+        reason: ReleaseReason::Unneeded,
+    });
+    desk.clear();
     let why = desk.market.explain(mine).unwrap();
     assert_eq!(
         why.to_string(),
@@ -272,7 +294,12 @@ fn charges_follow_the_price() {
     let at_two = desk.market.last_call().unwrap().at;
     desk.wait(1_800_000);
     let (allocation, _) = desk.market.allocations_of(bid).next().unwrap();
-    desk.apply(Command::Release { tenant: TenantNo(1), allocation, if_owner_version: None });
+    desk.apply(Command::Release {
+        tenant: TenantNo(1),
+        allocation,
+        if_owner_version: None,
+        reason: ReleaseReason::Unneeded,
+    });
     let row = desk.market.allocation(allocation).unwrap();
     let (start, end) = (row.active_at().unwrap(), row.ended_at().unwrap());
     let exact = 2 * i128::from(at_two.since_ms(start)) + 3 * i128::from(end.since_ms(at_two));
@@ -287,9 +314,14 @@ fn a_minute_is_the_least_and_our_faults_are_free() {
     desk.wait(20_000);
     let first = |desk: &Desk, bid| desk.market.allocations_of(bid).next().unwrap().0;
     let (a, b) = (first(&desk, short), first(&desk, lost));
-    desk.apply(Command::Release { tenant: TenantNo(1), allocation: a, if_owner_version: None });
+    desk.apply(Command::Release {
+        tenant: TenantNo(1),
+        allocation: a,
+        if_owner_version: None,
+        reason: ReleaseReason::Unneeded,
+    });
     desk.wait(280_000);
-    desk.apply(Command::Report { allocation: b, report: SupplierReport::Died });
+    desk.apply(Command::Report { allocation: b, report: SupplierReport::Died { by: Fault::Host } });
     let charged = |allocation| desk.market.allocation(allocation).unwrap().charged();
     assert_eq!(charged(a), Charge::of(dollars("2.00"), 60_000), "the rest of the first minute");
     assert_eq!(charged(b), Charge(0), "lost within its minimum runtime");
@@ -304,6 +336,8 @@ fn a_unit_that_never_boots_is_given_up() {
     for failures in 1..=3 {
         let (allocation, _) = desk.units(AllocationState::Provisioning)[0];
         desk.apply(Command::Report { allocation, report: SupplierReport::Failed });
+        assert_eq!(desk.units(AllocationState::Provisioning), [], "not before the remains are gone");
+        desk.clear();
         assert_eq!(desk.market.bid(bid).unwrap().seq(), seq, "after {failures}");
     }
     assert_eq!(desk.market.bid(bid).unwrap().state(), BidState::Ended);
@@ -396,4 +430,133 @@ fn bad_input() {
     let cancel = Command::Cancel { tenant: TenantNo(1), bid: BidId(0), if_owner_version: None };
     assert!(matches!(desk.apply(cancel.clone()), Reply::Bid { .. }));
     assert_eq!(desk.apply(cancel), Reply::Refused(Refusal::Terminal));
+}
+
+/// A unit of another bid under notice is amended, takes the place of its sibling, and is amended again: the cap still
+/// covers all.
+#[test]
+fn cap_holds_after_amend_under_notice_and_substitute() {
+    let mut desk = Desk::new(2);
+    desk.apply(Command::Budget { tenant: TenantNo(1), cap: Some(dollars("10.00")) });
+    let (a, _b) = (desk.bid(1, "2.50", 1), desk.bid(1, "2.50", 1));
+    desk.boot();
+    desk.wait(600_000);
+    desk.bid(2, "5.00", 1);
+    desk.wait(30_000);
+    let amend = |desk: &mut Desk, bid, limit: &str| {
+        let limit = Some(dollars(limit));
+        let amendment = Amendment { tenant: TenantNo(1), bid, if_owner_version: None, limit, units: None };
+        desk.apply(Command::Amend { amendment })
+    };
+    let (victim, _) = desk.units(AllocationState::Preempting)[0];
+    let (other, _) = desk.units(AllocationState::Active)[0];
+    let own = desk.market.bid_of(desk.market.allocation(victim).unwrap());
+    amend(&mut desk, own, "1000.00");
+    assert_eq!(desk.apply(Command::Substitute { tenant: TenantNo(1), victim, other }), Reply::Done);
+    assert_eq!(amend(&mut desk, own, "9.00"), Reply::Refused(Refusal::Budget));
+    let account = desk.market.account(TenantNo(1)).unwrap();
+    assert_eq!(account.committed, 5_000_000, "both run at 2.50; {a:?}");
+}
+
+/// The slot of the victim was taken away: nothing can stay there.
+#[test]
+fn victim_of_a_retired_slot_is_not_substituted() {
+    let mut desk = Desk::new(3);
+    desk.bid(1, "3.00", 3);
+    desk.boot();
+    desk.wait(600_000);
+    desk.bid(2, "5.00", 1);
+    desk.wait(30_000);
+    let (victim, _) = desk.units(AllocationState::Preempting)[0];
+    let (other, _) = desk.units(AllocationState::Active)[0];
+    desk.apply(Command::PutLot { lot: LotNo(1), supplier: SupplierNo(1), slots: 2, notice_ms: 120_000 });
+    let swap = Command::Substitute { tenant: TenantNo(1), victim, other };
+    assert_eq!(desk.apply(swap), Reply::Refused(Refusal::TooLate));
+}
+
+/// The host is not at fault when a guest powers itself off: nothing is refunded.
+#[test]
+fn guest_that_powers_off_is_charged() {
+    let mut desk = Desk::new(1);
+    let bid = desk.bid(1, "8.00", 1);
+    desk.boot();
+    desk.wait(590_000);
+    let (allocation, _) = desk.market.allocations_of(bid).next().unwrap();
+    desk.apply(Command::Report { allocation, report: SupplierReport::Died { by: Fault::Guest } });
+    let charged = desk.market.allocation(allocation).unwrap().charged();
+    assert_eq!(charged, Charge::of(dollars("2.00"), 590_000));
+}
+
+/// A supplier that does not know yet that a machine must not run may be about to start it: its slot is not free.
+#[test]
+fn slot_is_free_when_the_supplier_knows_and_says_so() {
+    let mut desk = Desk::new(1);
+    let bid = desk.bid(1, "8.00", 1);
+    let (allocation, _) = desk.market.allocations_of(bid).next().unwrap();
+    let knows = desk.market.epoch();
+    let reason = ReleaseReason::Unneeded;
+    desk.apply(Command::Release { tenant: TenantNo(1), allocation, if_owner_version: None, reason });
+    let one = SupplierNo(1);
+    assert_eq!(desk.market.observed(one, knows, &[]), [], "it knows the set before");
+    let machine = |state| Machine { lot: LotNo(1), slot: 0, allocation, state };
+    let epoch = desk.market.epoch();
+    assert_eq!(desk.market.observed(one, epoch, &[machine(MachineState::Stopping)]), [], "still there");
+    assert_eq!(desk.market.quotes().free, 0);
+    desk.clear();
+    assert_eq!(desk.market.quotes().free, 1);
+}
+
+/// A lost supplier comes back with machines that run: they must go before their slots are sold again.
+#[test]
+fn lost_lot_is_empty_only_on_the_suppliers_word() {
+    let mut desk = Desk::new(1);
+    let bid = desk.bid(1, "8.00", 1);
+    desk.boot();
+    let (allocation, _) = desk.market.allocations_of(bid).next().unwrap();
+    desk.apply(Command::Silent { supplier: SupplierNo(1) });
+    desk.apply(Command::Lost { supplier: SupplierNo(1) });
+    assert_eq!(desk.market.allocation(allocation).unwrap().reason(), Some(EndReason::CapacityLost));
+    desk.apply(Command::Heard { supplier: SupplierNo(1) });
+    assert_eq!((desk.market.quotes().free, desk.market.desired(SupplierNo(1)).count()), (0, 0));
+    desk.clear();
+    assert_eq!(desk.market.quotes().free, 1);
+}
+
+/// A refused bid leaves no row of its tenant or owner.
+#[test]
+fn refused_bid_leaves_no_owner() {
+    let mut desk = Desk::new(1);
+    let before = desk.market.snapshot();
+    assert!(matches!(desk.bid_reply(7, "3.00", 0), Reply::Refused(_)));
+    assert_eq!(desk.market.snapshot(), before);
+}
+
+/// A challenger puts an allocation at risk when it stays for two indicative calls, and until it leaves.
+#[test]
+fn risk_needs_two_calls_and_ends() {
+    let mut desk = Desk::new(1);
+    desk.bid(1, "3.00", 1);
+    desk.boot();
+    desk.wait(600_000);
+    desk.wait(5_000);
+    let risks = |desk: &mut Desk| {
+        let events = std::mem::take(&mut desk.events);
+        let of = |event: &Event| match event {
+            Event::AtRisk { .. } => Some("risk"),
+            Event::RiskOver { .. } => Some("over"),
+            _ => None,
+        };
+        events.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    risks(&mut desk);
+    let challenger = desk.bid(2, "5.00", 1);
+    let step = |desk: &mut Desk| {
+        desk.now = desk.now.plus_ms(5_000);
+        desk.apply(Command::Tick);
+        risks(desk)
+    };
+    assert_eq!(step(&mut desk), [""; 0], "once");
+    assert_eq!(step(&mut desk), ["risk"], "twice");
+    desk.apply(Command::Cancel { tenant: TenantNo(2), bid: challenger, if_owner_version: None });
+    assert_eq!(step(&mut desk), ["over"]);
 }

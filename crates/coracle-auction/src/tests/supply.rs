@@ -30,6 +30,7 @@ proptest! {
         let mut w = World::new(false);
         tape.iter().for_each(|number| w.step(*number));
         w.apply(Command::Resume);
+        w.apply(Command::Heard { supplier: SupplierNo(1) });
         w.apply(Command::Budget { tenant: TenantNo(8), cap: None });
         let m = &w.market;
         let q = m.quotes();
@@ -47,11 +48,27 @@ proptest! {
         let call = w.market.next_call();
         while w.market.now() < call {
             w.now = w.market.next_due().min(call);
-            w.apply(Command::Heartbeat { supplier: SupplierNo(1) });
+            w.apply(Command::Tick);
         }
         let units = w.market.bid(bid).unwrap().units();
         prop_assert!(units.open == 0 || w.market.quotes().free == 0, "by the next call");
     }
+}
+
+/// Machines that stay fit their lot: one that is not under notice never runs in a slot that was taken away.
+fn machines(m: &Market) -> Result<(), TestCaseError> {
+    for (no, lot) in m.lots().filter(|(_, lot)| lot.state() == LotState::Open) {
+        let occupants = lot.slots.iter().filter_map(|slot| m.allocations.at(slot.occupant?));
+        let stay = occupants.filter(|row| row.is_live()).count();
+        prop_assert!(stay <= lot.size(), "{stay} machines stay in {} slots of {no:?}", lot.size());
+    }
+    for desired in m.desired(SupplierNo(1)) {
+        let row = m.allocation(desired.allocation);
+        prop_assert!(
+            row.is_some_and(|row| row.ended_at().is_none() && row.state() != AllocationState::Matched)
+        );
+    }
+    Ok(())
 }
 
 /// Every allocation has one slot, every slot at most one occupant and one promise, every count is right.
@@ -66,7 +83,13 @@ fn check(m: &Market) -> Result<(), TestCaseError> {
                 prop_assert!(allocation.is_some_and(|allocation| allocation.slot() == (no, slot_no)));
                 prop_assert_eq!(promised, allocation.unwrap().state() == AllocationState::Matched);
             }
-            prop_assert!(slot.promised.is_none() || slot.occupant.is_some(), "promised and empty");
+            prop_assert!(slot.promised.is_none() || !slot.is_empty(), "promised and empty");
+            prop_assert!(slot.occupant.is_none() || slot.leaving.is_none(), "two machines");
+            let free = m.free_slots.free.iter().any(|(_, lot, at)| (*lot, *at) == (no, slot_no));
+            prop_assert!(
+                !free || slot.is_empty() && !slot.retired,
+                "a slot is free while its machine may run"
+            );
         }
     }
     let mut by_bid: BTreeMap<u32, [u32; 5]> = BTreeMap::new();
@@ -87,6 +110,7 @@ fn check(m: &Market) -> Result<(), TestCaseError> {
         let apart: u32 = bid.segments().map(|(_, units)| u32::from(units)).sum();
         prop_assert_eq!(apart, u32::from(u.open));
     }
+    machines(m)?;
     let live_units = m.allocations().filter(|(_, allocation)| allocation.is_live()).count();
     prop_assert_eq!(m.live(), live_units as u64);
     let usable: usize =

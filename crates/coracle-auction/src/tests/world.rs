@@ -81,7 +81,13 @@ impl World {
             45..59 => {
                 let wait = [1, 1_000, 15_000, 30_000, 600_000][usize::try_from(d.below(5)).unwrap()];
                 self.now = self.now.plus_ms(wait).min(self.market.next_due().max(self.now));
-                if d.below(8) > 0 { Command::Heartbeat { supplier: SupplierNo(1) } } else { Command::Tick }
+                match d.below(16) {
+                    0..8 => self.some_gone(&mut d),
+                    8 => Command::Silent { supplier: SupplierNo(1) },
+                    9 if d.below(2) == 0 => Command::Lost { supplier: SupplierNo(1) },
+                    9..12 => Command::Heard { supplier: SupplierNo(1) },
+                    _ => Command::Tick,
+                }
             }
             59 => self.supply(&mut d),
             60 => Command::PutLot {
@@ -162,7 +168,8 @@ impl World {
     fn release(&self, d: &mut Digits) -> Command {
         use AllocationState::*;
         let (tenant, allocation) = self.some_allocation(d, &[Matched, Provisioning, Active, Preempting]);
-        Command::Release { tenant, allocation, if_owner_version: None }
+        let reason = if d.below(4) == 0 { ReleaseReason::NodeFailed } else { ReleaseReason::Unneeded };
+        Command::Release { tenant, allocation, if_owner_version: None, reason }
     }
 
     fn report(&self, d: &mut Digits) -> Command {
@@ -171,11 +178,19 @@ impl World {
             0 => (SupplierReport::Launched, Provisioning),
             1 => (SupplierReport::Registered { node: "n".into() }, Provisioning),
             2 => (SupplierReport::Failed, Provisioning),
-            3 => (SupplierReport::Drained, Preempting),
-            4 => (SupplierReport::Died, Active),
+            3 => (SupplierReport::Died { by: Fault::Host }, Preempting),
+            4 => (SupplierReport::Died { by: Fault::Guest }, Active),
+            5 => (SupplierReport::Died { by: Fault::Host }, Active),
             _ => (SupplierReport::Ready, Provisioning),
         };
         Command::Report { allocation: self.some_allocation(d, &[state]).1, report }
+    }
+
+    /// A machine that is not desired any more is gone.
+    fn some_gone(&self, d: &mut Digits) -> Command {
+        let gone = self.market.observed(SupplierNo(1), self.market.epoch(), &[]);
+        let pick = usize::try_from(d.below(gone.len().max(1) as u64)).unwrap();
+        gone.get(pick).cloned().unwrap_or(Command::Tick)
     }
 
     fn supply(&self, d: &mut Digits) -> Command {

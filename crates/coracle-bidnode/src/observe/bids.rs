@@ -79,6 +79,14 @@ pub struct Owner {
     pub last_bid_ms: i64,
     /// When a bid's limit was changed last, in milliseconds since 1970.
     pub amended_ms: BTreeMap<BidName, i64>,
+    /// Allocations in a row that failed to launch for good.
+    pub failures: u32,
+    /// When the last one did, in milliseconds since 1970.
+    pub failed_ms: i64,
+    /// Tenant of its bids.
+    pub tenant: String,
+    /// Its BidNode by the labels of its bids, as `namespace/name`; `None`: it is none.
+    pub bidnode: Option<String>,
 }
 
 impl Owner {

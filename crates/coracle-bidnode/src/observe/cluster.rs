@@ -26,6 +26,8 @@ struct State {
     pending: BTreeMap<String, PodFacts>,
     /// Nodes without workload, and since when.
     idle: HashMap<String, i64>,
+    /// Pods of DaemonSets as their templates say, by UID.
+    daemons: BTreeMap<String, PodFacts>,
     /// Nodes that waiting pods need, by UID of the BidNode.
     needs: HashMap<String, Need>,
     /// Names in a list that is not complete yet.
@@ -77,6 +79,52 @@ impl ClusterCache {
         let old = std::mem::replace(&mut state.needs, needs);
         let all: BTreeSet<&String> = old.keys().chain(state.needs.keys()).collect();
         all.into_iter().filter(|uid| old.get(*uid) != state.needs.get(*uid)).cloned().collect()
+    }
+
+    /// Pods of DaemonSets, one of each.
+    pub(crate) fn daemons(&self) -> Vec<PodFacts> {
+        self.state().daemons.values().cloned().collect()
+    }
+
+    /// Stores a DaemonSet, or forgets it. Returns whether something changed.
+    pub(crate) fn put_daemon(&self, uid: String, pod: Option<PodFacts>) -> bool {
+        let mut state = self.state();
+        match pod {
+            Some(pod) if state.daemons.get(&uid) == Some(&pod) => false,
+            Some(pod) => {
+                state.daemons.insert(uid, pod);
+                true
+            }
+            None => state.daemons.remove(&uid).is_some(),
+        }
+    }
+
+    /// Forgets DaemonSets that a complete list does not name.
+    pub(crate) fn keep_daemons(&self, listed: &BTreeSet<String>) {
+        self.state().daemons.retain(|uid, _| listed.contains(uid));
+    }
+
+    /// Whether more than a fifth of all Nodes, and at least two, that were Ready once are not Ready for so long.
+    pub(crate) fn is_ill(&self, now_ms: i64, lost_ms: i64) -> bool {
+        let state = self.state();
+        let nodes = state.nodes.values().flat_map(BTreeMap::values);
+        let stay = |n: &&NodeFacts| {
+            !n.deleting
+                && n.draining_ms.is_none()
+                && !n.is_tainted(coracle_api::bidnode::names::UNINITIALIZED)
+        };
+        let (mut all, mut ill) = (0usize, 0usize);
+        for node in nodes.filter(stay) {
+            all += 1;
+            ill += usize::from(!node.ready && now_ms - node.since_ms >= lost_ms);
+        }
+        ill >= 2 && ill * 5 > all
+    }
+
+    /// Nodes by BidNode, as `namespace/name`.
+    pub(crate) fn all_nodes(&self) -> Vec<(String, Vec<NodeFacts>)> {
+        let state = self.state();
+        state.nodes.iter().map(|(owner, nodes)| (owner.clone(), nodes.values().cloned().collect())).collect()
     }
 
     pub(crate) fn node_event(&self, event: &watcher::Event<Node>, now_ms: i64) -> Touched {

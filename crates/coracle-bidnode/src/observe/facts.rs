@@ -41,6 +41,10 @@ pub struct NodeFacts {
     pub draining_ms: Option<i64>,
     /// Allocatable resources.
     pub allocatable: Resources,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Its finalizers.
+    pub finalizers: Vec<String>,
 }
 
 impl NodeFacts {
@@ -73,6 +77,8 @@ impl NodeFacts {
             given: node.annotations().get(names::GIVEN).cloned().unwrap_or_default(),
             draining_ms: node.annotations().get(names::DRAINING).and_then(|ms| ms.parse().ok()),
             allocatable: resources(status.and_then(|s| s.allocatable.as_ref())),
+            deleting: node.metadata.deletion_timestamp.is_some(),
+            finalizers: node.finalizers().to_vec(),
         }
     }
 
@@ -121,6 +127,8 @@ pub struct PodFacts {
     pub deleting: bool,
     /// The scheduler says that it fits nowhere, and has no place in mind for it.
     pub unschedulable: bool,
+    /// Since when the scheduler says so, in milliseconds since 1970.
+    pub refused_ms: i64,
     /// Its requests.
     pub requests: Resources,
     /// Labels that its node must have.
@@ -147,9 +155,12 @@ impl PodFacts {
         let status = pod.status.as_ref();
         let phase = status.and_then(|s| s.phase.as_deref()).unwrap_or_default();
         let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
-        let refused = conditions.iter().any(|c| {
+        let refusal = conditions.iter().find(|c| {
             c.type_ == "PodScheduled" && c.status == "False" && c.reason.as_deref() == Some("Unschedulable")
         });
+        let refused = refusal.is_some();
+        let created = pod.metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_millisecond());
+        let since = refusal.and_then(|c| c.last_transition_time.as_ref());
         let nominated = status.and_then(|s| s.nominated_node_name.as_ref()).is_some();
         let node = spec.and_then(|s| s.node_name.clone()).filter(|n| !n.is_empty());
         let deleting = pod.metadata.deletion_timestamp.is_some();
@@ -172,6 +183,7 @@ impl PodFacts {
             node,
             kind,
             deleting,
+            refused_ms: since.map_or(created, |t| t.0.as_millisecond()),
             requests: requests(pod),
             selector: spec.and_then(|s| s.node_selector.clone()).unwrap_or_default(),
             terms: required.map(|r| r.node_selector_terms.clone()).unwrap_or_default(),
@@ -205,24 +217,38 @@ fn kind(pod: &Pod, phase: &str) -> PodKind {
     }
 }
 
-/// Σ of the containers, or the greatest of the first ones (Kubernetes documentation, "Init Containers"), and one pod.
+/// The greater of Σ of containers and sidecars, and of each other init container with the sidecars before it; then the
+/// overhead of the runtime class and one pod (Kubernetes documentation, "Sidecar Containers", "Pod Overhead").
 fn requests(pod: &Pod) -> Resources {
     let Some(spec) = &pod.spec else { return Resources::new() };
     let of = |c: &k8s_openapi::api::core::v1::Container| {
         resources(c.resources.as_ref().and_then(|r| r.requests.as_ref()))
     };
-    let mut sum = Resources::new();
-    for container in &spec.containers {
-        for (name, amount) in of(container) {
+    let add = |sum: &mut Resources, more: Resources| {
+        for (name, amount) in more {
             *sum.entry(name).or_default() += amount;
         }
-    }
+    };
+    let (mut sidecars, mut most) = (Resources::new(), Resources::new());
     for first in spec.init_containers.as_deref().unwrap_or_default() {
-        for (name, amount) in of(first) {
-            let known = sum.entry(name).or_default();
+        if first.restart_policy.as_deref() == Some("Always") {
+            add(&mut sidecars, of(first));
+            continue;
+        }
+        let mut now = sidecars.clone();
+        add(&mut now, of(first));
+        for (name, amount) in now {
+            let known = most.entry(name).or_default();
             *known = amount.max(*known);
         }
     }
+    let mut sum = sidecars;
+    spec.containers.iter().for_each(|container| add(&mut sum, of(container)));
+    for (name, amount) in most {
+        let known = sum.entry(name).or_default();
+        *known = amount.max(*known);
+    }
+    add(&mut sum, resources(spec.overhead.as_ref()));
     sum.insert("pods".into(), 1000);
     sum
 }
@@ -267,6 +293,30 @@ pub fn thousandths(text: &str) -> Option<i128> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_count_sidecars_and_overhead() {
+        let container = |cpu: &str| serde_json::json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+        let with = |cpu: &str, restart: Option<&str>| {
+            let mut one = container(cpu);
+            one["restartPolicy"] = restart.into();
+            one
+        };
+        for (why, first, overhead, want) in [
+            ("containers", vec![], None, 1000),
+            ("a sidecar runs beside them", vec![with("2", Some("Always"))], None, 3000),
+            ("an init container runs before", vec![with("2", None)], None, 2000),
+            ("with the sidecars before it", vec![with("2", Some("Always")), with("2", None)], None, 4000),
+            ("overhead comes on top", vec![], Some("500m"), 1500),
+        ] {
+            let overhead = overhead.map(|cpu| serde_json::json!({"cpu": cpu}));
+            let pod = serde_json::json!({
+                "spec": {"containers": [container("1")], "initContainers": first, "overhead": overhead},
+            });
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(requests(&pod)["cpu"], want, "{why}");
+        }
+    }
 
     #[test]
     fn quantities_are_read_as_kubernetes_writes_them() {

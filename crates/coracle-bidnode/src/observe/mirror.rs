@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use coracle_api::bidnode::names;
 use coracle_auction::{AllocationState, EndReason, Price, Stage};
 use coracle_proto::market as pb;
 use parking_lot::{Mutex, MutexGuard};
@@ -87,6 +88,8 @@ pub(crate) struct Reached {
 #[derive(Debug, Default)]
 pub struct Mirror(Mutex<State>);
 
+/// State of an allocation whose launch failed: its unit waits again.
+const RETURNED: &str = "returned";
 /// Events that wait for one BidNode; the oldest are dropped.
 const EVENTS_MAX: usize = 32;
 
@@ -119,6 +122,19 @@ impl Mirror {
     pub fn quotes_of(&self, instance_type: &str) -> BTreeMap<MarketName, Quote> {
         let is_of = |name: &MarketName| name.contains('/') && name.instance_type() == instance_type;
         self.state().markets.iter().filter(|(name, _)| is_of(name)).map(|(n, q)| (n.clone(), *q)).collect()
+    }
+
+    /// BidNodes, by UID, with bids or allocations that are not over. Other owners are left out.
+    pub(crate) fn bidnodes(&self) -> Vec<(String, Owner)> {
+        let state = self.state();
+        let own = state.owners.iter().filter(|(_, o)| o.bidnode.is_some());
+        let busy = own.filter(|(_, o)| !o.bids.is_empty() || !o.allocations.is_empty());
+        busy.map(|(uid, owner)| (uid.clone(), owner.clone())).collect()
+    }
+
+    /// Whether an allocation is not over.
+    pub(crate) fn has_allocation(&self, allocation: &AllocationName) -> bool {
+        self.state().owners.values().any(|owner| owner.allocations.contains_key(allocation))
     }
 
     /// Events of a BidNode's allocations since the last call.
@@ -243,6 +259,7 @@ impl State {
             // The stream has no times of replies. It has the versions of replies, or gets them next; if not, the market
             // refuses the next change.
             (new.last_bid_ms, new.amended_ms) = (old.last_bid_ms, old.amended_ms);
+            (new.failures, new.failed_ms) = (old.failures, old.failed_ms);
         }
         self.owners = coming;
         self.synced = true;
@@ -261,7 +278,12 @@ impl State {
             held: !b.hold.is_empty(),
             placed_ms: b.placed_at_ms,
         };
+        let label = |key: &str| b.labels.get(key).filter(|value| !value.is_empty());
+        let bidnode =
+            label(names::NAMESPACE).zip(label(names::BIDNODE)).map(|(ns, name)| format!("{ns}/{name}"));
         let owner = self.entry(&b.owner_uid);
+        owner.tenant.clone_from(&b.tenant);
+        owner.bidnode = bidnode.or_else(|| owner.bidnode.take());
         if bid.open + bid.live() + bid.preempting == 0 {
             owner.bids.remove(b.bid.as_str());
             owner.amended_ms.remove(b.bid.as_str());
@@ -302,8 +324,12 @@ impl State {
 
     /// Stores an allocation. Returns the UID of its BidNode, and whether the change is urgent.
     fn allocation(&mut self, a: pb::Allocation) -> Option<(String, bool)> {
-        // Ended, returned, and states of a newer market: it is over for the planner.
-        let state = AllocationState::from_name(&a.state).filter(|state| *state != AllocationState::Ended);
+        let known = AllocationState::from_name(&a.state);
+        if known.is_none() && a.state != RETURNED {
+            // A state of a newer market: what is known stays, and so does the Node.
+            return None;
+        }
+        let state = known.filter(|state| *state != AllocationState::Ended);
         let live = self.coming.is_none();
         let uid = if a.owner_uid.is_empty() {
             // A failed launch has only the name of its allocation.
@@ -315,6 +341,12 @@ impl State {
         let owner = self.entry(&uid);
         let name = AllocationName::from(a.allocation.as_str());
         let before = owner.allocations.get(&name).map(|u| u.state);
+        if live && before.is_some() && state.is_none() && a.reason == EndReason::ProvisionFailed.as_str() {
+            owner.failures = owner.failures.saturating_add(1);
+            owner.failed_ms = a.ended_at_ms;
+        } else if state == Some(AllocationState::Active) && before != state {
+            owner.failures = 0;
+        }
         match state {
             Some(state) => drop(owner.allocations.insert(name, allocation(&a, state))),
             None => drop(owner.allocations.remove(&name)),

@@ -1,12 +1,15 @@
 //! Packs waiting pods after changes of pods, nodes or prices; several changes are one packing.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use coracle_auction::AllocationState;
 use kube::ResourceExt as _;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::facts::Resources;
+use super::facts::{PodFacts, Resources};
 use crate::{
     Context,
     plan::{
@@ -16,14 +19,19 @@ use crate::{
     settings::parse,
 };
 
+/// A refused pod counts again after so many times the patience with a node that is not Ready.
+const REFUSED: i64 = 10;
 /// A packing starts at the latest after so many pauses.
 const PATIENCE: u32 = 10;
 
 /// Packs until the task is dropped; never returns.
 pub(crate) async fn run(cx: &Arc<Context>) {
     let (changed, pause) = (&cx.triggers.pack, cx.config.times.pack);
+    // Pods that no node of a BidNode helps, by both UIDs, and since when.
+    let mut refused: HashMap<(String, String), i64> = HashMap::new();
     loop {
-        changed.notified().await;
+        // Also without a change: a pod that the scheduler keeps refusing makes none.
+        let _ = timeout(cx.config.times.poll, changed.notified()).await;
         let latest = Instant::now() + pause * PATIENCE;
         loop {
             tokio::select! {
@@ -33,7 +41,11 @@ pub(crate) async fn run(cx: &Arc<Context>) {
             }
         }
         let pods = cx.cluster.pending();
-        let needs = if pods.is_empty() { Default::default() } else { demand::assign(&pools(cx), &pods) };
+        let needs = if pods.is_empty() {
+            Default::default()
+        } else {
+            demand::assign(&pools(cx, &pods, &mut refused), &pods)
+        };
         for uid in cx.cluster.set_needs(needs) {
             cx.triggers.wake_uid(&uid, false);
         }
@@ -41,14 +53,36 @@ pub(crate) async fn run(cx: &Arc<Context>) {
 }
 
 /// BidNodes that could buy nodes for pods.
-fn pools(cx: &Context) -> Vec<Pool> {
-    let all = cx.objects.state();
-    all.iter().filter_map(|guard| pool(cx, guard.0.as_ref().ok()?)).collect()
+fn pools(cx: &Context, pods: &[PodFacts], refused: &mut HashMap<(String, String), i64>) -> Vec<Pool> {
+    let (all, daemons, now) = (cx.objects.state(), cx.cluster.daemons(), cx.now_ms());
+    let mut pools: Vec<_> = all.iter().filter_map(|guard| pool(cx, guard.0.as_ref().ok()?)).collect();
+    let patience = cx.config.times.unhealthy_ms;
+    refused.retain(|(pod, _), since| now - *since < patience * REFUSED && pods.iter().any(|p| p.uid == *pod));
+    for pool in &mut pools {
+        pool.reserve(&daemons);
+        for pod in pods.iter().filter(|pod| pool.gives_up(pod, now, patience)) {
+            let (namespace, name) = (&pod.namespace, &pod.name);
+            if demand::accepts(pool, pod)
+                && refused.insert((pod.uid.clone(), pool.uid.clone()), now).is_none()
+            {
+                tracing::info!(
+                    namespace,
+                    name,
+                    bidnode = pool.key,
+                    "pod refused by the scheduler with a node there, not counted"
+                );
+            }
+        }
+        let own = refused.keys().filter(|(_, uid)| *uid == pool.uid);
+        pool.refused = own.map(|(pod, _)| pod.clone()).collect();
+    }
+    pools
 }
 
 fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
-    let settings =
-        parse(object).ok().filter(|s| !s.paused && object.metadata.deletion_timestamp.is_none())?;
+    let settings = parse(object, &cx.config.allowed_labels)
+        .ok()
+        .filter(|s| !s.paused && object.metadata.deletion_timestamp.is_none())?;
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     let key = format!("{namespace}/{name}");
     let uid = object.uid()?;
@@ -64,6 +98,7 @@ fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
         default_region: cx.config.default_region.as_deref(),
         nodes: &nodes,
         need: &demand::Need::default(),
+        fleet_ill: false,
         now_ms: cx.now_ms(),
         times: &cx.config.times,
     };
@@ -80,6 +115,9 @@ fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
         .filter(|u| matches!(u.state, AllocationState::Matched | AllocationState::Provisioning))
         .count()
         + owner.bids.values().map(|b| usize::try_from(b.open).unwrap_or(0)).sum::<usize>();
+    let active: Vec<_> = nodes.iter().filter(|v| plan::is_active(&seen, v)).collect();
+    let settled_ms = active.iter().map(|v| v.facts.since_ms).max().filter(|_| in_flight == 0);
+    let have = active.len() + in_flight;
     Some(Pool {
         uid,
         key,
@@ -88,7 +126,10 @@ fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
         taints: settings.taints.clone(),
         shape: cx.config.shapes.get(&settings.instance_type)?.clone(),
         price,
-        active: nodes.iter().filter(|v| plan::is_active(&seen, v)).map(free).collect(),
+        room: Some(usize::try_from(settings.max).unwrap_or(usize::MAX).saturating_sub(have)),
+        refused: BTreeSet::new(),
+        settled_ms,
+        active: active.into_iter().map(free).collect(),
         in_flight,
     })
 }

@@ -1,14 +1,17 @@
 //! Watches and the reconciles that they trigger. Caches only trigger: steps are planned on a fresh read.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     pin::pin,
 };
 
 use coracle_api::bidnode::{BidNode, names};
 use coracle_reconcile::{Seen, follow, watch, watch_config};
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Node, Pod},
+};
 use kube::{
     Api, Resource as _, ResourceExt as _,
     runtime::{
@@ -17,7 +20,10 @@ use kube::{
     },
 };
 
-use super::mirror::Change;
+use super::{
+    facts::{PodFacts, PodKind},
+    mirror::Change,
+};
 use crate::{
     Context,
     triggers::{Guarded, Ref},
@@ -139,6 +145,41 @@ pub(crate) async fn pods(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) {
             ready.send_modify(|bits| *bits |= 2);
         }
     }
+}
+
+/// Watches DaemonSets: their pods take a part of each node. Never returns.
+pub(crate) async fn daemons(cx: &Context) {
+    let api: Api<DaemonSet> = Api::all(cx.client.clone());
+    let mut events = pin!(watch(api, watch_config()));
+    let mut listed = BTreeSet::new();
+    while let Some(event) = events.next().await {
+        let uid = |set: &DaemonSet| set.uid().unwrap_or_default();
+        let changed = match &event {
+            watcher::Event::Init => {
+                listed.clear();
+                false
+            }
+            watcher::Event::InitApply(set) => {
+                listed.insert(uid(set));
+                cx.cluster.put_daemon(uid(set), Some(daemon(set)))
+            }
+            watcher::Event::Apply(set) => cx.cluster.put_daemon(uid(set), Some(daemon(set))),
+            watcher::Event::Delete(set) => cx.cluster.put_daemon(uid(set), None),
+            watcher::Event::InitDone => {
+                cx.cluster.keep_daemons(&listed);
+                true
+            }
+        };
+        if changed {
+            cx.triggers.pack.notify_one();
+        }
+    }
+}
+
+/// The pod that a DaemonSet makes.
+fn daemon(set: &DaemonSet) -> PodFacts {
+    let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.clone());
+    PodFacts { kind: PodKind::Daemon, ..PodFacts::of(&Pod { spec, ..Pod::default() }) }
 }
 
 fn touched(cx: &Context, touched: super::cluster::Touched) {

@@ -31,13 +31,15 @@ pub struct Counts {
     pub unhealthy: u32,
     /// Active allocations in all.
     pub running: u32,
+    /// Whether many Nodes of other BidNodes are not Ready either.
+    pub fleet_ill: bool,
 }
 
 impl Counts {
     /// Whether so many are unhealthy that a cause outside of the nodes is likely.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        self.unhealthy >= 2 && self.unhealthy * 5 > self.running
+        self.fleet_ill && self.unhealthy > 0 || self.unhealthy >= 2 && self.unhealthy * 5 > self.running
     }
 }
 
@@ -81,7 +83,7 @@ pub(super) fn is_draining(view: &NodeView) -> bool {
 
 /// Whether the Node counts as active.
 pub(crate) fn is_active(o: &Observed<'_>, view: &NodeView) -> bool {
-    if is_draining(view) || view.facts.is_tainted(names::PREEMPTING) {
+    if is_draining(view) || view.facts.deleting || view.facts.is_tainted(names::PREEMPTING) {
         return false;
     }
     match o.owner.allocations.get(&view.facts.allocation) {
@@ -103,7 +105,7 @@ pub(super) fn is_outdated(o: &Observed<'_>, market: &MarketName) -> bool {
 
 /// Counts the nodes of a BidNode.
 pub(super) fn count(o: &Observed<'_>) -> Counts {
-    let mut c = Counts::default();
+    let mut c = Counts { fleet_ill: o.fleet_ill, ..Counts::default() };
     let mut outdated_running = 0u32;
     for bid in o.owner.bids.values() {
         c.open += bid.open;

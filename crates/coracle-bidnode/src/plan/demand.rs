@@ -78,6 +78,29 @@ pub struct Pool {
     pub active: Vec<(String, Resources)>,
     /// Nodes that come.
     pub in_flight: usize,
+    /// Nodes that may still be bought; `None`: any number.
+    pub room: Option<usize>,
+    /// Pods, by UID, that the scheduler refused although their node was there: they do not count here.
+    pub refused: BTreeSet<String>,
+    /// When the last of its nodes became Ready, in milliseconds since 1970, if none is in flight.
+    pub settled_ms: Option<i64>,
+}
+
+impl Pool {
+    /// Takes what runs on each of its nodes from their shape: pods of DaemonSets.
+    pub fn reserve(&mut self, daemons: &[PodFacts]) {
+        for daemon in daemons {
+            if runs_on(self, daemon) {
+                take(&mut self.shape, &daemon.requests);
+            }
+        }
+    }
+
+    /// Whether a pod that is still refused came before the last node was Ready, so long ago that no node helps it.
+    #[must_use]
+    pub fn gives_up(&self, pod: &PodFacts, now_ms: i64, patience_ms: i64) -> bool {
+        self.settled_ms.is_some_and(|ready| pod.refused_ms < ready && now_ms - ready >= patience_ms)
+    }
 }
 
 /// Nodes that waiting pods need from a BidNode.
@@ -91,33 +114,64 @@ pub struct Need {
     pub active: BTreeSet<String>,
 }
 
-/// Assigns every waiting pod to one BidNode at most, and packs.
+/// Assigns every waiting pod to one BidNode at most, and packs: to the cheapest that still has room for it.
 #[must_use]
 pub fn assign(pools: &[Pool], pods: &[PodFacts]) -> HashMap<String, Need> {
-    let mut by_pool: BTreeMap<usize, Vec<&PodFacts>> = BTreeMap::new();
-    for pod in pods {
-        // quote ÷ pods that fit, compared without a division: the same pod, so q₁·fit₂ against q₂·fit₁.
-        let cheapest = pools
-            .iter()
-            .enumerate()
-            .filter(|(_, pool)| accepts(pool, pod))
-            .min_by(|(_, a), (_, b)| {
-                let (left, right) = (fits(&a.shape, &pod.requests), fits(&b.shape, &pod.requests));
-                let (left, right) =
-                    (i128::from(a.price.as_micros()) * right, i128::from(b.price.as_micros()) * left);
-                left.cmp(&right).then_with(|| a.key.cmp(&b.key))
+    let mut choices: Vec<(&PodFacts, Vec<usize>)> =
+        pods.iter().map(|pod| (pod, by_price(pools, pod))).collect();
+    let mut needs = HashMap::new();
+    // Each round moves the pods of full pools to their next choice, so as many rounds as there are pools suffice.
+    for _ in 0..=pools.len() {
+        let mut by_pool: BTreeMap<usize, Vec<&PodFacts>> = BTreeMap::new();
+        for (pod, choice) in &choices {
+            if let Some(n) = choice.first() {
+                by_pool.entry(*n).or_default().push(pod);
+            }
+        }
+        let mut left_out: BTreeSet<&str> = BTreeSet::new();
+        needs = by_pool
+            .into_iter()
+            .map(|(n, pods)| {
+                let (need, left) = pack_within(&pools[n], pods);
+                left_out.extend(left.iter().map(|pod| pod.uid.as_str()));
+                (pools[n].uid.clone(), need)
             })
-            .map(|(n, _)| n);
-        if let Some(n) = cheapest {
-            by_pool.entry(n).or_default().push(pod);
+            .collect();
+        let mut moved = false;
+        for (_, choice) in
+            choices.iter_mut().filter(|(pod, choice)| choice.len() > 1 && left_out.contains(&*pod.uid))
+        {
+            choice.remove(0);
+            moved = true;
+        }
+        if !moved {
+            break;
         }
     }
-    by_pool.into_iter().map(|(n, pods)| (pools[n].uid.clone(), pack(&pools[n], pods))).collect()
+    needs
+}
+
+/// Pools that accept a pod, by quote ÷ pods that fit. Compared without a division: the same pod, so q₁·fit₂ against
+/// q₂·fit₁.
+fn by_price(pools: &[Pool], pod: &PodFacts) -> Vec<usize> {
+    let accepting = |(_, pool): &(usize, &Pool)| !pool.refused.contains(&pod.uid) && accepts(pool, pod);
+    let mut all: Vec<_> = pools.iter().enumerate().filter(accepting).collect();
+    all.sort_by(|(_, a), (_, b)| {
+        let (left, right) = (fits(&a.shape, &pod.requests), fits(&b.shape, &pod.requests));
+        let (left, right) = (i128::from(a.price.as_micros()) * right, i128::from(b.price.as_micros()) * left);
+        left.cmp(&right).then_with(|| a.key.cmp(&b.key))
+    });
+    all.into_iter().map(|(n, _)| n).collect()
 }
 
 /// Packs pods that the pool accepts.
 #[must_use]
-pub fn pack(pool: &Pool, mut pods: Vec<&PodFacts>) -> Need {
+pub fn pack(pool: &Pool, pods: Vec<&PodFacts>) -> Need {
+    pack_within(pool, pods).0
+}
+
+/// As [`pack`], with the pods that found no room because the pool may not buy more nodes.
+fn pack_within<'a>(pool: &Pool, mut pods: Vec<&'a PodFacts>) -> (Need, Vec<&'a PodFacts>) {
     pods.sort_by_key(|pod| {
         let of = |name: &str| pod.requests.get(name).copied().unwrap_or(0);
         let extended: i128 = pod
@@ -135,21 +189,26 @@ pub fn pack(pool: &Pool, mut pods: Vec<&PodFacts>) -> Need {
     let active = pool.active.iter().map(|(name, _)| name.clone()).collect();
     let mut need = Need { active, ..Need::default() };
     let mut used = vec![false; paid + pool.in_flight];
+    let most = paid + pool.in_flight + pool.room.unwrap_or(NEW_MAX).min(NEW_MAX);
+    let mut left = Vec::new();
     for pod in pods {
         let mut place = bins.place(&pod.requests);
-        if place.is_none() && used.len() < paid + NEW_MAX && has_room(&pool.shape, &pod.requests) {
+        if place.is_none() && used.len() < most && has_room(&pool.shape, &pod.requests) {
             bins.push(&pool.shape);
             used.push(false);
             place = bins.place(&pod.requests);
         }
-        let Some(place) = place else { continue };
+        let Some(place) = place else {
+            left.push(pod);
+            continue;
+        };
         used[place] = true;
         if let Some((name, _)) = pool.active.get(place) {
             need.used.insert(name.clone());
         }
     }
     need.nodes = u32::try_from(used[paid..].iter().filter(|used| **used).count()).unwrap_or(u32::MAX);
-    need
+    (need, left)
 }
 
 /// Whether the free resources suffice.
@@ -191,6 +250,13 @@ pub fn accepts(pool: &Pool, pod: &PodFacts) -> bool {
         && has_room(&pool.shape, &pod.requests)
 }
 
+/// Would a pod of a DaemonSet run on the nodes of the pool?
+fn runs_on(pool: &Pool, daemon: &PodFacts) -> bool {
+    daemon.selector.iter().all(|(key, value)| pool.labels.get(key) == Some(value))
+        && (daemon.terms.is_empty() || daemon.terms.iter().any(|term| holds(term, &pool.labels)))
+        && pool.taints.iter().filter(|t| t.effect != "PreferNoSchedule").all(|t| tolerates(daemon, t))
+}
+
 fn names(term: &NodeSelectorTerm, key: &str) -> bool {
     term.match_expressions.iter().flatten().any(|e| e.key == key)
 }
@@ -219,7 +285,7 @@ fn agrees(e: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) -> boo
 }
 
 /// Kubernetes documentation, "Taints and Tolerations".
-fn tolerates(pod: &PodFacts, taint: &Taint) -> bool {
+pub(super) fn tolerates(pod: &PodFacts, taint: &Taint) -> bool {
     pod.tolerations.iter().any(|t| {
         let effect = t.effect.as_deref().unwrap_or_default();
         let key = t.key.as_deref().unwrap_or_default();
@@ -293,6 +359,42 @@ mod tests {
         small.shape = shape(1, 48);
         let found = assign(&[small, pool("ns/a", 4, &[], 0)], &[pod("p", 1, 1)]);
         assert_eq!(found.keys().collect::<Vec<_>>(), ["ns/a"], "4 for four is less than 2 for one");
+    }
+
+    #[test]
+    fn daemons_take_their_part_of_each_node() {
+        let mut pool = pool("a", 1, &[], 0);
+        let daemon = PodFacts { kind: crate::observe::facts::PodKind::Daemon, ..pod("d", 0, 2) };
+        pool.reserve(&[daemon]);
+        assert_eq!((pool.shape["cpu"], pool.shape["pods"]), (46_000, 109_000));
+        assert!(!accepts(&pool, &pod("p", 1, 47)), "no node is bought that the pod does not fit");
+    }
+
+    #[test]
+    fn pod_falls_through_to_the_next_pool_with_room() {
+        let (mut cheap, dear) = (pool("ns/a", 1, &[], 0), pool("ns/b", 5, &[], 0));
+        cheap.room = Some(1);
+        let pods: Vec<_> = (0..3).map(|n| pod(&format!("p{n}"), 4, 1)).collect();
+        let pods: Vec<_> = pods.into_iter().map(|p| PodFacts { uid: p.name.clone(), ..p }).collect();
+        let needs = assign(&[cheap.clone(), dear], &pods);
+        assert_eq!((needs["ns/a"].nodes, needs["ns/b"].nodes), (1, 2));
+        cheap.refused = ["p0".to_owned()].into();
+        assert_eq!(assign(&[cheap], &pods[..1]), HashMap::new(), "refused with a node there");
+    }
+
+    #[test]
+    fn pod_is_given_up_when_its_node_was_ready_for_long() {
+        let mut one = pool("a", 1, &[("n", 4)], 0);
+        let pod = PodFacts { refused_ms: 1_000, ..pod("p", 1, 1) };
+        for (why, settled, now, want) in [
+            ("nodes are in flight", None, 999_000, false),
+            ("the node is new", Some(5_000), 180_000, false),
+            ("the scheduler had time", Some(5_000), 185_000, true),
+            ("the pod came later", Some(500), 999_000, false),
+        ] {
+            one.settled_ms = settled;
+            assert_eq!(one.gives_up(&pod, now, 180_000), want, "{why}");
+        }
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! Drain of a node: pods to evict or delete now.
 
-use super::{input::NodeView, output::Step};
-use crate::observe::facts::{PodFacts, PodKind};
+use super::{demand::tolerates, input::NodeView, nodes::NOTICE, output::Step};
+use crate::{
+    observe::facts::{PodFacts, PodKind},
+    settings::Taint,
+};
+
+/// Taint of a cordoned Node.
+const CORDON: &str = "node.kubernetes.io/unschedulable";
 
 /// Time between the end of a pod's grace period and the end of its node, in milliseconds.
 const MARGIN_MS: i64 = 10_000;
@@ -19,7 +25,8 @@ pub(super) enum Haste {
 pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<Step>> {
     let counts = |p: &&PodFacts| match haste {
         Haste::None => p.kind == PodKind::Workload,
-        Haste::By { .. } => matches!(p.kind, PodKind::Workload | PodKind::Daemon),
+        // A pod of a DaemonSet that bears the taint would be made again at once.
+        Haste::By { .. } => p.kind == PodKind::Workload || p.kind == PodKind::Daemon && !bears_notice(p),
     };
     let there: Vec<_> = view.pods.iter().filter(counts).collect();
     let tier = there.iter().map(|p| tier(p)).min()?;
@@ -33,6 +40,7 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
             let last_ms = deadline_ms - pod.grace_s * 1000 - MARGIN_MS;
             if now_ms >= last_ms || last_ms <= from_ms {
                 return Some(Step::DeletePod {
+                    node: view.facts.name.clone(),
                     namespace,
                     name,
                     uid,
@@ -41,9 +49,27 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
                 });
             }
         }
-        (self::tier(pod) == tier).then_some(Step::EvictPod { namespace, name, uid })
+        (self::tier(pod) == tier).then(|| Step::EvictPod {
+            node: view.facts.name.clone(),
+            namespace,
+            name,
+            uid,
+        })
     });
     Some(going.collect())
+}
+
+/// Whether a pod may stay on, or come to, a cordoned Node under notice.
+fn bears_notice(pod: &PodFacts) -> bool {
+    let taint =
+        |key: &str| Taint { key: key.to_owned(), value: String::new(), effect: "NoSchedule".to_owned() };
+    let any_value = |key| {
+        pod.tolerations.iter().any(|t| {
+            t.operator.as_deref() == Some("Exists")
+                && t.key.as_deref().is_none_or(|k| k.is_empty() || k == key)
+        })
+    };
+    any_value(NOTICE) && (any_value(CORDON) || tolerates(pod, &taint(CORDON)))
 }
 
 /// Ordinary pods first, critical ones last.

@@ -78,6 +78,7 @@ fn release_all(o: &Observed<'_>, plan: &mut Plan) {
                 allocation: id.clone(),
                 market: allocation.market.clone(),
                 note,
+                node: None,
                 failed: false,
                 draining_ms: None,
             }));

@@ -45,6 +45,8 @@ pub struct Observed<'a> {
     pub nodes: &'a [NodeView],
     /// Nodes that waiting pods need from it.
     pub need: &'a Need,
+    /// Whether so many Nodes of all BidNodes are not Ready that a cause outside of them is likely.
+    pub fleet_ill: bool,
     /// Now, in milliseconds since 1970.
     pub now_ms: i64,
     /// Intervals and limits of time.

@@ -23,15 +23,19 @@ use crate::{
 
 /// Taint of a node under notice.
 pub(super) const NOTICE: &str = names::PREEMPTING;
+/// Finalizer of our Nodes: a deletion waits for the drain.
+pub(crate) const NODE_FINALIZER: &str = "kubebid.io/node";
 /// Longest wait for a replacement before pods are evicted, in milliseconds.
 const WAIT_MS: i64 = 30_000;
 
-/// Plans for all Nodes, and for allocations without a Node.
-pub(super) fn plan(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
+/// Plans for all Nodes, and for allocations without a Node. Without settings only notices, drains under way and Nodes
+/// whose allocation is over are handled.
+pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Plan) {
     if plan.facts.counts.is_degraded() {
         let c = plan.facts.counts;
+        let of = if c.fleet_ill { ", and many of other BidNodes" } else { "" };
         plan.facts.degraded =
-            Some(format!("{} of {} nodes are not Ready: repairs are suspended", c.unhealthy, c.running));
+            Some(format!("{} of {} nodes are not Ready{of}: repairs are suspended", c.unhealthy, c.running));
     }
     for view in o.nodes {
         match o.owner.allocations.get(&view.facts.allocation) {
@@ -47,9 +51,15 @@ pub(super) fn plan(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
         .allocations
         .iter()
         .filter(|(id, u)| u.state == AllocationState::Active && counts::view_of(o, id).is_none());
-    for (id, allocation) in lost {
+    for (id, allocation) in lost.filter(|_| settings.is_some()) {
         failed(o, id, allocation, None, plan);
     }
+    // No eviction of one Node stands before the notice of another.
+    plan.steps.sort_by_key(|step| match step {
+        Step::AddFinalizer => 0,
+        Step::NotifyPreemption { .. } => 1,
+        _ => 2,
+    });
 }
 
 /// Deletes a Node object.
@@ -72,14 +82,36 @@ pub(super) fn orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut 
 }
 
 /// A node that stays, or that the controller drains.
-fn staying(o: &Observed<'_>, settings: &Settings, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
-    if let Some(change) = shape(o, settings, &view.facts, allocation) {
+fn staying(
+    o: &Observed<'_>,
+    settings: Option<&Settings>,
+    view: &NodeView,
+    allocation: &Allocation,
+    plan: &mut Plan,
+) {
+    if allocation.state == AllocationState::Active && view.facts.is_tainted(NOTICE) {
+        // Another allocation goes instead.
+        plan.steps.push(Step::PatchNode(spared_change(&view.facts)));
+        plan.again = Some(o.times.wait);
+        return;
+    }
+    if let Some(settings) = settings
+        && let Some(change) = shape(o, settings, &view.facts, allocation)
+    {
         plan.steps.push(Step::PatchNode(change));
     }
     if allocation.state != AllocationState::Active {
         return;
     }
-    failed(o, &view.facts.allocation, allocation, Some(view), plan);
+    if settings.is_some() {
+        failed(o, &view.facts.allocation, allocation, Some(view), plan);
+    }
+    if view.facts.deleting && !counts::is_draining(view) {
+        // `kubectl delete node` is a drain: the finalizer keeps the object until it is over.
+        plan.steps.push(Step::DrainNode(drain_change(&view.facts, o.now_ms)));
+        plan.again = Some(o.times.evict);
+        return;
+    }
     if counts::is_draining(view) {
         empty(o, view, allocation, Haste::None, plan);
     }
@@ -100,6 +132,7 @@ pub(super) fn empty(
             allocation: view.facts.allocation.clone(),
             market: allocation.market.clone(),
             note: format!("Node {} is drained and released", view.facts.name),
+            node: Some(view.facts.name.clone()),
             failed: false,
             draining_ms: view.facts.draining_ms,
         })),
@@ -125,6 +158,7 @@ fn failed(
         allocation: id.clone(),
         market: allocation.market.clone(),
         note,
+        node: view.map(|view| view.facts.name.clone()),
         failed: true,
         draining_ms: view.and_then(|view| view.facts.draining_ms),
     }));
@@ -133,14 +167,14 @@ fn failed(
 /// A node under notice: emits the event, then drains it before the deadline.
 fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
     if !view.facts.is_tainted(NOTICE) {
-        if let Some(other) = idle_sibling(o, view, allocation) {
-            plan.steps.push(Step::SubstituteVictim { victim: view.facts.allocation.clone(), other });
-            return;
-        }
+        // The notice in any case: the substitution may be refused, or its answer lost.
         plan.steps.push(Step::NotifyPreemption {
             change: notice_change(&view.facts, allocation, o.now_ms),
             note: notice_message(view, allocation),
         });
+        if let Some(other) = idle_sibling(o, view, allocation) {
+            plan.steps.push(Step::SubstituteVictim { victim: view.facts.allocation.clone(), other });
+        }
         plan.again = Some(o.times.wait);
         return;
     }
@@ -206,6 +240,20 @@ fn notice_change(node: &NodeFacts, allocation: &Allocation, now_ms: i64) -> Node
     NodeChange { name: node.name.clone(), patch }
 }
 
+/// Takes a notice back.
+fn spared_change(node: &NodeFacts) -> NodeChange {
+    let taints: Vec<_> = node.taints.iter().filter(|t| t.key != NOTICE).cloned().collect();
+    let patch = json!({
+        "metadata": {
+            "resourceVersion": node.version,
+            "labels": {names::NO_BALANCER: null},
+            "annotations": {names::DRAINING: null},
+        },
+        "spec": {"unschedulable": false, "taints": taints_json(&taints)},
+    });
+    NodeChange { name: node.name.clone(), patch }
+}
+
 /// Cordons a Node and stores the start of its drain.
 pub(super) fn drain_change(node: &NodeFacts, now_ms: i64) -> NodeChange {
     let patch = json!({
@@ -262,14 +310,19 @@ fn shape(
     let (mut have, mut want) = (node.taints.clone(), taints.clone());
     have.sort();
     want.sort();
-    if labels.is_empty() && have == want && node.given == text {
+    let held = node.deleting || node.finalizers.iter().any(|f| f == NODE_FINALIZER);
+    if labels.is_empty() && have == want && node.given == text && held {
         return None;
     }
-    let patch = json!({
+    let mut patch = json!({
         "metadata": {
             "resourceVersion": node.version, "labels": labels, "annotations": {names::GIVEN: text},
         },
         "spec": {"taints": taints_json(&taints)},
     });
+    if !held {
+        let finalizers = node.finalizers.iter().map(String::as_str).chain([NODE_FINALIZER]);
+        patch["metadata"]["finalizers"] = finalizers.collect();
+    }
     Some(NodeChange { name: node.name.clone(), patch })
 }

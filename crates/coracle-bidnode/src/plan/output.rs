@@ -32,16 +32,58 @@ pub enum Step {
     /// Cordons a Node that the controller drains.
     DrainNode(NodeChange),
     /// Evicts a pod; a disruption budget may refuse.
-    EvictPod { namespace: String, name: String, uid: String },
+    EvictPod { node: String, namespace: String, name: String, uid: String },
     /// Deletes a pod with its own grace period, regardless of budgets.
-    DeletePod { namespace: String, name: String, uid: String, grace_s: i64, allocation: AllocationName },
+    DeletePod {
+        node: String,
+        namespace: String,
+        name: String,
+        uid: String,
+        grace_s: i64,
+        allocation: AllocationName,
+    },
     /// Deletes the Node object of an allocation; `draining_ms` is the start of its drain.
     DeleteNode { name: String, allocation: AllocationName, draining_ms: Option<i64> },
     /// Removes the finalizer; with `confirm` only if a fresh read of market and cluster finds nothing left.
     RemoveFinalizer { confirm: bool },
 }
 
+/// Steps that depend on each other: the first failure of a group ends that group alone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Group {
+    /// The finalizer of the object. Nothing is bought when it cannot be added.
+    Object,
+    /// Steps of one Node.
+    Node(String),
+    /// Bids, and allocations without a Node.
+    Trade,
+}
+
 impl Step {
+    /// The group that it belongs to.
+    #[must_use]
+    pub fn group(&self) -> Group {
+        match self {
+            Self::AddFinalizer | Self::RemoveFinalizer { .. } => Group::Object,
+            Self::PatchNode(change) | Self::NotifyPreemption { change, .. } | Self::DrainNode(change) => {
+                Group::Node(change.name.clone())
+            }
+            Self::EvictPod { node, .. } | Self::DeletePod { node, .. } => Group::Node(node.clone()),
+            Self::DeleteNode { name, .. } => Group::Node(name.clone()),
+            Self::ReleaseAllocation(release) => release.node.clone().map_or(Group::Trade, Group::Node),
+            Self::PlaceBid { .. }
+            | Self::AmendBid { .. }
+            | Self::CancelBid { .. }
+            | Self::SubstituteVictim { .. } => Group::Trade,
+        }
+    }
+
+    /// Whether it changes something at the market under the owner's version.
+    #[must_use]
+    pub fn is_versioned(&self) -> bool {
+        self.is_trade() || matches!(self, Self::ReleaseAllocation(_))
+    }
+
     /// Whether it places, amends or cancels a bid.
     #[must_use]
     pub fn is_trade(&self) -> bool {
@@ -58,6 +100,8 @@ pub struct Release {
     pub market: MarketName,
     /// Message of the event.
     pub note: String,
+    /// Its Node, if there is one.
+    pub node: Option<String>,
     /// Whether its Node failed.
     pub failed: bool,
     /// Start of the Node's drain, in milliseconds since 1970, if it was drained.
@@ -92,6 +136,8 @@ pub struct Facts {
     pub over_budget: Option<String>,
     /// Message when repairs are suspended.
     pub degraded: Option<String>,
+    /// Message when launches fail and nothing is bought for a while.
+    pub provision_failing: Option<String>,
     /// Message about what remains before deletion.
     pub terminating: Option<String>,
 }
@@ -99,7 +145,7 @@ pub struct Facts {
 /// Steps, facts for status, and the time of the next reconcile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Steps in order; the first failure ends the reconcile.
+    /// Steps in order; the first failure of a group ends the group.
     pub steps: Vec<Step>,
     /// For status and metrics.
     pub facts: Facts,

@@ -76,6 +76,7 @@ fn release(id: &AllocationName, allocation: &Allocation, why: &str) -> Step {
         allocation: id.clone(),
         market: allocation.market.clone(),
         note: format!("allocation {id} released: {why}"),
+        node: None,
         failed: false,
         draining_ms: None,
     })

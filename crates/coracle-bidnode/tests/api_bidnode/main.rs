@@ -12,7 +12,6 @@ mod price;
 mod sim_crash;
 mod sim_host;
 mod sim_market;
-mod sim_orders;
 mod sim_system;
 mod supplier;
 mod world;

@@ -1,14 +1,15 @@
 //! A host of the simulation: a supplier whose machines outlive its daemon.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use coracle_api::bidnode::names;
 use coracle_auction::{
-    AllocationId, AllocationState, Command, EndReason, LotNo, SupplierNo, SupplierReport, Time,
+    AllocationId, AllocationState, Command, EndReason, Event, Fault, LotNo, Machine, MachineState,
+    SupplierNo, Time,
 };
 use coracle_reconcile::WallTime as _;
 use coracle_testkit::{elapse, sim::Sim};
@@ -17,8 +18,7 @@ use kube::Api;
 use tokio::{sync::watch, task::JoinSet, time::interval};
 
 use crate::{
-    sim_market::{SimMarket, allocation_name},
-    sim_orders::{self, Order},
+    sim_market::{Batch, SimMarket, allocation_name},
     supplier::{register, set_ready_at},
 };
 
@@ -26,10 +26,21 @@ use crate::{
 pub(crate) const NOTICE_MS: u64 = 60_000;
 /// A controller that is there for so long before a deadline has cordoned the Node, in milliseconds.
 const CORDON_MS: u64 = 25_000;
-/// Time between heartbeats.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Precision of its deadlines.
+/// Time between reports without a change.
+const REPORT: Duration = Duration::from_secs(5);
+/// Precision of its deadlines, and of the network.
 const CLOCK: Duration = Duration::from_millis(500);
+/// Longest way of a change to a host, in milliseconds.
+const WAY_MS: u64 = 4_000;
+
+/// A mistake of a host, planted to see whether it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slip {
+    /// A machine whose launch came back is not ended.
+    KeepsFailedLaunch,
+    /// What the complete set lacks after a reconnect keeps running.
+    KeepsUnknown,
+}
 
 /// Random numbers of one peer: splitmix64.
 #[derive(Clone, Debug)]
@@ -54,6 +65,8 @@ struct Noted {
     found: Vec<String>,
     /// Since when the operator runs and reaches the market; `None`: it does not.
     operator_since: Option<Time>,
+    /// A host is away for so long that its allocations are lost.
+    lost_is_right: bool,
 }
 
 impl Watch {
@@ -69,17 +82,36 @@ impl Watch {
         self.0.lock().unwrap().operator_since = since;
     }
 
+    pub(crate) fn lost_is_right(&self) {
+        self.0.lock().unwrap().lost_is_right = true;
+    }
+
+    pub(crate) fn is_lost_right(&self) -> bool {
+        self.0.lock().unwrap().lost_is_right
+    }
+
     fn operator_since(&self) -> Option<Time> {
         self.0.lock().unwrap().operator_since
     }
 }
 
+/// A machine of the host.
 #[derive(Clone, Debug)]
-struct Machine {
+struct Running {
     slot: u32,
     node: Option<String>,
-    ready: bool,
+    state: MachineState,
     until: Option<Time>,
+}
+
+/// An entry of the desired set on its way.
+#[derive(Clone, Debug)]
+struct Change {
+    allocation: AllocationId,
+    /// Slot, end and labels; `None`: it left the set.
+    entry: Option<(u32, Option<Time>, BTreeMap<String, String>)>,
+    epoch: u64,
+    at: Time,
 }
 
 /// One host. Clones are the same one.
@@ -90,9 +122,10 @@ pub(crate) struct Host {
     sim: Sim,
     market: SimMarket,
     watch: Watch,
-    machines: Arc<Mutex<BTreeMap<AllocationId, Machine>>>,
+    machines: Arc<Mutex<BTreeMap<AllocationId, Running>>>,
     random: Arc<Mutex<Random>>,
     cut: watch::Sender<bool>,
+    slip: Option<Slip>,
 }
 
 impl Host {
@@ -106,6 +139,22 @@ impl Host {
             machines: Arc::default(),
             random: Arc::new(Mutex::new(Random(sim.seed() ^ u64::from(no) << 32))),
             cut: watch::channel(false).0,
+            slip: None,
+        }
+    }
+
+    /// Plants a mistake.
+    pub(crate) fn slips(&mut self, slip: Slip) {
+        self.slip = Some(slip);
+    }
+
+    /// A machine that runs dies.
+    pub(crate) fn kill_machine(&self) {
+        let by = if self.draw(2) == 0 { Fault::Guest } else { Fault::Host };
+        let mut machines = self.machines.lock().unwrap();
+        let ready = |m: &&mut Running| matches!(m.state, MachineState::Ready { .. });
+        if let Some(machine) = machines.values_mut().find(ready) {
+            machine.state = MachineState::Died { by };
         }
     }
 
@@ -124,10 +173,18 @@ impl Host {
         self.random.lock().unwrap().below(n)
     }
 
-    fn report(&self, allocation: AllocationId, report: SupplierReport) {
-        if !*self.cut.borrow() {
-            drop(self.market.apply(Command::Report { allocation, report }));
-        }
+    fn report(&self, epoch: u64) {
+        let machines: Vec<_> = {
+            let machines = self.machines.lock().unwrap();
+            let one = |(id, m): (&AllocationId, &Running)| Machine {
+                lot: LotNo(self.no),
+                slot: m.slot,
+                allocation: *id,
+                state: m.state.clone(),
+            };
+            machines.iter().map(one).collect()
+        };
+        self.market.observe(SupplierNo(self.no), epoch, &machines);
     }
 
     /// The daemon, until it is killed. It finds its machines again.
@@ -147,52 +204,109 @@ impl Host {
                 continue;
             }
             let mut jobs = JoinSet::new();
-            for order in self.market.read(|engine| sim_orders::outstanding(engine, supplier)) {
-                self.obey(order, &mut jobs);
+            let (mut epoch, set) = self.complete_set();
+            self.converge(&set, &mut jobs);
+            for change in set {
+                self.obey(change, &mut jobs);
             }
-            let (mut beat, mut clock) = (interval(HEARTBEAT), interval(CLOCK));
+            let (mut beat, mut clock) = (interval(REPORT), interval(CLOCK));
+            let mut coming: VecDeque<Change> = VecDeque::new();
             loop {
                 tokio::select! {
                     () = async { drop(cut.wait_for(|cut| *cut).await.map(drop)) } => break,
                     batch = batches.recv() => {
                         let Ok(batch) = batch else { break };
-                        let orders = self.market.read(|engine| sim_orders::in_events(engine, &batch.1, supplier));
-                        orders.into_iter().for_each(|order| self.obey(order, &mut jobs));
+                        coming.extend(self.changes(&batch));
                     }
-                    _ = beat.tick() => {
-                        drop(self.market.apply(Command::Heartbeat { supplier }));
+                    _ = beat.tick() => self.report(epoch),
+                    _ = clock.tick() => {
+                        self.end_due(&mut jobs);
+                        let now = self.market.now();
+                        let before = epoch;
+                        while let Some(change) = coming.pop_front_if(|change| change.at <= now) {
+                            epoch = change.epoch;
+                            self.obey(change, &mut jobs);
+                        }
+                        if epoch != before {
+                            self.report(epoch);
+                        }
                     }
-                    _ = clock.tick() => self.end_due().await,
-                    Some(_) = jobs.join_next() => {}
+                    Some(_) = jobs.join_next() => self.report(epoch),
                 }
             }
         }
     }
 
-    fn obey(&self, order: Order, jobs: &mut JoinSet<()>) {
-        let mut machines = self.machines.lock().unwrap();
-        match order {
-            Order::Launch { allocation, slot, labels } => {
-                let other = machines.iter().find(|(id, m)| m.slot == slot && **id != allocation);
-                if let Some((other, _)) = other {
-                    self.watch
-                        .found(format!("two machines in slot {}/{slot}: {other} and {allocation}", self.no));
-                }
-                let fresh = Machine { slot, node: None, ready: false, until: None };
-                machines.entry(allocation).or_insert(fresh);
-                jobs.spawn(self.clone().start(allocation, labels));
+    fn complete_set(&self) -> (u64, Vec<Change>) {
+        let (epoch, all) = self
+            .market
+            .read(|engine| (engine.epoch(), engine.desired(SupplierNo(self.no)).collect::<Vec<_>>()));
+        let entry = |one: coracle_auction::Desired| Change {
+            allocation: one.allocation,
+            entry: Some((one.slot, one.until, self.market.labels(one.allocation))),
+            epoch,
+            at: Time(0),
+        };
+        (epoch, all.into_iter().map(entry).collect())
+    }
+
+    /// Changes of the desired set in a batch, each as it is now, on their way.
+    fn changes(&self, batch: &Batch) -> Vec<Change> {
+        let at = self.market.now().plus_ms(self.draw(WAY_MS));
+        let own = batch.1.iter().filter_map(|event| match event {
+            Event::Desired { supplier, lot, slot, allocation, epoch, .. } if supplier.0 == self.no => {
+                let found = self.market.read(|engine| engine.desired_at(*lot, *slot, *allocation));
+                let entry = found.map(|one| (one.slot, one.until, self.market.labels(*allocation)));
+                Some(Change { allocation: *allocation, entry, epoch: *epoch, at })
             }
-            Order::Reclaim { allocation, deadline } => {
-                if let Some(machine) = machines.get_mut(&allocation) {
-                    machine.until = Some(deadline);
-                }
-            }
-            Order::Spare { allocation } => {
-                if let Some(machine) = machines.get_mut(&allocation) {
-                    machine.until = None;
-                }
-            }
+            _ => None,
+        });
+        own.collect()
+    }
+
+    /// What a complete set lacks must not run.
+    fn converge(&self, set: &[Change], jobs: &mut JoinSet<()>) {
+        if self.slip == Some(Slip::KeepsUnknown) {
+            return;
         }
+        let unknown: Vec<_> = {
+            let machines = self.machines.lock().unwrap();
+            let known = |id: &AllocationId| set.iter().any(|change| change.allocation == *id);
+            machines.keys().filter(|id| !known(id)).copied().collect()
+        };
+        for allocation in unknown {
+            jobs.spawn(self.clone().end(allocation));
+        }
+    }
+
+    fn obey(&self, change: Change, jobs: &mut JoinSet<()>) {
+        let allocation = change.allocation;
+        let Some((slot, until, labels)) = change.entry else {
+            let failed = {
+                let machines = self.machines.lock().unwrap();
+                machines.get(&allocation).is_some_and(|m| m.state == MachineState::Starting)
+            };
+            if !(failed && self.slip == Some(Slip::KeepsFailedLaunch)) {
+                jobs.spawn(self.clone().end(allocation));
+            }
+            return;
+        };
+        let mut machines = self.machines.lock().unwrap();
+        if let Some(machine) = machines.get_mut(&allocation) {
+            machine.until = until;
+            if matches!(machine.state, MachineState::Ready { .. } | MachineState::Died { .. }) {
+                return;
+            }
+        } else {
+            let other = machines.iter().find(|(_, m)| m.slot == slot);
+            if let Some((other, _)) = other {
+                let no = self.no;
+                self.watch.found(format!("two machines in slot {no}/{slot}: {other} and {allocation}"));
+            }
+            let fresh = Running { slot, node: None, state: MachineState::Starting, until };
+            machines.insert(allocation, fresh);
+        }
+        jobs.spawn(self.clone().start(allocation, labels));
     }
 
     fn has(&self, allocation: AllocationId) -> bool {
@@ -206,45 +320,53 @@ impl Host {
         if !self.has(allocation) {
             return;
         }
-        self.report(allocation, SupplierReport::Launched);
         let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
         let (bidnode, namespace) = (label(names::BIDNODE), label(names::NAMESPACE));
         let client = self.sim.client();
         let mut node = format!("other-{allocation}");
         if !bidnode.is_empty() {
             let owner = (bidnode.as_str(), namespace.as_str());
-            let Ok(name) = register(&client, owner, "us-west-2", &allocation_name(allocation)).await else {
-                return;
-            };
+            let allocation = allocation_name(allocation);
+            let Ok(name) = register(&client, owner, "us-west-2", &allocation).await else { return };
             set_ready_at(&client, &name, true, self.sim.clock().timestamp()).await;
             node = name;
         }
-        self.report(allocation, SupplierReport::Registered { node: node.as_str().into() });
-        self.report(allocation, SupplierReport::Ready);
         if let Some(machine) = self.machines.lock().unwrap().get_mut(&allocation) {
-            machine.ready = true;
+            machine.state = MachineState::Ready { node: node.as_str().into() };
             machine.node = (!bidnode.is_empty()).then_some(node);
         }
     }
 
-    async fn end_due(&self) {
+    fn end_due(&self, jobs: &mut JoinSet<()>) {
         let now = self.market.now();
         let due: Vec<_> = {
             let machines = self.machines.lock().unwrap();
-            machines.iter().filter(|(_, m)| m.until.is_some_and(|t| t <= now)).map(|(id, _)| *id).collect()
+            let stays =
+                |m: &Running| m.state == MachineState::Stopping || m.until.is_none_or(|until| until > now);
+            machines.iter().filter(|(_, m)| !stays(m)).map(|(id, _)| *id).collect()
         };
         for allocation in due {
-            self.end(allocation).await;
+            jobs.spawn(self.clone().end(allocation));
         }
     }
 
-    async fn end(&self, allocation: AllocationId) {
+    async fn end(self, allocation: AllocationId) {
+        let node = match self.machines.lock().unwrap().get_mut(&allocation) {
+            Some(machine) => {
+                machine.state = MachineState::Stopping;
+                machine.node.clone()
+            }
+            None => return,
+        };
+        if let Some(node) = node {
+            self.check_notice(allocation, &node).await;
+        }
+        // Its guest shuts down.
+        elapse(Duration::from_millis(200 + self.draw(5_000))).await;
         let Some(machine) = self.machines.lock().unwrap().remove(&allocation) else { return };
         if let Some(node) = machine.node {
-            self.check_notice(allocation, &node).await;
             set_ready_at(&self.sim.client(), &node, false, self.sim.clock().timestamp()).await;
         }
-        self.report(allocation, SupplierReport::Died);
     }
 
     /// A Node whose machine ends by a preemption was cordoned before, when the operator was there.

@@ -14,9 +14,9 @@ use std::{
 
 use coracle_api::bidnode::names;
 use coracle_auction::{
-    Allocation, AllocationId, AllocationState, Amendment, Bid, BidId, BidRequest, Command, Event, LotNo,
-    Market as Engine, OwnerKey, Params, Price, Refusal, Reply, Stage, SupplierNo, SupplierReport, TenantNo,
-    Time,
+    Allocation, AllocationId, AllocationState, Amendment, Bid, BidId, BidRequest, Command, Continuity, Event,
+    LotNo, Machine, MachineState, Market as Engine, OwnerKey, Params, Presence, Price, Refusal,
+    ReleaseReason, Reply, Stage, SupplierNo, TenantNo, Time,
 };
 use coracle_bidnode::Connect;
 use coracle_proto::market::{
@@ -70,8 +70,24 @@ impl Connect for MemoryConnect {
 /// Events of one command.
 pub(crate) type Batch = Arc<(u64, Vec<Event>)>;
 
+/// A mistake of the market, planted to see whether it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plant {
+    /// The engine never learns of a standstill: silences and deadlines count on.
+    ForgetsStandstill,
+    /// A slot is free at the release, not on the supplier's word.
+    FreesAtOnce,
+    /// What the supplier knew when it looked is not compared.
+    NoEpoch,
+    /// In the stream of the owner an allocation under notice runs on.
+    HidesNotice,
+}
+
 struct State {
     engine: Engine,
+    continuity: Continuity,
+    presence: Presence,
+    plant: Option<Plant>,
     seq: u64,
     /// Tenants and UIDs of owners by number.
     names: Vec<String>,
@@ -95,6 +111,22 @@ struct Shared {
 }
 
 impl State {
+    /// What the writer of the service puts in front of a group.
+    fn own_commands(&mut self, now: Time, events: &mut Vec<Event>) {
+        if self.continuity.has_gap(now) && self.plant != Some(Plant::ForgetsStandstill) {
+            self.presence.restart(now);
+            self.engine.apply(now, &Command::Restarted, events);
+        }
+        self.continuity.served(now);
+        for command in self.presence.commands(&self.engine, now) {
+            self.engine.apply(now, &command, events);
+        }
+    }
+
+    fn is_hidden(&self, row: &Allocation) -> bool {
+        self.plant == Some(Plant::HidesNotice) && row.state() == AllocationState::Preempting
+    }
+
     fn number(&mut self, name: &str) -> u32 {
         let at = self.names.iter().position(|known| known == name).unwrap_or_else(|| {
             self.names.push(name.to_owned());
@@ -138,7 +170,7 @@ impl State {
     fn allocation(&self, id: AllocationId, row: &Allocation) -> pb::Allocation {
         let bid = self.engine.bid_of(row);
         let owner = self.engine.bid(bid).map(|bid| self.engine.owner_of(bid).1);
-        let at = |time: Option<Time>| time.map_or(0, ms);
+        let (at, hidden) = (|time: Option<Time>| time.map_or(0, ms), self.is_hidden(row));
         let stage = (row.state() == AllocationState::Provisioning).then(|| Stage::as_str(row.stage()));
         pb::Allocation {
             allocation: allocation_name(id),
@@ -147,16 +179,16 @@ impl State {
             owner_uid: owner.map(|owner| self.uid(owner)).unwrap_or_default(),
             lot: format!("lot-{}", row.slot().0.0),
             unit: row.slot().1,
-            state: row.state().as_str().into(),
+            state: if hidden { AllocationState::Active } else { row.state() }.as_str().into(),
             limit_micros: row.limit().as_micros(),
             price_micros: self.engine.price(id).unwrap_or(Price::ZERO).as_micros(),
             matched_at_ms: ms(row.matched_at()),
             active_at_ms: at(row.active_at()),
             protected_until_ms: at(row.protected_until()),
-            preempt_at_ms: at(row.preempt_at()),
+            preempt_at_ms: at(row.preempt_at().filter(|_| !hidden)),
             ended_at_ms: at(row.ended_at()),
             node: row.node().unwrap_or_default().into(),
-            reason: row.reason().map_or("", |reason| reason.as_str()).into(),
+            reason: row.reason().filter(|_| !hidden).map_or("", |reason| reason.as_str()).into(),
             stage: stage.unwrap_or_default().into(),
             ..pb::Allocation::default()
         }
@@ -171,8 +203,8 @@ impl State {
     /// All bids, allocations and versions, between two frames `synced`.
     fn frames(&self) -> Vec<pb::OwnerFrame> {
         let bids = self.engine.bids().map(|(id, row)| Frame::Bid(self.bid(id, row)));
-        let allocations =
-            self.engine.allocations().map(|(id, row)| Frame::Allocation(self.allocation(id, row)));
+        let allocations = self.engine.allocations();
+        let allocations = allocations.map(|(id, row)| Frame::Allocation(self.allocation(id, row)));
         let owners = self.owners().into_iter().map(Frame::Owner);
         bids.chain(allocations).chain(owners).map(|frame| self.framed(self.seq, frame)).collect()
     }
@@ -272,7 +304,14 @@ impl SimMarket {
             ..Params::new(Price::micros(2_000_000), Price::micros(8_000_000))
         };
         let now = Time(u64::try_from(sim.clock().now().0).unwrap());
-        let state = State { engine: Engine::new(params, now), seq: 0, names: Vec::new() };
+        let state = State {
+            engine: Engine::new(params, now),
+            continuity: Continuity::default(),
+            presence: Presence::default(),
+            plant: None,
+            seq: 0,
+            names: Vec::new(),
+        };
         Self(Arc::new(Shared {
             sim: sim.clone(),
             state: Mutex::new(state),
@@ -321,6 +360,28 @@ impl SimMarket {
         look(&self.0.state.lock().unwrap().engine)
     }
 
+    /// Plants a mistake.
+    pub(crate) fn plant(&self, plant: Plant) {
+        self.0.state.lock().unwrap().plant = Some(plant);
+    }
+
+    /// Takes what a supplier observes.
+    pub(crate) fn observe(&self, supplier: SupplierNo, epoch: u64, machines: &[Machine]) {
+        if self.0.down.load(Ordering::Relaxed) {
+            return;
+        }
+        let now = self.now();
+        let commands = {
+            let mut state = self.0.state.lock().unwrap();
+            state.presence.heard(supplier, now);
+            let epoch = if state.plant == Some(Plant::NoEpoch) { u64::MAX } else { epoch };
+            state.engine.observed(supplier, epoch, machines)
+        };
+        for command in commands {
+            drop(self.apply(command));
+        }
+    }
+
     fn reachable(&self) -> Result<(), Status> {
         if *self.0.cut.borrow() { Err(Status::unavailable("cut off")) } else { Ok(()) }
     }
@@ -352,8 +413,14 @@ impl SimMarket {
         let mut events = Vec::new();
         let mut state = self.0.state.lock().unwrap();
         let now = self.now();
+        state.own_commands(now, &mut events);
         let reply = state.engine.apply(now, &command, &mut events);
         state.seq += 1;
+        if state.plant == Some(Plant::FreesAtOnce) {
+            for gone in state.engine.observed(SupplierNo(1), u64::MAX, &[]) {
+                state.engine.apply(now, &gone, &mut events);
+            }
+        }
         // An error means that no stream is open.
         let _ = self.0.batches.send(Arc::new((state.seq, events)));
         match reply {
@@ -414,34 +481,45 @@ impl SimMarket {
     async fn heartbeats(self) {
         loop {
             elapse(HEARTBEAT).await;
-            drop(self.apply(Command::Heartbeat { supplier: SUPPLIER }));
+            self.0.state.lock().unwrap().presence.heard(SUPPLIER, self.now());
         }
     }
 
+    /// The built-in supplier: machines are there at once, and gone at once.
     async fn supply(self, mut batches: broadcast::Receiver<Batch>) {
-        let report = |allocation, report| drop(self.apply(Command::Report { allocation, report }));
-        while let Ok(batch) = batches.recv().await {
-            for event in &batch.1 {
-                let Event::Launch { allocation, .. } = event else { continue };
-                let owner = {
-                    let state = self.0.state.lock().unwrap();
-                    let bid = state.engine.allocation(*allocation).map(|row| state.engine.bid_of(row));
-                    bid.and_then(|bid| state.engine.bid(bid)).map(|bid| bid.labels().to_vec())
-                };
-                let Some(labels) = owner else { continue };
-                let label = |key: &str| {
-                    labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| v.to_string()).unwrap_or_default()
-                };
-                report(*allocation, SupplierReport::Launched);
+        let mut nodes: std::collections::BTreeMap<AllocationId, Box<str>> = std::collections::BTreeMap::new();
+        while batches.recv().await.is_ok() {
+            let (epoch, desired) =
+                self.read(|engine| (engine.epoch(), engine.desired(SUPPLIER).collect::<Vec<_>>()));
+            for one in desired.iter().filter(|one| one.until.is_none()) {
+                if nodes.contains_key(&one.allocation) {
+                    continue;
+                }
+                let labels = self.labels(one.allocation);
+                let label = |key: &str| labels.get(key).cloned().unwrap_or_default();
                 let client = self.0.sim.client();
                 let owner = (&*label(names::BIDNODE), &*label(names::NAMESPACE));
                 let node =
-                    register(&client, owner, "us-west-2", &allocation_name(*allocation)).await.unwrap();
-                report(*allocation, SupplierReport::Registered { node: node.as_str().into() });
+                    register(&client, owner, "us-west-2", &allocation_name(one.allocation)).await.unwrap();
                 set_ready_at(&client, &node, true, self.0.sim.clock().timestamp()).await;
-                report(*allocation, SupplierReport::Ready);
+                nodes.insert(one.allocation, node.into());
             }
+            let machine = |one: &coracle_auction::Desired| {
+                let node = nodes.get(&one.allocation)?.clone();
+                let state = MachineState::Ready { node };
+                Some(Machine { lot: one.lot, slot: one.slot, allocation: one.allocation, state })
+            };
+            self.observe(SUPPLIER, epoch, &desired.iter().filter_map(machine).collect::<Vec<_>>());
         }
+    }
+
+    /// Labels of the bid of an allocation.
+    pub(crate) fn labels(&self, allocation: AllocationId) -> std::collections::BTreeMap<String, String> {
+        self.read(|engine| {
+            let bid = engine.allocation(allocation).and_then(|row| engine.bid(engine.bid_of(row)));
+            let labels = bid.map(|bid| bid.labels().to_vec()).unwrap_or_default();
+            labels.into_iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+        })
     }
 
     /// Answers a call of the controller.
@@ -524,6 +602,10 @@ impl Trading for SimMarket {
             tenant: TenantNo(self.0.state.lock().unwrap().number(&r.tenant)),
             allocation: local(&r.allocation, AllocationId)?,
             if_owner_version: r.if_owner_version.filter(|_| !self.forgets()),
+            reason: match r.reason() {
+                pb::ReleaseReason::NodeFailed => ReleaseReason::NodeFailed,
+                pb::ReleaseReason::Unspecified => ReleaseReason::Unneeded,
+            },
         };
         self.answered("ReleaseAllocation", command).await
     }

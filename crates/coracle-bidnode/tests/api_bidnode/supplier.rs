@@ -1,11 +1,15 @@
 //! A supplier of capacity that registers Nodes and runs nothing: what a host does, as far as a cluster can see it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use coracle_api::bidnode::names;
 use coracle_proto::market::{
-    HeartbeatRequest, Order, PutLotRequest, ReportOrderRequest, StreamOrdersRequest,
-    supply_client::SupplyClient,
+    DesiredAllocation, MachineState, ObservedAllocation, PutLotRequest, ReportObservedRequest,
+    StreamDesiredRequest, desired_frame::Frame, supply_client::SupplyClient,
 };
 use coracle_reconcile::{Clock, WallTime as _};
 use k8s_openapi::api::core::v1::Node;
@@ -14,7 +18,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::{sync::Notify, task::JoinSet};
 use tonic::{Request, transport::Channel};
 
 /// Units of a market that it offers.
@@ -24,15 +28,28 @@ pub(crate) struct Lot {
     pub(crate) units: u32,
 }
 
+/// What it knows of its desired set, and its machines.
+#[derive(Debug, Default)]
+pub(crate) struct Machines {
+    epochs: BTreeMap<String, u64>,
+    machines: BTreeMap<String, ObservedAllocation>,
+}
+
 /// Where it registers what, and where it hears of it.
 #[derive(Clone)]
 pub(crate) struct Supplier {
     pub(crate) client: Client,
     pub(crate) channel: Channel,
     pub(crate) token: String,
+    pub(crate) known: Arc<Mutex<Machines>>,
+    pub(crate) changed: Arc<Notify>,
 }
 
 impl Supplier {
+    pub(crate) fn new(client: Client, channel: Channel, token: String) -> Self {
+        Self { client, channel, token, known: Arc::default(), changed: Arc::default() }
+    }
+
     fn with<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.metadata_mut().insert("authorization", format!("Bearer {}", self.token).parse().unwrap());
@@ -50,53 +67,92 @@ impl Supplier {
         SupplyClient::new(self.channel.clone()).put_lot(self.with(put)).await.unwrap();
     }
 
-    /// Obeys orders until it is dropped. Ends when the market does.
+    /// Runs what is desired until it is dropped. Ends when the market does.
     pub(crate) async fn serve(self: Arc<Self>) {
         let mut supply = SupplyClient::new(self.channel.clone());
-        let Ok(orders) = supply.stream_orders(self.with(StreamOrdersRequest {})).await else { return };
-        let mut orders = orders.into_inner();
+        let Ok(frames) = supply.stream_desired(self.with(StreamDesiredRequest {})).await else { return };
+        let mut frames = frames.into_inner();
         let mut launches = JoinSet::new();
         let mut beat = tokio::time::interval(Duration::from_secs(5));
+        let mut set = Vec::new();
         loop {
             tokio::select! {
-                order = orders.message() => match order {
-                    Ok(Some(order)) if order.kind == "launch" => {
-                        let own = self.clone();
-                        launches.spawn(async move { own.launch(order).await });
-                    }
-                    Ok(Some(_)) => {}
+                frame = frames.message() => match frame {
+                    Ok(Some(frame)) => self.take(frame.frame, &mut set, &mut launches),
                     _ => return,
                 },
-                _ = beat.tick() => {
-                    let _ = supply.heartbeat(self.with(HeartbeatRequest {})).await;
-                }
+                () = self.changed.notified() => self.report(&mut supply).await,
+                _ = beat.tick() => self.report(&mut supply).await,
                 Some(_) = launches.join_next() => {}
             }
         }
     }
 
-    async fn report(&self, order: &Order, report: &str, node: &str) {
-        let report = ReportOrderRequest {
-            allocation: order.allocation.clone(),
-            report: report.into(),
-            node: node.into(),
+    fn take(&self, frame: Option<Frame>, set: &mut Vec<String>, launches: &mut JoinSet<()>) {
+        let mut known = self.known.lock().unwrap();
+        match frame {
+            Some(Frame::Begin(_)) => set.clear(),
+            Some(Frame::Desired(one)) => {
+                set.push(one.allocation.clone());
+                if one.epoch > 0 {
+                    known.epochs.insert(one.market.clone(), one.epoch);
+                }
+                if !known.machines.contains_key(&one.allocation) {
+                    let machine = ObservedAllocation {
+                        market: one.market.clone(),
+                        lot: one.lot.clone(),
+                        slot: one.slot,
+                        allocation: one.allocation.clone(),
+                        state: MachineState::Starting.into(),
+                        ..ObservedAllocation::default()
+                    };
+                    known.machines.insert(one.allocation.clone(), machine);
+                    launches.spawn(self.clone().launch(one));
+                }
+            }
+            Some(Frame::Removed(one)) => {
+                known.epochs.insert(one.market, one.epoch);
+                known.machines.remove(&one.allocation);
+            }
+            Some(Frame::End(end)) => {
+                known.epochs.extend(end.epochs);
+                known.machines.retain(|allocation, _| set.contains(allocation));
+            }
+            None => {}
+        }
+        drop(known);
+        self.changed.notify_one();
+    }
+
+    async fn report(&self, supply: &mut SupplyClient<Channel>) {
+        let report = {
+            let known = self.known.lock().unwrap();
+            let allocations = known.machines.values().cloned().collect();
+            ReportObservedRequest { epochs: known.epochs.clone(), allocations }
         };
-        // The unit may be over already.
-        let _ = SupplyClient::new(self.channel.clone()).report_order(self.with(report)).await;
+        // The next report has it all again.
+        let _ = supply.report_observed(self.with(report)).await;
+    }
+
+    fn set(&self, allocation: &str, state: MachineState, node: &str) {
+        if let Some(machine) = self.known.lock().unwrap().machines.get_mut(allocation) {
+            machine.state = state.into();
+            machine.node = node.into();
+        }
+        self.changed.notify_one();
     }
 
     /// What a virtual node does: it registers, is tainted until its owner has looked at it, and is Ready.
-    async fn launch(&self, order: Order) {
-        self.report(&order, "launched", "").await;
-        let label = |key: &str| order.labels.get(key).cloned().unwrap_or_default();
-        let (_, region) = order.market.split_once('/').unwrap_or_default();
+    async fn launch(self, one: DesiredAllocation) {
+        let label = |key: &str| one.labels.get(key).cloned().unwrap_or_default();
+        let (_, region) = one.market.split_once('/').unwrap_or_default();
         let owner = (&*label(names::BIDNODE), &*label(names::NAMESPACE));
-        let Ok(name) = register(&self.client, owner, region, &order.allocation).await else {
-            return self.report(&order, "failed", "").await;
+        let Ok(name) = register(&self.client, owner, region, &one.allocation).await else {
+            return self.set(&one.allocation, MachineState::Failed, "");
         };
-        self.report(&order, "registered", &name).await;
+        self.set(&one.allocation, MachineState::Registered, &name);
         set_ready(&self.client, &name, true).await;
-        self.report(&order, "ready", "").await;
+        self.set(&one.allocation, MachineState::Ready, &name);
     }
 }
 

@@ -181,8 +181,7 @@ impl World {
             };
             let told =
                 AdminClient::new(self.channel.clone()).put_tenant(with(put)).await.unwrap().into_inner();
-            let supplier =
-                Supplier { client: self.client.clone(), channel: self.channel.clone(), token: told.token };
+            let supplier = Supplier::new(self.client.clone(), self.channel.clone(), told.token);
             self.supplier = Some(Arc::new(supplier));
             self.resupply();
         }

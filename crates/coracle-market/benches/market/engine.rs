@@ -125,7 +125,7 @@ impl Load {
         let launched: Vec<AllocationId> = std::mem::take(&mut self.events)
             .into_iter()
             .filter_map(
-                |event| if let Event::Launch { allocation, .. } = event { Some(allocation) } else { None },
+                |event| if let Event::Desired { allocation, .. } = event { Some(allocation) } else { None },
             )
             .collect();
         for allocation in launched {
@@ -161,9 +161,9 @@ impl Load {
             self.place(0);
         }
         // Suppliers show life every ten seconds: at none of them a lot falls silent.
-        self.heartbeat();
+        self.clear();
         self.now = self.now.plus_ms(10_000);
-        self.heartbeat();
+        self.clear();
         self.events.clear();
         self.now = self.market.next_call();
         // Timers of the time before are not the call's.
@@ -181,14 +181,17 @@ impl Load {
         self.commands += 2;
         let preempted = self.market.last_call().map_or(0, |call| call.preempted);
         self.now = self.now.plus_ms(10_000);
-        self.heartbeat();
+        self.clear();
         self.boot();
         Took { wall, cpu, preempted }
     }
 
-    fn heartbeat(&mut self) {
-        for supplier in 0..8 {
-            self.apply(Command::Heartbeat { supplier: SupplierNo(supplier) });
+    /// Machines that must not run any more are gone.
+    fn clear(&mut self) {
+        for supplier in (0..8).map(SupplierNo) {
+            for gone in self.market.observed(supplier, self.market.epoch(), &[]) {
+                self.apply(gone);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use coracle_proto::market::owner_frame::Frame;
 use coracle_proto::market::supply_client::SupplyClient;
 use coracle_proto::market::trading_client::TradingClient;
 use coracle_proto::market::{
-    HeartbeatRequest, PlaceBidRequest, PutLotRequest, PutMarketRequest, StreamPricesRequest,
+    PlaceBidRequest, PutLotRequest, PutMarketRequest, ReportObservedRequest, StreamPricesRequest,
     WatchOwnerRequest,
 };
 use tokio::task::JoinSet;
@@ -90,7 +90,7 @@ pub(crate) async fn matches(bids: u32) -> Option<f64> {
     let mut took = Vec::new();
     for n in 0..bids {
         if n % 500 == 0 {
-            supply.heartbeat(with(ADMIN, HeartbeatRequest {})).await.unwrap();
+            supply.report_observed(with(ADMIN, ReportObservedRequest::default())).await.unwrap();
         }
         let request = PlaceBidRequest {
             market: MARKET.into(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coracle_auction::codec::Codec;
-use coracle_auction::{Command, Market, Params, Price, Reply, TenantNo, Time};
+use coracle_auction::{Command, Market, Params, Price, Reply, Time};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name, tenant_body, tenant_facts};
@@ -13,11 +13,11 @@ use crate::caller::{self, Caller, Scope};
 use crate::convert;
 use crate::error::Problem;
 use crate::history::Percentiles;
-use crate::recover;
 use crate::registry::Kind;
 use crate::signed::ms;
 use crate::state::MarketState;
-use crate::store::{IgnoredRow, JournalVerification, NameRow};
+use crate::store::{JournalVerification, NameRow};
+use crate::verify::verify;
 use crate::writer::MARKET_ITSELF;
 
 /// Most commands of one audit, and the default.
@@ -105,7 +105,6 @@ impl Service {
             at_risk: BTreeMap::new(),
             start: (params, at),
             since_snapshot: 0,
-            indicated: at,
             percentiles: Percentiles::default(),
         };
         self.writer.add(no, state).await?;
@@ -124,7 +123,14 @@ impl Service {
             scopes |= scope as u8;
         }
         let no = self.registry.ensure(Kind::Tenant, &r.tenant, &[]).await?;
-        let body = tenant_body(r.hourly_cap_micros, r.rate);
+        let (cap, rate) = tenant_facts(&self.registry.body(Kind::Tenant, no));
+        let cap = if r.no_cap { None } else { r.hourly_cap_micros.or(cap) };
+        let rate = match r.rate {
+            _ if r.default_rate => 0,
+            0 => rate,
+            other => other,
+        };
+        let body = tenant_body(cap, rate);
         self.store
             .put_name(&NameRow { kind: Kind::Tenant as i64, no, name: r.tenant.clone(), body: body.clone() })
             .await?;
@@ -139,6 +145,36 @@ impl Service {
         self.store.put_token(&hash, no, scopes).await?;
         self.gate.admit(hash, no, scopes);
         Ok(token)
+    }
+
+    /// Tokens, or those of one tenant, without their secrets.
+    pub(crate) fn tokens(&self, tenant: &str) -> Result<Vec<pb::Token>, Problem> {
+        let only = match tenant {
+            "" => None,
+            name => Some(self.registry.number(Kind::Tenant, name).ok_or_else(Problem::not_found)?),
+        };
+        let all = self.gate.tokens().into_iter();
+        Ok(all
+            .filter(|(_, caller)| only.is_none_or(|only| only == caller.tenant))
+            .map(|(hash, caller)| pb::Token {
+                id: token_id(&hash),
+                tenant: self.registry.name(Kind::Tenant, caller.tenant),
+                scopes: Scope::ALL
+                    .into_iter()
+                    .filter(|s| caller.may(*s))
+                    .map(|s| s.as_str().into())
+                    .collect(),
+            })
+            .collect())
+    }
+
+    /// Refuses a token from now on. The token of the command line is not stored and cannot be revoked.
+    pub(crate) async fn revoke(&self, id: &str) -> Result<(), Problem> {
+        let found = self.gate.tokens().into_iter().find(|(hash, _)| token_id(hash) == id);
+        let (hash, _) = found.ok_or_else(Problem::not_found)?;
+        self.store.delete_token(&hash).await?;
+        self.gate.refuse(&hash);
+        Ok(())
     }
 
     /// Cap and rate of a tenant from what is stored of it.
@@ -161,24 +197,6 @@ impl Service {
         }
     }
 
-    /// Assigns every market the part of the cap that it uses, in order, cut where the cap ends.
-    async fn spread_cap(&self, tenant: u32) -> Result<(), Problem> {
-        let caps = self.caps.lock().await;
-        let mut left = caps.get(&tenant).copied();
-        let no = TenantNo(tenant);
-        for market in self.markets() {
-            let Some(account) = self.writer.read(market, |state| state.market.account(no))? else { continue };
-            let used = i64::try_from(account.committed).unwrap_or(i64::MAX);
-            let slice = left.map(|left| used.min(left).max(0));
-            left = left.zip(slice).map(|(left, slice)| left - slice);
-            let cap = slice.map(Price::micros);
-            if account.cap != cap {
-                self.writer.apply_one(market, MARKET_ITSELF, Command::Budget { tenant: no, cap }).await?;
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) async fn halt(&self, caller: Caller, market: &str, halted: bool) -> Result<(), Problem> {
         let no = self.market(market)?;
         let command = if halted { Command::Halt } else { Command::Resume };
@@ -192,32 +210,21 @@ impl Service {
     /// Replays the whole journal of a market beside the running one.
     pub(crate) async fn verify(&self, market: &str) -> Result<JournalVerification, Problem> {
         let no = self.market(market)?;
-        let start = self.writer.read(no, |state| state.start)?;
-        let verdict = recover::verify(&self.store, no, start).await?;
+        let (start, applied) = self.writer.read(no, |state| (state.start, state.seq))?;
+        let verdict = verify(&self.store, no, start, applied).await?;
         if !verdict.sound {
             self.metrics.replay_mismatch.inc();
         }
         Ok(verdict)
     }
 
-    /// Reports of units of a market that were ignored, as far as there are lines of them.
-    pub(crate) async fn ignored_in(&self, market: &str) -> Result<u64, Problem> {
-        let count = self.store.ignored_in(self.market(market)?).await?;
-        Ok(u64::try_from(count).unwrap_or(0))
-    }
-
-    /// Commands of a market with who asked for them and what they changed; without a market, what was ignored before it
-    /// came to one. Reads a market's journal from the beginning.
+    /// Commands of a market with who asked for them and what they changed. Reads its journal from the beginning.
     pub(crate) async fn audit(&self, r: &pb::AuditRequest) -> Result<Vec<pb::AuditEntry>, Problem> {
         if r.limit > AUDIT_MAX {
             return Err(Problem::invalid(format!("limit must be at most {AUDIT_MAX}")));
         }
         let count = i64::from(if r.limit == 0 { AUDIT } else { r.limit });
         let from = i64::try_from(r.from_seq.max(1)).map_err(|_| Problem::invalid("from_seq is too large"))?;
-        if r.market.is_empty() {
-            let rows = self.store.ignored(from, count).await?;
-            return Ok(rows.into_iter().map(|row| self.ignored_entry(row)).collect());
-        }
         let no = self.market(&r.market)?;
         let start = self.writer.read(no, |state| state.start)?;
         let told = audit::audit(&self.store, no, start, from..from.saturating_add(count)).await?;
@@ -233,20 +240,9 @@ impl Service {
         };
         Ok(told.into_iter().map(entry).collect())
     }
+}
 
-    fn ignored_entry(&self, row: IgnoredRow) -> pb::AuditEntry {
-        let more = match row.unwritten {
-            0 => String::new(),
-            more => format!(", and {more} before it that have no line"),
-        };
-        pb::AuditEntry {
-            seq: u64::try_from(row.no).unwrap_or(0),
-            at_ms: row.at,
-            who: self.registry.name(Kind::Tenant, row.who),
-            what: "report".into(),
-            subject: row.subject,
-            refused: format!("{} of an allocation that is unknown or another supplier's{more}", row.report),
-            ..pb::AuditEntry::default()
-        }
-    }
+/// Public name of a token: the begin of its hash.
+fn token_id(hash: &[u8; 32]) -> String {
+    hex::encode(&hash[..8])
 }

@@ -1,20 +1,26 @@
-//! Capacity: lots and reports of suppliers, and orders to them.
+//! Capacity: lots of suppliers, what must run there, and what they observe.
+
+use std::collections::BTreeMap;
 
 use coracle_auction::{
-    Allocation, AllocationId, AllocationState, Command, Event, LotNo, LotState, SupplierNo, SupplierReport,
+    Command, Desired, EndReason, Event, Fault, LotNo, LotState, Machine, MachineState, SupplierNo,
 };
-use coracle_proto::market as pb;
+use coracle_proto::market::{self as pb, desired_frame::Frame};
 
 use super::{Service, check_name};
 use crate::caller::Caller;
 use crate::convert::{self, lot_key};
 use crate::error::Problem;
-use crate::ignored;
+use crate::names;
 use crate::registry::Kind;
 use crate::signed::ms;
 use crate::state::MarketState;
-use crate::store::IgnoredRow;
 use crate::writer::Batch;
+
+/// Most machines of one report.
+const MACHINES_MAX: usize = 100_000;
+/// Longest name of a Node (RFC 1123 subdomain), in bytes.
+const NODE_NAME_MAX: usize = 253;
 
 impl Service {
     /// A supplier has the name of its token's tenant.
@@ -90,130 +96,122 @@ impl Service {
         Ok(())
     }
 
-    pub(crate) async fn heartbeat(&self, caller: Caller) -> Result<(), Problem> {
+    /// The complete desired set of a supplier, at one instant.
+    pub(crate) fn desired_set(&self, supplier: u32) -> Vec<pb::DesiredFrame> {
+        let markets = self.writer.markets.read();
+        let own = |state: &MarketState| state.market.lots().any(|(_, lot)| lot.supplier().0 == supplier);
+        let mut epochs = BTreeMap::new();
+        let mut frames = Vec::new();
+        for (no, state) in markets.iter().filter(|(_, state)| own(state)) {
+            epochs.insert(state.name.clone(), state.market.epoch());
+            let all = state.market.desired(SupplierNo(supplier));
+            frames.extend(all.map(|one| Frame::Desired(self.desired(*no, state, &one, 0))));
+        }
+        let set = pb::DesiredSet { epochs };
+        let all = [Frame::Begin(set.clone())].into_iter().chain(frames).chain([Frame::End(set)]);
+        all.map(|frame| pb::DesiredFrame { frame: Some(frame) }).collect()
+    }
+
+    /// Changes of a supplier's desired set in what just happened. An entry is as it is now, not as it was then.
+    pub(crate) fn desired_changes(&self, batch: &Batch, supplier: u32) -> Vec<pb::DesiredFrame> {
+        let changes = batch.events.iter().filter_map(|event| match event {
+            Event::Desired { supplier: of, lot, slot, allocation, matched_at, epoch } if of.0 == supplier => {
+                Some((*lot, *slot, *allocation, *matched_at, *epoch))
+            }
+            _ => None,
+        });
+        let mut frames = Vec::new();
+        for (lot, slot, allocation, matched_at, epoch) in changes {
+            let frame = self.writer.read(batch.market, |state| {
+                match state.market.desired_at(lot, slot, allocation) {
+                    Some(one) => Frame::Desired(self.desired(batch.market, state, &one, epoch)),
+                    None => Frame::Removed(pb::RemovedAllocation {
+                        market: state.name.clone(),
+                        lot: convert::lot_name(&self.registry, lot.0),
+                        slot,
+                        allocation: names::allocation(batch.market, matched_at, allocation),
+                        epoch,
+                    }),
+                }
+            });
+            frames.extend(frame.ok().map(|frame| pb::DesiredFrame { frame: Some(frame) }));
+        }
+        frames
+    }
+
+    fn desired(&self, market: u32, state: &MarketState, one: &Desired, epoch: u64) -> pb::DesiredAllocation {
+        let row = state.market.allocation(one.allocation);
+        let a = row.map(|row| convert::allocation(market, state, &self.registry, one.allocation, row));
+        let a = a.unwrap_or_default();
+        let bid = row.and_then(|row| state.market.bid(state.market.bid_of(row)));
+        let labels = bid.map(coracle_auction::Bid::labels).unwrap_or_default();
+        pb::DesiredAllocation {
+            market: state.name.clone(),
+            lot: convert::lot_name(&self.registry, one.lot.0),
+            slot: one.slot,
+            allocation: a.allocation,
+            instance_type: self.instance_type(&state.name),
+            tenant: a.tenant,
+            owner_uid: a.owner_uid,
+            labels: labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+            until_ms: one.until.map_or(0, ms),
+            reason: one.reason.map_or("", EndReason::as_str).into(),
+            saved: String::new(),
+            epoch,
+        }
+    }
+
+    /// Takes what a supplier observes. Also its sign of life. Machines in lots that it does not have are counted; they are
+    /// in no desired set, so the supplier ends them.
+    pub(crate) async fn observed(&self, caller: Caller, r: pb::ReportObservedRequest) -> Result<(), Problem> {
+        if r.allocations.len() > MACHINES_MAX {
+            return Err(Problem::invalid(format!("at most {MACHINES_MAX} allocations")));
+        }
         let supplier = self.supplier(caller).await?;
-        let markets: std::collections::BTreeSet<u32> =
-            self.lots_of(supplier).into_iter().map(|(m, ..)| m).collect();
-        for market in markets {
-            self.writer
-                .apply_one(market, caller.tenant, Command::Heartbeat { supplier: SupplierNo(supplier) })
-                .await?;
+        self.writer.heard(supplier).await?;
+        let mut by_market: BTreeMap<u32, Vec<Machine>> = BTreeMap::new();
+        let mut unknown = 0;
+        for one in &r.allocations {
+            match self.machine(supplier, one) {
+                Some((market, machine)) => by_market.entry(market).or_default().push(machine),
+                None => unknown += 1,
+            }
+        }
+        self.metrics.unknown_machines(unknown);
+        for (name, epoch) in &r.epochs {
+            let Some(market) = self.registry.number(Kind::Market, name) else { continue };
+            let machines = by_market.remove(&market).unwrap_or_default();
+            let observed =
+                |state: &MarketState| state.market.observed(SupplierNo(supplier), *epoch, &machines);
+            let commands = self.writer.read(market, observed)?;
+            if !commands.is_empty() {
+                self.writer.apply(market, caller.tenant, commands).await?;
+            }
         }
         Ok(())
     }
 
-    /// Report about an allocation. For an unknown one, or one of another supplier, it is ignored, logged, audited and counted:
-    /// a supplier that came back from the dead has nothing to mend.
-    pub(crate) async fn report(&self, caller: Caller, r: pb::ReportOrderRequest) -> Result<(), Problem> {
-        let supplier = self.supplier(caller).await?;
-        let report = SupplierReport::from_name(&r.report, &r.node).ok_or_else(|| {
-            Problem::invalid(
-                "report must be launched, registered (with node), ready, failed, drained or died",
-            )
-        })?;
-        let own = |(market, allocation)| {
-            let is_own = |state: &MarketState| {
-                state.market.allocation(allocation).is_some_and(|row| of_supplier(state, row, supplier))
-            };
-            self.writer.read(market, is_own).is_ok_and(|own| own).then_some((market, allocation))
+    fn machine(&self, supplier: u32, one: &pb::ObservedAllocation) -> Option<(u32, Machine)> {
+        let market = self.registry.number(Kind::Market, &one.market)?;
+        let lot = LotNo(self.registry.number(Kind::Lot, &lot_key(market, supplier, &one.lot))?);
+        let (named, allocation) = Self::named_allocation(&one.allocation).ok()?;
+        let node: Box<str> = one.node.as_str().into();
+        let is_name = !node.is_empty() && node.len() <= NODE_NAME_MAX;
+        let state = match one.state() {
+            pb::MachineState::Starting => MachineState::Starting,
+            pb::MachineState::Registered if is_name => MachineState::Registered { node },
+            pb::MachineState::Ready if is_name => MachineState::Ready { node },
+            pb::MachineState::Running | pb::MachineState::Registered | pb::MachineState::Ready => {
+                MachineState::Running
+            }
+            pb::MachineState::Failed => MachineState::Failed,
+            pb::MachineState::Died => MachineState::Died {
+                by: if one.fault() == pb::Fault::Guest { Fault::Guest } else { Fault::Host },
+            },
+            pb::MachineState::Stopping => MachineState::Stopping,
+            pb::MachineState::Unspecified => MachineState::Unknown,
         };
-        let Some((market, allocation)) = Self::named_allocation(&r.allocation).ok().and_then(own) else {
-            self.metrics.unknown_report(&report);
-            return self.ignore(caller, &r.allocation, report.as_str()).await;
-        };
-        self.writer.apply_one(market, caller.tenant, Command::Report { allocation, report }).await.map(drop)
-    }
-
-    /// Writes down that a report was of no use, when the tenant has not had its lines of this minute.
-    async fn ignore(&self, caller: Caller, unit: &str, report: &str) -> Result<(), Problem> {
-        let (now, who, subject) = (self.now(), caller.tenant, ignored::shown(unit));
-        let line = self.ignored.lock().line(who, now.0);
-        let Some(ignored::Line { no, unwritten }) = line else { return Ok(()) };
-        let supplier = self.registry.name(Kind::Tenant, who);
-        tracing::warn!(
-            supplier,
-            allocation = subject,
-            report,
-            unwritten,
-            "report of an unknown allocation ignored"
-        );
-        let named = Self::named_allocation(&subject).map_or(0, |(market, _)| market);
-        let market = if self.markets().contains(&named) { named } else { 0 };
-        let (at, report) = (ms(now), report.to_owned());
-        Ok(self.store.put_ignored(&IgnoredRow { no, at, who, market, report, subject, unwritten }).await?)
-    }
-
-    /// Orders of a supplier that are not done.
-    pub(crate) fn outstanding(&self, supplier: u32) -> Result<Vec<pb::Order>, Problem> {
-        let mut orders = Vec::new();
-        for market in self.markets() {
-            self.writer.read(market, |state| {
-                for (id, row) in
-                    state.market.allocations().filter(|(_, row)| of_supplier(state, row, supplier))
-                {
-                    match row.state() {
-                        AllocationState::Provisioning => {
-                            orders.push(self.order(market, state, "launch", id, row))
-                        }
-                        AllocationState::Preempting => {
-                            orders.push(self.order(market, state, "reclaim", id, row))
-                        }
-                        _ => {}
-                    }
-                }
-            })?;
-        }
-        Ok(orders)
-    }
-
-    /// Orders for a supplier in what just happened.
-    pub(crate) fn orders_in(&self, batch: &Batch, supplier: u32) -> Vec<pb::Order> {
-        let mut orders = Vec::new();
-        for event in &batch.events {
-            let (kind, allocation, lot, deadline) = match event {
-                Event::Launch { allocation, lot, deadline } => ("launch", *allocation, *lot, ms(*deadline)),
-                Event::Reclaim { allocation, lot, deadline, .. } => {
-                    ("reclaim", *allocation, *lot, ms(*deadline))
-                }
-                Event::Spare { allocation, lot } => ("spare", *allocation, *lot, 0),
-                _ => continue,
-            };
-            let found = self.writer.read(batch.market, |state| {
-                let own = state.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier);
-                let row = state.market.allocation(allocation)?;
-                own.then(|| pb::Order {
-                    deadline_ms: deadline,
-                    ..self.order(batch.market, state, kind, allocation, row)
-                })
-            });
-            orders.extend(found.ok().flatten());
-        }
-        orders
-    }
-
-    fn order(
-        &self,
-        market: u32,
-        state: &MarketState,
-        kind: &str,
-        id: AllocationId,
-        row: &Allocation,
-    ) -> pb::Order {
-        let a = convert::allocation(market, state, &self.registry, id, row);
-        let labels =
-            state.market.bid(state.market.bid_of(row)).map(coracle_auction::Bid::labels).unwrap_or_default();
-        pb::Order {
-            kind: kind.into(),
-            allocation: a.allocation,
-            lot: a.lot,
-            unit: a.unit,
-            deadline_ms: a.preempt_at_ms,
-            reason: a.reason,
-            market: a.market,
-            owner_uid: a.owner_uid,
-            tenant: a.tenant,
-            labels: labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
-        }
+        (named == market).then_some((market, Machine { lot, slot: one.slot, allocation, state }))
     }
 }
 
@@ -222,10 +220,6 @@ fn state_of(state: LotState) -> &'static str {
         LotState::Open => "open",
         LotState::Silent => "silent",
         LotState::Draining => "draining",
+        LotState::Lost => "lost",
     }
-}
-
-fn of_supplier(state: &MarketState, row: &Allocation, supplier: u32) -> bool {
-    let lot = row.slot().0;
-    state.market.lots().any(|(no, l)| no == lot && l.supplier().0 == supplier)
 }

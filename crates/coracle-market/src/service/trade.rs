@@ -1,8 +1,8 @@
 //! Placing, changing, watching bids.
 
 use coracle_auction::{
-    AllocationId, AllocationState, Amendment, BidId, BidRequest, BidState, Command, OwnerKey, Price, Reply,
-    TenantNo, Time,
+    AllocationId, AllocationState, Amendment, BidId, BidRequest, BidState, Command, OwnerKey, Price,
+    ReleaseReason, Reply, TenantNo, Time,
 };
 use coracle_proto::market as pb;
 
@@ -176,11 +176,11 @@ impl Service {
     }
 
     fn is_capped(&self, tenant: u32) -> bool {
-        self.capped.read().contains(&tenant)
+        let capped = self.capped.read();
+        !capped.is_empty() && self.with_parents(tenant).iter().any(|no| capped.contains(no))
     }
 
-    /// Moves the unused part of the tenant's cap to this market, then does what was asked. The
-    /// slices of all markets never add up to more than the cap.
+    /// Moves the unused part of the caps to this tenant and market, then does what was asked.
     async fn under_cap(
         &self,
         caller: Caller,
@@ -189,29 +189,7 @@ impl Service {
         command: Command,
     ) -> Result<(Reply, Time), Problem> {
         let caps = self.caps.lock().await;
-        let Some(cap) = caps.get(&tenant).copied() else {
-            return self.writer.apply_one(market, caller.tenant, command).await;
-        };
-        let no = TenantNo(tenant);
-        let mut left = cap;
-        for other in self.markets().into_iter().filter(|other| *other != market) {
-            let account = self.writer.read(other, |state| state.market.account(no))?;
-            let used = account.map_or(0, |account| i64::try_from(account.committed).unwrap_or(i64::MAX));
-            left = left.saturating_sub(used);
-            let slice = account.and_then(|account| account.cap).map(Price::as_micros);
-            if slice != Some(used) {
-                let cap = Some(Price::micros(used));
-                self.writer.apply_one(other, MARKET_ITSELF, Command::Budget { tenant: no, cap }).await?;
-            }
-        }
-        let slice =
-            self.writer.read(market, |state| state.market.account(no).and_then(|account| account.cap))?;
-        let wanted = Price::micros(left.max(0));
-        if slice != Some(wanted) {
-            self.writer
-                .apply_one(market, MARKET_ITSELF, Command::Budget { tenant: no, cap: Some(wanted) })
-                .await?;
-        }
+        self.move_slice(&caps, tenant, market).await?;
         self.writer.apply_one(market, caller.tenant, command).await
     }
 
@@ -290,8 +268,12 @@ impl Service {
         let (market, allocation) = Self::named_allocation(&r.allocation)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
-        let command =
-            Command::Release { tenant: TenantNo(tenant), allocation, if_owner_version: r.if_owner_version };
+        let reason = match r.reason() {
+            pb::ReleaseReason::NodeFailed => ReleaseReason::NodeFailed,
+            pb::ReleaseReason::Unspecified => ReleaseReason::Unneeded,
+        };
+        let if_owner_version = r.if_owner_version;
+        let command = Command::Release { tenant: TenantNo(tenant), allocation, if_owner_version, reason };
         let (reply, at) = self.writer.apply_one(market, caller.tenant, command).await?;
         let name = self.writer.read(market, |state| {
             let Reply::Bid { bid, .. } = reply else { return String::new() };
@@ -414,17 +396,8 @@ impl Service {
             if own { state.market.explain(id) } else { None }
         })?;
         let why = why.ok_or_else(Problem::not_found)?;
-        let (text, ignored_reports) = match self.store.ignored_of(&r.id.to_ascii_uppercase()).await? {
-            None => (why.to_string(), 0),
-            Some((count, last)) => {
-                let who = self.registry.name(Kind::Tenant, last.who);
-                let told =
-                    format!("reports of it that were ignored: {count}, the last, {}, of {who}", last.report);
-                (format!("{why}; {told}"), u64::try_from(count).unwrap_or(0))
-            }
-        };
         Ok(pb::Explanation {
-            text,
+            text: why.to_string(),
             standing: convert::standing(why.standing).into(),
             rank: why.rank,
             of: why.of,
@@ -433,7 +406,6 @@ impl Service {
             limit_micros: why.limit.as_micros(),
             wins_at_micros: why.wins_at.map(Price::as_micros),
             call: why.call,
-            ignored_reports,
         })
     }
 

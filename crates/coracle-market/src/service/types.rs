@@ -86,11 +86,16 @@ impl Service {
         types
     }
 
-    /// List price of the type of a market, in micro-dollars.
-    pub(crate) fn list_price(&self, market: &str) -> Option<i64> {
+    /// Type of a market's nodes; `None`: it was never described.
+    pub(crate) fn instance_type(&self, market: &str) -> Option<pb::InstanceType> {
         let name = market.split('/').next()?;
         let no = self.registry.number(Kind::Type, name)?;
-        Some(type_of(name.to_owned(), &self.registry.body(Kind::Type, no)).ok()?.list_price_micros)
+        type_of(name.to_owned(), &self.registry.body(Kind::Type, no)).ok()
+    }
+
+    /// List price of the type of a market, in micro-dollars.
+    pub(crate) fn list_price(&self, market: &str) -> Option<i64> {
+        Some(self.instance_type(market)?.list_price_micros)
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::support::{ADMIN, MARKET, Served, bid, tenant, with};
+use crate::support::{ADMIN, MARKET, Served, bid, observe, tenant, with};
 use coracle_testkit::eventually;
 
 /// The market's HTTP in the hands of one token.
@@ -139,7 +139,7 @@ async fn what_is_anothers_is_as_unknown_as_what_never_was() {
     }
     for id in [&*unit, never] {
         let release =
-            ReleaseAllocationRequest { allocation: id.into(), if_owner_version: None, tenant: tenant() };
+            ReleaseAllocationRequest { allocation: id.into(), tenant: tenant(), ..Default::default() };
         let explain = ExplainRequest { id: id.into(), tenant: tenant() };
         told.push(vec![
             trading.release_allocation(with(&other, release)).await.unwrap_err(),
@@ -315,19 +315,18 @@ async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
     served.stop();
 }
 
-/// A report of a unit that is unknown, or another supplier's: ignored, counted, and told to auditors, also after a
-/// restart. Who floods the market with them gets some lines and a number.
+/// A machine in the lot of another supplier changes nothing and is counted. A state that the market does not know means
+/// that the machine exists.
 #[tokio::test]
-async fn a_report_of_an_unknown_unit_is_ignored_counted_and_audited() {
-    let (dir, served, channel) = start().await;
+async fn observation_of_another_suppliers_machine_is_counted() {
+    let (_dir, served, channel) = start().await;
     let trader = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
     let host = tenant(&channel, "host", None, &["supply"]).await;
     let liar = tenant(&channel, "liar", None, &["supply"]).await;
     let mut supply = SupplyClient::new(channel.clone());
     let lot = PutLotRequest { lot: "l".into(), market: MARKET.into(), units: 1, notice_ms: 0 };
     supply.put_lot(with(&host, lot)).await.unwrap();
-    let mut admin = AdminClient::new(channel.clone());
-    let mut trading = TradingClient::new(channel);
+    let mut trading = TradingClient::new(channel.clone());
     trading.place_bid(with(&trader, bid(3_000_000, 1, "o", 0))).await.unwrap();
     let mut state = async || {
         let all = ListAllocationsRequest::default();
@@ -335,56 +334,43 @@ async fn a_report_of_an_unknown_unit_is_ignored_counted_and_audited() {
         (units[0].allocation.clone(), units[0].state.clone())
     };
     let (unit, _) = state().await;
-    let report = |allocation: &str, report: &str| ReportOrderRequest {
-        allocation: allocation.into(),
-        report: report.into(),
-        node: String::new(),
-    };
     for unknown in [&*unit, "01J0000000000000000000000Z", "x", ""] {
-        supply.report_order(with(&liar, report(unknown, "ready"))).await.unwrap();
+        observe(&channel, &liar, "l", unknown, MachineState::Ready).await;
     }
     assert_eq!(state().await.1, "provisioning", "no other supplier makes it ready");
     let metrics = reqwest::get(format!("{}/metrics", served.admin)).await.unwrap().text().await.unwrap();
-    let line = r#"coracle_market_orders_total{kind="ready",result="unknown"} 4"#;
-    assert!(metrics.contains(line), "{metrics}");
-    supply.report_order(with(&host, report(&unit, "ready"))).await.unwrap();
+    assert!(metrics.contains("coracle_market_unknown_machines_total 4"), "{metrics}");
+    observe(&channel, &host, "l", &unit, MachineState::Unspecified).await;
+    assert_eq!(state().await.1, "provisioning", "nothing is concluded");
+    observe(&channel, &host, "l", &unit, MachineState::Ready).await;
     assert_eq!(state().await.1, "active");
-    let nonsense = supply.report_order(with(&host, report(&unit, "well"))).await.unwrap_err();
-    assert_eq!(nonsense.code(), Code::InvalidArgument);
-
-    let audit = |limit| with(ADMIN, AuditRequest { limit, ..AuditRequest::default() });
-    let lines = admin.audit(audit(0)).await.unwrap().into_inner().entries;
-    let named: Vec<_> = lines.iter().map(|l| (l.who.as_str(), l.subject.as_str())).collect();
-    assert_eq!(named, [&*unit, "01J0000000000000000000000Z", "X", ""].map(|name| ("liar", name)));
-    assert_eq!(lines[0].refused, "ready of an allocation that is unknown or another supplier's");
-    let verify = with(ADMIN, VerifyRequest { market: MARKET.into() });
-    let verdict = admin.verify(verify).await.unwrap().into_inner();
-    assert_eq!((verdict.sound, verdict.ignored_reports), (true, 1), "one names a unit of this market");
-    let explain = ExplainRequest { id: unit.clone(), tenant: String::new() };
-    let why = trading.explain(with(&trader, explain)).await.unwrap().into_inner();
-    assert_eq!(why.ignored_reports, 1);
-    assert!(
-        why.text.ends_with("; reports of it that were ignored: 1, the last, ready, of liar"),
-        "{}",
-        why.text
-    );
-
-    for n in 0..100 {
-        supply.report_order(with(&liar, report(&format!("nothing\0{n}"), "died"))).await.unwrap();
-    }
-    let lines = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
-    assert!((60..104).contains(&lines.len()), "as many as a minute or two have: {}", lines.len());
-    assert!(lines.iter().all(|line| !line.subject.contains('\0')), "{lines:#?}");
     served.stop();
+}
 
+/// A second token keeps cap and rate of its tenant; a revoked one is refused, also after a restart.
+#[tokio::test]
+async fn tokens_are_listed_and_revoked_and_keep_the_budget() {
+    let (dir, served, channel) = start().await;
+    let first = tenant(&channel, "c/ns", Some(5_000_000), &["trade", "read"]).await;
+    let second = tenant(&channel, "c/ns", None, &["read"]).await;
+    let mut trading = TradingClient::new(channel.clone());
+    let budget = trading.get_budget(with(&second, GetBudgetRequest::default())).await.unwrap().into_inner();
+    assert_eq!(budget.hourly_cap_micros, Some(5_000_000));
+    let mut admin = AdminClient::new(channel.clone());
+    let list = ListTokensRequest { tenant: "c/ns".into() };
+    let tokens = admin.list_tokens(with(ADMIN, list)).await.unwrap().into_inner().tokens;
+    assert_eq!(tokens.len(), 2);
+    let trader = tokens.iter().find(|token| token.scopes == ["read", "trade"]).unwrap().id.clone();
+    let revoke = |id: &str| with(ADMIN, RevokeTokenRequest { id: id.into() });
+    admin.revoke_token(revoke(&trader)).await.unwrap();
+    assert_eq!(admin.revoke_token(revoke(&trader)).await.unwrap_err().code(), Code::NotFound);
+    let refused = async |trading: &mut TradingClient<Channel>| {
+        trading.get_budget(with(&first, GetBudgetRequest::default())).await.unwrap_err().code()
+    };
+    assert_eq!(refused(&mut trading).await, Code::Unauthenticated);
+    served.stop();
     let served = Served::sqlite(&dir.path().join("market.db"));
-    let mut admin = AdminClient::new(served.connect().await);
-    let kept = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
-    assert_eq!(kept, lines);
-    let mut supply = SupplyClient::new(served.connect().await);
-    supply.report_order(with(&liar, report("later", "died"))).await.unwrap();
-    let all = admin.audit(audit(1000)).await.unwrap().into_inner().entries;
-    assert_eq!(all.last().map(|line| line.seq), Some(lines.len() as u64 + 1), "the numbers continue");
+    assert_eq!(refused(&mut TradingClient::new(served.connect().await)).await, Code::Unauthenticated);
     served.stop();
 }
 

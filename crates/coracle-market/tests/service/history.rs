@@ -10,7 +10,7 @@ use coracle_types::Clock;
 use serde_json::{Value, json};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
-use crate::support::{ADMIN, MARKET, Served, bid, tenant, with};
+use crate::support::{ADMIN, MARKET, Served, bid, observe, tenant, with};
 use coracle_testkit::eventually;
 
 const HOUR: i64 = 3_600_000;
@@ -137,13 +137,12 @@ async fn charges_come_as_a_focus_table() {
     let mut supply = SupplyClient::new(channel.clone());
     let lot = PutLotRequest { lot: "l".into(), market: MARKET.into(), units: 1, notice_ms: 0 };
     supply.put_lot(with(&host, lot)).await.unwrap();
+    let supplied = channel.clone();
     let mut trading = TradingClient::new(channel);
     trading.place_bid(with(&token, bid(3_000_000, 1, "o", 0))).await.unwrap();
     let units = trading.list_allocations(with(&token, ListAllocationsRequest::default())).await.unwrap();
     let allocation = units.into_inner().allocations.remove(0).allocation;
-    let ready =
-        ReportOrderRequest { allocation: allocation.clone(), report: "ready".into(), node: String::new() };
-    supply.report_order(with(&host, ready)).await.unwrap();
+    observe(&supplied, &host, "l", &allocation, MachineState::Ready).await;
     let release = ReleaseAllocationRequest { allocation: allocation.clone(), ..Default::default() };
     trading.release_allocation(with(&token, release)).await.unwrap();
     let get = async |format: &str| {

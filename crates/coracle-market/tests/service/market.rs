@@ -9,8 +9,8 @@ use coracle_proto::market::trading_client::TradingClient;
 use coracle_proto::market::*;
 use tonic::Code;
 
-use crate::support::{ADMIN, DEADLINE, MARKET, Served, bid, tenant, with};
-use coracle_testkit::eventually;
+use crate::support::{ADMIN, DEADLINE, MARKET, Served, bid, observe, tenant, with};
+use coracle_testkit::{elapse, eventually};
 
 /// SIGKILL while bids come in, ten times. Every acknowledged bid is there again, none twice.
 #[tokio::test]
@@ -83,8 +83,15 @@ async fn from_bid_to_charge() {
     let mut trading = TradingClient::new(channel.clone());
     let lot = PutLotRequest { lot: "gpu".into(), market: MARKET.into(), units: 2, notice_ms: 30_000 };
     supply.put_lot(with(&supplier, lot)).await.unwrap();
-    let mut orders =
-        supply.stream_orders(with(&supplier, StreamOrdersRequest {})).await.unwrap().into_inner();
+    let mut desired =
+        supply.stream_desired(with(&supplier, StreamDesiredRequest {})).await.unwrap().into_inner();
+    let mut next = async || {
+        let frame = tokio::time::timeout(DEADLINE, desired.message()).await.unwrap().unwrap().unwrap();
+        frame.frame.unwrap()
+    };
+    let set = DesiredSet { epochs: [(MARKET.to_owned(), 0)].into() };
+    assert_eq!(next().await, desired_frame::Frame::Begin(set.clone()));
+    assert_eq!(next().await, desired_frame::Frame::End(set));
     let watch = WatchOwnerRequest { owner_uid: "uid".into(), ..WatchOwnerRequest::default() };
     let mut frames = trading.watch_owner(with(&token, watch)).await.unwrap().into_inner();
     for synced in [false, true] {
@@ -92,15 +99,10 @@ async fn from_bid_to_charge() {
     }
 
     let reply = trading.place_bid(with(&token, bid(2_880_000, 1, "uid", 0))).await.unwrap().into_inner();
-    let order = tokio::time::timeout(DEADLINE, orders.message()).await.unwrap().unwrap().unwrap();
-    assert_eq!((order.kind.as_str(), order.lot.as_str(), order.owner_uid.as_str()), ("launch", "gpu", "uid"));
-    for (report, node) in [("launched", ""), ("registered", "bn-1"), ("ready", "")] {
-        let report = ReportOrderRequest {
-            allocation: order.allocation.clone(),
-            report: report.into(),
-            node: node.into(),
-        };
-        supply.report_order(with(&supplier, report)).await.unwrap();
+    let desired_frame::Frame::Desired(one) = next().await else { panic!("the machine is desired") };
+    assert_eq!((one.lot.as_str(), one.slot, one.owner_uid.as_str(), one.epoch), ("gpu", 0, "uid", 1));
+    for state in [MachineState::Starting, MachineState::Running, MachineState::Ready] {
+        observe(&channel, &supplier, "gpu", &one.allocation, state).await;
     }
     let active = tokio::time::timeout(DEADLINE, async {
         loop {
@@ -120,11 +122,11 @@ async fn from_bid_to_charge() {
     let release = ReleaseAllocationRequest {
         allocation: unit.allocation.clone(),
         if_owner_version: Some(reply.owner_version),
-        tenant: String::new(),
+        ..ReleaseAllocationRequest::default()
     };
     trading.release_allocation(with(&token, release)).await.unwrap();
-    let reclaim = tokio::time::timeout(DEADLINE, orders.message()).await.unwrap().unwrap().unwrap();
-    assert_eq!((reclaim.kind.as_str(), reclaim.reason.as_str()), ("reclaim", "Released"));
+    let desired_frame::Frame::Removed(gone) = next().await else { panic!("it must not run any more") };
+    assert_eq!((&gone.allocation, gone.epoch), (&one.allocation, 2));
 
     let rows = eventually("the minimum is charged", async || {
         let all = ListChargesRequest::default();
@@ -248,6 +250,36 @@ async fn a_cap_holds_over_all_markets() {
     assert_eq!(book.units, 3, "the held bid entered the book");
 }
 
+/// The cap of a cluster covers its namespaces. What one of them gives back serves a bid of another that waits, without
+/// another request.
+#[tokio::test]
+async fn cap_covers_tenants_below_and_moves_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::sqlite(&dir.path().join("market.db"));
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c", Some(10_000_000), &["trade", "read"]).await;
+    let mut trading = TradingClient::new(channel.clone());
+    let mut place = async |tenant: &str, market: &str, limit| {
+        let (market, tenant) = (market.into(), tenant.to_owned());
+        let request = PlaceBidRequest { market, tenant, ..bid(limit, 1, "o", 0) };
+        trading.place_bid(with(&token, request)).await.unwrap().into_inner().bid
+    };
+    let first = place("c/a", "a100-4x/local", 7_000_000).await;
+    let waits = place("c/b", "l40s-4x/local", 4_000_000).await;
+    let mut hold = async |bid: &str| {
+        let get = GetBidRequest { bid: bid.into(), tenant: "c/b".into() };
+        TradingClient::new(channel.clone()).get_bid(with(&token, get)).await.unwrap().into_inner().hold
+    };
+    assert_eq!(hold(&waits).await, "BUDGET", "eleven of ten");
+    let cancel = CancelBidRequest { bid: first, if_owner_version: None, tenant: "c/a".into() };
+    TradingClient::new(channel.clone()).cancel_bid(with(&token, cancel)).await.unwrap();
+    eventually("the bid enters", async || hold(&waits).await.is_empty().then_some(())).await.unwrap();
+    let namespace = tenant(&channel, "c/b", None, &["trade"]).await;
+    let below = PlaceBidRequest { tenant: "c/b/x".into(), ..bid(2_000_000, 1, "o", 0) };
+    let refused = TradingClient::new(channel.clone()).place_bid(with(&namespace, below)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "a namespace does not leave its cap by a new name");
+}
+
 /// One byte of the journal flipped: the proof fails, and a restart refuses.
 #[tokio::test]
 async fn verify_finds_a_flipped_byte() {
@@ -278,4 +310,91 @@ async fn verify_finds_a_flipped_byte() {
         .unwrap();
     let verdict = admin.verify(verify()).await.unwrap().into_inner();
     assert!(!verdict.sound && verdict.detail.contains("the chain breaks"), "{verdict:?}");
+}
+
+/// A row changed, deleted or added anywhere in what is derived from the journal: the proof names it.
+#[tokio::test]
+async fn verify_finds_changed_deleted_and_added_rows() {
+    use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("market.db");
+    let served = Served::sqlite(&file);
+    let channel = served.connect().await;
+    let token = tenant(&channel, "c/ns", None, &["trade", "read"]).await;
+    let host = tenant(&channel, "host", None, &["supply"]).await;
+    let lot = PutLotRequest { lot: "l".into(), market: MARKET.into(), units: 1, notice_ms: 0 };
+    SupplyClient::new(channel.clone()).put_lot(with(&host, lot)).await.unwrap();
+    let mut trading = TradingClient::new(channel.clone());
+    trading.place_bid(with(&token, bid(3_000_000, 1, "u", 0))).await.unwrap();
+    let all = ListAllocationsRequest::default();
+    let units = trading.list_allocations(with(&token, all)).await.unwrap().into_inner().allocations;
+    observe(&channel, &host, "l", &units[0].allocation, MachineState::Ready).await;
+    let release = ReleaseAllocationRequest { allocation: units[0].allocation.clone(), ..Default::default() };
+    trading.release_allocation(with(&token, release)).await.unwrap();
+    let mut admin = AdminClient::new(channel.clone());
+    admin.snapshot(with(ADMIN, SnapshotRequest { market: MARKET.into() })).await.unwrap();
+    let mut verdict = async || {
+        let verify = with(ADMIN, VerifyRequest { market: MARKET.into() });
+        admin.verify(verify).await.unwrap().into_inner().detail
+    };
+    assert_eq!(verdict().await, "");
+    let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(&file)).await.unwrap();
+    for (spoil, mend, want) in [
+        (
+            "UPDATE charges SET price = price - 1 WHERE reason = 'minimum'",
+            "UPDATE charges SET price = price + 1 WHERE reason = 'minimum'",
+            "is another one",
+        ),
+        (
+            "INSERT INTO charges SELECT allocation, 'refund', starts, ends, tenant, price FROM charges WHERE reason = 'minimum'",
+            "DELETE FROM charges WHERE reason = 'refund'",
+            "charges are stored",
+        ),
+        (
+            "UPDATE charges SET starts = starts - 1 WHERE reason = 'minimum'",
+            "UPDATE charges SET starts = starts + 1 WHERE reason = 'minimum'",
+            "is missing",
+        ),
+        ("UPDATE snapshots SET body = body || x'00'", "DELETE FROM snapshots", "is not the market then"),
+        ("DELETE FROM journal WHERE seq = (SELECT max(seq) FROM journal)", "SELECT 1", "the journal ends at"),
+    ] {
+        sqlx::query(spoil).execute(&pool).await.unwrap();
+        let detail = verdict().await;
+        assert!(detail.contains(want), "{spoil}: {detail}");
+        sqlx::query(mend).execute(&pool).await.unwrap();
+    }
+}
+
+/// With a supplier that reports and nothing else, a market soon writes nothing any more.
+#[tokio::test]
+async fn quiet_market_writes_nothing() {
+    use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("market.db");
+    let served = Served::sqlite(&file);
+    let channel = served.connect().await;
+    let put = PutMarketRequest {
+        market: MARKET.into(),
+        reserve_micros: 2_000_000,
+        cap_micros: 8_000_000,
+        call_interval_ms: 1_000,
+        ..PutMarketRequest::default()
+    };
+    AdminClient::new(channel.clone()).put_market(with(ADMIN, put)).await.unwrap();
+    let host = tenant(&channel, "host", None, &["supply"]).await;
+    let lot = PutLotRequest { lot: "l".into(), market: MARKET.into(), units: 1, notice_ms: 0 };
+    let mut supply = SupplyClient::new(channel.clone());
+    supply.put_lot(with(&host, lot)).await.unwrap();
+    let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(&file)).await.unwrap();
+    let mut before = (-1i64, 0);
+    eventually("as many rows for five seconds", async || {
+        supply.report_observed(with(&host, ReportObservedRequest::default())).await.unwrap();
+        let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM journal").fetch_one(&pool).await.unwrap();
+        // The time that an indicative call of a market with trade is due in.
+        elapse(std::time::Duration::from_secs(1)).await;
+        before = if rows == before.0 { (rows, before.1 + 1) } else { (rows, 0) };
+        (before.1 >= 5).then_some(())
+    })
+    .await
+    .unwrap();
 }

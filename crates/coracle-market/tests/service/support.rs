@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin};
 use std::time::Duration;
 
 use coracle_proto::market::admin_client::AdminClient;
+use coracle_proto::market::supply_client::SupplyClient;
 use coracle_proto::market::*;
 use coracle_testkit::eventually_blocking;
 use tonic::Request;
@@ -87,6 +88,7 @@ pub(crate) async fn tenant(channel: &Channel, name: &str, cap: Option<i64>, scop
         hourly_cap_micros: cap,
         rate: 1_000_000,
         scopes: scopes.iter().map(ToString::to_string).collect(),
+        ..Default::default()
     };
     AdminClient::new(channel.clone()).put_tenant(with(ADMIN, request)).await.unwrap().into_inner().token
 }
@@ -101,4 +103,26 @@ pub(crate) fn bid(limit_micros: i64, quantity: u32, owner: &str, version: u64) -
         idempotency_key: format!("{owner}/{version}"),
         ..PlaceBidRequest::default()
     }
+}
+
+/// A supplier reports its only machine, in slot 0, with a node `bn-1` where the state has one. It knows all of its set.
+pub(crate) async fn observe(
+    channel: &Channel,
+    token: &str,
+    lot: &str,
+    allocation: &str,
+    state: MachineState,
+) {
+    let machine = ObservedAllocation {
+        market: MARKET.into(),
+        lot: lot.into(),
+        slot: 0,
+        allocation: allocation.into(),
+        state: state.into(),
+        node: "bn-1".into(),
+        fault: 0,
+    };
+    let report =
+        ReportObservedRequest { epochs: [(MARKET.to_owned(), u64::MAX)].into(), allocations: vec![machine] };
+    SupplyClient::new(channel.clone()).report_observed(with(token, report)).await.unwrap();
 }

@@ -415,6 +415,8 @@ pub struct ReleaseAllocationRequest {
     pub if_owner_version: ::core::option::Option<u64>,
     #[prost(string, tag = "3")]
     pub tenant: ::prost::alloc::string::String,
+    #[prost(enumeration = "ReleaseReason", tag = "4")]
+    pub reason: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SubstituteVictimRequest {
@@ -497,9 +499,6 @@ pub struct Explanation {
     pub wins_at_micros: ::core::option::Option<i64>,
     #[prost(uint64, tag = "9")]
     pub call: u64,
-    /// Of an allocation: reports of suppliers that are not its own.
-    #[prost(uint64, tag = "10")]
-    pub ignored_reports: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListChargesRequest {
@@ -589,7 +588,7 @@ pub struct LotUse {
     pub units: u32,
     #[prost(uint32, tag = "5")]
     pub taken: u32,
-    /// open, silent, draining
+    /// open, silent, draining, lost
     #[prost(string, tag = "6")]
     pub state: ::prost::alloc::string::String,
 }
@@ -601,50 +600,115 @@ pub struct DrainLotRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainLotResponse {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct HeartbeatRequest {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct HeartbeatResponse {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct StreamOrdersRequest {}
+pub struct StreamDesiredRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Order {
-    /// launch, reclaim, spare
+pub struct DesiredFrame {
+    #[prost(oneof = "desired_frame::Frame", tags = "1, 2, 3, 4")]
+    pub frame: ::core::option::Option<desired_frame::Frame>,
+}
+/// Nested message and enum types in `DesiredFrame`.
+pub mod desired_frame {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Frame {
+        /// The complete set follows: what was sent before counts no more.
+        #[prost(message, tag = "1")]
+        Begin(super::DesiredSet),
+        #[prost(message, tag = "2")]
+        Desired(super::DesiredAllocation),
+        /// Its machine must not run any more.
+        #[prost(message, tag = "3")]
+        Removed(super::RemovedAllocation),
+        /// The set is complete, and known up to these versions.
+        #[prost(message, tag = "4")]
+        End(super::DesiredSet),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DesiredSet {
+    /// Version of the desired set in each market where the supplier has lots. It grows with each change.
+    #[prost(btree_map = "string, uint64", tag = "1")]
+    pub epochs: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
+}
+/// A machine that must run.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DesiredAllocation {
     #[prost(string, tag = "1")]
-    pub kind: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub allocation: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
-    pub lot: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "4")]
-    pub unit: u32,
-    #[prost(int64, tag = "5")]
-    pub deadline_ms: i64,
-    #[prost(string, tag = "6")]
-    pub reason: ::prost::alloc::string::String,
-    #[prost(string, tag = "7")]
     pub market: ::prost::alloc::string::String,
-    #[prost(string, tag = "8")]
-    pub owner_uid: ::prost::alloc::string::String,
-    #[prost(string, tag = "9")]
+    #[prost(string, tag = "2")]
+    pub lot: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub slot: u32,
+    #[prost(string, tag = "4")]
+    pub allocation: ::prost::alloc::string::String,
+    /// Shape of the machine.
+    #[prost(message, optional, tag = "5")]
+    pub instance_type: ::core::option::Option<InstanceType>,
+    /// Whose node it becomes, with the labels of the bid.
+    #[prost(string, tag = "6")]
     pub tenant: ::prost::alloc::string::String,
-    #[prost(btree_map = "string, string", tag = "10")]
+    #[prost(string, tag = "7")]
+    pub owner_uid: ::prost::alloc::string::String,
+    #[prost(btree_map = "string, string", tag = "8")]
     pub labels: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// When it must be gone at the latest; 0: it stays.
+    #[prost(int64, tag = "9")]
+    pub until_ms: i64,
+    /// Why it must go.
+    #[prost(string, tag = "10")]
+    pub reason: ::prost::alloc::string::String,
+    /// Reference of a saved state to resume from; empty: a fresh machine.
+    #[prost(string, tag = "11")]
+    pub saved: ::prost::alloc::string::String,
+    /// Version of the set from this frame on; 0 within a complete set.
+    #[prost(uint64, tag = "12")]
+    pub epoch: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReportOrderRequest {
+pub struct RemovedAllocation {
     #[prost(string, tag = "1")]
-    pub allocation: ::prost::alloc::string::String,
-    /// launched, registered, ready, failed, drained, died
+    pub market: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
-    pub report: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
+    pub lot: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub slot: u32,
+    #[prost(string, tag = "4")]
+    pub allocation: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "5")]
+    pub epoch: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportObservedRequest {
+    /// Version of the desired set of each market that the supplier knew when it looked.
+    #[prost(btree_map = "string, uint64", tag = "1")]
+    pub epochs: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
+    /// All machines, also those that end and remains of those that failed.
+    #[prost(message, repeated, tag = "2")]
+    pub allocations: ::prost::alloc::vec::Vec<ObservedAllocation>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ObservedAllocation {
+    #[prost(string, tag = "1")]
+    pub market: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub lot: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub slot: u32,
+    #[prost(string, tag = "4")]
+    pub allocation: ::prost::alloc::string::String,
+    #[prost(enumeration = "MachineState", tag = "5")]
+    pub state: i32,
+    /// Name of its node, once registered.
+    #[prost(string, tag = "6")]
     pub node: ::prost::alloc::string::String,
+    /// Of one that died.
+    #[prost(enumeration = "Fault", tag = "7")]
+    pub fault: i32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReportOrderResponse {}
+pub struct ReportObservedResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InstanceType {
     #[prost(string, tag = "1")]
@@ -704,15 +768,21 @@ pub struct PutMarketRequest {
 pub struct PutTenantRequest {
     #[prost(string, tag = "1")]
     pub tenant: ::prost::alloc::string::String,
-    /// Absent: no cap.
+    /// Absent: unchanged.
     #[prost(int64, optional, tag = "2")]
     pub hourly_cap_micros: ::core::option::Option<i64>,
-    /// Mutations a second; 0: the default.
+    /// Mutations a second; 0: unchanged.
     #[prost(uint32, tag = "3")]
     pub rate: u32,
     /// Scopes of a new token: read, trade, supply, admin, audit. None: no token is made.
     #[prost(string, repeated, tag = "4")]
     pub scopes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Removes the cap.
+    #[prost(bool, tag = "5")]
+    pub no_cap: bool,
+    /// Sets the default rate again.
+    #[prost(bool, tag = "6")]
+    pub default_rate: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutTenantResponse {
@@ -720,6 +790,35 @@ pub struct PutTenantResponse {
     #[prost(string, tag = "1")]
     pub token: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTokensRequest {
+    /// Empty: those of all tenants.
+    #[prost(string, tag = "1")]
+    pub tenant: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTokensResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub tokens: ::prost::alloc::vec::Vec<Token>,
+}
+/// A token without its secret.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Token {
+    /// First 16 hexadecimal digits of its SHA-256.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub tenant: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub scopes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RevokeTokenRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RevokeTokenResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HaltRequest {
     #[prost(string, tag = "1")]
@@ -759,13 +858,9 @@ pub struct VerifyResponse {
     pub sound: bool,
     #[prost(string, tag = "3")]
     pub detail: ::prost::alloc::string::String,
-    /// Ignored reports about its allocations, as far as their lines are kept.
-    #[prost(uint64, tag = "4")]
-    pub ignored_reports: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {
-    /// Empty: what came to no market, the last 10 000 lines of it.
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
     /// The first command to tell, from 1.
@@ -802,6 +897,110 @@ pub struct AuditEntry {
     /// Why it changed nothing.
     #[prost(string, tag = "8")]
     pub refused: ::prost::alloc::string::String,
+}
+/// Why an owner releases an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ReleaseReason {
+    /// It is not needed any more.
+    Unspecified = 0,
+    /// Its node does not work: the next launch goes elsewhere, and the minimum is not charged.
+    NodeFailed = 1,
+}
+impl ReleaseReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RELEASE_REASON_UNSPECIFIED",
+            Self::NodeFailed => "RELEASE_REASON_NODE_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RELEASE_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "RELEASE_REASON_NODE_FAILED" => Some(Self::NodeFailed),
+            _ => None,
+        }
+    }
+}
+/// An unknown state means that the machine exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum MachineState {
+    Unspecified = 0,
+    Starting = 1,
+    Running = 2,
+    Registered = 3,
+    Ready = 4,
+    Failed = 5,
+    Died = 6,
+    Stopping = 7,
+}
+impl MachineState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "MACHINE_STATE_UNSPECIFIED",
+            Self::Starting => "MACHINE_STATE_STARTING",
+            Self::Running => "MACHINE_STATE_RUNNING",
+            Self::Registered => "MACHINE_STATE_REGISTERED",
+            Self::Ready => "MACHINE_STATE_READY",
+            Self::Failed => "MACHINE_STATE_FAILED",
+            Self::Died => "MACHINE_STATE_DIED",
+            Self::Stopping => "MACHINE_STATE_STOPPING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MACHINE_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "MACHINE_STATE_STARTING" => Some(Self::Starting),
+            "MACHINE_STATE_RUNNING" => Some(Self::Running),
+            "MACHINE_STATE_REGISTERED" => Some(Self::Registered),
+            "MACHINE_STATE_READY" => Some(Self::Ready),
+            "MACHINE_STATE_FAILED" => Some(Self::Failed),
+            "MACHINE_STATE_DIED" => Some(Self::Died),
+            "MACHINE_STATE_STOPPING" => Some(Self::Stopping),
+            _ => None,
+        }
+    }
+}
+/// What ended a machine. Only faults of the host are refunded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Fault {
+    Unspecified = 0,
+    Guest = 1,
+    Host = 2,
+}
+impl Fault {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FAULT_UNSPECIFIED",
+            Self::Guest => "FAULT_GUEST",
+            Self::Host => "FAULT_HOST",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FAULT_UNSPECIFIED" => Some(Self::Unspecified),
+            "FAULT_GUEST" => Some(Self::Guest),
+            "FAULT_HOST" => Some(Self::Host),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod market_client {
@@ -2628,27 +2827,13 @@ pub mod supply_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Supply", "DrainLot"));
             self.inner.unary(req, path, codec).await
         }
-        /// At least every 10 s: 30 s of silence stop matching, 120 s lose the allocations.
-        pub async fn heartbeat(
+        /// The complete desired set between `begin` and `end`, then each change. After a gap the whole set again. What is not in
+        /// a complete set must not run.
+        pub async fn stream_desired(
             &mut self,
-            request: impl tonic::IntoRequest<super::HeartbeatRequest>,
-        ) -> std::result::Result<tonic::Response<super::HeartbeatResponse>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/coracle.market.v1.Supply/Heartbeat");
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("coracle.market.v1.Supply", "Heartbeat"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Orders that are not done, then each new one. Orders are idempotent by allocation and kind.
-        pub async fn stream_orders(
-            &mut self,
-            request: impl tonic::IntoRequest<super::StreamOrdersRequest>,
+            request: impl tonic::IntoRequest<super::StreamDesiredRequest>,
         ) -> std::result::Result<
-            tonic::Response<tonic::codec::Streaming<super::Order>>,
+            tonic::Response<tonic::codec::Streaming<super::DesiredFrame>>,
             tonic::Status,
         > {
             self.inner.ready().await.map_err(|e| {
@@ -2656,26 +2841,30 @@ pub mod supply_client {
             })?;
             let codec = tonic_prost::ProstCodec::default();
             let path =
-                http::uri::PathAndQuery::from_static("/coracle.market.v1.Supply/StreamOrders");
+                http::uri::PathAndQuery::from_static("/coracle.market.v1.Supply/StreamDesired");
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("coracle.market.v1.Supply", "StreamOrders"));
+                .insert(GrpcMethod::new("coracle.market.v1.Supply", "StreamDesired"));
             self.inner.server_streaming(req, path, codec).await
         }
-        pub async fn report_order(
+        /// Every machine that exists, after each change and at least every 10 s: 30 s of silence stop matching, 120 s lose the
+        /// allocations. A slot is free when its machine is missing here.
+        pub async fn report_observed(
             &mut self,
-            request: impl tonic::IntoRequest<super::ReportOrderRequest>,
-        ) -> std::result::Result<tonic::Response<super::ReportOrderResponse>, tonic::Status>
+            request: impl tonic::IntoRequest<super::ReportObservedRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReportObservedResponse>, tonic::Status>
         {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
             let codec = tonic_prost::ProstCodec::default();
             let path =
-                http::uri::PathAndQuery::from_static("/coracle.market.v1.Supply/ReportOrder");
+                http::uri::PathAndQuery::from_static("/coracle.market.v1.Supply/ReportObserved");
             let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("coracle.market.v1.Supply", "ReportOrder"));
+            req.extensions_mut().insert(GrpcMethod::new(
+                "coracle.market.v1.Supply",
+                "ReportObserved",
+            ));
             self.inner.unary(req, path, codec).await
         }
     }
@@ -2701,25 +2890,23 @@ pub mod supply_server {
             &self,
             request: tonic::Request<super::DrainLotRequest>,
         ) -> std::result::Result<tonic::Response<super::DrainLotResponse>, tonic::Status>;
-        /// At least every 10 s: 30 s of silence stop matching, 120 s lose the allocations.
-        async fn heartbeat(
-            &self,
-            request: tonic::Request<super::HeartbeatRequest>,
-        ) -> std::result::Result<tonic::Response<super::HeartbeatResponse>, tonic::Status>;
-        /// Server streaming response type for the StreamOrders method.
-        type StreamOrdersStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::Order, tonic::Status>,
+        /// Server streaming response type for the StreamDesired method.
+        type StreamDesiredStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::DesiredFrame, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Orders that are not done, then each new one. Orders are idempotent by allocation and kind.
-        async fn stream_orders(
+        /// The complete desired set between `begin` and `end`, then each change. After a gap the whole set again. What is not in
+        /// a complete set must not run.
+        async fn stream_desired(
             &self,
-            request: tonic::Request<super::StreamOrdersRequest>,
-        ) -> std::result::Result<tonic::Response<Self::StreamOrdersStream>, tonic::Status>;
-        async fn report_order(
+            request: tonic::Request<super::StreamDesiredRequest>,
+        ) -> std::result::Result<tonic::Response<Self::StreamDesiredStream>, tonic::Status>;
+        /// Every machine that exists, after each change and at least every 10 s: 30 s of silence stop matching, 120 s lose the
+        /// allocations. A slot is free when its machine is missing here.
+        async fn report_observed(
             &self,
-            request: tonic::Request<super::ReportOrderRequest>,
-        ) -> std::result::Result<tonic::Response<super::ReportOrderResponse>, tonic::Status>;
+            request: tonic::Request<super::ReportObservedRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReportObservedResponse>, tonic::Status>;
     }
     /// For suppliers of capacity.
     #[derive(Debug)]
@@ -2870,62 +3057,24 @@ pub mod supply_server {
                     };
                     Box::pin(fut)
                 }
-                "/coracle.market.v1.Supply/Heartbeat" => {
+                "/coracle.market.v1.Supply/StreamDesired" => {
                     #[allow(non_camel_case_types)]
-                    struct HeartbeatSvc<T: Supply>(pub Arc<T>);
-                    impl<T: Supply> tonic::server::UnaryService<super::HeartbeatRequest> for HeartbeatSvc<T> {
-                        type Response = super::HeartbeatResponse;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::HeartbeatRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Supply>::heartbeat(&inner, request).await };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = HeartbeatSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/coracle.market.v1.Supply/StreamOrders" => {
-                    #[allow(non_camel_case_types)]
-                    struct StreamOrdersSvc<T: Supply>(pub Arc<T>);
+                    struct StreamDesiredSvc<T: Supply>(pub Arc<T>);
                     impl<T: Supply>
-                        tonic::server::ServerStreamingService<super::StreamOrdersRequest>
-                        for StreamOrdersSvc<T>
+                        tonic::server::ServerStreamingService<super::StreamDesiredRequest>
+                        for StreamDesiredSvc<T>
                     {
-                        type Response = super::Order;
-                        type ResponseStream = T::StreamOrdersStream;
+                        type Response = super::DesiredFrame;
+                        type ResponseStream = T::StreamDesiredStream;
                         type Future =
                             BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::StreamOrdersRequest>,
+                            request: tonic::Request<super::StreamDesiredRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut =
-                                async move { <T as Supply>::stream_orders(&inner, request).await };
+                                async move { <T as Supply>::stream_desired(&inner, request).await };
                             Box::pin(fut)
                         }
                     }
@@ -2935,7 +3084,7 @@ pub mod supply_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = StreamOrdersSvc(inner);
+                        let method = StreamDesiredSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2951,19 +3100,20 @@ pub mod supply_server {
                     };
                     Box::pin(fut)
                 }
-                "/coracle.market.v1.Supply/ReportOrder" => {
+                "/coracle.market.v1.Supply/ReportObserved" => {
                     #[allow(non_camel_case_types)]
-                    struct ReportOrderSvc<T: Supply>(pub Arc<T>);
-                    impl<T: Supply> tonic::server::UnaryService<super::ReportOrderRequest> for ReportOrderSvc<T> {
-                        type Response = super::ReportOrderResponse;
+                    struct ReportObservedSvc<T: Supply>(pub Arc<T>);
+                    impl<T: Supply> tonic::server::UnaryService<super::ReportObservedRequest> for ReportObservedSvc<T> {
+                        type Response = super::ReportObservedResponse;
                         type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ReportOrderRequest>,
+                            request: tonic::Request<super::ReportObservedRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Supply>::report_order(&inner, request).await };
+                            let fut = async move {
+                                <T as Supply>::report_observed(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -2973,7 +3123,7 @@ pub mod supply_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ReportOrderSvc(inner);
+                        let method = ReportObservedSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -3148,6 +3298,37 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "PutTenant"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn list_tokens(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTokensRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListTokensResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.market.v1.Admin/ListTokens");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.market.v1.Admin", "ListTokens"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The token is refused from now on.
+        pub async fn revoke_token(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RevokeTokenRequest>,
+        ) -> std::result::Result<tonic::Response<super::RevokeTokenResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.market.v1.Admin/RevokeToken");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.market.v1.Admin", "RevokeToken"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn halt(
             &mut self,
             request: impl tonic::IntoRequest<super::HaltRequest>,
@@ -3247,6 +3428,15 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::PutTenantRequest>,
         ) -> std::result::Result<tonic::Response<super::PutTenantResponse>, tonic::Status>;
+        async fn list_tokens(
+            &self,
+            request: tonic::Request<super::ListTokensRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListTokensResponse>, tonic::Status>;
+        /// The token is refused from now on.
+        async fn revoke_token(
+            &self,
+            request: tonic::Request<super::RevokeTokenRequest>,
+        ) -> std::result::Result<tonic::Response<super::RevokeTokenResponse>, tonic::Status>;
         async fn halt(
             &self,
             request: tonic::Request<super::HaltRequest>,
@@ -3442,6 +3632,82 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutTenantSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.market.v1.Admin/ListTokens" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTokensSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ListTokensRequest> for ListTokensSvc<T> {
+                        type Response = super::ListTokensResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTokensRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Admin>::list_tokens(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTokensSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.market.v1.Admin/RevokeToken" => {
+                    #[allow(non_camel_case_types)]
+                    struct RevokeTokenSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::RevokeTokenRequest> for RevokeTokenSvc<T> {
+                        type Response = super::RevokeTokenResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RevokeTokenRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut =
+                                async move { <T as Admin>::revoke_token(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RevokeTokenSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

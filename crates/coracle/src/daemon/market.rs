@@ -7,7 +7,10 @@ use coracle_market::{AUDIENCE, Account, Accounts, Answer, Config, Review, Unrevi
 use coracle_reconcile::review_token;
 use coracle_telemetry::{LogFormat, init_logs};
 use coracle_types::Clock;
-use kube::Client;
+use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::api::PostParams;
+use kube::{Api, Client};
 use miette::{IntoDiagnostic, WrapErr, bail};
 use tokio::sync::oneshot;
 
@@ -37,9 +40,40 @@ impl Review for Cluster {
         Box::pin(async move {
             let review = tokio::time::timeout(REVIEW, review_token(&self.0, token, Some(AUDIENCE))).await;
             let user = review.map_err(|late| Unreviewed(late.into()))?.map_err(|e| Unreviewed(e.into()))?;
-            Ok(user.and_then(|user| Account::of_user(user.username.as_deref()?)))
+            let Some(account) = user.as_ref().and_then(|user| Account::of_user(user.username.as_deref()?))
+            else {
+                return Ok(None);
+            };
+            let rights = tokio::time::timeout(REVIEW, may_create(&self.0, &account, user)).await;
+            let may_trade =
+                rights.map_err(|late| Unreviewed(late.into()))?.map_err(|e| Unreviewed(e.into()))?;
+            Ok(Some(Account { may_trade, ..account }))
         })
     }
+}
+
+/// Whether a service account may create BidNodes in its namespace. Who may run a pod there has its token, and must not
+/// spend the namespace's money by that alone.
+async fn may_create(client: &Client, account: &Account, user: Option<UserInfo>) -> kube::Result<bool> {
+    let user = user.unwrap_or_default();
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: user.username,
+            groups: user.groups,
+            uid: user.uid,
+            resource_attributes: Some(ResourceAttributes {
+                namespace: Some(account.namespace.clone()),
+                verb: Some("create".to_owned()),
+                group: Some("kubebid.io".to_owned()),
+                resource: Some("bidnodes".to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 /// The cluster that `--accounts` names.

@@ -96,3 +96,40 @@ fn milestone_is_reported_once_and_not_while_listing() {
     mirror.frame(frame(Frame::Synced(true)), 0);
     assert_eq!(mirror.take_reached(), [], "milestones before the stream began are not reported");
 }
+
+/// A market that learned a state must not make an older operator delete the Node.
+#[test]
+fn unknown_state_keeps_the_allocation() {
+    let mirror = Mirror::default();
+    mirror.frame(frame(Frame::Allocation(allocation("active"))), 0);
+    assert_eq!(mirror.frame(frame(Frame::Allocation(allocation("saving"))), 0), []);
+    assert_eq!(mirror.owner("u").allocations["a"].state, AllocationState::Active);
+}
+
+#[test]
+fn failed_launches_are_counted_until_a_node_is_active() {
+    let mirror = Mirror::default();
+    let fail = || {
+        mirror.frame(frame(Frame::Allocation(allocation("provisioning"))), 0);
+        let reason = EndReason::ProvisionFailed.as_str().into();
+        let ended = pb::Allocation { reason, ended_at_ms: 7, ..allocation("ended") };
+        mirror.frame(frame(Frame::Allocation(ended)), 0);
+    };
+    fail();
+    fail();
+    assert_eq!((mirror.owner("u").failures, mirror.owner("u").failed_ms), (2, 7));
+    mirror.frame(frame(Frame::Allocation(allocation("active"))), 0);
+    assert_eq!(mirror.owner("u").failures, 0);
+}
+
+#[test]
+fn only_owners_with_labels_of_a_bidnode_are_bidnodes() {
+    let mirror = Mirror::default();
+    mirror.frame(frame(Frame::Bid(bid(1, 0))), 0);
+    assert_eq!(mirror.bidnodes(), []);
+    let labels = [(names::BIDNODE, "ml"), (names::NAMESPACE, "team")];
+    let labels = labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+    mirror.frame(frame(Frame::Bid(pb::Bid { labels, tenant: "c/team".into(), ..bid(1, 0) })), 0);
+    let (uid, owner) = mirror.bidnodes().remove(0);
+    assert_eq!((&*uid, owner.bidnode.as_deref(), &*owner.tenant), ("u", Some("team/ml"), "c/team"));
+}

@@ -65,13 +65,13 @@ fn node_table() {
             "end:p",
         ),
         (
-            "an idle sibling goes instead",
+            "the notice comes first; an idle sibling may go instead",
             world(1, 5)
                 .allocation("c", Active, "2")
                 .allocation("a", Preempting, "2")
                 .node(with(&["p"]))
                 .node(|v| v.idle_ms = None),
-            "substitute:a/c",
+            "notice:bn-a substitute:a/c",
         ),
         ("not Ready for a moment", world(1, 5).allocation("a", Active, "2").node(ill(59_000)), ""),
         (
@@ -142,6 +142,105 @@ fn node_table() {
     ] {
         assert_eq!(world.verbs(), want, "{why}");
     }
+}
+
+/// What is under notice or drained ends in any case; only shaping, buying and selling stop.
+#[test]
+fn notice_and_drain_survive_pause_and_bad_spec() {
+    let paused = |w: World| w.told(annotation::PAUSED, "true");
+    let invalid = |w: World| w.told(annotation::IDLE_AFTER, "soon");
+    let drained = |v: &mut NodeView| v.facts.draining_ms = Some(NOW - 1000);
+    let with_pod = |v: &mut NodeView| v.pods = vec![pod("p")];
+    let worlds: [fn() -> World; 4] = [
+        || world(3, 5).allocation("a", Preempting, "2"),
+        || world(3, 5).allocation("a", Active, "2"),
+        || world(3, 5).with(|w| w.nodes.push(node("z"))),
+        || world(3, 5).allocation("a", Active, "2").node(|v| v.facts.ready = false),
+    ];
+    for (why, world, want) in [
+        ("a notice", worlds[0](), "notice:bn-a"),
+        ("a drain under way", worlds[1]().node(drained).node(with_pod), "evict:p"),
+        ("a Node without allocation", worlds[2](), "delete:bn-z"),
+        ("nothing is bought or released", worlds[3](), ""),
+    ] {
+        for change in [paused as fn(World) -> World, invalid] {
+            let world = change(world.clone());
+            assert_eq!(world.verbs(), want, "{why}");
+        }
+    }
+}
+
+#[test]
+fn notice_comes_before_evictions_of_other_nodes() {
+    let drained = |v: &mut NodeView| (v.facts.draining_ms, v.pods) = (Some(NOW - 1000), vec![pod("p")]);
+    let world = world(0, 5).allocation("a", Active, "2").node(drained).allocation("b", Preempting, "2");
+    assert_eq!(world.verbs(), "notice:bn-b evict:p");
+}
+
+#[test]
+fn spared_node_loses_its_notice() {
+    let noticed = |v: &mut NodeView| {
+        v.facts.taints =
+            vec![Taint { key: names::PREEMPTING.into(), value: "1".into(), effect: "NoSchedule".into() }];
+        v.facts.draining_ms = Some(NOW - 1000);
+    };
+    let world = world(1, 5).allocation("a", Active, "2").node(noticed);
+    let plan = world.plan();
+    let Some(Step::PatchNode(change)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!(change.patch["spec"], serde_json::json!({"unschedulable": false, "taints": []}));
+    assert_eq!(change.patch["metadata"]["annotations"][names::DRAINING], serde_json::Value::Null);
+}
+
+#[test]
+fn deleted_node_is_drained_then_released() {
+    let deleted = |v: &mut NodeView| (v.facts.deleting, v.pods) = (true, vec![pod("p")]);
+    let first = world(1, 5).allocation("a", Active, "2").node(deleted);
+    assert!(first.verbs().starts_with("drain:bn-a"), "{}", first.verbs());
+    let then = first.node(|v| v.facts.draining_ms = Some(NOW - 1000));
+    assert!(then.verbs().starts_with("evict:p"), "{}", then.verbs());
+    let fresh = world(1, 5).allocation("a", Active, "2").node(|v| v.facts.finalizers.clear());
+    let plan = fresh.plan();
+    let Some(Step::PatchNode(change)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!(change.patch["metadata"]["finalizers"], serde_json::json!([NODE_FINALIZER]));
+}
+
+/// One-node pools hold repairs when many nodes of others fail at once.
+#[test]
+fn repair_waits_when_the_fleet_is_ill() {
+    let ill = |v: &mut NodeView| (v.facts.ready, v.facts.since_ms) = (false, NOW - 181_000);
+    let world = world(1, 5).allocation("a", Active, "2").node(ill).with(|w| w.fleet_ill = true);
+    assert_eq!(world.verbs(), "");
+    assert!(world.plan().facts.degraded.is_some_and(|why| why.contains("of other BidNodes")));
+}
+
+#[test]
+fn failed_launches_delay_the_next_bid() {
+    let failed =
+        |count, ago| world(1, 5).with(|w| (w.owner.failures, w.owner.failed_ms) = (count, NOW - ago));
+    for (why, world, want) in [
+        ("30 s after the first", failed(1, 29_000), ""),
+        ("then again", failed(1, 30_000), "place@2.8800×1"),
+        ("a minute after the second", failed(2, 59_000), ""),
+        ("five minutes at most", failed(9, 300_000), "place@2.8800×1"),
+    ] {
+        assert_eq!(world.verbs(), want, "{why}");
+        assert!(world.plan().facts.provision_failing.is_some());
+    }
+}
+
+/// Pods of DaemonSets that bear the notice are made again at once: critical pods do not wait for them.
+#[test]
+fn blanket_daemons_do_not_hold_back_critical_pods() {
+    let noticed = |v: &mut NodeView| {
+        v.facts.draining_ms = Some(NOW - 40_000);
+        v.facts.taints =
+            vec![Taint { key: names::PREEMPTING.into(), value: "1".into(), effect: "NoSchedule".into() }];
+        let blanket =
+            k8s_openapi::api::core::v1::Toleration { operator: Some("Exists".into()), ..Default::default() };
+        let daemon = PodFacts { kind: PodKind::Daemon, tolerations: vec![blanket], ..pod("logs") };
+        v.pods = vec![daemon, PodFacts { critical: true, ..pod("dns") }];
+    };
+    assert_eq!(world(0, 5).allocation("a", Preempting, "2").node(noticed).verbs(), "evict:dns");
 }
 
 /// Another type is asked for: replacements stand beside what they replace, and nothing leaves before one is Ready.

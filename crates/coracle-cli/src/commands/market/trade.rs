@@ -211,7 +211,6 @@ pub(super) async fn explain(args: ExplainIdArgs) -> Result<(), Failure> {
                 "standing": why.standing, "rank": why.rank, "of": why.of, "sold": why.sold,
                 "clearing": dollars(why.clearing_micros), "limit": dollars(why.limit_micros),
                 "winsAt": why.wins_at_micros.map(dollars), "call": why.call,
-                "ignoredReports": why.ignored_reports,
             }),
         ),
     }
@@ -290,11 +289,10 @@ pub(super) async fn verify(args: OneMarketArgs) -> Result<(), Failure> {
     let item = Item {
         name: name.clone(),
         cells: vec![name.clone(), verdict.commands.to_string(), "sound".into()],
-        wide: vec![verdict.ignored_reports.to_string()],
+        wide: Vec::new(),
         document: json!({
             "market": name, "commands": verdict.commands, "sound": true,
-            "ignoredReports": verdict.ignored_reports,
         }),
     };
-    show(&args.at.output, "Verdict", &["MARKET", "COMMANDS", "JOURNAL"], &["IGNORED-REPORTS"], vec![item])
+    show(&args.at.output, "Verdict", &["MARKET", "COMMANDS", "JOURNAL"], &[], vec![item])
 }

@@ -168,6 +168,7 @@ pub(super) fn built_in() -> Vec<Kind> {
         with_status(Kind::built_in("", "namespaces", "Namespace", false)),
         with_status(Kind::built_in("", "nodes", "Node", false)),
         with_status(Kind::built_in("", "pods", "Pod", true)),
+        with_status(Kind::built_in("apps", "daemonsets", "DaemonSet", true)),
         Kind::built_in("", "configmaps", "ConfigMap", true),
         Kind::built_in("", "secrets", "Secret", true),
         Kind::built_in("", "serviceaccounts", "ServiceAccount", true),
