@@ -337,6 +337,17 @@ mod tests {
     }
 
     #[test]
+    fn allowed_key_of_kubernetes_is_accepted() {
+        let mut object =
+            BidNode::new("b", BidNodeSpec { max_nodes: 1, max_bid: 1.0, ..BidNodeSpec::default() });
+        let keys = ["kubernetes.io/arch", "my.k8s.io.example.com/x"];
+        object.spec.node_selector = keys.map(|key| (key.to_owned(), "v".to_owned())).into();
+        assert!(parse(&object, &BTreeSet::new()).is_err_and(|why| why.contains("kubernetes.io/arch")));
+        let settings = parse(&object, &[keys[0].to_owned()].into()).unwrap();
+        assert_eq!(settings.labels.len(), 2, "the domain decides, not its begin");
+    }
+
+    #[test]
     fn what_can_be_obeyed_is_read() {
         let all = object(|o| {
             for (key, value) in [
