@@ -1,5 +1,7 @@
 //! Events of pods: their reasons, and what steps say when they begin, end and fail.
 
+use coracle_host::PullPolicy;
+
 use crate::env::Note;
 use crate::reason;
 use crate::step::{HookKind, Step};
@@ -42,6 +44,8 @@ impl PodEvent {
 #[must_use]
 pub fn begun(step: &Step) -> Option<PodEvent> {
     match step {
+        // It is only looked up.
+        Step::PullImage { policy: PullPolicy::Never, .. } => None,
         Step::PullImage { name, image, .. } => {
             Some(PodEvent::normal(reason::PULLING, Some(name), format!("Pulling image {image:?}")))
         }
@@ -136,5 +140,23 @@ fn phrase(step: &Step) -> &'static str {
         Step::RemoveContainer { .. } => "remove the container",
         Step::Probe { .. } => "run the probe",
         Step::Cancel(_) => "cancel the step",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_that_is_only_looked_up_is_not_pulled() {
+        let step = |policy| Step::PullImage {
+            id: "a".parse().unwrap(),
+            name: "web".to_owned(),
+            image: "web:1".to_owned(),
+            policy,
+        };
+        assert_eq!(begun(&step(PullPolicy::Never)), None);
+        assert_eq!(begun(&step(PullPolicy::Always)).unwrap().reason, reason::PULLING);
+        assert_eq!(succeeded(&step(PullPolicy::Never)).unwrap().reason, reason::PULLED);
     }
 }

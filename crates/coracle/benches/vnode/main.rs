@@ -2,7 +2,8 @@
 //!
 //! A thousand pods run on the fake driver, in a node that this program serves as a process of its own against a real API
 //! server: its memory has the fake guests, too. Starts, exec, logs and port-forward are of the real program and QEMU, by
-//! the API server and the scheduler; a cold boot of the same run is what they are compared with.
+//! the API server and the scheduler; a cold boot of the same run is what they are compared with. The argument `fake` or
+//! `real` asks for one of the two.
 
 mod fake;
 mod pods;
@@ -21,11 +22,19 @@ fn main() {
         fake::serve(dir.into());
         return;
     }
-    netns::run_within(Duration::from_secs(2400), || async {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        real::measure(&dir.path().join("real")).await;
-    });
-    fake::measure();
+    let is_wanted = |part: &str| {
+        let mut parts = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).peekable();
+        parts.peek().is_none() || parts.any(|arg| arg == part)
+    };
+    if is_wanted("real") {
+        netns::run_within(Duration::from_secs(2400), || async {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            real::measure(&dir.path().join("real")).await;
+        });
+    }
+    if is_wanted("fake") {
+        fake::measure();
+    }
 }
 
 fn ms_since(began: Instant) -> f64 {
