@@ -119,6 +119,6 @@ mod tests {
         assert_ne!(address("other"), of_pod, "the pod still has it");
         assert_ne!(address("new"), of_pod, "it does not borrow any more");
         network.release(&id("pod"));
-        assert_eq!(address("next"), of_pod);
+        assert_eq!(network.lease(&id("next"), Some(of_pod)).unwrap().unwrap().address, of_pod);
     }
 }

@@ -1,4 +1,8 @@
 //! Who has which address. In memory; rebuilt from the VMs' records at start.
+//!
+//! Addresses rotate: peers keep entries of connections, names and ARP for minutes, so an address that was released is the
+//! last to be given again. Over a restart only the addresses that are held are known. Those after the highest of them are
+//! given first, because a gap below it was most likely released.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -13,16 +17,29 @@ pub struct Ipam {
     subnet: Subnet,
     by_address: BTreeMap<Ipv4Addr, VmId>,
     by_vm: HashMap<VmId, Ipv4Addr>,
+    /// The search for an address begins after it.
+    last: Ipv4Addr,
+    /// Addresses that were released, and after how many releases.
+    released: HashMap<Ipv4Addr, u64>,
+    releases: u64,
 }
 
 impl Ipam {
     /// Without leases.
     #[must_use]
     pub fn new(subnet: Subnet) -> Self {
-        Self { subnet, by_address: BTreeMap::new(), by_vm: HashMap::new() }
+        Self {
+            subnet,
+            by_address: BTreeMap::new(),
+            by_vm: HashMap::new(),
+            last: subnet.gateway(),
+            released: HashMap::new(),
+            releases: 0,
+        }
     }
 
-    /// Gives an address: the one the VM has, the wanted one, or the lowest free one.
+    /// Gives an address: the one the VM has, the wanted one, or the free one that was released first, addresses that were
+    /// never given before all others.
     ///
     /// # Errors
     /// [`NetError::Exhausted`], [`NetError::Taken`], [`NetError::Outside`].
@@ -38,12 +55,16 @@ impl Ipam {
                 Some(holder) => return Err(NetError::Taken { address, holder: holder.clone() }),
                 None => address,
             },
-            (None, None) => subnet
-                .guests()
-                .find(|a| !self.by_address.contains_key(a))
-                .ok_or(NetError::Exhausted { subnet })?,
+            (None, None) => self.next().ok_or(NetError::Exhausted { subnet })?,
         };
-        self.release(id);
+        if self.by_vm.get(id) != Some(&address) {
+            self.release(id);
+        }
+        self.last = match wanted {
+            Some(_) => self.last.max(address),
+            None => address,
+        };
+        self.released.remove(&address);
         self.by_address.insert(address, id.clone());
         self.by_vm.insert(id.clone(), address);
         Ok(Lease { address, prefix: subnet.prefix(), gateway: subnet.gateway() })
@@ -53,7 +74,18 @@ impl Ipam {
     pub fn release(&mut self, id: &VmId) {
         if let Some(address) = self.by_vm.remove(id) {
             self.by_address.remove(&address);
+            self.releases += 1;
+            self.released.insert(address, self.releases);
         }
+    }
+
+    fn next(&self) -> Option<Ipv4Addr> {
+        let after = self.subnet.guests().filter(|address| *address > self.last);
+        let before = self.subnet.guests().take_while(|address| *address <= self.last);
+        let mut fresh = after.chain(before).filter(|address| !self.by_address.contains_key(address));
+        let oldest =
+            || self.released.iter().min_by_key(|(_, release)| **release).map(|(address, _)| *address);
+        fresh.find(|address| !self.released.contains_key(address)).or_else(oldest)
     }
 }
 
@@ -86,6 +118,48 @@ mod tests {
         assert!(matches!(ipam.lease(&vm("f"), None), Err(NetError::Exhausted { .. })));
         ipam.release(&vm("a"));
         assert_eq!(ipam.lease(&vm("f"), None).unwrap().address, a.address, "a freed address is used again");
+    }
+
+    /// Steps: `+a` leases, `+a=5` asks for the address, `-a` releases, `!` restarts with the records.
+    fn replay(steps: &str) -> Vec<u8> {
+        let subnet = "10.100.0.0/29".parse().unwrap();
+        let (mut ipam, mut given) = (Ipam::new(subnet), vec![]);
+        for step in steps.split_whitespace() {
+            let (kind, rest) = step.split_at(1);
+            let (name, wanted) = rest.split_once('=').map_or((rest, None), |(name, n)| (name, Some(n)));
+            let wanted = wanted.map(|n| Ipv4Addr::new(10, 100, 0, n.parse().unwrap()));
+            match kind {
+                "+" => given.push(ipam.lease(&vm(name), wanted).unwrap().address.octets()[3]),
+                "-" => ipam.release(&vm(name)),
+                _ => {
+                    let records = std::mem::replace(&mut ipam, Ipam::new(subnet)).by_vm;
+                    for (id, address) in records {
+                        ipam.lease(&id, Some(address)).unwrap();
+                    }
+                }
+            }
+        }
+        given
+    }
+
+    #[test]
+    fn released_address_is_given_last_table() {
+        for (why, steps, want) in [
+            ("in order", "+a +b +c", &[2, 3, 4][..]),
+            ("one that was released waits for all others", "+a -a +b +c +d +e +f", &[2, 3, 4, 5, 6, 2]),
+            ("the one released first comes first", "+a +b +c +d +e -d -b +f +g", &[2, 3, 4, 5, 6, 5, 3]),
+            (
+                "released twice, it waits from the last time",
+                "+a +b +c +d +e -a -b +x=2 -x +f",
+                &[2, 3, 4, 5, 6, 2, 3],
+            ),
+            ("one that is wanted is given at once", "+a -a +b=2", &[2, 2]),
+            ("a wanted one does not skip others for good", "+a=6 +b +c +d +e", &[6, 2, 3, 4, 5]),
+            ("after a restart, first those above the records", "+a +b -a ! +c +d +e +f", &[2, 3, 4, 5, 6, 2]),
+            ("asking again releases nothing", "+a +a +b", &[2, 2, 3]),
+        ] {
+            assert_eq!(replay(steps), want, "{why}");
+        }
     }
 
     proptest! {
