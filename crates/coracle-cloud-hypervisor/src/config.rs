@@ -1,6 +1,8 @@
 //! Configurations. Pure; the golden test is the review (Cloud Hypervisor `vmm/src/api/openapi/cloud-hypervisor.yaml`).
 
-use coracle_hypervisor::{Disk, Nic, NicBackend, VmmConfig};
+use std::path::PathBuf;
+
+use coracle_hypervisor::{Disk, JAIL_BOOT_FILES, JAIL_RUN_DIR, Nic, NicBackend, VmmConfig, slot_in_jail};
 use serde_json::{Map, Value, json};
 
 /// The guest's end of the vsock socket.
@@ -16,11 +18,50 @@ const GUEST_CID: u32 = 3;
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff cryptomgr.notests=1 \
      initcall_blacklist=load_system_certificate_list";
 
+/// A VMM config as a VMM in a jail sees it: its files have other names there.
+#[must_use]
+pub(crate) fn in_jail(vmm_config: &VmmConfig) -> VmmConfig {
+    let [kernel, initrd] = JAIL_BOOT_FILES.map(PathBuf::from);
+    let disks = vmm_config.disks.iter().map(disk_in_jail).collect();
+    VmmConfig { kernel, initrd, disks, run_dir: JAIL_RUN_DIR.into(), ..vmm_config.clone() }
+}
+
+/// A disk as a VMM in a jail sees it.
+#[must_use]
+pub(crate) fn disk_in_jail(disk: &Disk) -> Disk {
+    Disk { path: slot_in_jail(disk.slot), ..disk.clone() }
+}
+
+/// How the machine gets its tap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TapBy {
+    /// It opens it by name.
+    Name,
+    /// It gets it by descriptor, in a call of its own: the configuration has no NIC.
+    Call,
+    /// It gets it by descriptor when it is restored: the configuration says that there is one.
+    Descriptor,
+}
+
+/// The NIC without its tap, which goes with the call as a descriptor.
+///
+/// # Errors
+/// As [`vm_config`].
+pub(crate) fn nic_without_tap(nic: &Nic) -> Result<Value, String> {
+    tap(nic)?;
+    Ok(json!({"id": NIC, "mac": nic.mac.to_string()}))
+}
+
+/// What the call that restores a machine says of its NIC, whose tap goes with it as a descriptor.
+pub(crate) fn restored_nics(vmm_config: &VmmConfig) -> Value {
+    vmm_config.nic.as_ref().map_or(json!([]), |_| json!([{"id": NIC, "num_fds": 1}]))
+}
+
 /// The machine of a VMM config. Empty slots are left out: a disk can be plugged in.
 ///
 /// # Errors
 /// What the VMM config wants and Cloud Hypervisor has not, with the alternative.
-pub fn vm_config(vmm_config: &VmmConfig) -> Result<Value, String> {
+pub fn vm_config(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, String> {
     let disks: Vec<_> = vmm_config.disks.iter().map(disk_config).collect();
     let socket = |name: &str| vmm_config.run_dir.join(name);
     let mut config = json!({
@@ -34,7 +75,13 @@ pub fn vm_config(vmm_config: &VmmConfig) -> Result<Value, String> {
         "console": {"mode": "Off"},
     });
     if let Some(nic) = &vmm_config.nic {
-        config["net"] = json!([{"id": NIC, "tap": tap(nic)?, "mac": nic.mac.to_string()}]);
+        let mac = nic.mac.to_string();
+        match (tap(nic)?, tap_by) {
+            (name, TapBy::Name) => config["net"] = json!([{"id": NIC, "tap": name, "mac": mac}]),
+            (_, TapBy::Call) => {}
+            // The number means nothing to another process, so Cloud Hypervisor writes and reads this one.
+            (_, TapBy::Descriptor) => config["net"] = json!([{"id": NIC, "fds": [-1], "mac": mac}]),
+        }
     }
     Ok(config)
 }
@@ -119,9 +166,9 @@ const KEPT: [(&str, &[&str]); 8] = [
 ///
 /// # Errors
 /// When it has another disk or NIC than the VMM config, or a device that no machine of ours has.
-pub fn rewritten(saved: &Value, vmm_config: &VmmConfig) -> Result<Value, String> {
+pub fn rewritten(saved: &Value, vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, String> {
     let saved = saved.as_object().ok_or("not a JSON object")?;
-    let mut config = vm_config(vmm_config)?;
+    let mut config = vm_config(vmm_config, tap_by)?;
     for (section, value) in saved {
         let kept = KEPT.iter().find(|(name, _)| name == section).map(|(_, keys)| *keys);
         let ours = config.get_mut(section);
@@ -210,20 +257,33 @@ pub(crate) mod tests {
 
     #[test]
     fn golden_config() {
-        let config = vm_config(&vmm_config("web")).unwrap();
+        let config = vm_config(&vmm_config("web"), TapBy::Name).unwrap();
         insta::assert_snapshot!(serde_json::to_string_pretty(&config).unwrap());
+    }
+
+    #[test]
+    fn jailed_machine_names_no_path_of_the_host() {
+        let vmm_config = in_jail(&vmm_config("web"));
+        for (tap_by, nics) in [(TapBy::Call, Value::Null), (TapBy::Descriptor, json!([-1]))] {
+            let config = vm_config(&vmm_config, tap_by).unwrap();
+            assert_eq!(config["net"][0]["fds"], nics);
+            assert_eq!(config["disks"][1]["path"], "/run/slot2");
+            assert_eq!(config["payload"]["kernel"], "/vmm/kernel");
+            let text = config.to_string();
+            assert!(!text.contains("/web") && !text.contains("ct-web"), "{text}");
+        }
     }
 
     #[test]
     fn a_network_without_a_tap_is_refused_with_the_alternative() {
         let mut vmm_config = vmm_config("web");
         vmm_config.nic.as_mut().unwrap().backend = NicBackend::User { forwards: vec![], isolated: true };
-        assert!(vm_config(&vmm_config).unwrap_err().contains("qemu driver"));
+        assert!(vm_config(&vmm_config, TapBy::Name).unwrap_err().contains("qemu driver"));
     }
 
     #[test]
     fn restored_config_has_own_tap_mac_disks_and_sockets() {
-        let mut saved = vm_config(&vmm_config("web")).unwrap();
+        let mut saved = vm_config(&vmm_config("web"), TapBy::Name).unwrap();
         saved["disks"].as_array_mut().unwrap().reverse();
         saved["disks"][0]["queue_size"] = json!(64);
         saved["net"][0]["num_queues"] = json!(2);
@@ -231,7 +291,7 @@ pub(crate) mod tests {
             saved[nothing] = Value::Null;
         }
         saved["iommu"] = json!(false);
-        let copy = rewritten(&saved, &vmm_config("copy")).unwrap();
+        let copy = rewritten(&saved, &vmm_config("copy"), TapBy::Name).unwrap();
         let text = copy.to_string();
         assert!(!text.contains("/web") && !text.contains("ct-web"), "{text}");
         assert_eq!(copy["disks"][0]["path"], "/vms/copy/overlay.ext4");
@@ -240,7 +300,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_no_machine_of_ours_has_is_refused() {
-        let good = || vm_config(&vmm_config("web")).unwrap();
+        let good = || vm_config(&vmm_config("web"), TapBy::Name).unwrap();
         let with = |pointer: &str, value: Value| {
             let mut config = good();
             config[pointer] = value;
@@ -257,15 +317,19 @@ pub(crate) mod tests {
             ("a disk too few", fewer, "slot2"),
             ("no object", json!([]), "object"),
         ] {
-            let refused = rewritten(&saved, &vmm_config("web")).unwrap_err();
+            let refused = rewritten(&saved, &vmm_config("web"), TapBy::Name).unwrap_err();
             assert!(refused.contains(word), "{why}: {refused}");
         }
         // A path in a section that we have is not refused: it does not come through.
         let kernel =
-            rewritten(&with("payload", json!({"kernel": "/etc/shadow"})), &vmm_config("web")).unwrap();
-        let serial =
-            rewritten(&with("serial", json!({"mode": "File", "file": "/etc/passwd"})), &vmm_config("web"))
+            rewritten(&with("payload", json!({"kernel": "/etc/shadow"})), &vmm_config("web"), TapBy::Name)
                 .unwrap();
+        let serial = rewritten(
+            &with("serial", json!({"mode": "File", "file": "/etc/passwd"})),
+            &vmm_config("web"),
+            TapBy::Name,
+        )
+        .unwrap();
         assert_eq!([kernel, serial], [good(), good()]);
     }
 }

@@ -1,28 +1,35 @@
 //! The driver: start, find, kill, connect and plug.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_hypervisor::launch::{Launch, wait_ready};
+use coracle_hypervisor::launch::{Launch, prepare_jail, program_path, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots,
-    VmmConfig, vsock,
+    Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, JAIL_RUN_DIR, JAIL_SAVED_DIR, KvmProbe,
+    NicBackend, OwnedFile, Probe, ProcessId, Snapshots, VmmConfig, VmmFiles, attach_to_jail,
+    detach_from_jail, memory_call_limit, vsock,
 };
 use hyper::Method;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
-use crate::config::{CONSOLE_SOCKET, GUEST_SOCKET, disk_config, slot_name, vm_config};
+use crate::config::{
+    CONSOLE_SOCKET, GUEST_SOCKET, TapBy, disk_config, disk_in_jail, in_jail, nic_without_tap, slot_name,
+    vm_config,
+};
 use crate::events::EVENTS_FILE;
 
 /// The control socket.
 const API_SOCKET: &str = "api.sock";
 /// From spawn to an answer on the API socket; milliseconds alone.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// A call that writes or reads all of the guest's memory may take as long as a slow disk.
-const CALL_LIMIT: Duration = Duration::from_secs(120);
+/// A place for a disk that is not there.
+const EMPTY_SLOT_BYTES: u64 = 0;
 /// Oldest version whose API has all that is called.
 const OLDEST: u32 = 50;
 
@@ -81,27 +88,62 @@ impl CloudHypervisorDriver {
         }
     }
 
-    /// One process whose API answers, and that has no machine yet.
-    pub(crate) async fn spawn(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
+    /// One process whose API answers, and that has no machine yet; in a jail, it finds `saved` of the host.
+    pub(crate) async fn spawn(
+        &self,
+        vmm_config: &VmmConfig,
+        saved: Option<&Path>,
+    ) -> Result<ProcessId, DriverError> {
+        let program = program_path(&self.config.program);
+        let io = |source: io::Error| DriverError::Io {
+            operation: format!("prepare the files of VMM {}", vmm_config.id),
+            source,
+        };
         for stale in [API_SOCKET, GUEST_SOCKET, CONSOLE_SOCKET, EVENTS_FILE] {
             let _absent = std::fs::remove_file(vmm_config.run_dir.join(stale));
         }
-        let named = |name: &str| format!("path={}", vmm_config.run_dir.join(name).display());
-        let args =
-            ["--api-socket".to_owned(), named(API_SOCKET), "--event-monitor".to_owned(), named(EVENTS_FILE)];
+        let events = File::create(vmm_config.run_dir.join(EVENTS_FILE)).map_err(io)?;
+        let saved = saved.map(|from| OwnedFile {
+            from: from.to_owned(),
+            at: JAIL_SAVED_DIR.into(),
+            is_writable: false,
+        });
+        let (shape, named) = (vmm_config.clone(), program.clone());
+        let jail = prepare_jail(vmm_config, move |jail| {
+            jail.add_files(&shape, &named, EMPTY_SLOT_BYTES, &shape.disks);
+            jail.owned.extend(saved);
+            Ok(())
+        });
+        let jail = jail.await.map_err(io)?;
+        let run_dir = if jail.is_some() { Path::new(JAIL_RUN_DIR) } else { &vmm_config.run_dir };
         let process = Launch {
             vmm_config,
-            program: &self.config.program,
-            args: args.to_vec(),
-            folder: std::path::Path::new("/"),
+            program: &program,
+            args: arguments(run_dir, events.as_raw_fd()),
+            folder: Path::new("/"),
             serial: None,
-            inherited: vec![],
-            jail: None,
+            inherited: vec![events.as_raw_fd()],
+            jail,
         }
         .run()?;
         let api = api(vmm_config);
         wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
         Ok(process)
+    }
+
+    /// Makes and boots a machine in a new process.
+    async fn boot(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
+        let Some(nic) = vmm_config.nic.as_ref().filter(|_| vmm_config.uid.is_some()) else {
+            let config = seen(vmm_config, TapBy::Name)?;
+            put(vmm_config, "vm.create", Some(&config)).await?;
+            return put(vmm_config, "vm.boot", None).await;
+        };
+        put(vmm_config, "vm.create", Some(&seen(vmm_config, TapBy::Call)?)).await?;
+        let config = nic_without_tap(nic).map_err(refused)?;
+        let (api, taps) = (api(vmm_config), taps(vmm_config)?);
+        let added = api.call_with(Method::PUT, "/api/v1/vm.add-net", Some(&config), taps).await;
+        added.map_err(|source| control(vmm_config, "vm.add-net", source))?;
+        put(vmm_config, "vm.boot", None).await
     }
 
     /// Ends a process whose machine could not be made.
@@ -130,8 +172,45 @@ impl CloudHypervisorDriver {
     }
 }
 
-fn api(vmm_config: &VmmConfig) -> ApiSocket {
-    ApiSocket::new(&vmm_config.run_dir.join(API_SOCKET), CALL_LIMIT, chain)
+/// The configuration of a machine, with the names that its process has for its files.
+fn seen(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, DriverError> {
+    let config = match vmm_config.uid {
+        Some(_) => vm_config(&in_jail(vmm_config), tap_by),
+        None => vm_config(vmm_config, tap_by),
+    };
+    config.map_err(refused)
+}
+
+/// The tap of the NIC, open: a process in a jail has not the network namespace in which it could open it.
+pub(crate) fn taps(vmm_config: &VmmConfig) -> Result<Vec<OwnedFd>, DriverError> {
+    let Some(NicBackend::Tap { name }) = vmm_config.nic.as_ref().map(|nic| &nic.backend) else {
+        return Ok(vec![]);
+    };
+    let io =
+        |source| DriverError::Io { operation: format!("open tap {name} of VMM {}", vmm_config.id), source };
+    coracle_net::open_tap(name).map(|tap| vec![tap]).map_err(io)
+}
+
+fn arguments(run_dir: &Path, events: RawFd) -> Vec<String> {
+    let socket = format!("path={}", run_dir.join(API_SOCKET).display());
+    let pairs = [("--api-socket", socket), ("--event-monitor", format!("fd={events}"))];
+    pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+}
+
+pub(crate) fn api(vmm_config: &VmmConfig) -> ApiSocket {
+    ApiSocket::of(vmm_config, API_SOCKET, chain)
+}
+
+/// As [`put`], of a call that writes or reads the whole memory, with these descriptors.
+pub(crate) async fn put_memory(
+    vmm_config: &VmmConfig,
+    operation: &'static str,
+    body: &Value,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(), DriverError> {
+    let api = api(vmm_config).within(memory_call_limit(vmm_config));
+    let made = api.call_with(Method::PUT, &format!("/api/v1/{operation}"), Some(body), descriptors).await;
+    made.map(drop).map_err(|source| control(vmm_config, operation, source))
 }
 
 /// `PUT /api/v1/<operation>`.
@@ -155,13 +234,11 @@ impl Driver for CloudHypervisorDriver {
     }
 
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
-        let config = vm_config(vmm_config).map_err(refused)?;
-        let process = self.spawn(vmm_config).await?;
-        let made = async {
-            put(vmm_config, "vm.create", Some(&config)).await?;
-            put(vmm_config, "vm.boot", None).await
-        };
-        self.or_kill(process, made.await).await?;
+        // What it cannot have is refused before there is a process.
+        seen(vmm_config, TapBy::Name)?;
+        let process = self.spawn(vmm_config, None).await?;
+        let made = self.boot(vmm_config).await;
+        self.or_kill(process, made).await?;
         Ok(process)
     }
 
@@ -177,12 +254,14 @@ impl Driver for CloudHypervisorDriver {
 
     async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
         let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "guest", source };
-        vsock::connect(&vmm_config.run_dir.join(GUEST_SOCKET), vsock::GUEST_PORT).await.map_err(refused)
+        let open = || async { VmmFiles::of(&vmm_config.run_dir)?.connect(GUEST_SOCKET).await };
+        vsock::connect(open, vsock::GUEST_PORT).await.map_err(refused)
     }
 
     async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
         let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "console", source };
-        UnixStream::connect(vmm_config.run_dir.join(CONSOLE_SOCKET)).await.map_err(refused)
+        let files = VmmFiles::of(&vmm_config.run_dir).map_err(refused)?;
+        files.connect(CONSOLE_SOCKET).await.map_err(refused)
     }
 
     async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
@@ -194,11 +273,24 @@ impl Driver for CloudHypervisorDriver {
     }
 
     async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
-        put(vmm_config, "vm.add-disk", Some(&disk_config(disk))).await
+        let io = |source| DriverError::Io {
+            operation: format!("attach disk {} of VMM {}", disk.slot, vmm_config.id),
+            source,
+        };
+        let seen = match attach_to_jail(vmm_config, disk).await.map_err(io)? {
+            true => disk_config(&disk_in_jail(disk)),
+            false => disk_config(disk),
+        };
+        put(vmm_config, "vm.add-disk", Some(&seen)).await
     }
 
     async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
-        put(vmm_config, "vm.remove-device", Some(&json!({"id": slot_name(slot)}))).await
+        put(vmm_config, "vm.remove-device", Some(&json!({"id": slot_name(slot)}))).await?;
+        let io = |source| DriverError::Io {
+            operation: format!("detach disk {slot} of VMM {}", vmm_config.id),
+            source,
+        };
+        detach_from_jail(vmm_config, slot).await.map(drop).map_err(io)
     }
 
     fn has_user_network(&self, _: &VmmConfig) -> bool {

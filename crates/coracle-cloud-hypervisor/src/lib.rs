@@ -12,6 +12,6 @@ mod driver;
 mod events;
 mod snapshots;
 
-pub use config::{rewritten, vm_config};
+pub use config::{TapBy, rewritten, vm_config};
 pub use driver::{CloudHypervisorConfig, CloudHypervisorDriver};
 pub use events::{Event, events};

@@ -3,18 +3,19 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, Saved, Snapshots, Template, VmmConfig, bundle, cpu_model,
+    Cloned, Compatibility, Driver, DriverError, JAIL_SAVED_DIR, Saved, SavedDir, Snapshots, Template,
+    VmmConfig, VmmFiles, bundle, cpu_model, share_with_jail,
 };
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::CloudHypervisorDriver;
-use crate::config::{rewritten, vm_config};
-use crate::driver::{put, refused};
+use crate::config::{TapBy, in_jail, restored_nics, rewritten, vm_config};
+use crate::driver::{put_memory, refused, taps};
 
 /// The files of a snapshot directory, and how long each may be; the last one is the memory.
 const PARTS: [(&str, u64); 2] = [("config.json", 4 << 20), ("state.json", 64 << 20)];
@@ -34,11 +35,19 @@ impl Snapshots for CloudHypervisorDriver {
 
     async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError> {
         let io = |source| DriverError::Io { operation: format!("save VM {}", vmm_config.id), source };
-        let folder = Own::new(vmm_config.state_dir.join("saving")).map_err(io)?;
-        put(vmm_config, "vm.snapshot", Some(&json!({"destination_url": url(&folder.0)}))).await?;
+        let saved = SavedDir::new(vmm_config.state_dir.join("saving")).map_err(io)?;
+        let is_jailed = share_with_jail(vmm_config, Some(saved.path())).await.map_err(io)?;
+        let body =
+            json!({"destination_url": url(if is_jailed { Path::new(JAIL_SAVED_DIR) } else { saved.path() })});
+        let made = put_memory(vmm_config, "vm.snapshot", &body, vec![]).await;
+        if is_jailed {
+            share_with_jail(vmm_config, None).await.map_err(io)?;
+        }
+        made?;
         let out = file.try_clone().map_err(io)?;
         let packed = spawn_blocking(move || {
-            let open = |name: &str| File::open(folder.0.join(name));
+            let files = VmmFiles::in_dir(saved.path())?;
+            let open = |name: &str| files.open(name);
             let [config, state] = PARTS.map(|(name, _)| open(name));
             let (config, state, memory) = (config?, state?, open(MEMORY)?);
             bundle::pack(&out, &[(PARTS[0].0, &config), (PARTS[1].0, &state), (MEMORY, &memory)])
@@ -55,20 +64,36 @@ impl Snapshots for CloudHypervisorDriver {
     async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
         let Saved::File(file) = saved else { return Err(io(io::ErrorKind::Unsupported.into())) };
-        let folder = Own::new(vmm_config.state_dir.join("loading")).map_err(io)?;
-        let (input, place) = (file.try_clone().map_err(io)?, folder.0.clone());
+        let dir = SavedDir::new(vmm_config.state_dir.join("loading")).map_err(io)?;
+        let (input, place) = (file.try_clone().map_err(io)?, dir.path().to_owned());
         // A little more than the guest's memory: ranges of devices are with it.
         let memory = (u64::from(vmm_config.memory.get()) << 20) + (64 << 20);
         let unpacked = spawn_blocking(move || unpack(&input, &place, memory));
         let saved = unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)?;
-        let config = rewritten(&saved, vmm_config).map_err(refused)?;
-        fs::write(folder.0.join(PARTS[0].0), config.to_string()).map_err(io)?;
-        let process = self.spawn(vmm_config).await?;
-        let body = json!({"source_url": url(&folder.0), "prefault": false});
-        let loaded = put(vmm_config, "vm.restore", Some(&body)).await;
+        let is_jailed = vmm_config.uid.is_some();
+        let config = match is_jailed {
+            true => rewritten(&saved, &in_jail(vmm_config), TapBy::Descriptor),
+            false => rewritten(&saved, vmm_config, TapBy::Name),
+        };
+        let config = config.map_err(refused)?;
+        fs::write(dir.path().join(PARTS[0].0), config.to_string()).map_err(io)?;
+        let process = self.spawn(vmm_config, Some(dir.path())).await?;
+        let loaded = load(vmm_config, dir.path(), is_jailed).await;
         self.or_kill(process, loaded).await?;
         Ok(Cloned { process, channel: None })
     }
+}
+
+/// Has a new process load the machine in this directory of the host.
+async fn load(vmm_config: &VmmConfig, dir: &Path, is_jailed: bool) -> Result<(), DriverError> {
+    let mut body = json!({"source_url": url(dir), "prefault": false});
+    let mut descriptors = vec![];
+    if is_jailed {
+        body["source_url"] = json!(url(Path::new(JAIL_SAVED_DIR)));
+        body["net_fds"] = restored_nics(vmm_config);
+        descriptors = taps(vmm_config)?;
+    }
+    put_memory(vmm_config, "vm.restore", &body, descriptors).await
 }
 
 /// Fills the directory and gives the configuration as it was saved.
@@ -85,23 +110,6 @@ fn url(folder: &Path) -> String {
     format!("file://{}", folder.display())
 }
 
-/// A directory that is new, and gone when this is.
-struct Own(PathBuf);
-
-impl Own {
-    fn new(path: PathBuf) -> io::Result<Self> {
-        let _absent = fs::remove_dir_all(&path);
-        fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        let _absent = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A machine of this shape without what is a VM's own.
 fn shape(vmm_config: &VmmConfig) -> String {
     let mut shape = vmm_config.clone();
@@ -111,7 +119,7 @@ fn shape(vmm_config: &VmmConfig) -> String {
     if let Some(nic) = &mut shape.nic {
         nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };
     }
-    let text = vm_config(&shape).map(|config| config.to_string()).unwrap_or_default();
+    let text = vm_config(&shape, TapBy::Name).map(|config| config.to_string()).unwrap_or_default();
     match &vmm_config.nic {
         Some(nic) => text.replace(&nic.mac.to_string(), "-"),
         None => text,

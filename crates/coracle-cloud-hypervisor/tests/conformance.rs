@@ -8,13 +8,13 @@ mod machine;
 use std::io::{Seek as _, Write as _};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver, events};
-use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle};
+use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle, remove_cgroup};
 use coracle_hypervisor_testing::{conformance, example};
 use coracle_testkit::tools;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
-use machine::{Machine, refuses};
+use machine::{Machine, jailed, refuses};
 
 fn stand_in() -> Machine {
     Machine::stand_in(example("fake-cloud-hypervisor"))
@@ -27,9 +27,12 @@ fn driver(machine: &Machine) -> CloudHypervisorDriver {
 async fn conforms(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
     let vmm_config = machine.vmm_config("conformance", dir.path());
-    conformance::check(|| driver(machine), &vmm_config).await;
-    conformance::check_snapshots(&driver(machine), &vmm_config).await;
-    conformance::check_disks(&driver(machine), &vmm_config).await;
+    for vmm_config in [jailed(vmm_config.clone()), vmm_config] {
+        conformance::check(|| driver(machine), &vmm_config).await;
+        conformance::check_snapshots(&driver(machine), &vmm_config).await;
+        conformance::check_disks(&driver(machine), &vmm_config).await;
+        remove_cgroup(&vmm_config.id, None).unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,6 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use coracle_hypervisor::{ApiError, ApiSocket};
 use coracle_hypervisor_testing::example;
@@ -38,7 +37,7 @@ impl Vmm {
         command.arg("--api-socket").arg(format!("path={}", socket.display())).current_dir(dir.path());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let said = |body: &Value| Some(body.as_array()?.iter().filter_map(Value::as_str).collect());
-        let api = ApiSocket::new(&socket, Duration::from_secs(10), said);
+        let api = ApiSocket::at(&socket, said);
         let vmm = Self { child, api, dir };
         let answers = async || vmm.api.call(Method::GET, "/api/v1/vmm.ping", None).await.ok();
         eventually("the API answers", answers).await.unwrap();

@@ -20,15 +20,17 @@ pub struct Call {
     pub path: String,
     /// Its body.
     pub body: Value,
+    /// It writes or reads the whole memory of the machine.
+    pub moves_memory: bool,
 }
 
 impl Call {
     fn put(path: impl Into<String>, body: Value) -> Self {
-        Self { method: Method::PUT, path: path.into(), body }
+        Self { method: Method::PUT, path: path.into(), body, moves_memory: false }
     }
 
     fn patch(path: impl Into<String>, body: Value) -> Self {
-        Self { method: Method::PATCH, path: path.into(), body }
+        Self { method: Method::PATCH, path: path.into(), body, moves_memory: false }
     }
 }
 
@@ -97,10 +99,16 @@ pub fn load_calls(
     if let Some(nic) = &vmm_config.nic {
         load["network_overrides"] = json!([{"iface_id": NIC, "host_dev_name": tap(nic)?}]);
     }
-    let mut calls = vec![Call::put("/snapshot/load", load)];
+    let mut calls = vec![Call { moves_memory: true, ..Call::put("/snapshot/load", load) }];
     let filled = vmm_config.disks.iter().filter(|_| refilled);
     calls.extend(filled.map(|disk| refill(disk.slot)));
     Ok(calls)
+}
+
+/// Has a paused VMM write its state and its memory to these files.
+pub(crate) fn save_call(state: &str, memory: &str) -> Call {
+    let body = json!({"snapshot_type": "Full", "snapshot_path": state, "mem_file_path": memory});
+    Call { moves_memory: true, ..Call::put("/snapshot/create", body) }
 }
 
 /// Has the VMM open a slot's file again and report its size to the guest.

@@ -1,14 +1,17 @@
 //! The driver: start, find, kill and connect.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_hypervisor::launch::{LOG_FILE, Launch, wait_ready};
+use coracle_hypervisor::launch::{LOG_FILE, Launch, prepare_jail, program_path, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, KvmProbe, Probe, ProcessId, Snapshots,
-    Templates, VmmConfig, vsock,
+    Accelerator, ApiError, ApiSocket, Disk, Driver, DriverError, JAIL_BOOT_FILES, JAIL_RUN_DIR, Jail,
+    KvmProbe, NicBackend, OwnedFile, PreparedJail, Probe, ProcessId, Snapshots, Templates, VmmConfig,
+    VmmFiles, attach_to_jail, detach_from_jail, memory_call_limit, vsock,
 };
 use hyper::Method;
 use serde_json::{Value, json};
@@ -17,13 +20,12 @@ use tokio::sync::OnceCell;
 
 use crate::calls::{Call, GUEST_SOCKET, Places, boot_calls, refill};
 use crate::console::{self, Relays};
-use crate::folder::{self, API_SOCKET};
-use crate::jail::Jail;
+use crate::folder::{self, API_SOCKET, EMPTY_BYTES, elf_kernel};
 
 /// From spawn to an answer on the API socket; milliseconds alone.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// A call that writes or reads all of the guest's memory may take as long as a slow disk.
-const CALL_LIMIT: Duration = Duration::from_secs(120);
+/// Its log in a jail.
+const LOG_IN_JAIL: &str = "/vmm/vmm.log";
 /// Oldest version whose API has all that is called.
 const OLDEST: (u32, u32) = (1, 13);
 
@@ -34,8 +36,6 @@ pub struct FirecrackerConfig {
     pub program: PathBuf,
     /// How KVM, which Firecracker needs, is proven; `None` takes it for granted.
     pub kvm: Option<KvmProbe>,
-    /// The jailer that runs it; `None`: it is run bare.
-    pub jail: Option<Jail>,
 }
 
 /// Runs microVMs with Firecracker. Cheap to make; keeps nothing but the probe's result.
@@ -88,18 +88,6 @@ impl FirecrackerDriver {
         }
     }
 
-    /// The directory that the VM's process runs in, as we see it.
-    pub(crate) fn folder(&self, vmm_config: &VmmConfig) -> PathBuf {
-        match &self.config.jail {
-            Some(jail) => jail.root(&self.config.program, vmm_config),
-            None => vmm_config.run_dir.clone(),
-        }
-    }
-
-    pub(crate) fn jailed(&self) -> bool {
-        self.config.jail.is_some()
-    }
-
     /// One process whose API answers, and that has no machine yet. It inherits the files of these numbers.
     pub(crate) async fn spawn(
         &self,
@@ -107,37 +95,43 @@ impl FirecrackerDriver {
         filled: bool,
         inherited: &[RawFd],
     ) -> Result<ProcessId, DriverError> {
-        let folder = self.folder(vmm_config);
-        let prepared = match &self.config.jail {
-            Some(jail) => jail.prepare(&self.config.program, vmm_config, filled),
-            None => folder::prepare(vmm_config, &folder, filled),
-        };
+        let program = program_path(&self.config.program);
         let io = |source| DriverError::Io {
-            operation: format!("prepare the directory of VMM {}", vmm_config.id),
+            operation: format!("prepare the files of VMM {}", vmm_config.id),
             source,
         };
-        let serial = Some(prepared.and_then(|()| console::ends(&folder)).map_err(io)?);
-        let (program, args) = match &self.config.jail {
-            Some(jail) => (&jail.program, jail.arguments(&self.config.program, vmm_config)),
-            None => (&self.config.program, arguments(vmm_config)),
-        };
+        let jail = self.jail(vmm_config, &program, filled).await.map_err(io)?;
+        if jail.is_none() {
+            folder::prepare(vmm_config, filled).map_err(io)?;
+        }
+        let serial = Some(console::ends(&vmm_config.run_dir).map_err(io)?);
+        let (args, folder) = (arguments(vmm_config, jail.is_some()), &vmm_config.run_dir);
         let inherited = inherited.to_vec();
         let process =
-            Launch { vmm_config, program, args, folder: &folder, serial, inherited, jail: None }.run()?;
-        let api = self.api(vmm_config);
+            Launch { vmm_config, program: &program, args, folder, serial, inherited, jail }.run()?;
+        let api = api(vmm_config);
         wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
-        // The jailer's process becomes Firecracker's: it neither forks nor daemonises here.
         Ok(process)
     }
 
-    fn api(&self, vmm_config: &VmmConfig) -> ApiSocket {
-        ApiSocket::new(&self.folder(vmm_config).join(API_SOCKET), CALL_LIMIT, fault)
+    /// What it opens by name: everything but its memory and its serial line. Firecracker opens its tap by name, too, and
+    /// finds it in its own network namespace alone: with a NIC it has that of the host (docs/limits.md).
+    async fn jail(
+        &self,
+        vmm_config: &VmmConfig,
+        program: &Path,
+        filled: bool,
+    ) -> io::Result<Option<PreparedJail>> {
+        let shape = VmmConfig { kernel: elf_kernel(&vmm_config.kernel), ..vmm_config.clone() };
+        let program = program.to_owned();
+        prepare_jail(vmm_config, move |jail| fill(jail, &shape, &program, filled)).await
     }
 
     /// Makes `calls`, one after the other.
     pub(crate) async fn call(&self, vmm_config: &VmmConfig, calls: &[Call]) -> Result<(), DriverError> {
-        let api = self.api(vmm_config);
         for call in calls {
+            let api = api(vmm_config);
+            let api = if call.moves_memory { api.within(memory_call_limit(vmm_config)) } else { api };
             let made = api.call(call.method.clone(), &call.path, Some(&call.body)).await;
             made.map_err(|source| control(vmm_config, "configure", source))?;
         }
@@ -159,15 +153,19 @@ impl FirecrackerDriver {
     }
 
     async fn set_state(&self, vmm_config: &VmmConfig, state: &'static str) -> Result<(), DriverError> {
-        let call = self.api(vmm_config).call(Method::PATCH, "/vm", Some(&json!({"state": state}))).await;
+        let call = api(vmm_config).call(Method::PATCH, "/vm", Some(&json!({"state": state}))).await;
         call.map(drop).map_err(|source| control(vmm_config, state, source))
     }
 
     /// Starts a machine that boots.
-    pub(crate) async fn boot(&self, vmm_config: &VmmConfig, filled: bool) -> Result<ProcessId, DriverError> {
-        let places = self.places(vmm_config);
-        let calls = boot_calls(vmm_config, &places).map_err(refused)?;
-        let process = self.spawn(vmm_config, filled, &[]).await?;
+    pub(crate) async fn boot(
+        &self,
+        vmm_config: &VmmConfig,
+        filled: bool,
+        inherited: &[RawFd],
+    ) -> Result<ProcessId, DriverError> {
+        let calls = boot_calls(vmm_config, &places(vmm_config)).map_err(refused)?;
+        let process = self.spawn(vmm_config, filled, inherited).await?;
         self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(process)
     }
@@ -183,25 +181,43 @@ impl FirecrackerDriver {
             operation: format!("change disk {slot} of VMM {}", vmm_config.id),
             source,
         };
-        let folder = self.folder(vmm_config);
-        let placed = match &self.config.jail {
-            Some(jail) => jail.fill(&folder, slot, disk),
-            None => folder::fill(&folder, slot, disk),
+        let is_jailed = match disk {
+            Some(disk) => attach_to_jail(vmm_config, disk).await,
+            None => detach_from_jail(vmm_config, slot).await,
         };
-        placed.map_err(io)?;
+        if !is_jailed.map_err(io)? {
+            folder::fill(&vmm_config.run_dir, slot, disk).map_err(io)?;
+        }
         self.call(vmm_config, &[refill(slot)]).await
     }
+}
 
-    fn places(&self, vmm_config: &VmmConfig) -> Places {
-        let kernel = folder::elf_kernel(&vmm_config.kernel);
-        match &self.config.jail {
-            Some(_) => Places { kernel: crate::jail::KERNEL.into(), initrd: crate::jail::INITRD.into() },
-            None => Places {
-                kernel: kernel.display().to_string(),
-                initrd: vmm_config.initrd.display().to_string(),
-            },
-        }
+fn places(vmm_config: &VmmConfig) -> Places {
+    let kernel = elf_kernel(&vmm_config.kernel).display().to_string();
+    let [kernel_in_jail, initrd_in_jail] = JAIL_BOOT_FILES;
+    match vmm_config.uid {
+        Some(_) => Places { kernel: kernel_in_jail.into(), initrd: initrd_in_jail.into() },
+        None => Places { kernel, initrd: vmm_config.initrd.display().to_string() },
     }
+}
+
+fn api(vmm_config: &VmmConfig) -> ApiSocket {
+    ApiSocket::of(vmm_config, API_SOCKET, fault)
+}
+
+/// The files of a jail.
+fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: &Path, filled: bool) -> io::Result<()> {
+    folder::prepare_console(&vmm_config.run_dir)?;
+    let log = vmm_config.state_dir.join(LOG_FILE);
+    File::options().create(true).append(true).open(&log)?;
+    jail.owned.push(OwnedFile { from: log, at: LOG_IN_JAIL.into(), is_writable: true });
+    jail.add_files(vmm_config, program, EMPTY_BYTES, if filled { &vmm_config.disks } else { &[] });
+    if let Some(NicBackend::Tap { name }) = vmm_config.nic.as_ref().map(|nic| &nic.backend) {
+        jail.own_network = false;
+        jail.devices.push("/dev/net/tun".into());
+        coracle_net::give_tap(name, jail.uid)?;
+    }
+    Ok(())
 }
 
 #[async_trait]
@@ -215,7 +231,7 @@ impl Driver for FirecrackerDriver {
     }
 
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
-        self.boot(vmm_config, true).await
+        self.boot(vmm_config, true, &[]).await
     }
 
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
@@ -229,14 +245,14 @@ impl Driver for FirecrackerDriver {
     }
 
     async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
-        let socket = self.folder(vmm_config).join(GUEST_SOCKET);
         let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "guest", source };
-        vsock::connect(&socket, vsock::GUEST_PORT).await.map_err(refused)
+        let open = || async { VmmFiles::of(&vmm_config.run_dir)?.connect(GUEST_SOCKET).await };
+        vsock::connect(open, vsock::GUEST_PORT).await.map_err(refused)
     }
 
     async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
         let refused = |source| DriverError::Channel { id: vmm_config.id.clone(), channel: "console", source };
-        self.relays.open(&self.folder(vmm_config)).map_err(refused)
+        self.relays.open(&vmm_config.run_dir).map_err(refused)
     }
 
     async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
@@ -255,15 +271,6 @@ impl Driver for FirecrackerDriver {
         self.swap(vmm_config, slot, None).await
     }
 
-    async fn forget(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
-        let Some(jail) = &self.config.jail else { return Ok(()) };
-        let io = |source| DriverError::Io {
-            operation: format!("remove the jail of VMM {}", vmm_config.id),
-            source,
-        };
-        jail.remove(&self.config.program, vmm_config).map_err(io)
-    }
-
     fn has_user_network(&self, _: &VmmConfig) -> bool {
         false
     }
@@ -272,20 +279,20 @@ impl Driver for FirecrackerDriver {
         Some(self)
     }
 
-    /// Not in a jail: a template's memory is a file that only this process and its children see.
     fn templates(&self, _: &VmmConfig) -> Option<&dyn Templates> {
-        (!self.jailed()).then_some(self as &dyn Templates)
+        Some(self)
     }
 }
 
-/// Without a jail. The socket's path is how the process is found again.
-fn arguments(vmm_config: &VmmConfig) -> Vec<String> {
-    let socket = vmm_config.run_dir.join(API_SOCKET).display().to_string();
-    let log = vmm_config.state_dir.join(LOG_FILE).display().to_string();
+fn arguments(vmm_config: &VmmConfig, is_jailed: bool) -> Vec<String> {
+    let (run_dir, log) = match is_jailed {
+        true => (Path::new(JAIL_RUN_DIR), PathBuf::from(LOG_IN_JAIL)),
+        false => (vmm_config.run_dir.as_path(), vmm_config.state_dir.join(LOG_FILE)),
+    };
     let pairs = [
-        ("--api-sock", socket),
+        ("--api-sock", run_dir.join(API_SOCKET).display().to_string()),
         ("--id", vmm_config.id.to_string()),
-        ("--log-path", log),
+        ("--log-path", log.display().to_string()),
         ("--level", "Warn".into()),
     ];
     let pairs = pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
@@ -335,7 +342,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_program_is_a_reason_not_an_error() {
-        let config = FirecrackerConfig { program: "/nowhere/firecracker".into(), kvm: None, jail: None };
+        let config = FirecrackerConfig { program: "/nowhere/firecracker".into(), kvm: None };
         let probe = FirecrackerDriver::new(config).probe().await;
         assert!(probe.accelerator.is_none() && probe.reason.contains("qemu driver"), "{}", probe.reason);
     }

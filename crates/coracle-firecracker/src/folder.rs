@@ -1,4 +1,4 @@
-//! The directory that a process runs in: the names that it opens, and what stands behind them.
+//! The directory that a process without a jail runs in: the names that it opens, and what stands behind them.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -17,11 +17,12 @@ pub(crate) const CONSOLE: [&str; 2] = ["console.in", "console.out"];
 /// What an empty slot shows: a file without a byte, of the size that tells the guest so.
 const EMPTY: &str = "empty";
 /// The guest's sign that nothing is in a slot, bytes.
-const EMPTY_BYTES: u64 = 1 << 40;
+pub(crate) const EMPTY_BYTES: u64 = 1 << 40;
 
-/// Prepares `directory` for a process that is about to start: nothing is left of the last one, every slot leads to its disk.
-/// Blocking, idempotent.
-pub(crate) fn prepare(vmm_config: &VmmConfig, folder: &Path, filled: bool) -> io::Result<()> {
+/// Prepares the `run_dir` for a process that is about to start there: nothing is left of the last one, every slot leads to
+/// its disk. Blocking, idempotent.
+pub(crate) fn prepare(vmm_config: &VmmConfig, filled: bool) -> io::Result<()> {
+    let folder = &vmm_config.run_dir;
     for socket in [API_SOCKET, GUEST_SOCKET] {
         remove(&folder.join(socket))?;
     }
@@ -29,8 +30,13 @@ pub(crate) fn prepare(vmm_config: &VmmConfig, folder: &Path, filled: bool) -> io
     for slot in 0..vmm_config.slots.total() {
         fill(folder, slot, vmm_config.disk_in(slot).filter(|_| filled))?;
     }
+    prepare_console(folder)
+}
+
+/// Makes the FIFOs of the serial line anew, which the process has open and finds by no name. Blocking, idempotent.
+pub(crate) fn prepare_console(run_dir: &Path) -> io::Result<()> {
     for name in CONSOLE {
-        let fifo = folder.join(name);
+        let fifo = run_dir.join(name);
         remove(&fifo)?;
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
     }
@@ -90,7 +96,7 @@ mod tests {
             uid: None,
         };
         for filled in [false, true, true] {
-            prepare(&vmm_config, dir.path(), filled).unwrap();
+            prepare(&vmm_config, filled).unwrap();
             let [empty, disk] = ["slot0", "slot1"].map(|s| fs::read_link(dir.path().join(s)).unwrap());
             assert_eq!(empty, Path::new("empty"));
             assert_eq!(disk, Path::new(if filled { "/disks/overlay" } else { "empty" }));

@@ -1,20 +1,19 @@
 //! Whole machines on Firecracker: its two files as one stream (docs/snapshotting).
 
 use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::io::{self, Read as _};
+use std::path::Path;
 
 use async_trait::async_trait;
 use coracle_hypervisor::launch::own_file;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, MemoryFile, Saved, Snapshots, Template, VmmConfig, bundle,
-    cpu_model,
+    Cloned, Compatibility, Driver, DriverError, JAIL_SAVED_DIR, MemoryFile, Saved, SavedDir, Snapshots,
+    Template, VmmConfig, VmmFiles, bundle, cpu_model, share_with_jail,
 };
-use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use crate::FirecrackerDriver;
-use crate::calls::{Call, Places, boot_calls, load_calls};
+use crate::calls::{Places, boot_calls, load_calls, save_call};
 use crate::driver::refused;
 
 /// What the two files are called, in the directory of the process and in the stream.
@@ -24,16 +23,20 @@ const MEMORY: &str = "saved.memory";
 const STATE_BYTES_MAX: u64 = 64 << 20;
 
 impl FirecrackerDriver {
-    /// Writes a paused machine to two files, as Firecracker names them.
-    pub(crate) async fn save_to(
+    /// Writes a paused machine to memory files, of which its process has inherited that of the RAM.
+    pub(crate) async fn save_template_to(
         &self,
         vmm_config: &VmmConfig,
-        state: &Path,
-        memory: &Path,
+        ram: &MemoryFile,
+        state: &MemoryFile,
     ) -> Result<(), DriverError> {
-        let body = json!({"snapshot_type": "Full", "snapshot_path": state, "mem_file_path": memory});
-        let call = Call { method: hyper::Method::PUT, path: "/snapshot/create".to_owned(), body };
-        self.call(vmm_config, &[call]).await
+        let io = |source| DriverError::Io { operation: format!("save template {}", vmm_config.id), source };
+        let ram = own_file(ram.number()).display().to_string();
+        self.call(vmm_config, &[save_call(STATE, &ram)]).await?;
+        let saved = VmmFiles::of(&vmm_config.run_dir).and_then(|files| files.open(STATE)).map_err(io)?;
+        let mut to = state.file().try_clone().map_err(io)?;
+        let copied = spawn_blocking(move || io::copy(&mut saved.take(STATE_BYTES_MAX), &mut to).map(drop));
+        copied.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 }
 
@@ -49,39 +52,39 @@ impl Snapshots for FirecrackerDriver {
         }
     }
 
-    /// Firecracker writes its files into the directory of the process, from where they are moved into the stream.
+    /// Firecracker writes its files into a directory of the host, from where they are moved into the stream.
     async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError> {
         let io = |source| DriverError::Io { operation: format!("save VM {}", vmm_config.id), source };
-        let files = Own([STATE, MEMORY].map(|name| self.folder(vmm_config).join(name)));
-        self.save_to(vmm_config, Path::new(STATE), Path::new(MEMORY)).await?;
+        let saved = SavedDir::new(vmm_config.state_dir.join("saving")).map_err(io)?;
+        let is_jailed = share_with_jail(vmm_config, Some(saved.path())).await.map_err(io)?;
+        let dir = if is_jailed { Path::new(JAIL_SAVED_DIR) } else { saved.path() };
+        let [state, memory] = [STATE, MEMORY].map(|name| dir.join(name).display().to_string());
+        let made = self.call(vmm_config, &[save_call(&state, &memory)]).await;
+        if is_jailed {
+            share_with_jail(vmm_config, None).await.map_err(io)?;
+        }
+        made?;
         let out = file.try_clone().map_err(io)?;
         let packed = spawn_blocking(move || {
-            let [state, memory] = &files.0;
-            let (state, memory) = (File::open(state)?, File::open(memory)?);
+            let files = VmmFiles::in_dir(saved.path())?;
+            let (state, memory) = (files.open(STATE)?, files.open(MEMORY)?);
             bundle::pack(&out, &[(STATE, &state), (MEMORY, &memory)])
         });
         packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 
-    /// The parts become memory files of ours, which processes map privately for as long as they live. The jailer closes
-    /// what it inherits.
+    /// The parts become memory files of ours, which processes map privately for as long as they live.
     async fn materialize(
         &self,
         vmm_config: &VmmConfig,
         file: &File,
     ) -> Result<Option<Template>, DriverError> {
-        if self.jailed() {
-            return Ok(None);
-        }
         self.unpack(vmm_config, file).await.map(Some)
     }
 
     async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         match saved {
             Saved::MemoryImages(template) => self.load(vmm_config, template).await,
-            Saved::File(file) if self.jailed() => {
-                self.load_in_jail(vmm_config, self.unpack(vmm_config, file).await?).await
-            }
             Saved::File(file) => self.load(vmm_config, &self.unpack(vmm_config, file).await?).await,
         }
     }
@@ -108,36 +111,6 @@ impl FirecrackerDriver {
         let process = self.spawn(vmm_config, true, &numbers).await?;
         self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(Cloned { process, channel: None })
-    }
-
-    /// As [`Self::load`], from files of the jail.
-    async fn load_in_jail(&self, vmm_config: &VmmConfig, saved: Template) -> Result<Cloned, DriverError> {
-        let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
-        let calls = load_calls(vmm_config, STATE, MEMORY, false).map_err(refused)?;
-        let process = self.spawn(vmm_config, true, &[]).await?;
-        let folder = self.folder(vmm_config);
-        let stored = spawn_blocking(move || {
-            saved.state.store(&folder.join(STATE), |_, _| ())?;
-            saved.ram.store(&folder.join(MEMORY), |_, _| ())
-        });
-        let stored = stored.await.unwrap_or_else(|e| Err(io::Error::other(e)));
-        if let Err(error) = stored {
-            self.kill(process).await?;
-            return Err(io(error));
-        }
-        self.call_or_kill(vmm_config, process, &calls).await?;
-        Ok(Cloned { process, channel: None })
-    }
-}
-
-/// Files that are gone when this is.
-struct Own([PathBuf; 2]);
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        for file in &self.0 {
-            let _absent = std::fs::remove_file(file);
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use coracle_hypervisor::launch::{our_file, own_file};
+use coracle_hypervisor::launch::own_file;
 use coracle_hypervisor::{
     Cloned, Driver, DriverError, MemoryFile, ProcessId, Template, Templates, VmmConfig, cpu_model,
 };
@@ -18,13 +18,13 @@ impl Templates for FirecrackerDriver {
         format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), crate::snapshots::devices(vmm_config))
     }
 
-    /// Its RAM is its own; `ram` is filled when it is saved.
+    /// Its RAM is its own; `ram`, which it inherits, is filled when it is saved.
     async fn boot_template(
         &self,
         vmm_config: &VmmConfig,
-        _ram: &MemoryFile,
+        ram: &MemoryFile,
     ) -> Result<ProcessId, DriverError> {
-        self.boot(vmm_config, false).await
+        self.boot(vmm_config, false, &[ram.number()]).await
     }
 
     async fn save_template(
@@ -36,7 +36,7 @@ impl Templates for FirecrackerDriver {
     ) -> Result<Duration, DriverError> {
         let began = Instant::now();
         let saved = match self.pause(vmm_config).await {
-            Ok(()) => self.save_to(vmm_config, &our_file(state.number()), &our_file(ram.number())).await,
+            Ok(()) => self.save_template_to(vmm_config, ram, state).await,
             Err(error) => Err(error),
         };
         let took = began.elapsed();

@@ -5,28 +5,31 @@
 mod machine;
 
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
-use coracle_hypervisor::Driver as _;
+use coracle_hypervisor::{Driver as _, remove_cgroup};
 use coracle_hypervisor_testing::{conformance, example};
 use coracle_testkit::tools;
 use tokio::io::AsyncReadExt as _;
 
-use machine::{Machine, refuses};
+use machine::{Machine, jailed, refuses};
 
 fn stand_in() -> Machine {
     Machine::stand_in(example("fake-firecracker"))
 }
 
 fn driver(machine: &Machine) -> FirecrackerDriver {
-    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None, jail: None })
+    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None })
 }
 
 async fn conforms(machine: &Machine) {
     let dir = tempfile::tempdir().unwrap();
     let vmm_config = machine.vmm_config("conformance", dir.path());
-    conformance::check(|| driver(machine), &vmm_config).await;
-    conformance::check_templates(&driver(machine), &vmm_config).await;
-    conformance::check_snapshots(&driver(machine), &vmm_config).await;
-    conformance::check_disks(&driver(machine), &vmm_config).await;
+    for vmm_config in [jailed(vmm_config.clone()), vmm_config] {
+        conformance::check(|| driver(machine), &vmm_config).await;
+        conformance::check_templates(&driver(machine), &vmm_config).await;
+        conformance::check_snapshots(&driver(machine), &vmm_config).await;
+        conformance::check_disks(&driver(machine), &vmm_config).await;
+        remove_cgroup(&vmm_config.id, None).unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,6 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use coracle_hypervisor::{ApiError, ApiSocket};
 use coracle_hypervisor_testing::example;
@@ -40,7 +39,7 @@ impl Vmm {
             .args(["--id", "table", "--enable-pci"])
             .current_dir(dir.path());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let api = ApiSocket::new(&socket, Duration::from_secs(10), fault);
+        let api = ApiSocket::at(&socket, fault);
         let vmm = Self { child, api, dir };
         let answers = async || vmm.api.call(Method::GET, "/", None).await.ok();
         eventually("the API answers", answers).await.unwrap();

@@ -14,7 +14,7 @@ use machine::Machine;
 use machine::whole_life::leaves_nothing;
 
 fn driver(machine: &Machine) -> FirecrackerDriver {
-    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None, jail: None })
+    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None })
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The control socket of Firecracker and Cloud Hypervisor: JSON over HTTP/1.1 on a Unix socket.
 
+mod descriptors;
+
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +15,20 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
+
+use self::descriptors::DescriptorStream;
+use crate::{VmmConfig, VmmFiles};
+
+/// Longest time for a call that moves no memory: it takes milliseconds, more on a loaded host. As of QEMU's monitor.
+const CALL_LIMIT: Duration = Duration::from_secs(20);
+/// Memory that a call writes or reads may take as long as at this rate: a slow disk.
+const SLOWEST_MIB_PER_SECOND: u64 = 16;
+
+/// Longest time for a call that writes or reads the whole memory of a machine.
+#[must_use]
+pub fn memory_call_limit(vmm_config: &VmmConfig) -> Duration {
+    CALL_LIMIT + Duration::from_secs(u64::from(vmm_config.memory.get()) / SLOWEST_MIB_PER_SECOND)
+}
 
 /// Longest answer that is read; the longest true one is a VM's configuration.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
@@ -69,17 +86,37 @@ impl ApiError {
 /// half-sent when a caller is dropped.
 #[derive(Clone, Debug)]
 pub struct ApiSocket {
-    socket: PathBuf,
+    place: Place,
     limit: Duration,
     /// What an error's body says, in the words of this VMM.
     refusal: fn(&Value) -> Option<String>,
 }
 
+/// Where the socket is.
+#[derive(Clone, Debug)]
+enum Place {
+    Path(PathBuf),
+    /// Among the files of the VMM with this `run_dir`, by this name.
+    Vmm(PathBuf, &'static str),
+}
+
 impl ApiSocket {
-    /// Of the VMM that listens at `socket`. Calls end after `limit`; `refusal` reads the body of a refusal.
+    /// Of the VMM that listens at `socket`; `refusal` reads the body of a refusal.
     #[must_use]
-    pub fn new(socket: &Path, limit: Duration, refusal: fn(&Value) -> Option<String>) -> Self {
-        Self { socket: socket.to_owned(), limit, refusal }
+    pub fn at(socket: &Path, refusal: fn(&Value) -> Option<String>) -> Self {
+        Self { place: Place::Path(socket.to_owned()), limit: CALL_LIMIT, refusal }
+    }
+
+    /// Of a VMM that has made it with this name among its files.
+    #[must_use]
+    pub fn of(vmm_config: &VmmConfig, name: &'static str, refusal: fn(&Value) -> Option<String>) -> Self {
+        Self { place: Place::Vmm(vmm_config.run_dir.clone(), name), limit: CALL_LIMIT, refusal }
+    }
+
+    /// The same, for calls that may take as long as this.
+    #[must_use]
+    pub fn within(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// One call; `None` when the answer has no body. Not cancel-safe: the VMM may do it all the same.
@@ -92,8 +129,22 @@ impl ApiSocket {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Option<Value>, ApiError> {
+        self.call_with(method, path, body, vec![]).await
+    }
+
+    /// As [`ApiSocket::call`]; the VMM gets these descriptors with it.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn call_with(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Value>, ApiError> {
         let io = |source| ApiError::Io { method: method.clone(), path: path.to_owned(), source };
-        let exchange = self.exchange(method.clone(), path, body);
+        let exchange = self.exchange(method.clone(), path, body, descriptors);
         let (status, answer) = match timeout(self.limit, exchange).await {
             Ok(answered) => answered.map_err(io)?,
             Err(_) => {
@@ -116,8 +167,13 @@ impl ApiSocket {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        descriptors: Vec<OwnedFd>,
     ) -> io::Result<(StatusCode, Bytes)> {
-        let stream = UnixStream::connect(&self.socket).await?;
+        let stream = match &self.place {
+            Place::Path(socket) => UnixStream::connect(socket).await?,
+            Place::Vmm(run_dir, name) => VmmFiles::of(run_dir)?.connect(name).await?,
+        };
+        let stream = DescriptorStream::new(stream, descriptors)?;
         let (mut send, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         let mut request = Request::builder()

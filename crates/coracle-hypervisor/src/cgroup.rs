@@ -12,12 +12,24 @@ use std::time::{Duration, Instant};
 
 use coracle_types::InstanceId;
 
+pub use self::devices::DeviceNumber;
+
 use crate::{Accelerator, VmmConfig};
+
+mod devices;
 
 /// Directory of our cgroups in each hierarchy.
 const PARENT: &str = "coracle";
 /// Controllers that limit a VMM.
-const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", IO];
+/// The controller of block devices, as version 2 names it, and as version 1 does.
+const IO: &str = "io";
+const IO_OF_V1: &str = "blkio";
+/// Bytes that a VMM reads from a device each second, and as many that it writes: more than a disk of most hosts has, so
+/// that it bounds those that serve many VMs.
+const IO_BYTES_PER_SECOND: u64 = 1 << 30;
+/// Reads, and as many writes.
+const IO_OPERATIONS_PER_SECOND: u64 = 50_000;
 /// Controllers of version 1 that only count.
 const ACCOUNTING: [&str; 1] = ["cpuacct"];
 /// Most threads of a VMM, workers of its disks included.
@@ -28,17 +40,19 @@ const PERIOD_US: u64 = 100_000;
 const EMPTY_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a VMM may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Memory of the guest and the VMM, in bytes.
     pub memory_bytes: u64,
     /// CPUs at once.
     pub cpus: u64,
+    /// Block devices that the disks lie on, by number, which it may use up to fixed rates.
+    pub devices: Vec<DeviceNumber>,
 }
 
 impl Limits {
     /// Enough for a VMM that serves its guest: memory for devices, and under TCG for translated code, whose buffer QEMU
-    /// limits to 1 GiB; a CPU beside those of the guest.
+    /// limits to 1 GiB; a CPU beside those of the guest. Looks at the disks that are there.
     #[must_use]
     pub fn of(vmm_config: &VmmConfig) -> Self {
         let overhead_mib = match vmm_config.accelerator {
@@ -48,6 +62,7 @@ impl Limits {
         Self {
             memory_bytes: (u64::from(vmm_config.memory.get()) + overhead_mib) << 20,
             cpus: u64::from(vmm_config.vcpus.get()) + 1,
+            devices: devices::of_disks(vmm_config.disks.iter().map(|disk| disk.path.as_path())),
         }
     }
 }
@@ -65,7 +80,7 @@ struct Hierarchy {
 ///
 /// # Errors
 /// With the file that cannot be written: a container, for one, may have cgroups read-only.
-pub(crate) fn create(id: &InstanceId, limits: Limits) -> io::Result<Vec<File>> {
+pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Vec<File>> {
     let mut entrances = Vec::new();
     for hierarchy in hierarchies()? {
         if hierarchy.is_v2 {
@@ -78,9 +93,7 @@ pub(crate) fn create(id: &InstanceId, limits: Limits) -> io::Result<Vec<File>> {
         }
         let dir = hierarchy.root.join(PARENT).join(id.short());
         fs::create_dir_all(&dir)?;
-        for (file, value) in settings(&hierarchy, limits) {
-            write(&dir.join(file), &value)?;
-        }
+        set(&dir, &hierarchy, limits)?;
         let entrance = dir.join("cgroup.procs");
         entrances.push(File::options().write(true).open(&entrance).map_err(|e| named(e, &entrance))?);
     }
@@ -92,7 +105,7 @@ pub(crate) fn create(id: &InstanceId, limits: Limits) -> io::Result<Vec<File>> {
 ///
 /// # Errors
 /// With the file that cannot be written; the VMM may be in the new cgroups of some hierarchies.
-pub fn move_to_cgroup(id: &InstanceId, vmm: u32, parent: &str, limits: Limits) -> io::Result<()> {
+pub fn move_to_cgroup(id: &InstanceId, vmm: u32, parent: &str, limits: &Limits) -> io::Result<()> {
     let Some(parent) = below_root(parent) else {
         let why = format!("invalid cgroup \"{parent}\": not a path below the root");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -108,9 +121,7 @@ pub fn move_to_cgroup(id: &InstanceId, vmm: u32, parent: &str, limits: Limits) -
         }
         let dir = parent.join(id.short());
         fs::create_dir_all(&dir)?;
-        for (file, value) in settings(&hierarchy, limits) {
-            write(&dir.join(file), &value)?;
-        }
+        set(&dir, &hierarchy, limits)?;
         write(&dir.join("cgroup.procs"), &vmm.to_string())?;
     }
     Ok(())
@@ -189,7 +200,7 @@ fn choose(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Vec<Hierarc
         let is_v2 = kind == "cgroup2";
         let known = |name: &str| match is_v2 {
             true => has(&v2_controllers(&root), ' ', name),
-            false => has(options, ',', name),
+            false => has(options, ',', if name == IO { IO_OF_V1 } else { name }),
         };
         let taken = |name: &&str| chosen.iter().any(|other| other.controllers.contains(name));
         let controllers: Vec<_> =
@@ -211,7 +222,7 @@ fn cgroup_mount(line: &str) -> Option<(PathBuf, &str, &str)> {
 }
 
 /// Files of the cgroup and what is written to them. Pure.
-fn settings(hierarchy: &Hierarchy, limits: Limits) -> Vec<(&'static str, String)> {
+fn settings(hierarchy: &Hierarchy, limits: &Limits) -> Vec<(&'static str, String)> {
     let quota = limits.cpus * PERIOD_US;
     let setting = |controller: &&str| match (*controller, hierarchy.is_v2) {
         ("memory", true) => vec![("memory.max", limits.memory_bytes.to_string())],
@@ -220,9 +231,40 @@ fn settings(hierarchy: &Hierarchy, limits: Limits) -> Vec<(&'static str, String)
         ("cpu", false) => {
             vec![("cpu.cfs_period_us", PERIOD_US.to_string()), ("cpu.cfs_quota_us", quota.to_string())]
         }
+        (IO, is_v2) => limits.devices.iter().flat_map(|device| io_settings(*device, is_v2)).collect(),
         _ => vec![("pids.max", PIDS_MAX.to_string())],
     };
     hierarchy.controllers.iter().flat_map(setting).collect()
+}
+
+/// How much of a block device a VMM may use.
+fn io_settings(device: DeviceNumber, is_v2: bool) -> Vec<(&'static str, String)> {
+    let (bytes, operations) = (IO_BYTES_PER_SECOND, IO_OPERATIONS_PER_SECOND);
+    if is_v2 {
+        let rates = format!("{device} rbps={bytes} wbps={bytes} riops={operations} wiops={operations}");
+        return vec![("io.max", rates)];
+    }
+    [
+        ("blkio.throttle.read_bps_device", bytes),
+        ("blkio.throttle.write_bps_device", bytes),
+        ("blkio.throttle.read_iops_device", operations),
+        ("blkio.throttle.write_iops_device", operations),
+    ]
+    .map(|(file, rate)| (file, format!("{device} {rate}")))
+    .to_vec()
+}
+
+/// Writes the limits of a cgroup. A device that cannot be limited, as some have no queue, is no reason to have no limits.
+fn set(dir: &Path, hierarchy: &Hierarchy, limits: &Limits) -> io::Result<()> {
+    for (file, value) in settings(hierarchy, limits) {
+        match write(&dir.join(file), &value) {
+            Err(error) if file.contains("throttle") || file == "io.max" => {
+                tracing::debug!(file, value, %error, "device not limited");
+            }
+            written => written?,
+        }
+    }
+    Ok(())
 }
 
 fn write(file: &Path, value: &str) -> io::Result<()> {
@@ -241,6 +283,7 @@ mod tests {
 40 25 0:35 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
 41 25 0:36 / /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory
 42 25 0:37 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+46 25 0:41 / /sys/fs/cgroup/blkio rw,relatime - cgroup cgroup rw,blkio
 43 25 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 44 25 0:39 / /proc rw,relatime - proc proc rw
 ";
@@ -289,7 +332,12 @@ mod tests {
             controllers: vec![controller],
         };
         for (why, mounts, v2, want) in [
-            ("version 1", V1, "", vec![v1("cpu", "cpu"), v1("memory", "memory"), v1("pids", "pids")]),
+            (
+                "version 1",
+                V1,
+                "",
+                vec![v1("cpu", "cpu"), v1("memory", "memory"), v1("pids", "pids"), v1("blkio", "io")],
+            ),
             (
                 "version 2",
                 V2,
@@ -297,7 +345,7 @@ mod tests {
                 vec![Hierarchy {
                     root: "/sys/fs/cgroup".into(),
                     is_v2: true,
-                    controllers: vec!["memory", "pids", "cpu"],
+                    controllers: vec!["memory", "pids", "cpu", "io"],
                 }],
             ),
             ("version 2 without controllers", V2, "", vec![]),
@@ -309,17 +357,24 @@ mod tests {
 
     #[test]
     fn settings_table() {
-        let limits = Limits { memory_bytes: 1 << 30, cpus: 3 };
+        let devices = vec![DeviceNumber { major: 254, minor: 0 }];
+        let limits = Limits { memory_bytes: 1 << 30, cpus: 3, devices };
         let of = |is_v2| {
             let hierarchy = Hierarchy { root: "/".into(), is_v2, controllers: CONTROLLERS.to_vec() };
             let lines =
-                settings(&hierarchy, limits).into_iter().map(|(file, value)| format!("{file}={value}"));
+                settings(&hierarchy, &limits).into_iter().map(|(file, value)| format!("{file}={value}"));
             lines.collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(of(true), "memory.max=1073741824 pids.max=512 cpu.max=300000 100000");
+        assert_eq!(
+            of(true),
+            "memory.max=1073741824 pids.max=512 cpu.max=300000 100000 \
+             io.max=254:0 rbps=1073741824 wbps=1073741824 riops=50000 wiops=50000"
+        );
         assert_eq!(
             of(false),
-            "memory.limit_in_bytes=1073741824 pids.max=512 cpu.cfs_period_us=100000 cpu.cfs_quota_us=300000"
+            "memory.limit_in_bytes=1073741824 pids.max=512 cpu.cfs_period_us=100000 cpu.cfs_quota_us=300000 \
+             blkio.throttle.read_bps_device=254:0 1073741824 blkio.throttle.write_bps_device=254:0 1073741824 \
+             blkio.throttle.read_iops_device=254:0 50000 blkio.throttle.write_iops_device=254:0 50000"
         );
     }
 
@@ -328,9 +383,9 @@ mod tests {
         use std::os::fd::AsFd;
         use std::os::unix::process::CommandExt;
         let id = InstanceId::new("test", 0x00c6_0bad_c0de);
-        let limits = Limits { memory_bytes: 64 << 20, cpus: 1 };
+        let limits = Limits { memory_bytes: 64 << 20, cpus: 1, devices: vec![] };
         for _ in 0..2 {
-            let entrances = create(&id, limits).unwrap();
+            let entrances = create(&id, &limits).unwrap();
             assert!(!entrances.is_empty(), "the host has cgroups");
             let mut command = std::process::Command::new("sleep");
             command.arg("1000");

@@ -112,14 +112,6 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Control`].
     async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError>;
 
-    /// Removes what the driver keeps of a VM outside the directories of its VMM config. Its VMM is gone. Idempotent.
-    ///
-    /// # Errors
-    /// [`DriverError::Io`].
-    async fn forget(&self, _vmm_config: &VmmConfig) -> Result<(), DriverError> {
-        Ok(())
-    }
-
     /// It has machines of this VMM config's kind. Every driver has the smallest.
     fn has_machine(&self, vmm_config: &VmmConfig) -> bool {
         matches!(vmm_config.machine_type, MachineType::Microvm)

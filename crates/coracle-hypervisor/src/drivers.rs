@@ -112,10 +112,6 @@ impl Driver for Drivers {
         self.of(vmm_config)?.detach_disk(vmm_config, slot).await
     }
 
-    async fn forget(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
-        self.of(vmm_config)?.forget(vmm_config).await
-    }
-
     fn has_machine(&self, vmm_config: &VmmConfig) -> bool {
         self.of(vmm_config).is_ok_and(|driver| driver.has_machine(vmm_config))
     }

@@ -4,24 +4,35 @@
 //! daemon ─fork▶ child ─ new namespaces ─fork▶ VMM to be: process file ─▶ root of its own ─▶ user of its own ─▶ exec
 //!                 └─ exits                     (pid 1 of its namespace)
 //! ```
-//! What the VMM works on comes by descriptor; its root has its program, the libraries of the host and the files that it can
-//! only open by name, and it may write none of them. Everything is decided before fork(2): the child makes system calls alone
-//! (signal-safety(7)).
+//! What the VMM works on comes by descriptor where the VMM can have it so. Its root has its program, the libraries of the
+//! host and the files that it can only open by name. Of these it may write the disks of its VM, and what it makes itself in
+//! [`JAIL_RUN_DIR`], a small file system in memory. Everything is decided before fork(2): the child makes system calls
+//! alone (signal-safety(7)).
 
+mod bounds;
+mod disks;
 mod enter;
+mod owned;
+mod running;
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_types::InstanceId;
 
+pub use self::bounds::{allow_file_bytes, can_bound_files};
+pub use self::disks::{attach_to_jail, detach_from_jail, share_with_jail};
+
+use self::owned::Owners;
 use crate::cgroup::{self, Limits};
+use crate::{Disk, VmmConfig};
 
 /// First uid of the VMMs of a node, and how many there are: above the ranges that systemd and container
 /// engines assign (systemd, "Users, Groups, UIDs and GIDs on systemd Systems").
@@ -35,6 +46,15 @@ const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.s
 /// Devices that a VMM may open, where the host has them.
 const DEVICES: [&str; 4] = ["/dev/kvm", "/dev/null", "/dev/zero", "/dev/urandom"];
 
+/// Where a VMM in a jail makes its files, in its own root: sockets, mostly. The directory that it runs in.
+pub const JAIL_RUN_DIR: &str = "/run";
+/// In it, a place for a directory of the host in which a VMM saves its machine, or finds a saved one.
+pub const JAIL_SAVED_DIR: &str = "/run/saved";
+/// Where a VMM in a jail that opens them by name finds its kernel and its initramfs.
+pub const JAIL_BOOT_FILES: [&str; 2] = ["/vmm/kernel", "/vmm/initrd"];
+/// Size of that directory, in bytes: the device state of a machine is the largest file.
+const RUN_DIR_BYTES: u64 = 80 << 20;
+
 /// What one VMM may see and who it is.
 #[derive(Clone, Debug)]
 pub struct Jail {
@@ -44,10 +64,29 @@ pub struct Jail {
     pub root: PathBuf,
     /// Files and directories that it finds where the host has them, and may not write.
     pub read_only: Vec<PathBuf>,
+    /// Files and directories that it finds at other places, as those of its user.
+    pub owned: Vec<OwnedFile>,
+    /// It has [`JAIL_RUN_DIR`], with these empty files of these lengths in bytes: places for disks.
+    pub run_dir: Option<Vec<(String, u64)>>,
+    /// Devices of the host that it alone of all VMMs may open: it has nodes of its own of them.
+    pub devices: Vec<PathBuf>,
     /// What it may take of the host, where the host has cgroups that this process may make.
     pub limits: Option<Limits>,
+    /// Longest file that it may write, in bytes.
+    pub file_bytes_max: Option<u64>,
     /// False: it uses the network of the host, as user-mode networking must.
     pub own_network: bool,
+}
+
+/// A file or directory of the host that a jail has at a place of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedFile {
+    /// Where the host has it.
+    pub from: PathBuf,
+    /// Where the jail has it, an absolute path.
+    pub at: PathBuf,
+    /// The VMM may write it.
+    pub is_writable: bool,
 }
 
 /// A step of building the root; paths are below the new root unless they say otherwise.
@@ -61,6 +100,14 @@ enum Step {
     Link(CString, CString),
     /// The host's `.0` at `.1`.
     Bind(CString, CString, Access),
+    /// A file system in memory at this directory, with these options.
+    Memory(CString, CString),
+    /// A file of the VMM's user, of this length without content.
+    Sparse(CString, u64),
+    /// A device node of the VMM's user: that of `.0`, at `.1`.
+    Node(CString, CString, u64),
+    /// The mount of this index at `.1`.
+    Owned(usize, CString),
 }
 
 /// How a bind mount is open.
@@ -73,10 +120,15 @@ enum Access {
 
 /// A jail with all decisions made; see [`Jail::prepare`].
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub struct PreparedJail {
     uid: u32,
     root: CString,
+    /// The directory of its own root that the VMM runs in.
+    folder: CString,
     steps: Vec<Step>,
+    /// What [`Step::Owned`] moves.
+    mounts: Vec<OwnedFd>,
+    file_bytes_max: Option<u64>,
     /// The group of `/dev/kvm`, if its members may use it.
     group: Option<u32>,
     /// Files of its cgroup by which a process moves itself there.
@@ -89,10 +141,60 @@ pub(crate) struct Prepared {
 enum Entry {
     Directory,
     File,
+    /// A character device, with its number.
+    Device(u64),
     Link(PathBuf),
 }
 
 impl Jail {
+    /// The jail that every VMM of this VMM config is in, which sees no file of its VM yet; `None` where VMMs have the rights
+    /// of the daemon. Looks at the disks; blocking.
+    #[must_use]
+    pub fn of(vmm_config: &VmmConfig) -> Option<Self> {
+        vmm_config.uid.map(|uid| Self {
+            root: vmm_config.state_dir.join("root"),
+            limits: Some(Limits::of(vmm_config)),
+            file_bytes_max: bounds::file_bytes_max(vmm_config),
+            ..Self::with(uid)
+        })
+    }
+
+    fn with(uid: u32) -> Self {
+        Self {
+            uid,
+            root: PathBuf::new(),
+            read_only: vec![],
+            owned: vec![],
+            run_dir: None,
+            devices: vec![],
+            limits: None,
+            file_bytes_max: None,
+            own_network: true,
+        }
+    }
+
+    /// For a VMM that opens its files by name: its program, what it boots, a directory to make files in, with a place of
+    /// `empty_slot_bytes` bytes for a disk in every slot, and the disks that it starts with.
+    pub fn add_files(
+        &mut self,
+        vmm_config: &VmmConfig,
+        program: &Path,
+        empty_slot_bytes: u64,
+        disks: &[Disk],
+    ) {
+        self.read_only.push(program.to_owned());
+        for (from, at) in [&vmm_config.kernel, &vmm_config.initrd].into_iter().zip(JAIL_BOOT_FILES) {
+            self.owned.push(OwnedFile { from: from.clone(), at: at.into(), is_writable: false });
+        }
+        let slots = (0..vmm_config.slots.total()).map(|slot| (format!("slot{slot}"), empty_slot_bytes));
+        self.run_dir = Some(slots.collect());
+        self.owned.extend(disks.iter().map(|disk| OwnedFile {
+            from: disk.path.clone(),
+            at: slot_in_jail(disk.slot),
+            is_writable: !disk.read_only,
+        }));
+    }
+
     /// Can this process give VMMs users of their own? It is root, and the uids mean something in its user namespace
     /// (user_namespaces(7)).
     #[must_use]
@@ -111,8 +213,7 @@ impl Jail {
             let why = format!("only root makes jails, where uids up to {} exist", FIRST_UID + UIDS - 1);
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        let (uid, root_dir) = (FIRST_UID, root.to_owned());
-        let jail = Self { uid, root: root_dir, read_only: vec![], limits: None, own_network: true };
+        let jail = Self { root: root.to_owned(), ..Self::with(FIRST_UID) };
         let prepared = jail.prepare(&InstanceId::new("probe", 0))?;
         let mut command = Command::new("/bin/true");
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -133,26 +234,27 @@ impl Jail {
         FIRST_UID + u32::try_from(digits % u64::from(UIDS)).unwrap_or_default()
     }
 
-    /// Looks at the files of the host and decides on every step.
-    pub(crate) fn prepare(&self, id: &InstanceId) -> io::Result<Prepared> {
+    /// Looks at the files of the host and decides on every step. Blocking.
+    ///
+    /// # Errors
+    /// With the file that is missing, or whose owner cannot be mapped.
+    pub fn prepare(&self, id: &InstanceId) -> io::Result<PreparedJail> {
         std::fs::create_dir_all(&self.root)?;
-        let look = |path: &Path| match std::fs::symlink_metadata(path) {
-            Ok(found) if found.is_symlink() => std::fs::read_link(path).map(|to| Some(Entry::Link(to))),
-            Ok(found) if found.is_dir() => Ok(Some(Entry::Directory)),
-            Ok(_) => Ok(Some(Entry::File)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e),
-        };
+        let mut owners = Owners::of(self.uid);
+        let mounts = self.owned.iter().map(|file| owners.mount(&file.from, file.is_writable));
         let kvm = std::fs::metadata("/dev/kvm").ok().filter(|kvm| kvm.mode() & 0o060 == 0o060);
-        let cgroup = self.limits.map_or(Ok(vec![]), |limits| cgroup::create(id, limits));
+        let cgroup = self.limits.as_ref().map_or(Ok(vec![]), |limits| cgroup::create(id, limits));
         let cgroup = cgroup.unwrap_or_else(|error| {
             tracing::warn!(instance = %id, %error, "VMM without a cgroup");
             vec![]
         });
-        Ok(Prepared {
+        Ok(PreparedJail {
             uid: self.uid,
             root: c(&self.root)?,
+            folder: c(Path::new(if self.run_dir.is_some() { JAIL_RUN_DIR } else { "/" }))?,
             steps: self.steps(look)?,
+            mounts: mounts.collect::<io::Result<_>>()?,
+            file_bytes_max: self.file_bytes_max,
             group: kvm.map(|kvm| kvm.gid()),
             cgroup,
             own_network: self.own_network,
@@ -164,7 +266,8 @@ impl Jail {
         let system = SYSTEM.iter().map(|path| (Path::new(path), Access::ReadOnly, false));
         let devices = DEVICES.iter().map(|path| (Path::new(path), Access::Device, false));
         let read_only = self.read_only.iter().map(|path| (path.as_path(), Access::ReadOnly, true));
-        let mut steps = vec![Step::Directory(c"proc".to_owned())];
+        let mut steps = vec![Step::Directory(c"proc".to_owned()), Step::Directory(c"dev".to_owned())];
+        steps.push(Step::Memory(c"dev".to_owned(), c"mode=0755,size=64k".to_owned()));
         let mut seen: Vec<&Path> = Vec::new();
         for (path, access, must_be) in system.chain(devices).chain(read_only) {
             // What lies in a directory that the jail has is there already.
@@ -178,25 +281,86 @@ impl Jail {
                 continue;
             };
             let inside = path.strip_prefix("/").map_err(io::Error::other)?;
-            for dir in parents(inside) {
-                let step = Step::Directory(c(dir)?);
-                if !steps.contains(&step) {
-                    steps.push(step);
-                }
-            }
+            add_parents(&mut steps, inside)?;
             match entry {
                 Entry::Link(to) if !must_be => {
                     steps.push(Step::Link(c(&to)?, c(inside)?));
                     continue;
                 }
                 Entry::Directory => steps.push(Step::Directory(c(inside)?)),
-                Entry::Link(_) | Entry::File => steps.push(Step::File(c(inside)?)),
+                Entry::Link(_) | Entry::File | Entry::Device(_) => steps.push(Step::File(c(inside)?)),
             }
             steps.push(Step::Bind(c(path)?, c(inside)?, access));
             seen.push(path);
         }
+        self.add_own(&mut steps, look)?;
         Ok(steps)
     }
+
+    /// The steps for what no other VMM has.
+    fn add_own(
+        &self,
+        steps: &mut Vec<Step>,
+        look: impl Fn(&Path) -> io::Result<Option<Entry>>,
+    ) -> io::Result<()> {
+        for device in &self.devices {
+            if let Some(Entry::Device(number)) = look(device)? {
+                let inside = device.strip_prefix("/").map_err(io::Error::other)?;
+                add_parents(steps, inside)?;
+                steps.push(Step::Node(c(device)?, c(inside)?, number));
+            }
+        }
+        if let Some(files) = &self.run_dir {
+            let options = format!("mode=0700,uid={0},gid={0},size={RUN_DIR_BYTES},nr_inodes=1024", self.uid);
+            steps.push(Step::Directory(c"run".to_owned()));
+            steps.push(Step::Memory(c"run".to_owned(), CString::new(options)?));
+            steps.push(Step::Directory(c(Path::new(JAIL_SAVED_DIR.trim_start_matches('/')))?));
+            for (name, bytes) in files {
+                steps.push(Step::Sparse(c(&Path::new("run").join(name))?, *bytes));
+            }
+        }
+        for (at, file) in self.owned.iter().enumerate() {
+            let inside = file.at.strip_prefix("/").map_err(io::Error::other)?;
+            add_parents(steps, inside)?;
+            match look(&file.from)? {
+                Some(Entry::Directory) => add_directory(steps, inside)?,
+                _ if file.at.starts_with(JAIL_RUN_DIR) => {}
+                _ => steps.push(Step::File(c(inside)?)),
+            }
+            steps.push(Step::Owned(at, c(inside)?));
+        }
+        Ok(())
+    }
+}
+
+/// Where a VMM with [`Jail::add_run_dir`] has the disk of a slot.
+#[must_use]
+pub fn slot_in_jail(slot: usize) -> PathBuf {
+    Path::new(JAIL_RUN_DIR).join(format!("slot{slot}"))
+}
+
+/// What lies at a path of the host; `None`: nothing.
+fn look(path: &Path) -> io::Result<Option<Entry>> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => std::fs::read_link(path).map(|to| Some(Entry::Link(to))),
+        Ok(found) if found.is_dir() => Ok(Some(Entry::Directory)),
+        Ok(found) if found.file_type().is_char_device() => Ok(Some(Entry::Device(found.rdev()))),
+        Ok(_) => Ok(Some(Entry::File)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn add_parents(steps: &mut Vec<Step>, inside: &Path) -> io::Result<()> {
+    parents(inside).into_iter().try_for_each(|dir| add_directory(steps, dir))
+}
+
+fn add_directory(steps: &mut Vec<Step>, inside: &Path) -> io::Result<()> {
+    let step = Step::Directory(c(inside)?);
+    if !steps.contains(&step) {
+        steps.push(step);
+    }
+    Ok(())
 }
 
 fn c(path: &Path) -> io::Result<CString> {
@@ -227,20 +391,27 @@ fn maps(map: &str, id: u32) -> bool {
 mod tests {
     use super::*;
 
+    fn owned(from: &str, at: &str, is_writable: bool) -> OwnedFile {
+        OwnedFile { from: from.into(), at: at.into(), is_writable }
+    }
+
     #[test]
     fn steps_of_a_root_table() {
         let jail = Jail {
-            uid: FIRST_UID,
             root: "/state/root".into(),
             read_only: vec!["/boot/vmlinuz".into(), "/usr/bin/vmm".into()],
-            limits: None,
-            own_network: true,
+            owned: vec![owned("/images/a", "/run/slot0", false), owned("/saving", "/run/saved", true)],
+            run_dir: Some(vec![("slot0".into(), 1 << 40)]),
+            devices: vec!["/dev/net/tun".into(), "/dev/absent".into()],
+            ..Jail::with(FIRST_UID)
         };
         let host = |path: &Path| {
             Ok(match path.to_str().unwrap() {
                 "/usr" => Some(Entry::Directory),
                 "/lib" => Some(Entry::Link("usr/lib".into())),
-                "/dev/null" | "/boot/vmlinuz" => Some(Entry::File),
+                "/dev/null" | "/boot/vmlinuz" | "/images/a" => Some(Entry::File),
+                "/dev/net/tun" => Some(Entry::Device(0xac8)),
+                "/saving" => Some(Entry::Directory),
                 _ => None,
             })
         };
@@ -251,15 +422,27 @@ mod tests {
             jail.steps(host).unwrap(),
             [
                 dir("proc"),
+                dir("dev"),
+                Step::Memory(s("dev"), s("mode=0755,size=64k")),
                 dir("usr"),
                 bind("/usr", Access::ReadOnly),
                 Step::Link(s("usr/lib"), s("lib")),
-                dir("dev"),
                 Step::File(s("dev/null")),
                 bind("/dev/null", Access::Device),
                 dir("boot"),
                 Step::File(s("boot/vmlinuz")),
                 bind("/boot/vmlinuz", Access::ReadOnly),
+                dir("dev/net"),
+                Step::Node(s("/dev/net/tun"), s("dev/net/tun"), 0xac8),
+                dir("run"),
+                Step::Memory(
+                    s("run"),
+                    s("mode=0700,uid=1900000000,gid=1900000000,size=83886080,nr_inodes=1024")
+                ),
+                dir("run/saved"),
+                Step::Sparse(s("run/slot0"), 1 << 40),
+                Step::Owned(0, s("run/slot0")),
+                Step::Owned(1, s("run/saved")),
             ]
         );
         let error = Jail { read_only: vec!["/absent".into()], ..jail }.steps(host).unwrap_err();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use tokio::time::{Instant, timeout};
 
-use crate::jail::{self, Jail};
+use crate::jail::{Jail, PreparedJail};
 use crate::process::boot_id;
 use crate::{DriverError, ProcessId, VmmConfig};
 
@@ -21,6 +21,8 @@ pub const LOG_FILE: &str = "vmm.log";
 const PROCESS_FILE: &str = "process";
 /// Of those, what an error shows.
 const LAST_WORDS_BYTES: i64 = 2048;
+/// Opening the files of a VMM.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks whether it is ready.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -33,7 +35,7 @@ pub struct Launch<'a> {
     pub program: &'a Path,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Where it runs.
+    /// Where it runs; in a jail, that has a place for it.
     pub folder: &'a Path,
     /// The guest's serial line, where the VMM has it on standard input and output: read from the first, written to the
     /// second.
@@ -41,7 +43,7 @@ pub struct Launch<'a> {
     /// Files that it sees by the numbers that they have here. The caller holds them open until this returns.
     pub inherited: Vec<RawFd>,
     /// What it may see and who it is; `None`: it has the rights of the daemon.
-    pub jail: Option<Jail>,
+    pub jail: Option<PreparedJail>,
 }
 
 impl Launch<'_> {
@@ -59,17 +61,18 @@ impl Launch<'_> {
         let log = File::options().create(true).append(true).open(log).map_err(io("open the VMM log"))?;
         log.set_len(0).map_err(io("empty the VMM log"))?;
         let mut command = Command::new(self.program);
-        command.args(&self.args).env_clear().current_dir(self.folder);
+        command.args(&self.args).env_clear();
+        if self.jail.is_none() {
+            command.current_dir(self.folder);
+        }
         let (stdin, stdout) = match self.serial {
             Some((from, to)) => (Stdio::from(from), Stdio::from(to)),
             None => (Stdio::null(), Stdio::from(log.try_clone().map_err(io("share the VMM log"))?)),
         };
         command.stdin(stdin).stdout(stdout).stderr(log);
         let process_file = process_file(self.vmm_config).map_err(io("make the process file"))?;
-        let jail =
-            self.jail.as_ref().map(|jail| jail.prepare(id)).transpose().map_err(io("prepare the jail"))?;
-        let is_jailed = jail.is_some();
-        prepare_child(&mut command, self.inherited, process_file, jail);
+        let is_jailed = self.jail.is_some();
+        prepare_child(&mut command, self.inherited, process_file, self.jail);
         let mut child = command.spawn().map_err(|source| {
             // Whoever wrote itself there is about to exit, and never was a VMM.
             let _stays_without_harm = std::fs::remove_file(self.vmm_config.run_dir.join(PROCESS_FILE));
@@ -85,6 +88,35 @@ impl Launch<'_> {
         };
         process.map_err(io("look at the VMM"))?.ok_or_else(|| exited(self.vmm_config))
     }
+}
+
+/// Makes the jail of a VMM that is about to start; `None`: it has the rights of the daemon. What its files lie on may hang:
+/// then it is given up, and no VMM starts when it answers again.
+///
+/// # Errors
+/// As [`Jail::prepare`]; `TimedOut`.
+pub async fn prepare_jail(
+    vmm_config: &VmmConfig,
+    fill: impl FnOnce(&mut Jail) -> io::Result<()> + Send + 'static,
+) -> io::Result<Option<PreparedJail>> {
+    let vmm_config = vmm_config.clone();
+    let prepared = tokio::task::spawn_blocking(move || {
+        let Some(mut jail) = Jail::of(&vmm_config) else { return Ok(None) };
+        fill(&mut jail)?;
+        jail.prepare(&vmm_config.id).map(Some)
+    });
+    let prepared = timeout(OPEN_LIMIT, prepared).await.map_err(|_| io::ErrorKind::TimedOut)?;
+    prepared.map_err(io::Error::other)?
+}
+
+/// A program as an absolute path: one that is named alone is looked up in the `PATH` of the daemon, which the VMM's empty
+/// environment has not.
+#[must_use]
+pub fn program_path(program: &Path) -> PathBuf {
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let named_alone = program.components().count() == 1 && !program.is_absolute();
+    let found = std::env::split_paths(&dirs).map(|dir| dir.join(program)).find(|path| path.is_file());
+    found.filter(|_| named_alone).unwrap_or_else(|| program.to_owned())
 }
 
 /// The living VMM of a VM, whichever daemon started it: the process that has written itself into the VM's `run_dir`.
@@ -174,7 +206,7 @@ fn prepare_child(
     command: &mut Command,
     inherited: Vec<RawFd>,
     process_file: File,
-    jail: Option<jail::Prepared>,
+    jail: Option<PreparedJail>,
 ) {
     // SAFETY: setsid, fcntl, open, read, write and the calls of a prepared jail are system calls that take no memory and
     // touch only the child; the numbers are of files that the caller holds open until the child runs.
@@ -276,17 +308,14 @@ mod tests {
     fn start_in(vmm_config: &VmmConfig, program: &str, jail: Option<Jail>) -> Result<ProcessId, DriverError> {
         let args = vec!["1000".to_owned()];
         let (program, folder) = (Path::new(program), Path::new("/"));
+        let jail = jail.map(|jail| jail.prepare(&vmm_config.id).unwrap());
         Launch { vmm_config, program, args, folder, serial: None, inherited: vec![], jail }.run()
     }
 
     fn jail(dir: &Path, uid: u32) -> Jail {
-        Jail {
-            uid,
-            root: dir.join("root"),
-            read_only: vec![dir.join("kernel")],
-            limits: None,
-            own_network: true,
-        }
+        let vmm_config = VmmConfig { uid: Some(uid), ..vmm_config(dir) };
+        let jail = Jail::of(&vmm_config).unwrap();
+        Jail { read_only: vec![dir.join("kernel")], limits: None, ..jail }
     }
 
     /// A field of proc_pid_status(5).
@@ -335,8 +364,8 @@ mod tests {
         assert!(Jail::is_possible(), "this test runs as root of the host");
         let dir = tempfile::tempdir().unwrap();
         let vmm_config = vmm_config(dir.path());
-        let error = start_in(&vmm_config, "/bin/sleep", Some(jail(dir.path(), 1))).unwrap_err();
-        assert!(format!("{error:?}").contains("/kernel"), "{error:?}");
+        let error = jail(dir.path(), 1).prepare(&vmm_config.id).unwrap_err();
+        assert!(error.to_string().contains("/kernel"), "{error:?}");
         std::fs::write(dir.path().join("kernel"), "").unwrap();
         let error = start_in(&vmm_config, "/absent/vmm", Some(jail(dir.path(), 1))).unwrap_err();
         assert!(matches!(error, DriverError::Spawn { .. }), "{error:?}");

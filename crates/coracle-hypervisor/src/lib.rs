@@ -21,15 +21,19 @@ mod process;
 mod snapshots;
 mod templates;
 mod vmm_config;
+mod vmm_files;
 pub mod vsock;
 
 pub use accel::{AcceleratorChoice, KvmProbe};
-pub use api::{ApiError, ApiSocket};
-pub use cgroup::{Limits, move_to_cgroup, remove_cgroup};
+pub use api::{ApiError, ApiSocket, memory_call_limit};
+pub use cgroup::{DeviceNumber, Limits, move_to_cgroup, remove_cgroup};
 pub use driver::{Driver, Probe, end_vmms};
 pub use drivers::Drivers;
 pub use error::DriverError;
-pub use jail::Jail;
+pub use jail::{
+    JAIL_BOOT_FILES, JAIL_RUN_DIR, JAIL_SAVED_DIR, Jail, OwnedFile, PreparedJail, allow_file_bytes,
+    attach_to_jail, can_bound_files, detach_from_jail, share_with_jail, slot_in_jail,
+};
 pub use kvm::run_payload as run_kvm_payload;
 pub use memory::{MemoryFile, SealedFile};
 pub use process::{ProcessId, find_by_argument};
@@ -38,3 +42,4 @@ pub use templates::{Cloned, Template, Templates};
 pub use vmm_config::{
     Accelerator, Disk, Display, Firmware, Forward, MachineType, Nic, NicBackend, Protocol, Slots, VmmConfig,
 };
+pub use vmm_files::{SavedDir, VmmFiles};

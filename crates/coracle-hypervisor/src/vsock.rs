@@ -3,7 +3,6 @@
 //! <https://github.com/firecracker-microvm/firecracker/blob/main/docs/vsock.md>, "Host-Initiated Connections").
 
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,14 +16,17 @@ const ANSWER_BYTES_MAX: usize = 32;
 /// Between two tries while the guest does not listen.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Connects to a port of the guest. A guest that boots does not listen yet, and refuses by closing: that is tried again
-/// until it does, so the caller sets the limit. Cancel-safe.
+/// Connects to a port of the guest behind the socket that `open` connects to. A guest that boots does not listen yet, and
+/// refuses by closing: that is tried again until it does, so the caller sets the limit. Cancel-safe.
 ///
 /// # Errors
-/// When the VMM that listened at `socket` is gone.
-pub async fn connect(socket: &Path, port: u32) -> io::Result<UnixStream> {
+/// When the VMM that listened at the socket is gone.
+pub async fn connect<F>(open: impl Fn() -> F, port: u32) -> io::Result<UnixStream>
+where
+    F: Future<Output = io::Result<UnixStream>>,
+{
     loop {
-        let mut stream = UnixStream::connect(socket).await?;
+        let mut stream = open().await?;
         if stream.write_all(format!("CONNECT {port}\n").as_bytes()).await.is_ok()
             && accepted(&mut stream).await?
         {
@@ -62,7 +64,7 @@ mod tests {
     async fn connect_retries_until_the_guest_listens() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("guest.sock");
-        assert!(connect(&path, GUEST_PORT).await.is_err(), "no listener");
+        assert!(connect(|| UnixStream::connect(&path), GUEST_PORT).await.is_err(), "no listener");
         let listener = UnixListener::bind(&path).unwrap();
         let vmm = async {
             for turn in 0..3 {
@@ -77,7 +79,7 @@ mod tests {
                 }
             }
         };
-        let (stream, ()) = tokio::join!(connect(&path, GUEST_PORT), vmm);
+        let (stream, ()) = tokio::join!(connect(|| UnixStream::connect(&path), GUEST_PORT), vmm);
         let mut hello = [0; 8];
         stream.unwrap().read_exact(&mut hello).await.unwrap();
         assert_eq!(&hello, b"CORACLE1");
@@ -93,7 +95,7 @@ mod tests {
             stream.write_all(&[b'x'; 64]).await.unwrap();
             stream
         };
-        let (stream, _open) = tokio::join!(connect(&path, GUEST_PORT), vmm);
+        let (stream, _open) = tokio::join!(connect(|| UnixStream::connect(&path), GUEST_PORT), vmm);
         assert_eq!(stream.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -15,8 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::launch::{LOG_FILE, note_process};
 use coracle_hypervisor::{
-    Accelerator, Driver as _, Drivers, Jail, Limits, ProcessId, VmmConfig, end_vmms, move_to_cgroup,
-    remove_cgroup,
+    Accelerator, Drivers, Jail, Limits, ProcessId, VmmConfig, end_vmms, move_to_cgroup, remove_cgroup,
 };
 use coracle_net::Network;
 use coracle_types::{InstanceId, VmId};
@@ -144,8 +143,9 @@ impl Instances {
     ) -> Result<(), HostError> {
         let id = &vmm_config.id;
         self.change(id, |instance| instance.cgroup_parent = Some(parent.to_owned())).await?;
-        let (instance, parent, limits) = (id.clone(), parent.to_owned(), Limits::of(vmm_config));
-        let moved = files::blocking(move || move_to_cgroup(&instance, vmm.pid, &parent, limits)).await;
+        let (instance, parent, shape) = (id.clone(), parent.to_owned(), vmm_config.clone());
+        let moved =
+            files::blocking(move || move_to_cgroup(&instance, vmm.pid, &parent, &Limits::of(&shape))).await;
         let operation = || format!("move instance {id} to the cgroup of its pod");
         moved.map_err(|source| HostError::State { operation: operation(), source })
     }
@@ -227,7 +227,6 @@ impl Instances {
         }
         let network = |source| HostError::Network { name: id.to_string(), source };
         self.network.detach(id).await.map_err(network)?;
-        self.driver.forget(&vmm_config).await.map_err(driver)?;
         let log = log.map(Path::to_owned);
         let cgroup = id.clone();
         let remove = move || {
@@ -314,6 +313,7 @@ fn read(dir: &Path) -> io::Result<Option<Instance>> {
 
 #[cfg(test)]
 mod tests {
+    use coracle_hypervisor::Driver as _;
     use coracle_hypervisor_testing::AddressOnly;
     use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
 

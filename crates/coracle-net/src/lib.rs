@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 pub use bridge::BridgeNetwork;
 pub use ipam::Ipam;
 pub use subnet::{InvalidSubnet, Subnet};
-pub use tap::open_tap;
+pub use tap::{give_tap, open_tap};
 
 /// What a VM was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

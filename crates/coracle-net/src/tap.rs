@@ -39,3 +39,15 @@ pub(crate) fn make_tap(name: &str) -> io::Result<()> {
     let kept = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) };
     if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Lets the user `uid` open a tap that stays by itself, without any right over the network (`TUNSETOWNER`). Idempotent.
+///
+/// # Errors
+/// As [`open_tap`].
+pub fn give_tap(name: &str, uid: u32) -> io::Result<()> {
+    let tap = open_tap(name)?;
+    // SAFETY: the descriptor is attached to the interface; the argument is a plain number.
+    #[allow(unsafe_code, reason = "ioctl")]
+    let given = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOWNER, libc::c_ulong::from(uid)) };
+    if given < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

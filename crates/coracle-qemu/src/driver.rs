@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_hypervisor::launch::{Launch, wait_ready};
+use coracle_hypervisor::launch::{Launch, prepare_jail, wait_ready};
 use coracle_hypervisor::{
-    Accelerator, AcceleratorChoice, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, Limits, MachineType,
+    Accelerator, AcceleratorChoice, Disk, Driver, DriverError, Firmware, Jail, KvmProbe, MachineType,
     NicBackend, Probe, ProcessId, Snapshots, Templates, VmmConfig,
 };
 use serde_json::json;
@@ -83,6 +83,12 @@ impl QemuDriver {
         };
         let files = open_files(vmm_config, birth).await.map_err(io)?;
         let open = files.descriptors();
+        let (shape, named) = (vmm_config.clone(), self.config.program.clone());
+        let jail = prepare_jail(vmm_config, move |jail| {
+            fill(jail, &shape, named);
+            Ok(())
+        });
+        let jail = jail.await.map_err(io)?;
         let process = Launch {
             vmm_config,
             program: &self.config.program,
@@ -90,7 +96,7 @@ impl QemuDriver {
             folder: Path::new("/"),
             serial: None,
             inherited: inherited.iter().copied().chain(open.numbers()).collect(),
-            jail: vmm_config.uid.map(|uid| self.jail(vmm_config, uid)),
+            jail,
         }
         .run()?;
         // From here on the VMM alone holds them: when it ends, its monitor says so.
@@ -101,23 +107,6 @@ impl QemuDriver {
         match monitor.into_inner() {
             Some(monitor) => Ok((process, monitor)),
             None => Monitor::open(vmm_config).await.map(|monitor| (process, monitor)),
-        }
-    }
-
-    /// What it opens by name: what it boots. Firmware lies below `/usr`, which every jail has.
-    fn jail(&self, vmm_config: &VmmConfig, uid: u32) -> Jail {
-        let boots =
-            matches!(vmm_config.machine_type, MachineType::Microvm | MachineType::Q35(Firmware::Kernel));
-        let kernel = boots.then(|| [vmm_config.kernel.clone(), vmm_config.initrd.clone()]);
-        let program = Some(self.config.program.clone()).filter(|program| program.is_absolute());
-        let uses_host_network =
-            vmm_config.nic.as_ref().is_some_and(|nic| matches!(nic.backend, NicBackend::User { .. }));
-        Jail {
-            uid,
-            root: vmm_config.state_dir.join("root"),
-            read_only: kernel.into_iter().flatten().chain(program).collect(),
-            limits: Some(Limits::of(vmm_config)),
-            own_network: !uses_host_network,
         }
     }
 
@@ -224,6 +213,16 @@ impl Driver for QemuDriver {
     fn templates(&self, vmm_config: &VmmConfig) -> Option<&dyn Templates> {
         matches!(vmm_config.machine_type, MachineType::Microvm).then_some(self as &dyn Templates)
     }
+}
+
+/// What it opens by name: what it boots. Firmware lies below `/usr`, which every jail has.
+fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: PathBuf) {
+    let boots = matches!(vmm_config.machine_type, MachineType::Microvm | MachineType::Q35(Firmware::Kernel));
+    let kernel = boots.then(|| [vmm_config.kernel.clone(), vmm_config.initrd.clone()]);
+    let program = Some(program).filter(|program| program.is_absolute());
+    jail.read_only.extend(kernel.into_iter().flatten().chain(program));
+    let nic = vmm_config.nic.as_ref();
+    jail.own_network = !nic.is_some_and(|nic| matches!(nic.backend, NicBackend::User { .. }));
 }
 
 /// Opens the files of a VMM. What a disk lies on may hang: then no VMM is started when it answers again.

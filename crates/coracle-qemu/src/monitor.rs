@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_hypervisor::{DriverError, VmmConfig};
+use coracle_hypervisor::{Disk, DriverError, VmmConfig, allow_file_bytes};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
@@ -78,6 +78,17 @@ impl<'a> Monitor<'a> {
         self.pass_file("display", socket.as_fd()).await?;
         let client = json!({"protocol": "vnc", "fdname": "display", "skipauth": true});
         self.run("add_client", client).await.map(drop)
+    }
+
+    /// As [`Monitor::lend`], of a disk, which the VMM may write as far as it goes.
+    pub(crate) async fn lend_disk(&mut self, disk: &Disk) -> Result<Lent, DriverError> {
+        let lent = self.lend(&disk.path, disk.read_only).await?;
+        let failed = |source| DriverError::Io {
+            operation: format!("let VMM {} write {}", self.vmm_config.id, disk.path.display()),
+            source,
+        };
+        allow_file_bytes(self.vmm_config, lent.bytes()).map_err(failed)?;
+        Ok(lent)
     }
 
     /// Opens a file for the VMM, as a file descriptor set of its own, until [`Monitor::release`].

@@ -30,7 +30,7 @@ impl Monitor<'_> {
             return self.plug(disk).await;
         }
         let slot = disk.slot;
-        let lent = self.lend(&disk.path, disk.read_only).await?;
+        let lent = self.lend_disk(disk).await?;
         let (bytes, node) = (lent.bytes(), format!("disk{slot}"));
         let in_place = [add(&node, &lent, disk.read_only), reopen(slot, &node, disk.read_only)];
         let inserted = match disk.read_only {
@@ -105,7 +105,7 @@ impl Monitor<'_> {
 
     async fn plug(&mut self, disk: &Disk) -> Result<(), DriverError> {
         let slot = disk.slot;
-        let lent = self.lend(&disk.path, disk.read_only).await?;
+        let lent = self.lend_disk(disk).await?;
         let added = self.run_all(vec![add(&format!("disk{slot}"), &lent, disk.read_only)]).await;
         self.release(lent).await;
         added?;

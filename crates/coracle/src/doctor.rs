@@ -122,7 +122,6 @@ async fn others() -> Vec<Check> {
     let firecracker = FirecrackerConfig {
         program: program("CORACLE_FIRECRACKER_BIN", "firecracker"),
         kvm: Some(kvm_probe_of(None)),
-        jail: None,
     };
     let cloud_hypervisor = CloudHypervisorConfig {
         program: program("CORACLE_CLOUD_HYPERVISOR_BIN", "cloud-hypervisor"),

@@ -243,17 +243,6 @@ pub struct NodeArgs {
     /// Firecracker, for VMs that ask for it
     #[arg(long, env = "CORACLE_FIRECRACKER_BIN", default_value = "firecracker", value_name = "PROGRAM")]
     pub firecracker: PathBuf,
-    /// Its jailer; without one it is run bare
-    #[arg(long, env = "CORACLE_FIRECRACKER_JAILER", value_name = "PROGRAM")]
-    pub jailer: Option<PathBuf>,
-    /// User and group of jailed processes
-    #[arg(
-        long,
-        env = "CORACLE_FIRECRACKER_JAIL_USER",
-        value_name = "UID:GID",
-        default_value = "64999:64999"
-    )]
-    pub jail_user: String,
     /// Cloud Hypervisor, for VMs that ask for it
     #[arg(
         long,

@@ -5,6 +5,8 @@
 
 mod api;
 
+use std::fs::File;
+use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +18,14 @@ use api::Machine;
 
 /// Longest body of a request.
 const BODY_BYTES_MAX: usize = 4 << 20;
+
+/// The file of `fd=N`, which this process has inherited.
+fn inherited(value: &str) -> Option<File> {
+    let number = value.strip_prefix("fd=")?.parse().ok()?;
+    // SAFETY: the caller has opened it for this process, which takes it once.
+    #[allow(unsafe_code, reason = "the number comes as an argument")]
+    Some(unsafe { File::from_raw_fd(number) })
+}
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -30,7 +40,7 @@ fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             "--api-socket" => socket = path(args.next()),
-            "--event-monitor" => events = Some(path(args.next())),
+            "--event-monitor" => events = args.next().and_then(|value| inherited(&value)),
             other => {
                 eprintln!("error: unexpected argument '{other}' found");
                 return ExitCode::from(2);

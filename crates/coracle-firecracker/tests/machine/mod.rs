@@ -6,7 +6,7 @@ pub(crate) mod whole_life;
 
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Driver, DriverError, Nic, NicBackend, VmmConfig};
+use coracle_hypervisor::{Accelerator, Driver, DriverError, Jail, Nic, NicBackend, VmmConfig};
 use coracle_testkit::tools;
 use coracle_types::{MacAddr, VmId};
 
@@ -30,7 +30,10 @@ impl Machine {
         Some(Self { program, kernel: boot.kernel, initrd: boot.initrd })
     }
 
+    /// A VM that has the rights of the daemon.
     pub(crate) fn vmm_config(&self, name: &str, dir: &Path) -> VmmConfig {
+        // As daemons have it: what a jail is made of must be readable all the same.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         VmmConfig {
             id: VmId::of_name(&name.parse().unwrap()).into(),
             vcpus: 1.try_into().unwrap(),
@@ -49,6 +52,12 @@ impl Machine {
             uid: None,
         }
     }
+}
+
+/// As this VM, in a jail.
+pub(crate) fn jailed(vmm_config: VmmConfig) -> VmmConfig {
+    assert!(Jail::is_possible(), "this test runs as root of the host");
+    VmmConfig { uid: Some(Jail::uid_of(&vmm_config.id)), ..vmm_config }
 }
 
 /// A kernel that is not there ends the process, with `words` in the reason; a network without a tap starts none.

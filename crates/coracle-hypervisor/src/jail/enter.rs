@@ -4,13 +4,13 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags};
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid, UnshareFlags};
 
-use super::{Access, Prepared, Step};
+use super::{Access, PreparedJail, Step};
 
 /// Last capability of the kernel's interface (linux/capability.h, `CAP_CHECKPOINT_RESTORE`), with room for more; the
 /// kernel refuses those that it does not have.
@@ -18,7 +18,7 @@ const LAST_CAPABILITY: u32 = 63;
 /// Files that a VMM has open at once.
 const FILES_MAX: u64 = 4096;
 
-impl Prepared {
+impl PreparedJail {
     /// Namespaces of its own, and a process in them. Returns in the process that becomes the VMM, once `in_child` has run
     /// there with the host's `/proc` still in sight; its parent exits.
     pub(crate) fn enter(&self, in_child: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
@@ -64,9 +64,11 @@ impl Prepared {
         // Daemons keep their files to themselves; what is made here is for the VMM's user.
         let umask = rustix::process::umask(Mode::empty());
         for step in &self.steps {
-            take(step)?;
+            self.take(step)?;
         }
         rustix::process::umask(umask);
+        let devices = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOEXEC;
+        named("close", c"/dev", rustix::mount::mount_remount(c"dev", devices, c""))?;
         // The old root goes below the new one and is let go (pivot_root(2), "pivot_root(".", ".")").
         named("pivot_root", &self.root, rustix::process::pivot_root(c".", c"."))?;
         named("unmount", c"/", rustix::mount::unmount(c".", UnmountFlags::DETACH))?;
@@ -74,7 +76,59 @@ impl Prepared {
         named("mount", c"/proc", rustix::mount::mount(c"proc", c"/proc", c"proc", proc, None::<&CStr>))?;
         let read_only = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
         named("close", c"/", rustix::mount::mount_remount(c"/", read_only, c""))?;
-        named("enter", c"/", rustix::process::chdir(c"/"))
+        named("enter", &self.folder, rustix::process::chdir(&self.folder))
+    }
+
+    fn take(&self, step: &Step) -> io::Result<()> {
+        match step {
+            Step::Directory(path) => {
+                let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)) {
+                    Err(Errno::EXIST) => Ok(()),
+                    made => made,
+                };
+                named("make", path, made)
+            }
+            Step::File(path) => make_file(path, Mode::empty()).map(drop),
+            Step::Link(to, path) => named("link", path, rustix::fs::symlink(to, path)),
+            Step::Bind(from, path, access) => bind(from, path, *access),
+            Step::Memory(path, options) => {
+                // Device nodes are in one of them alone, and no other file can be made there.
+                let nodes = if path.as_c_str() == c"dev" { MountFlags::empty() } else { MountFlags::NODEV };
+                let flags = MountFlags::NOSUID | MountFlags::NOEXEC | nodes;
+                let options = Some(options.as_c_str());
+                named("mount", path, rustix::mount::mount(c"memory", path, c"tmpfs", flags, options))
+            }
+            Step::Sparse(path, bytes) => {
+                let file = make_file(path, Mode::RUSR | Mode::WUSR)?;
+                named("extend", path, rustix::fs::ftruncate(&file, *bytes))?;
+                named("give", path, rustix::fs::fchown(&file, Some(self.user().0), Some(self.user().1)))
+            }
+            Step::Node(from, path, number) => self.make_node(from, path, *number),
+            Step::Owned(at, path) => {
+                let Some(mount) = self.mounts.get(*at) else { return Err(io::ErrorKind::NotFound.into()) };
+                let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+                named("place", path, rustix::mount::move_mount(mount, c"", rustix::fs::CWD, path, flags))
+            }
+        }
+    }
+
+    /// A node of the VMM's own; where the host's container forbids that, the host's, with the rights that it has there.
+    fn make_node(&self, from: &CStr, path: &CStr, number: u64) -> io::Result<()> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        match rustix::fs::mknodat(rustix::fs::CWD, path, FileType::CharacterDevice, mode, number) {
+            Err(Errno::PERM) => {
+                make_file(path, Mode::empty())?;
+                bind(from, path, Access::Device)
+            }
+            made => {
+                named("make", path, made)?;
+                named("give", path, rustix::fs::chown(path, Some(self.user().0), Some(self.user().1)))
+            }
+        }
+    }
+
+    fn user(&self) -> (Uid, Gid) {
+        (Uid::from_raw(self.uid), Gid::from_raw(self.uid))
     }
 
     /// A user without rights, now and after execve(2).
@@ -83,7 +137,10 @@ impl Prepared {
         let limit = |number| Rlimit { current: Some(number), maximum: Some(number) };
         named("limit", c"core", rustix::process::setrlimit(Resource::Core, limit(0)))?;
         named("limit", c"files", rustix::process::setrlimit(Resource::Nofile, limit(FILES_MAX)))?;
-        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.uid));
+        if let Some(bytes) = self.file_bytes_max {
+            named("limit", c"file size", rustix::process::setrlimit(Resource::Fsize, limit(bytes)))?;
+        }
+        let (uid, gid) = self.user();
         let group = self.group.map(Gid::from_raw);
         named("set groups", c"", rustix::thread::set_thread_groups(group.as_slice()))?;
         named("set gid", c"", rustix::thread::set_thread_res_gid(gid, gid, gid))?;
@@ -112,29 +169,18 @@ fn fork_and_leave() -> io::Result<()> {
     }
 }
 
-fn take(step: &Step) -> io::Result<()> {
-    match step {
-        Step::Directory(path) => {
-            let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)) {
-                Err(Errno::EXIST) => Ok(()),
-                made => made,
-            };
-            named("make", path, made)
-        }
-        Step::File(path) => {
-            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-            named("make", path, rustix::fs::open(path, flags, Mode::empty()).map(drop))
-        }
-        Step::Link(to, path) => named("link", path, rustix::fs::symlink(to, path)),
-        Step::Bind(from, path, access) => {
-            named("bind", from, rustix::mount::mount_bind(from, path))?;
-            let flags = match access {
-                Access::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID,
-                Access::Device => MountFlags::NOSUID,
-            };
-            named("close", from, rustix::mount::mount_remount(path, MountFlags::BIND | flags, c""))
-        }
-    }
+fn make_file(path: &CStr, mode: Mode) -> io::Result<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    named("make", path, rustix::fs::open(path, flags, mode))
+}
+
+fn bind(from: &CStr, path: &CStr, access: Access) -> io::Result<()> {
+    named("bind", from, rustix::mount::mount_bind(from, path))?;
+    let flags = match access {
+        Access::ReadOnly => MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID,
+        Access::Device => MountFlags::NOSUID,
+    };
+    named("close", from, rustix::mount::mount_remount(path, MountFlags::BIND | flags, c""))
 }
 
 /// No program that is executed later gets a capability (capabilities(7)).

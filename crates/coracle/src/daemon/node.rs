@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_cri::{CriOptions, CriServer};
-use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver, Jail};
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
 use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, HostService, LegacyConfig};
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
 use coracle_hypervisor::{Accelerator, Drivers, KvmProbe};
@@ -164,7 +164,7 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     virtual_node::reach_registry(&mut config, args);
     let kvm = (args.accelerator == AcceleratorChoice::Auto)
         .then(|| kvm_probe_of(Some(state.join("accelerator.json"))));
-    let drivers = drivers(state, args, kvm)?;
+    let drivers = drivers(args, kvm);
     let options = StoreOptions { registries: config.registries.clone(), ..StoreOptions::default() };
     let images =
         Store::open(state.join("images"), options).map_err(|e| Failure::new(e.code(), e.to_string()))?;
@@ -191,29 +191,19 @@ fn registries_of(args: &NodeArgs) -> Result<Registries, Failure> {
 }
 
 /// QEMU, which runs everywhere, and beside it those that VMs may ask for.
-fn drivers(state: &Path, args: &NodeArgs, kvm: Option<KvmProbe>) -> miette::Result<Drivers> {
+fn drivers(args: &NodeArgs, kvm: Option<KvmProbe>) -> Drivers {
     // Without a question KVM counts as absent: these two cannot do without.
     let switched_off = KvmProbe { device: "/dev/null".into(), command: vec![], kept: None };
     let proof = kvm.clone().or(Some(switched_off));
-    let jail = match &args.jailer {
-        Some(program) => {
-            let owner =
-                args.jail_user.split_once(':').and_then(|(u, g)| Some((u.parse().ok()?, g.parse().ok()?)));
-            let owner =
-                owner.ok_or_else(|| Failure::usage("--jail-user is two numbers, like 64999:64999"))?;
-            Some(Jail { program: program.clone(), base: state.join("jails"), owner, parent_cgroup: None })
-        }
-        None => None,
-    };
-    let firecracker = FirecrackerConfig { program: args.firecracker.clone(), kvm: proof.clone(), jail };
+    let firecracker = FirecrackerConfig { program: args.firecracker.clone(), kvm: proof.clone() };
     let cloud_hypervisor = CloudHypervisorConfig { program: args.cloud_hypervisor.clone(), kvm: proof };
-    Ok(Drivers::new(
+    Drivers::new(
         Arc::new(QemuDriver::new(QemuConfig { program: args.qemu.clone(), kvm })),
         vec![
             Arc::new(FirecrackerDriver::new(firecracker)),
             Arc::new(CloudHypervisorDriver::new(cloud_hypervisor)),
         ],
-    ))
+    )
 }
 
 /// Kernel and initramfs of guests: named, or from the tool cache.

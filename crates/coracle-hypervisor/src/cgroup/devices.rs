@@ -1,0 +1,61 @@
+//! The block devices that disks of VMs lie on.
+
+use std::fmt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// Number of a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceNumber {
+    /// Its driver.
+    pub major: u32,
+    /// Which of the driver's.
+    pub minor: u32,
+}
+
+impl fmt::Display for DeviceNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// The whole block devices under these files, each once: limits are not for partitions. File systems without one, such as
+/// those in memory, have none.
+pub(super) fn of_disks<'a>(disks: impl Iterator<Item = &'a Path>) -> Vec<DeviceNumber> {
+    let mut found: Vec<_> = disks.filter_map(|disk| whole_device(number_under(disk)?)).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn number_under(disk: &Path) -> Option<DeviceNumber> {
+    let file = std::fs::metadata(disk).ok()?;
+    let number = if file.file_type().is_block_device() { file.rdev() } else { file.dev() };
+    Some(DeviceNumber { major: rustix::fs::major(number), minor: rustix::fs::minor(number) })
+}
+
+/// The device itself, or that of which it is a partition (Linux, Documentation/ABI/stable/sysfs-block).
+fn whole_device(number: DeviceNumber) -> Option<DeviceNumber> {
+    let dir = Path::new("/sys/dev/block").join(number.to_string()).canonicalize().ok()?;
+    if !dir.join("partition").exists() {
+        return Some(number);
+    }
+    let text = std::fs::read_to_string(dir.parent()?.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_device_count_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["a", "b"].map(|name| dir.path().join(name));
+        files.iter().for_each(|file| std::fs::write(file, "").unwrap());
+        assert!(of_disks(files.iter().map(AsRef::as_ref)).len() <= 1);
+        let none = [Path::new("/proc/self/status"), Path::new("/absent")];
+        assert_eq!(of_disks(none.into_iter()), []);
+    }
+}

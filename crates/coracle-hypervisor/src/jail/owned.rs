@@ -1,0 +1,139 @@
+//! Files of the host that a VMM finds as its own: bind mounts that map owners (mount_setattr(2), `MOUNT_ATTR_IDMAP`).
+//!
+//! Owner, mode and links of the file itself stay as they are: one image serves any number of VMMs, each of which sees its
+//! own user as the owner, and a mount that is read-only stays so whatever the owner may do.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::mount::OpenTreeFlags;
+use rustix::pipe::PipeFlags;
+use rustix::thread::UnshareFlags;
+
+/// User namespaces that map the owner of a file to the user of one VMM, by that owner.
+#[derive(Debug)]
+pub(super) struct Owners {
+    vmm: u32,
+    known: Vec<((u32, u32), OwnedFd)>,
+}
+
+impl Owners {
+    /// For a VMM with this uid and gid.
+    pub(super) fn of(vmm: u32) -> Self {
+        Self { vmm, known: Vec::new() }
+    }
+
+    /// A mount of `from`, a file or directory of the host, that is at no path yet. It is gone with its descriptor unless
+    /// it is moved to one. Blocking.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the kernel or the file system does not map owners, with the path.
+    pub(super) fn mount(&mut self, from: &Path, is_writable: bool) -> io::Result<OwnedFd> {
+        let named = |e: io::Error| {
+            io::Error::new(e.kind(), format!("map the owner of {} for a jail: {e}", from.display()))
+        };
+        let found = std::fs::metadata(from).map_err(named)?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let mount = rustix::mount::open_tree(rustix::fs::CWD, from, flags).map_err(|e| named(e.into()))?;
+        let owner = (found.uid(), found.gid());
+        let at = match self.known.iter().position(|(known, _)| *known == owner) {
+            Some(at) => at,
+            None => {
+                self.known.push((owner, user_namespace(owner, self.vmm).map_err(named)?));
+                self.known.len() - 1
+            }
+        };
+        set_attributes(&mount, &self.known[at].1, is_writable).map_err(named)?;
+        Ok(mount)
+    }
+}
+
+fn set_attributes(mount: &OwnedFd, owners: &OwnedFd, is_writable: bool) -> io::Result<()> {
+    let read_only = if is_writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let closed = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    let number = |fd: &OwnedFd| u64::try_from(fd.as_raw_fd()).map_err(io::Error::other);
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP | closed | read_only,
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: number(owners)?,
+    };
+    // SAFETY: both descriptors are open, and path and structure live over the call, which only reads them.
+    #[allow(unsafe_code, reason = "a system call without a wrapper")]
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of_val(&attributes),
+        )
+    };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A user namespace in which one user and group of the file system are those of the VMM. It needs a process that has been
+/// in it while it is set up (user_namespaces(7)).
+fn user_namespace(file: (u32, u32), vmm: u32) -> io::Result<OwnedFd> {
+    let (ready, is_ready) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let (wait, release) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let release_number = release.as_raw_fd();
+    // SAFETY: the child does nothing but system calls until it exits (signal-safety(7)).
+    #[allow(unsafe_code, reason = "fork has no safe form")]
+    let pid = match unsafe { libc::fork() } {
+        0 => child(&is_ready, &wait, release_number),
+        n if n < 0 => return Err(io::Error::last_os_error()),
+        pid => Holder { pid, release: Some(release) },
+    };
+    drop((is_ready, wait));
+    let mut outcome = [0; 4];
+    if rustix::io::read(&ready, &mut outcome)? != outcome.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    match i32::from_ne_bytes(outcome) {
+        0 => {}
+        error => return Err(io::Error::from_raw_os_error(error)),
+    }
+    let proc = Path::new("/proc").join(pid.pid.to_string());
+    for (name, id) in [("uid_map", file.0), ("gid_map", file.1)] {
+        std::fs::write(proc.join(name), format!("{id} {vmm} 1"))?;
+    }
+    File::open(proc.join("ns/user")).map(Into::into)
+}
+
+/// Enters a user namespace, reports it, and waits for the end of the pipe that it reads.
+fn child(is_ready: &OwnedFd, wait: &OwnedFd, release: i32) -> ! {
+    // SAFETY: this process has one thread, and its copy of the number is used by nothing else.
+    #[allow(unsafe_code, reason = "as of the fork before it")]
+    let made = unsafe {
+        libc::close(release);
+        rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER)
+    };
+    let error = made.map_or_else(|e| e.raw_os_error(), |()| 0);
+    let _parent_gone = rustix::io::write(is_ready, &error.to_ne_bytes());
+    let _end = rustix::io::read(wait, &mut [0]);
+    // SAFETY: ends the process without running anything of the daemon's.
+    #[allow(unsafe_code, reason = "the daemon's exit handlers must not run")]
+    unsafe {
+        libc::_exit(0)
+    }
+}
+
+/// The process that is in the namespace; it ends with this.
+struct Holder {
+    pid: i32,
+    release: Option<OwnedFd>,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.release.take());
+        if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
+            let _reaped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}
