@@ -8,8 +8,8 @@ mod machine;
 use std::io::{Seek as _, Write as _};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver, events};
-use coracle_hypervisor::{Driver as _, DriverError, Saved, bundle, remove_cgroup};
-use coracle_hypervisor_testing::{conformance, example};
+use coracle_hypervisor::{Driver as _, DriverError, Saved, Slots, VmmConfig, bundle, remove_cgroup};
+use coracle_hypervisor_testing::{check_jail, check_view, conformance, example};
 use coracle_testkit::tools;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
@@ -103,4 +103,21 @@ async fn saved_config_with_a_host_device_is_refused() {
     }
     assert_eq!(driver.find(&vmm_config).await.unwrap(), None, "no process was started for it");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jailed_vmm_sees_the_files_of_its_vm_alone() {
+    let machine = Machine::stand_in(example("view-of-cloud-hypervisor"));
+    let dir = tempfile::tempdir().unwrap();
+    let shape =
+        VmmConfig { slots: Slots { read_only: 1, writable: 1 }, ..machine.vmm_config("shape", dir.path()) };
+    let files = ["/run/saved", "/run/slot0", "/run/slot1", "/vmm/kernel", "/vmm/initrd"];
+    check_view(&driver(&machine), &shape, &machine.program, &files).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cloud_hypervisor_runs_in_a_jail() {
+    let machine = stand_in();
+    let dir = tempfile::tempdir().unwrap();
+    check_jail(&driver(&machine), &jailed(machine.vmm_config("jailed", dir.path()))).await;
 }

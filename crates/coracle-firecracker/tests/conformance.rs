@@ -5,8 +5,8 @@
 mod machine;
 
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
-use coracle_hypervisor::{Driver as _, remove_cgroup};
-use coracle_hypervisor_testing::{conformance, example};
+use coracle_hypervisor::{Driver as _, Slots, VmmConfig, remove_cgroup};
+use coracle_hypervisor_testing::{check_jail, check_view, conformance, example};
 use coracle_testkit::tools;
 use tokio::io::AsyncReadExt as _;
 
@@ -74,4 +74,21 @@ async fn console_survives_readers_that_come_and_go() {
     let mut rest = Vec::new();
     again.read_to_end(&mut rest).await.unwrap();
     assert!(process.is_alive().is_ok_and(|alive| !alive), "the stream ended with the process");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jailed_vmm_sees_the_files_of_its_vm_alone() {
+    let machine = Machine::stand_in(example("view-of-firecracker"));
+    let dir = tempfile::tempdir().unwrap();
+    let shape =
+        VmmConfig { slots: Slots { read_only: 1, writable: 1 }, ..machine.vmm_config("shape", dir.path()) };
+    let files = ["/run/saved", "/run/slot0", "/run/slot1", "/vmm/kernel", "/vmm/initrd", "/vmm/vmm.log"];
+    check_view(&driver(&machine), &shape, &machine.program, &files).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn firecracker_runs_in_a_jail() {
+    let machine = stand_in();
+    let dir = tempfile::tempdir().unwrap();
+    check_jail(&driver(&machine), &jailed(machine.vmm_config("jailed", dir.path()))).await;
 }

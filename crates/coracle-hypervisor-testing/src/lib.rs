@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use coracle_hypervisor::{Accelerator, VmmConfig};
 use coracle_types::VmId;
 
-pub use self::jail::check_jail;
+pub use self::jail::{check_jail, check_view};
 pub use self::network::AddressOnly;
 
 /// Smallest VMM config of a VM called `name`: one vCPU, 128 MiB, TCG, no disk and no NIC. Its paths do not exist.

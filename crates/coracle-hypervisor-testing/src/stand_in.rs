@@ -3,5 +3,6 @@
 
 mod guest;
 pub mod server;
+pub mod view;
 
 pub use self::guest::Guest;

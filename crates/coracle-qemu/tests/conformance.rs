@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Jail, MachineType, VmmConfig, remove_cgroup};
-use coracle_hypervisor_testing::{check_jail, conformance};
+use coracle_hypervisor_testing::{check_jail, check_view, conformance, example, sample_vmm_config};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_testkit::tools;
 use coracle_types::VmId;
@@ -98,4 +98,18 @@ async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
         other => panic!("the VMM should have exited: {other:?}"),
     }
     assert_eq!(driver.find(&vmm_config).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jailed_vmm_sees_the_files_of_its_vm_alone() {
+    let program = example("view-of-qemu");
+    let dir = tempfile::tempdir().unwrap();
+    let [kernel, initrd] = ["kernel", "initrd"].map(|name| dir.path().join(name));
+    for file in [&kernel, &initrd] {
+        std::fs::write(file, "").unwrap();
+    }
+    let shape = VmmConfig { kernel: kernel.clone(), initrd: initrd.clone(), ..sample_vmm_config("shape") };
+    let driver = QemuDriver::new(QemuConfig { program: program.clone(), kvm: None });
+    let files = [kernel.to_str().unwrap(), initrd.to_str().unwrap()];
+    check_view(&driver, &shape, &program, &files).await;
 }
