@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use coracle_hypervisor::{Accelerator, Drivers, Jail, Probe, VmmConfig};
+use coracle_hypervisor::{Accelerator, Drivers, Probe, VmmConfig, jail_parts};
 use coracle_image::Store;
 use coracle_net::Network;
 use coracle_types::{Clock, InstanceId, Op, VmId, VmState};
@@ -54,14 +54,24 @@ mod snapshots;
 mod templates;
 mod volumes;
 
-/// Whether VMMs can run in jails here. Where they cannot, they have the rights of the daemon, and the log says why.
-async fn can_jail(state_dir: &Path) -> bool {
-    let root = state_dir.join("jail-probe");
-    let probed = files::blocking(move || Jail::probe(&root)).await;
-    if let Err(error) = &probed {
-        tracing::warn!(%error, "VMMs cannot run in jails here and have the rights of the daemon");
+/// The parts of the jail of VMMs that cannot be made here, each with the reason, which the log has, too; and whether VMMs
+/// run in jails: else they have the rights of the daemon.
+async fn look_at_jail(config: &HostConfig) -> (bool, Vec<String>) {
+    if !config.jail {
+        let reason = "jail: VMMs have the rights of the node, which is not root of the host";
+        return (false, vec![reason.to_owned()]);
     }
-    probed.is_ok()
+    let root = config.state_dir.join("jail-probe");
+    let probed = files::blocking(move || Ok::<_, std::io::Error>(jail_parts(&root))).await;
+    let parts = probed.unwrap_or_default();
+    let mut missing = Vec::new();
+    for part in &parts {
+        if let Some(reason) = &part.missing {
+            tracing::warn!(part = part.name, reason, "part of the jail of VMMs cannot be made");
+            missing.push(format!("{}: {reason}", part.name));
+        }
+    }
+    (parts.first().is_some_and(|jail| jail.missing.is_none()), missing)
 }
 
 /// Events that a watcher may lag behind before it must list again.
@@ -91,6 +101,8 @@ struct Inner {
     addresses: Arc<SharedAddresses>,
     /// What each driver can do here, the default first.
     probes: Vec<(&'static str, Probe)>,
+    /// Parts of the jail of VMMs that cannot be made here.
+    jail_missing: Vec<String>,
     directory: Mutex<Directory>,
     tasks: Mutex<JoinSet<()>>,
     /// Held for life: one daemon per state directory.
@@ -119,7 +131,8 @@ impl Host {
         let lock = lock(&config.state_dir)
             .await
             .map_err(state(format!("lock {}: is another node using it?", config.state_dir.display())))?;
-        let config = HostConfig { jail: config.jail && can_jail(&config.state_dir).await, ..config };
+        let (jail, jail_missing) = look_at_jail(&config).await;
+        let config = HostConfig { jail, ..config };
         let driver = drivers.into();
         let mut probes = Vec::new();
         for one in driver.all() {
@@ -169,6 +182,7 @@ impl Host {
             snapshots,
             addresses,
             probes,
+            jail_missing,
             directory: Mutex::default(),
             tasks: Mutex::default(),
             lock,
@@ -256,6 +270,12 @@ impl Host {
     #[must_use]
     pub fn probes(&self) -> &[(&'static str, Probe)] {
         &self.0.probes
+    }
+
+    /// Parts of the jail of VMMs that cannot be made here, each with the reason.
+    #[must_use]
+    pub fn jail_missing(&self) -> &[String] {
+        &self.0.jail_missing
     }
 
     /// Name of the driver that runs this VM.

@@ -166,6 +166,13 @@ pub fn remove_cgroup(id: &InstanceId, parent: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
+/// Controllers of ours that this host does not have, as version 2 names them.
+pub(crate) fn missing_controllers() -> io::Result<Vec<&'static str>> {
+    let hierarchies = hierarchies()?;
+    let is_there = |name: &&str| hierarchies.iter().any(|one| one.controllers.contains(name));
+    Ok(CONTROLLERS.into_iter().filter(|name| !is_there(name)).collect())
+}
+
 /// The hierarchies of this host with controllers of ours; version 2 alone where it has them all.
 fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;

@@ -13,6 +13,7 @@ mod bounds;
 mod disks;
 mod enter;
 mod owned;
+mod parts;
 mod running;
 
 use std::ffi::CString;
@@ -29,6 +30,7 @@ use coracle_types::InstanceId;
 
 pub use self::bounds::{allow_file_bytes, can_bound_files};
 pub use self::disks::{attach_to_jail, detach_from_jail, share_with_jail};
+pub use self::parts::{JailPart, jail_parts};
 
 use self::owned::Owners;
 use crate::cgroup::{self, Limits};
@@ -43,6 +45,8 @@ const UIDS: u32 = 1 << 27;
 /// Directories of the host with programs and libraries, which every jail has. Where distributions have links instead, so
 /// has the jail.
 const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache"];
+/// The user namespace of a process.
+const USER_NAMESPACE: &str = "/proc/self/ns/user";
 /// Devices that a VMM may open, where the host has them.
 const DEVICES: [&str; 4] = ["/dev/kvm", "/dev/null", "/dev/zero", "/dev/urandom"];
 
@@ -204,27 +208,28 @@ impl Jail {
     }
 
     /// Enters a jail once and runs nothing of use in it: what the checks of [`Jail::is_possible`] do not show, such as
-    /// mounts that a container forbids. `root` is made and removed. Blocking.
+    /// mounts that a container forbids. True: it had a user namespace of its own. `root` is made and removed. Blocking.
     ///
     /// # Errors
     /// With the reason why VMMs cannot run in jails here.
-    pub fn probe(root: &Path) -> io::Result<()> {
+    pub fn probe(root: &Path) -> io::Result<bool> {
         if !Self::is_possible() {
             let why = format!("only root makes jails, where uids up to {} exist", FIRST_UID + UIDS - 1);
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         let jail = Self { root: root.to_owned(), ..Self::with(FIRST_UID) };
         let prepared = jail.prepare(&InstanceId::new("probe", 0))?;
-        let mut command = Command::new("/bin/true");
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut command = Command::new("/bin/readlink");
+        command.arg(USER_NAMESPACE).env_clear().stdin(Stdio::null()).stderr(Stdio::null());
         // SAFETY: as of `launch::prepare_child`.
         #[allow(unsafe_code, reason = "pre_exec has no safe form")]
         unsafe {
             command.pre_exec(move || prepared.enter(|| Ok(())));
         }
-        let outcome = command.status().map(drop);
+        let outcome = command.output();
         std::fs::remove_dir(root)?;
-        outcome
+        let own = std::fs::read_link(USER_NAMESPACE)?;
+        outcome.map(|output| String::from_utf8_lossy(&output.stdout).trim() != own.to_string_lossy())
     }
 
     /// The uid of an instance. Two instances may have the same one; who makes an instance makes another instead.
@@ -284,7 +289,9 @@ impl Jail {
             add_parents(&mut steps, inside)?;
             match entry {
                 Entry::Link(to) if !must_be => {
+                    // It leads to another of these directories.
                     steps.push(Step::Link(c(&to)?, c(inside)?));
+                    seen.push(path);
                     continue;
                 }
                 Entry::Directory => steps.push(Step::Directory(c(inside)?)),
@@ -399,7 +406,7 @@ mod tests {
     fn steps_of_a_root_table() {
         let jail = Jail {
             root: "/state/root".into(),
-            read_only: vec!["/boot/vmlinuz".into(), "/usr/bin/vmm".into()],
+            read_only: vec!["/boot/vmlinuz".into(), "/usr/bin/vmm".into(), "/lib/vmm".into()],
             owned: vec![owned("/images/a", "/run/slot0", false), owned("/saving", "/run/saved", true)],
             run_dir: Some(vec![("slot0".into(), 1 << 40)]),
             devices: vec!["/dev/net/tun".into(), "/dev/absent".into()],
@@ -455,7 +462,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("probe");
         for _ in 0..2 {
-            Jail::probe(&root).unwrap();
+            assert!(Jail::probe(&root).unwrap(), "a user namespace of its own");
             assert!(!root.exists());
         }
     }

@@ -31,8 +31,8 @@ pub use driver::{Driver, Probe, end_vmms};
 pub use drivers::Drivers;
 pub use error::DriverError;
 pub use jail::{
-    JAIL_BOOT_FILES, JAIL_RUN_DIR, JAIL_SAVED_DIR, Jail, OwnedFile, PreparedJail, allow_file_bytes,
-    attach_to_jail, can_bound_files, detach_from_jail, share_with_jail, slot_in_jail,
+    JAIL_BOOT_FILES, JAIL_RUN_DIR, JAIL_SAVED_DIR, Jail, JailPart, OwnedFile, PreparedJail, allow_file_bytes,
+    attach_to_jail, can_bound_files, detach_from_jail, jail_parts, share_with_jail, slot_in_jail,
 };
 pub use kvm::run_payload as run_kvm_payload;
 pub use memory::{MemoryFile, SealedFile};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
-use coracle_hypervisor::{Accelerator, Driver, Jail, Probe};
+use coracle_hypervisor::{Accelerator, Driver, JailPart, Probe, jail_parts};
 use coracle_qemu::{QemuConfig, QemuDriver};
 use serde::Serialize;
 
@@ -72,8 +72,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     checks.push(guest_kernel());
     checks.push(uefi(coracle_host::uefi().map(|(code, _)| code)));
     checks.push(network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists()));
-    checks
-        .push(jail(Jail::probe(&std::env::temp_dir().join(format!("coracle-jail-{}", std::process::id())))));
+    checks.extend(jail_parts(&jail_probe(&global.state())).into_iter().map(jail));
     checks.push(node(global).await);
     print(&args.output, &checks)?;
     let broken = checks.iter().any(|c| c.result == CheckResult::Missing);
@@ -141,18 +140,30 @@ async fn others() -> Vec<Check> {
     ]
 }
 
-/// Whether VMMs are users without rights, each with a root of its own.
-fn jail(probe: std::io::Result<()>) -> Check {
-    let name = "jail";
-    match probe {
-        Ok(()) => {
-            Check::new(name, CheckResult::Good, "each QEMU has a user, namespaces and a root of its own", "")
-        }
-        Err(error) => Check::new(
-            name,
+/// A directory to try a jail in: where the node's is, since not every file system maps owners.
+fn jail_probe(state: &Path) -> PathBuf {
+    let temporary = std::env::temp_dir();
+    let dir = if state.is_dir() { state } else { &temporary };
+    dir.join(format!("jail-probe-{}", std::process::id()))
+}
+
+/// Whether VMMs have this part of their jail.
+fn jail(part: JailPart) -> Check {
+    match part.missing {
+        None => Check::new(part.name, CheckResult::Good, part.what, ""),
+        Some(reason) => Check::new(part.name, CheckResult::Limited, reason, part.help),
+    }
+}
+
+/// What the node says of itself; its jail may lack parts that this command's would have.
+fn node_detail(found: String, jail_missing: &[String]) -> Check {
+    match jail_missing {
+        [] => Check::new("node", CheckResult::Good, found, ""),
+        parts => Check::new(
+            "node",
             CheckResult::Limited,
-            format!("VMMs have the rights of the node: {error}"),
-            "run the node as root of the host; in a container, with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID",
+            format!("{found}; not in its jails: {}", parts.join("; ")),
+            "see the rows of the jail",
         ),
     }
 }
@@ -286,7 +297,7 @@ async fn node(global: &Global) -> Check {
                 info.vms,
                 if info.subnet.is_empty() { "networks of their own" } else { &info.subnet }
             );
-            Check::new(name, CheckResult::Good, detail, "")
+            node_detail(detail, &info.jail_missing)
         }
         Err(status) => {
             let failure = Failure::from(status);
@@ -308,6 +319,10 @@ mod tests {
 
     fn probe(accelerator: Option<Accelerator>, reason: &str) -> Probe {
         Probe { accelerator, version: "7.2.22".into(), reason: reason.into() }
+    }
+
+    fn part(missing: Option<String>) -> JailPart {
+        JailPart { name: "jail file length", what: "bounded", missing, help: "give it" }
     }
 
     #[test]
@@ -339,6 +354,10 @@ mod tests {
             network(false, false),
             uefi(None),
             uefi(Some("/usr/share/OVMF/OVMF_CODE.fd".into())),
+            jail(part(None)),
+            jail(part(Some("no CAP_SYS_RESOURCE".into()))),
+            node_detail("here".into(), &[]),
+            node_detail("here".into(), &["jail cgroup: read-only".into()]),
         ];
         for check in all {
             assert_eq!(check.help.is_empty(), check.result == CheckResult::Good, "{check:?}");

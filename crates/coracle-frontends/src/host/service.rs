@@ -84,6 +84,7 @@ impl HostRpc for HostService {
             network_mode: host.network().mode().to_owned(),
             subnet: host.network().subnet().map(|s| s.to_string()).unwrap_or_default(),
             uptime_seconds: self.started.elapsed().as_secs(),
+            jail_missing: host.jail_missing().to_vec(),
         }))
     }
 

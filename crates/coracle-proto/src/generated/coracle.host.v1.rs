@@ -259,6 +259,9 @@ pub struct InfoResponse {
     pub subnet: ::prost::alloc::string::String,
     #[prost(uint64, tag = "15")]
     pub uptime_seconds: u64,
+    /// Parts of the jail of VMMs that this node cannot make, each with the reason. Empty: it makes all.
+    #[prost(string, repeated, tag = "16")]
+    pub jail_missing: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DriverInfo {
