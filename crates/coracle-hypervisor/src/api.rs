@@ -203,3 +203,29 @@ impl ApiSocket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_without_an_answer_ends_at_its_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("api.sock");
+        let _silent = UnixListener::bind(&socket).unwrap();
+        let api = ApiSocket::at(&socket, |_| None);
+        let memory = Duration::from_secs(300);
+        for (api, want) in [(api.clone(), CALL_LIMIT), (api.within(memory), memory)] {
+            let began = Instant::now();
+            let refused = api.call(Method::PUT, "/actions", None).await.unwrap_err();
+            assert!(
+                matches!(refused, ApiError::TimedOut { seconds, .. } if seconds == want.as_secs()),
+                "{refused}"
+            );
+            assert_eq!(began.elapsed().as_secs(), want.as_secs());
+        }
+    }
+}

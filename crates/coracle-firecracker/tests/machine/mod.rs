@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod hanging;
 pub(crate) mod whole_life;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +22,13 @@ impl Machine {
     /// A stand-in, which only looks whether its kernel is there.
     pub(crate) fn stand_in(program: PathBuf) -> Self {
         Self { kernel: program.clone(), initrd: program.clone(), program }
+    }
+
+    /// A stand-in that never answers calls of this name.
+    pub(crate) fn that_hangs_at(self, call: &str, dir: &Path) -> Self {
+        let program = dir.join(format!("hangs-at-{call}"));
+        std::os::unix::fs::symlink(&self.program, &program).unwrap();
+        Self { program, ..self }
     }
 
     /// The real program, where the environment names one.

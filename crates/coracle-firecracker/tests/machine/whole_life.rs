@@ -15,7 +15,7 @@ use coracle_types::{Clock, VmState};
 
 use super::Machine;
 
-const IMAGE: &str = "localhost/test/sleeper:1";
+pub(super) const IMAGE: &str = "localhost/test/sleeper:1";
 
 /// create → boot → pause → resume → snapshot → kill → restore → graceful stop → delete, twice: what a node makes for
 /// itself is there after the first time.
@@ -36,7 +36,7 @@ pub(crate) fn leaves_nothing(machine: &Machine, driver: impl Fn() -> Arc<dyn Dri
     });
 }
 
-async fn open(machine: &Machine, driver: Arc<dyn Driver>, dir: &std::path::Path) -> Host {
+pub(super) async fn open(machine: &Machine, driver: Arc<dyn Driver>, dir: &std::path::Path) -> Host {
     let state = dir.join("state");
     std::fs::create_dir_all(&state).unwrap();
     let mut config = HostConfig::new(state.clone(), machine.kernel.clone(), machine.initrd.clone());

@@ -36,6 +36,9 @@ async fn answer(
     handle: Handle,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    if hangs_at(&path) {
+        std::future::pending::<()>().await;
+    }
     let (status, body) = match Limited::new(request.into_body(), limit).collect().await {
         Ok(body) => {
             let body = body.to_bytes();
@@ -48,6 +51,13 @@ async fn answer(
     let mut response = Response::new(Full::new(bytes));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     Ok(response)
+}
+
+/// Whether this program never answers a call of this path: one whose name ends with `hangs-at-` and the path's last part.
+fn hangs_at(path: &str) -> bool {
+    let program = std::env::args().next().unwrap_or_default();
+    let word = program.rsplit_once("hangs-at-").map(|(_, word)| word);
+    word.is_some_and(|word| path.rsplit('/').next() == Some(word))
 }
 
 /// Runs [`serve`] on a runtime of its own with the handler that `make` makes there; returns the exit code.

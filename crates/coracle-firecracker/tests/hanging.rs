@@ -1,0 +1,30 @@
+//! A VMM that accepts calls of its API and never answers.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
+
+mod machine;
+
+use std::sync::Arc;
+
+use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
+use coracle_hypervisor_testing::example;
+
+use machine::Machine;
+use machine::hanging::{is_deleted_while_it_starts, is_stopped_while_it_runs};
+
+fn driver(machine: &Machine) -> FirecrackerDriver {
+    FirecrackerDriver::new(FirecrackerConfig { program: machine.program.clone(), kvm: None })
+}
+
+#[test]
+fn vmm_that_hangs_at_its_start_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = Machine::stand_in(example("fake-firecracker")).that_hangs_at("actions", dir.path());
+    is_deleted_while_it_starts(&machine, || Arc::new(driver(&machine)));
+}
+
+#[test]
+fn vmm_that_hangs_while_it_runs_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = Machine::stand_in(example("fake-firecracker")).that_hangs_at("vm", dir.path());
+    is_stopped_while_it_runs(&machine, || Arc::new(driver(&machine)));
+}
