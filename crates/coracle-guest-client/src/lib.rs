@@ -3,6 +3,7 @@
 //! A session begins with the agent's [hello](read_hello), and the host sends nothing before it has read it. A connection
 //! is used for one session; it ends by `shutdown(2)`, which the guest sees at once.
 
+mod budget;
 mod error;
 mod hello;
 
@@ -23,6 +24,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
+pub use self::budget::Budget;
 pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
 

@@ -3,6 +3,7 @@
 
 mod containers;
 pub mod guest;
+mod hostile;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -49,6 +50,17 @@ const FIRST_FAKE_PID: u32 = 1 << 23;
 /// How many there were in this program.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
+/// What a guest has sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Bytes of output.
+    pub bytes: u64,
+    /// Messages.
+    pub messages: u64,
+    /// Sessions that were opened.
+    pub sessions: u64,
+}
+
 impl FakeMachines {
     /// No machines yet; guests answer at once.
     #[must_use]
@@ -87,6 +99,15 @@ impl FakeMachines {
     pub fn crash(&self, id: &InstanceId) -> bool {
         let machine = lock(&self.running).remove(id);
         machine.map(|m| m.gone.send_replace(true)).is_some()
+    }
+
+    /// What the guest of a VM has sent in streams of sessions since a container of it is hostile (`hostile WORD`).
+    pub fn sent(&self, id: &InstanceId) -> Option<Sent> {
+        let running = lock(&self.running);
+        let misdeeds = running.get(id)?.guest.misdeeds();
+        let [bytes, messages, sessions] = [&misdeeds.bytes, &misdeeds.messages, &misdeeds.sessions]
+            .map(|count| count.load(Ordering::Relaxed));
+        Some(Sent { bytes, messages, sessions })
     }
 
     /// Ends the machine of a process, whosever it is.

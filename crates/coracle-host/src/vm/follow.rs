@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use coracle_guest_client::{Backoff, GuestClient};
+use coracle_guest_client::{Backoff, Budget, GuestClient};
 use coracle_hypervisor::VmmConfig;
 use coracle_proto::guest as pb;
 use tokio::sync::watch;
@@ -50,6 +50,7 @@ pub(super) async fn run(
 ) {
     let log = outputs.log;
     let (mut session, mut backoff) = (first, Backoff::new());
+    let mut budget = Budget::new();
     loop {
         // A paused guest sends no hello.
         if paused.wait_for(|paused| !paused).await.is_err() {
@@ -71,16 +72,16 @@ pub(super) async fn run(
         let exit = match &outputs.containers {
             Some((logs, statistics)) => {
                 tokio::select! {
-                    () = session::follow(&client, logs, statistics, &shared.node.clock, &reports) => {}
+                    () = session::follow(&client, logs, statistics, &shared.node.clock, &reports, &mut budget) => {}
                     () = pulse(&client, &paused) => {}
                 }
                 None
             }
-            None => follow_session(&client, boot, &log, &paused).await,
+            None => follow_session(&client, boot, &log, &paused, &mut budget).await,
         };
         if let Some(exit) = exit {
             reports.send(RunEvent::Exited(exit)).await;
-            let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log)).await;
+            let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log, &mut budget)).await;
             reports.send(RunEvent::Drained).await;
             return;
         }
@@ -100,10 +101,11 @@ async fn follow_session(
     boot: u32,
     log: &Arc<Mutex<LogWriter>>,
     paused: &watch::Receiver<bool>,
+    budget: &mut Budget,
 ) -> Option<Exit> {
     let wait = async { client.wait_workload().await.ok().flatten() };
     let output = async {
-        if pump_logs(client, boot, log).await {
+        if pump_logs(client, boot, log, budget).await {
             std::future::pending::<()>().await; // all read; the exit follows
         }
     };
@@ -129,12 +131,18 @@ async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
 
 /// Copies output into the log from where it ends. True when the guest said that
 /// this was all, false when the session broke.
-async fn pump_logs(client: &GuestClient, boot: u32, log: &Arc<Mutex<LogWriter>>) -> bool {
+async fn pump_logs(
+    client: &GuestClient,
+    boot: u32,
+    log: &Arc<Mutex<LogWriter>>,
+    budget: &mut Budget,
+) -> bool {
     let from_offset = log.lock().unwrap_or_else(PoisonError::into_inner).resume_offset(boot);
     let Ok(mut chunks) = client.logs(from_offset).await else { return false };
     loop {
         match chunks.message().await {
             Ok(Some(chunk)) => {
+                budget.output(chunk.data.len()).await;
                 let stream = match chunk.stream() {
                     pb::Stream::Stderr => LogStream::Stderr,
                     pb::Stream::Stdout | pb::Stream::Unspecified => LogStream::Stdout,

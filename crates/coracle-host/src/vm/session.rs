@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coracle_guest_client::Budget;
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_frame::Message;
 use coracle_types::Clock;
@@ -13,19 +14,24 @@ use super::text::bounded;
 use crate::{Exit, GuestClient};
 use coracle_lifecycle::{ContainerEnd, RunEvent};
 
-/// Follows the containers of one session until it breaks. An end is reported when all output is in the log.
+/// Follows the containers of one session until it breaks, as fast as the guest's budget allows. An end is reported when all output is in the log.
 pub(super) async fn follow(
     client: &GuestClient,
     logs: &ContainerLogs,
     statistics: &watch::Sender<Option<Arc<pb::Statistics>>>,
     clock: &Clock,
     reports: &Reports,
+    budget: &mut Budget,
 ) {
     // Dropped with this future, which ends the guest's stream.
     let (_open, closed) = oneshot::channel::<()>();
     let open = async { drop(closed.await) };
     let Ok(mut frames) = client.session(logs.next_offsets(), open).await else { return };
     while let Ok(Some(frame)) = frames.message().await {
+        match &frame.message {
+            Some(Message::Output(output)) => budget.output(output.data.len()).await,
+            Some(_) | None => budget.event().await,
+        }
         match frame.message {
             Some(Message::Output(output)) => logs.append(&output),
             Some(Message::Started(started)) => {

@@ -5,6 +5,7 @@ mod accelerator;
 mod adopted;
 mod containers;
 mod full_disk;
+mod hostile;
 mod names;
 mod network;
 mod shared_dirs;

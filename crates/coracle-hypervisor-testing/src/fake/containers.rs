@@ -2,6 +2,8 @@
 //! memory, `missing` cannot run; everything else runs until it is stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coracle_proto::guest as pb;
@@ -12,6 +14,8 @@ use futures_util::stream::BoxStream;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
+
+use super::hostile::{Hostility, Misdeeds};
 
 /// Between two reports.
 const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
@@ -27,15 +31,29 @@ struct Container {
 
 /// All of them, by id.
 #[derive(Clone, Debug)]
-pub(super) struct Containers(watch::Sender<BTreeMap<String, Container>>);
+pub(super) struct Containers(watch::Sender<BTreeMap<String, Container>>, Arc<Misdeeds>);
 
 impl Default for Containers {
     fn default() -> Self {
-        Self(watch::Sender::new(BTreeMap::new()))
+        Self(watch::Sender::new(BTreeMap::new()), Arc::default())
     }
 }
 
 impl Containers {
+    /// What it has done to the host.
+    pub(super) fn misdeeds(&self) -> &Misdeeds {
+        &self.1
+    }
+
+    /// Waits for as long as a container freezes the guest.
+    pub(super) async fn thawed(&self) {
+        let mut all = self.0.subscribe();
+        let freezes = |all: &BTreeMap<String, Container>| {
+            all.values().any(|one| one.hostility() == Some(Hostility::Freeze))
+        };
+        let _gone = all.wait_for(|all| !freezes(all)).await;
+    }
+
     pub(super) fn create(&self, request: pb::CreateContainerRequest) -> Result<(), Status> {
         if request.id.is_empty() || request.process.as_ref().is_none_or(|p| p.argv.is_empty()) {
             return Err(Status::invalid_argument("a container needs an id and a command"));
@@ -140,9 +158,12 @@ impl Containers {
             return Err(Status::invalid_argument("the first message is not `resume`"));
         };
         let (frames, stream) = mpsc::channel(8);
-        let all = self.0.subscribe();
+        let (all, misdeeds) = (self.0.subscribe(), self.1.clone());
+        misdeeds.sessions.fetch_add(1, Ordering::Relaxed);
+        let hostile = hostile(self.0.subscribe(), frames.clone(), misdeeds);
         let serve = async move {
             tokio::select! {
+                () = hostile => {}
                 _ = async { while let Ok(Some(_)) = input.message().await {} } => {}
                 () = follow(all, resume.from_offsets, &frames) => {}
                 () = report(&frames) => {}
@@ -161,6 +182,13 @@ impl Containers {
 }
 
 impl Container {
+    /// What the guest does while this container runs: `hostile WORD`.
+    fn hostility(&self) -> Option<Hostility> {
+        let argv = &self.request.process.as_ref()?.argv;
+        let [first, word] = argv.as_slice() else { return None };
+        (first == "hostile" && self.state == WorkloadState::Running).then(|| Hostility::of(word)).flatten()
+    }
+
     fn end(&mut self, code: i32, oom_killed: bool) {
         self.state = WorkloadState::Exited;
         let exit = pb::ExitStatus { code, signal: (code - 128).max(0), ..Default::default() };
@@ -174,7 +202,22 @@ impl Container {
     }
 }
 
-type Frames = mpsc::Sender<Result<pb::GuestFrame, Status>>;
+/// Does what the first hostile container says; nothing without one.
+async fn hostile(
+    mut all: watch::Receiver<BTreeMap<String, Container>>,
+    frames: Frames,
+    misdeeds: Arc<Misdeeds>,
+) {
+    let found = |all: &BTreeMap<String, Container>| {
+        all.iter().find_map(|(id, container)| Some((id.clone(), container.hostility()?)))
+    };
+    let chosen = all.wait_for(|all| found(all).is_some()).await.ok().and_then(|all| found(&all));
+    if let Some((id, hostility)) = chosen {
+        hostility.act(&id, &frames, &misdeeds).await;
+    }
+}
+
+pub(super) type Frames = mpsc::Sender<Result<pb::GuestFrame, Status>>;
 
 async fn follow(
     mut all: watch::Receiver<BTreeMap<String, Container>>,
@@ -230,6 +273,6 @@ async fn report(frames: &Frames) {
     }
 }
 
-async fn send(frames: &Frames, message: Message) -> Result<(), ()> {
+pub(super) async fn send(frames: &Frames, message: Message) -> Result<(), ()> {
     frames.send(Ok(pb::GuestFrame { message: Some(message) })).await.map_err(drop)
 }

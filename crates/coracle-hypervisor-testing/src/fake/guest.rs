@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::containers::Containers;
+use super::hostile::Misdeeds;
 
 /// The outside of a pretended guest.
 #[derive(Debug)]
@@ -27,6 +28,7 @@ pub struct Handle {
     sessions: mpsc::Sender<UnixStream>,
     state: watch::Sender<GuestState>,
     paused: watch::Sender<bool>,
+    containers: Containers,
 }
 
 /// How far a guest has come: all the memory that it has.
@@ -69,6 +71,11 @@ impl Handle {
         let (host, guest) = UnixStream::pair()?;
         self.sessions.try_send(guest).map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
         Ok(host)
+    }
+
+    /// What a hostile container has done to the host.
+    pub(super) fn misdeeds(&self) -> &Misdeeds {
+        self.containers.misdeeds()
     }
 
     /// A console on which nothing is ever said.
@@ -115,8 +122,9 @@ pub fn start(
     let (sessions, mut incoming) = mpsc::channel::<UnixStream>(4);
     let paused = watch::Sender::new(saved.is_some());
     let state = watch::Sender::new(saved.unwrap_or_default());
+    let containers = Containers::default();
     let guest =
-        FakeGuest { state: state.clone(), containers: Containers::default(), power_off: Arc::new(power_off) };
+        FakeGuest { state: state.clone(), containers: containers.clone(), power_off: Arc::new(power_off) };
     let held = paused.subscribe();
     let serve = async move {
         tokio::time::sleep(boot_time).await;
@@ -133,7 +141,7 @@ pub fn start(
         reason = "owned by the machine's stop token, as a guest by its VMM"
     )]
     tokio::spawn(async move { stop.run_until_cancelled(serve).await });
-    Handle { sessions, state, paused }
+    Handle { sessions, state, paused, containers }
 }
 
 /// Does nothing while the CPUs are held.
@@ -175,6 +183,7 @@ type Reply<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Guest for FakeGuest {
     async fn status(&self, _: Request<pb::StatusRequest>) -> Reply<pb::StatusResponse> {
+        self.containers.thawed().await;
         let state = self.state.borrow().clone();
         let workload = match (&state.exit, state.started) {
             (Some(_), _) => pb::WorkloadState::Exited,
@@ -378,6 +387,7 @@ impl Guest for FakeGuest {
         &self,
         request: Request<pb::StopContainerRequest>,
     ) -> Reply<pb::StopContainerResponse> {
+        self.containers.thawed().await;
         let exit = self.containers.stop(&request.into_inner().id)?;
         Ok(Response::new(pb::StopContainerResponse { exit: Some(exit) }))
     }
@@ -458,6 +468,7 @@ impl Guest for FakeGuest {
     }
 
     async fn shutdown(&self, _: Request<pb::ShutdownRequest>) -> Reply<pb::ShutdownResponse> {
+        self.containers.thawed().await;
         let power_off = self.power_off.clone();
         #[expect(
             clippy::disallowed_methods,
